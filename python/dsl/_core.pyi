@@ -1,0 +1,272 @@
+"""Typed face of the extension module. Kept equal to the built module by ``mypy.stubtest``."""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Literal, TypeAlias, final
+
+__version__: str
+
+def build_info() -> dict[str, str]:
+    """Version, target triple and profile of the extension."""
+
+class EngineError(Exception):
+    """Base of every error that the engine raises."""
+
+class SpecError(EngineError):
+    """The launch spec cannot be started as written (an empty argv, a NUL byte, a worker without a source)."""
+
+class LimitError(EngineError):
+    """A limit of this machine is too low for the group; the message names it and the number needed."""
+
+class BindingError(EngineError):
+    """A core list or NUMA node cannot be applied on this machine."""
+
+_Path: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
+
+@final
+class Stdio:
+    """Where one standard stream of a worker goes."""
+
+    @staticmethod
+    def inherit() -> Stdio:
+        """The same stream of this process."""
+    @staticmethod
+    def null() -> Stdio:
+        """``/dev/null``."""
+    @staticmethod
+    def file(path: _Path, *, append: bool = False) -> Stdio:
+        """A file the worker writes directly (created with mode 0640; truncated unless ``append``)."""
+    @staticmethod
+    def fd(fd: int) -> Stdio:
+        """A descriptor of this process. It stays the caller's and must stay open until the worker has started."""
+    @staticmethod
+    def pipe() -> Stdio:
+        """A pipe read by the engine; bytes arrive as `Output` events."""
+    @staticmethod
+    def stdout() -> Stdio:
+        """For stderr only: the same open file as the worker's stdout, in order."""
+
+@final
+class WorkerSpec:
+    """One worker: what to execute and how. Immutable."""
+
+    def __init__(
+        self,
+        argv: Sequence[str | bytes],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: _Path | None = None,
+        stdin: Stdio | None = None,
+        stdout: Stdio | None = None,
+        stderr: Stdio | None = None,
+        cpus: Sequence[int] | None = None,
+        mempolicy: tuple[Literal["bind", "preferred", "interleave", "local"], Sequence[int]] | None = None,
+        foreground: bool = False,
+    ) -> None:
+        """``argv[0]`` is looked up on the worker's ``PATH`` when it holds no slash.
+
+        ``env`` is laid over the group's environment (later wins). ``stdin`` defaults to null, ``stdout``
+        and ``stderr`` to inherit. ``cpus``: CPUs the worker is bound to; ``mempolicy``: NUMA policy and
+        nodes (both must lie in what this process may use). ``foreground`` leaves the worker in the
+        terminal's foreground process group, so that it can read from the terminal; at most one worker may.
+        """
+    @property
+    def argv(self) -> list[str]: ...
+
+@final
+class LaunchSpec:
+    """Everything the engine needs to start and end one worker group. Immutable; holds no decisions."""
+
+    def __init__(
+        self,
+        workers: Sequence[WorkerSpec],
+        *,
+        env: Mapping[str, str] | None = None,
+        on_failure: Literal["stop", "report"] = "stop",
+        grace_s: float = 30.0,
+    ) -> None:
+        """``env``: environment of every worker (default: this process's, now).
+
+        ``on_failure``: what a failed worker (non-zero code, signal, failed exec) means for the others.
+        ``grace_s``: seconds between the stop signal and SIGKILL, one deadline for the whole group.
+        Raises `SpecError`.
+        """
+    def __len__(self) -> int: ...
+
+@final
+class Exit:
+    """How one worker ended."""
+
+    @property
+    def worker(self) -> int:
+        """Index in `LaunchSpec.workers`."""
+    @property
+    def pid(self) -> int:
+        """Process id; 0 when the worker never started."""
+    @property
+    def code(self) -> int | None:
+        """Exit code 0-255, or None when a signal ended it or it never ran."""
+    @property
+    def signal(self) -> int | None:
+        """Number of the signal that ended it."""
+    @property
+    def core_dumped(self) -> bool: ...
+    @property
+    def exec_stage(self) -> str | None:
+        """The step that failed when the worker never ran: ``exec``, ``chdir``, ``stdio``, ``affinity``, ``mempolicy``, ``spawn``..."""
+    @property
+    def exec_errno(self) -> int | None:
+        """errno of that step."""
+    @property
+    def exec_path(self) -> str | None:
+        """The path that could not be executed or opened."""
+    @property
+    def status(self) -> int:
+        """Shell convention: the code, 128 + signal, 127 (not found) or 126 (found, not executable) for a failed exec."""
+    @property
+    def order(self) -> int:
+        """Position in the order in which the kernel reported the deaths of this group, from 0."""
+    @property
+    def caused_by_stop(self) -> bool:
+        """True for a death after we had begun to signal the worker: a victim, never a cause."""
+    @property
+    def cpu_user_s(self) -> float: ...
+    @property
+    def cpu_system_s(self) -> float: ...
+    @property
+    def max_rss_bytes(self) -> int: ...
+    @property
+    def started_ns(self) -> int:
+        """CLOCK_REALTIME nanoseconds when exec had succeeded; 0 when it never ran."""
+    @property
+    def ended_ns(self) -> int:
+        """CLOCK_REALTIME nanoseconds when the death was noticed."""
+
+@final
+class Started:
+    """The worker's program is running (exec has succeeded)."""
+
+    @property
+    def worker(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def time_ns(self) -> int: ...
+
+@final
+class Exited:
+    """The worker ended, or could not be started. Reported exactly once a worker."""
+
+    @property
+    def exit(self) -> Exit: ...
+
+@final
+class Output:
+    """Bytes a worker wrote to a stream routed through `Stdio.pipe`; empty at end of file."""
+
+    @property
+    def worker(self) -> int: ...
+    @property
+    def stream(self) -> Literal[1, 2]: ...
+    @property
+    def data(self) -> bytes: ...
+
+@final
+class SignalReceived:
+    """A signal reached this job (only in an agent, see `Guard`)."""
+
+    @property
+    def signum(self) -> int: ...
+    @property
+    def action(self) -> Literal["forward", "stop", "ignore"]: ...
+    @property
+    def from_terminal(self) -> bool: ...
+
+@final
+class Stopping:
+    """The group is being stopped."""
+
+    @property
+    def reason(self) -> Literal["failure", "request", "signal", "guard_lost"]: ...
+    @property
+    def signum(self) -> int:
+        """Signal that was sent to the workers."""
+    @property
+    def grace_s(self) -> float: ...
+
+@final
+class Killing:
+    """The deadline has passed: every process of the group gets SIGKILL."""
+
+    @property
+    def workers(self) -> list[int]:
+        """Indices of the workers that were still alive."""
+    @property
+    def tier(self) -> Literal["cgroup", "scan"]: ...
+
+@final
+class Ended:
+    """Last event of a group: every worker has ended and nothing of it is left, but for `survivors`."""
+
+    @property
+    def first_failure(self) -> Exit | None:
+        """The earliest death that we did not cause."""
+    @property
+    def stop_signal(self) -> int | None:
+        """Signal by which the user ended the job, if so."""
+    @property
+    def stragglers(self) -> int:
+        """Descendants that outlived their worker and were ended by us."""
+    @property
+    def survivors(self) -> list[tuple[int, str, str]]:
+        """(pid, state, name) of processes that SIGKILL did not end in time (state D, another user's)."""
+
+Event: TypeAlias = Started | Exited | Output | SignalReceived | Stopping | Killing | Ended
+
+@final
+class Supervisor:
+    """Starts, watches and ends one worker group at a time. One engine thread does the work.
+
+    Within somebody's Python it takes no signal and reaps nobody else's children. In an agent (a process
+    under a `Guard`) it also takes the signals of the job and reaps orphans.
+    """
+
+    def __init__(self, *, guard: Guard | None = None) -> None: ...
+    def start(self, spec: LaunchSpec) -> None:
+        """Check limits, then begin to spawn. Raises `LimitError`, `BindingError`, `EngineError` before anything is started."""
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        """Next events, in order; an empty list after ``timeout_s``. Python signal handlers run while waiting."""
+    def signal(self, signum: int, worker: int | None = None) -> None:
+        """Send a signal to one worker's process group, or to all."""
+    def stop(self, *, signum: int = 15, grace_s: float | None = None) -> None:
+        """Begin to stop the group (default grace: the spec's). Called again, it can only shorten the grace."""
+    def kill(self) -> None:
+        """SIGKILL to every process of the group, now."""
+    def close(self) -> None:
+        """Kill what is left, wait for it, and end the engine thread. Idempotent."""
+
+@final
+class Guard:
+    """The process that the shell sees: forwards signals, keeps the exit code, ends orphans of a dead agent."""
+
+    def __init__(self, name: str) -> None:
+        """Become subreaper, block and take the signals of the job. Call in a single-threaded process, then fork."""
+    def supervise(self, agent_pid: int) -> int:
+        """In the parent of the fork: wait for the agent, forwarding signals. Returns the exit code for the command."""
+    def enter_agent(self) -> None:
+        """In the child of the fork: own process group, subreaper, watch the guard."""
+    @property
+    def job_id(self) -> str:
+        """Random token that every process of the job carries in ``DSL_JOB_ID``."""
+    @property
+    def pid(self) -> int:
+        """The guard's pid."""
+
+def parse_core_list(text: str) -> list[int]:
+    """``"0,2-4"`` -> [0, 2, 3, 4]. Strictly ascending, no overlap. Raises ValueError naming the part that is wrong."""
+
+def format_core_list(cpus: Sequence[int]) -> str:
+    """[0, 2, 3, 4] -> ``"0,2-4"``."""
+
+def allowed_cpus() -> list[int]:
+    """CPUs this process may use (sched_getaffinity), ascending."""

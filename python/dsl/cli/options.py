@@ -1,0 +1,251 @@
+"""The options of the commands: DeepSpeed's of every version, and ours, which both commands share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from dsl.errors import NumNodesError
+from dsl.model import DEFAULT_GRACE_S, DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LEVELS
+from dsl.plan.filters import parse_num_nodes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Help with defaults, as wide as the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        # Without a width argparse imports shutil to learn it, whenever an option is added.
+        super().__init__(prog, max_help_position=32, width=_terminal_width())
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shown = action.default not in (None, False, "", -1, "None", argparse.SUPPRESS)
+        return f"{action.help} (default: %(default)s)" if shown else action.help
+
+
+def _terminal_width() -> int:
+    try:
+        columns = int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size().columns
+    except (ValueError, OSError):
+        columns = 80
+    return max(columns - 2, 40)
+
+
+class _GivenAction(argparse.Action):
+    """Store the value, and in ``NAME_given`` that it was given: a default that is spelled out is a wish."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002  the signature is argparse's
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002  as above
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        setattr(namespace, f"{self.dest}_given", True)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser for ``OPTIONS SCRIPT ARGUMENTS`` that never looks at what follows the script.
+
+    argparse alone does: it refuses ``train.py --n 3`` because ``--n`` could stand for several of its options.
+    """
+
+    def __init__(self, prog: str, usage: str, description: str) -> None:
+        super().__init__(prog=prog, usage=usage, description=description, formatter_class=HelpFormatter)
+
+    def parse_script_args(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse up to the script; the rest becomes ``user_args``, unchanged. Exits with 2 for bad usage.
+
+        As with argparse, the first ``--`` is a separator if it stands before the script or right after it.
+        """
+        end = self._find_script(argv) + 1
+        own, rest = argv[:end], argv[end:]
+        namespace = self.parse_args(own)
+        namespace.user_args = list(rest[1:] if rest[:1] == ["--"] and "--" not in own else rest)
+        return namespace
+
+    def _find_script(self, argv: Sequence[str]) -> int:
+        """Index of the first word that is neither an option nor its value. Faults are left to argparse."""
+        index = 0
+        while index < len(argv):
+            word = argv[index]
+            if word == "--":
+                return index + 1
+            action, has_value = self._read_option(word)
+            if action is None and (word[:1] != "-" or word == "-" or self._is_value(word)):
+                return index
+            takes_next = action is not None and action.nargs is None and not has_value
+            index += 2 if takes_next else 1
+        return index
+
+    def _is_value(self, word: str) -> bool:
+        return " " in word or self._negative_number_matcher.match(word) is not None
+
+    def _read_option(self, word: str) -> tuple[argparse.Action | None, bool]:
+        """The last option that argparse sees in a word, if any, and whether the word holds its value too."""
+        actions = self._option_string_actions
+        name, equals, _ = word.partition("=")
+        if name in actions:
+            return actions[name], bool(equals)
+        if name.startswith("--"):
+            matches = [action for option, action in actions.items() if option.startswith(name)]
+            return (matches[0] if len(matches) == 1 else None), bool(equals)
+        action = None
+        if word[:1] == "-":
+            for index, letter in enumerate(word[1:], start=2):  # flags may be joined: -qH PATH
+                action = actions.get(f"-{letter}")
+                if action is None or action.nargs is None:
+                    return action, index < len(word)
+        return action, False
+
+
+def node_count(text: str) -> int | str:
+    """``N`` as a number; ``MIN:MAX`` as it stands, until it is known whether the job is elastic."""
+    try:
+        least, _ = parse_num_nodes(text, elastic_training=True)
+    except NumNodesError:
+        raise argparse.ArgumentTypeError(f"invalid int value, nor MIN:MAX: {text!r}") from None
+    return text if ":" in text else least
+
+
+def seconds(text: str) -> float:
+    """A duration in seconds, zero or more."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be 0 or more seconds: {text!r}")
+    return value
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """Options of ours, the same in every command."""
+    group = parser.add_argument_group("options of dsl")
+    group.add_argument(
+        "--grace",
+        "--shutdown_timeout",
+        type=seconds,
+        default=DEFAULT_GRACE_S,
+        metavar="SECONDS",
+        help="time between asking the workers to stop and killing them",
+    )
+
+
+def add_resource_options(parser: argparse.ArgumentParser) -> None:
+    """DeepSpeed's choice of hosts, slots and meeting point."""
+    add = parser.add_argument_group("where to run").add_argument
+    add(
+        "-H",
+        "--hostfile",
+        type=str,
+        default=DEFAULT_HOSTFILE,
+        metavar="PATH",
+        help="file of lines 'HOST slots=N'; without it the job runs on this machine",
+    )
+    add("-i", "--include", type=str, default="", metavar="FILTER", help="use only HOST[:SLOT,...][@HOST...]")
+    add(
+        "-e",
+        "--exclude",
+        type=str,
+        default="",
+        metavar="FILTER",
+        help="use all but HOST[:SLOT,...][@HOST...]",
+    )
+    add(
+        "--num_nodes",
+        type=node_count,
+        default=-1,
+        metavar="N",
+        help="use the first N hosts; MIN:MAX if elastic",
+    )
+    add("--num_gpus", "--num_accelerators", type=int, default=-1, metavar="N", help="workers on each host")
+    add(
+        "--master_port",
+        action=_GivenAction,
+        type=int,
+        default=DEFAULT_MASTER_PORT,
+        metavar="PORT",
+        help="where the workers meet; another is chosen if the default is taken, 0 chooses always",
+    )
+    parser.set_defaults(master_port_given=False)
+    add("--master_addr", type=str, default="", metavar="ADDRESS", help="address of the first host")
+    add("--min_elastic_nodes", type=int, default=-1, metavar="N", help="with --elastic_training")
+    add("--max_elastic_nodes", type=int, default=-1, metavar="N", help="with --elastic_training")
+    add("--elastic_training", action="store_true", help="let nodes join and leave")
+    add("--autotuning", type=str, default="", choices=["tune", "run"], help="look for the best configuration")
+
+
+def add_remote_options(parser: argparse.ArgumentParser) -> None:
+    """DeepSpeed's ways to reach other hosts."""
+    add = parser.add_argument_group("several hosts").add_argument
+    add(
+        "--no_ssh",
+        action="store_true",
+        help="start only this host's workers; the same command runs on each host",
+    )
+    add("--node_rank", type=int, default=-1, metavar="RANK", help="with --no_ssh: place of this host, from 0")
+    add("--no_ssh_check", action="store_true", help="do not try the hosts first")
+    add("--force_multi", action="store_true", help="treat even one host as remote")
+    add(
+        "--launcher",
+        type=str,
+        default="pdsh",
+        metavar="NAME",
+        help="pdsh, openmpi, mvapich, slurm, mpich, impi",
+    )
+    add("--launcher_args", type=str, default="", metavar="WORDS", help="more arguments for the launcher")
+    add("--ssh_port", type=int, default=None, metavar="PORT", help="port of the hosts' ssh servers")
+    add("--venv_script", type=str, default=None, metavar="PATH", help="script to source on each host first")
+
+
+def add_worker_options(parser: argparse.ArgumentParser) -> None:
+    """DeepSpeed's choice of what a worker is."""
+    add = parser.add_argument_group("workers").add_argument
+    add("--module", action="store_true", help="run the script as 'python -m' does")
+    add("--no_python", action="store_true", help="run the script itself, without python")
+    add("--no_local_rank", action="store_true", help="do not pass --local_rank=N to the script")
+    add("--bind_cores_to_rank", action="store_true", help="give each worker its own cores and their memory")
+    add(
+        "--bind_core_list",
+        type=str,
+        default=None,
+        metavar="LIST",
+        help="the cores to give, such as 0-27,32-59",
+    )
+    add(
+        "--enable_each_rank_log",
+        type=str,
+        default="None",
+        metavar="DIR",
+        help="write the output of each worker to its own file here",
+    )
+    add("--save_pid", action="store_true", help="keep the pid of the supervisor in TMPDIR/PID.deepspeed")
+    add(
+        "--log_level",
+        type=str,
+        default="info",
+        choices=list(LEVELS),
+        help="how much dsl says about what it does",
+    )
+    add("-q", "--quiet", action="store_true", help="the same as --log_level error")
+
+
+def deepspeed_parser(prog: str) -> Parser:
+    """The parser of DeepSpeed's runner: every flag of every version, with its default."""
+    parser = Parser(
+        prog,
+        usage="%(prog)s [OPTIONS] SCRIPT [ARGUMENTS]",
+        description="Run a training script on every slot of this machine, or of several.",
+    )
+    add_resource_options(parser)
+    add_remote_options(parser)
+    add_worker_options(parser)
+    add_common_options(parser)
+    parser.add_argument("user_script", metavar="SCRIPT", help="what each worker runs")
+    parser.add_argument(
+        "user_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
+    )
+    return parser

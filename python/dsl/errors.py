@@ -1,0 +1,118 @@
+"""Every error that `dsl` reports to its user, with the exit code of the command.
+
+::
+
+    DslError                        1
+    |-- PidFileError                1    the pid file cannot be made
+    |-- ProgramError
+    |   |-- ProgramNotFoundError    127
+    |   `-- ProgramNotExecutableError 126
+    `-- UsageError                  2
+        |-- OptionError             2    options that exclude or need one another (ValueError)
+        |-- NumNodesError           2    --num_nodes (RuntimeError, ValueError)
+        |-- HostfileError           2    (ValueError)
+        |-- FilterError             2    --include, --exclude, and counts that leave too little (ValueError)
+        |-- WorldInfoError          2    (ValueError)
+        |-- AcceleratorError        2    DS_ACCELERATOR, LOCAL_SIZE (ValueError)
+        |-- NoDevicesError          2    (RuntimeError)
+        |-- BindingError            2    core lists and core binding (ValueError)
+        |-- PortError               2    the master port is taken
+        |-- ScriptError             2    the script does not exist
+        |-- LogDirError             2    (ValueError)
+        |-- LauncherError           2    --launcher names no launcher (NotImplementedError)
+        `-- UnsupportedError        2    understood, but not in this version
+            `-- MultiNodeError      2    the same, for jobs on several hosts
+
+Where DeepSpeed raises a builtin exception for the same mistake, ours is one of those too, so that the
+except clauses of its users keep working. The text of an error is one line: what, where, and how to mend it.
+"""
+
+from __future__ import annotations
+
+
+class DslError(Exception):
+    """Base of every error meant for the user."""
+
+    exit_code = 1
+
+
+class PidFileError(DslError):
+    """The file of ``--save_pid`` exists already or cannot be written."""
+
+
+class ProgramError(DslError):
+    """The program of ``--no_python`` cannot be executed."""
+
+    exit_code = 126
+
+
+class ProgramNotFoundError(ProgramError):
+    """The program of ``--no_python`` does not exist, or is not on ``PATH``."""
+
+    exit_code = 127
+
+
+class ProgramNotExecutableError(ProgramError):
+    """The program of ``--no_python`` exists but may not be executed."""
+
+
+class UsageError(DslError):
+    """The command line, a file it names or the environment asks for something that cannot be done."""
+
+    exit_code = 2
+
+
+class OptionError(UsageError, ValueError):
+    """Options that exclude one another, or one that needs another."""
+
+
+class NumNodesError(UsageError, RuntimeError, ValueError):
+    """``--num_nodes`` is not a count, nor the MIN:MAX of an elastic job."""
+
+
+class HostfileError(UsageError, ValueError):
+    """The hostfile cannot be read, or a line of it is malformed."""
+
+
+class FilterError(UsageError, ValueError):
+    """A filter is malformed, names an unknown host or slot, or leaves nothing to start."""
+
+
+class WorldInfoError(UsageError, ValueError):
+    """A world info is not the URL-safe base64 of a JSON object of hosts and slots."""
+
+
+class AcceleratorError(UsageError, ValueError):
+    """``DS_ACCELERATOR`` or ``LOCAL_SIZE`` holds a value that means nothing."""
+
+
+class NoDevicesError(UsageError, RuntimeError):
+    """The chosen accelerator has no device on this machine."""
+
+
+class BindingError(UsageError, ValueError):
+    """A core list is malformed, or cores cannot be given to every worker."""
+
+
+class PortError(UsageError):
+    """The master port cannot be used."""
+
+
+class ScriptError(UsageError):
+    """The Python script does not exist or cannot be read."""
+
+
+class LogDirError(UsageError, ValueError):
+    """The directory of ``--enable_each_rank_log`` is a file or cannot be made."""
+
+
+class LauncherError(UsageError, NotImplementedError):
+    """``--launcher`` names no launcher."""
+
+
+class UnsupportedError(UsageError):
+    """A request that is understood but that this version does not serve."""
+
+
+class MultiNodeError(UnsupportedError):
+    """A job on several hosts, or on one that is not this machine."""

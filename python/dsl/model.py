@@ -1,0 +1,140 @@
+"""The data that flows from the command line to the engine: `Request` -> `Plan` -> `NodePlan`.
+
+All of it is frozen, and none of it touches the machine.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Literal, TypeAlias
+
+    MemoryMode: TypeAlias = Literal["bind", "preferred", "interleave", "local"]
+    MemoryPolicy: TypeAlias = tuple[MemoryMode, Sequence[int]]
+
+DEFAULT_HOSTFILE = "/job/hostfile"
+DEFAULT_MASTER_PORT = 29500
+DEFAULT_GRACE_S = 30.0
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+"""Words of ``--log_level`` and how much each weighs."""
+
+
+@record
+class Notice:
+    """Something to tell the user before the workers start.
+
+    ``level`` is a word of `LEVELS`; ``text`` one line.
+    """
+
+    level: str
+    text: str
+
+
+@record
+class Request:
+    """What the user asked for, before anything is looked up. None means "not said"."""
+
+    script: str
+    script_args: tuple[str, ...] = ()
+    module: bool = False
+    no_python: bool = False
+    no_local_rank: bool = False
+    hostfile: str = DEFAULT_HOSTFILE
+    include: str = ""
+    exclude: str = ""
+    num_nodes: int | None = None
+    max_nodes: int | None = None
+    num_gpus: int | None = None
+    master_addr: str = ""
+    master_port: int | None = None
+    node_rank: int | None = None
+    launcher: str = "pdsh"
+    launcher_args: str = ""
+    no_ssh: bool = False
+    no_ssh_check: bool = False
+    force_multi: bool = False
+    ssh_port: int | None = None
+    venv_script: str | None = None
+    save_pid: bool = False
+    log_dir: str | None = None
+    autotuning: str = ""
+    elastic_training: bool = False
+    min_elastic_nodes: int | None = None
+    max_elastic_nodes: int | None = None
+    bind_cores_to_rank: bool = False
+    bind_core_list: str | None = None
+    log_level: str = "info"
+    grace_s: float = DEFAULT_GRACE_S
+
+
+@record
+class Node:
+    """A host that takes part in the job, and the slots it gives. Its place in the plan is its node rank."""
+
+    host: str
+    slots: tuple[int, ...]
+
+
+@record
+class Plan:
+    """What is decided for the whole job, the same on every node but for ``node_rank``.
+
+    ``visible_devices`` replaces the slot ids in the visible-devices variable, for devices that have no
+    number (``GPU-...``, ``MIG-...``) and for devices that the user has hidden.
+    """
+
+    nodes: tuple[Node, ...]
+    node_rank: int
+    accelerator: str
+    master_addr: str
+    master_port: int
+    visible_devices: str | None = None
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers over all nodes."""
+        return sum([len(node.slots) for node in self.nodes])
+
+
+@record
+class WorkerPlan:
+    """One worker: what to execute and how. ``env`` is laid over the environment of its node.
+
+    ``cpus`` are the CPUs it is bound to (None: not bound), ``mempolicy`` the memory policy and its NUMA
+    nodes. ``log_path`` takes stdout and stderr together (None: the console).
+    """
+
+    rank: int
+    local_rank: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cpus: tuple[int, ...] | None = None
+    mempolicy: MemoryPolicy | None = None
+    log_path: str | None = None
+
+
+@record
+class NodePlan:
+    """Everything one node starts, with no decision left.
+
+    ``env`` is the whole environment of every worker but for its delta. ``grace_s`` lies between the stop
+    signal and SIGKILL. ``pid_file`` is to hold the agent's pid while the job runs (None: not asked for).
+    """
+
+    host: str
+    node_rank: int
+    workers: tuple[WorkerPlan, ...]
+    env: Mapping[str, str]
+    master_addr: str
+    master_port: int
+    world_size: int
+    grace_s: float = DEFAULT_GRACE_S
+    pid_file: str | None = None
+    log_dir: str | None = None
+    log_level: str = "info"
+    notices: tuple[Notice, ...] = ()

@@ -1,0 +1,295 @@
+"""`Request` -> `Plan` -> `NodePlan`, in the order of decisions of DeepSpeed's runner."""
+
+from __future__ import annotations
+
+from dsl._record import replace
+from dsl.errors import (
+    FilterError,
+    HostfileError,
+    LauncherError,
+    MultiNodeError,
+    OptionError,
+    UnsupportedError,
+)
+from dsl.model import DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, Node, NodePlan, Notice, Plan, WorkerPlan
+from dsl.plan.devices import ACCELERATORS, find_devices, visible_override, visible_slots
+from dsl.plan.environ import POD_ENVIRONMENT_PATH, node_environment, parse_pod_environment, worker_environment
+from dsl.plan.filters import apply_filters, trim
+from dsl.plan.logs import rank_log_path
+from dsl.plan.port import choose_port
+from dsl.plan.program import worker_command
+from dsl.plan.world import assign_ranks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.model import Request
+    from dsl.plan.binding import Binding
+    from dsl.plan.devices import Devices
+    from dsl.plan.host import Host
+
+LOCAL_NAME = "localhost"
+LOCAL_ADDRESS = "127.0.0.1"
+LAUNCHERS = ("pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi")
+
+
+def build_plan(request: Request, environ: Mapping[str, str], host: Host) -> Plan:
+    """Decide which hosts and slots take part and where their workers meet.
+
+    Raises:
+        UsageError: of the kind that fits; `MultiNodeError` when other hosts would have to be reached.
+    """
+    _check_options(request)
+    notices = _unused_options(request)
+    pool = _read_pool(request, host, notices)
+    devices = find_devices(environ, host.count_cuda, host.numa_nodes)
+    shown = _shown_devices(request, pool, devices, notices)
+    _check_counts(request, pool)
+    if shown:
+        active = {LOCAL_NAME: visible_slots(devices, shown)}
+    else:
+        active = apply_filters(pool or {LOCAL_NAME: devices.slots}, request.include, request.exclude)
+    _refuse_unsupported(request)
+    active = trim(
+        active,
+        request.num_nodes,
+        request.num_gpus,
+        checked=devices.accelerator != "cpu",
+        source=request.hostfile,
+    )
+    if not any(active.values()):
+        raise FilterError(f"nothing is left to start: {_filter_text(request)} leaves no slot")
+    node_rank = _own_node_rank(request, list(active), from_hostfile=pool is not None, host=host)
+    master_addr = _master_address(request, list(active), from_hostfile=pool is not None, notices=notices)
+    master_port = _master_port(request, len(active), node_rank, host, notices)
+    return Plan(
+        nodes=tuple([Node(name, tuple(slots)) for name, slots in active.items()]),
+        node_rank=node_rank,
+        accelerator=devices.accelerator,
+        master_addr=master_addr,
+        master_port=master_port,
+        visible_devices=visible_override(devices, shown),
+        notices=tuple(notices),
+    )
+
+
+def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], host: Host) -> NodePlan:
+    """Decide every worker of this node.
+
+    Raises:
+        BindingError: the cores cannot be given to the workers as asked.
+    """
+    node = plan.nodes[plan.node_rank]
+    ranks = assign_ranks([len(each.slots) for each in plan.nodes])[plan.node_rank]
+    if not ranks:
+        raise FilterError(
+            f"host {node.host!r} has no slots in {request.hostfile}, this node has nothing to start"
+        )
+    bindings = _bind(request, len(ranks), environ, host) if request.bind_cores_to_rank else None
+    env = node_environment(
+        plan,
+        environ,
+        visible_variable=ACCELERATORS[plan.accelerator].visible_variable,
+        pod=_pod_environment(host),
+        threads=len(bindings[0].cpus) if bindings else None,
+    )
+    return NodePlan(
+        host=node.host,
+        node_rank=plan.node_rank,
+        workers=_workers(request, ranks, bindings, host),
+        env=env,
+        master_addr=plan.master_addr,
+        master_port=plan.master_port,
+        world_size=plan.world_size,
+        grace_s=request.grace_s,
+        pid_file=f"{host.temp_dir}/{host.pid}.deepspeed" if request.save_pid else None,
+        log_dir=request.log_dir,
+        log_level=request.log_level,
+        notices=plan.notices + _binding_notices(ranks, bindings),
+    )
+
+
+def _workers(
+    request: Request, ranks: range, bindings: Sequence[Binding] | None, host: Host
+) -> tuple[WorkerPlan, ...]:
+    command = worker_command(request, host.executable)
+    stamp = host.stamp() if request.log_dir is not None else ""
+    workers = []
+    for local_rank, rank in enumerate(ranks):
+        own = () if request.no_local_rank else (f"--local_rank={local_rank}",)
+        binding = bindings[local_rank] if bindings else None
+        workers.append(
+            WorkerPlan(
+                rank,
+                local_rank,
+                (*command, *own, *request.script_args),
+                worker_environment(rank, local_rank),
+                binding.cpus if binding else None,
+                binding.mempolicy if binding else None,
+                rank_log_path(request.log_dir, stamp, rank) if request.log_dir is not None else None,
+            )
+        )
+    return tuple(workers)
+
+
+def _check_options(request: Request) -> None:
+    if request.no_python and request.module:
+        raise OptionError("don't use both the '--no_python' flag and the '--module' flag at the same time")
+    if request.elastic_training and not request.master_addr:
+        raise OptionError("master addr is required when elastic training is enabled, give --master_addr")
+    if request.elastic_training and request.no_local_rank:
+        raise OptionError("--no_local_rank cannot be used with --elastic_training, leave one of them out")
+    least, most = request.num_nodes, request.max_nodes
+    if most is not None and (least is None or not 1 <= least <= most):
+        raise OptionError(f"--num_nodes {least}:{most}: MIN must be at least 1, and MAX at least MIN")
+
+
+def _unused_options(request: Request) -> list[Notice]:
+    notices = []
+    if request.node_rank is not None and not request.no_ssh:
+        notices.append(Notice("warning", "--node_rank has no effect without --no_ssh"))
+    if request.bind_core_list is not None and not request.bind_cores_to_rank:
+        notices.append(Notice("warning", "--bind_core_list has no effect without --bind_cores_to_rank"))
+    return notices
+
+
+def _read_pool(request: Request, host: Host, notices: list[Notice]) -> dict[str, range] | None:
+    path = request.hostfile
+    try:
+        text = host.read_text(path)
+    except OSError as error:
+        raise HostfileError(f"{path}: hostfile cannot be read: {(error.strerror or '').lower()}") from None
+    if text is None:
+        level = "debug" if path == DEFAULT_HOSTFILE else "warning"
+        notices.append(
+            Notice(
+                level, f"unable to find hostfile {path}, will proceed with training with local resources only"
+            )
+        )
+        return None
+    from dsl.plan.hostfile import parse_hostfile
+
+    return {name: range(slots) for name, slots in parse_hostfile(text.split("\n"), path).items()}
+
+
+def _shown_devices(
+    request: Request, pool: Mapping[str, range] | None, devices: Devices, notices: list[Notice]
+) -> tuple[str, ...]:
+    """Devices that the visible-devices variable picks; none where a hostfile or an option picks them."""
+    if pool is not None:
+        return ()
+    option = _picking_option(request)
+    if devices.visible:
+        fate = f"but ignoring it because {option} was given" if option else "and using only those devices"
+        notices.append(Notice("info", f"detected {devices.visible_setting} {fate}"))
+    elif devices.size_from_environment and not request.num_gpus:
+        notices.append(Notice("info", f"LOCAL_SIZE={len(devices.slots)} sets the number of workers"))
+    return () if option else devices.visible or ()
+
+
+def _picking_option(request: Request) -> str:
+    if request.include or request.exclude:
+        return "--include" if request.include else "--exclude"
+    if (request.num_nodes or 0) > 1:
+        return "--num_nodes"
+    return "--num_gpus" if (request.num_gpus or 0) > 0 else ""
+
+
+def _check_counts(request: Request, pool: Mapping[str, range] | None) -> None:
+    counted = request.num_nodes is not None or request.num_gpus is not None
+    if counted and (request.include or request.exclude):
+        raise OptionError("cannot specify num_nodes/gpus with include/exclude, give one or the other")
+    if pool is None and (request.num_nodes or 0) > 1:
+        raise OptionError(
+            f"num nodes is >1 but no extra nodes available via hostfile: {request.hostfile} does not exist"
+        )
+
+
+def _filter_text(request: Request) -> str:
+    if request.include:
+        return f"--include {request.include}"
+    return f"--exclude {request.exclude}" if request.exclude else f"hostfile {request.hostfile}"
+
+
+def _refuse_unsupported(request: Request) -> None:
+    for option, given in (("autotuning", request.autotuning), ("elastic_training", request.elastic_training)):
+        if given:
+            raise UnsupportedError(
+                f"--{option} is not in this version of dsl, leave it out to run the job as it is"
+            )
+
+
+def _own_node_rank(request: Request, hosts: Sequence[str], *, from_hostfile: bool, host: Host) -> int:
+    """The node that this command starts itself. Raises MultiNodeError if others have to be reached."""
+    if request.no_ssh:
+        if request.node_rank is None or not 0 <= request.node_rank < len(hosts):
+            given = "none was given" if request.node_rank is None else f"got {request.node_rank}"
+            raise OptionError(
+                f"launching training without ssh, but --node_rank is not set correctly: "
+                f"expected 0 to {len(hosts) - 1}, {given}"
+            )
+        return request.node_rank
+    if len(hosts) == 1 and not request.force_multi and (not from_hostfile or host.is_local(hosts[0])):
+        return 0
+    if request.launcher.lower() not in LAUNCHERS:
+        raise LauncherError(f"unknown launcher {request.launcher!r}, expected one of {', '.join(LAUNCHERS)}")
+    if len(hosts) > 1:
+        shown = ", ".join(hosts[:4]) + (", ..." if len(hosts) > 4 else "")
+        why = f"{len(hosts)} hosts ({shown}) take part"
+    else:
+        why = "--force_multi was given" if request.force_multi else f"host {hosts[0]!r} is not this machine"
+    raise MultiNodeError(
+        f"{why}, and starting workers on other hosts is not in this version of dsl; "
+        "on each host run the same command with --no_ssh --node_rank RANK --master_addr ADDRESS"
+    )
+
+
+def _master_address(
+    request: Request, hosts: Sequence[str], *, from_hostfile: bool, notices: list[Notice]
+) -> str:
+    asked = request.master_addr
+    if not from_hostfile:
+        if asked not in ("", LOCAL_NAME, LOCAL_ADDRESS):
+            text = f"--master_addr {asked} is not used: without a hostfile it is {LOCAL_ADDRESS}"
+            notices.append(Notice("info", text))
+        return LOCAL_ADDRESS
+    if not asked and len(hosts) > 1:
+        raise OptionError(
+            f"--no_ssh needs --master_addr, an address of host {hosts[0]!r} that every host can reach"
+        )
+    return asked or LOCAL_ADDRESS
+
+
+def _master_port(request: Request, node_count: int, node_rank: int, host: Host, notices: list[Notice]) -> int:
+    # Rank 0 listens on the first node only: elsewhere the port may well be in use.
+    probe = host.ports if node_rank == 0 else replace(host.ports, is_free=lambda _port: True)
+    port, replaced = choose_port(request.master_port, shared=node_count > 1, probe=probe)
+    if replaced:
+        notices.append(Notice("info", f"master port {DEFAULT_MASTER_PORT} is taken, using {port}"))
+    return port
+
+
+def _pod_environment(host: Host) -> dict[str, str]:
+    try:
+        text = host.read_text(POD_ENVIRONMENT_PATH)
+    except OSError:
+        return {}
+    return parse_pod_environment(text) if text else {}
+
+
+def _bind(request: Request, count: int, environ: Mapping[str, str], host: Host) -> list[Binding]:
+    from dsl.plan.binding import bind_workers
+
+    allowed = sorted(host.allowed_cpus())
+    return bind_workers(count, request.bind_core_list, allowed, host.topology(allowed), environ)
+
+
+def _binding_notices(ranks: range, bindings: Sequence[Binding] | None) -> tuple[Notice, ...]:
+    if not bindings:
+        return ()
+    from dsl.plan.binding import describe
+
+    texts = [f"rank {rank}: {describe(binding)}" for rank, binding in zip(ranks, bindings, strict=True)]
+    table = [Notice("debug", text) for text in texts]
+    return (Notice("info", f"cores bound to each worker: {len(bindings[0].cpus)}"), *table)

@@ -1,0 +1,151 @@
+"""Which hosts and slots take part: ``--include``, ``--exclude``, ``--num_nodes``, ``--num_gpus``.
+
+A filter is ``HOST[:SLOT[,SLOT...]]``, several joined by ``@``. A host without slots means all of its slots,
+unless the same filter also names some of them. The result keeps the order of the resource pool, never that
+of the filter, and drops hosts that have no slot left.
+"""
+
+from __future__ import annotations
+
+from dsl.errors import FilterError, NumNodesError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+def parse_filter(text: str) -> dict[str, list[int]]:
+    """``"a:1,0@b"`` -> ``{"a": [0, 1], "b": []}``; an empty list stands for the whole host.
+
+    Raises:
+        FilterError: a part that is not ``HOST[:SLOT[,SLOT...]]``.
+    """
+    named: dict[str, set[int]] = {}
+    for part in text.split("@"):
+        host, colon, slots = part.partition(":")
+        chosen = named.setdefault(host, set())
+        if not colon:
+            continue
+        try:
+            chosen.update([int(slot) for slot in slots.split(",")])
+        except ValueError:
+            raise FilterError(
+                f"bad filter {part!r}, expected HOST or HOST:SLOT,SLOT with whole numbers as slots"
+            ) from None
+    return {host: sorted(slots) for host, slots in named.items()}
+
+
+def apply_filters(pool: Mapping[str, Sequence[int]], include: str, exclude: str) -> dict[str, list[int]]:
+    """Return the active resources: host -> slots that pass the filter, in the order of the pool.
+
+    Without a filter the pool comes back whole, hosts without slots included.
+
+    Raises:
+        FilterError: both filters at once, a malformed filter, or a host or slot that is not in the pool.
+    """
+    if include and exclude:
+        raise FilterError("--include and --exclude are mutually exclusive, give one of them")
+    if not include and not exclude:
+        return {host: list(slots) for host, slots in pool.items()}
+    named = parse_filter(include or exclude)
+    for host, slots in named.items():
+        check_slots(host, slots, pool)
+    pick = _included if include else _excluded
+    active = {host: pick(slots, named.get(host)) for host, slots in pool.items()}
+    return {host: slots for host, slots in active.items() if slots}
+
+
+def _included(slots: Sequence[int], named: Sequence[int] | None) -> list[int]:
+    if named is None:
+        return []
+    return list(dict.fromkeys(named or slots))
+
+
+def _excluded(slots: Sequence[int], named: Sequence[int] | None) -> list[int]:
+    if named is not None and not named:
+        return []
+    dropped = set(named or ())
+    return [slot for slot in dict.fromkeys(slots) if slot not in dropped]
+
+
+def check_slots(host: str, slots: Iterable[int], pool: Mapping[str, Sequence[int]]) -> None:
+    """Raise FilterError unless the pool has the host and each of the slots."""
+    if host not in pool:
+        raise FilterError(f"hostname {host!r} not found in hostfile{_nearest(host, list(pool))}")
+    for slot in slots:
+        if slot not in pool[host]:
+            raise FilterError(
+                f"no slot '{slot}' specified on host {host!r}, which has {slots_text(pool[host])}"
+            )
+
+
+def _nearest(host: str, hosts: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(host, hosts, n=1)
+    if close:
+        return f", did you mean {close[0]!r}?"
+    return f", known: {', '.join(hosts[:8])}{', ...' if len(hosts) > 8 else ''}"
+
+
+def slots_text(slots: Sequence[int]) -> str:
+    """Ascending slots in words: ``only slot 0``, ``slots 0 to 3``, ``slots 0, 2``."""
+    if not slots:
+        return "no slots"
+    if len(slots) == 1:
+        return f"only slot {slots[0]}"
+    if slots[-1] - slots[0] == len(slots) - 1:
+        return f"slots {slots[0]} to {slots[-1]}"
+    return f"slots {', '.join(map(str, slots[:16]))}{', ...' if len(slots) > 16 else ''}"
+
+
+def parse_num_nodes(text: str, elastic_training: bool) -> tuple[int, int]:  # noqa: FBT001  DeepSpeed's signature
+    """``"N"`` -> (N, -1); ``"MIN:MAX"`` of an elastic job -> (MIN, MAX).
+
+    Raises:
+        NumNodesError: MIN:MAX without elastic training, more than two parts, or a part that is no number.
+    """
+    try:
+        counts = [int(part) for part in text.split(":")]
+    except ValueError:
+        counts = []
+    if len(counts) == 1:
+        return counts[0], -1
+    if len(counts) != 2:
+        raise NumNodesError(f"num_nodes {text!r} is not in MIN:MAX format, nor a whole number")
+    if not elastic_training:
+        raise NumNodesError(f"num_nodes {text!r}: MIN:MAX format is only supported in elastic training")
+    return counts[0], counts[1]
+
+
+def trim(
+    active: Mapping[str, Sequence[int]],
+    num_nodes: int | None,
+    num_gpus: int | None,
+    *,
+    checked: bool,
+    source: str,
+) -> dict[str, list[int]]:
+    """Keep the first ``num_nodes`` hosts, each with slots 0 to ``num_gpus`` - 1; None and 0 change nothing.
+
+    ``checked`` is False where slots are no devices (workers on a CPU) and any number of them is fine.
+    ``source`` names the hostfile in errors.
+
+    Raises:
+        FilterError: fewer hosts, or fewer slots on a host, than asked for.
+    """
+    hosts = list(active)
+    if num_nodes is not None and num_nodes > len(hosts):
+        raise FilterError(
+            f"--num_nodes {num_nodes} is more than the hosts that {source} leaves: {len(hosts)}"
+        )
+    if num_nodes is not None and num_nodes > 0:
+        hosts = hosts[:num_nodes]
+    if num_gpus is None or num_gpus <= 0:
+        return {host: list(active[host]) for host in hosts}
+    for host in hosts:
+        if checked and num_gpus > len(active[host]):
+            raise FilterError(
+                f"--num_gpus {num_gpus} is too many: host {host!r} has {slots_text(active[host])}"
+            )
+    return {host: list(range(num_gpus)) for host in hosts}

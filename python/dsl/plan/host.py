@@ -1,0 +1,117 @@
+"""What the plan needs to know of the machine it is made on: facts, and ways to ask for more."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dsl._record import record
+from dsl.plan.devices import count_cuda_devices
+from dsl.plan.port import PortProbe, name_port_holder, pick_free_port, port_is_free
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dsl.plan.topology import NumaNode, Topology
+
+
+@record
+class Host:
+    """This machine as the plan sees it. Tests give one of their own.
+
+    ``pid`` is the process that the user's shell sees, ``temp_dir`` where its pid file goes. The functions
+    answer only when asked: ``read_text`` (None: no such file), ``stamp`` (local time as YYYYmmddHHMMSS),
+    ``allowed_cpus`` (the affinity mask), ``count_cuda`` (devices of the machine, hidden ones too),
+    ``numa_nodes``, ``topology`` of some CPUs, and ``is_local`` (is a host of the hostfile this machine).
+    """
+
+    executable: str
+    pid: int
+    temp_dir: str
+    ports: PortProbe
+    read_text: Callable[[str], str | None]
+    stamp: Callable[[], str]
+    allowed_cpus: Callable[[], Iterable[int]]
+    count_cuda: Callable[[], int]
+    numa_nodes: Callable[[], Iterable[NumaNode]]
+    topology: Callable[[Iterable[int]], Topology]
+    is_local: Callable[[str], bool]
+
+
+def this_host() -> Host:
+    """The machine we run on."""
+    return Host(
+        executable=sys.executable,
+        pid=os.getpid(),
+        temp_dir=temp_dir(),
+        ports=PortProbe(port_is_free, pick_free_port, name_port_holder),
+        read_text=read_text,
+        stamp=_stamp,
+        allowed_cpus=lambda: os.sched_getaffinity(0),
+        count_cuda=count_cuda_devices,
+        numa_nodes=_numa_nodes,
+        topology=_topology,
+        is_local=is_this_machine,
+    )
+
+
+def temp_dir() -> str:
+    """The directory `tempfile.gettempdir` would name, without its import."""
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    for folder in (*named, "/tmp", "/var/tmp", "/usr/tmp"):  # noqa: S108  the search order of tempfile
+        if folder and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return os.path.abspath(folder)
+    return os.curdir
+
+
+def read_text(path: str) -> str | None:
+    """Text of a file, None if it is no regular file. Bytes that are not UTF-8 come as surrogates.
+
+    Raises:
+        OSError: the file is there but cannot be read.
+    """
+    if not os.path.isfile(path):
+        return None
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
+def _stamp() -> str:
+    from time import strftime
+
+    return strftime("%Y%m%d%H%M%S")
+
+
+def _numa_nodes() -> Iterable[NumaNode]:
+    from dsl.plan.topology import read_numa_nodes
+
+    return read_numa_nodes()
+
+
+def _topology(cpus: Iterable[int]) -> Topology:
+    from dsl.plan.topology import read_topology
+
+    return read_topology(cpus)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host of the hostfile is this machine: by its name, else by owning one of its addresses."""
+    name = host.rpartition("@")[2]
+    own = os.uname().nodename
+    if name in ("localhost", own) or name.partition(".")[0] == own or own.partition(".")[0] == name:
+        return True
+    import socket
+
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, _, _, address in found:
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.bind(address)
+        except OSError:
+            continue
+        return True
+    return False

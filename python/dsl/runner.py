@@ -1,0 +1,104 @@
+"""The functions that users of DeepSpeed import from its runner, under the same names.
+
+Arguments and results are those of ``deepspeed.launcher.runner`` 0.19.8. Mistakes raise the errors of
+`dsl.errors`, which are also the builtin exceptions that DeepSpeed raises for them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from dsl.plan.filters import apply_filters, parse_num_nodes
+from dsl.plan.host import read_text
+from dsl.plan.hostfile import parse_hostfile
+from dsl.plan.world import encode_world_info
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
+
+__all__ = [
+    "encode_world_info",
+    "fetch_hostfile",
+    "main",
+    "parse_args",
+    "parse_inclusion_exclusion",
+    "parse_num_nodes",
+    "parse_resource_filter",
+]
+
+
+def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line of ``dsl`` (default: that of this process). Exits with 2 for bad usage."""
+    from dsl.cli import deepspeed
+
+    return deepspeed.parse_args(sys.argv[1:] if args is None else args)
+
+
+def fetch_hostfile(hostfile_path: str) -> dict[str, int] | None:
+    """Read a hostfile: host -> number of slots; None, and a warning in the log, if there is no such file.
+
+    Raises:
+        HostfileError: a malformed line, a host named twice, no host, or a file that cannot be read.
+    """
+    from dsl.errors import HostfileError
+
+    try:
+        text = read_text(hostfile_path)
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise HostfileError(f"{hostfile_path}: hostfile cannot be read: {reason}") from None
+    if text is None:
+        from logging import getLogger
+
+        getLogger("dsl").warning(
+            "unable to find hostfile %s, will proceed with training with local resources only", hostfile_path
+        )
+        return None
+    return parse_hostfile(text.split("\n"), hostfile_path)
+
+
+def _parse_hostfile(hostfile_lines: Iterable[str]) -> dict[str, int]:
+    return parse_hostfile(hostfile_lines)
+
+
+def _stable_remove_duplicates(data: Iterable[_T]) -> list[_T]:
+    unique: list[_T] = []
+    for item in data:
+        if item not in unique:
+            unique.append(item)
+    return unique
+
+
+def parse_resource_filter(
+    host_info: Mapping[str, Sequence[int]], include_str: str = "", exclude_str: str = ""
+) -> Mapping[str, Sequence[int]]:
+    """Apply a filter to host -> slots. Without a filter the same object comes back.
+
+    Raises:
+        FilterError: both filters, a malformed one, or an unknown host or slot.
+    """
+    if not include_str and not exclude_str:
+        return host_info
+    return apply_filters(host_info, include_str, exclude_str)
+
+
+def parse_inclusion_exclusion(
+    resource_pool: Mapping[str, int], inclusion: str, exclusion: str
+) -> Mapping[str, Sequence[int]]:
+    """Apply a filter to the resource pool, host -> number of slots. Raises FilterError."""
+    pool = {host: list(range(slots)) for host, slots in resource_pool.items()}
+    return parse_resource_filter(pool, include_str=inclusion, exclude_str=exclusion)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the ``dsl`` command. Exits with its code unless that is 0."""
+    from dsl.cli import deepspeed
+
+    code = deepspeed.main(args)
+    if code:
+        sys.exit(code)

@@ -1,0 +1,87 @@
+"""The functions users import, against those of DeepSpeed 0.19.8 (the goldens say how each answer was got)."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pytest
+from tests.contract.golden_file import cases
+from tests.unit.machine import numa_table
+
+from dsl import runner
+from dsl.errors import DslError
+from dsl.plan.binding import CPU_LIMIT, bind_workers, format_core_list, parse_core_list
+from dsl.plan.devices import count_numa_nodes
+from dsl.plan.topology import Topology
+from dsl.plan.world import decode_world_info
+
+
+def _check(answer: dict[str, Any], call: Any, *args: Any) -> None:
+    if "error" in answer:
+        with pytest.raises(DslError) as caught:
+            call(*args)
+        assert isinstance(caught.value, getattr(builtins, answer["error"])), args
+    else:
+        assert call(*args) == answer["result"], args
+
+
+def test_hostfiles() -> None:
+    for lines, answer in cases("hostfile"):
+        _check(answer, lambda text: [list(pair) for pair in runner._parse_hostfile(text).items()], lines)
+
+
+def test_filters() -> None:
+    for pool, include, exclude, answer in cases("filters"):
+
+        def call(include: str, exclude: str, pool: dict[str, int]) -> list[Any]:
+            return [
+                [host, list(slots)]
+                for host, slots in runner.parse_inclusion_exclusion(pool, include, exclude).items()
+            ]
+
+        _check(answer, call, include, exclude, dict(pool))
+
+
+def test_world_info_byte_for_byte() -> None:
+    for world, text in cases("world_info"):
+        assert runner.encode_world_info(world) == text
+        assert decode_world_info(text) == world
+
+
+def test_the_world_info_of_the_documentation() -> None:
+    assert runner.encode_world_info({"localhost": [0, 1]}) == "eyJsb2NhbGhvc3QiOiBbMCwgMV19"
+
+
+def test_core_lists() -> None:
+    for text, answer in cases("core_lists"):
+        no_such_cpu = max(answer.get("result", [0])) >= CPU_LIMIT
+        _check({"error": "ValueError"} if no_such_cpu else answer, parse_core_list, text)
+
+
+@pytest.mark.parametrize(
+    "case", cases("binding"), ids=lambda case: f"{len(case[0])} nodes, {case[1]}, {case[2]} ranks"
+)
+def test_binding(case: list[Any]) -> None:
+    """numactl's arguments ``-m NODES``, ``-p NODE`` and ``-C CORES`` are our memory policy and cpus."""
+    table, core_list, count, share, words = case
+    # 8 physical cores of two threads each, the second of core N being cpu N + 8.
+    topology = Topology(numa_table(*table), tuple((core, core + 8) for core in range(8)))
+    if share is None:
+        with pytest.raises(DslError):
+            bind_workers(count, core_list, range(16), topology, {})
+        return
+    bindings = bind_workers(count, core_list, range(16), topology, {})
+    assert {len(binding.cpus) for binding in bindings} == {share}
+    ours = []
+    for binding in bindings:
+        mode, nodes = binding.mempolicy or ("", ())
+        option = {"bind": "-m ", "preferred": "-p "}.get(mode, "")
+        memory = f"{option}{','.join(map(str, nodes))} " if nodes else ""
+        ours.append(f"{memory}-C {format_core_list(binding.cpus)}")
+    assert ours == words
+
+
+def test_workers_of_a_cpu_node() -> None:
+    for table, count in cases("cpu_devices"):
+        assert count_numa_nodes(numa_table(*table)) == count, table

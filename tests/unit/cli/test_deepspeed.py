@@ -1,0 +1,271 @@
+"""``dsl`` from its arguments to the plan, and every mistake in one line. No process is started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dsl.cli import deepspeed
+from dsl.model import NodePlan, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with 4 slots on its CPU, and a working directory with a script and a hostfile."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setattr("dsl.plan.devices.count_numa_nodes", lambda _nodes: 4)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    (tmp_path / "two").write_text("alpha slots=4\nbeta slots=2\n", encoding="utf-8")
+    (tmp_path / "bad").write_text("alpha slots=4\nbeta\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[NodePlan]:
+    """Plans that were handed to the engine, which here ends each job with 7."""
+    plans: list[NodePlan] = []
+    app = ModuleType("dsl.app")
+
+    def run_node(plan: NodePlan) -> int:
+        plans.append(plan)
+        return 7
+
+    vars(app).update(run_node=run_node)
+    monkeypatch.setitem(sys.modules, "dsl.app", app)
+    return plans
+
+
+BAD_INPUT: list[tuple[str, int, str]] = [
+    ("nope.py", 2, "script 'nope.py' does not exist"),
+    ("--no_python nope", 127, "program 'nope' is not on PATH"),
+    ("--no_python ./nope", 127, "program './nope' does not exist"),
+    ("--no_python ./t.py", 126, "program './t.py' is not executable"),
+    ("--no_python --module t", 2, "don't use both"),
+    ("-i gamma t.py", 2, "hostname 'gamma' not found in hostfile, known: localhost"),
+    ("-i localhost:4 t.py", 2, "no slot '4' specified on host 'localhost', which has slots 0 to 3"),
+    ("-i localhost:x t.py", 2, "bad filter 'localhost:x'"),
+    ("-i a -e b t.py", 2, "--include and --exclude are mutually exclusive"),
+    ("-e localhost t.py", 2, "nothing is left to start"),
+    ("--num_gpus 1 -i localhost t.py", 2, "cannot specify num_nodes/gpus with include/exclude"),
+    ("-H bad t.py", 2, "bad line 2: hostfile contains a bad entry: 'beta'"),
+    ("-H two t.py", 2, "2 hosts (alpha, beta) take part"),
+    ("-H two -i alphq t.py", 2, "hostname 'alphq' not found in hostfile, did you mean 'alpha'?"),
+    ("-H two --num_nodes 3 t.py", 2, "--num_nodes 3 is more than the hosts"),
+    ("-H two --no_ssh t.py", 2, "--node_rank is not set correctly"),
+    ("--num_nodes 2 t.py", 2, "num nodes is >1 but no extra nodes available"),
+    ("--num_nodes 1:2 t.py", 2, "MIN:MAX format is only supported in elastic training"),
+    ("--elastic_training t.py", 2, "master addr is required"),
+    ("--elastic_training --master_addr m --num_nodes 2:1 t.py", 2, "MAX at least MIN"),
+    (
+        "--elastic_training --master_addr m --num_nodes 1:2 t.py",
+        2,
+        "--elastic_training is not in this version",
+    ),
+    ("--autotuning run t.py", 2, "--autotuning is not in this version"),
+    ("--force_multi t.py", 2, "--force_multi was given"),
+    (
+        "--bind_cores_to_rank --bind_core_list 3-1 t.py",
+        2,
+        "core list '3-1': range '3-1' ends before it starts",
+    ),
+    ("--bind_cores_to_rank --bind_core_list 65535 t.py", 2, "this process may not use 65535"),
+    ("--enable_each_rank_log t.py t.py", 2, "'t.py' should not be a file"),
+    ("--master_port 65536 t.py", 2, "--master_port 65536 is not a port"),
+]
+
+
+@pytest.mark.parametrize("line, code, message", BAD_INPUT, ids=[line for line, _, _ in BAD_INPUT])
+def test_bad_input_is_one_line_and_its_exit_code(
+    line: str,
+    code: int,
+    message: str,
+    machine: Path,
+    started: list[NodePlan],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """G8, G2: nothing is started, nothing is left."""
+    before = sorted(os.listdir(machine))
+    assert deepspeed.main(line.split()) == code
+    (text,) = capsys.readouterr().err.splitlines()
+    assert text.startswith("dsl: error: ")
+    assert message in text
+    assert not text.endswith(".")
+    assert started == []
+    assert sorted(os.listdir(machine)) == before
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("DS_ACCELERATOR", "tpu", "DS_ACCELERATOR must be one of"),
+        ("DS_ACCELERATOR", "npu", "DS_ACCELERATOR=npu"),
+        ("CUDA_VISIBLE_DEVICES", "0,9", "CUDA_VISIBLE_DEVICES=0,9: no slot '9'"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-1", "CUDA_VISIBLE_DEVICES=GPU-1 names devices"),
+    ],
+)
+def test_a_bad_environment_is_one_line_too(
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert deepspeed.main(["t.py", "--quiet"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"dsl: error: {message}")
+
+
+def test_a_port_that_was_asked_for_and_is_taken_names_its_holder(
+    started: list[NodePlan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert deepspeed.main(["--master_port", str(port), "t.py"]) == 2
+    assert f"master port {port} is taken by pid {os.getpid()} (" in capsys.readouterr().err
+    assert started == []
+
+
+def test_the_exit_code_is_that_of_the_job(started: list[NodePlan]) -> None:
+    assert deepspeed.main(["--num_gpus", "3", "t.py", "--lr", "1e-3"]) == 7
+    (plan,) = started
+    assert [worker.argv[2:] for worker in plan.workers] == [
+        ("t.py", f"--local_rank={rank}", "--lr", "1e-3") for rank in range(3)
+    ]
+
+
+def test_the_directory_for_logs_is_there_when_the_job_starts(machine: Path, started: list[NodePlan]) -> None:
+    assert deepspeed.main(["--enable_each_rank_log", "a/b", "t.py"]) == 7
+    assert (machine / "a" / "b").is_dir()
+    assert started[0].log_dir == "a/b"
+
+
+def test_an_interrupt_before_the_launch_is_130_and_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_request: Request) -> NodePlan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(deepspeed, "make_plan", interrupt)
+    assert deepspeed.main(["t.py"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "line, flag",
+    [
+        ("t.py --master_port 1", "--master_port"),
+        ("t.py --num_gpus=2", "--num_gpus"),
+        ("--num_gpus 1 t.py --num_gpus 2", None),
+        ("-q t.py --num_gpus 2", None),
+        ("t.py --hostname x --num_gp 2", None),
+    ],
+)
+def test_an_option_of_ours_after_the_script_is_passed_on_with_a_warning(
+    line: str, flag: str | None, started: list[NodePlan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert deepspeed.main(line.split()) == 7
+    words = line.split()
+    assert started[0].workers[0].argv[4:] == tuple(words[words.index("t.py") + 1 :])
+    warnings = [text for text in capsys.readouterr().err.splitlines() if "warning" in text]
+    expected = f"dsl: warning: {flag} comes after the script and goes to t.py"
+    assert [text.startswith(expected) for text in warnings] == ([True] if flag else [])
+
+
+@pytest.mark.parametrize(
+    "options, lines",
+    [
+        (
+            [],
+            [
+                "dsl: warning: --node_rank has no effect without --no_ssh",
+                "dsl: detected CUDA_VISIBLE_DEVICES=1",
+            ],
+        ),
+        (["--log_level", "warning"], ["dsl: warning: --node_rank has no effect without --no_ssh"]),
+        (["--quiet"], []),
+        (["--log_level", "debug", "-q"], []),
+    ],
+)
+def test_the_log_level_decides_what_is_said(
+    options: list[str], lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert deepspeed.main([*options, "--master_port", "0", "--node_rank", "3", "t.py"]) == 7
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [text[: len(line)] for text, line in zip(said.err.splitlines(), lines, strict=True)] == lines
+
+
+def test_nobody_has_to_read_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def write(self, _text: str) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    for stream in (None, Broken()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert deepspeed.main(["nope.py"]) == 2
+
+
+def test_every_wish_reaches_the_request() -> None:
+    line = (
+        "-H h -i a -e b --num_nodes 1:2 --min_elastic_nodes 1 --max_elastic_nodes 2 --num_gpus 3 --master_port 4 "
+        "--master_addr m --node_rank 5 --launcher slurm --launcher_args x --module --no_python --no_local_rank "
+        "--no_ssh --no_ssh_check --force_multi --save_pid --enable_each_rank_log logs --autotuning run "
+        "--elastic_training --bind_cores_to_rank --bind_core_list 0 --ssh_port 6 --venv_script v --log_level debug "
+        "--grace 7 t.py --x"
+    )
+    assert deepspeed.to_request(deepspeed.parse_args(line.split())) == Request(
+        script="t.py",
+        script_args=("--x",),
+        module=True,
+        no_python=True,
+        no_local_rank=True,
+        hostfile="h",
+        include="a",
+        exclude="b",
+        num_nodes=1,
+        max_nodes=2,
+        num_gpus=3,
+        master_addr="m",
+        master_port=4,
+        node_rank=5,
+        launcher="slurm",
+        launcher_args="x",
+        no_ssh=True,
+        no_ssh_check=True,
+        force_multi=True,
+        ssh_port=6,
+        venv_script="v",
+        save_pid=True,
+        log_dir="logs",
+        autotuning="run",
+        elastic_training=True,
+        min_elastic_nodes=1,
+        max_elastic_nodes=2,
+        bind_cores_to_rank=True,
+        bind_core_list="0",
+        log_level="debug",
+        grace_s=7.0,
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["t.py", "--num_gpus -1 --num_nodes -1 --node_rank -1 --enable_each_rank_log None t.py"]
+)
+def test_nothing_said_is_the_default_request(line: str) -> None:
+    assert deepspeed.to_request(deepspeed.parse_args(line.split())) == Request("t.py")
+
+
+def test_arguments_are_those_of_the_process_by_default(
+    monkeypatch: pytest.MonkeyPatch, started: list[NodePlan]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["dsl", "--num_gpus", "2", "t.py"])
+    main: Callable[[], int] = deepspeed.main
+    assert main() == 7
+    assert len(started[0].workers) == 2

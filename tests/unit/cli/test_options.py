@@ -1,0 +1,133 @@
+"""The command line as a grammar."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsl.cli.options import deepspeed_parser
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+PARSER = deepspeed_parser("dsl")
+VALUES = ["2", "-1", "a:0,1", "run", "debug", "x y", "", "-", "--", "-q", "train.py", "1:2", "--x"]
+words = st.one_of(
+    st.sampled_from(sorted(PARSER._option_string_actions)),
+    st.sampled_from(
+        [
+            "--num_g",
+            "--num_g=3",
+            "--mod",
+            "--n",
+            "-qH",
+            "-qHhosts",
+            "-Hhosts",
+            "-H=h",
+            "-qq",
+            "-x",
+            "--grace=1",
+        ]
+    ),
+    st.sampled_from(VALUES),
+)
+
+
+def _parse(parse: Callable[[Sequence[str]], argparse.Namespace], argv: list[str]) -> dict[str, object] | int:
+    quiet = io.StringIO()
+    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+        try:
+            return vars(parse(argv))
+        except SystemExit as stop:
+            return int(stop.code or 0)
+
+
+@given(st.lists(words, max_size=8))
+def test_what_argparse_accepts_is_accepted_with_the_same_result(argv: list[str]) -> None:
+    by_argparse = _parse(PARSER.parse_args, argv)
+    if isinstance(by_argparse, dict):
+        assert _parse(PARSER.parse_script_args, argv) == by_argparse
+
+
+@given(st.lists(words, max_size=5))
+def test_what_follows_the_script_is_never_touched_but_for_a_separator(rest: list[str]) -> None:
+    """G5. argparse alone would refuse some of these, `--n` for one."""
+    parsed = _parse(PARSER.parse_script_args, ["--num_gpus", "2", "train.py", *rest])
+    assert isinstance(parsed, dict)
+    kept = rest[1:] if rest[:1] == ["--"] else rest
+    assert (parsed["num_gpus"], parsed["user_script"], parsed["user_args"]) == (2, "train.py", kept)
+
+
+@pytest.mark.parametrize(
+    "line, script, rest",
+    [
+        ("t.py -- a", "t.py", ["a"]),
+        ("t.py -- -- a", "t.py", ["--", "a"]),
+        ("t.py a -- b", "t.py", ["a", "--", "b"]),
+        ("-q -- t.py -- a", "t.py", ["--", "a"]),
+        ("-- -x --num_gpus", "-x", ["--num_gpus"]),
+    ],
+)
+def test_one_separator_before_the_script_or_right_after_it(line: str, script: str, rest: list[str]) -> None:
+    parsed = PARSER.parse_script_args(line.split())
+    assert (parsed.user_script, parsed.user_args) == (script, rest)
+    assert vars(parsed) == vars(PARSER.parse_args(line.split()))
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        ([], "the following arguments are required: SCRIPT"),
+        (["-num_gpus", "2", "t.py"], "unrecognized arguments: -num_gpus"),
+        (["--n", "2", "t.py"], "ambiguous option: --n could match"),
+        (["--num_gpus", "x", "t.py"], "argument --num_gpus/--num_accelerators: invalid int value: 'x'"),
+        (["--num_nodes", "x", "t.py"], "argument --num_nodes: invalid int value, nor MIN:MAX: 'x'"),
+        (["--num_gpus"], "expected one argument"),
+        (["--log_level", "loud", "t.py"], "invalid choice: 'loud'"),
+        (["--autotuning", "t.py"], "invalid choice: 't.py'"),
+        (["--grace", "-1", "t.py"], "argument --grace/--shutdown_timeout: must be 0 or more seconds: '-1'"),
+        (["--grace", "nan", "t.py"], "must be 0 or more seconds"),
+        (["--grace", "soon", "t.py"], "invalid seconds value: 'soon'"),
+        (["--module=1", "t.py"], "ignored explicit argument '1'"),
+    ],
+)
+def test_bad_usage_is_two_lines_and_exit_code_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        PARSER.parse_script_args(argv)
+    usage, error = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2
+    assert usage == "usage: dsl [OPTIONS] SCRIPT [ARGUMENTS]"
+    assert error.startswith("dsl: error: ")
+    assert message in error
+
+
+@pytest.mark.parametrize("columns, width", [("60", 60), ("200", 200), ("nonsense", 80), ("1", 80)])
+def test_help_names_every_option_and_fits_the_terminal(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = deepspeed_parser("dsl").format_help()
+    assert max(map(len, text.splitlines())) <= width
+    assert [flag for flag in PARSER._option_string_actions if flag not in text] == []
+    assert "(default: 29500)" in " ".join(text.split())
+
+
+def test_a_port_that_is_spelled_out_is_a_wish_even_if_it_is_the_default() -> None:
+    assert not PARSER.parse_script_args(["t.py"]).master_port_given
+    assert PARSER.parse_script_args(["--master_port", "29500", "t.py"]).master_port_given
+
+
+def test_the_documentation_names_every_option() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text))
+    assert set(PARSER._option_string_actions) - words == set()

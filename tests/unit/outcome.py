@@ -1,0 +1,23 @@
+"""Calls that either succeed or fail as they should."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def error_of(kind: type[Exception], call: Callable[..., Any], *args: Any) -> str | None:
+    """What the call complained about, if it did; an error of another kind is not caught."""
+    try:
+        call(*args)
+    except kind as error:
+        return str(error)
+    return None
+
+
+def assert_one_line(text: str) -> None:
+    """An error message as users get it (G8)."""
+    assert len(text.splitlines()) == 1
+    assert not text.endswith(".")

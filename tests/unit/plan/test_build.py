@@ -1,0 +1,250 @@
+"""The order of decisions, and the plan of a node. What DeepSpeed decides itself is in the contract tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.machine import FREE_PORT, make_host
+
+from dsl.errors import (
+    BindingError,
+    DslError,
+    FilterError,
+    HostfileError,
+    LauncherError,
+    MultiNodeError,
+    OptionError,
+    PortError,
+    UnsupportedError,
+)
+from dsl.model import NodePlan, Plan, Request
+from dsl.plan.build import build_node_plan, build_plan
+from dsl.plan.environ import POD_ENVIRONMENT_PATH
+
+TWO_HOSTS = {"H": "alpha slots=4\nbeta slots=2\n"}
+NO_SSH: dict[str, Any] = {"hostfile": "H", "no_ssh": True, "master_addr": "10.0.0.1"}
+
+
+def _plan(environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any) -> Plan:
+    facts = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
+    return build_plan(Request("t.py", **wish), environ or {}, make_host(files=files, **facts))
+
+
+def _node(
+    environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any
+) -> NodePlan:
+    facts = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
+    request, host = Request("t.py", ("a b", ""), **wish), make_host(files=files, **facts)
+    return build_node_plan(request, build_plan(request, environ or {}, host), environ or {}, host)
+
+
+def _notices(plan: Plan | NodePlan, *levels: str) -> list[str]:
+    return [notice.text for notice in plan.notices if notice.level in levels]
+
+
+def test_a_machine_without_a_gpu_runs_one_worker_and_says_nothing() -> None:
+    plan = _node()
+    (worker,) = plan.workers
+    assert worker.argv == ("/opt/python", "-u", "t.py", "--local_rank=0", "a b", "")
+    assert (plan.host, plan.master_addr, plan.master_port, plan.world_size) == (
+        "localhost",
+        "127.0.0.1",
+        29500,
+        1,
+    )
+    assert _notices(plan, "info", "warning") == []
+
+
+@pytest.mark.parametrize("cuda, wish, count", [(4, {}, 4), (4, {"num_gpus": 2}, 2), (0, {"num_gpus": 9}, 9)])
+def test_the_number_of_workers(cuda: int, wish: dict[str, Any], count: int) -> None:
+    assert len(_node({}, cuda=cuda, **wish).workers) == count
+
+
+@pytest.mark.parametrize(
+    "value, wish, slots, variable",
+    [
+        ("2,3", {}, (2, 3), "2,3"),
+        ("3,1", {}, (3, 1), "3,1"),
+        ("2,3", {"num_nodes": 1}, (2, 3), "2,3"),
+        ("2,3", {"num_gpus": 1}, (0,), "0"),
+        ("2,3", {"include": "localhost:1"}, (1,), "1"),
+        ("GPU-a,MIG-b", {}, (0, 1), "GPU-a,MIG-b"),
+        ("", {}, (0,), ""),
+        ("-1", {"num_gpus": 2}, (0, 1), "-1"),
+    ],
+)
+def test_visible_devices(value: str, wish: dict[str, Any], slots: tuple[int, ...], variable: str) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": value}
+    assert _plan(environ, cuda=4, **wish).nodes[0].slots == slots
+    assert _node(environ, cuda=4, **wish).env["CUDA_VISIBLE_DEVICES"] == variable
+
+
+@pytest.mark.parametrize(
+    "environ, wish, notices",
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2"}, {}, ["detected CUDA_VISIBLE_DEVICES=2 and using only those devices"]),
+        (
+            {"CUDA_VISIBLE_DEVICES": "2"},
+            {"exclude": "localhost:0"},
+            ["detected CUDA_VISIBLE_DEVICES=2 but ignoring it because --exclude was given"],
+        ),
+        ({"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "3"}, {}, ["LOCAL_SIZE=3 sets the number of workers"]),
+        ({"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "3"}, {"num_gpus": 2}, []),
+        ({}, {"taken": [29500]}, [f"master port 29500 is taken, using {FREE_PORT}"]),
+        ({}, {"master_addr": "m"}, ["--master_addr m is not used: without a hostfile it is 127.0.0.1"]),
+        ({}, {"master_addr": "localhost"}, []),
+        ({}, {"node_rank": 1}, ["--node_rank has no effect without --no_ssh"]),
+        ({}, {"bind_core_list": "0"}, ["--bind_core_list has no effect without --bind_cores_to_rank"]),
+        (
+            {},
+            {"hostfile": "mine"},
+            ["unable to find hostfile mine, will proceed with training with local resources only"],
+        ),
+        ({}, {"bind_cores_to_rank": True, "num_gpus": 2}, ["cores bound to each worker: 4"]),
+    ],
+)
+def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], notices: list[str]) -> None:
+    assert _notices(_node(environ, **{"cuda": 4, **wish}), "info", "warning") == notices
+
+
+@pytest.mark.parametrize(
+    "wish, kind, message",
+    [
+        (
+            {"no_python": True, "module": True},
+            OptionError,
+            "don't use both the '--no_python' flag and the '--module'",
+        ),
+        ({"elastic_training": True}, OptionError, "master addr is required when elastic training is enabled"),
+        (
+            {"elastic_training": True, "master_addr": "m", "no_local_rank": True},
+            OptionError,
+            "--no_local_rank",
+        ),
+        (
+            {"elastic_training": True, "master_addr": "m"},
+            UnsupportedError,
+            "--elastic_training is not in this version",
+        ),
+        (
+            {"elastic_training": True, "master_addr": "m", "num_nodes": 3, "max_nodes": 2},
+            OptionError,
+            "--num_nodes 3:2: MIN",
+        ),
+        ({"autotuning": "tune"}, UnsupportedError, "--autotuning is not in this version"),
+        ({"hostfile": "bad"}, HostfileError, "bad line 1: "),
+        ({"num_gpus": 5}, FilterError, "--num_gpus 5 is too many: host 'localhost' has slots 0 to 3"),
+        ({"include": "localhost:4"}, FilterError, "no slot '4' specified on host 'localhost'"),
+        (
+            {"exclude": "localhost"},
+            FilterError,
+            "nothing is left to start: --exclude localhost leaves no slot",
+        ),
+        ({"hostfile": "none"}, FilterError, "nothing is left to start: hostfile none leaves no slot"),
+        (
+            {"master_port": 29501},
+            PortError,
+            "master port 29501 is taken by pid 9 (python old.py); choose another",
+        ),
+        (
+            {"force_multi": True},
+            MultiNodeError,
+            "--force_multi was given, and starting workers on other hosts",
+        ),
+        (
+            {"force_multi": True, "launcher": "x"},
+            LauncherError,
+            "unknown launcher 'x', expected one of pdsh, ",
+        ),
+        ({"hostfile": "H"}, MultiNodeError, "2 hosts (alpha, beta) take part"),
+        ({"hostfile": "H", "include": "beta"}, MultiNodeError, "host 'beta' is not this machine"),
+        (
+            {"hostfile": "H", "num_nodes": 3},
+            FilterError,
+            "--num_nodes 3 is more than the hosts that H leaves: 2",
+        ),
+        (
+            {"hostfile": "H", "num_gpus": 3},
+            FilterError,
+            "--num_gpus 3 is too many: host 'beta' has slots 0 to 1",
+        ),
+        ({"hostfile": "H", "no_ssh": True, "node_rank": 0}, OptionError, "--no_ssh needs --master_addr"),
+        (
+            {**NO_SSH, "node_rank": None},
+            OptionError,
+            "launching training without ssh, but --node_rank is not set",
+        ),
+        ({**NO_SSH, "node_rank": 0, "master_port": 29501}, PortError, "master port 29501 is taken"),
+        ({**NO_SSH, "node_rank": 0, "taken": [29500]}, PortError, "master port 29500 is taken"),
+        ({**NO_SSH, "hostfile": "some", "node_rank": 1}, FilterError, "host 'b' has no slots in some"),
+        (
+            {"bind_cores_to_rank": True, "bind_core_list": "0-8"},
+            BindingError,
+            "core list '0-8': this process may not",
+        ),
+    ],
+)
+def test_what_is_refused(wish: dict[str, Any], kind: type[DslError], message: str) -> None:
+    """G8: one line, before anything is started."""
+    files = {**TWO_HOSTS, "bad": "x", "none": "here slots=0\n", "some": "a slots=1\nb slots=0\n"}
+    with pytest.raises(kind) as caught:
+        _node(files=files, **{"cuda": 4, "taken": [29501], **wish})
+    assert type(caught.value) is kind
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hostfile_with_this_machine_alone_starts_here() -> None:
+    plan = _plan(files={"H": "here slots=2\nthere slots=2\n"}, hostfile="H", include="here")
+    assert (plan.node_rank, plan.master_addr, plan.nodes[0].host) == (0, "127.0.0.1", "here")
+
+
+def test_one_node_of_several_starts_its_own_part() -> None:
+    plan = _node({}, files=TWO_HOSTS, cuda=4, taken=[29500], node_rank=1, **NO_SSH)
+    assert [(worker.rank, worker.local_rank) for worker in plan.workers] == [(4, 0), (5, 1)]
+    assert (plan.host, plan.node_rank, plan.world_size) == ("beta", 1, 6)
+    expected = {
+        "CROSS_RANK": "1",
+        "CROSS_SIZE": "2",
+        "LOCAL_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "WORLD_SIZE": "6",
+    }
+    assert {name: plan.env[name] for name in expected} == expected
+
+
+def test_files_for_the_pid_and_the_output_of_each_rank() -> None:
+    plan = _node(save_pid=True, log_dir="logs", num_gpus=2)
+    assert plan.pid_file == "/var/folder/77.deepspeed"
+    assert [worker.log_path for worker in plan.workers] == [
+        f"logs/20260102030405_rank{rank}.log" for rank in (0, 1)
+    ]
+
+
+def test_bound_workers_get_cores_memory_and_as_many_threads() -> None:
+    plan = _node({"OMP_NUM_THREADS": "99"}, bind_cores_to_rank=True, num_gpus=2)
+    assert [worker.cpus for worker in plan.workers] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert {worker.mempolicy for worker in plan.workers} == {("bind", (0,))}
+    assert plan.env["OMP_NUM_THREADS"] == "4"
+    assert "rank 1: cores 4-7, memory bound to numa node 0" in _notices(plan, "debug")
+
+
+def test_the_pod_file_of_a_cluster_is_read_and_may_be_unreadable() -> None:
+    assert _node(files={POD_ENVIRONMENT_PATH: "export FC_TASK_INDEX=3\n"}).env["FC_TASK_INDEX"] == "3"
+
+    def read(path: str) -> str | None:
+        if path == POD_ENVIRONMENT_PATH:
+            raise PermissionError(13, "Permission denied")
+        return None
+
+    request, host = Request("t.py"), make_host(read_text=read)
+    assert "FC_TASK_INDEX" not in build_node_plan(request, build_plan(request, {}, host), {}, host).env
+
+
+def test_a_hostfile_that_cannot_be_read_is_an_error_and_not_a_local_job() -> None:
+    def refuse(_path: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    with pytest.raises(HostfileError, match="/job/hostfile: hostfile cannot be read: permission denied"):
+        build_plan(Request("t.py"), {}, make_host(read_text=refuse))

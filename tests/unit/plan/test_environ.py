@@ -1,0 +1,53 @@
+"""The environment of workers, beyond what the contract shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsl.model import Node, Plan
+from dsl.plan.environ import node_environment, parse_pod_environment
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        (
+            "export FC_TASKROLE_NAME=worker\nexport FC_TASK_INDEX=3\n",
+            {"FC_TASKROLE_NAME": "worker", "FC_TASK_INDEX": "3"},
+        ),
+        ('export FC_TASKROLE_NAME="a b"\n', {"FC_TASKROLE_NAME": "a b"}),
+        ("export FC_TASKROLE_NAME=a=b\n", {"FC_TASKROLE_NAME": "a=b"}),
+        ("FC_TASK_INDEX=1\n# export FC_TASK_INDEX=1\nexport\nexport FC_TASK_INDEX\n\nexport OTHER=1\n", {}),
+        ("", {}),
+    ],
+)
+def test_the_pod_file_is_read_and_its_oddities_are_skipped(text: str, found: dict[str, str]) -> None:
+    assert parse_pod_environment(text) == found
+
+
+def _environment(environ: dict[str, str], visible_devices: str | None = None) -> dict[str, str]:
+    plan = Plan((Node("a", (0,)), Node("b", (4, 6))), 1, "cuda", "10.0.0.1", 5, visible_devices)
+    return node_environment(
+        plan, environ, visible_variable="CUDA_VISIBLE_DEVICES", pod={"FC_TASK_INDEX": "2"}
+    )
+
+
+def test_names_of_torchrun_stand_beside_those_of_deepspeed() -> None:
+    env = _environment({})
+    assert {name: env[name] for name in ("LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")} == {
+        "LOCAL_WORLD_SIZE": env["LOCAL_SIZE"],
+        "GROUP_RANK": env["CROSS_RANK"],
+        "NODE_RANK": env["CROSS_RANK"],
+    }
+
+
+def test_what_is_inherited_stays_unless_it_belongs_to_the_job() -> None:
+    before = {"HOME": "/h", "WORLD_SIZE": "99", "CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "3"}
+    env = _environment(before)
+    assert (env["HOME"], env["OMP_NUM_THREADS"], env["FC_TASK_INDEX"]) == ("/h", "3", "2")
+    assert (env["WORLD_SIZE"], env["CUDA_VISIBLE_DEVICES"]) == ("3", "4,6")
+    assert before["WORLD_SIZE"] == "99"
+
+
+def test_devices_without_numbers_are_passed_on() -> None:
+    assert _environment({}, visible_devices="GPU-a,GPU-b")["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
