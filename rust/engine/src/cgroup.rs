@@ -1,0 +1,229 @@
+//! A cgroup v2 of the job's own, so that one write ends every process of it.
+//!
+//! `<own cgroup>/dsl-<pid>-<token>/a<attempt>`: the workers live in the innermost one. Each attempt has a fresh
+//! directory, because the kernel compares kill counts when a child is cloned into a cgroup, and in one that was
+//! ever killed the child is dead at birth. Contract: the kernel's [cgroup v2] page, "Core Interface Files".
+//!
+//! [cgroup v2]: https://docs.kernel.org/admin-guide/cgroup-v2.html
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::procfs::number;
+
+mod dir;
+pub mod mount;
+
+pub use dir::keyed_value;
+use dir::{Cgroup, collect_pids, remove_tree, require_cgroup2};
+use mount::Hierarchy;
+
+const PREFIX: &str = "dsl-";
+
+/// Why the job has no cgroup of its own: one line for the user or a log.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no cgroup for the job: {0}")]
+pub struct Unavailable(String);
+
+/// The name of a job's cgroup: `dsl-<pid>-<token>`. `pid` tells [`sweep_stale`] whose it is.
+pub fn job_name(pid: u32, token: &str) -> String {
+    format!("{PREFIX}{pid}-{token}")
+}
+
+/// The directory of the caller's own cgroup in the v2 hierarchy.
+pub fn own_dir() -> Result<PathBuf, Unavailable> {
+    let read =
+        |path: &str| std::fs::read(path).map_err(|error| Unavailable(format!("cannot read {path}: {error}")));
+    let mountinfo = read("/proc/self/mountinfo")?;
+    if mount::mounts(&mountinfo, Hierarchy::Unified).is_empty() {
+        return Err(Unavailable("cgroup v2 is not mounted".to_owned()));
+    }
+    let place = mount::own_place(&mountinfo, &read("/proc/self/cgroup")?, Hierarchy::Unified);
+    place
+        .map(|place| place.dir)
+        .ok_or_else(|| Unavailable("no cgroup v2 mount shows our own cgroup".to_owned()))
+}
+
+/// The cgroup that holds all attempts of one job.
+///
+/// It keeps a shared lock on its directory for as long as a process of the job has it open, which keeps
+/// [`sweep_stale`] off it. Dropping it removes nothing: see [`JobCgroup::remove`].
+#[derive(Debug)]
+pub struct JobCgroup(Cgroup);
+
+impl JobCgroup {
+    /// Makes `<own cgroup>/<name>` and proves that workers can be put in and killed there.
+    pub fn create(name: &str) -> Result<Self, Unavailable> {
+        Self::create_in(&own_dir()?, name)
+    }
+
+    /// Makes `<parent>/<name>`, where `parent` is a cgroup v2 directory at or above the caller's own cgroup.
+    pub fn create_in(parent: &Path, name: &str) -> Result<Self, Unavailable> {
+        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\n', '\0']) {
+            return Err(Unavailable(format!("{name:?} cannot name a directory")));
+        }
+        let path = parent.join(name);
+        let failed =
+            |what: &str, error: io::Error| Unavailable(format!("cannot {what} {}: {error}", path.display()));
+        require_cgroup2(parent).map_err(|error| failed("make", error))?;
+        rustix::fs::mkdirat(CWD, &path, Mode::from_raw_mode(0o755))
+            .map_err(|errno| failed("make", errno.into()))?;
+        Self::open_existing(&path)
+            .and_then(|job| job.check(parent).map(|()| job))
+            .map_err(|error| {
+                remove_tree(&path);
+                failed("use", error)
+            })
+    }
+
+    /// Opens a job's cgroup by its path, in another process of the same job.
+    pub fn open_existing(path: &Path) -> io::Result<Self> {
+        let cgroup = Cgroup::open(path)?;
+        rustix::fs::flock(&cgroup.dir, FlockOperation::NonBlockingLockShared)?;
+        Ok(Self(cgroup))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Makes the fresh cgroup of an attempt; `AlreadyExists` when this number was made before.
+    pub fn attempt(&self, number: u32) -> io::Result<Attempt> {
+        let path = self.0.path.join(format!("a{number}"));
+        rustix::fs::mkdirat(CWD, &path, Mode::from_raw_mode(0o755))?;
+        Cgroup::open(&path).map(Attempt).inspect_err(|_| {
+            remove_tree(&path);
+        })
+    }
+
+    /// Sends SIGKILL to every process of the job, those that are being forked too. Does not wait.
+    pub fn kill(&self) -> io::Result<()> {
+        self.0.kill()
+    }
+
+    /// Whether a process lives in it or below. Zombies do not count.
+    pub fn populated(&self) -> io::Result<bool> {
+        self.0.populated()
+    }
+
+    /// Removes it with everything below; `true` when it is gone. Never waits: while processes are still on
+    /// their way out it says `false`, and the caller tries again later.
+    pub fn remove(&self) -> bool {
+        remove_tree(&self.0.path)
+    }
+
+    /// A process moves here only if this is a domain and it may write the member list of the common ancestor too.
+    fn check(&self, parent: &Path) -> io::Result<()> {
+        let kind = self.0.read("cgroup.type")?;
+        let kind = String::from_utf8_lossy(kind.trim_ascii());
+        if kind != "domain" {
+            let refused = format!("its type is \"{kind}\"");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, refused));
+        }
+        self.0.open_for_write("cgroup.procs")?;
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        rustix::fs::openat(CWD, parent.join("cgroup.procs"), flags, Mode::empty())?;
+        Ok(())
+    }
+}
+
+/// The cgroup of one attempt: the workers and all that they start.
+#[derive(Debug)]
+pub struct Attempt(Cgroup);
+
+impl Attempt {
+    /// The directory, for `CLONE_INTO_CGROUP`.
+    pub fn dir(&self) -> BorrowedFd<'_> {
+        self.0.dir.as_fd()
+    }
+
+    /// The open `cgroup.events`: wait for `EPOLLPRI`, then ask [`Attempt::populated`], which also rearms it.
+    ///
+    /// The kernel reports at most once in 10 ms: ask too after the last worker was reaped.
+    pub fn events(&self) -> BorrowedFd<'_> {
+        self.0.events.as_fd()
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Whether a process lives in it or below. Zombies do not count.
+    pub fn populated(&self) -> io::Result<bool> {
+        self.0.populated()
+    }
+
+    /// Sends SIGKILL to every process in it or below. Does not wait.
+    pub fn kill(&self) -> io::Result<()> {
+        self.0.kill()
+    }
+
+    /// Moves a process in, for kernels that cannot clone into a cgroup.
+    ///
+    /// Tens of milliseconds for the first of a burst (a grace period of the kernel).
+    pub fn join(&self, pid: i32) -> io::Result<()> {
+        let procs = self.0.open_for_write("cgroup.procs")?;
+        rustix::io::write(&procs, pid.to_string().as_bytes())?;
+        Ok(())
+    }
+
+    /// Processes in it and below, in no order. A leader that is a zombie can be among them.
+    pub fn pids(&self) -> io::Result<Vec<i32>> {
+        let mut pids = Vec::new();
+        collect_pids(&self.0.path, &mut pids, 0)?;
+        Ok(pids)
+    }
+
+    /// How many of its processes the kernel's out-of-memory killer took; `None` without the memory controller.
+    pub fn oom_kills(&self) -> Option<u64> {
+        keyed_value(&self.0.read("memory.events").ok()?, b"oom_kill")
+    }
+
+    /// Removes it with everything below; `true` when it is gone. See [`JobCgroup::remove`].
+    pub fn remove(&self) -> bool {
+        remove_tree(&self.0.path)
+    }
+}
+
+/// Removes the cgroups beside ours that a dead dsl has left behind empty; how many.
+///
+/// One is stale when its name is `dsl-<pid>-…`, no process has that pid, and nobody holds its lock (the owner
+/// may be in another pid namespace). Nothing else is touched, and the kernel removes no cgroup that is in use.
+pub fn sweep_stale() -> usize {
+    own_dir().map_or(0, |dir| sweep_in(&dir))
+}
+
+/// [`sweep_stale`] in a given cgroup directory.
+pub fn sweep_in(parent: &Path) -> usize {
+    let Ok(entries) = std::fs::read_dir(parent) else {
+        return 0;
+    };
+    entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_str().and_then(owner_of).is_some_and(is_gone))
+        .filter(|entry| is_abandoned(&entry.path()) && remove_tree(&entry.path()))
+        .count()
+}
+
+fn owner_of(name: &str) -> Option<rustix::process::Pid> {
+    let (pid, token) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    let pid: i32 = number(pid.as_bytes()).filter(|&pid| pid > 0 && !token.is_empty())?;
+    rustix::process::Pid::from_raw(pid)
+}
+
+fn is_gone(pid: rustix::process::Pid) -> bool {
+    rustix::process::test_kill_process(pid) == Err(Errno::SRCH)
+}
+
+fn is_abandoned(path: &Path) -> bool {
+    Cgroup::open(path).is_ok_and(|cgroup| {
+        rustix::fs::flock(&cgroup.dir, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && cgroup.populated().is_ok_and(|populated| !populated)
+    })
+}

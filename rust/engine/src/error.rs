@@ -1,0 +1,38 @@
+//! Why the engine cannot do what was asked.
+
+use crate::limits::Shortage;
+use crate::spec::SpecError;
+
+/// An error of the engine. A worker that fails to start is no error but an event.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The spec cannot be started as written.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// A limit of the machine is too low for the group.
+    #[error(transparent)]
+    Limit(#[from] Shortage),
+    /// A worker cannot be bound as asked.
+    #[error("{0}")]
+    Binding(String),
+    /// A group is running already.
+    #[error("this supervisor is running a group: wait for its end, or use a second supervisor")]
+    Busy,
+    /// The supervisor was closed.
+    #[error("this supervisor is closed")]
+    Closed,
+    /// The kernel refused something the engine cannot do without.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn os(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Os { what, source }
+    }
+}

@@ -1,0 +1,197 @@
+//! What the engine reports.
+
+use std::ffi::CString;
+use std::time::{Duration, SystemTime};
+
+pub use crate::sys::clone::Stage;
+
+/// How a worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// It returned this code.
+    Code(u8),
+    /// This signal ended it.
+    Signal {
+        /// The signal's number.
+        number: i32,
+        /// It dumped core.
+        core: bool,
+    },
+    /// It never ran.
+    NotStarted(StartFailure),
+    /// The group was stopped before its turn came.
+    Cancelled,
+}
+
+/// Why a worker never ran.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartFailure {
+    /// The step that failed.
+    pub stage: Stage,
+    /// Its errno.
+    pub errno: i32,
+    /// The program, directory or file concerned.
+    pub path: Option<CString>,
+}
+
+/// The end of one worker, reported once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    /// Index of the worker in its spec.
+    pub worker: usize,
+    /// Process id; 0 when it never ran.
+    pub pid: i32,
+    /// How it ended.
+    pub ending: Ending,
+    /// Position among the deaths of the group, in the kernel's order.
+    pub order: usize,
+    /// It died after we had begun to stop it.
+    pub caused_by_stop: bool,
+    /// Processor time in user mode.
+    pub user: Duration,
+    /// Processor time in kernel mode.
+    pub system: Duration,
+    /// Peak resident memory, bytes.
+    pub max_rss: u64,
+    /// When its program was running.
+    pub started: Option<SystemTime>,
+    /// When its death was noticed.
+    pub ended: SystemTime,
+}
+
+impl Exit {
+    /// Anything but code 0.
+    pub fn failed(&self) -> bool {
+        self.ending != Ending::Code(0)
+    }
+
+    /// The exit code by the shell's convention: the code, 128 + signal, 127 for a program that was not found,
+    /// 126 for one that could not be executed. A worker that was never tried counts as ended by SIGTERM.
+    pub fn status(&self) -> u8 {
+        match &self.ending {
+            Ending::Code(code) => *code,
+            Ending::Signal { number, .. } => 128u8.saturating_add(*number as u8),
+            Ending::NotStarted(failure) => {
+                let missing = matches!(failure.errno, libc::ENOENT | libc::ENOTDIR);
+                if failure.stage == Stage::Exec && missing { 127 } else { 126 }
+            }
+            Ending::Cancelled => 128 + libc::SIGTERM as u8,
+        }
+    }
+}
+
+/// Why a group is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// A worker failed.
+    Failure,
+    /// The owner of the supervisor asked.
+    Request,
+    /// The job got this signal.
+    Signal(i32),
+    /// The guard process is gone.
+    GuardLost,
+}
+
+/// What a signal to the job means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SignalAction {
+    /// Pass it on and go on.
+    Forward,
+    /// Pass it on, and kill what is left after the grace period.
+    Stop,
+    /// Do nothing: the job is ending already.
+    Ignore,
+}
+
+/// How the whole tree was killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KillTier {
+    /// Through `cgroup.kill`.
+    Cgroup,
+    /// By passes over the process table.
+    Scan,
+}
+
+/// A process that SIGKILL did not end in time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Survivor {
+    /// Its pid.
+    pub pid: i32,
+    /// Its state letter in `/proc`.
+    pub state: char,
+    /// Its name.
+    pub name: String,
+}
+
+/// A fact about the group, in the order in which it became known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A worker's program is running.
+    Started {
+        /// Index of the worker.
+        worker: usize,
+        /// Process id.
+        pid: i32,
+        /// When `execve` had succeeded.
+        time: SystemTime,
+    },
+    /// A worker ended or could not be started.
+    Exited(Exit),
+    /// Bytes from a piped stream; empty at its end.
+    Output {
+        /// Index of the worker.
+        worker: usize,
+        /// 1 for stdout, 2 for stderr.
+        stream: u8,
+        /// The bytes.
+        data: Vec<u8>,
+    },
+    /// A signal reached the job.
+    SignalReceived {
+        /// Its number.
+        signal: i32,
+        /// What is done about it.
+        action: SignalAction,
+        /// It was made by the terminal.
+        from_terminal: bool,
+    },
+    /// The group is being stopped.
+    Stopping {
+        /// Why.
+        reason: StopReason,
+        /// The signal sent to the workers.
+        signal: i32,
+        /// Time left to them.
+        grace: Duration,
+    },
+    /// Everything that is left gets SIGKILL.
+    Killing {
+        /// Workers that were alive still.
+        workers: Vec<usize>,
+        /// By which means.
+        tier: KillTier,
+    },
+    /// The last event of a group.
+    Ended {
+        /// The earliest death that we did not cause.
+        first_failure: Option<Exit>,
+        /// The signal by which the user ended the job.
+        stop_signal: Option<i32>,
+        /// Descendants that outlived their worker and were ended by us.
+        stragglers: usize,
+        /// What could not be killed.
+        survivors: Vec<Survivor>,
+    },
+}
+
+impl Event {
+    /// Something a report needs at once, as against the bookkeeping of a healthy group.
+    pub fn is_urgent(&self) -> bool {
+        match self {
+            Self::Started { .. } => false,
+            Self::Exited(exit) => exit.failed(),
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Kernel interfaces in use. Each has an older substitute, which can be forced for tests.
+
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use crate::sys;
+
+/// Environment variable that names interfaces to do without, comma separated: `clone3`, `pidfd`,
+/// `close_range`, `cgroup`. For tests and for hunting kernel trouble.
+pub const DISABLE_VARIABLE: &str = "DSL_ENGINE_DISABLE";
+
+/// Which interfaces the engine may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Features {
+    /// `clone3(2)` (5.3; some seccomp profiles refuse it). Else `clone(2)`.
+    pub clone3: bool,
+    /// pidfds with `waitid(P_PIDFD)` (5.4). Else SIGCHLD, or a timer inside somebody's program.
+    pub pidfd: bool,
+    /// `close_range(2)` (5.9). Else a list of descriptors to close.
+    pub close_range: bool,
+    /// cgroup v2 with `cgroup.kill` (5.14), where this process may make one. Else the process table.
+    pub cgroup: bool,
+}
+
+impl Features {
+    /// What this kernel has, less what `disabled` names.
+    pub fn probe(disabled: &str) -> Self {
+        let allowed = |name: &str| !disabled.split(',').any(|word| word.trim() == name);
+        Self {
+            clone3: allowed("clone3") && sys::has_clone3(),
+            pidfd: allowed("pidfd")
+                && pidfd_open(getpid(), PidfdFlags::empty())
+                    .is_ok_and(|own| sys::wait::can_wait_for_pidfd(&own)),
+            close_range: allowed("close_range") && sys::has_close_range(),
+            cgroup: allowed("cgroup"),
+        }
+    }
+}

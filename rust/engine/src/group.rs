@@ -1,0 +1,230 @@
+//! The life of a worker group as a pure function: what has happened in, what to do out.
+//!
+//! The supervisor owns processes and descriptors; every decision is taken here, without a system call and with
+//! the time as an argument, so that each rule is a table test.
+
+use std::time::{Duration, Instant};
+
+use crate::event::StopReason;
+use crate::spec::OnFailure;
+
+/// Time given to processes that outlived their workers before they are killed.
+const STRAGGLER_GRACE: Duration = Duration::from_secs(2);
+/// Time given to the kernel to carry out SIGKILL before the rest is reported as survivors.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// How often a kill is repeated while something is left.
+pub(crate) const KILL_RETRY: Duration = Duration::from_millis(100);
+
+/// Something that has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// A worker's program runs.
+    Started,
+    /// A worker ended; `running` says whether it had started.
+    WorkerEnded { running: bool, failed: bool },
+    /// The group is to be stopped.
+    Stop { reason: StopReason, signal: i32, grace: Duration },
+    /// The group is to be killed at once.
+    Kill { reason: StopReason },
+    /// What is left below the workers, asked for by [`Action::CheckTree`].
+    Tree { empty: bool },
+    /// Time has passed.
+    Tick,
+}
+
+/// Something to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Send this signal to every running worker.
+    Broadcast(i32),
+    /// Report workers that have not been started as cancelled.
+    CancelPending,
+    /// Tell the owner that the group is being stopped.
+    ReportStop { reason: StopReason, signal: i32, grace: Duration },
+    /// See whether any process of the job is left, and say so by [`Input::Tree`].
+    CheckTree,
+    /// Ask what outlived its worker to end.
+    TerminateTree,
+    /// SIGKILL to everything; `first` when the owner is to be told.
+    KillTree { first: bool },
+    /// Report the end of the group; `survivors` when some processes would not die.
+    End { survivors: bool },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Running,
+    Stopping { deadline: Instant },
+    Sweeping { deadline: Instant },
+    Killing { deadline: Instant, retry: Instant },
+    Ended,
+}
+
+/// State of one worker group.
+#[derive(Debug, Clone)]
+pub(crate) struct Group {
+    phase: Phase,
+    on_failure: OnFailure,
+    grace: Duration,
+    pending: usize,
+    running: usize,
+    stop_signal: Option<i32>,
+}
+
+impl Group {
+    pub(crate) fn new(workers: usize, on_failure: OnFailure, grace: Duration) -> Self {
+        Self { phase: Phase::Running, on_failure, grace, pending: workers, running: 0, stop_signal: None }
+    }
+
+    /// Whether workers may still be started.
+    pub(crate) fn may_start(&self) -> bool {
+        self.phase == Phase::Running && self.pending > 0
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
+    /// Only what outlived the workers is left to wait for.
+    pub(crate) fn is_clearing(&self) -> bool {
+        matches!(self.phase, Phase::Sweeping { .. } | Phase::Killing { .. })
+    }
+
+    /// The job is being stopped or killed, or has ended.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.phase != Phase::Running
+    }
+
+    /// The signal by which the user ended the job.
+    pub(crate) fn stop_signal(&self) -> Option<i32> {
+        self.stop_signal
+    }
+
+    /// When [`Input::Tick`] has something to do next.
+    pub(crate) fn next_tick(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Running | Phase::Ended => None,
+            Phase::Stopping { deadline } | Phase::Sweeping { deadline } => Some(deadline),
+            Phase::Killing { deadline, retry } => Some(deadline.min(retry)),
+        }
+    }
+
+    /// Takes one input; the actions are to be carried out in order.
+    pub(crate) fn step(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        match input {
+            Input::Started => {
+                self.pending -= 1;
+                self.running += 1;
+                Vec::new()
+            }
+            Input::WorkerEnded { running, failed } => self.worker_ended(now, running, failed),
+            Input::Stop { reason, signal, grace } => self.stop(now, reason, signal, grace),
+            Input::Kill { reason } => self.kill(now, reason),
+            Input::Tree { empty } => self.tree(now, empty),
+            Input::Tick => self.tick(now),
+        }
+    }
+
+    fn worker_ended(&mut self, now: Instant, running: bool, failed: bool) -> Vec<Action> {
+        if running {
+            self.running -= 1;
+        } else {
+            self.pending -= 1;
+        }
+        if failed && self.phase == Phase::Running && self.on_failure == OnFailure::Stop {
+            let mut actions = Vec::new();
+            if self.running + self.pending > 0 {
+                actions = self.stop(now, StopReason::Failure, libc::SIGTERM, self.grace);
+            }
+            if self.running == 0 {
+                actions.push(Action::CheckTree);
+            }
+            return actions;
+        }
+        if self.running + self.pending == 0 { vec![Action::CheckTree] } else { Vec::new() }
+    }
+
+    fn stop(&mut self, now: Instant, reason: StopReason, signal: i32, grace: Duration) -> Vec<Action> {
+        if let StopReason::Signal(number) = reason {
+            self.stop_signal.get_or_insert(number);
+        }
+        let wanted = now + grace;
+        match &mut self.phase {
+            Phase::Running => {
+                self.phase = Phase::Stopping { deadline: wanted };
+                let report = Action::ReportStop { reason, signal, grace };
+                let mut actions = vec![report, Action::Broadcast(signal)];
+                actions.extend(self.cancel_pending());
+                actions
+            }
+            Phase::Stopping { deadline } | Phase::Sweeping { deadline } => {
+                *deadline = wanted.min(*deadline);
+                if *deadline <= now { self.start_killing(now) } else { Vec::new() }
+            }
+            Phase::Killing { .. } | Phase::Ended => Vec::new(),
+        }
+    }
+
+    /// Cancelled workers come back as [`Input::WorkerEnded`]; with none running the tree is looked at then.
+    fn cancel_pending(&self) -> Option<Action> {
+        (self.pending > 0).then_some(Action::CancelPending)
+    }
+
+    fn kill(&mut self, now: Instant, reason: StopReason) -> Vec<Action> {
+        match self.phase {
+            Phase::Killing { .. } | Phase::Ended => Vec::new(),
+            Phase::Running => {
+                let report = Action::ReportStop { reason, signal: libc::SIGKILL, grace: Duration::ZERO };
+                let mut actions = vec![report];
+                actions.extend(self.start_killing(now));
+                actions.extend(self.cancel_pending());
+                actions
+            }
+            Phase::Stopping { .. } | Phase::Sweeping { .. } => self.start_killing(now),
+        }
+    }
+
+    fn start_killing(&mut self, now: Instant) -> Vec<Action> {
+        self.phase = Phase::Killing { deadline: now + KILL_PATIENCE, retry: now + KILL_RETRY };
+        vec![Action::KillTree { first: true }]
+    }
+
+    fn tree(&mut self, now: Instant, empty: bool) -> Vec<Action> {
+        if self.running + self.pending > 0 {
+            return Vec::new();
+        }
+        match self.phase {
+            Phase::Ended => Vec::new(),
+            _ if empty => self.end(false),
+            Phase::Running | Phase::Stopping { .. } => {
+                self.phase = Phase::Sweeping { deadline: now + self.grace.min(STRAGGLER_GRACE) };
+                vec![Action::TerminateTree]
+            }
+            Phase::Sweeping { .. } | Phase::Killing { .. } => Vec::new(),
+        }
+    }
+
+    fn tick(&mut self, now: Instant) -> Vec<Action> {
+        match &mut self.phase {
+            Phase::Running | Phase::Ended => Vec::new(),
+            Phase::Stopping { deadline } | Phase::Sweeping { deadline } => {
+                if *deadline <= now { self.start_killing(now) } else { Vec::new() }
+            }
+            Phase::Killing { deadline, retry } => {
+                if *deadline <= now {
+                    return self.end(true);
+                }
+                if *retry <= now {
+                    *retry = now + KILL_RETRY;
+                    return vec![Action::KillTree { first: false }, Action::CheckTree];
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    fn end(&mut self, survivors: bool) -> Vec<Action> {
+        self.phase = Phase::Ended;
+        vec![Action::End { survivors }]
+    }
+}

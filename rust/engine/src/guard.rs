@@ -1,0 +1,340 @@
+//! The process that the shell, Slurm or Kubernetes sees, and its link to the agent that does the work.
+//!
+//! The guard is subreaper above everything. It passes signals on, keeps the exit code, and if the agent dies it
+//! ends what the agent left. The agent in turn ends its group if the guard dies. To use it: make a [`Guard`] while
+//! the process has one thread, fork, call [`Guard::supervise`] in the parent and [`Guard::enter_agent`] in the
+//! child.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Rlimit, Signal, getpgrp, getpid, getppid, kill_process, pidfd_open, set_child_subreaper,
+    setpgid,
+};
+
+use crate::cgroup::{self, JobCgroup};
+use crate::error::Error;
+use crate::event::{SignalAction, Survivor};
+use crate::features::Features;
+use crate::signals;
+use crate::spawn::open_files_limit;
+use crate::sys::signal::{self, Received, SignalSet};
+use crate::sys::wait::{Death, Target, try_wait};
+use crate::token;
+use crate::tree::{Scope, Tree};
+
+/// Time the guard gives the kernel to end what a dead agent left.
+const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
+/// Time beyond the grace period after which an agent that does not end is taken to be stuck.
+const AGENT_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a kill is repeated while something is left.
+const KILL_RETRY: Duration = Duration::from_millis(20);
+
+/// The state shared by guard and agent, made before the fork.
+#[derive(Debug)]
+pub struct Guard {
+    pid: i32,
+    group: i32,
+    token: String,
+    taken: SignalSet,
+    mask: SignalSet,
+    open_files: Rlimit,
+    features: Features,
+    cgroup: Option<PathBuf>,
+}
+
+/// What became of the agent.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Exit code for the command.
+    pub code: u8,
+    /// The signal that ended the agent, if one did.
+    pub agent_signal: Option<i32>,
+    /// Processes of the job that the guard had to kill.
+    pub ended: usize,
+    /// Processes that would not die.
+    pub survivors: Vec<Survivor>,
+    /// The terminal's Ctrl-C was among the signals.
+    pub terminal_interrupt: bool,
+}
+
+/// The agent's side of the link.
+#[derive(Debug)]
+pub struct Agent {
+    /// Readable once the guard is gone; `None` when it is gone already.
+    pub(crate) guard: Option<OwnedFd>,
+    pub(crate) guard_pid: i32,
+    pub(crate) foreground_group: i32,
+    pub(crate) token: String,
+    pub(crate) taken: SignalSet,
+    pub(crate) mask: SignalSet,
+    pub(crate) open_files: Rlimit,
+    pub(crate) features: Features,
+    pub(crate) cgroup: Option<PathBuf>,
+}
+
+impl Guard {
+    /// Makes this process the guard of a job: subreaper, with the job's signals blocked and SIGCHLD reset.
+    ///
+    /// Call it while the process has a single thread. Signals that are ignored (as by `nohup`) stay so.
+    pub fn new(features: Features) -> Result<Self, Error> {
+        set_child_subreaper(Some(getpid())).map_err(io::Error::from).map_err(Error::os("prctl"))?;
+        signal::reset_child_signal().map_err(Error::os("sigaction"))?;
+        let taken: Vec<i32> =
+            signals::TAKEN.into_iter().filter(|signal| !signal::is_ignored(*signal)).collect();
+        let taken = SignalSet::of(&taken);
+        let token = token::random();
+        let pid = getpid().as_raw_nonzero().get();
+        let cgroup = features.cgroup.then(|| job_cgroup(pid, &token)).flatten();
+        let mask = signal::block(SignalSet(taken.0 | SignalSet::of(&[libc::SIGCHLD]).0));
+        Ok(Self {
+            pid,
+            group: getpgrp().as_raw_nonzero().get(),
+            token,
+            taken,
+            mask,
+            open_files: open_files_limit(),
+            features,
+            cgroup,
+        })
+    }
+
+    /// The guard's pid.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The job's token.
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// In the child of the fork: leaves the terminal's foreground group, becomes subreaper and watches the guard.
+    pub fn enter_agent(&self) -> Result<Agent, Error> {
+        setpgid(None, None).map_err(io::Error::from).map_err(Error::os("setpgid"))?;
+        set_child_subreaper(Some(getpid())).map_err(io::Error::from).map_err(Error::os("prctl"))?;
+        let guard = Pid::from_raw(self.pid)
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+            .filter(|_| self.features.pidfd);
+        // The pid pinned above is the guard's only if the guard was alive still after that.
+        let alive = getppid().is_some_and(|parent| parent.as_raw_nonzero().get() == self.pid);
+        if !self.features.pidfd {
+            signal::die_with_parent(libc::SIGTERM).map_err(Error::os("prctl"))?;
+        }
+        if !alive {
+            return Err(Error::os("the guard process is gone")(io::Error::from_raw_os_error(libc::ESRCH)));
+        }
+        Ok(Agent {
+            guard,
+            guard_pid: self.pid,
+            foreground_group: self.group,
+            token: self.token.clone(),
+            taken: self.taken,
+            mask: self.mask,
+            open_files: self.open_files,
+            features: self.features,
+            cgroup: self.cgroup.clone(),
+        })
+    }
+
+    /// In the parent of the fork: waits for the agent, passing signals on, then ends whatever it left.
+    ///
+    /// `grace` is the job's; an agent that does not end long after it is killed.
+    pub fn supervise(&self, agent_pid: i32, grace: Duration) -> Result<Outcome, Error> {
+        let set = SignalSet(self.taken.0 | SignalSet::of(&[libc::SIGCHLD]).0);
+        let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
+        let agent = AgentProcess::open(agent_pid, self.features);
+        let mut watch = Watch { deadline: None, terminal_interrupt: false, patience: grace + AGENT_PATIENCE };
+        let death = loop {
+            self.wait(&agent, intake.as_fd(), watch.deadline)?;
+            while let Some(received) = signal::read_intake(intake.as_fd()).map_err(Error::os("read"))? {
+                if received.signal != libc::SIGCHLD {
+                    watch.pass_on(&agent, received);
+                }
+            }
+            if let Some(death) = agent.try_wait() {
+                break death;
+            }
+            reap_orphans(Some(agent_pid));
+            if watch.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                agent.send(Received { signal: libc::SIGKILL, from_terminal: false });
+                watch.deadline = None;
+            }
+        };
+        let abnormal = death.signaled;
+        let (ended, survivors) = self.clear(abnormal, intake.as_fd());
+        Ok(Outcome {
+            code: if abnormal { 128u8.saturating_add(death.status as u8) } else { death.status as u8 },
+            agent_signal: abnormal.then_some(death.status),
+            ended,
+            survivors,
+            terminal_interrupt: watch.terminal_interrupt,
+        })
+    }
+
+    fn wait(
+        &self,
+        agent: &AgentProcess,
+        intake: BorrowedFd<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
+        let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        wait_for(&[Some(intake), agent.pidfd.as_ref().map(AsFd::as_fd)], timeout)
+            .map_err(Error::os("poll"))
+    }
+
+    /// Ends every process of the job that is left. Returns how many were killed and what would not die.
+    fn clear(&self, abnormal: bool, intake: BorrowedFd<'_>) -> (usize, Vec<Survivor>) {
+        let job = self.cgroup.as_deref().and_then(|path| JobCgroup::open_existing(path).ok());
+        let token = abnormal.then_some(self.token.as_str());
+        let scope = Scope { own_descendants: true, roots: &[], token };
+        let mut ended = 0;
+        let mut survivors = Vec::new();
+        let mut tree = None;
+        let deadline = Instant::now() + CLEAR_PATIENCE;
+        loop {
+            let childless = reap_orphans(None);
+            let populated = job.as_ref().is_some_and(|job| job.populated().unwrap_or(false));
+            if populated {
+                ended += self.kill_cgroup(job.as_ref());
+            }
+            if childless && !populated && !abnormal {
+                break;
+            }
+            if tree.is_none() {
+                tree = Tree::open().ok();
+            }
+            let Some(tree) = tree.as_mut() else { break };
+            let killed = tree.kill_all(scope).unwrap_or(0);
+            ended += killed;
+            if killed == 0 && !populated && reap_orphans(None) {
+                break;
+            }
+            if Instant::now() >= deadline {
+                survivors = tree.survivors(scope);
+                break;
+            }
+            // Woken by SIGCHLD; the bound is for processes that are not our children.
+            let _ = wait_for(&[Some(intake), None], Some(KILL_RETRY));
+            while let Ok(Some(_)) = signal::read_intake(intake) {}
+        }
+        if let Some(job) = job {
+            remove_cgroup(&job);
+        }
+        (ended, survivors)
+    }
+
+    fn kill_cgroup(&self, job: Option<&JobCgroup>) -> usize {
+        // What the cgroup held is counted by the passes over the table that follow.
+        if let Some(job) = job {
+            let _ = job.kill();
+        }
+        0
+    }
+}
+
+/// Signals seen while watching the agent.
+struct Watch {
+    deadline: Option<Instant>,
+    terminal_interrupt: bool,
+    patience: Duration,
+}
+
+impl Watch {
+    fn pass_on(&mut self, agent: &AgentProcess, received: Received) {
+        agent.send(received);
+        match signals::meaning(received.signal) {
+            SignalAction::Stop => {
+                self.terminal_interrupt |= received.signal == libc::SIGINT && received.from_terminal;
+                self.deadline.get_or_insert(Instant::now() + self.patience);
+                // A stopped agent must be able to carry it out.
+                agent.send(Received { signal: libc::SIGCONT, from_terminal: false });
+            }
+            SignalAction::Forward if received.signal == libc::SIGTSTP => {
+                // The shell waits for its own child to stop. Nothing is left to do if that fails.
+                let _ = kill_process(getpid(), Signal::STOP);
+            }
+            SignalAction::Forward | SignalAction::Ignore => {}
+        }
+    }
+}
+
+struct AgentProcess {
+    pid: i32,
+    pidfd: Option<OwnedFd>,
+}
+
+impl AgentProcess {
+    /// The agent is our child and not reaped, so its pid is its own.
+    fn open(pid: i32, features: Features) -> Self {
+        let raw = Pid::from_raw(pid);
+        let pidfd = raw
+            .filter(|_| features.pidfd)
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Self { pid, pidfd }
+    }
+
+    fn try_wait(&self) -> Option<Death> {
+        try_wait(Target::Pid(self.pid), true).ok().flatten()
+    }
+
+    fn send(&self, received: Received) {
+        // A failure means that the agent has just died, which is noticed next.
+        let _ = match (&self.pidfd, Pid::from_raw(self.pid)) {
+            (Some(pidfd), _) => signal::forward(pidfd.as_fd(), received),
+            (None, Some(pid)) => match Signal::from_named_raw(received.signal) {
+                Some(named) => kill_process(pid, named).map_err(io::Error::from),
+                None => Ok(()),
+            },
+            (None, None) => Ok(()),
+        };
+    }
+}
+
+fn wait_for(fds: &[Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::Result<()> {
+    let mut polled: Vec<PollFd<'_>> =
+        fds.iter().flatten().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let spec = timeout.map(|timeout| Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    });
+    match poll(&mut polled, spec.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Reaps adopted children; says whether no child at all is left. `spare` is left for its own waiter.
+pub(crate) fn reap_orphans(spare: Option<i32>) -> bool {
+    loop {
+        match try_wait(Target::Any, false) {
+            Ok(Some(death)) if Some(death.pid) == spare => return false,
+            Ok(Some(death)) => {
+                // It is dead, and no other thread of this process waits for it.
+                let _ = try_wait(Target::Pid(death.pid), true);
+            }
+            Ok(None) => return false,
+            Err(_) => return true,
+        }
+    }
+}
+
+fn job_cgroup(pid: i32, token: &str) -> Option<PathBuf> {
+    cgroup::sweep_stale();
+    let job = JobCgroup::create(&cgroup::job_name(pid as u32, token)).ok()?;
+    Some(job.path().to_path_buf())
+}
+
+/// Removes the job's cgroup; processes that have just died may hold it for a moment.
+fn remove_cgroup(job: &JobCgroup) {
+    for _ in 0..20 {
+        if job.remove() {
+            return;
+        }
+        let _ = wait_for(&[None, None], Some(Duration::from_millis(5)));
+    }
+}

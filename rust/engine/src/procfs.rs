@@ -1,0 +1,248 @@
+//! Process facts from `/proc`: one-pass scans, the tree below a process, and the job's mark in an environment.
+//!
+//! Contract of the texts: [proc_pid_stat(5)], [proc_pid_environ(5)], [proc_pid_status(5)].
+//!
+//! [proc_pid_stat(5)]: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
+//! [proc_pid_environ(5)]: https://man7.org/linux/man-pages/man5/proc_pid_environ.5.html
+//! [proc_pid_status(5)]: https://man7.org/linux/man-pages/man5/proc_pid_status.5.html
+
+use std::fmt::Write as _;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom};
+use rustix::io::Errno;
+
+mod snapshot;
+
+use snapshot::has_no_memory;
+pub use snapshot::{Stat, descendants, parse_stat};
+
+/// Bytes asked of one read; a whole `stat` line and most environments fit.
+const CHUNK: usize = 16 * 1024;
+/// More than the kernel lets an environment grow to (three quarters of its 8 MiB stack default).
+const ENVIRON_MAX: usize = 8 << 20;
+/// How long a process may take from the loss of its old memory in an exec until its new one is laid out.
+const EXEC_PATIENCE: Duration = Duration::from_millis(50);
+/// Bytes of directory entries asked for at once.
+const LISTING: usize = 32 * 1024;
+
+/// Whether an environment block holds `key` with a `:`-separated value one item of which is `token`.
+pub fn environ_carries(environ: &[u8], key: &[u8], token: &[u8]) -> bool {
+    !key.is_empty()
+        && !token.is_empty()
+        && environ
+            .split(|&byte| byte == 0)
+            .filter_map(|entry| entry.strip_prefix(key)?.strip_prefix(b"="))
+            .any(|value| value.split(|&byte| byte == b':').any(|item| item == token))
+}
+
+/// An open `/proc` with the buffers for reading it; one for each thread that scans.
+#[derive(Debug)]
+pub struct ProcFs {
+    dir: OwnedFd,
+    name: String,
+    text: Vec<u8>,
+    listing: Vec<u8>,
+    expected: usize,
+}
+
+impl ProcFs {
+    /// Opens `/proc`.
+    ///
+    /// Fails with `Unsupported` when it shows another pid namespace than the caller's: its pids would
+    /// name strangers.
+    pub fn open() -> io::Result<Self> {
+        let procfs = Self::open_at(Path::new("/proc"))?;
+        procfs.require_own_namespace()?;
+        Ok(procfs)
+    }
+
+    /// Opens a directory that is laid out like `/proc`, without the check of [`ProcFs::open`].
+    pub fn open_at(root: &Path) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self {
+            dir: rustix::fs::openat(CWD, root, flags, Mode::empty())?,
+            name: String::new(),
+            text: vec![0; CHUNK],
+            listing: Vec::with_capacity(LISTING),
+            expected: 0,
+        })
+    }
+
+    fn require_own_namespace(&self) -> io::Result<()> {
+        let own = rustix::fs::readlinkat(&self.dir, "self", Vec::new())?;
+        if number(own.as_bytes()) == Some(rustix::process::getpid().as_raw_pid()) {
+            return Ok(());
+        }
+        let why = "/proc belongs to another pid namespace";
+        Err(io::Error::new(io::ErrorKind::Unsupported, why))
+    }
+
+    /// All processes, in one pass. Those that vanish meanwhile or that this user may not see are left out.
+    ///
+    /// A process forked during the pass may be missing: who must have them all scans again.
+    pub fn scan(&mut self) -> io::Result<Vec<Stat>> {
+        rustix::fs::seek(&self.dir, SeekFrom::Start(0))?;
+        let mut all = Vec::with_capacity(self.expected);
+        let mut entries = RawDir::new(self.dir.as_fd(), self.listing.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let Some(pid) = number::<i32>(entry.file_name().to_bytes()) else {
+                continue;
+            };
+            match read_start(&self.dir, path(&mut self.name, pid, "stat"), &mut self.text) {
+                Ok(text) => all.extend(parse_stat(text)),
+                Err(Errno::NOENT | Errno::SRCH | Errno::ACCESS | Errno::PERM) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        self.expected = all.len() + all.len() / 8;
+        Ok(all)
+    }
+
+    /// One process; `NotFound` when there is none of this pid.
+    pub fn stat(&mut self, pid: i32) -> io::Result<Stat> {
+        let text = self.starts(pid, "stat").map_err(gone)?;
+        parse_stat(text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    /// Whether the environment that the process was started with holds `key` with a `:`-separated value
+    /// one item of which is `token`. `false` when it is gone or not ours to read.
+    ///
+    /// Can block for as long as the process is stuck in the kernel with its memory map locked: leave out
+    /// those in state `D` where that matters. One that is caught in an exec has no environment for a moment;
+    /// that moment is waited out, 50 ms at most.
+    pub fn carries_token(&mut self, pid: i32, key: &[u8], token: &[u8]) -> io::Result<bool> {
+        let start = Instant::now();
+        let mut is_settled = false;
+        loop {
+            match read_whole(&self.dir, path(&mut self.name, pid, "environ"), &mut self.text) {
+                Ok([]) => {}
+                Ok(environ) => return Ok(environ_carries(environ, key, token)),
+                Err(Errno::NOENT | Errno::SRCH | Errno::ACCESS | Errno::PERM | Errno::IO) => {
+                    return Ok(false);
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+            if is_settled || !self.has_memory(pid) || start.elapsed() > EXEC_PATIENCE {
+                return Ok(false);
+            }
+            // The arguments come into being together with the environment, and are hardly ever empty.
+            is_settled = self.starts(pid, "cmdline").is_ok_and(|text| !text.is_empty());
+            if !is_settled {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn has_memory(&mut self, pid: i32) -> bool {
+        self.starts(pid, "stat").is_ok_and(|text| !has_no_memory(text))
+    }
+
+    fn starts(&mut self, pid: i32, leaf: &str) -> Result<&[u8], Errno> {
+        read_start(&self.dir, path(&mut self.name, pid, leaf), &mut self.text)
+    }
+
+    /// The command name (at most 15 bytes for a program), fit for a terminal; `?` when it is gone.
+    pub fn comm(&mut self, pid: i32) -> String {
+        match self.starts(pid, "comm") {
+            Ok(text) => printable(text.strip_suffix(b"\n").unwrap_or(text)),
+            Err(_) => "?".to_owned(),
+        }
+    }
+
+    /// The kernel function in which the process sleeps; `None` when it runs or when that is kept from us.
+    pub fn wchan(&mut self, pid: i32) -> Option<String> {
+        let text = self.starts(pid, "wchan").ok()?;
+        let text = text.trim_ascii();
+        (!text.is_empty() && text != b"0").then(|| printable(text))
+    }
+
+    /// Real user id; `NotFound` when there is no process of this pid.
+    pub fn uid(&mut self, pid: i32) -> io::Result<u32> {
+        let text = self.starts(pid, "status").map_err(gone)?;
+        status_value(text, "Uid")
+            .and_then(|ids| number(ids.split(u8::is_ascii_whitespace).next()?))
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+}
+
+/// The value of one line of `/proc/<pid>/status`, without the white space around it.
+pub fn status_value<'text>(status: &'text [u8], key: &str) -> Option<&'text [u8]> {
+    status
+        .split(|&byte| byte == b'\n')
+        .find_map(|line| line.strip_prefix(key.as_bytes())?.strip_prefix(b":"))
+        .map(<[u8]>::trim_ascii)
+}
+
+/// A decimal number that is all of `text`.
+pub(crate) fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
+    // `from_str` would also take a leading plus sign, which no kernel text has.
+    if text.first() == Some(&b'+') {
+        return None;
+    }
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+fn path<'name>(name: &'name mut String, pid: i32, leaf: &str) -> &'name str {
+    name.clear();
+    // Writing to a String cannot fail.
+    let _ = write!(name, "{pid}/{leaf}");
+    name
+}
+
+fn open(dir: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// What the first read returns: the whole of the one-record files, which saves a second call for each process.
+fn read_start<'text>(dir: &OwnedFd, name: &str, text: &'text mut [u8]) -> Result<&'text [u8], Errno> {
+    let file = open(dir, name)?;
+    let length = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut *text))?;
+    Ok(&text[..length])
+}
+
+fn read_whole<'text>(dir: &OwnedFd, name: &str, text: &'text mut Vec<u8>) -> Result<&'text [u8], Errno> {
+    let file = open(dir, name)?;
+    let mut length = 0;
+    while length < ENVIRON_MAX {
+        if text.len() - length < CHUNK {
+            text.resize(length + CHUNK, 0);
+        }
+        match rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut text[length..]))? {
+            0 => break,
+            count => length += count,
+        }
+    }
+    Ok(&text[..length])
+}
+
+fn gone(errno: Errno) -> io::Error {
+    // The kernel says ESRCH when the process ends between open and read.
+    if errno == Errno::SRCH {
+        Errno::NOENT.into()
+    } else {
+        errno.into()
+    }
+}
+
+fn printable(text: &[u8]) -> String {
+    String::from_utf8_lossy(text)
+        .chars()
+        .map(|letter| {
+            if letter.is_alphanumeric() || letter == ' ' || letter.is_ascii_punctuation() {
+                letter
+            } else {
+                '?'
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+pub(crate) mod fake_root;
+#[cfg(test)]
+mod tests;

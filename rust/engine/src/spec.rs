@@ -1,0 +1,169 @@
+//! What to start: plain data, checked once, with no decision left in it.
+
+use std::ffi::{CStr, CString};
+use std::time::Duration;
+
+/// One `KEY=value` entry of an environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EnvEntry {
+    text: CString,
+    key_len: usize,
+}
+
+impl EnvEntry {
+    /// Makes an entry. The key must not be empty nor hold `=`; neither part may hold a NUL byte.
+    pub fn new(key: &[u8], value: &[u8]) -> Result<Self, SpecError> {
+        if key.is_empty() || key.contains(&b'=') {
+            return Err(SpecError::BadKey(String::from_utf8_lossy(key).into_owned()));
+        }
+        let text = [key, b"=", value].concat();
+        let text = CString::new(text)
+            .map_err(|_| SpecError::Nul(format!("environment variable {}", String::from_utf8_lossy(key))))?;
+        Ok(Self { text, key_len: key.len() })
+    }
+
+    /// The variable's name.
+    pub fn key(&self) -> &[u8] {
+        &self.text.as_bytes()[..self.key_len]
+    }
+
+    /// The variable's value.
+    pub fn value(&self) -> &[u8] {
+        &self.text.as_bytes()[self.key_len + 1..]
+    }
+
+    pub(crate) fn text(&self) -> &CStr {
+        &self.text
+    }
+}
+
+/// Where a standard stream of a worker goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stdio {
+    /// The same stream of this process.
+    Inherit,
+    /// `/dev/null`.
+    Null,
+    /// A file that the worker reads or writes without us. Created with mode 0640.
+    File {
+        /// Its path, relative to this process's directory.
+        path: CString,
+        /// Keep what is in it.
+        append: bool,
+    },
+    /// A descriptor of this process, which stays the caller's.
+    Fd(i32),
+    /// A pipe that the engine reads.
+    Pipe,
+    /// For stderr: the worker's stdout.
+    Stdout,
+}
+
+/// Kind of a NUMA memory policy.
+///
+/// [set_mempolicy(2)](https://man7.org/linux/man-pages/man2/set_mempolicy.2.html)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryMode {
+    /// Memory comes from these nodes or not at all.
+    Bind,
+    /// Memory comes from this node while it has some.
+    Preferred,
+    /// Pages go round the nodes.
+    Interleave,
+    /// Memory comes from the node of the CPU.
+    Local,
+}
+
+/// One worker: what to execute and how.
+#[derive(Debug, Clone)]
+pub struct WorkerSpec {
+    /// Program and arguments; a program without a slash is looked up on the worker's `PATH`.
+    pub argv: Vec<CString>,
+    /// Laid over the group's environment.
+    pub env: Vec<EnvEntry>,
+    /// Working directory, or this process's.
+    pub cwd: Option<CString>,
+    /// stdin, stdout, stderr.
+    pub stdio: [Stdio; 3],
+    /// CPUs to run on; empty: as inherited.
+    pub cpus: Vec<u32>,
+    /// NUMA memory policy and its nodes; `None`: as inherited.
+    pub memory: Option<(MemoryMode, Vec<u32>)>,
+    /// Leave the worker in the terminal's foreground process group.
+    pub foreground: bool,
+}
+
+/// What a failed worker means for the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnFailure {
+    /// Stop the group.
+    Stop,
+    /// Report it and go on.
+    Report,
+}
+
+/// A worker group to start.
+#[derive(Debug, Clone)]
+pub struct LaunchSpec {
+    /// The workers; their index is their identity in every event.
+    pub workers: Vec<WorkerSpec>,
+    /// Environment of every worker, later entries win.
+    pub env: Vec<EnvEntry>,
+    /// Policy for a failed worker.
+    pub on_failure: OnFailure,
+    /// Time between the stop signal and SIGKILL.
+    pub grace: Duration,
+}
+
+/// Why a spec cannot be started as written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// There is nothing to start.
+    #[error("a worker group needs at least one worker")]
+    NoWorkers,
+    /// A worker has no program.
+    #[error("worker {0} has an empty argv: name a program")]
+    EmptyArgv(usize),
+    /// A string cannot be passed to a program.
+    #[error("{0} holds a NUL byte, which no program can be given")]
+    Nul(String),
+    /// An environment variable cannot have this name.
+    #[error("{0:?} is no name for an environment variable: it must not be empty nor hold '='")]
+    BadKey(String),
+    /// Two workers want the terminal.
+    #[error("workers {0} and {1} are both marked foreground: only one can read from the terminal")]
+    TwoForeground(usize, usize),
+    /// stdin or stdout is joined to stdout.
+    #[error("worker {0}: only stderr can be joined to stdout")]
+    JoinedToItself(usize),
+    /// stdin is a pipe.
+    #[error("worker {0}: stdin cannot be a pipe read by the engine; use null, inherit, a file or a descriptor")]
+    StdinPipe(usize),
+}
+
+impl LaunchSpec {
+    /// Checks what does not depend on the machine.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        if self.workers.is_empty() {
+            return Err(SpecError::NoWorkers);
+        }
+        let mut foreground = None;
+        for (index, worker) in self.workers.iter().enumerate() {
+            if worker.argv.first().is_none_or(|program| program.is_empty()) {
+                return Err(SpecError::EmptyArgv(index));
+            }
+            if worker.stdio[0] == Stdio::Pipe {
+                return Err(SpecError::StdinPipe(index));
+            }
+            if worker.stdio[..2].contains(&Stdio::Stdout) {
+                return Err(SpecError::JoinedToItself(index));
+            }
+            if worker.foreground
+                && let Some(first) = foreground.replace(index)
+            {
+                return Err(SpecError::TwoForeground(first, index));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,489 @@
+//! `clone3` with shared memory: start a program at a cost that does not grow with the parent.
+//!
+//! The child borrows our address space until it executes its program, and we stand still meanwhile
+//! (`CLONE_VM | CLONE_VFORK`). Its rules:
+//!
+//! * It runs on a stack of its own and touches nothing but that stack and the [`Plan`], which the caller keeps
+//!   alive; every string and table in it was made before the clone.
+//! * It makes raw system calls only: libc's wrappers would write our `errno`.
+//! * It neither allocates nor locks nor unwinds: [`child_main`] is `extern "C"`, free of indexing and formatting.
+//! * All signals are blocked, so no handler of ours can run in it; handlers are reset before the mask is restored.
+//! * With `CLONE_FILES` its first act is to leave our descriptor table; on failure it ends before it changes it.
+
+#![allow(unsafe_code)]
+
+use core::ffi::{c_char, c_void};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::{null, null_mut};
+
+use super::arch;
+use super::signal::{SET_BYTES, SignalSet};
+
+/// The step of a start that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Stage {
+    /// No process could be made.
+    Spawn = 0,
+    /// The descriptor table could not be separated or cleaned.
+    Descriptors = 1,
+    /// Process group.
+    Group = 2,
+    /// A standard stream could not be opened or put in place.
+    Stdio = 3,
+    /// Working directory.
+    Chdir = 4,
+    /// Parent-death signal.
+    ParentDeath = 5,
+    /// Open-files limit.
+    Limit = 6,
+    /// CPU affinity.
+    Affinity = 7,
+    /// NUMA memory policy.
+    MemoryPolicy = 8,
+    /// The program itself.
+    Exec = 9,
+}
+
+impl Stage {
+    /// Name of the step, as shown to users.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Spawn => "spawn",
+            Self::Descriptors => "descriptors",
+            Self::Group => "group",
+            Self::Stdio => "stdio",
+            Self::Chdir => "chdir",
+            Self::ParentDeath => "parent-death",
+            Self::Limit => "limit",
+            Self::Affinity => "affinity",
+            Self::MemoryPolicy => "mempolicy",
+            Self::Exec => "exec",
+        }
+    }
+
+    fn from_raw(raw: i32) -> Self {
+        const STAGES: [Stage; 10] = [
+            Stage::Spawn,
+            Stage::Descriptors,
+            Stage::Group,
+            Stage::Stdio,
+            Stage::Chdir,
+            Stage::ParentDeath,
+            Stage::Limit,
+            Stage::Affinity,
+            Stage::MemoryPolicy,
+            Stage::Exec,
+        ];
+        usize::try_from(raw).ok().and_then(|raw| STAGES.get(raw).copied()).unwrap_or(Stage::Spawn)
+    }
+}
+
+/// Where a standard stream of the child comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The parent's descriptor of the same number.
+    Same,
+    /// The child's own stdout (for stderr).
+    Stdout,
+    /// A parked descriptor, 3 or above.
+    Slot(i32),
+}
+
+/// How the child's descriptor table is kept free of ours.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Descriptors<'a> {
+    /// Share the table and leave it in the first system call, keeping what lies below this number.
+    Unshare(u32),
+    /// Copy the table (kernels before 5.9); these are the descriptors that would survive `execve`.
+    CloseListed(&'a [i32]),
+}
+
+/// Process group of the child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// A new group with the child as leader.
+    Own,
+    /// This group.
+    Join(i32),
+    /// The parent's.
+    Inherit,
+}
+
+/// NUMA memory policy of the child: kernel mode and a bit mask of nodes.
+#[derive(Debug, Clone)]
+pub(crate) struct MemoryPolicy {
+    pub(crate) mode: i32,
+    pub(crate) nodes: Vec<u64>,
+}
+
+/// Everything the child does, prepared before it exists. Pointers name memory of the borrowed owners.
+pub(crate) struct Plan<'a> {
+    pub(crate) path: &'a core::ffi::CStr,
+    pub(crate) argv: &'a PointerArray<'a>,
+    pub(crate) envp: &'a PointerArray<'a>,
+    pub(crate) cwd: Option<&'a core::ffi::CStr>,
+    pub(crate) stdio: [Source; 3],
+    pub(crate) descriptors: Descriptors<'a>,
+    pub(crate) group: Group,
+    pub(crate) parent_death_signal: Option<i32>,
+    pub(crate) open_files: Option<(u64, u64)>,
+    pub(crate) cpus: &'a [u64],
+    pub(crate) memory: Option<&'a MemoryPolicy>,
+    pub(crate) mask: SignalSet,
+}
+
+/// A null-terminated array of C strings.
+pub(crate) struct PointerArray<'a> {
+    pointers: Vec<*const c_char>,
+    owner: core::marker::PhantomData<&'a core::ffi::CStr>,
+}
+
+impl<'a> PointerArray<'a> {
+    pub(crate) fn new(strings: impl Iterator<Item = &'a core::ffi::CStr>) -> Self {
+        let pointers = strings.map(core::ffi::CStr::as_ptr).chain(core::iter::once(null())).collect();
+        Self { pointers, owner: core::marker::PhantomData }
+    }
+
+    fn as_ptr(&self) -> *const *const c_char {
+        self.pointers.as_ptr()
+    }
+}
+
+/// Which kernel interfaces to use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Interfaces {
+    pub(crate) clone3: bool,
+    pub(crate) pidfd: bool,
+}
+
+/// A child whose program has started.
+#[derive(Debug)]
+pub(crate) struct Spawned {
+    pub(crate) pid: i32,
+    pub(crate) pidfd: Option<OwnedFd>,
+}
+
+/// Why a child did not start. Nothing of it is left.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) stage: Stage,
+    pub(crate) errno: i32,
+}
+
+/// A stack for children, with a guard page below it. One per spawning thread: only one child uses it at a time.
+pub(crate) struct ChildStack {
+    base: *mut c_void,
+}
+
+// SAFETY: the mapping belongs to this value alone and may be used from whichever thread owns it.
+unsafe impl Send for ChildStack {}
+
+const STACK_BYTES: usize = 64 * 1024;
+const GUARD_BYTES: usize = 64 * 1024; // one page of the largest page size in use
+
+impl ChildStack {
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::STACK;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing of ours.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                null_mut(),
+                STACK_BYTES + GUARD_BYTES,
+                rustix::mm::ProtFlags::empty(),
+                flags,
+            )?
+        };
+        let stack = Self { base };
+        let access = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
+        // SAFETY: the range lies within the mapping just made.
+        unsafe { rustix::mm::mprotect(stack.bottom(), STACK_BYTES, access)? };
+        Ok(stack)
+    }
+
+    fn bottom(&self) -> *mut c_void {
+        self.base.wrapping_byte_add(GUARD_BYTES)
+    }
+}
+
+impl Drop for ChildStack {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and no child runs on it: `spawn` returns after the child left it.
+        // There is nothing to do about a failure.
+        let _ = unsafe { rustix::mm::munmap(self.base, STACK_BYTES + GUARD_BYTES) };
+    }
+}
+
+const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+const CLOSE_RANGE_UNSHARE: usize = 2;
+
+#[repr(C)]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+struct Shared<'a> {
+    plan: &'a Plan<'a>,
+    parent: i32,
+    reset_handlers: bool,
+    stage: i32,
+    errno: i32,
+}
+
+/// Starts a program. Returns after `execve` has succeeded or the child has failed and was reaped.
+///
+/// The calling thread must have all signals blocked and must outlive the child if the plan names a
+/// parent-death signal, which follows the thread.
+///
+/// [clone3(2)](https://man7.org/linux/man-pages/man2/clone.2.html)
+pub(crate) fn spawn(
+    plan: &Plan<'_>,
+    stack: &mut ChildStack,
+    interfaces: Interfaces,
+    cgroup: Option<std::os::fd::BorrowedFd<'_>>,
+) -> Result<Spawned, Failure> {
+    let mut shared = Shared {
+        plan,
+        parent: rustix::process::getpid().as_raw_nonzero().get(),
+        reset_handlers: !interfaces.clone3,
+        stage: 0,
+        errno: 0,
+    };
+    let mut pidfd: i32 = -1;
+    let mut flags = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
+    if interfaces.pidfd {
+        flags |= libc::CLONE_PIDFD as u64;
+    }
+    if matches!(plan.descriptors, Descriptors::Unshare(_)) {
+        flags |= libc::CLONE_FILES as u64;
+    }
+    let shared_pointer = (&raw mut shared).cast::<c_void>();
+    let pid = if interfaces.clone3 {
+        clone3(flags | CLONE_CLEAR_SIGHAND, &raw mut pidfd, stack, cgroup, shared_pointer)
+    } else {
+        legacy_clone(flags, &raw mut pidfd, stack, shared_pointer)
+    };
+    if pid < 0 {
+        return Err(Failure { stage: Stage::Spawn, errno: -pid as i32 });
+    }
+    let pid = pid as i32;
+    let pidfd = (pidfd >= 0).then(|| {
+        // SAFETY: CLONE_PIDFD has just made this descriptor, and nothing else owns it.
+        unsafe { OwnedFd::from_raw_fd(pidfd) }
+    });
+    // SAFETY: the field is an aligned integer of this frame, written by the child before it ended.
+    let errno = unsafe { (&raw const shared.errno).read_volatile() };
+    if errno == 0 {
+        return Ok(Spawned { pid, pidfd });
+    }
+    // SAFETY: as above.
+    let stage = unsafe { (&raw const shared.stage).read_volatile() };
+    // The child has called exit already; its death may not be visible yet, so this wait blocks.
+    // SAFETY: waits for a pid that we made and have not reaped; no status is asked for.
+    unsafe { libc::waitpid(pid, null_mut(), libc::__WALL) };
+    Err(Failure { stage: Stage::from_raw(stage), errno })
+}
+
+fn clone3(
+    flags: u64,
+    pidfd: *mut i32,
+    stack: &ChildStack,
+    cgroup: Option<std::os::fd::BorrowedFd<'_>>,
+    shared: *mut c_void,
+) -> isize {
+    let mut args = CloneArgs {
+        flags,
+        pidfd: pidfd as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: stack.bottom() as u64,
+        stack_size: STACK_BYTES as u64,
+        ..CloneArgs::default()
+    };
+    if let Some(cgroup) = cgroup {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = cgroup.as_raw_fd() as u64;
+    }
+    // SAFETY: `args` is a valid clone_args, the stack is mapped and unused, and `shared` outlives the child's
+    // use of it because CLONE_VFORK keeps this thread waiting.
+    unsafe {
+        arch::dsl_clone3((&raw mut args).cast(), size_of::<CloneArgs>(), child_main, shared)
+    }
+}
+
+fn legacy_clone(flags: u64, pidfd: *mut i32, stack: &ChildStack, shared: *mut c_void) -> isize {
+    extern "C" fn entry(shared: *mut c_void) -> i32 {
+        // SAFETY: clone passes on the pointer that `legacy_clone` was given.
+        unsafe { child_main(shared) }
+    }
+    let top = stack.bottom().wrapping_byte_add(STACK_BYTES);
+    let flags = flags as i32 | libc::SIGCHLD;
+    // SAFETY: as in `clone3`; libc's clone takes the top of the stack.
+    let pid = unsafe { libc::clone(entry, top, flags, shared, pidfd) };
+    if pid < 0 {
+        return -(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN) as isize);
+    }
+    pid as isize
+}
+
+/// The child. Returns only on failure, after noting the stage and errno for the parent.
+///
+/// # Safety
+/// `shared` must point to a [`Shared`] that nobody else uses while the child runs.
+unsafe extern "C" fn child_main(shared: *mut c_void) -> i32 {
+    // SAFETY: the parent passes a live `Shared` and waits until this process is done with it.
+    let shared = unsafe { &mut *shared.cast::<Shared<'_>>() };
+    let (stage, result) = run_plan(shared);
+    shared.stage = stage as i32;
+    shared.errno = (-result) as i32;
+    127
+}
+
+macro_rules! attempt {
+    ($stage:expr, $call:expr) => {
+        let result = $call;
+        if result < 0 {
+            return ($stage, result);
+        }
+    };
+}
+
+#[inline(always)]
+fn call(number: libc::c_long, args: [usize; 6]) -> isize {
+    // SAFETY: only called below, with arguments that the named call takes.
+    unsafe { arch::syscall(number, args) }
+}
+
+fn run_plan(shared: &Shared<'_>) -> (Stage, isize) {
+    let plan = shared.plan;
+    if let Descriptors::Unshare(keep) = plan.descriptors {
+        let all = u32::MAX as usize;
+        attempt!(
+            Stage::Descriptors,
+            call(libc::SYS_close_range, [keep as usize, all, CLOSE_RANGE_UNSHARE, 0, 0, 0])
+        );
+    }
+    match plan.group {
+        Group::Own => {
+            attempt!(Stage::Group, call(libc::SYS_setpgid, [0, 0, 0, 0, 0, 0]));
+        }
+        Group::Join(pgid) => {
+            attempt!(Stage::Group, call(libc::SYS_setpgid, [0, pgid as usize, 0, 0, 0, 0]));
+        }
+        Group::Inherit => {}
+    }
+    reset_signals(shared.reset_handlers);
+    for (target, source) in (0i32..).zip(plan.stdio) {
+        attempt!(Stage::Stdio, place(target, source));
+    }
+    if let Some(cwd) = plan.cwd {
+        attempt!(Stage::Chdir, call(libc::SYS_chdir, [cwd.as_ptr() as usize, 0, 0, 0, 0, 0]));
+    }
+    if let Some(signal) = plan.parent_death_signal {
+        let option = libc::PR_SET_PDEATHSIG as usize;
+        attempt!(
+            Stage::ParentDeath,
+            call(libc::SYS_prctl, [option, signal as usize, 0, 0, 0, 0])
+        );
+        // The parent may have died before the line above took effect.
+        if call(libc::SYS_getppid, [0; 6]) != shared.parent as isize {
+            return (Stage::ParentDeath, -(libc::ESRCH as isize));
+        }
+    }
+    let (stage, result) = apply_resources(plan);
+    if result < 0 {
+        return (stage, result);
+    }
+    attempt!(Stage::Descriptors, close_rest(plan.descriptors));
+    let how = libc::SIG_SETMASK as usize;
+    let mask = (&raw const plan.mask.0) as usize;
+    call(libc::SYS_rt_sigprocmask, [how, mask, 0, SET_BYTES, 0, 0]);
+    let exec = [
+        plan.path.as_ptr() as usize,
+        plan.argv.as_ptr() as usize,
+        plan.envp.as_ptr() as usize,
+        0,
+        0,
+        0,
+    ];
+    (Stage::Exec, call(libc::SYS_execve, exec))
+}
+
+/// CPython ignores SIGPIPE and SIGXFSZ, and ignored signals stay ignored across `execve`.
+fn reset_signals(all_handlers: bool) {
+    let default = [0usize; 4];
+    let pointer = (&raw const default) as usize;
+    for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
+        call(libc::SYS_rt_sigaction, [signal as usize, pointer, 0, SET_BYTES, 0, 0]);
+    }
+    if all_handlers {
+        for signal in 1..=64usize {
+            let mut old = [0usize; 4];
+            let old_pointer = (&raw mut old) as usize;
+            call(libc::SYS_rt_sigaction, [signal, 0, old_pointer, SET_BYTES, 0, 0]);
+            // SAFETY: `old` is a live array of this frame that the kernel has written.
+            let [handler, ..] = unsafe { (&raw const old).read_volatile() };
+            if handler != libc::SIG_IGN && handler != libc::SIG_DFL {
+                call(libc::SYS_rt_sigaction, [signal, pointer, 0, SET_BYTES, 0, 0]);
+            }
+        }
+    }
+}
+
+fn place(target: i32, source: Source) -> isize {
+    let target = target as usize;
+    match source {
+        // An inherited stream may be marked close-on-exec in the parent; the child's copy must not be.
+        Source::Same => call(libc::SYS_fcntl, [target, libc::F_SETFD as usize, 0, 0, 0, 0]),
+        Source::Stdout => call(libc::SYS_dup3, [1, target, 0, 0, 0, 0]),
+        Source::Slot(fd) => call(libc::SYS_dup3, [fd as usize, target, 0, 0, 0, 0]),
+    }
+}
+
+fn apply_resources(plan: &Plan<'_>) -> (Stage, isize) {
+    if let Some((soft, hard)) = plan.open_files {
+        let limit = [soft, hard];
+        let resource = libc::RLIMIT_NOFILE as usize;
+        let pointer = (&raw const limit) as usize;
+        attempt!(Stage::Limit, call(libc::SYS_prlimit64, [0, resource, pointer, 0, 0, 0]));
+    }
+    if !plan.cpus.is_empty() {
+        let bytes = size_of_val(plan.cpus);
+        let pointer = plan.cpus.as_ptr() as usize;
+        attempt!(Stage::Affinity, call(libc::SYS_sched_setaffinity, [0, bytes, pointer, 0, 0, 0]));
+    }
+    if let Some(memory) = plan.memory {
+        // The kernel reads one bit less than it is told.
+        let bits = if memory.nodes.is_empty() { 0 } else { memory.nodes.len() * 64 + 1 };
+        let pointer = if bits == 0 { 0 } else { memory.nodes.as_ptr() as usize };
+        let args = [memory.mode as usize, pointer, bits, 0, 0, 0];
+        attempt!(Stage::MemoryPolicy, call(libc::SYS_set_mempolicy, args));
+    }
+    (Stage::Exec, 0)
+}
+
+fn close_rest(descriptors: Descriptors<'_>) -> isize {
+    match descriptors {
+        Descriptors::Unshare(_) => {
+            call(libc::SYS_close_range, [3, u32::MAX as usize, 0, 0, 0, 0])
+        }
+        Descriptors::CloseListed(list) => {
+            for fd in list {
+                call(libc::SYS_close, [*fd as usize, 0, 0, 0, 0, 0]);
+            }
+            0
+        }
+    }
+}

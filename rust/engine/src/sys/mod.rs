@@ -1,0 +1,52 @@
+//! The only home of `unsafe`: one safe function a system call.
+//!
+//! What makes these calls sound: descriptors come in as borrowed or owned types, so none is used after it was
+//! closed; pids are signalled only while a descriptor or an unreaped child pins them; buffers are owned by the
+//! caller for the whole call. The one delicate place is [`clone`], whose child shares our memory until it
+//! executes its program; its rules stand at the top of that module.
+
+#![allow(unsafe_code)]
+
+pub(crate) mod clone;
+pub(crate) mod signal;
+pub(crate) mod wait;
+
+mod arch;
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+/// Whether `clone3` exists and is not refused: a size of zero is answered with EINVAL.
+pub(crate) fn has_clone3() -> bool {
+    // SAFETY: the kernel checks the size before it looks at the null pointer.
+    let result = unsafe { arch::syscall(libc::SYS_clone3, [0; 6]) };
+    result == -(libc::EINVAL as isize)
+}
+
+/// Whether `close_range` exists: an empty range above every descriptor closes nothing.
+pub(crate) fn has_close_range() -> bool {
+    let last = u32::MAX as usize;
+    // SAFETY: no descriptor has this number.
+    let result = unsafe { arch::syscall(libc::SYS_close_range, [last, last, 0, 0, 0, 0]) };
+    result == 0
+}
+
+/// A close-on-exec copy, 3 or above, of a descriptor known by its number only.
+///
+/// [fcntl(2)](https://man7.org/linux/man-pages/man2/fcntl.2.html)
+pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: an invalid number is answered with EBADF.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Whether a descriptor is closed by `execve`; true for a number that is not open.
+pub(crate) fn is_close_on_exec(fd: RawFd) -> bool {
+    // SAFETY: an invalid number is answered with EBADF.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    flags < 0 || flags & libc::FD_CLOEXEC != 0
+}

@@ -1,0 +1,204 @@
+//! Signal masks, dispositions, intake and delivery.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// The kernel's signal set: bit `n - 1` is signal `n`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct SignalSet(pub(crate) u64);
+
+impl SignalSet {
+    pub(crate) const ALL: Self = Self(u64::MAX);
+
+    pub(crate) fn of(signals: &[i32]) -> Self {
+        Self(signals.iter().fold(0, |set, signal| set | Self::bit(*signal)))
+    }
+
+    pub(crate) fn without(self, signal: i32) -> Self {
+        Self(self.0 & !Self::bit(signal))
+    }
+
+    pub(crate) fn contains(self, signal: i32) -> bool {
+        self.0 & Self::bit(signal) != 0
+    }
+
+    fn bit(signal: i32) -> u64 {
+        1 << (signal - 1)
+    }
+}
+
+/// Size that the kernel expects of a signal set.
+pub(crate) const SET_BYTES: usize = 8;
+
+/// Replaces this thread's mask and returns the old one.
+///
+/// [sigprocmask(2)](https://man7.org/linux/man-pages/man2/sigprocmask.2.html)
+pub(crate) fn set_mask(set: SignalSet) -> SignalSet {
+    change_mask(libc::SIG_SETMASK, set)
+}
+
+/// Adds to this thread's mask and returns the old one.
+pub(crate) fn block(set: SignalSet) -> SignalSet {
+    change_mask(libc::SIG_BLOCK, set)
+}
+
+fn change_mask(how: i32, set: SignalSet) -> SignalSet {
+    let mut old = SignalSet::default();
+    // SAFETY: both sets are eight bytes owned by this frame; the call fails only on a bad address or size.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const set.0, &raw mut old.0, SET_BYTES);
+    }
+    old
+}
+
+/// Whether the process ignores the signal (as under `nohup`).
+///
+/// [sigaction(2)](https://man7.org/linux/man-pages/man2/sigaction.2.html)
+pub(crate) fn is_ignored(signal: i32) -> bool {
+    // SAFETY: a sigaction of zeroes is valid (default action).
+    let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
+    // SAFETY: only reads the disposition into a buffer of ours.
+    let result = unsafe { libc::sigaction(signal, core::ptr::null(), &raw mut action) };
+    result == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
+/// Gives SIGCHLD its default meaning: an inherited "ignore" makes the kernel discard exit statuses.
+pub(crate) fn reset_child_signal() -> io::Result<()> {
+    // SAFETY: a sigaction of zeroes is valid (default action).
+    let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
+    action.sa_flags = libc::SA_NOCLDSTOP;
+    // SAFETY: installs no handler, so no code of ours runs in signal context.
+    let result = unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, core::ptr::null_mut()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Asks for a signal to this process when the thread that forked it ends.
+///
+/// [PR_SET_PDEATHSIG(2const)](https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html)
+pub(crate) fn die_with_parent(signal: i32) -> io::Result<()> {
+    // SAFETY: the option takes a signal number and touches no memory.
+    let result = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A descriptor from which blocked signals are read.
+///
+/// [signalfd(2)](https://man7.org/linux/man-pages/man2/signalfd.2.html)
+pub(crate) fn intake(set: SignalSet) -> io::Result<OwnedFd> {
+    let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+    // SAFETY: the set is eight bytes owned by this frame.
+    let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const set.0, SET_BYTES, flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// A signal as the intake saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Received {
+    /// Its number.
+    pub(crate) signal: i32,
+    /// It was made by the terminal (Ctrl-C, Ctrl-Z, hang-up), so every foreground process had it too.
+    pub(crate) from_terminal: bool,
+}
+
+/// Value that a guard attaches to a forwarded signal that came from the terminal.
+const TERMINAL_MARK: i32 = 0x7474;
+
+/// Reads one pending signal, if there is one.
+pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
+    let mut bytes = [0u8; size_of::<libc::signalfd_siginfo>()];
+    match rustix::io::read(fd, &mut bytes) {
+        Ok(read) if read == bytes.len() => {}
+        Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    // SAFETY: the buffer holds exactly one record, which the kernel filled; the type has no invalid values.
+    let info: libc::signalfd_siginfo = unsafe { core::mem::transmute_copy(&bytes) };
+    let from_terminal = info.ssi_code == libc::SI_KERNEL
+        || (info.ssi_code == libc::SI_QUEUE && info.ssi_int == TERMINAL_MARK);
+    Ok(Some(Received { signal: info.ssi_signo as i32, from_terminal }))
+}
+
+#[repr(C)]
+struct QueuedInfo {
+    signo: i32,
+    errno: i32,
+    code: i32,
+    pad: i32,
+    pid: i32,
+    uid: u32,
+    value: i32,
+    rest: [u8; 128 - 28],
+}
+
+/// Passes a signal on to the process behind `pidfd`, keeping the mark of the terminal.
+///
+/// [pidfd_send_signal(2)](https://man7.org/linux/man-pages/man2/pidfd_send_signal.2.html)
+pub(crate) fn forward(pidfd: BorrowedFd<'_>, received: Received) -> io::Result<()> {
+    let info = QueuedInfo {
+        signo: received.signal,
+        errno: 0,
+        code: libc::SI_QUEUE,
+        pad: 0,
+        pid: rustix::process::getpid().as_raw_nonzero().get(),
+        uid: rustix::process::getuid().as_raw(),
+        value: if received.from_terminal { TERMINAL_MARK } else { 0 },
+        rest: [0; 100],
+    };
+    // SAFETY: the record has the size and leading layout of siginfo_t and outlives the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            received.signal,
+            &raw const info,
+            0,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Waits until one of `fds` is readable, or a signal outside `mask` is delivered to this thread (`Ok(false)`).
+///
+/// [ppoll(2)](https://man7.org/linux/man-pages/man2/poll.2.html)
+pub(crate) fn wait_readable(
+    fd: BorrowedFd<'_>,
+    timeout: Option<std::time::Duration>,
+    mask: SignalSet,
+) -> io::Result<Wake> {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut spec = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let spec_pointer = timeout.map_or(core::ptr::null_mut(), |timeout| {
+        spec.tv_sec = libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX);
+        spec.tv_nsec = libc::c_long::from(timeout.subsec_nanos());
+        &raw mut spec
+    });
+    // SAFETY: the descriptor is borrowed for the call and every pointer names memory of this frame.
+    let result = unsafe {
+        libc::syscall(libc::SYS_ppoll, &raw mut poll, 1, spec_pointer, &raw const mask.0, SET_BYTES)
+    };
+    match result {
+        0 => Ok(Wake::TimedOut),
+        result if result > 0 => Ok(Wake::Readable),
+        _ => {
+            let error = io::Error::last_os_error();
+            if error.kind() == io::ErrorKind::Interrupted { Ok(Wake::Interrupted) } else { Err(error) }
+        }
+    }
+}
+
+/// Why [`wait_readable`] came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// The descriptor is readable.
+    Readable,
+    /// A signal handler ran.
+    Interrupted,
+    /// The time is over.
+    TimedOut,
+}

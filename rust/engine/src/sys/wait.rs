@@ -1,0 +1,93 @@
+//! Waiting for children, with their resource usage.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// Which child to wait for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Target<'a> {
+    /// The child behind this pidfd.
+    PidFd(BorrowedFd<'a>),
+    /// The child with this pid.
+    Pid(i32),
+    /// Any child: only for a process that owns all its children.
+    Any,
+}
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Death {
+    /// Process id, free for reuse by the kernel unless the child was only looked at.
+    pub(crate) pid: i32,
+    /// Exit code, or the signal's number.
+    pub(crate) status: i32,
+    /// Ended by a signal.
+    pub(crate) signaled: bool,
+    /// Dumped core.
+    pub(crate) core: bool,
+    /// Processor time in user mode.
+    pub(crate) user: Duration,
+    /// Processor time in kernel mode.
+    pub(crate) system: Duration,
+    /// Peak resident memory, bytes.
+    pub(crate) max_rss: u64,
+}
+
+/// Looks for one dead child without blocking. `None`: children exist, none has died. `ECHILD`: there is none.
+///
+/// With `reap` false the child is left as it is.
+///
+/// [waitid(2)](https://man7.org/linux/man-pages/man2/waitid.2.html)
+pub(crate) fn try_wait(target: Target<'_>, reap: bool) -> io::Result<Option<Death>> {
+    let (kind, id) = match target {
+        Target::PidFd(fd) => (libc::P_PIDFD, fd.as_raw_fd() as u32),
+        Target::Pid(pid) => (libc::P_PID, pid as u32),
+        Target::Any => (libc::P_ALL, 0),
+    };
+    let mut options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
+    if !reap {
+        options |= libc::WNOWAIT;
+    }
+    // SAFETY: both types are plain integers, for which zero is a valid value.
+    let mut info: libc::siginfo_t = unsafe { core::mem::zeroed() };
+    // SAFETY: as above.
+    let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
+    // libc's waitid drops the fifth argument, which carries the usage.
+    // SAFETY: both buffers outlive the call and have the kernel's layout.
+    let result = unsafe {
+        libc::syscall(libc::SYS_waitid, kind, id, &raw mut info, options, &raw mut usage)
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: waitid filled the child fields, or left them zero.
+    let pid = unsafe { info.si_pid() };
+    if pid == 0 {
+        return Ok(None);
+    }
+    // SAFETY: as above.
+    let status = unsafe { info.si_status() };
+    Ok(Some(Death {
+        pid,
+        status,
+        signaled: info.si_code != libc::CLD_EXITED,
+        core: info.si_code == libc::CLD_DUMPED,
+        user: duration(usage.ru_utime),
+        system: duration(usage.ru_stime),
+        max_rss: usage.ru_maxrss as u64 * 1024,
+    }))
+}
+
+fn duration(time: libc::timeval) -> Duration {
+    Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000)
+}
+
+/// Whether `waitid` takes pidfds (kernel 5.4): one of ourselves is nobody's child, which only such a kernel says.
+pub(crate) fn can_wait_for_pidfd(own: &std::os::fd::OwnedFd) -> bool {
+    use std::os::fd::AsFd;
+    let answer = try_wait(Target::PidFd(own.as_fd()), false);
+    answer.is_err_and(|error| error.raw_os_error() == Some(libc::ECHILD))
+}
