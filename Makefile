@@ -1,0 +1,88 @@
+# Every habit of the project. Each target sets up what it needs in .venv first; nothing has to be installed by hand.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+RUN := scripts/with-environment --tests --
+PYTEST := $(RUN) python -m pytest
+REPEATS ?= 50
+
+.PHONY: help
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
+
+.PHONY: build
+build: ## build the package and install it into .venv
+	$(RUN) python -c 'import dsl; print("dsl", dsl.__version__)'
+
+.PHONY: build-release
+build-release: ## build the wheel and the source archive into dist/
+	$(RUN) maturin build --release --out dist
+	$(RUN) maturin sdist --out dist
+
+.PHONY: test
+test: ## all tests, fast ones first
+	scripts/test
+
+.PHONY: test-rust
+test-rust: ## the engine's own tests (no Python involved)
+	scripts/test rust
+
+.PHONY: test-py
+test-py: ## Python tests that start no job
+	scripts/test unit
+
+.PHONY: test-proc
+test-proc: ## tests that start real workers on this machine
+	scripts/test proc matrix
+
+.PHONY: test-fallbacks
+test-fallbacks: ## engine tests under each forced kernel fallback
+	scripts/test fallbacks
+
+.PHONY: test-cluster
+test-cluster: ## tests across several hosts in network namespaces
+	@if compgen -G 'tests/cluster/test_*.py' >/dev/null; then $(PYTEST) tests/cluster; \
+	else echo "jobs on several nodes are not supported yet, so nothing was tested"; fi
+
+.PHONY: stress
+stress: ## the whole kill matrix, each case REPEATS times (default 50)
+	$(PYTEST) tests/faults tests/proc -m 'faults or stress' --repeats $(REPEATS) --timeout 7200
+
+.PHONY: fuzz
+fuzz: ## property tests of every parser, with many more examples
+	PROPTEST_CASES=20000 $(RUN) cargo test --release --package dsl-engine
+	$(PYTEST) tests/unit tests/contract --hypothesis-profile=slow --timeout 1800
+
+.PHONY: lint
+lint: ## formatting, clippy, ruff, types, stub, documents: all that CI asks for
+	scripts/lint
+
+.PHONY: format
+format: ## format all code
+	$(RUN) cargo fmt --all
+	$(RUN) ruff check --fix --exit-zero --quiet .
+	$(RUN) ruff format .
+
+.PHONY: typecheck
+typecheck: ## mypy, strict
+	$(RUN) mypy
+
+.PHONY: stubtest
+stubtest: ## compare the extension's stub with the built extension
+	$(RUN) python -m mypy.stubtest dsl._core --mypy-config-file pyproject.toml
+
+.PHONY: docs
+docs: ## check links, headings and guarantees of the documents
+	$(RUN) python scripts/check_docs.py
+
+.PHONY: bench
+bench: ## compare with torchrun, deepspeed and the bare kernel; results in bench-results/
+	$(RUN) python benches/run.py
+
+.PHONY: example
+example: ## a two-worker torch training on this machine
+	scripts/example
+
+.PHONY: clean
+clean: ## remove what was built (the environment in .venv stays)
+	rm -rf target dist bench-results .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find python tests scripts examples benches -name __pycache__ -type d -prune -exec rm -rf {} +

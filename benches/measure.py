@@ -1,0 +1,98 @@
+"""How the benches measure: whole commands by the wall clock, in turns, medians; one `Row` a result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+class Row(NamedTuple):
+    """One measured value against its bar."""
+
+    name: str
+    value: float
+    unit: str
+    bar: float
+    at_most: bool
+    """True if the value must not exceed the bar, False if it must reach it."""
+    detail: str
+    """The numbers behind the value."""
+
+    @property
+    def passed(self) -> bool:
+        """The value keeps to its bar."""
+        return self.value <= self.bar if self.at_most else self.value >= self.bar
+
+
+def wall_s(command: Sequence[str], *, code: int = 0, timeout_s: float = 300.0) -> float:
+    """Seconds from the start of a command until it has ended, output thrown away.
+
+    Raises:
+        RuntimeError: it did not end with `code`.
+    """
+    begin = time.monotonic()
+    result = subprocess.run(
+        list(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        timeout=timeout_s, check=False,
+    )  # fmt: skip
+    elapsed = time.monotonic() - begin
+    if result.returncode != code:
+        said = result.stderr.decode(errors="replace")[-800:]
+        raise RuntimeError(f"{' '.join(command)[:200]} ended with {result.returncode}: {said}")
+    return elapsed
+
+
+def in_turns(
+    takers: Mapping[str, Callable[[], float]], repeats: int, *, slow: Mapping[str, int] | None = None
+) -> dict[str, list[float]]:
+    """Values of each taker, taken in turns so that a drift of the machine meets all of them alike.
+
+    `slow` bounds the number of turns of those that take long. The first turn of each is thrown away.
+    """
+    values: dict[str, list[float]] = {name: [] for name in takers}
+    for turn in range(repeats + 1):
+        for name, take in takers.items():
+            if turn <= (slow or {}).get(name, repeats):
+                value = take()
+                if turn > 0:
+                    values[name].append(value)
+    return values
+
+
+def medians(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Median of each list."""
+    return {name: statistics.median(taken) for name, taken in values.items()}
+
+
+def spread(values: Sequence[float], scale: float, unit: str) -> str:
+    """``median (min-max) unit`` of values times `scale`."""
+    middle, low, high = (scale * pick(values) for pick in (statistics.median, min, max))
+    return f"{middle:.3g} ({low:.3g}-{high:.3g}) {unit}"
+
+
+def machine() -> dict[str, str | int | float]:
+    """Facts of this machine that belong beside every number."""
+    model = ""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "cpu": model,
+        "memory_gib": round(memory_kib / 2**20, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "user": "root" if os.geteuid() == 0 else "ordinary",
+    }

@@ -1,0 +1,107 @@
+"""The benches: every number that the project promises, measured on this machine.
+
+Compares with torchrun, deepspeed and the floor (Python's own start plus a bare posix_spawn loop), in turns,
+and prints a table. Table and JSON go to ``bench-results/``. Ends with 1 if a value misses its bar.
+
+    python benches/run.py            everything, about ten minutes on two cores
+    python benches/run.py --quick    fewer repeats
+    python benches/run.py --only floor
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:  # started as a file, not with -m
+    sys.path.insert(0, str(ROOT))
+
+from benches import engine_rows, launch_rows, scale_rows  # noqa: E402  needs the path above
+from benches.measure import Row, machine  # noqa: E402  as above
+from benches.programs import peers, programs  # noqa: E402  as above
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
+    ours = programs()
+    few, many = (3, 5) if options.quick else (7, 15)
+    idle_s = 10.0 if options.quick else 60.0
+    return {
+        "peers": lambda: launch_rows.against_peers(ours, peers(options.peers), many),
+        "floor": lambda: [
+            launch_rows.against_floor(ours, 64, 1.5, many),
+            launch_rows.against_floor(ours, 1000, 1.15, few),
+        ],
+        "first": lambda: [launch_rows.first_exec(ours, many)],
+        "fat": lambda: [engine_rows.fat_parent(few)],
+        "growth": lambda: [engine_rows.cpu_growth(ours, few)],
+        "detect": lambda: [engine_rows.detection(ours, 50 if options.quick else 200)],
+        "fail": lambda: [launch_rows.failure_to_end(ours, 1000, few)],
+        "idle": lambda: scale_rows.idle(ours, 1000, idle_s),
+        "thousands": lambda: scale_rows.thousands(ours, 4000),
+    }
+
+
+def _line(row: Row) -> str:
+    sign = "<=" if row.at_most else ">="
+    verdict = "PASS" if row.passed else "FAIL"
+    bar = f"{sign} {row.bar:g} {row.unit}".rstrip()
+    return f"| {row.name} | {row.value:.3g} {row.unit} | {bar} | {verdict} | {row.detail} |"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="measure dsl against torchrun, deepspeed and the bare kernel"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--only", metavar="NAMES", help="comma list of benches to run")
+    parser.add_argument("--peers", metavar="DIR", help="environment that holds torchrun and deepspeed")
+    parser.add_argument("--list", action="store_true", help="names of the benches")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the benches and write the results."""
+    options = _options()
+    benches = _benches(options)
+    if options.list:
+        print("\n".join(benches))
+        return 0
+    chosen = options.only.split(",") if options.only else list(benches)
+    if unknown := set(chosen) - set(benches):
+        print(
+            f"no such bench: {', '.join(sorted(unknown))} (choose from {', '.join(benches)})", file=sys.stderr
+        )
+        return 2
+    facts = machine()
+    lines = ["| measure | value | bar | | detail |", "| --- | --- | --- | --- | --- |"]
+    print("\n".join([", ".join(f"{name} {fact}" for name, fact in facts.items()), *lines]), flush=True)
+    rows: list[Row] = []
+    for name in chosen:
+        for row in benches[name]():
+            rows.append(row)
+            lines.append(_line(row))
+            print(lines[-1], flush=True)
+    _write(facts, rows, lines)
+    return 0 if all(row.passed for row in rows) else 1
+
+
+def _write(facts: dict[str, str | int | float], rows: list[Row], lines: list[str]) -> None:
+    directory = ROOT / "bench-results"
+    directory.mkdir(exist_ok=True)
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    results = [{**row._asdict(), "passed": row.passed} for row in rows]
+    report = {"time": stamp, "machine": facts, "rows": results}
+    (directory / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
+    (directory / "bench.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

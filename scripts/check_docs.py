@@ -1,0 +1,79 @@
+"""Check the documents without a network: links to files and headings, guarantees without a test."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s+(\S+)")
+HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*$")
+GUARANTEE = re.compile(r"\bG\d+\b")
+
+
+def prose(path: Path) -> list[tuple[int, str]]:
+    """Numbered lines of a Markdown file, without its code blocks."""
+    lines, fenced = [], False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.lstrip().startswith(("```", "~~~")):
+            fenced = not fenced
+        elif not fenced:
+            lines.append((number, line))
+    return lines
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """The names by which the headings of a file can be linked, as repository hosts derive them."""
+    seen: dict[str, int] = {}
+    found = set()
+    for _, line in prose(path):
+        heading = HEADING.match(line)
+        if heading:
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])
+            slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+            count = seen.get(slug, 0)
+            seen[slug] = count + 1
+            found.add(f"{slug}-{count}" if count else slug)
+    return frozenset(found)
+
+
+def broken_links(path: Path) -> list[str]:
+    """One line for each link of a file that leads nowhere."""
+    problems = []
+    for number, line in prose(path):
+        for match in LINK.finditer(re.sub(r"`[^`]*`", "", line)):
+            target = match[1] or match[2]
+            if re.match(r"[a-z][a-z0-9+.-]*:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            file = (path.parent / name).resolve() if name else path
+            where = f"{path.relative_to(ROOT)}:{number}"
+            if not file.exists():
+                problems.append(f"{where}: there is no {name}")
+            elif anchor and anchor not in anchors(file):
+                problems.append(f"{where}: {file.relative_to(ROOT)} has no heading #{anchor}")
+    return problems
+
+
+def untested_guarantees() -> list[str]:
+    """One line for each guarantee of docs/design.md whose number no test quotes."""
+    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "rust").glob("*/tests/**/*.rs")]
+    quoted = {name for file in sources for name in GUARANTEE.findall(file.read_text(encoding="utf-8"))}
+    design = ROOT / "docs" / "design.md"
+    promised = set(GUARANTEE.findall(design.read_text(encoding="utf-8"))) if design.exists() else set()
+    return [f"docs/design.md: no test quotes {name}" for name in sorted(promised - quoted)]
+
+
+def main() -> None:
+    """Print every problem and end with 1 if there is one."""
+    files = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    problems = [line for file in files for line in broken_links(file)] + untested_guarantees()
+    print("\n".join(problems) if problems else f"{len(files)} documents: links and guarantees hold")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""What every test gets: a clean environment, a check that nothing outlives it, and the programs under test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sysconfig
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_T = TypeVar("_T")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MARKERS = {
+    "proc": "starts real processes on this machine (every test under tests/proc)",
+    "faults": "kills things and counts what is left (every test under tests/faults)",
+    "cluster": "several hosts in network namespaces (every test under tests/cluster)",
+    "engine": "repeated under each forced kernel fallback",
+    "stress": "too long for every run; `make stress` runs it",
+    "torch": "needs torch",
+    "root": "needs root",
+}
+
+# A test may be skipped only for what no set-up step can install.
+ALLOWED_SKIPS = (
+    "needs an NVIDIA GPU",
+    "needs root",
+    "needs a NUMA machine",
+    "needs several CPUs",
+    "needs a writable cgroup v2",
+    "needs a kernel with ",
+)
+
+_LAUNCHER_NAMES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "NODE_RANK",
+        "LOCAL_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "CUDA_VISIBLE_DEVICES",
+        "OMP_NUM_THREADS",
+    }
+)
+_LAUNCHER_PREFIXES = (
+    "CROSS_",
+    "DLTS_",
+    "DSL_",
+    "DS_",
+    "FC_TASK",
+    "GROUP_",
+    "MASTER_",
+    "OMPI_",
+    "PDSH_",
+    "PET_",
+    "PMI",
+    "ROLE_",
+    "SLURM_",
+    "TORCHELASTIC_",
+)
+_STARTS_PROCESSES = frozenset({"proc", "faults", "cluster", "engine", "stress", "torch"})
+_KEPT = frozenset({"DSL_ENGINE_DISABLE"})  # forces the engine's fallbacks for a whole run of the suite
+_TOKEN_NAME = "DSL_TEST_TOKEN"
+
+hypothesis.settings.register_profile(
+    "fast", max_examples=50, deadline=None, derandomize="CI" in os.environ, print_blob=True
+)
+hypothesis.settings.register_profile("slow", max_examples=5000, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("fast")
+
+
+class WaitUntil(Protocol):
+    """Type of the `wait_until` fixture."""
+
+    def __call__(self, predicate: Callable[[], _T], timeout_s: float = 10.0) -> _T:
+        """First true value of `predicate`."""
+        ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("dsl")
+    group.addoption(
+        "--no-unexpected-skips",
+        action="store_true",
+        help="fail the run when a test is skipped for a reason that is not allowed",
+    )
+    group.addoption(
+        "--repeats", type=int, default=1, metavar="N", help="how often each case of the kill matrix runs"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    if config.getoption("no_unexpected_skips"):
+        config.pluginmanager.register(_SkipWatch())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for name in ("proc", "faults", "cluster"):
+            if ROOT / "tests" / name in item.path.parents:
+                item.add_marker(name)
+        if item.get_closest_marker("root") and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile the helper program before any test's clock starts."""
+    if any("testchild" in getattr(item, "fixturenames", ()) for item in session.items):
+        _build_testchild()
+
+
+class _SkipWatch:
+    """Fails the run for a test that could have run and was skipped."""
+
+    def __init__(self) -> None:
+        self.unexpected: list[str] = []
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = text.removeprefix("Skipped: ")
+        if not reason.startswith(ALLOWED_SKIPS):
+            self.unexpected.append(f"{report.nodeid}: {reason}")
+
+    pytest_runtest_logreport = _note
+    pytest_collectreport = _note
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.unexpected and session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.unexpected:
+            terminalreporter.section("skipped, but could have run", red=True)
+            for line in self.unexpected:
+                terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True)
+def clean_environ(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Hide the launcher variables of whoever runs the tests, and mark what the test starts with a token."""
+    for name in list(os.environ):
+        launcher = name in _LAUNCHER_NAMES or name.startswith(_LAUNCHER_PREFIXES)
+        if launcher and name not in _KEPT:
+            monkeypatch.delenv(name)
+    token = uuid.uuid4().hex
+    monkeypatch.setenv(_TOKEN_NAME, token)
+    return token
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers(request: pytest.FixtureRequest, clean_environ: str, wait_until: WaitUntil) -> Iterator[None]:
+    """Fail a test that leaves a process behind: one that carries its token, or a child nobody reaped (G1)."""
+    if not _STARTS_PROCESSES.intersection(marker.name for marker in request.node.iter_markers()):
+        yield
+        return
+    children = set(_children())
+    yield
+
+    processes: dict[int, str] = {}
+    clean_scans = 0
+
+    def gone() -> bool:
+        # A process that is just being forked or is inside exec shows no environment, so one look proves nothing.
+        nonlocal clean_scans, processes
+        orphans = {pid: _name(pid) for pid in _children() if pid not in children}
+        processes = _carriers(clean_environ) | orphans
+        clean_scans = 0 if processes else clean_scans + 1
+        return clean_scans == 3
+
+    try:
+        wait_until(gone, timeout_s=5.0)
+    except AssertionError:
+        for pid in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        listing = ", ".join(f"{pid} ({name})" for pid, name in sorted(processes.items()))
+        pytest.fail(f"the test left processes behind: {listing}")
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> WaitUntil:
+    """Call a predicate until it returns something true, for a bounded time; return that value."""
+
+    def wait(predicate: Callable[[], _T], timeout_s: float = 10.0) -> _T:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            value = predicate()
+            if value:
+                return value
+            if time.monotonic() >= deadline:
+                msg = f"still not so after {timeout_s} s"
+                raise AssertionError(msg)
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def dsl_command() -> Path:
+    """Path of the installed `dsl` program."""
+    path = Path(sysconfig.get_path("scripts")) / "dsl"
+    if not path.exists():
+        pytest.fail(f"{path} does not exist: run `make build` first")
+    return path
+
+
+@pytest.fixture(scope="session")
+def testchild() -> Path:
+    """Path of the compiled helper program `dsl-testchild`."""
+    return _target_directory() / "release" / "dsl-testchild"
+
+
+@pytest.fixture(scope="session")
+def repeats(pytestconfig: pytest.Config) -> int:
+    """How often each case of the kill matrix runs (`--repeats`)."""
+    return int(pytestconfig.getoption("repeats"))
+
+
+def _target_directory() -> Path:
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+
+
+def _build_testchild() -> None:
+    program = _target_directory() / "release" / "dsl-testchild"
+    if shutil.which("cargo") is None:
+        if program.exists():
+            return
+        pytest.exit(
+            f"cargo is not on PATH and {program} does not exist: start the tests with scripts/test", 3
+        )
+    command = ["cargo", "build", "--quiet", "--release", "--package", "dsl-testkit"]
+    result = subprocess.run(command, cwd=ROOT, check=False)
+    if result.returncode != 0:
+        pytest.exit(f"{' '.join(command)} failed", 3)
+
+
+def _carriers(token: str) -> dict[int, str]:
+    """Living processes whose environment holds the token: pid -> name."""
+    needle = f"{_TOKEN_NAME}={token}".encode()
+    found = {}
+    for pid in _pids():
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:  # it has ended, or belongs to somebody else
+            continue
+        if needle in environ:
+            found[pid] = _name(pid)
+    return found
+
+
+def _children() -> list[int]:
+    """Direct children of this process, zombies among them."""
+    parent = f"\nPPid:\t{os.getpid()}\n"
+    found = []
+    for pid in _pids():
+        try:
+            if parent in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace"):
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "?"

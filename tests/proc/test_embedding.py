@@ -1,0 +1,215 @@
+"""The engine inside somebody else's Python: it takes what it started, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support import processes
+from tests.support.group import Group
+from tests.support.jobs import TOKEN, until
+
+from dsl._core import BindingError, Ended, Event, LaunchSpec, SpecError, Supervisor, WorkerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+pytestmark = pytest.mark.engine
+
+PROGRAMS = Path(__file__).resolve().parent.parent / "workers"
+
+
+def _program(name: str, *arguments: str, token: str = "") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAMS / name), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, TOKEN: token},
+    )
+
+
+def test_children_handlers_and_mask_of_the_caller_are_left_alone(testchild: Path) -> None:
+    """Its own child's code is not stolen, another child in its own session is not taken for a leftover of ours."""
+    words = ["child", "[", "setsid", "pause", "]", "exit", "0"]
+    output, errors = _program("embed_signals.py", str(testchild), *words).communicate(timeout=20)
+    assert output == "code 17 alive True heard [1] same True\n", errors
+
+
+def test_an_interrupt_is_served_within_50_ms(testchild: Path, tmp_path: Path) -> None:
+    """The caller waits without a limit and no event comes: only the signal can wake it."""
+    delays_ms = []
+    for run in range(9):
+        ready = tmp_path / f"ready{run}"
+        program = _program("embed_interrupt.py", str(ready), str(testchild), "pause")
+        until(ready.exists)
+        begin_ns = time.monotonic_ns()
+        program.send_signal(signal.SIGINT)
+        output, errors = program.communicate(timeout=20)
+        assert program.returncode == 0, errors
+        delays_ms.append((int(output) - begin_ns) / 1e6)
+    assert median(delays_ms) < 50
+
+
+def test_other_threads_run_while_one_waits(testchild: Path) -> None:
+    """The GIL is released: a thread counts on while the main thread waits for an event that does not come."""
+    counted = threading.Event()
+    with Group([[str(testchild), "pause"]]) as group:
+        group.all_started()
+        thread = threading.Thread(target=counted.set)
+        threading.Timer(0.05, thread.start).start()
+        group.supervisor.wait(0.5)
+        assert counted.wait(5)
+        thread.join()
+
+
+def test_another_thread_may_stop_what_one_waits_for(testchild: Path) -> None:
+    with Group([[str(testchild), "pause"]] * 2, grace_s=60.0) as group:
+        group.all_started()
+        timer = threading.Timer(0.1, group.supervisor.stop)
+        timer.start()
+        events: list[Event] = []
+        while not (events and isinstance(events[-1], Ended)):
+            events += group.supervisor.wait()
+        timer.join()
+
+
+@pytest.mark.parametrize("manner", ["fall-off", "raise", "exit", "kill"])
+def test_the_group_ends_with_the_program_that_started_it(
+    manner: str, testchild: Path, tmp_path: Path
+) -> None:
+    """G1: without close(), by an exception, even by SIGKILL: the workers do not outlive their owner."""
+    token = f"{manner}-{os.getpid()}-{time.monotonic_ns()}"
+    program = _program("embed_exit.py", manner, str(testchild), "pause", token=token)
+    program.communicate(timeout=20)
+    assert program.returncode == {"fall-off": 0, "raise": 1, "exit": 3, "kill": -9}[manner]
+    until(lambda: not processes.carrying(f"{TOKEN}={token}"), timeout_s=10)
+
+
+def test_ignored_child_signals_never_turn_a_failure_into_success(testchild: Path) -> None:
+    """With SIGCHLD ignored the kernel throws exit codes away: say so, or find them, but never report 0."""
+    output, errors = _program(
+        "embed_exit.py", "child-ignored", str(testchild), "sleep", "50", "exit", "9"
+    ).communicate(timeout=20)
+    assert output == "status 9\n" or output.startswith("refused: "), output + errors
+
+
+def _children() -> Sequence[int]:
+    return processes.children(os.getpid())
+
+
+def _start(make: Callable[[str], LaunchSpec], program: str) -> None:
+    supervisor = Supervisor()
+    try:
+        supervisor.start(make(program))
+    finally:
+        supervisor.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda program: LaunchSpec([]),
+        lambda program: LaunchSpec([WorkerSpec([])]),
+        lambda program: LaunchSpec([WorkerSpec([""])]),
+        lambda program: LaunchSpec([WorkerSpec([program, "a\0b"])]),
+        lambda program: LaunchSpec([WorkerSpec([program], env={"A\0B": "1"})]),
+        lambda program: LaunchSpec([WorkerSpec([program], env={"A=B": "1"})]),
+        lambda program: LaunchSpec([WorkerSpec([program], env={"": "1"})]),
+        lambda program: LaunchSpec([WorkerSpec([program], cwd="a\0b")]),
+        lambda program: LaunchSpec([WorkerSpec([program])], grace_s=-1.0),
+        lambda program: LaunchSpec([WorkerSpec([program])], grace_s=float("nan")),
+        lambda program: LaunchSpec([WorkerSpec([program], foreground=True)] * 2),
+    ],
+    ids=[
+        "no-workers",
+        "no-argv",
+        "empty-program",
+        "nul-argument",
+        "nul-name",
+        "equals-name",
+        "empty-name",
+        "nul-cwd",
+        "negative-grace",
+        "nan-grace",
+        "two-foreground",
+    ],
+)
+def test_a_spec_that_cannot_work_is_refused_before_anything_starts(
+    make: Callable[[str], LaunchSpec], testchild: Path
+) -> None:
+    """G8"""
+    before = _children()
+    with pytest.raises((SpecError, ValueError)) as caught:
+        _start(make, str(testchild))
+    assert str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert _children() == before
+
+
+def test_cpus_that_are_not_ours_are_refused_before_anything_starts(testchild: Path) -> None:
+    before = _children()
+    with pytest.raises(BindingError, match="4000"):
+        Group([[str(testchild), "pause"], WorkerSpec([str(testchild)], cpus=[4000])])
+    assert _children() == before
+
+
+def test_memory_nodes_that_do_not_exist_are_refused(testchild: Path) -> None:
+    with pytest.raises(BindingError, match="1000"):
+        Group([WorkerSpec([str(testchild)], mempolicy=("bind", [1000]))])
+
+
+def test_a_worker_is_bound_before_its_first_instruction(testchild: Path, tmp_path: Path) -> None:
+    import json
+
+    cpu = min(os.sched_getaffinity(0))
+    dump = tmp_path / "dump"
+    spec = WorkerSpec([str(testchild), "dump", str(dump)], cpus=[cpu], mempolicy=("preferred", [0]))
+    before = os.sched_getaffinity(0)
+    with Group([spec]) as group:
+        assert group.finish().first_failure is None
+    state = json.loads(dump.read_text())
+    assert state["Cpus_allowed_list"] == str(cpu)
+    assert state["memory_policy"] == [1, 0]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_environment_is_laid_over_the_groups_and_ours_is_the_default(
+    testchild: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+
+    monkeypatch.setenv("OURS", "1")
+    dumps = [tmp_path / "default", tmp_path / "given"]
+    for path, group_env in zip(dumps, (None, {"A": "group", "B": "group"}), strict=True):
+        spec = WorkerSpec([str(testchild), "dump", str(path)], env={"B": "worker"})
+        with Group([spec], env=group_env) as group:
+            group.finish()
+    default, given = (
+        dict(entry.split("=", 1) for entry in json.loads(path.read_text())["env"]) for path in dumps
+    )
+    assert (default["OURS"], default["B"]) == ("1", "worker")
+    assert {name: value for name, value in given.items() if not name.startswith("DSL_")} == {
+        "A": "group",
+        "B": "worker",
+    }
+
+
+def test_bytes_arguments_and_a_working_directory(testchild: Path, tmp_path: Path) -> None:
+    import json
+
+    dump = tmp_path / "dump"
+    raw = bytes(range(1, 256))
+    with Group([WorkerSpec([str(testchild), "dump", str(dump), b"--" + raw], cwd=tmp_path)]) as group:
+        group.finish()
+    state = json.loads(dump.read_text())
+    assert state["argv"][-1].encode("latin-1") == b"--" + raw
+    assert state["cwd"] == str(tmp_path)

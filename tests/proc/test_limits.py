@@ -1,0 +1,65 @@
+"""Limits of the machine are looked at before anything starts, and named with the number needed."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.arena import arena
+from tests.support.command import dsl_line
+from tests.support.jobs import running
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.engine
+
+
+def _refused(line: Sequence[str], directory: Path, started: Path) -> str:
+    with running(line, directory) as job:
+        assert job.wait() not in (0, 100), job.stderr()
+    assert not started.exists()
+    assert "Traceback" not in job.stderr()
+    (said,) = [text for text in job.stderr().splitlines() if "error" in text]
+    return said
+
+
+def test_too_few_descriptors(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    line = dsl_line(dsl_command, 400, [str(testchild), "touch", str(started)])
+    said = _refused(["/bin/sh", "-c", 'ulimit -n 100 && exec "$0" "$@"', *line], tmp_path / "job", started)
+    assert any(int(number) >= 400 for number in re.findall(r"\d+", said.replace("400 workers", "")))
+
+
+def test_a_low_soft_limit_is_raised_by_itself(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    line = dsl_line(dsl_command, 200, [str(testchild), "exit", "0"])
+    with running(["/bin/sh", "-c", 'ulimit -S -n 40 && exec "$0" "$@"', *line], tmp_path) as job:
+        assert job.wait() == 0, job.stderr()
+
+
+@pytest.mark.root
+def test_too_few_processes_in_the_control_group(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    """Without the check a launch of 200 would fail half way, with workers running."""
+    started = tmp_path / "started"
+    with arena(60) as net:
+        if net.group is None:
+            pytest.skip("needs a writable cgroup v2")
+        line = dsl_line(dsl_command, 200, [str(testchild), "touch", str(started)])
+        said = _refused(net.inside(line), tmp_path / "job", started)
+    assert "pids.max" in said
+    assert re.search(r"\b2\d\d\b", said)
+
+
+@pytest.mark.root
+def test_the_process_limit_of_an_ordinary_user(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    """RLIMIT_NPROC does not bind root, so the worker is started by somebody else."""
+    from tests.support.users import as_ordinary_user
+
+    tmp_path.chmod(0o777)
+    started = tmp_path / "started"
+    program = dsl_line(dsl_command, 300, [str(testchild), "touch", str(started)])[1:]
+    line = as_ordinary_user(program, tmp_path, limit=50)
+    said = _refused(line, tmp_path / "job", started)
+    assert re.search(r"\b3\d\d\b", said)

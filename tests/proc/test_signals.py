@@ -1,0 +1,232 @@
+"""What each signal to the command does, and that each worker gets it once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support import processes
+from tests.support.command import dsl_line
+from tests.support.jobs import running, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.support.jobs import Job
+
+pytestmark = pytest.mark.engine
+
+USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def _worker(directory: Path, caught: str, *end: str) -> list[str]:
+    """Words of a worker that traces the signals `caught` and announces itself."""
+    return [
+        "catch",
+        caught,
+        "trace",
+        str(directory / "trace"),
+        "note",
+        str(directory / "ready"),
+        "%r %p",
+        *end,
+    ]
+
+
+def _counts(job: Job) -> dict[int, Counter[int]]:
+    """{pid: how often it caught each signal}."""
+    counts: dict[int, Counter[int]] = {}
+    for one in job.caught():
+        counts.setdefault(one.pid, Counter())[one.signum] += 1
+    return counts
+
+
+def _caught_by_all(job: Job, number: int, times: int) -> Callable[[], bool]:
+    return lambda: sum(counter[number] for counter in _counts(job).values()) >= times
+
+
+def test_user_signals_are_passed_on_once_each_and_the_job_goes_on(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """torchrun tears the job down instead."""
+    words = _worker(tmp_path, "USR1,USR2", "await", "USR1,USR2", "3", "exit", "0")
+    with running(dsl_line(dsl_command, 3, [str(testchild), *words]), tmp_path) as job:
+        pids = set(job.ready(3).values())
+        for round_ in range(1, 4):
+            for number in USER_SIGNALS:
+                os.kill(job.guard, number)
+                until(_caught_by_all(job, number, 3 * round_))
+        assert job.wait() == 0, job.stderr()
+        assert _counts(job) == {pid: Counter(dict.fromkeys(USER_SIGNALS, 3)) for pid in pids}
+
+
+@pytest.mark.parametrize("name, code", [("INT", 130), ("TERM", 143), ("HUP", 129), ("QUIT", 131)])
+def test_a_stop_signal_reaches_each_worker_once_and_leaves_it_time(
+    name: str, code: int, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """The workers need 300 ms to clean up; the grace period is far longer, so all of them must finish."""
+    words = _worker(
+        tmp_path,
+        "INT,TERM,HUP,QUIT",
+        "await",
+        name,
+        "1",
+        "sleep",
+        "300",
+        "note",
+        str(tmp_path / "cleaned"),
+        "%r",
+    )
+    with running(dsl_line(dsl_command, 3, [str(testchild), *words]), tmp_path) as job:
+        pids = set(job.ready(3).values())
+        os.kill(job.guard, getattr(signal, f"SIG{name}"))
+        assert job.wait() == code, job.stderr()
+        number = getattr(signal, f"SIG{name}")
+        assert _counts(job) == {pid: Counter({number: 1}) for pid in pids}
+    assert sorted((tmp_path / "cleaned").read_text().split()) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_a_second_stop_signal_ends_the_wait(
+    name: str, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """The grace period is two minutes and the workers never listen: the second signal must cut it short."""
+    number = getattr(signal, f"SIG{name}")
+    words = _worker(tmp_path, "INT,TERM", "pause")
+    with running(dsl_line(dsl_command, 2, [str(testchild), *words], 120), tmp_path) as job:
+        job.ready(2)
+        os.kill(job.guard, number)
+        until(lambda: len(job.caught()) == 2)
+        os.kill(job.guard, number)
+        assert job.wait(timeout_s=15) == 128 + number, job.stderr()
+        assert job.left() == []
+
+
+def test_a_hang_up_under_nohup_changes_nothing(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    """torchrun installs a handler and dies under nohup."""
+    words = _worker(tmp_path, "USR1", "await", "USR1", "1", "exit", "0")
+    with running(["nohup", *dsl_line(dsl_command, 2, [str(testchild), *words])], tmp_path) as job:
+        job.ready(2)
+        os.kill(job.guard, signal.SIGHUP)
+        os.kill(job.agent(), signal.SIGHUP)
+        os.kill(job.guard, signal.SIGUSR1)
+        assert job.wait() == 0, job.stderr()
+
+
+def test_a_command_in_its_own_session_keeps_the_code(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    line = dsl_line(dsl_command, 2, [str(testchild), "exit", "21"])
+    with running(["setsid", "--wait", *line], tmp_path) as job:
+        assert job.wait() == 21
+
+
+def test_timeout_leaves_the_workers_their_grace(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    """`timeout` signals the command twice within a moment, itself and its group: that is one request, not two."""
+    words = _worker(
+        tmp_path, "TERM", "await", "TERM", "1", "sleep", "400", "note", str(tmp_path / "cleaned"), "%r"
+    )
+    line = dsl_line(dsl_command, 2, [str(testchild), *words])
+    with running(["timeout", "--signal=TERM", "3", *line], tmp_path) as job:
+        job.ready(2)
+        assert job.wait() == 124
+        until(lambda: not job.left())
+    assert sorted((tmp_path / "cleaned").read_text().split()) == ["0", "1"]
+
+
+def test_a_signal_sent_before_any_worker_runs_still_ends_the_command(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    with running(dsl_line(dsl_command, 64, [str(testchild), "pause"]), tmp_path) as job:
+        job.agent()
+        os.kill(job.guard, signal.SIGTERM)
+        assert job.wait() in (143, -signal.SIGTERM)
+        assert job.left() == []
+        assert "Traceback" not in job.stderr()
+
+
+def _in_a_pid_namespace(line: Sequence[str]) -> list[str]:
+    return ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *line]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("words, code", [("exit 0", 0), ("only 1 [ exit 5 ] pause", 5)])
+def test_as_the_first_process_of_a_container_the_code_is_true(
+    words: str, code: int, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    line = dsl_line(dsl_command, 2, [str(testchild), *words.split()])
+    with running(_in_a_pid_namespace(line), tmp_path) as job:
+        assert job.wait() == code, job.stderr()
+
+
+@pytest.mark.root
+def test_as_the_first_process_of_a_container_it_obeys_and_reaps(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """pid 1 gets no signal it does not handle, and every orphan of the container is its child."""
+    orphan = ["daemon", "[", "exit", "0", "]"]
+    line = dsl_line(dsl_command, 2, [str(testchild), *orphan * 5, *_worker(tmp_path, "USR1", "pause")])
+    with running(_in_a_pid_namespace(line), tmp_path) as job:
+        job.ready(2)
+        guard = until(lambda: processes.children(job.process.pid))[0]
+        agent = until(lambda: processes.children(guard))[0]
+        until(lambda: not _zombies(guard) and not _zombies(agent))
+        os.kill(guard, signal.SIGTERM)
+        assert job.wait() == 143, job.stderr()
+
+
+def _zombies(pid: int) -> list[int]:
+    found = [processes.find(child) for child in processes.children(pid)]
+    return [process.pid for process in found if process and process.state == "Z"]
+
+
+def test_an_orphan_is_reaped_while_the_job_runs(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    """The agent adopts what daemonises, so it must also bury it."""
+    orphan = ["daemon", "[", "exit", "0", "]"]
+    words = [*orphan * 10, "note", str(tmp_path / "ready"), "%r %p", "pause"]
+    with running(dsl_line(dsl_command, 2, [str(testchild), *words]), tmp_path) as job:
+        job.ready(2)
+        until(lambda: not _zombies(job.agent()) and not _zombies(job.guard))
+        assert len(processes.children(job.agent())) == 2
+
+
+def test_a_child_that_the_shell_had_before_is_not_of_the_job(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G1: with `monitor & exec dsl …` the command is born with a child. It is not ours to signal."""
+    tmp_path.joinpath("job").mkdir()
+    note = str(tmp_path / "monitor")
+    script = 'monitor=$1; note=$2; shift 2; "$monitor" touch "$note" pause & exec "$@"'
+    line = dsl_line(dsl_command, 2, [str(testchild), "wait", note, "exit", "0"])
+    with running(["/bin/sh", "-c", script, "sh", str(testchild), note, *line], tmp_path / "job") as job:
+        assert job.wait() == 0, job.stderr()
+        monitor = processes.find(int((tmp_path / "monitor").read_text()))
+        assert monitor is not None
+        assert monitor.state not in "ZXT"
+
+
+def test_a_reader_that_goes_away_does_not_end_the_job(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """`dsl … | head -1`: the workers that write get SIGPIPE as everywhere; the command must still tell the truth."""
+    words = ["only", "0", "[", "lines", "100000", "80", "]", "exit", "0"]
+    line = dsl_line(dsl_command, 2, [str(testchild), *words])
+    script = '"$@" | head -n 1 >/dev/null; exit "${PIPESTATUS[0]}"'
+    with running(["/bin/bash", "-c", script, "bash", *line], tmp_path) as job:
+        assert job.wait() == 141, job.stderr()
+
+
+def test_children_of_a_signalled_shell_do_not_matter(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """A whole process group is signalled (as by a terminal): the workers, in groups of their own, get one copy."""
+    words = _worker(tmp_path, "INT,TERM", "await", "INT", "1", "sleep", "100", "exit", "0")
+    with running(dsl_line(dsl_command, 2, [str(testchild), *words]), tmp_path) as job:
+        pids = set(job.ready(2).values())
+        os.killpg(os.getpgid(job.guard), signal.SIGINT)
+        assert job.wait() == 130
+        assert _counts(job) == {pid: Counter({signal.SIGINT: 1}) for pid in pids}

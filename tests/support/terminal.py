@@ -1,0 +1,123 @@
+"""A terminal with a small job-control shell in it, to press Ctrl-C, Ctrl-\\ and Ctrl-Z at a command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+from tests.support.jobs import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+# The shell runs in a process of its own with as little state as possible: it starts the command as the
+# terminal's foreground job, writes "stopped" or "ended CODE" to descriptor 3, and continues it on any byte from 4.
+_SHELL = """
+import os, signal, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+pid = os.fork()
+if pid == 0:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpid())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    os.close(3)
+    os.close(4)
+    os.execv(sys.argv[1], sys.argv[1:])
+while True:
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    os.tcsetpgrp(0, os.getpgrp())
+    if not os.WIFSTOPPED(status):
+        os.write(3, b"ended %d\\n" % os.waitstatus_to_exitcode(status))
+        break
+    os.write(3, b"stopped\\n")
+    if not os.read(4, 1):
+        os.killpg(pid, signal.SIGKILL)
+        continue
+    os.tcsetpgrp(0, pid)
+    os.killpg(pid, signal.SIGCONT)
+"""
+
+
+class Terminal:
+    """The keyboard and screen side of a terminal whose foreground job is one command."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        report_read, report_write = os.pipe()
+        order_read, order_write = os.pipe()
+        shell, self._keyboard = pty.fork()
+        if shell == 0:
+            # Above the small numbers first, so that neither dup2 closes the other's source.
+            copies = [os.dup2(fd, 20 + index) for index, fd in enumerate((report_write, order_read))]
+            os.dup2(copies[0], 3)
+            os.dup2(copies[1], 4)
+            os.closerange(5, 64)
+            os.execve(sys.executable, [sys.executable, "-c", _SHELL, *command], dict(environ))
+        os.close(report_write)
+        os.close(order_read)
+        os.set_blocking(report_read, False)
+        os.set_blocking(self._keyboard, False)
+        self.shell = shell
+        self._report, self._order = report_read, order_write
+        self._reports = b""
+        self.screen = b""
+
+    def press(self, key: bytes) -> None:
+        """Type a key, for instance ``b"\\x03"`` for Ctrl-C."""
+        os.write(self._keyboard, key)
+
+    def resume(self) -> None:
+        """What the shell's ``fg`` does."""
+        os.write(self._order, b"f")
+
+    def reported(self, text: str, timeout_s: float = 15.0) -> None:
+        """Wait for the shell to report ``stopped`` or ``ended CODE``; it must be the next report."""
+
+        def line() -> bytes:
+            self._read()
+            head, newline, _ = self._reports.partition(b"\n")
+            return head if newline else b""
+
+        found = until(line, timeout_s)
+        assert found == text.encode(), self.screen.decode(errors="replace")
+        self._reports = self._reports.partition(b"\n")[2]
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self.screen += os.read(self._keyboard, 1 << 16)
+        with contextlib.suppress(BlockingIOError):
+            self._reports += os.read(self._report, 1 << 12)
+
+    def hang_up(self) -> None:
+        """Close the terminal's window."""
+        if self._keyboard >= 0:
+            os.close(self._keyboard)
+            self._keyboard = -1
+
+    def close(self) -> None:
+        """Hang up and end the shell."""
+        self.hang_up()
+        os.close(self._report)
+        os.close(self._order)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.shell, signal.SIGKILL)
+        os.waitpid(self.shell, 0)
+
+    @property
+    def echo(self) -> bool:
+        """The terminal still shows what is typed: nobody left it in a raw mode."""
+        return bool(termios.tcgetattr(self._keyboard)[3] & termios.ECHO)
+
+
+@contextlib.contextmanager
+def terminal(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[Terminal]:
+    """A `Terminal` for the time of a ``with`` block."""
+    made = Terminal(command, {**os.environ, **(environ or {})})
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,46 @@
+"""Running the command as an ordinary user when the tests run as root."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dsl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NOBODY = 65534
+
+_MAIN = "import sys; sys.argv[0] = 'dsl'; from dsl.cli.deepspeed import main; sys.exit(main())"
+
+
+def as_ordinary_user(arguments: Sequence[str], directory: Path, *, limit: int | None = None) -> list[str]:
+    """A command line that runs `dsl` with `arguments` as user nobody, from a copy of the package in `directory`.
+
+    The tests' own interpreter may lie in root's home, which nobody can enter; then another Python of at least
+    3.10 is taken (the extension is built for the stable ABI). `limit`: RLIMIT_NPROC for that user.
+    """
+    package = directory / "site"
+    if not package.exists():
+        shutil.copytree(
+            Path(dsl.__file__).parent, package / "dsl", ignore=shutil.ignore_patterns("__pycache__")
+        )
+    drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    bound = [] if limit is None else ["prlimit", f"--nproc={limit}"]
+    python = _python_of_everybody(drop)
+    return [*drop, *bound, "env", f"PYTHONPATH={package}", python, "-c", _MAIN, *arguments]
+
+
+def _python_of_everybody(drop: Sequence[str]) -> str:
+    check = "import sys, ctypes; sys.exit(sys.version_info < (3, 10))"
+    candidates = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
+    for candidate in candidates:
+        result = subprocess.run([*drop, candidate, "-c", check], capture_output=True, check=False)
+        if result.returncode == 0:
+            return candidate
+    msg = f"none of {candidates} can be run by an ordinary user"
+    raise AssertionError(msg)

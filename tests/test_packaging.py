@@ -1,0 +1,102 @@
+"""What is shipped: the wheel and the source archive hold what they must, and nothing else."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import dsl
+import dsl._core
+
+ROOT = Path(__file__).resolve().parent.parent
+
+pytestmark = pytest.mark.timeout(900)  # the first build of the extension may happen here
+
+
+def build(*arguments: str) -> None:
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    result = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build("pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), ".")
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Path:
+    """Folder holding the wheel's unpacked metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" in name]
+        archive.extractall(wheel.parent, names)
+    (folder,) = wheel.parent.glob("*.dist-info")
+    return folder
+
+
+def test_one_wheel_serves_every_python_from_3_10_on(wheel: Path) -> None:
+    assert re.fullmatch(r"dsl-[\w.]+-cp310-abi3-(manylinux|linux|musllinux)\w+\.whl", wheel.name)
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    sources = {
+        path.relative_to(ROOT / "python").as_posix()
+        for path in (ROOT / "python" / "dsl").rglob("*")
+        if path.suffix in {".py", ".pyi"}
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
+    assert {"dsl/_core.pyi", "dsl/cli/deepspeed.py"} <= sources
+    assert shipped == sources | {"dsl/_core.abi3.so", "dsl/py.typed"}
+
+
+def test_the_wheel_brings_the_command_and_the_licence(metadata: Path) -> None:
+    scripts = configparser.ConfigParser()
+    scripts.read(metadata / "entry_points.txt")
+    assert dict(scripts["console_scripts"]) == {"dsl": "dsl.cli.deepspeed:main"}
+    assert "Apache License" in (metadata / "licenses" / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_a_launcher_does_not_pull_in_torch(metadata: Path) -> None:
+    fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
+    needed = [line for line in fields.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert {re.split(r"[<>=! ;]", line)[0] for line in needed} == {"psutil", "nvidia-ml-py"}
+
+
+def test_there_is_one_version(metadata: Path) -> None:
+    manifest = (ROOT / "Cargo.toml").read_text(encoding="utf-8")
+    stated = re.search(r'^version = "([^"]+)"', manifest, re.MULTILINE)
+    assert stated is not None
+    fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
+    versions = {fields["Version"], dsl.__version__, dsl._core.__version__, importlib.metadata.version("dsl")}
+    assert versions == {stated[1]}
+
+
+def test_the_source_archive_can_build_the_package(tmp_path: Path) -> None:
+    build("maturin", "sdist", "--out", str(tmp_path))
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    crates = {"rust/engine/Cargo.toml", "rust/engine/src/lib.rs", "rust/bindings/src/lib.rs"}
+    assert crates <= names
+    assert {"Cargo.lock", "LICENSE", "README.md", "pyproject.toml", "python/dsl/_core.pyi"} <= names

@@ -1,0 +1,94 @@
+"""The public names as a user's own typed program uses them. Never run: `mypy` checks it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsl import (
+    BindingError,
+    Ended,
+    EngineError,
+    Exit,
+    Exited,
+    Killing,
+    LaunchSpec,
+    LimitError,
+    Output,
+    SignalReceived,
+    SpecError,
+    Started,
+    Stdio,
+    Stopping,
+    Supervisor,
+    WorkerSpec,
+    __version__,
+)
+
+if TYPE_CHECKING:
+    from dsl import Event
+
+version: str = __version__
+
+
+def specification(logs: Path) -> LaunchSpec:
+    workers = [
+        WorkerSpec(
+            ["python", "train.py", b"--name=\xff"],
+            env={"RANK": str(rank)},
+            cwd=logs,
+            stdin=Stdio.null(),
+            stdout=Stdio.file(logs / f"{rank}.log", append=True),
+            stderr=Stdio.stdout(),
+            cpus=[rank],
+            mempolicy=("bind", [0]),
+        )
+        for rank in range(2)
+    ]
+    return LaunchSpec(workers, env={"PATH": "/usr/bin"}, on_failure="report", grace_s=5.0)
+
+
+def describe(event: Event) -> str:
+    """Every kind of event, with the attributes a user reads."""
+    if isinstance(event, Started):
+        return f"{event.worker} {event.pid} {event.time_ns}"
+    if isinstance(event, Exited):
+        return ending(event.exit)
+    if isinstance(event, Output):
+        return event.data.decode() if event.stream == 1 else ""
+    if isinstance(event, SignalReceived):
+        return signal.Signals(event.signum).name if event.action == "forward" else str(event.from_terminal)
+    if isinstance(event, Stopping):
+        return f"{event.reason} {event.signum} {event.grace_s}"
+    if isinstance(event, Killing):
+        return f"{event.tier} {[worker + 1 for worker in event.workers]}"
+    return last(event)
+
+
+def ending(exit_: Exit) -> str:
+    code: int | None = exit_.code
+    number: int | None = exit_.signal
+    seconds: float = exit_.cpu_user_s + exit_.cpu_system_s
+    return f"{code} {number} {exit_.status} {exit_.core_dumped} {seconds} {exit_.max_rss_bytes} {exit_.order}"
+
+
+def last(event: Ended) -> str:
+    cause: Exit | None = event.first_failure
+    pids: list[int] = [pid for pid, _state, _name in event.survivors]
+    return f"{cause} {event.stop_signal} {event.stragglers} {pids}"
+
+
+def run(spec: LaunchSpec) -> list[str]:
+    supervisor = Supervisor()
+    try:
+        supervisor.start(spec)
+        supervisor.signal(signal.SIGUSR1, worker=0)
+        supervisor.stop(signum=signal.SIGINT, grace_s=1.0)
+        return [describe(event) for event in supervisor.wait(timeout_s=1.0)]
+    except (BindingError, LimitError, SpecError) as error:
+        base: EngineError = error
+        return [str(base), str(len(spec))]
+    finally:
+        supervisor.kill()
+        supervisor.close()
