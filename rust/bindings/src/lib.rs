@@ -1,1 +1,51 @@
-#![doc = "t"]
+//! The extension module `dsl._core`: converts, lets go of the interpreter, calls the engine, maps errors.
+
+mod error;
+mod event;
+mod guard;
+mod spec;
+mod supervisor;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Version, target and profile of the extension.
+#[pyfunction]
+fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let info = PyDict::new(py);
+    info.set_item("version", env!("CARGO_PKG_VERSION"))?;
+    info.set_item("target", format!("{}-linux", std::env::consts::ARCH))?;
+    info.set_item(
+        "profile",
+        if cfg!(debug_assertions) {
+            "debug"
+        } else {
+            "release"
+        },
+    )?;
+    Ok(info)
+}
+
+/// Supervision engine of dsl.
+#[pymodule(gil_used = false)]
+mod _core {
+    #[pymodule_export]
+    use super::build_info;
+    #[pymodule_export]
+    use super::error::{BindingError, EngineError, LimitError, SpecError};
+    #[pymodule_export]
+    use super::event::{Ended, Exit, Exited, Killing, Output, SignalReceived, Started, Stopping};
+    #[pymodule_export]
+    use super::guard::{Guard, GuardOutcome};
+    #[pymodule_export]
+    use super::spec::{LaunchSpec, Stdio, WorkerSpec};
+    #[pymodule_export]
+    use super::supervisor::Supervisor;
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

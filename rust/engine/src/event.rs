@@ -21,6 +21,8 @@ pub enum Ending {
     NotStarted(StartFailure),
     /// The group was stopped before its turn came.
     Cancelled,
+    /// It died, but somebody else in this program had waited for it.
+    Lost,
 }
 
 /// Why a worker never ran.
@@ -66,16 +68,22 @@ impl Exit {
     }
 
     /// The exit code by the shell's convention: the code, 128 + signal, 127 for a program that was not found,
-    /// 126 for one that could not be executed. A worker that was never tried counts as ended by SIGTERM.
+    /// 126 for one that could not be executed. A worker that was never tried counts as ended by SIGTERM;
+    /// a lost status is 255.
     pub fn status(&self) -> u8 {
         match &self.ending {
             Ending::Code(code) => *code,
             Ending::Signal { number, .. } => 128u8.saturating_add(*number as u8),
             Ending::NotStarted(failure) => {
                 let missing = matches!(failure.errno, libc::ENOENT | libc::ENOTDIR);
-                if failure.stage == Stage::Exec && missing { 127 } else { 126 }
+                if failure.stage == Stage::Exec && missing {
+                    127
+                } else {
+                    126
+                }
             }
             Ending::Cancelled => 128 + libc::SIGTERM as u8,
+            Ending::Lost => u8::MAX,
         }
     }
 }

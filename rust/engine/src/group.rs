@@ -23,7 +23,11 @@ pub(crate) enum Input {
     /// A worker ended; `running` says whether it had started.
     WorkerEnded { running: bool, failed: bool },
     /// The group is to be stopped.
-    Stop { reason: StopReason, signal: i32, grace: Duration },
+    Stop {
+        reason: StopReason,
+        signal: i32,
+        grace: Duration,
+    },
     /// The group is to be killed at once.
     Kill { reason: StopReason },
     /// What is left below the workers, asked for by [`Action::CheckTree`].
@@ -40,7 +44,11 @@ pub(crate) enum Action {
     /// Report workers that have not been started as cancelled.
     CancelPending,
     /// Tell the owner that the group is being stopped.
-    ReportStop { reason: StopReason, signal: i32, grace: Duration },
+    ReportStop {
+        reason: StopReason,
+        signal: i32,
+        grace: Duration,
+    },
     /// See whether any process of the job is left, and say so by [`Input::Tree`].
     CheckTree,
     /// Ask what outlived its worker to end.
@@ -73,7 +81,14 @@ pub(crate) struct Group {
 
 impl Group {
     pub(crate) fn new(workers: usize, on_failure: OnFailure, grace: Duration) -> Self {
-        Self { phase: Phase::Running, on_failure, grace, pending: workers, running: 0, stop_signal: None }
+        Self {
+            phase: Phase::Running,
+            on_failure,
+            grace,
+            pending: workers,
+            running: 0,
+            stop_signal: None,
+        }
     }
 
     /// Whether workers may still be started.
@@ -118,7 +133,11 @@ impl Group {
                 Vec::new()
             }
             Input::WorkerEnded { running, failed } => self.worker_ended(now, running, failed),
-            Input::Stop { reason, signal, grace } => self.stop(now, reason, signal, grace),
+            Input::Stop {
+                reason,
+                signal,
+                grace,
+            } => self.stop(now, reason, signal, grace),
             Input::Kill { reason } => self.kill(now, reason),
             Input::Tree { empty } => self.tree(now, empty),
             Input::Tick => self.tick(now),
@@ -141,7 +160,11 @@ impl Group {
             }
             return actions;
         }
-        if self.running + self.pending == 0 { vec![Action::CheckTree] } else { Vec::new() }
+        if self.running + self.pending == 0 {
+            vec![Action::CheckTree]
+        } else {
+            Vec::new()
+        }
     }
 
     fn stop(&mut self, now: Instant, reason: StopReason, signal: i32, grace: Duration) -> Vec<Action> {
@@ -152,14 +175,22 @@ impl Group {
         match &mut self.phase {
             Phase::Running => {
                 self.phase = Phase::Stopping { deadline: wanted };
-                let report = Action::ReportStop { reason, signal, grace };
+                let report = Action::ReportStop {
+                    reason,
+                    signal,
+                    grace,
+                };
                 let mut actions = vec![report, Action::Broadcast(signal)];
                 actions.extend(self.cancel_pending());
                 actions
             }
             Phase::Stopping { deadline } | Phase::Sweeping { deadline } => {
                 *deadline = wanted.min(*deadline);
-                if *deadline <= now { self.start_killing(now) } else { Vec::new() }
+                if *deadline <= now {
+                    self.start_killing(now)
+                } else {
+                    Vec::new()
+                }
             }
             Phase::Killing { .. } | Phase::Ended => Vec::new(),
         }
@@ -174,7 +205,11 @@ impl Group {
         match self.phase {
             Phase::Killing { .. } | Phase::Ended => Vec::new(),
             Phase::Running => {
-                let report = Action::ReportStop { reason, signal: libc::SIGKILL, grace: Duration::ZERO };
+                let report = Action::ReportStop {
+                    reason,
+                    signal: libc::SIGKILL,
+                    grace: Duration::ZERO,
+                };
                 let mut actions = vec![report];
                 actions.extend(self.start_killing(now));
                 actions.extend(self.cancel_pending());
@@ -185,7 +220,10 @@ impl Group {
     }
 
     fn start_killing(&mut self, now: Instant) -> Vec<Action> {
-        self.phase = Phase::Killing { deadline: now + KILL_PATIENCE, retry: now + KILL_RETRY };
+        self.phase = Phase::Killing {
+            deadline: now + KILL_PATIENCE,
+            retry: now + KILL_RETRY,
+        };
         vec![Action::KillTree { first: true }]
     }
 
@@ -197,7 +235,9 @@ impl Group {
             Phase::Ended => Vec::new(),
             _ if empty => self.end(false),
             Phase::Running | Phase::Stopping { .. } => {
-                self.phase = Phase::Sweeping { deadline: now + self.grace.min(STRAGGLER_GRACE) };
+                self.phase = Phase::Sweeping {
+                    deadline: now + self.grace.min(STRAGGLER_GRACE),
+                };
                 vec![Action::TerminateTree]
             }
             Phase::Sweeping { .. } | Phase::Killing { .. } => Vec::new(),
@@ -208,7 +248,11 @@ impl Group {
         match &mut self.phase {
             Phase::Running | Phase::Ended => Vec::new(),
             Phase::Stopping { deadline } | Phase::Sweeping { deadline } => {
-                if *deadline <= now { self.start_killing(now) } else { Vec::new() }
+                if *deadline <= now {
+                    self.start_killing(now)
+                } else {
+                    Vec::new()
+                }
             }
             Phase::Killing { deadline, retry } => {
                 if *deadline <= now {

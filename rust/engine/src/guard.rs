@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
-    Pid, PidfdFlags, Rlimit, Signal, getpgrp, getpid, getppid, kill_process, pidfd_open, set_child_subreaper,
-    setpgid,
+    Pid, PidfdFlags, Rlimit, Signal, getpid, getppid, kill_process, pidfd_open, set_child_subreaper, setpgid,
 };
 
 use crate::cgroup::{self, JobCgroup};
@@ -35,7 +34,6 @@ const AGENT_PATIENCE: Duration = Duration::from_secs(10);
 const KILL_RETRY: Duration = Duration::from_millis(20);
 
 /// The state shared by guard and agent, made before the fork.
-#[derive(Debug)]
 pub struct Guard {
     pid: i32,
     group: i32,
@@ -44,7 +42,9 @@ pub struct Guard {
     mask: SignalSet,
     open_files: Rlimit,
     features: Features,
-    cgroup: Option<PathBuf>,
+    cgroup: Option<JobCgroup>,
+    /// Children that this process had before it became a guard: (pid, start time).
+    strangers: Vec<(i32, u64)>,
 }
 
 /// What became of the agent.
@@ -67,7 +67,6 @@ pub struct Outcome {
 pub struct Agent {
     /// Readable once the guard is gone; `None` when it is gone already.
     pub(crate) guard: Option<OwnedFd>,
-    pub(crate) guard_pid: i32,
     pub(crate) foreground_group: i32,
     pub(crate) token: String,
     pub(crate) taken: SignalSet,
@@ -82,10 +81,14 @@ impl Guard {
     ///
     /// Call it while the process has a single thread. Signals that are ignored (as by `nohup`) stay so.
     pub fn new(features: Features) -> Result<Self, Error> {
-        set_child_subreaper(Some(getpid())).map_err(io::Error::from).map_err(Error::os("prctl"))?;
+        set_child_subreaper(Some(getpid()))
+            .map_err(io::Error::from)
+            .map_err(Error::os("prctl"))?;
         signal::reset_child_signal().map_err(Error::os("sigaction"))?;
-        let taken: Vec<i32> =
-            signals::TAKEN.into_iter().filter(|signal| !signal::is_ignored(*signal)).collect();
+        let taken: Vec<i32> = signals::TAKEN
+            .into_iter()
+            .filter(|signal| !signal::is_ignored(*signal))
+            .collect();
         let taken = SignalSet::of(&taken);
         let token = token::random();
         let pid = getpid().as_raw_nonzero().get();
@@ -93,13 +96,14 @@ impl Guard {
         let mask = signal::block(SignalSet(taken.0 | SignalSet::of(&[libc::SIGCHLD]).0));
         Ok(Self {
             pid,
-            group: getpgrp().as_raw_nonzero().get(),
+            group: crate::sys::process_group(),
             token,
             taken,
             mask,
             open_files: open_files_limit(),
             features,
             cgroup,
+            strangers: own_children(),
         })
     }
 
@@ -115,8 +119,12 @@ impl Guard {
 
     /// In the child of the fork: leaves the terminal's foreground group, becomes subreaper and watches the guard.
     pub fn enter_agent(&self) -> Result<Agent, Error> {
-        setpgid(None, None).map_err(io::Error::from).map_err(Error::os("setpgid"))?;
-        set_child_subreaper(Some(getpid())).map_err(io::Error::from).map_err(Error::os("prctl"))?;
+        setpgid(None, None)
+            .map_err(io::Error::from)
+            .map_err(Error::os("setpgid"))?;
+        set_child_subreaper(Some(getpid()))
+            .map_err(io::Error::from)
+            .map_err(Error::os("prctl"))?;
         let guard = Pid::from_raw(self.pid)
             .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
             .filter(|_| self.features.pidfd);
@@ -126,18 +134,19 @@ impl Guard {
             signal::die_with_parent(libc::SIGTERM).map_err(Error::os("prctl"))?;
         }
         if !alive {
-            return Err(Error::os("the guard process is gone")(io::Error::from_raw_os_error(libc::ESRCH)));
+            return Err(Error::os("the guard process is gone")(
+                io::Error::from_raw_os_error(libc::ESRCH),
+            ));
         }
         Ok(Agent {
             guard,
-            guard_pid: self.pid,
             foreground_group: self.group,
             token: self.token.clone(),
             taken: self.taken,
             mask: self.mask,
             open_files: self.open_files,
             features: self.features,
-            cgroup: self.cgroup.clone(),
+            cgroup: self.cgroup.as_ref().map(|job| job.path().to_path_buf()),
         })
     }
 
@@ -148,7 +157,11 @@ impl Guard {
         let set = SignalSet(self.taken.0 | SignalSet::of(&[libc::SIGCHLD]).0);
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
         let agent = AgentProcess::open(agent_pid, self.features);
-        let mut watch = Watch { deadline: None, terminal_interrupt: false, patience: grace + AGENT_PATIENCE };
+        let mut watch = Watch {
+            deadline: None,
+            terminal_interrupt: false,
+            patience: grace + AGENT_PATIENCE,
+        };
         let death = loop {
             self.wait(&agent, intake.as_fd(), watch.deadline)?;
             while let Some(received) = signal::read_intake(intake.as_fd()).map_err(Error::os("read"))? {
@@ -161,14 +174,21 @@ impl Guard {
             }
             reap_orphans(Some(agent_pid));
             if watch.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                agent.send(Received { signal: libc::SIGKILL, from_terminal: false });
+                agent.send(Received {
+                    signal: libc::SIGKILL,
+                    from_terminal: false,
+                });
                 watch.deadline = None;
             }
         };
         let abnormal = death.signaled;
         let (ended, survivors) = self.clear(abnormal, intake.as_fd());
         Ok(Outcome {
-            code: if abnormal { 128u8.saturating_add(death.status as u8) } else { death.status as u8 },
+            code: if abnormal {
+                128u8.saturating_add(death.status as u8)
+            } else {
+                death.status as u8
+            },
             agent_signal: abnormal.then_some(death.status),
             ended,
             survivors,
@@ -183,24 +203,29 @@ impl Guard {
         deadline: Option<Instant>,
     ) -> Result<(), Error> {
         let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        wait_for(&[Some(intake), agent.pidfd.as_ref().map(AsFd::as_fd)], timeout)
-            .map_err(Error::os("poll"))
+        wait_for(&[Some(intake), agent.pidfd.as_ref().map(AsFd::as_fd)], timeout).map_err(Error::os("poll"))
     }
 
     /// Ends every process of the job that is left. Returns how many were killed and what would not die.
     fn clear(&self, abnormal: bool, intake: BorrowedFd<'_>) -> (usize, Vec<Survivor>) {
-        let job = self.cgroup.as_deref().and_then(|path| JobCgroup::open_existing(path).ok());
+        let job = self.cgroup.as_ref();
         let token = abnormal.then_some(self.token.as_str());
-        let scope = Scope { own_descendants: true, roots: &[], token };
+        let scope = Scope {
+            own_descendants: true,
+            roots: &[],
+            token,
+            strangers: &self.strangers,
+        };
         let mut ended = 0;
         let mut survivors = Vec::new();
         let mut tree = None;
         let deadline = Instant::now() + CLEAR_PATIENCE;
         loop {
             let childless = reap_orphans(None);
-            let populated = job.as_ref().is_some_and(|job| job.populated().unwrap_or(false));
-            if populated {
-                ended += self.kill_cgroup(job.as_ref());
+            let populated = job.is_some_and(|job| job.populated().unwrap_or(false));
+            if let (true, Some(job)) = (populated, job) {
+                // A failure leaves the work to the passes over the process table.
+                let _ = job.kill();
             }
             if childless && !populated && !abnormal {
                 break;
@@ -211,7 +236,7 @@ impl Guard {
             let Some(tree) = tree.as_mut() else { break };
             let killed = tree.kill_all(scope).unwrap_or(0);
             ended += killed;
-            if killed == 0 && !populated && reap_orphans(None) {
+            if killed == 0 && !populated {
                 break;
             }
             if Instant::now() >= deadline {
@@ -223,17 +248,9 @@ impl Guard {
             while let Ok(Some(_)) = signal::read_intake(intake) {}
         }
         if let Some(job) = job {
-            remove_cgroup(&job);
+            remove_cgroup(job);
         }
         (ended, survivors)
-    }
-
-    fn kill_cgroup(&self, job: Option<&JobCgroup>) -> usize {
-        // What the cgroup held is counted by the passes over the table that follow.
-        if let Some(job) = job {
-            let _ = job.kill();
-        }
-        0
     }
 }
 
@@ -252,7 +269,10 @@ impl Watch {
                 self.terminal_interrupt |= received.signal == libc::SIGINT && received.from_terminal;
                 self.deadline.get_or_insert(Instant::now() + self.patience);
                 // A stopped agent must be able to carry it out.
-                agent.send(Received { signal: libc::SIGCONT, from_terminal: false });
+                agent.send(Received {
+                    signal: libc::SIGCONT,
+                    from_terminal: false,
+                });
             }
             SignalAction::Forward if received.signal == libc::SIGTSTP => {
                 // The shell waits for its own child to stop. Nothing is left to do if that fails.
@@ -296,8 +316,11 @@ impl AgentProcess {
 }
 
 fn wait_for(fds: &[Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::Result<()> {
-    let mut polled: Vec<PollFd<'_>> =
-        fds.iter().flatten().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let mut polled: Vec<PollFd<'_>> = fds
+        .iter()
+        .flatten()
+        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+        .collect();
     let spec = timeout.map(|timeout| Timespec {
         tv_sec: timeout.as_secs() as i64,
         tv_nsec: i64::from(timeout.subsec_nanos()),
@@ -323,10 +346,26 @@ pub(crate) fn reap_orphans(spare: Option<i32>) -> bool {
     }
 }
 
-fn job_cgroup(pid: i32, token: &str) -> Option<PathBuf> {
+fn job_cgroup(pid: i32, token: &str) -> Option<JobCgroup> {
     cgroup::sweep_stale();
-    let job = JobCgroup::create(&cgroup::job_name(pid as u32, token)).ok()?;
-    Some(job.path().to_path_buf())
+    JobCgroup::create(&cgroup::job_name(pid as u32, token)).ok()
+}
+
+/// Children of this process, as after `monitor & exec dsl …`. Usually there is none, which costs one call.
+fn own_children() -> Vec<(i32, u64)> {
+    if reap_orphans(None) {
+        return Vec::new();
+    }
+    let scope = Scope {
+        own_descendants: true,
+        roots: &[],
+        token: None,
+        strangers: &[],
+    };
+    let members = Tree::open()
+        .and_then(|mut tree| tree.members(scope))
+        .unwrap_or_default();
+    members.iter().map(|stat| (stat.pid, stat.start_time)).collect()
 }
 
 /// Removes the job's cgroup; processes that have just died may hold it for a moment.

@@ -80,6 +80,10 @@ mod tests {
 
     #[test]
     fn every_signal_that_is_taken_has_a_meaning() {
-        assert!(TAKEN.iter().all(|signal| meaning(*signal) != SignalAction::Ignore));
+        assert!(
+            TAKEN
+                .iter()
+                .all(|signal| meaning(*signal) != SignalAction::Ignore)
+        );
     }
 }

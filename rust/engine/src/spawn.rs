@@ -30,7 +30,10 @@ pub(crate) struct EnvTable {
 
 impl EnvTable {
     pub(crate) fn new(base: &[EnvEntry], extra: EnvEntry) -> Self {
-        let mut table = Self { entries: Vec::with_capacity(base.len() + 1), index: HashMap::new() };
+        let mut table = Self {
+            entries: Vec::with_capacity(base.len() + 1),
+            index: HashMap::new(),
+        };
         for entry in base.iter().cloned().chain([extra]) {
             match table.index.get(entry.key()) {
                 Some(&at) => table.entries[at] = entry,
@@ -56,7 +59,8 @@ impl EnvTable {
 
     fn value<'a>(&'a self, own: &'a [EnvEntry], key: &[u8]) -> Option<&'a [u8]> {
         let own = own.iter().rev().find(|entry| entry.key() == key);
-        own.or_else(|| self.index.get(key).map(|&at| &self.entries[at])).map(EnvEntry::value)
+        own.or_else(|| self.index.get(key).map(|&at| &self.entries[at]))
+            .map(EnvEntry::value)
     }
 }
 
@@ -103,13 +107,21 @@ impl Spawner {
             slots,
             null,
             slot_busy: [false; 3],
-            interfaces: Interfaces { clone3: features.clone3, pidfd: features.pidfd },
+            interfaces: Interfaces {
+                clone3: features.clone3,
+                pidfd: features.pidfd,
+            },
             close_range: features.close_range,
             mask,
             open_files: (unlimited(open_files.current), unlimited(open_files.maximum)),
             programs: HashMap::new(),
             inheritable: Vec::new(),
         })
+    }
+
+    /// Changes the signal mask that workers get.
+    pub(crate) fn set_mask(&mut self, mask: SignalSet) {
+        self.mask = mask;
     }
 
     /// To be called once before a group is started.
@@ -135,7 +147,10 @@ impl Spawner {
         let argv = PointerArray::new(spec.argv.iter().map(CString::as_c_str));
         let envp = shared.env.pointers(&spec.env);
         let cpus = bit_mask(&spec.cpus);
-        let memory = spec.memory.as_ref().map(|(mode, nodes)| memory_policy(*mode, nodes));
+        let memory = spec
+            .memory
+            .as_ref()
+            .map(|(mode, nodes)| memory_policy(*mode, nodes));
         let plan = Plan {
             path: &path,
             argv: &argv,
@@ -162,21 +177,33 @@ impl Spawner {
         drop(plan);
         self.release_slots();
         match result {
-            Ok(spawned) => Ok(Started { pid: spawned.pid, pidfd: spawned.pidfd, pipes }),
+            Ok(spawned) => Ok(Started {
+                pid: spawned.pid,
+                pidfd: spawned.pidfd,
+                pipes,
+            }),
             Err(failure) => {
                 let path = match failure.stage {
                     Stage::Exec => Some(path),
                     Stage::Chdir => spec.cwd.clone(),
                     _ => None,
                 };
-                Err(StartFailure { stage: failure.stage, errno: failure.errno, path })
+                Err(StartFailure {
+                    stage: failure.stage,
+                    errno: failure.errno,
+                    path,
+                })
             }
         }
     }
 
     /// The child keeps descriptors below this number when it leaves our table.
     fn first_unkept(&self) -> u32 {
-        self.slots.iter().map(|slot| slot.as_raw_fd() as u32 + 1).max().unwrap_or(3)
+        self.slots
+            .iter()
+            .map(|slot| slot.as_raw_fd() as u32 + 1)
+            .max()
+            .unwrap_or(3)
     }
 
     fn program(&mut self, spec: &WorkerSpec, env: &EnvTable) -> Result<CString, StartFailure> {
@@ -184,9 +211,14 @@ impl Spawner {
         if program.as_bytes().contains(&b'/') {
             return Ok(program.clone());
         }
-        let search = env.value(&spec.env, b"PATH").unwrap_or(b"/usr/local/bin:/usr/bin:/bin");
+        let search = env
+            .value(&spec.env, b"PATH")
+            .unwrap_or(b"/usr/local/bin:/usr/bin:/bin");
         let key = (search.to_vec(), program.clone());
-        let found = self.programs.entry(key).or_insert_with(|| find_program(program, search));
+        let found = self
+            .programs
+            .entry(key)
+            .or_insert_with(|| find_program(program, search));
         found.clone().map_err(|errno| StartFailure {
             stage: Stage::Exec,
             errno: errno.raw_os_error(),
@@ -214,20 +246,23 @@ impl Spawner {
                 }
                 Stdio::Null => {}
                 Stdio::File { path, append } => {
-                    let file = open_stream(path, stream == 0, *append)
+                    let file =
+                        open_stream(path, stream == 0, *append).map_err(|errno| failed(errno, Some(path)))?;
+                    self.fill_slot(stream, file.as_fd())
                         .map_err(|errno| failed(errno, Some(path)))?;
-                    self.fill_slot(stream, file.as_fd()).map_err(|errno| failed(errno, Some(path)))?;
                 }
                 Stdio::Fd(fd) => {
                     let source = borrow(*fd).map_err(|errno| failed(errno, None))?;
-                    self.fill_slot(stream, source.as_fd()).map_err(|errno| failed(errno, None))?;
+                    self.fill_slot(stream, source.as_fd())
+                        .map_err(|errno| failed(errno, None))?;
                 }
                 Stdio::Pipe => {
                     let flags = rustix::pipe::PipeFlags::CLOEXEC;
                     let (read, write) =
                         rustix::pipe::pipe_with(flags).map_err(|errno| failed(errno, None))?;
                     rustix::io::ioctl_fionbio(&read, true).map_err(|errno| failed(errno, None))?;
-                    self.fill_slot(stream, write.as_fd()).map_err(|errno| failed(errno, None))?;
+                    self.fill_slot(stream, write.as_fd())
+                        .map_err(|errno| failed(errno, None))?;
                     pipes[stream - 1] = Some(read);
                 }
             }
@@ -269,12 +304,17 @@ fn run(
                 }
                 return Ok(spawned);
             }
-            Err(Failure { stage: Stage::Spawn, errno }) if cgroup.is_some() && errno != libc::EAGAIN => {
+            Err(Failure {
+                stage: Stage::Spawn,
+                errno,
+            }) if cgroup.is_some() && errno != libc::EAGAIN => {
                 cgroup = None;
             }
-            Err(Failure { stage: Stage::Spawn, errno })
-                if interfaces.clone3
-                    && matches!(errno, libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::E2BIG) =>
+            Err(Failure {
+                stage: Stage::Spawn,
+                errno,
+            }) if interfaces.clone3
+                && matches!(errno, libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::E2BIG) =>
             {
                 interfaces.clone3 = false;
             }
@@ -289,7 +329,9 @@ fn find_program(program: &CStr, search: &[u8]) -> Result<CString, Errno> {
     let mut error = Errno::NOENT;
     for directory in search.split(|byte| *byte == b':') {
         let directory = if directory.is_empty() { b"." } else { directory };
-        let Ok(path) = CString::new([directory, b"/", program.to_bytes()].concat()) else { continue };
+        let Ok(path) = CString::new([directory, b"/", program.to_bytes()].concat()) else {
+            continue;
+        };
         match rustix::fs::accessat(CWD, path.as_c_str(), Access::EXEC_OK, AtFlags::EACCESS) {
             Ok(()) if is_directory(&path) => error = Errno::ACCESS,
             Ok(()) => return Ok(path),
@@ -313,7 +355,11 @@ fn open_stream(path: &CStr, input: bool, append: bool) -> Result<OwnedFd, Errno>
         // Append mode also without history: a worker's children may open the file a second time.
         OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND
     };
-    rustix::fs::open(path, flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::from_raw_mode(0o640))
+    rustix::fs::open(
+        path,
+        flags | OFlags::CLOEXEC | OFlags::NOCTTY,
+        Mode::from_raw_mode(0o640),
+    )
 }
 
 /// A copy of a descriptor that the caller named by number.
@@ -337,7 +383,10 @@ fn memory_policy(mode: MemoryMode, nodes: &[u32]) -> MemoryPolicy {
         MemoryMode::Interleave => libc::MPOL_INTERLEAVE,
         MemoryMode::Local => libc::MPOL_LOCAL,
     };
-    MemoryPolicy { mode, nodes: bit_mask(nodes) }
+    MemoryPolicy {
+        mode,
+        nodes: bit_mask(nodes),
+    }
 }
 
 /// A closed standard stream would be handed to the next file that anybody opens, and workers would inherit it.
@@ -359,7 +408,12 @@ fn inheritable_descriptors() -> io::Result<Vec<RawFd>> {
     let mut found = Vec::new();
     for entry in rustix::fs::Dir::read_from(&directory)? {
         let entry = entry?;
-        let Some(fd) = entry.file_name().to_str().ok().and_then(|name| name.parse::<RawFd>().ok()) else {
+        let Some(fd) = entry
+            .file_name()
+            .to_str()
+            .ok()
+            .and_then(|name| name.parse::<RawFd>().ok())
+        else {
             continue;
         };
         if fd > 2 && fd != own && !crate::sys::is_close_on_exec(fd) {

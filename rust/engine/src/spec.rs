@@ -19,7 +19,10 @@ impl EnvEntry {
         let text = [key, b"=", value].concat();
         let text = CString::new(text)
             .map_err(|_| SpecError::Nul(format!("environment variable {}", String::from_utf8_lossy(key))))?;
-        Ok(Self { text, key_len: key.len() })
+        Ok(Self {
+            text,
+            key_len: key.len(),
+        })
     }
 
     /// The variable's name.
@@ -137,7 +140,9 @@ pub enum SpecError {
     #[error("worker {0}: only stderr can be joined to stdout")]
     JoinedToItself(usize),
     /// stdin is a pipe.
-    #[error("worker {0}: stdin cannot be a pipe read by the engine; use null, inherit, a file or a descriptor")]
+    #[error(
+        "worker {0}: stdin cannot be a pipe read by the engine; use null, inherit, a file or a descriptor"
+    )]
     StdinPipe(usize),
 }
 

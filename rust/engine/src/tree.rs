@@ -13,7 +13,7 @@ use crate::event::Survivor;
 use crate::procfs::{ProcFs, Stat, descendants};
 
 /// Variable that carries the tokens of a process's jobs, outermost first, separated by `:`.
-pub const TOKEN_VARIABLE: &str = "DSL_JOB_ID";
+pub(crate) const TOKEN_VARIABLE: &str = "DSL_JOB_ID";
 
 /// Passes that one call makes at most; the caller comes back if something is left.
 const PASSES: usize = 64;
@@ -27,6 +27,8 @@ pub(crate) struct Scope<'a> {
     pub(crate) roots: &'a [i32],
     /// Processes whose environment carries this token belong to the job.
     pub(crate) token: Option<&'a str>,
+    /// These processes and their descendants do not, unless they carry the token.
+    pub(crate) strangers: &'a [(i32, u64)],
 }
 
 /// Searches the process table.
@@ -36,7 +38,9 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub(crate) fn open() -> io::Result<Self> {
-        Ok(Self { procfs: ProcFs::open()? })
+        Ok(Self {
+            procfs: ProcFs::open()?,
+        })
     }
 
     /// Every process of the job that has not ended.
@@ -51,11 +55,28 @@ impl Tree {
             found.extend(all.iter().filter(|stat| scope.roots.contains(&stat.pid)));
             found.extend(descendants(&all, scope.roots));
         }
+        if !scope.strangers.is_empty() {
+            let strangers: Vec<i32> = all
+                .iter()
+                .filter(|stat| scope.strangers.contains(&(stat.pid, stat.start_time)))
+                .map(|stat| stat.pid)
+                .collect();
+            let mut outside: HashSet<i32> = descendants(&all, &strangers)
+                .iter()
+                .map(|stat| stat.pid)
+                .collect();
+            outside.extend(&strangers);
+            found.retain(|stat| !outside.contains(&stat.pid));
+        }
         let mut known: HashSet<i32> = HashSet::new();
         found.retain(|stat| known.insert(stat.pid));
         if let Some(token) = scope.token {
             for stat in &all {
-                if stat.pid != own && !stat.is_dead() && !known.contains(&stat.pid) && self.carries(stat, token) {
+                if stat.pid != own
+                    && !stat.is_dead()
+                    && !known.contains(&stat.pid)
+                    && self.carries(stat, token)
+                {
                     found.push(*stat);
                 }
             }
@@ -85,12 +106,19 @@ impl Tree {
     pub(crate) fn kill_all(&mut self, scope: Scope<'_>) -> io::Result<usize> {
         let mut frozen: HashSet<(i32, u64)> = HashSet::new();
         let mut clean = 0;
-        let mut members = Vec::new();
+        let mut members: Vec<Stat> = Vec::new();
+        let mut empty = 0;
         for _ in 0..PASSES {
             members = self.members(scope)?;
             if members.is_empty() {
-                break;
+                // A process forked while the table was read may have been missed.
+                empty += 1;
+                if empty == 2 {
+                    break;
+                }
+                continue;
             }
+            empty = 0;
             let mut news = 0;
             for stat in &members {
                 if !frozen.insert((stat.pid, stat.start_time)) {
@@ -106,7 +134,10 @@ impl Tree {
                 break;
             }
         }
-        Ok(members.iter().filter(|stat| self.signal(stat, Signal::KILL)).count())
+        Ok(members
+            .iter()
+            .filter(|stat| self.signal(stat, Signal::KILL))
+            .count())
     }
 
     /// Describes what is left.
@@ -122,9 +153,14 @@ impl Tree {
 
     /// Signals exactly the process that was seen: the pid may have passed to a stranger since.
     fn signal(&mut self, seen: &Stat, signal: Signal) -> bool {
-        let Some(pid) = Pid::from_raw(seen.pid) else { return false };
+        let Some(pid) = Pid::from_raw(seen.pid) else {
+            return false;
+        };
         let pinned = pidfd_open(pid, PidfdFlags::empty());
-        let same = self.procfs.stat(seen.pid).is_ok_and(|now| now.start_time == seen.start_time);
+        let same = self
+            .procfs
+            .stat(seen.pid)
+            .is_ok_and(|now| now.start_time == seen.start_time);
         if !same {
             return false;
         }

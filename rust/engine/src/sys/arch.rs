@@ -58,12 +58,7 @@ core::arch::global_asm!(
 unsafe extern "C" {
     /// Calls `clone3(args, size)`; in the child, calls `main(arg)` on the stack named in `args` and exits with
     /// its result. Returns the child's pid or `-errno` in the parent.
-    pub(super) fn dsl_clone3(
-        args: *mut c_void,
-        size: usize,
-        main: ChildMain,
-        arg: *mut c_void,
-    ) -> isize;
+    pub(super) fn dsl_clone3(args: *mut c_void, size: usize, main: ChildMain, arg: *mut c_void) -> isize;
 }
 
 /// A system call with up to six arguments.

@@ -76,7 +76,10 @@ impl Stage {
             Stage::MemoryPolicy,
             Stage::Exec,
         ];
-        usize::try_from(raw).ok().and_then(|raw| STAGES.get(raw).copied()).unwrap_or(Stage::Spawn)
+        usize::try_from(raw)
+            .ok()
+            .and_then(|raw| STAGES.get(raw).copied())
+            .unwrap_or(Stage::Spawn)
     }
 }
 
@@ -142,8 +145,14 @@ pub(crate) struct PointerArray<'a> {
 
 impl<'a> PointerArray<'a> {
     pub(crate) fn new(strings: impl Iterator<Item = &'a core::ffi::CStr>) -> Self {
-        let pointers = strings.map(core::ffi::CStr::as_ptr).chain(core::iter::once(null())).collect();
-        Self { pointers, owner: core::marker::PhantomData }
+        let pointers = strings
+            .map(core::ffi::CStr::as_ptr)
+            .chain(core::iter::once(null()))
+            .collect();
+        Self {
+            pointers,
+            owner: core::marker::PhantomData,
+        }
     }
 
     fn as_ptr(&self) -> *const *const c_char {
@@ -239,6 +248,7 @@ struct Shared<'a> {
     plan: &'a Plan<'a>,
     parent: i32,
     reset_handlers: bool,
+    reached_exec: bool,
     stage: i32,
     errno: i32,
 }
@@ -259,6 +269,7 @@ pub(crate) fn spawn(
         plan,
         parent: rustix::process::getpid().as_raw_nonzero().get(),
         reset_handlers: !interfaces.clone3,
+        reached_exec: false,
         stage: 0,
         errno: 0,
     };
@@ -272,12 +283,21 @@ pub(crate) fn spawn(
     }
     let shared_pointer = (&raw mut shared).cast::<c_void>();
     let pid = if interfaces.clone3 {
-        clone3(flags | CLONE_CLEAR_SIGHAND, &raw mut pidfd, stack, cgroup, shared_pointer)
+        clone3(
+            flags | CLONE_CLEAR_SIGHAND,
+            &raw mut pidfd,
+            stack,
+            cgroup,
+            shared_pointer,
+        )
     } else {
         legacy_clone(flags, &raw mut pidfd, stack, shared_pointer)
     };
     if pid < 0 {
-        return Err(Failure { stage: Stage::Spawn, errno: -pid as i32 });
+        return Err(Failure {
+            stage: Stage::Spawn,
+            errno: -pid as i32,
+        });
     }
     let pid = pid as i32;
     let pidfd = (pidfd >= 0).then(|| {
@@ -286,7 +306,9 @@ pub(crate) fn spawn(
     });
     // SAFETY: the field is an aligned integer of this frame, written by the child before it ended.
     let errno = unsafe { (&raw const shared.errno).read_volatile() };
-    if errno == 0 {
+    // SAFETY: as above.
+    let reached_exec = unsafe { (&raw const shared.reached_exec).read_volatile() };
+    if errno == 0 && reached_exec {
         return Ok(Spawned { pid, pidfd });
     }
     // SAFETY: as above.
@@ -294,7 +316,17 @@ pub(crate) fn spawn(
     // The child has called exit already; its death may not be visible yet, so this wait blocks.
     // SAFETY: waits for a pid that we made and have not reaped; no status is asked for.
     unsafe { libc::waitpid(pid, null_mut(), libc::__WALL) };
-    Err(Failure { stage: Stage::from_raw(stage), errno })
+    if errno == 0 {
+        // Killed before it could act: a cgroup that was ever killed does this to its newborns.
+        return Err(Failure {
+            stage: Stage::Spawn,
+            errno: libc::EINTR,
+        });
+    }
+    Err(Failure {
+        stage: Stage::from_raw(stage),
+        errno,
+    })
 }
 
 fn clone3(
@@ -318,9 +350,7 @@ fn clone3(
     }
     // SAFETY: `args` is a valid clone_args, the stack is mapped and unused, and `shared` outlives the child's
     // use of it because CLONE_VFORK keeps this thread waiting.
-    unsafe {
-        arch::dsl_clone3((&raw mut args).cast(), size_of::<CloneArgs>(), child_main, shared)
-    }
+    unsafe { arch::dsl_clone3((&raw mut args).cast(), size_of::<CloneArgs>(), child_main, shared) }
 }
 
 fn legacy_clone(flags: u64, pidfd: *mut i32, stack: &ChildStack, shared: *mut c_void) -> isize {
@@ -366,13 +396,16 @@ fn call(number: libc::c_long, args: [usize; 6]) -> isize {
     unsafe { arch::syscall(number, args) }
 }
 
-fn run_plan(shared: &Shared<'_>) -> (Stage, isize) {
+fn run_plan(shared: &mut Shared<'_>) -> (Stage, isize) {
     let plan = shared.plan;
     if let Descriptors::Unshare(keep) = plan.descriptors {
         let all = u32::MAX as usize;
         attempt!(
             Stage::Descriptors,
-            call(libc::SYS_close_range, [keep as usize, all, CLOSE_RANGE_UNSHARE, 0, 0, 0])
+            call(
+                libc::SYS_close_range,
+                [keep as usize, all, CLOSE_RANGE_UNSHARE, 0, 0, 0]
+            )
         );
     }
     match plan.group {
@@ -380,7 +413,10 @@ fn run_plan(shared: &Shared<'_>) -> (Stage, isize) {
             attempt!(Stage::Group, call(libc::SYS_setpgid, [0, 0, 0, 0, 0, 0]));
         }
         Group::Join(pgid) => {
-            attempt!(Stage::Group, call(libc::SYS_setpgid, [0, pgid as usize, 0, 0, 0, 0]));
+            attempt!(
+                Stage::Group,
+                call(libc::SYS_setpgid, [0, pgid as usize, 0, 0, 0, 0])
+            );
         }
         Group::Inherit => {}
     }
@@ -389,7 +425,10 @@ fn run_plan(shared: &Shared<'_>) -> (Stage, isize) {
         attempt!(Stage::Stdio, place(target, source));
     }
     if let Some(cwd) = plan.cwd {
-        attempt!(Stage::Chdir, call(libc::SYS_chdir, [cwd.as_ptr() as usize, 0, 0, 0, 0, 0]));
+        attempt!(
+            Stage::Chdir,
+            call(libc::SYS_chdir, [cwd.as_ptr() as usize, 0, 0, 0, 0, 0])
+        );
     }
     if let Some(signal) = plan.parent_death_signal {
         let option = libc::PR_SET_PDEATHSIG as usize;
@@ -418,6 +457,8 @@ fn run_plan(shared: &Shared<'_>) -> (Stage, isize) {
         0,
         0,
     ];
+    // SAFETY: an aligned field of a live value.
+    unsafe { (&raw mut shared.reached_exec).write_volatile(true) };
     (Stage::Exec, call(libc::SYS_execve, exec))
 }
 
@@ -426,7 +467,10 @@ fn reset_signals(all_handlers: bool) {
     let default = [0usize; 4];
     let pointer = (&raw const default) as usize;
     for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
-        call(libc::SYS_rt_sigaction, [signal as usize, pointer, 0, SET_BYTES, 0, 0]);
+        call(
+            libc::SYS_rt_sigaction,
+            [signal as usize, pointer, 0, SET_BYTES, 0, 0],
+        );
     }
     if all_handlers {
         for signal in 1..=64usize {
@@ -457,17 +501,31 @@ fn apply_resources(plan: &Plan<'_>) -> (Stage, isize) {
         let limit = [soft, hard];
         let resource = libc::RLIMIT_NOFILE as usize;
         let pointer = (&raw const limit) as usize;
-        attempt!(Stage::Limit, call(libc::SYS_prlimit64, [0, resource, pointer, 0, 0, 0]));
+        attempt!(
+            Stage::Limit,
+            call(libc::SYS_prlimit64, [0, resource, pointer, 0, 0, 0])
+        );
     }
     if !plan.cpus.is_empty() {
         let bytes = size_of_val(plan.cpus);
         let pointer = plan.cpus.as_ptr() as usize;
-        attempt!(Stage::Affinity, call(libc::SYS_sched_setaffinity, [0, bytes, pointer, 0, 0, 0]));
+        attempt!(
+            Stage::Affinity,
+            call(libc::SYS_sched_setaffinity, [0, bytes, pointer, 0, 0, 0])
+        );
     }
     if let Some(memory) = plan.memory {
         // The kernel reads one bit less than it is told.
-        let bits = if memory.nodes.is_empty() { 0 } else { memory.nodes.len() * 64 + 1 };
-        let pointer = if bits == 0 { 0 } else { memory.nodes.as_ptr() as usize };
+        let bits = if memory.nodes.is_empty() {
+            0
+        } else {
+            memory.nodes.len() * 64 + 1
+        };
+        let pointer = if bits == 0 {
+            0
+        } else {
+            memory.nodes.as_ptr() as usize
+        };
         let args = [memory.mode as usize, pointer, bits, 0, 0, 0];
         attempt!(Stage::MemoryPolicy, call(libc::SYS_set_mempolicy, args));
     }
@@ -476,9 +534,7 @@ fn apply_resources(plan: &Plan<'_>) -> (Stage, isize) {
 
 fn close_rest(descriptors: Descriptors<'_>) -> isize {
     match descriptors {
-        Descriptors::Unshare(_) => {
-            call(libc::SYS_close_range, [3, u32::MAX as usize, 0, 0, 0, 0])
-        }
+        Descriptors::Unshare(_) => call(libc::SYS_close_range, [3, u32::MAX as usize, 0, 0, 0, 0]),
         Descriptors::CloseListed(list) => {
             for fd in list {
                 call(libc::SYS_close, [*fd as usize, 0, 0, 0, 0, 0]);

@@ -50,3 +50,11 @@ pub(crate) fn is_close_on_exec(fd: RawFd) -> bool {
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     flags < 0 || flags & libc::FD_CLOEXEC != 0
 }
+
+/// Process group of this process; 0 when its leader is outside the pid namespace.
+///
+/// [getpgrp(2)](https://man7.org/linux/man-pages/man2/getpgrp.2.html)
+pub(crate) fn process_group() -> i32 {
+    // SAFETY: takes no argument and cannot fail.
+    unsafe { libc::getpgrp() }
+}

@@ -16,14 +16,6 @@ impl SignalSet {
         Self(signals.iter().fold(0, |set, signal| set | Self::bit(*signal)))
     }
 
-    pub(crate) fn without(self, signal: i32) -> Self {
-        Self(self.0 & !Self::bit(signal))
-    }
-
-    pub(crate) fn contains(self, signal: i32) -> bool {
-        self.0 & Self::bit(signal) != 0
-    }
-
     fn bit(signal: i32) -> u64 {
         1 << (signal - 1)
     }
@@ -48,7 +40,13 @@ fn change_mask(how: i32, set: SignalSet) -> SignalSet {
     let mut old = SignalSet::default();
     // SAFETY: both sets are eight bytes owned by this frame; the call fails only on a bad address or size.
     unsafe {
-        libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const set.0, &raw mut old.0, SET_BYTES);
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            how,
+            &raw const set.0,
+            &raw mut old.0,
+            SET_BYTES,
+        );
     }
     old
 }
@@ -71,7 +69,11 @@ pub(crate) fn reset_child_signal() -> io::Result<()> {
     action.sa_flags = libc::SA_NOCLDSTOP;
     // SAFETY: installs no handler, so no code of ours runs in signal context.
     let result = unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, core::ptr::null_mut()) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Asks for a signal to this process when the thread that forked it ends.
@@ -80,7 +82,11 @@ pub(crate) fn reset_child_signal() -> io::Result<()> {
 pub(crate) fn die_with_parent(signal: i32) -> io::Result<()> {
     // SAFETY: the option takes a signal number and touches no memory.
     let result = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// A descriptor from which blocked signals are read.
@@ -121,7 +127,10 @@ pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     let info: libc::signalfd_siginfo = unsafe { core::mem::transmute_copy(&bytes) };
     let from_terminal = info.ssi_code == libc::SI_KERNEL
         || (info.ssi_code == libc::SI_QUEUE && info.ssi_int == TERMINAL_MARK);
-    Ok(Some(Received { signal: info.ssi_signo as i32, from_terminal }))
+    Ok(Some(Received {
+        signal: info.ssi_signo as i32,
+        from_terminal,
+    }))
 }
 
 #[repr(C)]
@@ -160,7 +169,11 @@ pub(crate) fn forward(pidfd: BorrowedFd<'_>, received: Received) -> io::Result<(
             0,
         )
     };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Waits until one of `fds` is readable, or a signal outside `mask` is delivered to this thread (`Ok(false)`).
@@ -171,8 +184,15 @@ pub(crate) fn wait_readable(
     timeout: Option<std::time::Duration>,
     mask: SignalSet,
 ) -> io::Result<Wake> {
-    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    let mut spec = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut poll = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut spec = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     let spec_pointer = timeout.map_or(core::ptr::null_mut(), |timeout| {
         spec.tv_sec = libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX);
         spec.tv_nsec = libc::c_long::from(timeout.subsec_nanos());
@@ -180,14 +200,25 @@ pub(crate) fn wait_readable(
     });
     // SAFETY: the descriptor is borrowed for the call and every pointer names memory of this frame.
     let result = unsafe {
-        libc::syscall(libc::SYS_ppoll, &raw mut poll, 1, spec_pointer, &raw const mask.0, SET_BYTES)
+        libc::syscall(
+            libc::SYS_ppoll,
+            &raw mut poll,
+            1,
+            spec_pointer,
+            &raw const mask.0,
+            SET_BYTES,
+        )
     };
     match result {
         0 => Ok(Wake::TimedOut),
         result if result > 0 => Ok(Wake::Readable),
         _ => {
             let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted { Ok(Wake::Interrupted) } else { Err(error) }
+            if error.kind() == io::ErrorKind::Interrupted {
+                Ok(Wake::Interrupted)
+            } else {
+                Err(error)
+            }
         }
     }
 }

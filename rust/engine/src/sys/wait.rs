@@ -57,9 +57,7 @@ pub(crate) fn try_wait(target: Target<'_>, reap: bool) -> io::Result<Option<Deat
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
     // libc's waitid drops the fifth argument, which carries the usage.
     // SAFETY: both buffers outlive the call and have the kernel's layout.
-    let result = unsafe {
-        libc::syscall(libc::SYS_waitid, kind, id, &raw mut info, options, &raw mut usage)
-    };
+    let result = unsafe { libc::syscall(libc::SYS_waitid, kind, id, &raw mut info, options, &raw mut usage) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,0 +1,45 @@
+//! Engine errors as Python exceptions: the one place where they meet.
+
+use dsl_engine::Error;
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+create_exception!(
+    dsl._core,
+    EngineError,
+    PyException,
+    "Base of every error that the engine raises."
+);
+create_exception!(
+    dsl._core,
+    SpecError,
+    EngineError,
+    "The launch spec cannot be started as written."
+);
+create_exception!(
+    dsl._core,
+    LimitError,
+    EngineError,
+    "A limit of this machine is too low for the group."
+);
+create_exception!(
+    dsl._core,
+    BindingError,
+    EngineError,
+    "A worker cannot be bound as asked on this machine."
+);
+
+pub(crate) fn to_python(error: Error) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::Spec(_) => SpecError::new_err(message),
+        Error::Limit(_) => LimitError::new_err(message),
+        Error::Binding(_) => BindingError::new_err(message),
+        Error::Busy | Error::Closed | Error::Os { .. } => EngineError::new_err(message),
+    }
+}
+
+pub(crate) fn spec_error(error: impl std::fmt::Display) -> PyErr {
+    SpecError::new_err(error.to_string())
+}

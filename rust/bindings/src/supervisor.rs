@@ -1,0 +1,109 @@
+//! The supervisor: every method converts, lets go of the interpreter, and calls.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dsl_engine::{Error, Handle, Waited};
+use pyo3::prelude::*;
+
+use crate::error::{spec_error, to_python};
+use crate::event;
+use crate::guard::Guard;
+use crate::spec::{LaunchSpec, seconds};
+
+/// Starts, watches and ends one worker group at a time.
+#[pyclass(frozen, module = "dsl._core")]
+pub(crate) struct Supervisor {
+    handle: Mutex<Option<std::sync::Arc<Handle>>>,
+}
+
+impl Supervisor {
+    fn slot(&self) -> MutexGuard<'_, Option<std::sync::Arc<Handle>>> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn handle(&self) -> PyResult<std::sync::Arc<Handle>> {
+        self.slot().clone().ok_or_else(|| to_python(Error::Closed))
+    }
+}
+
+#[pymethods]
+impl Supervisor {
+    #[new]
+    #[pyo3(signature = (*, guard = None))]
+    fn new(py: Python<'_>, guard: Option<&Bound<'_, Guard>>) -> PyResult<Self> {
+        let agent = match guard {
+            Some(guard) => Some(
+                guard
+                    .get()
+                    .take_agent()
+                    .ok_or_else(|| spec_error("call Guard.enter_agent first, and use it once"))?,
+            ),
+            None => None,
+        };
+        let handle = py.detach(|| Handle::new(agent)).map_err(to_python)?;
+        Ok(Self {
+            handle: Mutex::new(Some(std::sync::Arc::new(handle))),
+        })
+    }
+
+    /// Check limits, then begin to spawn.
+    fn start(&self, py: Python<'_>, spec: &Bound<'_, LaunchSpec>) -> PyResult<()> {
+        let handle = self.handle()?;
+        let spec = std::sync::Arc::clone(&spec.get().0);
+        py.detach(|| handle.start(spec)).map_err(to_python)
+    }
+
+    /// Next events, in order; an empty list after ``timeout_s``.
+    #[pyo3(signature = (timeout_s = None, *, routine = true))]
+    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>, routine: bool) -> PyResult<Vec<Py<PyAny>>> {
+        let handle = self.handle()?;
+        let timeout: Option<Duration> = timeout_s.map(seconds).transpose()?;
+        let mut raised: Option<PyErr> = None;
+        let waited = py
+            .detach(|| {
+                handle.wait(timeout, routine, || {
+                    Python::attach(|py| match py.check_signals() {
+                        Ok(()) => false,
+                        Err(error) => {
+                            raised = Some(error);
+                            true
+                        }
+                    })
+                })
+            })
+            .map_err(to_python)?;
+        match waited {
+            Waited::Interrupted => Err(raised.unwrap_or_else(|| to_python(Error::Closed))),
+            Waited::TimedOut => Ok(Vec::new()),
+            Waited::Events(events) => events
+                .into_iter()
+                .map(|event| event::to_python(py, event))
+                .collect(),
+        }
+    }
+
+    /// Send a signal to one worker's process group, or to all.
+    #[pyo3(signature = (signum, worker = None))]
+    fn signal(&self, signum: i32, worker: Option<usize>) -> PyResult<()> {
+        self.handle()?.signal(signum, worker).map_err(to_python)
+    }
+
+    /// Begin to stop the group.
+    #[pyo3(signature = (*, signum = 15, grace_s = None))]
+    fn stop(&self, signum: i32, grace_s: Option<f64>) -> PyResult<()> {
+        let grace = grace_s.map(seconds).transpose()?;
+        self.handle()?.stop(signum, grace).map_err(to_python)
+    }
+
+    /// SIGKILL to every process of the group, now.
+    fn kill(&self) -> PyResult<()> {
+        self.handle()?.kill().map_err(to_python)
+    }
+
+    /// Kill what is left, wait for it, and end the engine thread.
+    fn close(&self, py: Python<'_>) {
+        let handle = self.slot().take();
+        py.detach(|| drop(handle));
+    }
+}
