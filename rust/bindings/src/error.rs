@@ -30,6 +30,7 @@ create_exception!(
     "A worker cannot be bound as asked on this machine."
 );
 
+#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
 pub(crate) fn to_python(error: Error) -> PyErr {
     let message = error.to_string();
     match error {

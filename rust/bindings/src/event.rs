@@ -172,6 +172,7 @@ pub(crate) fn survivors(list: Vec<engine::Survivor>) -> Vec<(i32, String, String
 }
 
 /// One engine event as its Python class.
+#[expect(clippy::too_many_lines, reason = "one arm an event, nothing else")]
 pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyAny>> {
     Ok(match event {
         engine::Event::Started { worker, pid, time } => Py::new(

@@ -46,6 +46,19 @@ mod _core {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        let py = module.py();
+        let mut union = py.get_type::<Started>().into_any();
+        for class in [
+            py.get_type::<Exited>(),
+            py.get_type::<Output>(),
+            py.get_type::<SignalReceived>(),
+            py.get_type::<Stopping>(),
+            py.get_type::<Killing>(),
+            py.get_type::<Ended>(),
+        ] {
+            union = union.bitor(class)?;
+        }
+        module.add("Event", union)
     }
 }

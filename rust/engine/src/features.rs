@@ -10,6 +10,7 @@ pub const DISABLE_VARIABLE: &str = "DSL_ENGINE_DISABLE";
 
 /// Which interfaces the engine may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about the kernel")]
 pub struct Features {
     /// `clone3(2)` (5.3; some seccomp profiles refuse it). Else `clone(2)`.
     pub clone3: bool,

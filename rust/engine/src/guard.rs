@@ -90,14 +90,14 @@ impl Guard {
             .filter(|signal| !signal::is_ignored(*signal))
             .collect();
         let taken = SignalSet::of(&taken);
-        let token = token::random();
+        let job_token = token::random();
         let pid = getpid().as_raw_nonzero().get();
-        let cgroup = features.cgroup.then(|| job_cgroup(pid, &token)).flatten();
+        let cgroup = features.cgroup.then(|| job_cgroup(pid, &job_token)).flatten();
         let mask = signal::block(SignalSet(taken.0 | SignalSet::of(&[libc::SIGCHLD]).0));
         Ok(Self {
             pid,
             group: crate::sys::process_group(),
-            token,
+            token: job_token,
             taken,
             mask,
             open_files: open_files_limit(),
@@ -163,7 +163,14 @@ impl Guard {
             patience: grace + AGENT_PATIENCE,
         };
         let death = loop {
-            self.wait(&agent, intake.as_fd(), watch.deadline)?;
+            let timeout = watch
+                .deadline
+                .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            wait_for(
+                [Some(intake.as_fd()), agent.pidfd.as_ref().map(AsFd::as_fd)],
+                timeout,
+            )
+            .map_err(Error::os("poll"))?;
             while let Some(received) = signal::read_intake(intake.as_fd()).map_err(Error::os("read"))? {
                 if received.signal != libc::SIGCHLD {
                     watch.pass_on(&agent, received);
@@ -194,16 +201,6 @@ impl Guard {
             survivors,
             terminal_interrupt: watch.terminal_interrupt,
         })
-    }
-
-    fn wait(
-        &self,
-        agent: &AgentProcess,
-        intake: BorrowedFd<'_>,
-        deadline: Option<Instant>,
-    ) -> Result<(), Error> {
-        let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        wait_for(&[Some(intake), agent.pidfd.as_ref().map(AsFd::as_fd)], timeout).map_err(Error::os("poll"))
     }
 
     /// Ends every process of the job that is left. Returns how many were killed and what would not die.
@@ -244,7 +241,7 @@ impl Guard {
                 break;
             }
             // Woken by SIGCHLD; the bound is for processes that are not our children.
-            let _ = wait_for(&[Some(intake), None], Some(KILL_RETRY));
+            let _ = wait_for([Some(intake), None], Some(KILL_RETRY));
             while let Ok(Some(_)) = signal::read_intake(intake) {}
         }
         if let Some(job) = job {
@@ -315,7 +312,7 @@ impl AgentProcess {
     }
 }
 
-fn wait_for(fds: &[Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::Result<()> {
+fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::Result<()> {
     let mut polled: Vec<PollFd<'_>> = fds
         .iter()
         .flatten()
@@ -374,6 +371,6 @@ fn remove_cgroup(job: &JobCgroup) {
         if job.remove() {
             return;
         }
-        let _ = wait_for(&[None, None], Some(Duration::from_millis(5)));
+        let _ = wait_for([None, None], Some(Duration::from_millis(5)));
     }
 }

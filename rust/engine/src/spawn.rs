@@ -35,12 +35,11 @@ impl EnvTable {
             index: HashMap::new(),
         };
         for entry in base.iter().cloned().chain([extra]) {
-            match table.index.get(entry.key()) {
-                Some(&at) => table.entries[at] = entry,
-                None => {
-                    table.index.insert(entry.key().into(), table.entries.len());
-                    table.entries.push(entry);
-                }
+            if let Some(&at) = table.index.get(entry.key()) {
+                table.entries[at] = entry;
+            } else {
+                table.index.insert(entry.key().into(), table.entries.len());
+                table.entries.push(entry);
             }
         }
         table
@@ -174,7 +173,6 @@ impl Spawner {
             mask: self.mask,
         };
         let result = run(&plan, &mut self.stack, &mut self.interfaces, shared.attempt);
-        drop(plan);
         self.release_slots();
         match result {
             Ok(spawned) => Ok(Started {

@@ -187,7 +187,7 @@ impl Supervisor {
         }
         spec.validate()?;
         check_binding(&spec)?;
-        self.raise_limits(&spec)?;
+        Self::raise_limits(&spec)?;
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let outer = spec
             .env
@@ -232,7 +232,7 @@ impl Supervisor {
         Ok(())
     }
 
-    fn raise_limits(&self, spec: &LaunchSpec) -> Result<(), Error> {
+    fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
         let pipes = |worker: &crate::spec::WorkerSpec| {
             worker.stdio.iter().filter(|stdio| **stdio == Stdio::Pipe).count()
         };
@@ -745,24 +745,22 @@ impl Supervisor {
 
     /// Reaps adopted orphans, but no worker; says whether no child is left.
     fn reap_strays(&mut self) -> bool {
-        match self.roots().first() {
-            None => reap_orphans(None),
-            Some(_) => {
-                let known = self.roots();
-                loop {
-                    match try_wait(Target::Any, false) {
-                        // A dead worker hides what is behind it; its own event comes next.
-                        Ok(Some(death)) if known.contains(&death.pid) => {
-                            self.orphans_due = Some(Instant::now() + ORPHAN_DELAY);
-                            return false;
-                        }
-                        Ok(Some(death)) => {
-                            let _ = try_wait(Target::Pid(death.pid), true);
-                        }
-                        Ok(None) => return false,
-                        Err(_) => return true,
-                    }
+        let known = self.roots();
+        if known.is_empty() {
+            return reap_orphans(None);
+        }
+        loop {
+            match try_wait(Target::Any, false) {
+                // A dead worker hides what is behind it; its own event comes next.
+                Ok(Some(death)) if known.contains(&death.pid) => {
+                    self.orphans_due = Some(Instant::now() + ORPHAN_DELAY);
+                    return false;
                 }
+                Ok(Some(death)) => {
+                    let _ = try_wait(Target::Pid(death.pid), true);
+                }
+                Ok(None) => return false,
+                Err(_) => return true,
             }
         }
     }
@@ -798,8 +796,7 @@ impl Supervisor {
 
     fn end(&mut self, leftovers: bool) {
         let survivors = if leftovers {
-            self.with_tree(|tree, scope| tree.survivors(scope))
-                .unwrap_or_default()
+            self.with_tree(Tree::survivors).unwrap_or_default()
         } else {
             Vec::new()
         };

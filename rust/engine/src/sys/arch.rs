@@ -66,16 +66,20 @@ unsafe extern "C" {
 /// # Safety
 /// The arguments must be what the call numbered `number` asks for.
 #[cfg(target_arch = "x86_64")]
+#[expect(
+    clippy::inline_always,
+    reason = "six arguments through memory would cost more than the call"
+)]
 #[inline(always)]
 pub(super) unsafe fn syscall(number: libc::c_long, args: [usize; 6]) -> isize {
-    let [a, b, c, d, e, f] = args;
+    let [a0, a1, a2, a3, a4, a5] = args;
     let result: isize;
     // SAFETY: the kernel preserves every register but rax, rcx and r11, all declared here.
     unsafe {
         core::arch::asm!(
             "syscall",
             inlateout("rax") number as isize => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            in("rdi") a0, in("rsi") a1, in("rdx") a2, in("r10") a3, in("r8") a4, in("r9") a5,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );
@@ -88,17 +92,21 @@ pub(super) unsafe fn syscall(number: libc::c_long, args: [usize; 6]) -> isize {
 /// # Safety
 /// The arguments must be what the call numbered `number` asks for.
 #[cfg(target_arch = "aarch64")]
+#[expect(
+    clippy::inline_always,
+    reason = "six arguments through memory would cost more than the call"
+)]
 #[inline(always)]
 pub(super) unsafe fn syscall(number: libc::c_long, args: [usize; 6]) -> isize {
-    let [a, b, c, d, e, f] = args;
+    let [a0, a1, a2, a3, a4, a5] = args;
     let result: isize;
     // SAFETY: the kernel preserves every register but x0, declared here.
     unsafe {
         core::arch::asm!(
             "svc #0",
             in("x8") number,
-            inlateout("x0") a as isize => result,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            inlateout("x0") a0 as isize => result,
+            in("x1") a1, in("x2") a2, in("x3") a3, in("x4") a4, in("x5") a5,
             options(nostack),
         );
     }

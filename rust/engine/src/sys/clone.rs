@@ -79,7 +79,7 @@ impl Stage {
         usize::try_from(raw)
             .ok()
             .and_then(|raw| STAGES.get(raw).copied())
-            .unwrap_or(Stage::Spawn)
+            .unwrap_or(Self::Spawn)
     }
 }
 
@@ -390,7 +390,6 @@ macro_rules! attempt {
     };
 }
 
-#[inline(always)]
 fn call(number: libc::c_long, args: [usize; 6]) -> isize {
     // SAFETY: only called below, with arguments that the named call takes.
     unsafe { arch::syscall(number, args) }
@@ -408,18 +407,7 @@ fn run_plan(shared: &mut Shared<'_>) -> (Stage, isize) {
             )
         );
     }
-    match plan.group {
-        Group::Own => {
-            attempt!(Stage::Group, call(libc::SYS_setpgid, [0, 0, 0, 0, 0, 0]));
-        }
-        Group::Join(pgid) => {
-            attempt!(
-                Stage::Group,
-                call(libc::SYS_setpgid, [0, pgid as usize, 0, 0, 0, 0])
-            );
-        }
-        Group::Inherit => {}
-    }
+    attempt!(Stage::Group, join_group(plan.group));
     reset_signals(shared.reset_handlers);
     for (target, source) in (0i32..).zip(plan.stdio) {
         attempt!(Stage::Stdio, place(target, source));
@@ -462,7 +450,15 @@ fn run_plan(shared: &mut Shared<'_>) -> (Stage, isize) {
     (Stage::Exec, call(libc::SYS_execve, exec))
 }
 
-/// CPython ignores SIGPIPE and SIGXFSZ, and ignored signals stay ignored across `execve`.
+fn join_group(group: Group) -> isize {
+    match group {
+        Group::Own => call(libc::SYS_setpgid, [0, 0, 0, 0, 0, 0]),
+        Group::Join(pgid) => call(libc::SYS_setpgid, [0, pgid as usize, 0, 0, 0, 0]),
+        Group::Inherit => 0,
+    }
+}
+
+/// The Python interpreter ignores SIGPIPE and SIGXFSZ, and ignored signals stay ignored across `execve`.
 fn reset_signals(all_handlers: bool) {
     let default = [0usize; 4];
     let pointer = (&raw const default) as usize;

@@ -1,0 +1,54 @@
+"""dsl starts, watches and ends the workers of a distributed training job.
+
+The library face is the engine itself: describe a group with `WorkerSpec` and `LaunchSpec`, start it with a
+`Supervisor`, and read what happens as a stream of events that ends with `Ended`. The commands ``dsl`` and, for
+DeepSpeed users, the names of `dsl.runner` stand on the same engine.
+"""
+
+from __future__ import annotations
+
+from dsl.engine import (
+    BindingError,
+    Ended,
+    EngineError,
+    Event,
+    Exit,
+    Exited,
+    Guard,
+    GuardOutcome,
+    Killing,
+    LaunchSpec,
+    LimitError,
+    Output,
+    SignalReceived,
+    SpecError,
+    Started,
+    Stdio,
+    Stopping,
+    Supervisor,
+    WorkerSpec,
+    __version__,
+)
+
+__all__ = [
+    "BindingError",
+    "Ended",
+    "EngineError",
+    "Event",
+    "Exit",
+    "Exited",
+    "Guard",
+    "GuardOutcome",
+    "Killing",
+    "LaunchSpec",
+    "LimitError",
+    "Output",
+    "SignalReceived",
+    "SpecError",
+    "Started",
+    "Stdio",
+    "Stopping",
+    "Supervisor",
+    "WorkerSpec",
+    "__version__",
+]

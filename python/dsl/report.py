@@ -1,0 +1,151 @@
+"""The verdict: from the exits of a group to a few lines that name the cause, the victims and the evidence."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.engine import Ended, Exit
+    from dsl.model import NodePlan
+
+# Linux numbers; the signal module would take a millisecond of every launch.
+SIGNALS = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
+    16: "SIGSTKFLT", 17: "SIGCHLD", 18: "SIGCONT", 19: "SIGSTOP", 20: "SIGTSTP", 21: "SIGTTIN", 22: "SIGTTOU",
+    23: "SIGURG", 24: "SIGXCPU", 25: "SIGXFSZ", 26: "SIGVTALRM", 27: "SIGPROF", 28: "SIGWINCH", 29: "SIGIO",
+    30: "SIGPWR", 31: "SIGSYS",
+}  # fmt: skip
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; ``signal 40`` for a number without a name."""
+    return SIGNALS.get(number, f"signal {number}")
+
+
+def exit_code(exits: Sequence[Exit], ended: Ended) -> int:
+    """The command's exit code (G2): 0 only if every worker ended with 0, the first failure's status, or
+    128 + the signal by which the user ended the job."""
+    if ended.first_failure is not None:
+        return ended.first_failure.status or 1
+    if ended.stop_signal is not None:
+        return 128 + ended.stop_signal
+    failed = [exit_.status for exit_ in exits if exit_.status != 0]
+    if failed:
+        return failed[0]
+    return 1 if ended.survivors else 0
+
+
+def verdict(plan: NodePlan, exits: Sequence[Exit], ended: Ended, evidence: str = "") -> list[str]:
+    """Lines that say why the job ended, the cause first; none for a job that succeeded (G3).
+
+    ``evidence`` is what is known besides of the first failure, such as an out-of-memory kill.
+    """
+    lines = []
+    cause = ended.first_failure
+    if cause is not None:
+        worker = plan.workers[cause.worker]
+        pid = f", pid {cause.pid}" if cause.pid else ""
+        where = f"rank {worker.rank} (local rank {worker.local_rank}{pid}, host {plan.host})"
+        first = " first" if len(exits) > 1 else ""
+        lines.append(f"{where} failed{first}: {reason(cause)}{evidence and ': ' + evidence}")
+        others = [exit_ for exit_ in exits if exit_.status and not exit_.caused_by_stop]
+        others = [exit_ for exit_ in others if exit_.worker != cause.worker]
+        lines.extend(_also_failed(plan, cause, others))
+    victims: dict[str, list[int]] = {}
+    for exit_ in exits:
+        if exit_.caused_by_stop:
+            victims.setdefault(_ending(exit_), []).append(plan.workers[exit_.worker].rank)
+    if victims and (cause is not None or ended.stop_signal is not None):
+        groups = [f"{_ranks(ranks)} ({how})" for how, ranks in victims.items()]
+        lines.append("stopped by dsl: " + ", ".join(groups))
+    lines.extend(
+        f"process {pid} ({name}, state {state}) did not die of SIGKILL"
+        for pid, state, name in ended.survivors
+    )
+    return lines
+
+
+def _also_failed(plan: NodePlan, cause: Exit, others: Sequence[Exit]) -> list[str]:
+    shown = [
+        f"also failed: rank {plan.workers[exit_.worker].rank} "
+        f"(+{(exit_.ended_ns - cause.ended_ns) / 1e6:.1f} ms): {reason(exit_)}"
+        for exit_ in others[:8]
+    ]
+    rest = [plan.workers[exit_.worker].rank for exit_ in others[8:]]
+    return [*shown, *([f"also failed: {_ranks(rest)}"] if rest else [])]
+
+
+def reason(exit_: Exit) -> str:
+    """One clause: ``exit code 3``, ``killed by SIGKILL (signal 9)``, ``could not be executed: ...``."""
+    if exit_.exec_errno is not None:
+        return _start_failure(exit_)
+    if exit_.signal is not None:
+        core = ", core dumped" if exit_.core_dumped else ""
+        return f"killed by {signal_name(exit_.signal)} (signal {exit_.signal}{core})"
+    if exit_.code is None:
+        return "its exit status was lost"
+    return f"exit code {exit_.code}"
+
+
+def _start_failure(exit_: Exit) -> str:
+    import errno
+    import os
+
+    number = exit_.exec_errno or 0
+    path = exit_.exec_path or ""
+    text = os.strerror(number)
+    if exit_.exec_stage == "chdir":
+        return f"cannot enter the working directory {path}: {text}"
+    if exit_.exec_stage != "exec":
+        return f"could not be started ({exit_.exec_stage}): {path and path + ': '}{text}"
+    hint = ""
+    if number == errno.ENOENT and os.path.exists(path):
+        hint = ", the interpreter of its #! line is missing"
+    elif number == errno.ENOENT and "/" not in path:
+        hint = ", it is not on PATH"
+    elif number == errno.ENOEXEC:
+        hint = ", a script needs a #! line"
+    elif number == errno.EACCES and os.path.isdir(path):
+        hint = ", it is a directory"
+    elif number == errno.EACCES:
+        hint = f", make it executable with chmod +x {path}"
+    elif number == errno.E2BIG:
+        hint = ", its arguments and environment are too long together"
+    return f"could not be executed: {path}: {text}{hint}"
+
+
+def _ending(exit_: Exit) -> str:
+    if exit_.exec_stage == "cancelled":
+        return "not started"
+    if exit_.signal is not None:
+        return signal_name(exit_.signal)
+    return f"exit code {exit_.code}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0-2,5``."""
+    parts: list[str] = []
+    ordered = sorted(ranks)
+    start = 0
+    for index, rank in enumerate(ordered):
+        if index + 1 < len(ordered) and ordered[index + 1] == rank + 1:
+            continue
+        first = ordered[start]
+        parts.append(str(first) if first == rank else f"{first}-{rank}")
+        start = index + 1
+    return f"rank{'s' if len(ordered) > 1 else ''} {','.join(parts)}"
+
+
+def memory_evidence(exit_: Exit, kernel_log: Sequence[str], oom_kills: int) -> str:
+    """What speaks for an out-of-memory kill: the kernel's own line about the pid, or a counter that moved."""
+    if exit_.signal != 9:
+        return ""
+    peak = f"peak memory {exit_.max_rss_bytes / 2**20:.0f} MiB"
+    for line in kernel_log:
+        if f"process {exit_.pid} " in line or f"pid={exit_.pid}," in line:
+            return f"the kernel killed it because memory ran out ({peak})"
+    if oom_kills > 0:
+        return f"memory of this job's cgroup ran out ({oom_kills} out-of-memory kill, {peak})"
+    return ""
