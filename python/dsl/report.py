@@ -19,6 +19,10 @@ SIGNALS = {
 }  # fmt: skip
 
 
+# Steps of a start whose engine names are no words.
+STAGES = {"mempolicy": "memory policy", "affinity": "CPU affinity", "stdio": "its log file or stream"}
+
+
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9; ``signal 40`` for a number without a name."""
     return SIGNALS.get(number, f"signal {number}")
@@ -99,7 +103,8 @@ def _start_failure(exit_: Exit) -> str:
     if exit_.exec_stage == "chdir":
         return f"cannot enter the working directory {path}: {text}"
     if exit_.exec_stage != "exec":
-        return f"could not be started ({exit_.exec_stage}): {path and path + ': '}{text}"
+        stage = STAGES.get(exit_.exec_stage or "", exit_.exec_stage)
+        return f"could not be started ({stage}): {path and path + ': '}{text}"
     hint = ""
     if number == errno.ENOENT and os.path.exists(path):
         hint = ", the interpreter of its #! line is missing"

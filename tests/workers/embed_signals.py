@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 
 from dsl._core import Ended, Event, LaunchSpec, Supervisor, WorkerSpec
 
@@ -25,6 +26,10 @@ def kernel_state() -> list[str]:
 
 def main() -> None:
     """Run a group to its end beside an own child, and compare before with after."""
+    # The first thread of a program makes libc install handlers of its own.
+    first = threading.Thread(target=int)
+    first.start()
+    first.join()
     heard = []
     signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
     signal.signal(signal.SIGTERM, lambda *_: heard.append(2))

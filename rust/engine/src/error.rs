@@ -18,6 +18,11 @@ pub enum Error {
     /// A group is running already.
     #[error("this supervisor is running a group: wait for its end, or use a second supervisor")]
     Busy,
+    /// The kernel would throw the workers' exit statuses away.
+    #[error(
+        "SIGCHLD is ignored in this process, so exit statuses would be lost: give it its default action first"
+    )]
+    ChildSignalIgnored,
     /// The supervisor was closed.
     #[error("this supervisor is closed")]
     Closed,

@@ -29,8 +29,9 @@ impl Features {
         Self {
             clone3: allowed("clone3") && sys::has_clone3(),
             pidfd: allowed("pidfd")
-                && pidfd_open(getpid(), PidfdFlags::empty())
-                    .is_ok_and(|own| sys::wait::can_wait_for_pidfd(&own)),
+                && pidfd_open(getpid(), PidfdFlags::empty()).is_ok_and(|own| {
+                    sys::wait::can_wait_for_pidfd(&own) && sys::signal::can_signal_pidfd(&own)
+                }),
             close_range: allowed("close_range") && sys::has_close_range(),
             cgroup: allowed("cgroup"),
         }

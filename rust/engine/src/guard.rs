@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::event::{SignalAction, Survivor};
 use crate::features::Features;
 use crate::signals;
-use crate::spawn::open_files_limit;
+use crate::spawn::{fill_standard_streams, open_files_limit};
 use crate::sys::signal::{self, Received, SignalSet};
 use crate::sys::wait::{Death, Target, try_wait};
 use crate::token;
@@ -81,6 +81,7 @@ impl Guard {
     ///
     /// Call it while the process has a single thread. Signals that are ignored (as by `nohup`) stay so.
     pub fn new(features: Features) -> Result<Self, Error> {
+        fill_standard_streams().map_err(Error::os("open /dev/null"))?;
         set_child_subreaper(Some(getpid()))
             .map_err(io::Error::from)
             .map_err(Error::os("prctl"))?;

@@ -388,7 +388,7 @@ fn memory_policy(mode: MemoryMode, nodes: &[u32]) -> MemoryPolicy {
 }
 
 /// A closed standard stream would be handed to the next file that anybody opens, and workers would inherit it.
-fn fill_standard_streams() -> io::Result<()> {
+pub(crate) fn fill_standard_streams() -> io::Result<()> {
     loop {
         let flags = OFlags::RDWR | OFlags::NOCTTY;
         let fd = rustix::fs::open(c"/dev/null", flags, Mode::empty())?;

@@ -22,7 +22,7 @@ use crate::signals::{Verdict, decide};
 use crate::spawn::{EnvTable, Shared, Spawner, open_files_limit};
 use crate::spec::{EnvEntry, LaunchSpec, Stdio};
 use crate::sys::signal::{self, Received, SignalSet};
-use crate::sys::wait::{Death, Target, try_wait};
+use crate::sys::wait::{Death, Target, is_stopped, try_wait};
 use crate::token;
 use crate::tree::{Scope, TOKEN_VARIABLE, Tree};
 
@@ -35,7 +35,7 @@ const CLEAR_POLL: Duration = Duration::from_millis(10);
 /// How often workers are looked at on a kernel without pidfds, inside somebody's program.
 const SWEEP_POLL: Duration = Duration::from_millis(20);
 /// The same signal again within this time is the same request: `timeout` signals its child and then the group.
-const SAME_REQUEST: Duration = Duration::from_millis(100);
+const SAME_REQUEST: Duration = Duration::from_millis(5);
 /// Bytes read from a pipe at a time.
 const READ_BYTES: usize = 64 * 1024;
 
@@ -54,6 +54,8 @@ struct AgentHost {
     foreground_group: i32,
     stops: usize,
     last_stop: Option<(i32, Instant)>,
+    /// A stop signal that came before there was a group.
+    early_stop: Option<i32>,
 }
 
 struct Worker {
@@ -185,6 +187,9 @@ impl Supervisor {
         if self.job.is_some() {
             return Err(Error::Busy);
         }
+        if self.agent.is_none() && signal::is_ignored(libc::SIGCHLD) {
+            return Err(Error::ChildSignalIgnored);
+        }
         spec.validate()?;
         check_binding(&spec)?;
         Self::raise_limits(&spec)?;
@@ -229,6 +234,14 @@ impl Supervisor {
             stragglers: 0,
             attempt,
         });
+        if let Some(signal) = self.agent.as_mut().and_then(|agent| agent.early_stop.take()) {
+            let grace = Duration::ZERO;
+            self.step(Input::Stop {
+                reason: StopReason::Signal(signal),
+                signal,
+                grace,
+            });
+        }
         Ok(())
     }
 
@@ -361,7 +374,7 @@ impl Supervisor {
     }
 
     fn timeout(&self) -> Option<Timespec> {
-        if self.is_starting() {
+        if self.is_starting() || !self.events.is_empty() {
             return Some(Timespec {
                 tv_sec: 0,
                 tv_nsec: 0,
@@ -565,6 +578,9 @@ impl Supervisor {
         let reason = StopReason::Signal(received.signal);
         match verdict {
             Verdict::Forward => self.broadcast(received.signal),
+            Verdict::Stop | Verdict::Hurry if self.job.is_none() => {
+                agent.early_stop.get_or_insert(received.signal);
+            }
             Verdict::Stop => {
                 let grace = self.job.as_ref().map_or(Duration::ZERO, |job| job.spec.grace);
                 self.step(Input::Stop {
@@ -634,8 +650,7 @@ impl Supervisor {
                 self.mark_ending();
                 self.broadcast(signal);
                 if signal != libc::SIGKILL {
-                    // A stopped worker would not see the signal before the deadline.
-                    self.broadcast(libc::SIGCONT);
+                    self.resume_stopped();
                 }
             }
             Action::CancelPending => self.cancel_pending(),
@@ -679,6 +694,18 @@ impl Supervisor {
             // The terminal has signalled its whole foreground group already.
             if !(spec.foreground && self.from_terminal) {
                 worker.send(number, spec.foreground);
+            }
+        }
+    }
+
+    /// A stopped worker would not see a signal before the deadline.
+    fn resume_stopped(&self) {
+        let Some(job) = &self.job else { return };
+        for (worker, spec) in job.workers.iter().zip(&job.spec.workers) {
+            if let State::Running { pid, .. } = worker.state
+                && is_stopped(pid)
+            {
+                worker.send(libc::SIGCONT, spec.foreground);
             }
         }
     }
@@ -969,6 +996,7 @@ fn host(epoll: &OwnedFd, agent: Agent) -> Result<AgentHost, Error> {
         foreground_group: agent.foreground_group,
         stops: 0,
         last_stop: None,
+        early_stop: None,
     })
 }
 

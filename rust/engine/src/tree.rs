@@ -9,6 +9,8 @@ use std::io;
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, getuid, kill_process, pidfd_open, pidfd_send_signal};
 
+use rustix::io::Errno;
+
 use crate::event::Survivor;
 use crate::procfs::{ProcFs, Stat, descendants};
 
@@ -164,9 +166,10 @@ impl Tree {
         if !same {
             return false;
         }
-        match pinned {
-            Ok(pidfd) => pidfd_send_signal(&pidfd, signal).is_ok(),
-            Err(rustix::io::Errno::NOSYS) => kill_process(pid, signal).is_ok(),
+        match pinned.and_then(|pidfd| pidfd_send_signal(&pidfd, signal)) {
+            Ok(()) => true,
+            // An old kernel or a strict profile: the start time was compared a moment ago.
+            Err(Errno::NOSYS | Errno::PERM) => kill_process(pid, signal).is_ok(),
             Err(_) => false,
         }
     }

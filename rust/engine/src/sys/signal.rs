@@ -176,6 +176,21 @@ pub(crate) fn forward(pidfd: BorrowedFd<'_>, received: Received) -> io::Result<(
     }
 }
 
+/// Whether `pidfd_send_signal` exists and is not refused: signal 0 to ourselves does nothing.
+pub(crate) fn can_signal_pidfd(own: &OwnedFd) -> bool {
+    // SAFETY: signal 0 is only checked, and a null record is allowed.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            own.as_raw_fd(),
+            0,
+            core::ptr::null::<u8>(),
+            0,
+        )
+    };
+    result == 0
+}
+
 /// Waits until one of `fds` is readable, or a signal outside `mask` is delivered to this thread (`Ok(false)`).
 ///
 /// [ppoll(2)](https://man7.org/linux/man-pages/man2/poll.2.html)

@@ -83,6 +83,17 @@ fn duration(time: libc::timeval) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000)
 }
 
+/// Whether a child is stopped by a signal now. Leaves that report to whoever else waits for it.
+pub(crate) fn is_stopped(pid: i32) -> bool {
+    // SAFETY: a siginfo_t of zeroes is valid.
+    let mut info: libc::siginfo_t = unsafe { core::mem::zeroed() };
+    let options = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: the buffer outlives the call.
+    let result = unsafe { libc::waitid(libc::P_PID, pid as u32, &raw mut info, options) };
+    // SAFETY: waitid filled the child fields, or left them zero.
+    result == 0 && unsafe { info.si_pid() } == pid
+}
+
 /// Whether `waitid` takes pidfds (kernel 5.4): one of ourselves is nobody's child, which only such a kernel says.
 pub(crate) fn can_wait_for_pidfd(own: &std::os::fd::OwnedFd) -> bool {
     use std::os::fd::AsFd;
