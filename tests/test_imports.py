@@ -18,7 +18,7 @@ LAYERS = (
     ("errors", "model", "_record"),
     ("plan",),
     ("launchers",),
-    ("report",),
+    ("report", "evidence"),
     ("spec",),
     ("engine",),
     ("app",),
@@ -32,6 +32,11 @@ FACE = "dsl"
 MAY_IMPORT_EXTENSION = {"dsl", "dsl.engine", "dsl.spec"}
 # All that a launch on one node may import beyond what argparse, os and sys bring.
 LAUNCH_MODULES = {
+    "__future__",
+    "_locale",
+    "locale",
+    "dsl.cli.options",
+    "dsl.evidence",
     "_socket",
     "errno",
     "dsl",

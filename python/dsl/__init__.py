@@ -1,8 +1,8 @@
 """dsl starts, watches and ends the workers of a distributed training job.
 
 The library face is the engine itself: describe a group with `WorkerSpec` and `LaunchSpec`, start it with a
-`Supervisor`, and read what happens as a stream of events that ends with `Ended`. The commands ``dsl`` and, for
-DeepSpeed users, the names of `dsl.runner` stand on the same engine.
+`Supervisor`, and read what happens as a stream of events that ends with `Ended`. The command ``dsl`` and the
+names that DeepSpeed users import from `dsl.runner` stand on the same engine.
 """
 
 from __future__ import annotations

@@ -4,6 +4,32 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Literal, TypeAlias, final
 
+from typing_extensions import Self
+
+__all__ = [
+    "BindingError",
+    "Ended",
+    "EngineError",
+    "Event",
+    "Exit",
+    "Exited",
+    "Guard",
+    "GuardOutcome",
+    "Killing",
+    "LaunchSpec",
+    "LimitError",
+    "Output",
+    "SignalReceived",
+    "SpecError",
+    "Started",
+    "Stdio",
+    "Stopping",
+    "Supervisor",
+    "WorkerSpec",
+    "__version__",
+    "build_info",
+]
+
 __version__: str
 
 def build_info() -> dict[str, str]:
@@ -19,7 +45,7 @@ class LimitError(EngineError):
     """A limit of this machine is too low for the group; the message names it and the number needed."""
 
 class BindingError(EngineError):
-    """A core list or NUMA node cannot be applied on this machine."""
+    """A worker cannot be bound as asked on this machine."""
 
 _Path: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
 
@@ -38,7 +64,10 @@ class Stdio:
         """A file the worker writes directly (created with mode 0640; truncated unless ``append``)."""
     @staticmethod
     def fd(fd: int) -> Stdio:
-        """A descriptor of this process. It stays the caller's and must stay open until the worker has started."""
+        """A descriptor of this process.
+
+        It stays the caller's and must stay open until the worker has started.
+        """
     @staticmethod
     def pipe() -> Stdio:
         """A pipe read by the engine; bytes arrive as `Output` events."""
@@ -50,8 +79,8 @@ class Stdio:
 class WorkerSpec:
     """One worker: what to execute and how. Immutable."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         argv: Sequence[str | bytes],
         *,
         env: Mapping[str, str] | None = None,
@@ -62,7 +91,7 @@ class WorkerSpec:
         cpus: Sequence[int] | None = None,
         mempolicy: tuple[Literal["bind", "preferred", "interleave", "local"], Sequence[int]] | None = None,
         foreground: bool = False,
-    ) -> None:
+    ) -> Self:
         """``argv[0]`` is looked up on the worker's ``PATH`` when it holds no slash.
 
         ``env`` is laid over the group's environment (later wins). ``stdin`` defaults to null, ``stdout``
@@ -77,14 +106,14 @@ class WorkerSpec:
 class LaunchSpec:
     """Everything the engine needs to start and end one worker group. Immutable; holds no decisions."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         workers: Sequence[WorkerSpec],
         *,
         env: Mapping[str, str] | None = None,
         on_failure: Literal["stop", "report"] = "stop",
         grace_s: float = 30.0,
-    ) -> None:
+    ) -> Self:
         """``env``: environment of every worker (default: this process's, now).
 
         ``on_failure``: what a failed worker (non-zero code, signal, failed exec) means for the others.
@@ -113,7 +142,10 @@ class Exit:
     def core_dumped(self) -> bool: ...
     @property
     def exec_stage(self) -> str | None:
-        """The step that failed when the worker never ran: ``exec``, ``chdir``, ``stdio``, ``affinity``, ``mempolicy``, ``spawn``..."""
+        """The step that failed when the worker never ran: ``exec``, ``chdir``, ``stdio``, ``affinity``...
+
+        ``cancelled`` for a worker that was never tried because the group was stopped.
+        """
     @property
     def exec_errno(self) -> int | None:
         """errno of that step."""
@@ -122,7 +154,9 @@ class Exit:
         """The path that could not be executed or opened."""
     @property
     def status(self) -> int:
-        """Shell convention: the code, 128 + signal, 127 (not found) or 126 (found, not executable) for a failed exec."""
+        """Shell convention:
+        the code, 128 + signal, 127 (not found) or 126 (found, not executable) for a failed exec.
+        """
     @property
     def order(self) -> int:
         """Position in the order in which the kernel reported the deaths of this group, from 0."""
@@ -231,28 +265,63 @@ class Supervisor:
     under a `Guard`) it also takes the signals of the job and reaps orphans.
     """
 
-    def __init__(self, *, guard: Guard | None = None) -> None: ...
+    def __new__(cls, *, guard: Guard | None = None) -> Self: ...
     def start(self, spec: LaunchSpec) -> None:
-        """Check limits, then begin to spawn. Raises `LimitError`, `BindingError`, `EngineError` before anything is started."""
-    def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Next events, in order; an empty list after ``timeout_s``. Python signal handlers run while waiting."""
+        """Check limits, then begin to spawn.
+
+        Raises `LimitError`, `BindingError`, `EngineError` before anything is started.
+        """
+    def wait(self, timeout_s: float | None = None, *, routine: bool = True) -> list[Event]:
+        """Next events, in order; an empty list after ``timeout_s``. Python signal handlers run while waiting.
+
+        With ``routine`` false it sleeps through starts and clean exits, which come with the next event.
+        """
     def signal(self, signum: int, worker: int | None = None) -> None:
         """Send a signal to one worker's process group, or to all."""
     def stop(self, *, signum: int = 15, grace_s: float | None = None) -> None:
-        """Begin to stop the group (default grace: the spec's). Called again, it can only shorten the grace."""
+        """Begin to stop the group (default grace: the spec's).
+
+        Called again, it can only shorten the grace.
+        """
     def kill(self) -> None:
         """SIGKILL to every process of the group, now."""
     def close(self) -> None:
         """Kill what is left, wait for it, and end the engine thread. Idempotent."""
 
 @final
-class Guard:
-    """The process that the shell sees: forwards signals, keeps the exit code, ends orphans of a dead agent."""
+class GuardOutcome:
+    """What became of the agent."""
 
-    def __init__(self, name: str) -> None:
-        """Become subreaper, block and take the signals of the job. Call in a single-threaded process, then fork."""
-    def supervise(self, agent_pid: int) -> int:
-        """In the parent of the fork: wait for the agent, forwarding signals. Returns the exit code for the command."""
+    @property
+    def code(self) -> int:
+        """Exit code for the command."""
+    @property
+    def agent_signal(self) -> int | None:
+        """The signal that ended the agent, if one did."""
+    @property
+    def ended(self) -> int:
+        """Processes of the job that the guard had to kill."""
+    @property
+    def survivors(self) -> list[tuple[int, str, str]]:
+        """(pid, state, name) of processes that would not die."""
+    @property
+    def terminal_interrupt(self) -> bool:
+        """The terminal's Ctrl-C was among the signals."""
+
+@final
+class Guard:
+    """The process that the shell sees.
+
+    It forwards signals, keeps the exit code, and ends what a dead agent left.
+    """
+
+    def __new__(cls) -> Self:
+        """Become subreaper, block and take the signals of the job. Call with one thread, then fork."""
+    def supervise(self, agent_pid: int, grace_s: float) -> GuardOutcome:
+        """In the parent of the fork: wait for the agent, forwarding signals, then end what it left.
+
+        An agent that has not ended well after ``grace_s`` seconds from a stop signal is killed.
+        """
     def enter_agent(self) -> None:
         """In the child of the fork: own process group, subreaper, watch the guard."""
     @property
@@ -261,12 +330,3 @@ class Guard:
     @property
     def pid(self) -> int:
         """The guard's pid."""
-
-def parse_core_list(text: str) -> list[int]:
-    """``"0,2-4"`` -> [0, 2, 3, 4]. Strictly ascending, no overlap. Raises ValueError naming the part that is wrong."""
-
-def format_core_list(cpus: Sequence[int]) -> str:
-    """[0, 2, 3, 4] -> ``"0,2-4"``."""
-
-def allowed_cpus() -> list[int]:
-    """CPUs this process may use (sched_getaffinity), ascending."""

@@ -90,7 +90,9 @@ class PidFile:
         try:
             file = os.open(self._path, flags, 0o600)
         except OSError as error:
-            message = f"cannot write the pid file {self._path}: {error.strerror}, remove it if it is a leftover"
+            message = (
+                f"cannot write the pid file {self._path}: {error.strerror}, remove it if it is a leftover"
+            )
             raise PidFileError(message) from error
         os.write(file, str(os.getpid()).encode())
         os.close(file)

@@ -1,4 +1,4 @@
-"""What the kernel knows of a death by SIGKILL. Imported only when a worker died of one, but for `oom_kills`."""
+"""What the kernel knows of a death by SIGKILL."""
 
 from __future__ import annotations
 
@@ -34,26 +34,32 @@ def kernel_log() -> list[str]:
 def oom_kills() -> int:
     """Out-of-memory kills counted in this process's memory cgroup so far; 0 where nobody counts."""
     for path in _counters():
-        try:
-            with open(path, encoding="ascii") as file:
-                for line in file:
-                    if line.startswith("oom_kill "):
-                        return int(line.split()[1])
-        except (OSError, ValueError):
-            continue
+        for line in _read(path).splitlines():
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
     return 0
 
 
-def _counters() -> list[str]:
-    try:
-        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            rows = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return []
+def _counters() -> list[bytes]:
     paths = []
-    for row in rows:
-        if len(row) == 3 and "memory" in row[1].split(","):
-            paths.append(f"/sys/fs/cgroup/memory{row[2]}/memory.oom_control")
-        if len(row) == 3 and row[0] == "0":
-            paths.append(f"/sys/fs/cgroup{row[2]}/memory.events")
+    for line in _read(b"/proc/self/cgroup").splitlines():
+        number, controllers, path = (*line.split(b":", 2), b"", b"")[:3]
+        if b"memory" in controllers.split(b","):
+            paths.append(b"/sys/fs/cgroup/memory" + path + b"/memory.oom_control")
+        elif number == b"0":
+            paths.append(b"/sys/fs/cgroup" + path + b"/memory.events")
     return paths
+
+
+def _read(path: bytes) -> bytes:
+    """A small file of the kernel, without the cost of a text stream; empty when it cannot be read."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, 65536)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)

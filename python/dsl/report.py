@@ -29,8 +29,11 @@ def signal_name(number: int) -> str:
 
 
 def exit_code(exits: Sequence[Exit], ended: Ended) -> int:
-    """The command's exit code (G2): 0 only if every worker ended with 0, the first failure's status, or
-    128 + the signal by which the user ended the job."""
+    """The command's exit code (G2).
+
+    0 only if every worker ended with 0, else the first failure's status, or 128 + the signal by which the
+    user ended the job.
+    """
     if ended.first_failure is not None:
         return ended.first_failure.status or 1
     if ended.stop_signal is not None:
