@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.engine import Ended, Exit
+    from dsl import Ended, Exit
     from dsl.model import NodePlan
 
 # Linux numbers; the signal module would take a millisecond of every launch.
