@@ -34,7 +34,7 @@ def test_every_public_name_is_documented() -> None:
     undocumented = [
         name
         for name in dsl.__all__
-        if inspect.isclass(getattr(dsl, name)) and not inspect.getdoc(getattr(dsl, name))
+        if isinstance(getattr(dsl, name), type) and not inspect.getdoc(getattr(dsl, name))
     ]
     assert undocumented == []
 

@@ -154,9 +154,7 @@ class Exit:
         """The path that could not be executed or opened."""
     @property
     def status(self) -> int:
-        """Shell convention:
-        the code, 128 + signal, 127 (not found) or 126 (found, not executable) for a failed exec.
-        """
+        """The code, 128 + signal, or 127 (not found) or 126 (found, not executable) for a failed exec."""
     @property
     def order(self) -> int:
         """Position in the order in which the kernel reported the deaths of this group, from 0."""

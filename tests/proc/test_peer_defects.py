@@ -75,7 +75,7 @@ def test_m5_a_killed_launcher_leaves_nobody(dsl_command: Path, testchild: Path, 
 def test_m6_the_deaf_are_ended_together_at_one_deadline(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """deepspeed waits its 30 s for each deaf worker in turn, torchrun ignores the time that was asked for."""
+    """G4: deepspeed waits its 30 s for each deaf worker in turn, torchrun ignores the time that was asked for."""
     grace_s = 2.0
     words = [
         "ignore",

@@ -39,7 +39,7 @@ def _python_of_everybody(drop: Sequence[str]) -> str:
     check = "import sys, ctypes; sys.exit(sys.version_info < (3, 10))"
     candidates = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
     for candidate in candidates:
-        result = subprocess.run([*drop, candidate, "-c", check], capture_output=True, check=False)
+        result = subprocess.run([*drop, "env", candidate, "-c", check], capture_output=True, check=False)
         if result.returncode == 0:
             return candidate
     msg = f"none of {candidates} can be run by an ordinary user"
