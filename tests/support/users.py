@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ def as_ordinary_user(arguments: Sequence[str], directory: Path, *, limit: int | 
     The tests' own interpreter may lie in root's home, which nobody can enter; then another Python of at least
     3.10 is taken (the extension is built for the stable ABI). `limit`: RLIMIT_NPROC for that user.
     """
+    for parent in (directory, *directory.parents):
+        if parent.is_relative_to(tempfile.gettempdir()) and parent.owner() == "root":
+            parent.chmod(parent.stat().st_mode | 0o011)  # pytest closes its directories to others
     package = directory / "site"
     if not package.exists():
         shutil.copytree(
