@@ -79,5 +79,4 @@ def test_the_command_blames_the_cause_and_lists_the_victims(
     assert "rank 3" in verdict.splitlines()[0]
     first, rest = verdict.index("rank 3"), verdict[verdict.index("rank 3") :]
     assert first >= 0
-    for victim in (1, 2):
-        assert str(victim) in rest
+    assert "ranks 0-2" in rest or "ranks 1-2" in rest

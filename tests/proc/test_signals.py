@@ -101,6 +101,7 @@ def test_a_second_stop_signal_ends_the_wait(
         job.ready(2)
         os.kill(job.guard, number)
         until(lambda: len(job.caught()) == 2)
+        until(lambda: "second signal" in job.stderr())
         os.kill(job.guard, number)
         assert job.wait(timeout_s=15) == 128 + number, job.stderr()
         assert job.left() == []

@@ -35,7 +35,7 @@ const CLEAR_POLL: Duration = Duration::from_millis(10);
 /// How often workers are looked at on a kernel without pidfds, inside somebody's program.
 const SWEEP_POLL: Duration = Duration::from_millis(20);
 /// The same signal again within this time is the same request: `timeout` signals its child and then the group.
-const SAME_REQUEST: Duration = Duration::from_millis(2);
+const SAME_REQUEST: Duration = Duration::from_millis(1);
 /// Bytes read from a pipe at a time.
 const READ_BYTES: usize = 64 * 1024;
 
