@@ -15,17 +15,22 @@ import time
 from dsl._core import Ended, Event, Exited, LaunchSpec, Started, Stdio, Supervisor, WorkerSpec
 
 
-def collect(supervisor: Supervisor, kind: type[Started | Exited | Ended], count: int) -> list[Event]:
-    """Take events until `count` of one kind have come."""
-    events: list[Event] = []
-    seen = 0
-    while seen < count:
-        new = supervisor.wait(60.0)
-        if not new:
-            raise RuntimeError(f"only {seen} of {count} {kind.__name__}")
-        events += new
-        seen += sum(isinstance(event, kind) for event in new)
-    return events
+class Reader:
+    """Takes events of one supervisor and keeps them: one batch can hold the start and the end of a worker."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self.events: list[Event] = []
+
+    def until(self, kind: type[Started | Exited | Ended], count: int) -> None:
+        """Take events until there are `count` of one kind."""
+        seen = sum(isinstance(event, kind) for event in self.events)
+        while seen < count:
+            new = self._supervisor.wait(60.0)
+            if not new:
+                raise RuntimeError(f"only {seen} of {count} {kind.__name__}")
+            self.events += new
+            seen += sum(isinstance(event, kind) for event in new)
 
 
 def spawn(resident_mib: int, workers: int) -> None:
@@ -37,9 +42,10 @@ def spawn(resident_mib: int, workers: int) -> None:
     spec = LaunchSpec([WorkerSpec(["/bin/true"])] * workers)
     begin = time.monotonic()
     supervisor.start(spec)
-    collect(supervisor, Started, workers)
+    reader = Reader(supervisor)
+    reader.until(Started, workers)
     print((time.monotonic() - begin) / workers)
-    collect(supervisor, Ended, 1)
+    reader.until(Ended, 1)
     supervisor.close()
 
 
@@ -50,7 +56,7 @@ def cpu(workers: int, program: list[str]) -> None:
     spec = LaunchSpec([worker] * workers)
     begin = time.process_time()
     supervisor.start(spec)
-    collect(supervisor, Started, workers)
+    Reader(supervisor).until(Started, workers)
     print((time.process_time() - begin) / workers)
     supervisor.kill()
     supervisor.close()
@@ -60,13 +66,16 @@ def detect(workers: int, kills: int, program: list[str]) -> None:
     """See the module."""
     supervisor = Supervisor()
     supervisor.start(LaunchSpec([WorkerSpec(program)] * workers, on_failure="report"))
-    events = collect(supervisor, Started, workers)
-    pids = [event.pid for event in events if isinstance(event, Started)]
+    reader = Reader(supervisor)
+    reader.until(Started, workers)
+    pids = [event.pid for event in reader.events if isinstance(event, Started)]
     time.sleep(1)  # the workers' own start is not what is measured
-    for pid in pids[:: max(1, workers // kills)][:kills]:
+    for number, pid in enumerate(pids[:: max(1, workers // kills)][:kills], start=1):
         begin_ns = time.time_ns()
         os.kill(pid, signal.SIGKILL)
-        (last,) = [event for event in collect(supervisor, Exited, 1) if isinstance(event, Exited)]
+        reader.until(Exited, number)
+        last = reader.events[-1]
+        assert isinstance(last, Exited)
         print((last.exit.ended_ns - begin_ns) / 1e9)
     supervisor.kill()
     supervisor.close()

@@ -85,3 +85,12 @@ def context_switches(pid: int) -> int:
             if "ctxt_switches" in line:
                 total += int(line.split()[1])
     return total
+
+
+def processor_ns(pid: int, thread_name: str | None = None) -> int:
+    """Nanoseconds for which the threads of a process, or those of one name, have run so far."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        if thread_name is None or (task / "comm").read_text().strip() == thread_name:
+            total += int((task / "schedstat").read_text().split()[0])
+    return total

@@ -1,6 +1,6 @@
 //! Guard and agent.
 
-use dsl_engine::{Agent, Features, Guard as Engine, features::DISABLE_VARIABLE};
+use dsl_engine::{Agent, Features, Guard as Engine};
 use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
@@ -35,7 +35,7 @@ pub(crate) struct GuardOutcome {
 impl Guard {
     #[new]
     fn new() -> PyResult<Self> {
-        let features = Features::probe(&std::env::var(DISABLE_VARIABLE).unwrap_or_default());
+        let features = Features::from_environment();
         let engine = Engine::new(features).map_err(to_python)?;
         Ok(Self {
             engine,

@@ -198,7 +198,7 @@ impl Event {
     pub fn is_urgent(&self) -> bool {
         match self {
             Self::Started { .. } => false,
-            Self::Exited(exit) => exit.failed(),
+            Self::Exited(exit) => exit.failed() && !exit.caused_by_stop,
             _ => true,
         }
     }

@@ -4,9 +4,8 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::sys;
 
-/// Environment variable that names interfaces to do without, comma separated: `clone3`, `pidfd`,
-/// `close_range`, `cgroup`. For tests and for hunting kernel trouble.
-pub const DISABLE_VARIABLE: &str = "DSL_ENGINE_DISABLE";
+/// For tests and for hunting kernel trouble.
+const DISABLE_VARIABLE: &str = "DSL_ENGINE_DISABLE";
 
 /// Which interfaces the engine may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +22,13 @@ pub struct Features {
 }
 
 impl Features {
-    /// What this kernel has, less what `disabled` names.
-    pub fn probe(disabled: &str) -> Self {
+    /// What this kernel has, less what `DSL_ENGINE_DISABLE` names (comma separated: `clone3`, `pidfd`,
+    /// `close_range`, `cgroup`).
+    pub fn from_environment() -> Self {
+        Self::probe(&std::env::var(DISABLE_VARIABLE).unwrap_or_default())
+    }
+
+    fn probe(disabled: &str) -> Self {
         let allowed = |name: &str| !disabled.split(',').any(|word| word.trim() == name);
         Self {
             clone3: allowed("clone3") && sys::has_clone3(),
@@ -35,5 +39,20 @@ impl Features {
             close_range: allowed("close_range") && sys::has_close_range(),
             cgroup: allowed("cgroup"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_named_is_done_without() {
+        let features = Features::probe(" clone3, cgroup,nonsense");
+        assert!(!features.clone3 && !features.cgroup);
+        let all = Features::probe("");
+        assert_eq!(features.pidfd, all.pidfd);
+        assert_eq!(features.close_range, all.close_range);
+        assert!(!Features::probe("pidfd,close_range").pidfd);
     }
 }

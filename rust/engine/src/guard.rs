@@ -19,6 +19,7 @@ use crate::cgroup::{self, JobCgroup};
 use crate::error::Error;
 use crate::event::{SignalAction, Survivor};
 use crate::features::Features;
+use crate::orphans::{Orphans, reap_orphans};
 use crate::signals;
 use crate::spawn::{fill_standard_streams, open_files_limit};
 use crate::sys::signal::{self, Received, SignalSet};
@@ -180,7 +181,7 @@ impl Guard {
             if let Some(death) = agent.try_wait() {
                 break death;
             }
-            reap_orphans(Some(agent_pid));
+            reap_orphans(&[agent_pid]);
             if watch.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 agent.send(Received {
                     signal: libc::SIGKILL,
@@ -219,7 +220,7 @@ impl Guard {
         let mut tree = None;
         let deadline = Instant::now() + CLEAR_PATIENCE;
         loop {
-            let childless = reap_orphans(None);
+            let childless = reap_orphans(&[]) == Orphans::None;
             let populated = job.is_some_and(|job| job.populated().unwrap_or(false));
             if let (true, Some(job)) = (populated, job) {
                 // A failure leaves the work to the passes over the process table.
@@ -329,21 +330,6 @@ fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::
     }
 }
 
-/// Reaps adopted children; says whether no child at all is left. `spare` is left for its own waiter.
-pub(crate) fn reap_orphans(spare: Option<i32>) -> bool {
-    loop {
-        match try_wait(Target::Any, false) {
-            Ok(Some(death)) if Some(death.pid) == spare => return false,
-            Ok(Some(death)) => {
-                // It is dead, and no other thread of this process waits for it.
-                let _ = try_wait(Target::Pid(death.pid), true);
-            }
-            Ok(None) => return false,
-            Err(_) => return true,
-        }
-    }
-}
-
 fn job_cgroup(pid: i32, token: &str) -> Option<JobCgroup> {
     cgroup::sweep_stale();
     JobCgroup::create(&cgroup::job_name(pid as u32, token)).ok()
@@ -351,7 +337,7 @@ fn job_cgroup(pid: i32, token: &str) -> Option<JobCgroup> {
 
 /// Children of this process, as after `monitor & exec dsl …`. Usually there is none, which costs one call.
 fn own_children() -> Vec<(i32, u64)> {
-    if reap_orphans(None) {
+    if reap_orphans(&[]) == Orphans::None {
         return Vec::new();
     }
     let scope = Scope {

@@ -27,6 +27,7 @@ mod group;
 mod guard;
 mod handle;
 pub mod limits;
+mod orphans;
 pub mod procfs;
 mod signals;
 mod spawn;

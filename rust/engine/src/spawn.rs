@@ -67,6 +67,8 @@ impl EnvTable {
 pub(crate) struct Started {
     pub(crate) pid: i32,
     pub(crate) pidfd: Option<OwnedFd>,
+    /// It was born in the attempt's cgroup, and so is all that it starts.
+    pub(crate) in_cgroup: bool,
     /// Read ends of stdout and stderr, where the spec asks for pipes.
     pub(crate) pipes: [Option<OwnedFd>; 2],
 }
@@ -116,6 +118,11 @@ impl Spawner {
             programs: HashMap::new(),
             inheritable: Vec::new(),
         })
+    }
+
+    /// Whether a worker can be born in a cgroup here.
+    pub(crate) fn can_enter_cgroups(&self) -> bool {
+        self.interfaces.clone3
     }
 
     /// Changes the signal mask that workers get.
@@ -175,9 +182,10 @@ impl Spawner {
         let result = run(&plan, &mut self.stack, &mut self.interfaces, shared.attempt);
         self.release_slots();
         match result {
-            Ok(spawned) => Ok(Started {
+            Ok((spawned, in_cgroup)) => Ok(Started {
                 pid: spawned.pid,
                 pidfd: spawned.pidfd,
+                in_cgroup,
                 pipes,
             }),
             Err(failure) => {
@@ -285,38 +293,27 @@ impl Spawner {
     }
 }
 
-/// Starts the child; where the kernel refuses an interface, uses the next older one from then on.
+/// Starts the child; where the kernel refuses an interface, uses the next older one from then on. Says also
+/// whether the child is in the attempt's cgroup.
 fn run(
     plan: &Plan<'_>,
     stack: &mut ChildStack,
     interfaces: &mut Interfaces,
     attempt: Option<&Attempt>,
-) -> Result<clone::Spawned, Failure> {
-    let mut cgroup = attempt.filter(|_| interfaces.clone3).map(Attempt::dir);
+) -> Result<(clone::Spawned, bool), Failure> {
+    let mut cgroup = attempt.map(Attempt::dir);
     loop {
-        match clone::spawn(plan, stack, *interfaces, cgroup) {
-            Ok(spawned) => {
-                if let (Some(attempt), None) = (attempt, cgroup) {
-                    // Without a cgroup the process table is searched instead.
-                    let _ = attempt.join(spawned.pid);
-                }
-                return Ok(spawned);
-            }
-            Err(Failure {
-                stage: Stage::Spawn,
-                errno,
-            }) if cgroup.is_some() && errno != libc::EAGAIN => {
-                cgroup = None;
-            }
-            Err(Failure {
-                stage: Stage::Spawn,
-                errno,
-            }) if interfaces.clone3
-                && matches!(errno, libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::E2BIG) =>
-            {
+        cgroup = cgroup.filter(|_| interfaces.clone3);
+        let failure = match clone::spawn(plan, stack, *interfaces, cgroup) {
+            Ok(spawned) => return Ok((spawned, cgroup.is_some())),
+            Err(failure) => failure,
+        };
+        match (failure.stage, failure.errno) {
+            (Stage::Spawn, errno) if cgroup.is_some() && errno != libc::EAGAIN => cgroup = None,
+            (Stage::Spawn, libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::E2BIG) if interfaces.clone3 => {
                 interfaces.clone3 = false;
             }
-            Err(failure) => return Err(failure),
+            _ => return Err(failure),
         }
     }
 }

@@ -1,0 +1,218 @@
+//! The workers of one group, and what is known of them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::cgroup::Attempt;
+use crate::event::{Ending, Exit};
+use crate::group::{Group, Input};
+use crate::spawn::EnvTable;
+use crate::spec::LaunchSpec;
+use crate::supervisor::poller::Poller;
+use crate::sys::wait::{Death, Target, is_stopped, try_wait};
+
+pub(super) struct Worker {
+    pub(super) state: State,
+    /// We have sent it a signal that ends.
+    pub(super) ending: bool,
+    /// Read ends of stdout and stderr, where they are pipes and open.
+    pub(super) pipes: [Option<OwnedFd>; 2],
+}
+
+pub(super) enum State {
+    Pending,
+    Running {
+        pid: i32,
+        pidfd: Option<OwnedFd>,
+        started: SystemTime,
+    },
+    Ended,
+}
+
+pub(super) struct Job {
+    pub(super) spec: Arc<LaunchSpec>,
+    pub(super) env: EnvTable,
+    pub(super) workers: Vec<Worker>,
+    /// The first worker that has not been tried.
+    pub(super) next: usize,
+    pub(super) group: Group,
+    pub(super) first_failure: Option<Exit>,
+    pub(super) stragglers: usize,
+    pub(super) attempt: Option<Attempt>,
+    deaths: usize,
+}
+
+impl Job {
+    pub(super) fn new(spec: Arc<LaunchSpec>, env: EnvTable, attempt: Option<Attempt>) -> Self {
+        let pending = || Worker {
+            state: State::Pending,
+            ending: false,
+            pipes: [None, None],
+        };
+        Self {
+            workers: spec.workers.iter().map(|_| pending()).collect(),
+            group: Group::new(spec.workers.len(), spec.on_failure, spec.grace),
+            spec,
+            env,
+            next: 0,
+            first_failure: None,
+            stragglers: 0,
+            attempt,
+            deaths: 0,
+        }
+    }
+
+    /// Workers that run, as (index, pid).
+    pub(super) fn running(&self) -> impl Iterator<Item = (usize, i32)> {
+        let workers = self.workers.iter().enumerate();
+        workers.filter_map(|(index, worker)| Some((index, worker.pid()?)))
+    }
+
+    /// Sends a signal to one worker, if there is one of this index and it runs.
+    pub(super) fn signal(&self, number: i32, index: usize) {
+        if let (Some(worker), Some(spec)) = (self.workers.get(index), self.spec.workers.get(index)) {
+            worker.send(number, spec.foreground);
+        }
+    }
+
+    /// Sends a signal to all. One from the terminal has reached a foreground worker already.
+    pub(super) fn broadcast(&self, number: i32, from_terminal: bool) {
+        for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
+            if !(spec.foreground && from_terminal) {
+                worker.send(number, spec.foreground);
+            }
+        }
+    }
+
+    /// A stopped worker would not see a signal before the deadline.
+    pub(super) fn resume_stopped(&self) {
+        for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
+            if worker.pid().is_some_and(is_stopped) {
+                worker.send(libc::SIGCONT, spec.foreground);
+            }
+        }
+    }
+
+    /// From now on the death of a running worker is our doing.
+    pub(super) fn mark_ending(&mut self) {
+        for worker in &mut self.workers {
+            worker.ending |= worker.pid().is_some();
+        }
+    }
+
+    /// Collects a dead worker; `None` when it is alive or was collected before.
+    pub(super) fn reap(&mut self, index: usize, now: SystemTime, poller: &Poller) -> Option<(Exit, Input)> {
+        let worker = self.workers.get(index)?;
+        let State::Running { pid, pidfd, started } = &worker.state else {
+            return None;
+        };
+        let target = pidfd
+            .as_ref()
+            .map_or(Target::Pid(*pid), |pidfd| Target::PidFd(pidfd.as_fd()));
+        let (ending, death) = match try_wait(target, true) {
+            Ok(None) => return None,
+            Ok(Some(death)) => (Ending::from(&death), Some(death)),
+            // Somebody else in this program has waited for it; its status is lost.
+            Err(_) => (Ending::Lost, None),
+        };
+        if let Some(pidfd) = pidfd {
+            poller.forget(pidfd);
+        }
+        let exit = Exit {
+            pid: *pid,
+            caused_by_stop: worker.ending,
+            user: death.map_or(Duration::ZERO, |death| death.user),
+            system: death.map_or(Duration::ZERO, |death| death.system),
+            max_rss: death.map_or(0, |death| death.max_rss),
+            started: Some(*started),
+            ..without_process(index, ending, now)
+        };
+        Some(self.record(exit, true))
+    }
+
+    /// Notes that a worker was not started.
+    pub(super) fn never_ran(&mut self, index: usize, ending: Ending, now: SystemTime) -> (Exit, Input) {
+        self.record(without_process(index, ending, now), false)
+    }
+
+    /// Gives up on workers that SIGKILL has not ended: they are reported as what they are, killed by us.
+    pub(super) fn abandon(&mut self, now: SystemTime) -> Vec<Exit> {
+        let killed = Ending::Signal {
+            number: libc::SIGKILL,
+            core: false,
+        };
+        let left: Vec<(usize, i32)> = self.running().collect();
+        let exit = |(index, pid)| Exit {
+            pid,
+            caused_by_stop: true,
+            ..without_process(index, killed.clone(), now)
+        };
+        left.into_iter()
+            .map(|worker| self.record(exit(worker), true).0)
+            .collect()
+    }
+
+    fn record(&mut self, mut exit: Exit, running: bool) -> (Exit, Input) {
+        let failed = exit.failed();
+        exit.order = self.deaths;
+        self.deaths += 1;
+        self.workers[exit.worker].state = State::Ended;
+        if failed && !exit.caused_by_stop && self.first_failure.is_none() {
+            self.first_failure = Some(exit.clone());
+        }
+        (exit, Input::WorkerEnded { running, failed })
+    }
+}
+
+impl Worker {
+    fn pid(&self) -> Option<i32> {
+        match self.state {
+            State::Running { pid, .. } => Some(pid),
+            State::Pending | State::Ended => None,
+        }
+    }
+
+    fn send(&self, number: i32, foreground: bool) {
+        let pid = self.pid().and_then(Pid::from_raw);
+        let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(number)) else {
+            return;
+        };
+        // The unreaped worker pins its pid and with it the group's. A failure means that it has just died.
+        let _ = if foreground {
+            kill_process(pid, signal)
+        } else {
+            kill_process_group(pid, signal)
+        };
+    }
+}
+
+impl From<&Death> for Ending {
+    fn from(death: &Death) -> Self {
+        if death.signaled {
+            Self::Signal {
+                number: death.status,
+                core: death.core,
+            }
+        } else {
+            Self::Code(death.status as u8)
+        }
+    }
+}
+
+fn without_process(worker: usize, ending: Ending, now: SystemTime) -> Exit {
+    Exit {
+        worker,
+        pid: 0,
+        caused_by_stop: ending == Ending::Cancelled,
+        ending,
+        order: 0,
+        user: Duration::ZERO,
+        system: Duration::ZERO,
+        max_rss: 0,
+        started: None,
+        ended: now,
+    }
+}
