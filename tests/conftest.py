@@ -28,6 +28,7 @@ MARKERS = {
     "faults": "kills things and counts what is left (every test under tests/faults)",
     "cluster": "several hosts in network namespaces (every test under tests/cluster)",
     "engine": "repeated under each forced kernel fallback",
+    "pidfd": "holds only where the kernel has pidfds, so not repeated without them",
     "stress": "too long for every run; `make stress` runs it",
     "torch": "needs torch",
     "root": "needs root",

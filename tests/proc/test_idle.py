@@ -36,10 +36,8 @@ def test_guard_and_agent_sleep_while_the_workers_do(
         until(lambda: _is_still(job.guard) and _is_still(job.agent()))
 
 
+@pytest.mark.pidfd
 def test_the_engine_inside_a_program_sleeps_too(testchild: Path) -> None:
-    if "pidfd" in os.environ.get("DSL_ENGINE_DISABLE", ""):
-        # Without pidfds, and SIGCHLD being the host program's, a timer looks at the workers.
-        return
     with Group([[str(testchild), "pause"]] * 3) as group:
         group.all_started()
         until(lambda: _is_still(os.getpid(), "dsl-engine"))
