@@ -18,6 +18,7 @@ __all__ = [
     "Killing",
     "LaunchSpec",
     "LimitError",
+    "LogNotice",
     "Output",
     "SignalReceived",
     "SpecError",
@@ -74,6 +75,16 @@ class Stdio:
     @staticmethod
     def stdout() -> Stdio:
         """For stderr only: the same open file as the worker's stdout, in order."""
+    @staticmethod
+    def log(
+        path: _Path | None = None, *, console: Literal[1, 2] | None = None, terminal: bool = False
+    ) -> Stdio:
+        """An output stream that the engine reads and passes on, on a thread of its own.
+
+        The bytes go to the file ``path`` unchanged (created with mode 0640, appended to). Whole lines go, with
+        the worker's prefix, to this process's stdout (``console=1``) or stderr (``console=2``). With
+        ``terminal`` the worker sees a terminal of its own.
+        """
 
 @final
 class WorkerSpec:
@@ -91,6 +102,7 @@ class WorkerSpec:
         cpus: Sequence[int] | None = None,
         mempolicy: tuple[Literal["bind", "preferred", "interleave", "local"], Sequence[int]] | None = None,
         foreground: bool = False,
+        prefix: str | bytes | None = None,
     ) -> Self:
         """``argv[0]`` is looked up on the worker's ``PATH`` when it holds no slash.
 
@@ -98,6 +110,7 @@ class WorkerSpec:
         and ``stderr`` to inherit. ``cpus``: CPUs the worker is bound to; ``mempolicy``: NUMA policy and
         nodes (both must lie in what this process may use). ``foreground`` leaves the worker in the
         terminal's foreground process group, so that it can read from the terminal; at most one worker may.
+        ``prefix`` is put before each line that is shown of its `Stdio.log` streams.
         """
     @property
     def argv(self) -> list[str]: ...
@@ -113,11 +126,17 @@ class LaunchSpec:
         env: Mapping[str, str] | None = None,
         on_failure: Literal["stop", "report"] = "stop",
         grace_s: float = 30.0,
+        log_max_bytes: int | None = None,
+        collapse: bool = False,
+        line_files: Sequence[tuple[Literal[1, 2], _Path, Sequence[str | bytes]]] | None = None,
     ) -> Self:
         """``env``: environment of every worker (default: this process's, now).
 
         ``on_failure``: what a failed worker (non-zero code, signal, failed exec) means for the others.
         ``grace_s``: seconds between the stop signal and SIGKILL, one deadline for the whole group.
+        For `Stdio.log` streams: ``log_max_bytes`` caps each file, its first and last part are kept;
+        ``collapse`` shows equal lines of several workers once, with a count; ``line_files`` are
+        (1 for stdout or 2 for stderr, path, words): lines that hold one of the words are copied to the path.
         Raises `SpecError`.
         """
     def __len__(self) -> int: ...
@@ -210,7 +229,7 @@ class SignalReceived:
     @property
     def signum(self) -> int: ...
     @property
-    def action(self) -> Literal["forward", "stop", "ignore"]: ...
+    def action(self) -> Literal["forward", "stop", "reopen", "ignore"]: ...
     @property
     def from_terminal(self) -> bool: ...
 
@@ -252,8 +271,37 @@ class Ended:
     @property
     def survivors(self) -> list[tuple[int, str, str]]:
         """(pid, state, name) of processes that SIGKILL did not end in time (state D, another user's)."""
+    @property
+    def tail(self) -> bytes:
+        """Last output (16 KiB at most) of the worker that failed first.
 
-Event: TypeAlias = Started | Exited | Output | SignalReceived | Stopping | Killing | Ended
+        Of its stderr, if that is a `Stdio.log` stream; else empty.
+        """
+
+@final
+class LogNotice:
+    """Something that happened to output that the engine passes on. The job goes on."""
+
+    @property
+    def kind(self) -> Literal["file_failed", "bytes_lost", "console_closed", "lines_dropped"]:
+        """What happened.
+
+        ``file_failed``: a log file could not be opened or written (told once a file). ``bytes_lost``: what a
+        log file lacks at its end. ``console_closed``: nobody reads our output any more. ``lines_dropped``:
+        lines that were not shown, because the console took none for a while.
+        """
+    @property
+    def worker(self) -> int | None:
+        """Index in `LaunchSpec.workers`."""
+    @property
+    def path(self) -> str | None: ...
+    @property
+    def errno(self) -> int | None: ...
+    @property
+    def count(self) -> int:
+        """Bytes or lines."""
+
+Event: TypeAlias = Started | Exited | Output | LogNotice | SignalReceived | Stopping | Killing | Ended
 
 @final
 class Supervisor:
@@ -315,10 +363,11 @@ class Guard:
 
     def __new__(cls) -> Self:
         """Become subreaper, block and take the signals of the job. Call with one thread, then fork."""
-    def supervise(self, agent_pid: int, grace_s: float) -> GuardOutcome:
+    def supervise(self, agent_pid: int, grace_s: float, *, reopens: bool = False) -> GuardOutcome:
         """In the parent of the fork: wait for the agent, forwarding signals, then end what it left.
 
-        An agent that has not ended well after ``grace_s`` seconds from a stop signal is killed.
+        An agent that has not ended well after ``grace_s`` seconds from a stop signal is killed. ``reopens``:
+        the job has log files, so a SIGHUP that is no hang-up does not end it.
         """
     def enter_agent(self) -> None:
         """In the child of the fork: own process group, subreaper, watch the guard."""

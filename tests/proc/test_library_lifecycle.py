@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.support import processes
@@ -13,9 +14,6 @@ from tests.support.group import Group
 from tests.support.jobs import until
 
 from dsl._core import Ended, Event, Exited, Killing, LaunchSpec, Started, Stopping, Supervisor, WorkerSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.engine
 
@@ -241,3 +239,22 @@ def test_no_descriptor_is_left_open_by_a_group(testchild: Path) -> None:
     for _ in range(5):
         run()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_closing_ends_the_group_and_frees_a_thread_that_waits(testchild: Path) -> None:
+    with Group([[str(testchild), "ignore", "TERM", "pause"]]) as group:
+        (pid,) = group.all_started().values()
+        answers: list[list[Event]] = []
+        waiter = threading.Thread(target=lambda: answers.append(group.supervisor.wait()))
+        waiter.start()
+        until(lambda: _is_waiting(waiter))
+        group.supervisor.close()
+        assert processes.find(pid) is None
+        waiter.join(10)
+        assert not waiter.is_alive()
+
+
+def _is_waiting(thread: threading.Thread) -> bool:
+    """True once the thread sleeps in the kernel's poll."""
+    wchan = Path(f"/proc/self/task/{thread.native_id}/wchan").read_text()
+    return "poll" in wchan

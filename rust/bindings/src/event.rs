@@ -1,6 +1,6 @@
 //! Engine events as frozen classes.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::os::unix::ffi::OsStringExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -163,6 +163,46 @@ pub(crate) struct Ended {
     stop_signal: Option<i32>,
     stragglers: usize,
     survivors: Vec<(i32, String, String)>,
+    tail: Py<PyBytes>,
+}
+
+/// Something that happened to output that the engine passes on.
+#[pyclass(frozen, get_all, module = "dsl._core")]
+pub(crate) struct LogNotice {
+    kind: &'static str,
+    worker: Option<usize>,
+    path: Option<OsString>,
+    errno: Option<i32>,
+    count: u64,
+}
+
+impl From<engine::LogNotice> for LogNotice {
+    fn from(notice: engine::LogNotice) -> Self {
+        let text = |path: Option<CString>| path.map(|path| OsString::from_vec(path.into_bytes()));
+        let mut log = Self {
+            kind: "console_closed",
+            worker: None,
+            path: None,
+            errno: None,
+            count: 0,
+        };
+        match notice {
+            engine::LogNotice::FileFailed { worker, path, errno } => {
+                log.kind = "file_failed";
+                (log.worker, log.path, log.errno) = (worker, text(path), Some(errno));
+            }
+            engine::LogNotice::BytesLost { worker, path, count } => {
+                log.kind = "bytes_lost";
+                (log.worker, log.path, log.count) = (worker, text(path), count);
+            }
+            engine::LogNotice::ConsoleClosed => {}
+            engine::LogNotice::LinesDropped { count } => {
+                log.kind = "lines_dropped";
+                log.count = count;
+            }
+        }
+        log
+    }
 }
 
 pub(crate) fn survivors(list: Vec<engine::Survivor>) -> Vec<(i32, String, String)> {
@@ -208,6 +248,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
             let action = match action {
                 SignalAction::Forward => "forward",
                 SignalAction::Stop => "stop",
+                SignalAction::Reopen => "reopen",
                 SignalAction::Ignore => "ignore",
             };
             Py::new(
@@ -248,11 +289,13 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
             };
             Py::new(py, Killing { workers, tier })?.into_any()
         }
+        engine::Event::Log(notice) => Py::new(py, LogNotice::from(notice))?.into_any(),
         engine::Event::Ended {
             first_failure,
             stop_signal,
             stragglers,
             survivors: left,
+            tail,
         } => {
             let first_failure = first_failure.map(|exit| Py::new(py, Exit(exit))).transpose()?;
             Py::new(
@@ -262,6 +305,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
                     stop_signal,
                     stragglers,
                     survivors: survivors(left),
+                    tail: PyBytes::new(py, &tail).unbind(),
                 },
             )?
             .into_any()

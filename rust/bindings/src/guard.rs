@@ -44,10 +44,17 @@ impl Guard {
     }
 
     /// In the parent of the fork: wait for the agent, forwarding signals.
-    fn supervise(&self, py: Python<'_>, agent_pid: i32, grace_s: f64) -> PyResult<GuardOutcome> {
+    #[pyo3(signature = (agent_pid, grace_s, *, reopens = false))]
+    fn supervise(
+        &self,
+        py: Python<'_>,
+        agent_pid: i32,
+        grace_s: f64,
+        reopens: bool,
+    ) -> PyResult<GuardOutcome> {
         let grace = seconds(grace_s)?;
         let outcome = py
-            .detach(|| self.engine.supervise(agent_pid, grace))
+            .detach(|| self.engine.supervise(agent_pid, grace, reopens))
             .map_err(to_python)?;
         Ok(GuardOutcome {
             code: outcome.code,

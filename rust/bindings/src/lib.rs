@@ -34,7 +34,7 @@ mod _core {
     #[pymodule_export]
     use super::error::{BindingError, EngineError, LimitError, SpecError};
     #[pymodule_export]
-    use super::event::{Ended, Exit, Exited, Killing, Output, SignalReceived, Started, Stopping};
+    use super::event::{Ended, Exit, Exited, Killing, LogNotice, Output, SignalReceived, Started, Stopping};
     #[pymodule_export]
     use super::guard::{Guard, GuardOutcome};
     #[pymodule_export]
@@ -52,6 +52,7 @@ mod _core {
         for class in [
             py.get_type::<Exited>(),
             py.get_type::<Output>(),
+            py.get_type::<LogNotice>(),
             py.get_type::<SignalReceived>(),
             py.get_type::<Stopping>(),
             py.get_type::<Killing>(),

@@ -95,6 +95,19 @@ impl Stdio {
         Self(engine::Stdio::Stdout)
     }
 
+    /// A stream that the engine reads and passes on.
+    #[staticmethod]
+    #[pyo3(signature = (path = None, *, console = None, terminal = false))]
+    fn log(path: Option<&Bound<'_, PyAny>>, console: Option<u8>, terminal: bool) -> PyResult<Self> {
+        Ok(Self(engine::Stdio::Log {
+            path: path
+                .map(|path| c_string(path, "path of a log file"))
+                .transpose()?,
+            console: console.map(stream).transpose()?,
+            terminal,
+        }))
+    }
+
     fn __repr__(&self) -> String {
         format!("<Stdio {:?}>", self.0)
     }
@@ -103,6 +116,29 @@ impl Stdio {
 /// One worker: what to execute and how.
 #[pyclass(frozen, module = "dsl._core")]
 pub(crate) struct WorkerSpec(engine::WorkerSpec);
+
+fn stream(number: u8) -> PyResult<engine::Console> {
+    match number {
+        1 => Ok(engine::Console::Stdout),
+        2 => Ok(engine::Console::Stderr),
+        other => Err(spec_error(format!(
+            "a console is 1 (stdout) or 2 (stderr), not {other}"
+        ))),
+    }
+}
+
+fn line_files(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::LineFile>> {
+    let Some(given) = given else { return Ok(Vec::new()) };
+    let line_file = |item: PyResult<Bound<'_, PyAny>>| {
+        let (number, path, words): (u8, Bound<'_, PyAny>, Vec<Bound<'_, PyAny>>) = item?.extract()?;
+        Ok(engine::LineFile {
+            stream: stream(number)?,
+            path: c_string(&path, "path of a log file")?,
+            words: words.iter().map(bytes_of).collect::<PyResult<_>>()?,
+        })
+    };
+    given.try_iter()?.map(line_file).collect()
+}
 
 fn stdio(given: Option<&Bound<'_, Stdio>>, default: engine::Stdio) -> engine::Stdio {
     given.map_or(default, |given| given.get().0.clone())
@@ -129,7 +165,7 @@ fn memory(given: Option<(String, Vec<u32>)>) -> PyResult<Option<(engine::MemoryM
 #[pymethods]
 impl WorkerSpec {
     #[new]
-    #[pyo3(signature = (argv, *, env = None, cwd = None, stdin = None, stdout = None, stderr = None, cpus = None, mempolicy = None, foreground = false))]
+    #[pyo3(signature = (argv, *, env = None, cwd = None, stdin = None, stdout = None, stderr = None, cpus = None, mempolicy = None, foreground = false, prefix = None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of a Python constructor"
@@ -144,6 +180,7 @@ impl WorkerSpec {
         cpus: Option<Vec<u32>>,
         mempolicy: Option<(String, Vec<u32>)>,
         foreground: bool,
+        prefix: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         if argv.extract::<OsString>().is_ok() || argv.is_instance_of::<PyBytes>() {
             return Err(PyTypeError::new_err(
@@ -169,6 +206,7 @@ impl WorkerSpec {
             cpus: cpus.unwrap_or_default(),
             memory: memory(mempolicy)?,
             foreground,
+            prefix: prefix.map(bytes_of).transpose()?.unwrap_or_default(),
         }))
     }
 
@@ -189,13 +227,20 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, log_max_bytes = None, collapse = false, line_files = None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keyword arguments of a Python constructor"
+    )]
     fn new(
         py: Python<'_>,
         workers: &Bound<'_, PyAny>,
         env: Option<&Bound<'_, PyAny>>,
         on_failure: &str,
         grace_s: f64,
+        log_max_bytes: Option<u64>,
+        collapse: bool,
+        line_files: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let workers = workers
             .try_iter()?
@@ -219,6 +264,11 @@ impl LaunchSpec {
             env,
             on_failure,
             grace: seconds(grace_s)?,
+            logs: engine::LogOptions {
+                max_bytes: log_max_bytes,
+                collapse,
+                line_files: self::line_files(line_files)?,
+            },
         };
         spec.validate().map_err(spec_error)?;
         Ok(Self(Arc::new(spec)))

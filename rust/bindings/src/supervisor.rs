@@ -104,6 +104,10 @@ impl Supervisor {
     /// Kill what is left, wait for it, and end the engine thread.
     fn close(&self, py: Python<'_>) {
         let handle = self.slot().take();
-        py.detach(|| drop(handle));
+        py.detach(|| {
+            if let Some(handle) = handle {
+                handle.close();
+            }
+        });
     }
 }

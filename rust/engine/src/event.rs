@@ -108,6 +108,8 @@ pub enum SignalAction {
     Forward,
     /// Pass it on, and kill what is left after the grace period.
     Stop,
+    /// Open the log files anew, as after a rotation.
+    Reopen,
     /// Do nothing: the job is ending already.
     Ignore,
 }
@@ -130,6 +132,36 @@ pub struct Survivor {
     pub state: char,
     /// Its name.
     pub name: String,
+}
+
+/// Something that happened to the workers' output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LogNotice {
+    /// A log file could not be opened or written. Told once a file; the job goes on.
+    FileFailed {
+        /// Index of the worker; `None` for a file of all.
+        worker: Option<usize>,
+        /// The file.
+        path: Option<CString>,
+        /// Its errno.
+        errno: i32,
+    },
+    /// A log file lacks this many bytes.
+    BytesLost {
+        /// Index of the worker.
+        worker: Option<usize>,
+        /// The file.
+        path: Option<CString>,
+        /// How many.
+        count: u64,
+    },
+    /// Nobody reads our stdout or stderr any more.
+    ConsoleClosed,
+    /// Lines were not shown, because the console took none for a while.
+    LinesDropped {
+        /// How many.
+        count: u64,
+    },
 }
 
 /// A fact about the group, in the order in which it became known.
@@ -155,6 +187,8 @@ pub enum Event {
         /// The bytes.
         data: Vec<u8>,
     },
+    /// Something happened to output that the engine passes on.
+    Log(LogNotice),
     /// A signal reached the job.
     SignalReceived {
         /// Its number.
@@ -190,6 +224,8 @@ pub enum Event {
         stragglers: usize,
         /// What could not be killed.
         survivors: Vec<Survivor>,
+        /// Last output of the worker that failed first: of its stderr, if the engine passes that on.
+        tail: Vec<u8>,
     },
 }
 

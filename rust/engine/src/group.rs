@@ -96,10 +96,6 @@ impl Group {
         self.phase == Phase::Running && self.pending > 0
     }
 
-    pub(crate) fn has_ended(&self) -> bool {
-        self.phase == Phase::Ended
-    }
-
     /// Only what outlived the workers is left to wait for.
     pub(crate) fn is_clearing(&self) -> bool {
         matches!(self.phase, Phase::Sweeping { .. } | Phase::Killing { .. })
@@ -150,6 +146,9 @@ impl Group {
         } else {
             self.pending -= 1;
         }
+        if self.phase == Phase::Ended {
+            return Vec::new();
+        }
         if failed && self.phase == Phase::Running && self.on_failure == OnFailure::Stop {
             let mut actions = Vec::new();
             if self.running + self.pending > 0 {
@@ -172,6 +171,8 @@ impl Group {
             self.stop_signal.get_or_insert(number);
         }
         let wanted = now + grace;
+        // What outlives the workers gets no more time than they were to have.
+        self.grace = self.grace.min(grace);
         match &mut self.phase {
             Phase::Running => {
                 self.phase = Phase::Stopping { deadline: wanted };
@@ -272,3 +273,6 @@ impl Group {
         vec![Action::End { survivors }]
     }
 }
+
+#[cfg(test)]
+mod tests;

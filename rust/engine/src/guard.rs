@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::event::{SignalAction, Survivor};
 use crate::features::Features;
 use crate::orphans::{Orphans, reap_orphans};
-use crate::signals;
+use crate::signals::{self, is_reopening};
 use crate::spawn::{fill_standard_streams, open_files_limit};
 use crate::sys::signal::{self, Received, SignalSet};
 use crate::sys::wait::{Death, Target, try_wait};
@@ -154,8 +154,9 @@ impl Guard {
 
     /// In the parent of the fork: waits for the agent, passing signals on, then ends whatever it left.
     ///
-    /// `grace` is the job's; an agent that does not end long after it is killed.
-    pub fn supervise(&self, agent_pid: i32, grace: Duration) -> Result<Outcome, Error> {
+    /// `grace` is the job's; an agent that does not end long after it is killed. `reopens`: the job has log files,
+    /// so a SIGHUP that is no hang-up does not end it.
+    pub fn supervise(&self, agent_pid: i32, grace: Duration, reopens: bool) -> Result<Outcome, Error> {
         let set = SignalSet(self.taken.0 | SignalSet::of(&[libc::SIGCHLD]).0);
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
         let agent = AgentProcess::open(agent_pid, self.features);
@@ -163,6 +164,7 @@ impl Guard {
             deadline: None,
             terminal_interrupt: false,
             patience: grace + AGENT_PATIENCE,
+            reopens,
         };
         let death = loop {
             let timeout = watch
@@ -258,11 +260,15 @@ struct Watch {
     deadline: Option<Instant>,
     terminal_interrupt: bool,
     patience: Duration,
+    reopens: bool,
 }
 
 impl Watch {
     fn pass_on(&mut self, agent: &AgentProcess, received: Received) {
         agent.send(received);
+        if self.reopens && is_reopening(received) {
+            return;
+        }
         match signals::meaning(received.signal) {
             SignalAction::Stop => {
                 self.terminal_interrupt |= received.signal == libc::SIGINT && received.from_terminal;
@@ -277,7 +283,7 @@ impl Watch {
                 // The shell waits for its own child to stop. Nothing is left to do if that fails.
                 let _ = kill_process(getpid(), Signal::STOP);
             }
-            SignalAction::Forward | SignalAction::Ignore => {}
+            SignalAction::Forward | SignalAction::Reopen | SignalAction::Ignore => {}
         }
     }
 }

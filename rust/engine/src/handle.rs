@@ -62,7 +62,7 @@ pub struct Handle {
     channel: Arc<Channel>,
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Handle {
@@ -93,7 +93,7 @@ impl Handle {
             channel,
             commands,
             wake,
-            thread: Some(thread),
+            thread: Mutex::new(Some(thread)),
         })
     }
 
@@ -183,9 +183,10 @@ impl Handle {
         events
     }
 
-    /// Kills what is left, waits for it and ends the thread.
-    pub fn close(&mut self) {
-        if let Some(thread) = self.thread.take() {
+    /// Kills what is left, waits for it and ends the thread. Whoever waits for events gets none.
+    pub fn close(&self) {
+        let mut slot = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = slot.take() {
             // Fails only if the thread has ended.
             let _ = self.send(Command::Close);
             let _ = thread.join();

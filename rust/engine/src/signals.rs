@@ -1,6 +1,7 @@
 //! What a signal to the job means: one table.
 
 use crate::event::SignalAction;
+use crate::sys::signal::Received;
 
 /// Signals that an agent and its guard take.
 pub(crate) const TAKEN: [i32; 9] = [
@@ -24,6 +25,11 @@ pub(crate) fn meaning(signal: i32) -> SignalAction {
         }
         _ => SignalAction::Ignore,
     }
+}
+
+/// A SIGHUP that no terminal is behind: log rotation asks for new files by it.
+pub(crate) fn is_reopening(received: Received) -> bool {
+    received.signal == libc::SIGHUP && !received.from_terminal
 }
 
 /// What to do about a signal, given what came before.
@@ -50,7 +56,7 @@ pub(crate) fn decide(signal: i32, stops: usize, ending: bool) -> Verdict {
         (SignalAction::Stop, 0, true) => Verdict::Note,
         (SignalAction::Stop, _, _) => Verdict::Hurry,
         // A group that is being stopped must be able to run, and needs nothing else any more.
-        (SignalAction::Forward | SignalAction::Ignore, _, _) => Verdict::Ignore,
+        (SignalAction::Forward | SignalAction::Reopen | SignalAction::Ignore, _, _) => Verdict::Ignore,
     }
 }
 

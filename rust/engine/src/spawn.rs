@@ -16,11 +16,13 @@ use rustix::process::{Resource, Rlimit};
 use crate::cgroup::Attempt;
 use crate::event::{Stage, StartFailure};
 use crate::features::Features;
+use crate::mux::{open_log, open_terminal};
 use crate::spec::{EnvEntry, LaunchSpec, MemoryMode, Stdio, WorkerSpec};
 use crate::sys::clone::{
     self, ChildStack, Descriptors, Failure, Group, Interfaces, MemoryPolicy, Plan, PointerArray, Source,
 };
 use crate::sys::signal::SignalSet;
+use crate::tree::TOKEN_VARIABLE;
 
 /// The group's environment with an index, so that a worker's few own entries cost what they are and no more.
 pub(crate) struct EnvTable {
@@ -45,15 +47,23 @@ impl EnvTable {
         table
     }
 
+    /// The environment of a worker with entries of its own. None of them replaces the job's mark.
     fn pointers<'a>(&'a self, own: &'a [EnvEntry]) -> PointerArray<'a> {
         let mut strings: Vec<&CStr> = self.entries.iter().map(EnvEntry::text).collect();
-        for entry in own {
-            match self.index.get(entry.key()) {
-                Some(&at) => strings[at] = entry.text(),
-                None => strings.push(entry.text()),
+        let mut new: Vec<&EnvEntry> = Vec::new();
+        for entry in own
+            .iter()
+            .filter(|entry| entry.key() != TOKEN_VARIABLE.as_bytes())
+        {
+            if let Some(&at) = self.index.get(entry.key()) {
+                strings[at] = entry.text();
+            } else if let Some(known) = new.iter_mut().find(|known| known.key() == entry.key()) {
+                *known = entry;
+            } else {
+                new.push(entry);
             }
         }
-        PointerArray::new(strings.into_iter())
+        PointerArray::new(strings.into_iter().chain(new.into_iter().map(EnvEntry::text)))
     }
 
     fn value<'a>(&'a self, own: &'a [EnvEntry], key: &[u8]) -> Option<&'a [u8]> {
@@ -69,8 +79,17 @@ pub(crate) struct Started {
     pub(crate) pidfd: Option<OwnedFd>,
     /// It was born in the attempt's cgroup, and so is all that it starts.
     pub(crate) in_cgroup: bool,
-    /// Read ends of stdout and stderr, where the spec asks for pipes.
+    /// What to read of stdout and stderr, where the spec asks for pipes or logs.
     pub(crate) pipes: [Option<OwnedFd>; 2],
+    /// Their log files.
+    pub(crate) files: [Option<OwnedFd>; 2],
+}
+
+/// Our ends of a worker's output.
+#[derive(Default)]
+struct Ends {
+    pipes: [Option<OwnedFd>; 2],
+    files: [Option<OwnedFd>; 2],
 }
 
 /// Starts workers, always from the same thread: the parent-death signal follows the thread.
@@ -83,7 +102,7 @@ pub(crate) struct Spawner {
     close_range: bool,
     mask: SignalSet,
     open_files: (u64, u64),
-    programs: HashMap<(Vec<u8>, CString), Result<CString, Errno>>,
+    programs: HashMap<(CString, Vec<u8>, CString), Result<CString, Errno>>,
     inheritable: Vec<RawFd>,
 }
 
@@ -148,8 +167,10 @@ impl Spawner {
     ) -> Result<Started, StartFailure> {
         let spec = &launch.workers[worker];
         let path = self.program(spec, shared.env)?;
-        let mut pipes = [None, None];
-        let stdio = self.place_streams(spec, &mut pipes)?;
+        let mut ends = Ends::default();
+        let stdio = self
+            .place_streams(spec, &mut ends)
+            .inspect_err(|_| self.release_slots())?;
         let argv = PointerArray::new(spec.argv.iter().map(CString::as_c_str));
         let envp = shared.env.pointers(&spec.env);
         let cpus = bit_mask(&spec.cpus);
@@ -186,7 +207,8 @@ impl Spawner {
                 pid: spawned.pid,
                 pidfd: spawned.pidfd,
                 in_cgroup,
-                pipes,
+                pipes: ends.pipes,
+                files: ends.files,
             }),
             Err(failure) => {
                 let path = match failure.stage {
@@ -220,11 +242,13 @@ impl Spawner {
         let search = env
             .value(&spec.env, b"PATH")
             .unwrap_or(b"/usr/local/bin:/usr/bin:/bin");
-        let key = (search.to_vec(), program.clone());
+        // The worker looks from the directory that it is in.
+        let base = spec.cwd.as_deref().unwrap_or(c".");
+        let key = (base.to_owned(), search.to_vec(), program.clone());
         let found = self
             .programs
             .entry(key)
-            .or_insert_with(|| find_program(program, search));
+            .or_insert_with(|| find_program(program, search, base));
         found.clone().map_err(|errno| StartFailure {
             stage: Stage::Exec,
             errno: errno.raw_os_error(),
@@ -232,49 +256,60 @@ impl Spawner {
         })
     }
 
-    fn place_streams(
-        &mut self,
-        spec: &WorkerSpec,
-        pipes: &mut [Option<OwnedFd>; 2],
-    ) -> Result<[Source; 3], StartFailure> {
+    fn place_streams(&mut self, spec: &WorkerSpec, ends: &mut Ends) -> Result<[Source; 3], StartFailure> {
         let mut sources = [Source::Same; 3];
         for (stream, stdio) in spec.stdio.iter().enumerate() {
-            let failed = |errno: Errno, path: Option<&CString>| StartFailure {
-                stage: Stage::Stdio,
-                errno: errno.raw_os_error(),
-                path: path.cloned(),
-            };
-            match stdio {
-                Stdio::Inherit => continue,
-                Stdio::Stdout => {
-                    sources[stream] = Source::Stdout;
-                    continue;
-                }
-                Stdio::Null => {}
-                Stdio::File { path, append } => {
-                    let file =
-                        open_stream(path, stream == 0, *append).map_err(|errno| failed(errno, Some(path)))?;
-                    self.fill_slot(stream, file.as_fd())
-                        .map_err(|errno| failed(errno, Some(path)))?;
-                }
-                Stdio::Fd(fd) => {
-                    let source = borrow(*fd).map_err(|errno| failed(errno, None))?;
-                    self.fill_slot(stream, source.as_fd())
-                        .map_err(|errno| failed(errno, None))?;
-                }
-                Stdio::Pipe => {
-                    let flags = rustix::pipe::PipeFlags::CLOEXEC;
-                    let (read, write) =
-                        rustix::pipe::pipe_with(flags).map_err(|errno| failed(errno, None))?;
-                    rustix::io::ioctl_fionbio(&read, true).map_err(|errno| failed(errno, None))?;
-                    self.fill_slot(stream, write.as_fd())
-                        .map_err(|errno| failed(errno, None))?;
-                    pipes[stream - 1] = Some(read);
-                }
-            }
-            sources[stream] = Source::Slot(self.slots[stream].as_raw_fd());
+            sources[stream] = self
+                .place_stream(stream, stdio, spec, ends)
+                .map_err(|errno| StartFailure {
+                    stage: Stage::Stdio,
+                    errno: errno.raw_os_error(),
+                    path: match stdio {
+                        Stdio::File { path, .. } => Some(path.clone()),
+                        Stdio::Log { path, .. } => path.clone(),
+                        _ => None,
+                    },
+                })?;
         }
         Ok(sources)
+    }
+
+    fn place_stream(
+        &mut self,
+        stream: usize,
+        stdio: &Stdio,
+        spec: &WorkerSpec,
+        ends: &mut Ends,
+    ) -> Result<Source, Errno> {
+        match stdio {
+            Stdio::Inherit => return Ok(Source::Same),
+            Stdio::Stdout => return Ok(Source::Stdout),
+            Stdio::Null => {}
+            Stdio::File { path, append } => {
+                let file = open_stream(path, stream == 0, *append)?;
+                self.fill_slot(stream, file.as_fd())?;
+            }
+            Stdio::Fd(fd) => {
+                let source = borrow(*fd)?;
+                self.fill_slot(stream, source.as_fd())?;
+            }
+            Stdio::Pipe | Stdio::Log { .. } => {
+                let mut pair = None;
+                if let Stdio::Log { path, terminal, .. } = stdio {
+                    ends.files[stream - 1] = path.as_deref().map(open_log).transpose()?;
+                    // Terminals are few; a worker is better off with a pipe than not at all.
+                    pair = terminal.then(|| open_terminal(&spec.prefix).ok()).flatten();
+                }
+                let (read, write) = match pair {
+                    Some(pair) => pair,
+                    None => rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?,
+                };
+                rustix::io::ioctl_fionbio(&read, true)?;
+                self.fill_slot(stream, write.as_fd())?;
+                ends.pipes[stream - 1] = Some(read);
+            }
+        }
+        Ok(Source::Slot(self.slots[stream].as_raw_fd()))
     }
 
     fn fill_slot(&mut self, stream: usize, source: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -319,16 +354,22 @@ fn run(
 }
 
 /// Looks for an executable on a search path, as a shell does. A match that may not be executed is told apart
-/// from none at all.
-fn find_program(program: &CStr, search: &[u8]) -> Result<CString, Errno> {
+/// from none at all. Relative items of the path are below `base`, and so is the result.
+fn find_program(program: &CStr, search: &[u8], base: &CStr) -> Result<CString, Errno> {
     let mut error = Errno::NOENT;
     for directory in search.split(|byte| *byte == b':') {
         let directory = if directory.is_empty() { b"." } else { directory };
         let Ok(path) = CString::new([directory, b"/", program.to_bytes()].concat()) else {
             continue;
         };
-        match rustix::fs::accessat(CWD, path.as_c_str(), Access::EXEC_OK, AtFlags::EACCESS) {
-            Ok(()) if is_directory(&path) => error = Errno::ACCESS,
+        let seen = if directory.starts_with(b"/") {
+            path.clone()
+        } else {
+            let seen = [base.to_bytes(), b"/", path.as_bytes()].concat();
+            CString::new(seen).map_err(|_| Errno::INVAL)?
+        };
+        match rustix::fs::accessat(CWD, seen.as_c_str(), Access::EXEC_OK, AtFlags::EACCESS) {
+            Ok(()) if is_directory(&seen) => error = Errno::ACCESS,
             Ok(()) => return Ok(path),
             Err(Errno::ACCESS) => error = Errno::ACCESS,
             Err(_) => {}
@@ -422,3 +463,6 @@ fn inheritable_descriptors() -> io::Result<Vec<RawFd>> {
 pub(crate) fn open_files_limit() -> Rlimit {
     rustix::process::getrlimit(Resource::Nofile)
 }
+
+#[cfg(test)]
+mod tests;

@@ -60,6 +60,46 @@ pub enum Stdio {
     Pipe,
     /// For stderr: the worker's stdout.
     Stdout,
+    /// A stream that the engine reads and passes on.
+    Log {
+        /// File that gets the bytes unchanged. Created with mode 0640, and appended to.
+        path: Option<CString>,
+        /// Where its lines are shown, whole and with the worker's prefix.
+        console: Option<Console>,
+        /// The worker sees a terminal of its own, without which many programs buffer and leave colours out.
+        terminal: bool,
+    },
+}
+
+/// One of our own streams that people read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Console {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// A file with the lines of all workers that hold certain words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LineFile {
+    /// Which of the workers' streams.
+    pub stream: Console,
+    /// The file.
+    pub path: CString,
+    /// A line is copied, with its prefix, if it holds one of them.
+    pub words: Vec<Vec<u8>>,
+}
+
+/// What is done with the streams of [`Stdio::Log`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// Size to which each file is kept, by leaving out its middle.
+    pub max_bytes: Option<u64>,
+    /// Show equal lines of several workers once, with a count.
+    pub collapse: bool,
+    /// Copies of some lines.
+    pub line_files: Vec<LineFile>,
 }
 
 /// Kind of a NUMA memory policy.
@@ -94,6 +134,8 @@ pub struct WorkerSpec {
     pub memory: Option<(MemoryMode, Vec<u32>)>,
     /// Leave the worker in the terminal's foreground process group.
     pub foreground: bool,
+    /// Put before each line that is shown of [`Stdio::Log`] streams.
+    pub prefix: Vec<u8>,
 }
 
 /// What a failed worker means for the others.
@@ -116,6 +158,8 @@ pub struct LaunchSpec {
     pub on_failure: OnFailure,
     /// Time between the stop signal and SIGKILL.
     pub grace: Duration,
+    /// What is done with the workers' output.
+    pub logs: LogOptions,
 }
 
 /// Why a spec cannot be started as written.
@@ -147,6 +191,16 @@ pub enum SpecError {
 }
 
 impl LaunchSpec {
+    /// Whether any output goes to a file, which a rotation may want to be opened anew.
+    pub fn has_log_files(&self) -> bool {
+        let is_file = |stdio: &Stdio| matches!(stdio, Stdio::File { .. } | Stdio::Log { path: Some(_), .. });
+        !self.logs.line_files.is_empty()
+            || self
+                .workers
+                .iter()
+                .any(|worker| worker.stdio[1..].iter().any(is_file))
+    }
+
     /// Checks what does not depend on the machine.
     pub fn validate(&self) -> Result<(), SpecError> {
         if self.workers.is_empty() {
@@ -157,7 +211,7 @@ impl LaunchSpec {
             if worker.argv.first().is_none_or(|program| program.is_empty()) {
                 return Err(SpecError::EmptyArgv(index));
             }
-            if worker.stdio[0] == Stdio::Pipe {
+            if matches!(worker.stdio[0], Stdio::Pipe | Stdio::Log { .. }) {
                 return Err(SpecError::StdinPipe(index));
             }
             if worker.stdio[..2].contains(&Stdio::Stdout) {

@@ -1,5 +1,6 @@
 //! The loop: owns the workers, the descriptors and the time; every decision is [`crate::group`]'s.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -12,28 +13,30 @@ use rustix::process::{Resource, Rlimit, getpid, setrlimit};
 use crate::affinity::{Allowed, validate, validate_nodes};
 use crate::cgroup::{self, Attempt, JobCgroup};
 use crate::error::Error;
-use crate::event::{Ending, Event, StopReason};
+use crate::event::{Ending, Event, SignalAction, StopReason, Survivor};
 use crate::features::Features;
 use crate::group::{Action, Input};
 use crate::guard::Agent;
 use crate::limits::{Need, preflight};
+use crate::mux::{Mux, Stream};
 use crate::orphans::{Orphans, reap_orphans};
-use crate::signals::Verdict;
+use crate::poller::Poller;
+use crate::signals::{Verdict, is_reopening};
 use crate::spawn::{EnvTable, Shared, Spawner, Started, open_files_limit};
-use crate::spec::{EnvEntry, LaunchSpec, Stdio, WorkerSpec};
+use crate::spec::{Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
 use crate::sys::signal::{self, Received, SignalSet};
 use crate::token;
 use crate::tree::TOKEN_VARIABLE;
 
 mod host;
 mod job;
-mod poller;
 mod remains;
+mod source;
 
 use host::Host;
 use job::{Job, State};
-use poller::{Poller, Source};
 use remains::Remains;
+use source::Source;
 
 /// Workers started between two looks at what has happened meanwhile.
 const SPAWN_SLICE: usize = 16;
@@ -53,7 +56,8 @@ pub struct Supervisor {
     poller: Poller,
     wake: Arc<OwnedFd>,
     spawner: Spawner,
-    features: Features,
+    /// Some worker's death cannot be heard of: all are looked at in every turn.
+    sweeps: bool,
     host: Option<Host>,
     /// A stop signal that came before there was a group.
     early_stop: Option<i32>,
@@ -62,6 +66,9 @@ pub struct Supervisor {
     attempts: u32,
     remains: Remains,
     job: Option<Job>,
+    /// Reads the workers' output, where that is passed on.
+    mux: Option<Mux>,
+    survivors: Vec<Survivor>,
     orphans_due: Option<Instant>,
     from_terminal: bool,
     reading: bool,
@@ -78,7 +85,7 @@ impl Supervisor {
         let wake = eventfd(0, flags)
             .map_err(io::Error::from)
             .map_err(Error::os("eventfd"))?;
-        poller.watch(&wake, Source::Wake)?;
+        poller.watch(&wake, Source::Wake.encode())?;
         let blocked = signal::set_mask(SignalSet::ALL);
         let embedded = agent.is_none();
         let (features, mask, open_files, token, cgroup) = if let Some(agent) = &agent {
@@ -99,7 +106,7 @@ impl Supervisor {
             poller,
             wake: Arc::new(wake),
             spawner,
-            features,
+            sweeps: !features.pidfd,
             host,
             early_stop: None,
             remains: Remains::new(!embedded, token.clone()),
@@ -107,6 +114,8 @@ impl Supervisor {
             cgroup,
             attempts: 0,
             job: None,
+            mux: None,
+            survivors: Vec::new(),
             orphans_due: None,
             from_terminal: false,
             reading: true,
@@ -143,6 +152,17 @@ impl Supervisor {
         raise_limits(&spec)?;
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
+        let logs = |worker: &WorkerSpec| {
+            worker
+                .stdio
+                .iter()
+                .any(|stdio| matches!(stdio, Stdio::Log { .. }))
+        };
+        self.mux = if spec.workers.iter().any(logs) {
+            Some(Mux::new(spec.logs.clone(), Arc::clone(&self.wake))?)
+        } else {
+            None
+        };
         let attempt = self.new_attempt();
         self.job = Some(Job::new(spec, env, attempt));
         if let Some(signal) = self.early_stop.take() {
@@ -166,7 +186,12 @@ impl Supervisor {
         self.attempts += 1;
         let attempt = job.attempt(number).ok()?;
         // An agent hears of the last process by SIGCHLD.
-        if self.host.is_none() && self.poller.watch(attempt.events(), Source::Cgroup).is_err() {
+        if self.host.is_none()
+            && self
+                .poller
+                .watch_changes(attempt.events(), Source::Cgroup.encode())
+                .is_err()
+        {
             attempt.remove();
             return None;
         }
@@ -218,9 +243,12 @@ impl Supervisor {
         let Some(job) = &self.job else { return };
         for (index, worker) in job.workers.iter().enumerate() {
             for (stream, pipe) in worker.pipes.iter().enumerate() {
-                if let Some(pipe) = pipe {
-                    self.poller
-                        .set_listening(pipe, Source::Pipe(index, stream), reading);
+                let Some(pipe) = pipe else { continue };
+                if reading {
+                    // Fails only when memory is short; what is left is read when the group ends.
+                    let _ = self.poller.watch(pipe, Source::Pipe(index, stream).encode());
+                } else {
+                    self.poller.forget(pipe);
                 }
             }
         }
@@ -230,6 +258,7 @@ impl Supervisor {
     pub fn turn(&mut self) -> Result<(), Error> {
         self.start_some();
         let ready = self.poller.wait(self.timeout())?;
+        let ready: Vec<Source> = ready.into_iter().filter_map(Source::decode).collect();
         let now = SystemTime::now();
         // Deaths first, in the kernel's order, and all of them before anything is done about the first.
         let mut inputs = Vec::new();
@@ -244,11 +273,14 @@ impl Supervisor {
                 Source::Intake => self.take_signals(&mut inputs)?,
                 Source::Guard => self.guard_lost(),
                 Source::Pipe(index, stream) => self.read_pipe(index, stream),
-                Source::Wake => drain(&self.wake),
+                Source::Wake => {
+                    drain(&self.wake);
+                    self.listen_to_mux();
+                }
                 Source::Cgroup => self.cgroup_changed(),
             }
         }
-        if !self.features.pidfd {
+        if self.sweeps {
             let count = self.job.as_ref().map_or(0, |job| job.workers.len());
             inputs.extend((0..count).filter_map(|index| self.reap(index, now)));
         }
@@ -283,7 +315,7 @@ impl Supervisor {
             polling
                 .filter(|job| job.group.is_clearing())
                 .map(|_| now + CLEAR_POLL),
-            polling.filter(|_| !self.features.pidfd).map(|_| now + SWEEP_POLL),
+            polling.filter(|_| self.sweeps).map(|_| now + SWEEP_POLL),
         ];
         let due = due.into_iter().flatten().min();
         due.map(|due| due.saturating_duration_since(now))
@@ -316,20 +348,35 @@ impl Supervisor {
             self.drop_attempt();
         }
         let Some(job) = &mut self.job else { return };
-        if let Some(pidfd) = &started.pidfd {
-            // Fails only when memory is short; the sweep of dead workers finds it then.
-            let _ = self.poller.watch(pidfd, Source::Worker(index));
-        }
-        for (stream, pipe) in started.pipes.iter().enumerate() {
-            if let Some(pipe) = pipe {
-                let _ = self.poller.watch(pipe, Source::Pipe(index, stream));
+        let token = Source::Worker(index).encode();
+        let pidfd = started
+            .pidfd
+            .filter(|pidfd| self.poller.watch(pidfd, token).is_ok());
+        self.sweeps |= pidfd.is_none();
+        for (stream, (pipe, file)) in started.pipes.into_iter().zip(started.files).enumerate() {
+            let Some(pipe) = pipe else { continue };
+            let spec = &job.spec.workers[index];
+            if let (Stdio::Log { path, console, .. }, Some(mux)) = (&spec.stdio[stream + 1], &mut self.mux) {
+                // Fails only when memory is short; the stream is lost then, and the worker's writes with it.
+                let _ = mux.add(log_stream(
+                    spec,
+                    index,
+                    stream,
+                    pipe,
+                    path.clone().zip(file),
+                    *console,
+                ));
+            } else {
+                if self.reading {
+                    let _ = self.poller.watch(&pipe, Source::Pipe(index, stream).encode());
+                }
+                job.workers[index].pipes[stream] = Some(pipe);
             }
         }
         let worker = &mut job.workers[index];
-        worker.pipes = started.pipes;
         worker.state = State::Running {
             pid: started.pid,
-            pidfd: started.pidfd,
+            pidfd,
             started: now,
         };
         self.events.push(Event::Started {
@@ -375,6 +422,11 @@ impl Supervisor {
     fn take_signal(&mut self, received: Received) {
         let Some(host) = &mut self.host else { return };
         let ending = self.job.as_ref().is_some_and(|job| job.group.is_ending());
+        if is_reopening(received) && !ending && self.job.as_ref().is_some_and(|job| job.spec.has_log_files())
+        {
+            self.reopen_logs(received);
+            return;
+        }
         let verdict = host.decide(received.signal, Instant::now(), ending);
         if verdict != Verdict::Ignore {
             self.events.push(Event::SignalReceived {
@@ -385,13 +437,16 @@ impl Supervisor {
         }
         let grace = match verdict {
             Verdict::Forward => {
-                if let Some(job) = &self.job {
-                    job.broadcast(received.signal, received.from_terminal);
-                }
+                self.forward(received);
                 return;
             }
             Verdict::Stop => self.job.as_ref().map_or(Duration::ZERO, |job| job.spec.grace),
-            Verdict::Hurry => Duration::ZERO,
+            Verdict::Hurry => {
+                if let Some(mux) = &self.mux {
+                    mux.hurry();
+                }
+                Duration::ZERO
+            }
             Verdict::Note | Verdict::Ignore => return,
         };
         if self.job.is_none() {
@@ -404,6 +459,27 @@ impl Supervisor {
             grace,
         });
         self.from_terminal = false;
+    }
+
+    /// Files that workers write themselves are theirs.
+    fn reopen_logs(&mut self, received: Received) {
+        if let Some(mux) = &self.mux {
+            mux.reopen();
+        }
+        self.events.push(Event::SignalReceived {
+            signal: received.signal,
+            action: SignalAction::Reopen,
+            from_terminal: false,
+        });
+    }
+
+    fn forward(&self, received: Received) {
+        if let Some(mux) = self.mux.as_ref().filter(|_| received.signal == libc::SIGWINCH) {
+            mux.resize();
+        }
+        if let Some(job) = &self.job {
+            job.broadcast(received.signal, received.from_terminal);
+        }
     }
 
     fn guard_lost(&mut self) {
@@ -452,9 +528,6 @@ impl Supervisor {
         let actions = job.group.step(Instant::now(), input);
         for action in actions {
             self.act(action);
-        }
-        if self.job.as_ref().is_some_and(|job| job.group.has_ended()) {
-            self.job = None;
         }
     }
 
@@ -523,11 +596,9 @@ impl Supervisor {
 
     fn end(&mut self, leftovers: bool) {
         let workers = self.running_pids();
-        let survivors = if leftovers {
-            self.remains.survivors(&workers)
-        } else {
-            Vec::new()
-        };
+        if leftovers {
+            self.survivors = self.remains.survivors(&workers);
+        }
         let count = self.job.as_ref().map_or(0, |job| job.workers.len());
         for index in 0..count {
             self.close_pipes(index);
@@ -536,11 +607,30 @@ impl Supervisor {
         let Some(job) = &mut self.job else { return };
         let abandoned = job.abandon(SystemTime::now());
         self.events.extend(abandoned.into_iter().map(Event::Exited));
+        match &self.mux {
+            Some(mux) => mux.finish(job.first_failure.as_ref().map(|exit| exit.worker)),
+            None => self.ended(Vec::new()),
+        }
+    }
+
+    fn listen_to_mux(&mut self) {
+        let Some(mux) = &self.mux else { return };
+        let notices = mux.take_notices();
+        self.events.extend(notices.into_iter().map(Event::Log));
+        if let Some(outcome) = mux.take_outcome() {
+            self.mux = None;
+            self.ended(outcome.tail);
+        }
+    }
+
+    fn ended(&mut self, tail: Vec<u8>) {
+        let Some(job) = self.job.take() else { return };
         self.events.push(Event::Ended {
-            first_failure: job.first_failure.take(),
+            first_failure: job.first_failure,
             stop_signal: job.group.stop_signal(),
             stragglers: job.stragglers,
-            survivors,
+            survivors: std::mem::take(&mut self.survivors),
+            tail,
         });
     }
 
@@ -595,7 +685,10 @@ impl Drop for Supervisor {
         // Workers get SIGKILL by parent death when this thread ends; their trees are ended here.
         if self.job.is_some() {
             self.kill();
-            while self.job.is_some() && self.turn().is_ok() {}
+            while self.job.is_some() && self.turn().is_ok() {
+                // Nobody takes them, and with events to take no turn waits.
+                self.events.clear();
+            }
         }
         // An agent's cgroup is its guard's to remove.
         if let (None, Some(cgroup)) = (&self.host, &self.cgroup) {
@@ -621,11 +714,41 @@ fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Error> {
     Ok(EnvEntry::new(key, &tokens)?)
 }
 
+fn log_stream(
+    spec: &WorkerSpec,
+    worker: usize,
+    stream: usize,
+    fd: OwnedFd,
+    file: Option<(CString, OwnedFd)>,
+    console: Option<Console>,
+) -> Stream {
+    let kind = if stream == 0 {
+        Console::Stdout
+    } else {
+        Console::Stderr
+    };
+    Stream {
+        fd,
+        worker,
+        kind,
+        file,
+        console,
+        prefix: spec.prefix.clone(),
+        interactive: spec.stdio[0] == Stdio::Inherit,
+        keeps_tail: kind == Console::Stderr || spec.stdio[2] == Stdio::Stdout,
+    }
+}
+
 fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
-    let pipes = |worker: &WorkerSpec| worker.stdio.iter().filter(|stdio| **stdio == Stdio::Pipe).count();
+    let fds = |stdio: &Stdio| match stdio {
+        Stdio::Pipe | Stdio::Log { path: None, .. } => 1,
+        Stdio::Log { path: Some(_), .. } => 2,
+        _ => 0,
+    };
+    let of_worker = |worker: &WorkerSpec| worker.stdio.iter().map(fds).sum::<usize>();
     let need = Need {
         workers: spec.workers.len(),
-        fds_per_worker: 1 + spec.workers.iter().map(pipes).max().unwrap_or(0),
+        fds_per_worker: 1 + spec.workers.iter().map(of_worker).max().unwrap_or(0),
         fds_base: OWN_FDS,
     };
     let Some(files) = preflight(&need)?.nofile else {

@@ -7,6 +7,7 @@
 //! | `trace FILE` | from now on append `signal pid sender monotonic_ns` for each caught signal |
 //! | `await SIG N`, `counts FILE` | sleep until it was caught N times; write all counts as JSON |
 //! | `ready`, `say TEXT`, `complain TEXT`, `lines N BYTES` | a line `ready pid=N`, text on stdout, on stderr, N lines |
+//! | `numbered FD N BYTES STYLE`, `flood MIB LINE WRITE`, `raw TEXT` | lines to be checked, lines at full speed, see [`crate::output`]; text with `\n`, `\r`, `\e` |
 //! | `touch FILE`, `note FILE TEXT`, `stamp FILE`, `dump FILE` | create it holding the pid, append a line, the monotonic clock, the state as JSON |
 //! | `wait FILE`, `waitpid FILE` | sleep until the file exists; until the process whose pid it holds has died |
 //! | `setsid`, `setuid N`, `close FD`, `alloc MIB` | what they say |
@@ -18,6 +19,7 @@
 //! In file names and texts `%r` is RANK and `%p` the pid. Words that begin with `--` are skipped, so that a
 //! launcher may add `--local_rank=N`. After the last word the program ends with 0.
 
+use crate::output::{self, Style};
 use crate::sys::{self, Disposition};
 use crate::{dump, fail, family, signals};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -145,6 +147,27 @@ fn files(word: &str, words: &mut Words) -> bool {
             for index in 0..count {
                 sys::write_all(1, format!("{} {index} {filler}\n", rank()).as_bytes());
             }
+        }
+        "numbered" => {
+            let fd = words.number("descriptor") as i32;
+            let count = words.number("lines");
+            let bytes = words.number("bytes") as usize;
+            let style = words.need("style");
+            let style = Style::parse(style).unwrap_or_else(|| fail(&format!("unknown style {style:?}")));
+            output::numbered(fd, &rank(), count, bytes, style);
+        }
+        "raw" => {
+            let text = words
+                .text("text")
+                .replace("\\n", "\n")
+                .replace("\\r", "\r")
+                .replace("\\e", "\x1b");
+            sys::write_all(1, text.as_bytes());
+        }
+        "flood" => {
+            let mib = words.number("MiB");
+            let line = words.number("bytes a line") as usize;
+            output::flood(mib, line, words.number("bytes a write") as usize);
         }
         "trace" => sys::trace_to(append(&words.text("file")).into_raw_fd()),
         "touch" => replace(&words.text("file"), &sys::own_pid().to_string()),

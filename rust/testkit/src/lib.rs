@@ -8,6 +8,7 @@
 pub mod action;
 pub mod dump;
 pub mod family;
+pub mod output;
 pub mod signals;
 pub mod sys;
 

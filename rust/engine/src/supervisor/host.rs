@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::event::SignalAction;
 use crate::guard::Agent;
+use crate::poller::Poller;
 use crate::signals::{Verdict, decide};
-use crate::supervisor::poller::{Poller, Source};
+use crate::supervisor::source::Source;
 use crate::sys::signal::{self, Received, SignalSet};
 
 /// The same signal again within this time is the same request: `timeout` signals its child and then the group.
@@ -26,9 +27,9 @@ impl Host {
     pub(super) fn new(poller: &Poller, agent: Agent) -> Result<Self, Error> {
         let set = SignalSet(agent.taken.0 | SignalSet::of(&[libc::SIGCHLD]).0);
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
-        poller.watch(&intake, Source::Intake)?;
+        poller.watch(&intake, Source::Intake.encode())?;
         if let Some(guard) = &agent.guard {
-            poller.watch(guard, Source::Guard)?;
+            poller.watch(guard, Source::Guard.encode())?;
         }
         Ok(Self {
             intake,

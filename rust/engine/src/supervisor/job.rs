@@ -4,14 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-
 use crate::cgroup::Attempt;
 use crate::event::{Ending, Exit};
 use crate::group::{Group, Input};
+use crate::poller::Poller;
 use crate::spawn::EnvTable;
 use crate::spec::LaunchSpec;
-use crate::supervisor::poller::Poller;
+use crate::sys::signal;
 use crate::sys::wait::{Death, Target, is_stopped, try_wait};
 
 pub(super) struct Worker {
@@ -176,16 +175,9 @@ impl Worker {
     }
 
     fn send(&self, number: i32, foreground: bool) {
-        let pid = self.pid().and_then(Pid::from_raw);
-        let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(number)) else {
-            return;
-        };
+        let Some(pid) = self.pid() else { return };
         // The unreaped worker pins its pid and with it the group's. A failure means that it has just died.
-        let _ = if foreground {
-            kill_process(pid, signal)
-        } else {
-            kill_process_group(pid, signal)
-        };
+        let _ = signal::send(if foreground { pid } else { -pid }, number);
     }
 }
 

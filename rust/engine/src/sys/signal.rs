@@ -125,12 +125,31 @@ pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     }
     // SAFETY: the buffer holds exactly one record, which the kernel filled; the type has no invalid values.
     let info: libc::signalfd_siginfo = unsafe { core::mem::transmute_copy(&bytes) };
+    // A shell passes on to its jobs what it heard when its terminal went away.
+    let from_shell = info.ssi_signo as i32 == libc::SIGHUP
+        && rustix::process::getsid(None)
+            .is_ok_and(|leader| leader.as_raw_nonzero().get() as u32 == info.ssi_pid);
     let from_terminal = info.ssi_code == libc::SI_KERNEL
-        || (info.ssi_code == libc::SI_QUEUE && info.ssi_int == TERMINAL_MARK);
+        || (info.ssi_code == libc::SI_QUEUE && info.ssi_int == TERMINAL_MARK)
+        || from_shell;
     Ok(Some(Received {
         signal: info.ssi_signo as i32,
         from_terminal,
     }))
+}
+
+/// Sends a signal of any number, real-time ones too, to a process or (negative) to a group.
+///
+/// Only for pids that an unreaped child pins. [kill(2)](https://man7.org/linux/man-pages/man2/kill.2.html)
+pub(crate) fn send(pid: i32, number: i32) -> io::Result<()> {
+    if pid == 0 || pid == -1 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: takes numbers only.
+    if unsafe { libc::kill(pid, number) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 #[repr(C)]

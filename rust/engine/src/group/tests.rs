@@ -1,0 +1,374 @@
+use super::*;
+
+mod world;
+
+const GRACE: Duration = Duration::from_secs(10);
+const REQUEST: Input = Input::Stop {
+    reason: StopReason::Request,
+    signal: libc::SIGINT,
+    grace: GRACE,
+};
+const CLEAN: Input = Input::WorkerEnded {
+    running: true,
+    failed: false,
+};
+const FAILED: Input = Input::WorkerEnded {
+    running: true,
+    failed: true,
+};
+const NEVER_RAN: Input = Input::WorkerEnded {
+    running: false,
+    failed: true,
+};
+const GONE: Input = Input::Tree { empty: true };
+const LEFT: Input = Input::Tree { empty: false };
+const KILL: Input = Input::Kill {
+    reason: StopReason::Request,
+};
+const FIRST_KILL: Action = Action::KillTree { first: true };
+const END: Action = Action::End { survivors: false };
+
+/// A group with a clock that starts at zero.
+struct Scene {
+    group: Group,
+    zero: Instant,
+}
+
+impl Scene {
+    fn with(workers: usize, on_failure: OnFailure, grace: Duration) -> Self {
+        Self {
+            group: Group::new(workers, on_failure, grace),
+            zero: Instant::now(),
+        }
+    }
+
+    /// A group whose first `running` workers have started.
+    fn started(workers: usize, running: usize) -> Self {
+        let mut scene = Self::with(workers, OnFailure::Stop, GRACE);
+        for _ in 0..running {
+            scene.is(0, Input::Started, &[]);
+        }
+        scene
+    }
+
+    fn step(&mut self, ms: u64, input: Input) -> Vec<Action> {
+        self.group.step(self.zero + Duration::from_millis(ms), input)
+    }
+
+    #[track_caller]
+    fn is(&mut self, ms: u64, input: Input, expected: &[Action]) {
+        assert_eq!(self.step(ms, input), expected, "{input:?} after {ms} ms");
+    }
+
+    fn has_ended(&self) -> bool {
+        self.group.phase == Phase::Ended
+    }
+
+    #[track_caller]
+    fn next_tick_is(&self, ms: u64) {
+        let expected = self.zero + Duration::from_millis(ms);
+        assert_eq!(self.group.next_tick(), Some(expected));
+    }
+}
+
+fn stop_after(grace_ms: u64) -> Input {
+    Input::Stop {
+        reason: StopReason::Request,
+        signal: libc::SIGTERM,
+        grace: Duration::from_millis(grace_ms),
+    }
+}
+
+fn signalled(number: i32) -> Input {
+    Input::Stop {
+        reason: StopReason::Signal(number),
+        signal: number,
+        grace: GRACE,
+    }
+}
+
+fn report(reason: StopReason, signal: i32, grace: Duration) -> Action {
+    Action::ReportStop {
+        reason,
+        signal,
+        grace,
+    }
+}
+
+#[test]
+fn a_group_that_ends_by_itself_asks_for_what_is_left_once_and_never_ticks() {
+    let mut scene = Scene::started(2, 2);
+    scene.is(1, CLEAN, &[]);
+    assert_eq!(scene.group.next_tick(), None);
+    scene.is(2, CLEAN, &[Action::CheckTree]);
+    assert!(!scene.group.is_ending());
+    scene.is(2, GONE, &[END]);
+    assert!(scene.has_ended());
+    assert_eq!(scene.group.next_tick(), None);
+    assert_eq!(scene.group.stop_signal(), None);
+}
+
+#[test]
+fn the_first_failure_stops_the_others_with_one_deadline() {
+    let mut scene = Scene::started(3, 3);
+    let stopping = [
+        report(StopReason::Failure, libc::SIGTERM, GRACE),
+        Action::Broadcast(libc::SIGTERM),
+    ];
+    scene.is(5, FAILED, &stopping);
+    assert!(scene.group.is_ending() && !scene.group.may_start());
+    scene.next_tick_is(10_005);
+    scene.is(6, FAILED, &[]);
+    scene.next_tick_is(10_005);
+    scene.is(7, FAILED, &[Action::CheckTree]);
+    scene.is(7, GONE, &[END]);
+}
+
+#[test]
+fn the_failure_of_the_only_worker_leaves_nobody_to_stop() {
+    let mut scene = Scene::started(1, 1);
+    scene.is(0, FAILED, &[Action::CheckTree]);
+    scene.is(0, GONE, &[END]);
+}
+
+#[test]
+fn a_failure_cancels_what_has_not_started() {
+    for running in [1, 3] {
+        let mut scene = Scene::started(5, running);
+        let mut expected = vec![
+            report(StopReason::Failure, libc::SIGTERM, GRACE),
+            Action::Broadcast(libc::SIGTERM),
+            Action::CancelPending,
+        ];
+        if running == 1 {
+            expected.push(Action::CheckTree);
+        }
+        scene.is(0, FAILED, &expected);
+        for _ in running..4 {
+            scene.is(0, NEVER_RAN, &[]);
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_cannot_be_started_is_a_failure_too() {
+    let mut scene = Scene::started(3, 1);
+    let stopping = [
+        report(StopReason::Failure, libc::SIGTERM, GRACE),
+        Action::Broadcast(libc::SIGTERM),
+        Action::CancelPending,
+    ];
+    scene.is(0, NEVER_RAN, &stopping);
+    scene.is(0, NEVER_RAN, &[]);
+    scene.is(1, FAILED, &[Action::CheckTree]);
+}
+
+#[test]
+fn under_report_a_failure_changes_nothing_for_the_others() {
+    let mut scene = Scene::with(3, OnFailure::Report, GRACE);
+    scene.is(0, Input::Started, &[]);
+    scene.is(0, FAILED, &[]);
+    assert!(scene.group.may_start() && !scene.group.is_ending());
+    scene.is(1, NEVER_RAN, &[]);
+    scene.is(2, Input::Started, &[]);
+    scene.is(3, FAILED, &[Action::CheckTree]);
+    scene.is(3, GONE, &[END]);
+}
+
+#[test]
+fn a_stop_before_anybody_started_cancels_all_and_starts_nobody() {
+    let mut scene = Scene::started(2, 0);
+    let stopping = [
+        report(StopReason::Request, libc::SIGINT, GRACE),
+        Action::Broadcast(libc::SIGINT),
+        Action::CancelPending,
+    ];
+    assert!(scene.group.may_start());
+    scene.is(0, REQUEST, &stopping);
+    assert!(!scene.group.may_start());
+    scene.is(0, NEVER_RAN, &[]);
+    scene.is(0, NEVER_RAN, &[Action::CheckTree]);
+    scene.is(0, GONE, &[END]);
+}
+
+#[test]
+fn another_stop_can_only_shorten_the_deadline_and_signals_nobody_again() {
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, REQUEST);
+    scene.next_tick_is(10_000);
+    scene.is(100, stop_after(60_000), &[]);
+    scene.next_tick_is(10_000);
+    scene.is(200, stop_after(500), &[]);
+    scene.next_tick_is(700);
+    scene.is(300, signalled(libc::SIGTERM), &[]);
+    scene.next_tick_is(700);
+    scene.is(400, stop_after(0), &[FIRST_KILL]);
+    scene.is(401, stop_after(0), &[]);
+    scene.is(402, KILL, &[]);
+}
+
+#[test]
+fn a_first_stop_without_grace_signals_before_it_kills() {
+    let mut scene = Scene::started(1, 1);
+    let stopping = [
+        report(StopReason::Request, libc::SIGTERM, Duration::ZERO),
+        Action::Broadcast(libc::SIGTERM),
+    ];
+    scene.is(3, stop_after(0), &stopping);
+    scene.next_tick_is(3);
+    scene.is(3, Input::Tick, &[FIRST_KILL]);
+}
+
+#[test]
+fn the_deadline_kills_and_not_a_millisecond_before() {
+    let mut scene = Scene::started(2, 2);
+    scene.step(0, REQUEST);
+    scene.is(9_999, Input::Tick, &[]);
+    scene.is(10_000, Input::Tick, &[FIRST_KILL]);
+    scene.is(10_001, FAILED, &[]);
+    scene.is(10_002, FAILED, &[Action::CheckTree]);
+    scene.is(10_002, GONE, &[END]);
+}
+
+#[test]
+fn a_kill_says_why_and_does_not_wait() {
+    for reason in [StopReason::Request, StopReason::GuardLost] {
+        let mut scene = Scene::started(3, 2);
+        let killing = [
+            report(reason, libc::SIGKILL, Duration::ZERO),
+            FIRST_KILL,
+            Action::CancelPending,
+        ];
+        scene.is(0, Input::Kill { reason }, &killing);
+        assert!(scene.group.is_clearing() && !scene.group.may_start());
+        scene.is(0, NEVER_RAN, &[]);
+        scene.is(1, FAILED, &[]);
+        scene.is(1, FAILED, &[Action::CheckTree]);
+    }
+}
+
+#[test]
+fn a_guard_lost_while_stopping_kills_without_a_second_report() {
+    let lost = Input::Kill {
+        reason: StopReason::GuardLost,
+    };
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, REQUEST);
+    scene.is(1, lost, &[FIRST_KILL]);
+
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, CLEAN);
+    scene.is(0, LEFT, &[Action::TerminateTree]);
+    scene.is(1, lost, &[FIRST_KILL]);
+}
+
+#[test]
+fn what_outlived_its_worker_is_asked_and_killed_after_the_shorter_of_grace_and_two_seconds() {
+    for (grace_ms, expected_ms) in [(10_000, 2_000), (2_000, 2_000), (300, 300), (0, 0)] {
+        let mut scene = Scene::with(1, OnFailure::Stop, Duration::from_millis(grace_ms));
+        scene.step(0, Input::Started);
+        scene.is(50, CLEAN, &[Action::CheckTree]);
+        scene.is(50, LEFT, &[Action::TerminateTree]);
+        assert!(scene.group.is_clearing());
+        scene.next_tick_is(50 + expected_ms);
+        scene.is(50, LEFT, &[]);
+        scene.is(50 + expected_ms, Input::Tick, &[FIRST_KILL]);
+        scene.is(60 + expected_ms, GONE, &[END]);
+    }
+}
+
+#[test]
+fn a_stop_shortens_the_time_of_what_outlived_its_worker() {
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, CLEAN);
+    scene.step(0, LEFT);
+    scene.is(100, stop_after(60_000), &[]);
+    scene.next_tick_is(2_000);
+    scene.is(100, stop_after(50), &[]);
+    scene.next_tick_is(150);
+    scene.is(120, stop_after(0), &[FIRST_KILL]);
+}
+
+#[test]
+fn what_is_left_matters_only_when_no_worker_is() {
+    let mut scene = Scene::started(2, 1);
+    scene.is(0, GONE, &[]);
+    scene.is(0, LEFT, &[]);
+    scene.step(0, REQUEST);
+    scene.is(0, NEVER_RAN, &[]);
+    scene.is(1, LEFT, &[]);
+    scene.is(1, GONE, &[]);
+    assert!(!scene.group.is_clearing() && !scene.has_ended());
+}
+
+#[test]
+fn a_kill_is_repeated_every_100_ms_and_given_up_after_5_s() {
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, KILL);
+    let again = [Action::KillTree { first: false }, Action::CheckTree];
+    for ms in (100..5_000).step_by(100) {
+        scene.next_tick_is(ms);
+        scene.is(ms - 1, Input::Tick, &[]);
+        scene.is(ms, Input::Tick, &again);
+        scene.is(ms, LEFT, &[]);
+    }
+    scene.is(4_999, Input::Tick, &[]);
+    scene.is(5_000, Input::Tick, &[Action::End { survivors: true }]);
+    assert!(scene.has_ended());
+}
+
+#[test]
+fn a_kill_ends_as_soon_as_nothing_is_left() {
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, KILL);
+    scene.is(1, FAILED, &[Action::CheckTree]);
+    scene.is(1, LEFT, &[]);
+    scene.step(100, Input::Tick);
+    scene.is(101, GONE, &[END]);
+}
+
+#[test]
+fn the_stop_signal_is_the_users_first_and_nobody_elses() {
+    let mut scene = Scene::started(2, 2);
+    scene.step(0, REQUEST);
+    assert_eq!(scene.group.stop_signal(), None);
+    scene.step(1, signalled(libc::SIGTERM));
+    scene.step(2, signalled(libc::SIGINT));
+    assert_eq!(scene.group.stop_signal(), Some(libc::SIGTERM));
+
+    let mut scene = Scene::started(2, 2);
+    scene.step(0, FAILED);
+    scene.step(1, KILL);
+    assert_eq!(scene.group.stop_signal(), None);
+}
+
+#[test]
+fn a_users_signal_is_the_one_that_is_sent() {
+    let mut scene = Scene::started(1, 1);
+    let stopping = [
+        report(StopReason::Signal(libc::SIGQUIT), libc::SIGQUIT, GRACE),
+        Action::Broadcast(libc::SIGQUIT),
+    ];
+    scene.is(0, signalled(libc::SIGQUIT), &stopping);
+}
+
+#[test]
+fn nothing_is_done_after_the_end() {
+    let late = [REQUEST, stop_after(0), KILL, GONE, LEFT, Input::Tick];
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, CLEAN);
+    scene.step(0, GONE);
+    for input in late {
+        scene.is(60_000, input, &[]);
+        assert!(scene.has_ended());
+        assert_eq!(scene.group.next_tick(), None);
+    }
+}
+
+#[test]
+fn a_death_after_the_end_is_no_reason_to_look_at_the_tree_again() {
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, KILL);
+    scene.is(5_000, Input::Tick, &[Action::End { survivors: true }]);
+    scene.is(5_001, FAILED, &[]);
+}

@@ -1,0 +1,178 @@
+//! Output of the workers on its way to files and to the console.
+//!
+//! A thread of its own reads the streams, so that neither a disk nor a console can hold up exits and signals.
+//! Each stream's bytes go to its file unchanged, and line by line to the console ([`compose`]), which yet
+//! another thread writes ([`console`]). What is kept in a file may be left out on a console that nobody reads;
+//! what is shown only there waits for it, unless it is a terminal.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::error::Error;
+use crate::event::LogNotice;
+use crate::poller::Poller;
+use crate::spec::{Console, LogOptions};
+
+mod compose;
+mod console;
+mod file;
+mod fold;
+mod reader;
+mod ring;
+mod screen;
+mod terminal;
+
+pub(crate) use file::open_log;
+pub(crate) use terminal::open_terminal;
+
+/// Token of the bell in the poller; streams have small numbers.
+const BELL: u64 = u64::MAX;
+
+/// One stream to read.
+pub(crate) struct Stream {
+    pub(crate) fd: OwnedFd,
+    /// Index of the worker.
+    pub(crate) worker: usize,
+    /// What it is to the worker.
+    pub(crate) kind: Console,
+    /// Where the bytes go.
+    pub(crate) file: Option<(CString, OwnedFd)>,
+    /// Where the lines are shown.
+    pub(crate) console: Option<Console>,
+    /// Put before each line.
+    pub(crate) prefix: Vec<u8>,
+    /// The worker reads our stdin.
+    pub(crate) interactive: bool,
+    /// Its last bytes are what the worker would complain with.
+    pub(crate) keeps_tail: bool,
+}
+
+/// What is left to say once all streams have been read.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// Last bytes of the worker that was asked for.
+    pub(crate) tail: Vec<u8>,
+}
+
+enum Order {
+    Reopen,
+    Resize,
+    Finish { tail_of: Option<usize> },
+}
+
+#[derive(Default)]
+struct Mailbox {
+    streams: Vec<Stream>,
+    orders: Vec<Order>,
+    notices: Vec<LogNotice>,
+    outcome: Option<Outcome>,
+}
+
+struct Shared {
+    poller: Poller,
+    mailbox: Mutex<Mailbox>,
+    /// Wakes the reading thread.
+    bell: Arc<OwnedFd>,
+    /// Wakes the owner.
+    wake: Arc<OwnedFd>,
+    hurry: AtomicBool,
+}
+
+impl Shared {
+    fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
+        // The mailbox is whole between any two statements that hold the lock.
+        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The reading thread of one group.
+pub(crate) struct Mux {
+    shared: Arc<Shared>,
+    streams: u64,
+}
+
+impl Mux {
+    /// Starts the thread. `wake` is rung when there are notices or the outcome.
+    pub(crate) fn new(options: LogOptions, wake: Arc<OwnedFd>) -> Result<Self, Error> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let bell = eventfd(0, flags)
+            .map_err(io::Error::from)
+            .map_err(Error::os("eventfd"))?;
+        let shared = Arc::new(Shared {
+            poller: Poller::new()?,
+            mailbox: Mutex::default(),
+            bell: Arc::new(bell),
+            wake,
+            hurry: AtomicBool::new(false),
+        });
+        shared.poller.watch(&shared.bell, BELL)?;
+        let theirs = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("dsl-mux".into())
+            .stack_size(512 * 1024)
+            .spawn(move || reader::serve(theirs, options))
+            .map_err(Error::os("start the log thread"))?;
+        Ok(Self { shared, streams: 0 })
+    }
+
+    /// Reads a stream from now on.
+    pub(crate) fn add(&mut self, stream: Stream) -> Result<(), Error> {
+        // The thread looks into the mailbox for a stream that it does not know.
+        let mut mailbox = self.shared.mailbox();
+        self.shared.poller.watch(&stream.fd, self.streams)?;
+        self.streams += 1;
+        mailbox.streams.push(stream);
+        Ok(())
+    }
+
+    /// Opens the log files anew.
+    pub(crate) fn reopen(&self) {
+        self.order(Order::Reopen);
+    }
+
+    /// The size of our terminal has changed.
+    pub(crate) fn resize(&self) {
+        self.order(Order::Resize);
+    }
+
+    /// Takes what the streams hold still, shows and writes it, and ends. The outcome says when that is done.
+    pub(crate) fn finish(&self, tail_of: Option<usize>) {
+        self.order(Order::Finish { tail_of });
+    }
+
+    /// Stops waiting for a slow console.
+    pub(crate) fn hurry(&self) {
+        self.shared.hurry.store(true, Ordering::SeqCst);
+    }
+
+    fn order(&self, order: Order) {
+        self.shared.mailbox().orders.push(order);
+        ring(&self.shared.bell);
+    }
+
+    pub(crate) fn take_notices(&self) -> Vec<LogNotice> {
+        std::mem::take(&mut self.shared.mailbox().notices)
+    }
+
+    pub(crate) fn take_outcome(&self) -> Option<Outcome> {
+        self.shared.mailbox().outcome.take()
+    }
+}
+
+impl Drop for Mux {
+    fn drop(&mut self) {
+        // The thread may stand in a write to a disk, so it is not joined.
+        self.hurry();
+        self.finish(None);
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    // The counter cannot overflow in any number of events that fits in memory.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}

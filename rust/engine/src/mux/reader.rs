@@ -1,0 +1,543 @@
+//! The reading thread.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use memchr::{memchr_iter, memmem};
+use rustix::io::Errno;
+use rustix::termios::isatty;
+
+use crate::event::LogNotice;
+use crate::mux::compose::{Composer, Style};
+use crate::mux::console::{self, Console};
+use crate::mux::file::{LogFile, open_log};
+use crate::mux::ring::Ring;
+use crate::mux::{BELL, Order, Outcome, Shared, Stream, ring, terminal};
+use crate::spec::{Console as Kind, LogOptions};
+
+/// Bytes read from one stream before the next gets its turn.
+const READ_BYTES: usize = 64 * 1024;
+/// A block of this size is handed to the console at once, while it is in the processor's cache.
+const BLOCK_BYTES: usize = 256 * 1024;
+/// Bytes of a stream that are kept for the report of a failure.
+const TAIL_BYTES: usize = 16 * 1024;
+/// A console that takes nothing for so long is taken to be stopped.
+const STALL: Duration = Duration::from_secs(1);
+/// How often paused streams are looked at when nobody rings.
+const PAUSE_POLL: Duration = Duration::from_millis(100);
+/// At the end: the longest time for what a terminal, or anything else, has not taken yet.
+const LAST_TERMINAL: Duration = Duration::from_secs(2);
+const LAST_PIPE: Duration = Duration::from_secs(30);
+/// No pipe holds more, so whoever has more to say is writing it now, and is not of the job.
+const LAST_BYTES: usize = (1 << 20) + READ_BYTES;
+
+/// Reads until told to finish.
+pub(super) fn serve(shared: Arc<Shared>, options: LogOptions) {
+    let mut reader = Reader::new(shared, options);
+    loop {
+        let timeout = reader.timeout();
+        let Ok(ready) = reader.shared.poller.wait(timeout) else {
+            return;
+        };
+        let mut rung = false;
+        for token in ready {
+            if token == BELL {
+                rung = true;
+            } else {
+                reader.read(token as usize);
+            }
+        }
+        let tail_of = if rung { reader.obey() } else { None };
+        reader.turn();
+        if let Some(tail_of) = tail_of {
+            reader.finish(tail_of);
+            return;
+        }
+    }
+}
+
+struct Input {
+    fd: Option<OwnedFd>,
+    worker: usize,
+    kind: Kind,
+    prefix: Vec<u8>,
+    file: Option<LogFile>,
+    tail: Option<Ring>,
+    /// Index of the side and the stream's number there.
+    shown: Option<(usize, usize)>,
+    /// An unfinished line, where lines are searched for words.
+    searched: Vec<u8>,
+    paused: bool,
+}
+
+/// One console with what is composed for it; stdout and stderr share one where they are the same file.
+struct Side {
+    console: Console,
+    composer: Composer,
+    spare: Vec<u8>,
+    is_terminal: bool,
+    dropping: bool,
+    /// Lines dropped since the last word about it, and in all.
+    dropped: usize,
+    dropped_total: usize,
+    closed: bool,
+}
+
+struct Search {
+    kind: Kind,
+    words: Vec<memmem::Finder<'static>>,
+    file: LogFile,
+}
+
+struct Reader {
+    shared: Arc<Shared>,
+    options: LogOptions,
+    inputs: Vec<Input>,
+    sides: Vec<Side>,
+    /// Side of stdout and of stderr.
+    side_of: [Option<usize>; 2],
+    searches: Vec<Search>,
+    paused: Vec<usize>,
+    buffer: Vec<u8>,
+    next: Option<Instant>,
+}
+
+impl Reader {
+    fn new(shared: Arc<Shared>, mut options: LogOptions) -> Self {
+        let mut searches = Vec::new();
+        for line_file in std::mem::take(&mut options.line_files) {
+            let words = line_file
+                .words
+                .iter()
+                .map(|word| memmem::Finder::new(word).into_owned());
+            match open_log(&line_file.path) {
+                Ok(file) => searches.push(Search {
+                    kind: line_file.stream,
+                    words: words.collect(),
+                    file: LogFile::new(line_file.path, file, options.max_bytes),
+                }),
+                Err(errno) => notify(&shared, file_failed(None, &line_file.path, errno)),
+            }
+        }
+        Self {
+            shared,
+            options,
+            inputs: Vec::new(),
+            sides: Vec::new(),
+            side_of: [None; 2],
+            searches,
+            paused: Vec::new(),
+            buffer: vec![0; READ_BYTES],
+            next: None,
+        }
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let next = self
+            .next
+            .map(|next| next.saturating_duration_since(Instant::now()));
+        if self.paused.is_empty() {
+            next
+        } else {
+            Some(next.map_or(PAUSE_POLL, |next| next.min(PAUSE_POLL)))
+        }
+    }
+
+    /// Carries out orders; a value when it is time to finish, and the worker whose tail is wanted.
+    #[expect(clippy::option_option, reason = "whether to finish, and whose tail is wanted")]
+    fn obey(&mut self) -> Option<Option<usize>> {
+        let mut counter = [0u8; 8];
+        // Empty if it was rung while it was being read.
+        let _ = rustix::io::read(&self.shared.bell, &mut counter);
+        self.welcome();
+        let orders = std::mem::take(&mut self.shared.mailbox().orders);
+        let mut finish = None;
+        for order in orders {
+            match order {
+                Order::Reopen => {
+                    let files = self.inputs.iter_mut().filter_map(|input| input.file.as_mut());
+                    files
+                        .chain(self.searches.iter_mut().map(|search| &mut search.file))
+                        .for_each(LogFile::reopen);
+                }
+                Order::Resize => self.resize(),
+                Order::Finish { tail_of } => finish = Some(tail_of),
+            }
+        }
+        finish
+    }
+
+    /// Takes new streams from the mailbox.
+    fn welcome(&mut self) {
+        let streams = std::mem::take(&mut self.shared.mailbox().streams);
+        for stream in streams {
+            let input = self.input(stream);
+            self.inputs.push(input);
+        }
+    }
+
+    fn input(&mut self, stream: Stream) -> Input {
+        let style = Style {
+            prefix: stream.prefix.clone(),
+            interactive: stream.interactive,
+            grouped: stream.kind == Kind::Stderr,
+        };
+        let shown = stream.console.and_then(|console| {
+            let side = self.side(console)?;
+            Some((side, self.sides[side].composer.add(style)))
+        });
+        let max_bytes = self.options.max_bytes;
+        Input {
+            fd: Some(stream.fd),
+            worker: stream.worker,
+            kind: stream.kind,
+            prefix: stream.prefix,
+            file: stream
+                .file
+                .map(|(path, file)| LogFile::new(path, file, max_bytes)),
+            tail: stream.keeps_tail.then(|| Ring::new(TAIL_BYTES)),
+            shown,
+            searched: Vec::new(),
+            paused: false,
+        }
+    }
+
+    /// The side of a console, made when it is first needed; `None` when the console is not open.
+    fn side(&mut self, kind: Kind) -> Option<usize> {
+        let index = usize::from(kind == Kind::Stderr);
+        if self.side_of[index].is_none() {
+            let other = self.side_of[1 - index];
+            self.side_of[index] = match other {
+                Some(other) if same_file() => Some(other),
+                _ => {
+                    self.sides.push(self.new_side(kind)?);
+                    Some(self.sides.len() - 1)
+                }
+            };
+        }
+        self.side_of[index]
+    }
+
+    fn new_side(&self, kind: Kind) -> Option<Side> {
+        let number = if kind == Kind::Stdout { 1 } else { 2 };
+        let fd = crate::sys::duplicate(number).ok()?;
+        let is_terminal = isatty(&fd);
+        let size = is_terminal.then(|| terminal::size_of(fd.as_fd()));
+        let console = Console::new(fd, Arc::clone(&self.shared.bell)).ok()?;
+        Some(Side {
+            console,
+            composer: Composer::new(size, self.options.collapse),
+            spare: Vec::new(),
+            is_terminal,
+            dropping: false,
+            dropped: 0,
+            dropped_total: 0,
+            closed: false,
+        })
+    }
+
+    fn resize(&mut self) {
+        for (index, side) in self.sides.iter_mut().enumerate() {
+            let number = if self.side_of[0] == Some(index) { 1 } else { 2 };
+            if let (true, Ok(fd)) = (side.is_terminal, crate::sys::duplicate(number)) {
+                side.composer.resize(terminal::size_of(fd.as_fd()));
+            }
+        }
+        let Some(size) = terminal::own_size() else { return };
+        for input in &self.inputs {
+            if let Some(fd) = input.fd.as_ref().filter(|fd| isatty(fd)) {
+                terminal::set_size(fd.as_fd(), size, &input.prefix);
+            }
+        }
+    }
+
+    /// Reads once from one stream.
+    fn read(&mut self, token: usize) {
+        if token >= self.inputs.len() {
+            self.welcome();
+        }
+        let Some(input) = self.inputs.get_mut(token) else {
+            return;
+        };
+        let Some(fd) = &input.fd else { return };
+        let fate = match input.shown {
+            Some((side, _)) => self.sides[side].fate(input.file.is_some()),
+            None => Fate::Show,
+        };
+        if fate == Fate::Wait {
+            self.shared.poller.forget(fd);
+            input.paused = true;
+            self.paused.push(token);
+            return;
+        }
+        match rustix::io::read(fd, &mut self.buffer[..]) {
+            Ok(0) | Err(Errno::IO) => self.close(token),
+            Ok(count) => self.consume(token, count, fate),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => self.close(token),
+        }
+    }
+
+    fn consume(&mut self, token: usize, count: usize, fate: Fate) {
+        let data = &self.buffer[..count];
+        let input = &mut self.inputs[token];
+        if let Some(file) = &mut input.file
+            && let Some(errno) = file.write(data)
+        {
+            notify(&self.shared, file_failed(Some(input.worker), file.path(), errno));
+        }
+        if let Some(tail) = &mut input.tail {
+            tail.push(data);
+        }
+        search(&mut self.searches, input, data);
+        if let Some((side, stream)) = input.shown {
+            let side = &mut self.sides[side];
+            if fate == Fate::Drop {
+                let lines = side.composer.skip(stream, data);
+                side.dropped += lines;
+                side.dropped_total += lines;
+            } else {
+                let now = Instant::now();
+                side.composer.feed(stream, data, now);
+                if side.composer.pending() >= BLOCK_BYTES {
+                    side.hand_over(now);
+                }
+            }
+        }
+    }
+
+    fn close(&mut self, token: usize) {
+        let input = &mut self.inputs[token];
+        let Some(fd) = input.fd.take() else { return };
+        self.shared.poller.forget(&fd);
+        if !input.searched.is_empty() {
+            search(&mut self.searches, input, b"\n");
+        }
+        if let Some((side, stream)) = input.shown {
+            self.sides[side].composer.close(stream, Instant::now());
+        }
+        if let Some(file) = &mut input.file {
+            let lost = file.lost();
+            if lost > 0 {
+                let path = Some(file.path().clone());
+                let worker = Some(input.worker);
+                notify(
+                    &self.shared,
+                    LogNotice::BytesLost {
+                        worker,
+                        path,
+                        count: lost,
+                    },
+                );
+            }
+            if let Err(error) = file.finish() {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                notify(&self.shared, file_failed(Some(input.worker), file.path(), errno));
+            }
+        }
+        input.file = None;
+    }
+
+    /// Lets the clock act, hands over what was composed, and lets paused streams go on.
+    fn turn(&mut self) {
+        let now = Instant::now();
+        self.next = None;
+        for side in &mut self.sides {
+            if let Some(next) = side.composer.tick(now) {
+                self.next = Some(self.next.map_or(next, |known| known.min(next)));
+            }
+            side.hand_over(now);
+            if !side.closed && side.console.is_closed() {
+                side.closed = true;
+                notify(&self.shared, LogNotice::ConsoleClosed);
+            }
+        }
+        for token in std::mem::take(&mut self.paused) {
+            let input = &mut self.inputs[token];
+            let (Some(fd), Some((side, _))) = (&input.fd, input.shown) else {
+                continue;
+            };
+            if self.sides[side].may_resume(input.file.is_some()) {
+                input.paused = false;
+                // Fails only when memory is short; the last look at all streams finds it then.
+                let _ = self.shared.poller.watch(fd, token as u64);
+            } else {
+                self.paused.push(token);
+            }
+        }
+    }
+
+    /// Takes what is left, and ends.
+    fn finish(&mut self, tail_of: Option<usize>) {
+        self.welcome();
+        for token in 0..self.inputs.len() {
+            self.drain(token);
+            self.close(token);
+        }
+        let now = Instant::now();
+        for side in &mut self.sides {
+            side.composer.finish(now);
+            side.settle(&self.shared, now);
+        }
+        for search in &mut self.searches {
+            // The file is closed next; what could not be put together stays in its segments.
+            let _ = search.file.finish();
+        }
+        let tail = tail_of.map_or_else(Vec::new, |worker| self.tail(worker));
+        self.shared.mailbox().outcome = Some(Outcome { tail });
+        ring(&self.shared.wake);
+    }
+
+    fn drain(&mut self, token: usize) {
+        let mut bytes = 0;
+        while bytes < LAST_BYTES {
+            let input = &self.inputs[token];
+            let Some(fd) = &input.fd else { return };
+            let stalled = input
+                .shown
+                .is_some_and(|(side, _)| self.sides[side].fate(true) == Fate::Drop);
+            match rustix::io::read(fd, &mut self.buffer[..]) {
+                Ok(0) => return,
+                Ok(count) => {
+                    bytes += count;
+                    self.consume(token, count, if stalled { Fate::Drop } else { Fate::Show });
+                }
+                Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn tail(&self, worker: usize) -> Vec<u8> {
+        let of_worker = self.inputs.iter().filter(|input| input.worker == worker);
+        of_worker
+            .filter_map(|input| input.tail.as_ref())
+            .map(Ring::to_vec)
+            .next_back()
+            .unwrap_or_default()
+    }
+}
+
+/// What becomes of bytes for a console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Show,
+    Drop,
+    Wait,
+}
+
+impl Side {
+    fn fate(&mut self, kept_in_file: bool) -> Fate {
+        if self.closed {
+            return Fate::Show;
+        }
+        let (bytes, idle) = self.console.backlog();
+        let limit = if self.dropping {
+            console::LIMIT_BYTES / 2
+        } else {
+            console::LIMIT_BYTES
+        };
+        if bytes + self.composer.pending() < limit {
+            self.end_of_dropping();
+            return Fate::Show;
+        }
+        if !kept_in_file && !self.is_terminal {
+            return Fate::Wait;
+        }
+        if self.dropping || idle >= STALL {
+            self.dropping = true;
+            return Fate::Drop;
+        }
+        Fate::Wait
+    }
+
+    fn end_of_dropping(&mut self) {
+        self.dropping = false;
+        if self.dropped > 0 {
+            let text = format!("[dsl: {} lines were not shown, nobody read them]", self.dropped);
+            self.composer.note(&text);
+            self.dropped = 0;
+        }
+    }
+
+    fn may_resume(&self, kept_in_file: bool) -> bool {
+        let (bytes, idle) = self.console.backlog();
+        let droppable = kept_in_file || self.is_terminal;
+        self.closed || bytes < console::LIMIT_BYTES / 2 || (droppable && idle >= STALL)
+    }
+
+    fn hand_over(&mut self, now: Instant) {
+        if self.composer.is_ready(now) {
+            let spare = std::mem::take(&mut self.spare);
+            let block = self.composer.take(spare, now);
+            self.spare = self.console.write(block);
+        }
+    }
+
+    /// At the end: waits for the console as long as that is reasonable, and says what was lost.
+    fn settle(&mut self, shared: &Shared, now: Instant) {
+        self.hand_over(now);
+        let longest = if self.is_terminal {
+            LAST_TERMINAL
+        } else {
+            LAST_PIPE
+        };
+        let patience = if self.dropping { Duration::ZERO } else { STALL };
+        let given_up = || shared.hurry.load(Ordering::SeqCst);
+        self.dropped_total += self.console.flush(patience, longest, given_up);
+        if self.dropped_total > 0 && !self.console.is_closed() {
+            let count = self.dropped_total as u64;
+            notify(shared, LogNotice::LinesDropped { count });
+        }
+    }
+}
+
+fn notify(shared: &Shared, notice: LogNotice) {
+    shared.mailbox().notices.push(notice);
+    ring(&shared.wake);
+}
+
+fn file_failed(worker: Option<usize>, path: &CString, errno: Errno) -> LogNotice {
+    LogNotice::FileFailed {
+        worker,
+        path: Some(path.clone()),
+        errno: errno.raw_os_error(),
+    }
+}
+
+/// Copies lines that hold one of the words.
+fn search(searches: &mut [Search], input: &mut Input, data: &[u8]) {
+    if !searches.iter().any(|search| search.kind == input.kind) {
+        return;
+    }
+    let mut begin = 0;
+    for end in memchr_iter(b'\n', data) {
+        input.searched.extend_from_slice(&data[begin..=end]);
+        begin = end + 1;
+        for search in searches.iter_mut().filter(|search| search.kind == input.kind) {
+            if search
+                .words
+                .iter()
+                .any(|word| word.find(&input.searched).is_some())
+            {
+                // Told of when the first write to a file of a worker fails; this is a copy.
+                let _ = search.file.write(&[&input.prefix[..], &input.searched].concat());
+            }
+        }
+        input.searched.clear();
+    }
+    input.searched.extend_from_slice(&data[begin..]);
+}
+
+/// Whether our stdout and stderr lead to the same place.
+fn same_file() -> bool {
+    let stat = |number| {
+        let fd = crate::sys::duplicate(number).ok()?;
+        let stat = rustix::fs::fstat(&fd).ok()?;
+        Some((stat.st_dev, stat.st_ino, stat.st_rdev))
+    };
+    matches!((stat(1), stat(2)), (Some(stdout), Some(stderr)) if stdout == stderr)
+}

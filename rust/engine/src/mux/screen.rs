@@ -1,0 +1,202 @@
+//! The bottom of a terminal: one line for each worker with a progress bar, redrawn below the lines that scroll.
+
+use std::time::{Duration, Instant};
+
+/// Bars are redrawn this often at most.
+const FRAME: Duration = Duration::from_millis(50);
+/// Lines of bars at most, if the screen has room for them.
+const MOST_BARS: usize = 16;
+
+/// Size of a terminal, in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) columns: u16,
+    pub(super) rows: u16,
+}
+
+#[derive(Debug)]
+pub(super) struct Screen {
+    size: Size,
+    bars: Vec<Vec<u8>>,
+    drawn: Vec<Vec<u8>>,
+    last: Option<Instant>,
+}
+
+impl Screen {
+    pub(super) fn new(size: Size) -> Self {
+        Self {
+            size,
+            bars: Vec::new(),
+            drawn: Vec::new(),
+            last: None,
+        }
+    }
+
+    pub(super) fn resize(&mut self, size: Size) {
+        self.size = size;
+    }
+
+    pub(super) fn set_bars(&mut self, texts: impl ExactSizeIterator<Item = Vec<u8>>) {
+        let room = usize::from(self.size.rows).saturating_sub(2).clamp(1, MOST_BARS);
+        let width = usize::from(self.size.columns).saturating_sub(1).max(1);
+        let count = texts.len();
+        let shown = if count > room { room - 1 } else { count };
+        self.bars.clear();
+        self.bars.extend(texts.take(shown).map(|text| clip(&text, width)));
+        if shown < count {
+            self.bars
+                .push(format!("... and {} more", count - shown).into_bytes());
+        }
+    }
+
+    /// The bars have changed and may be drawn.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.bars != self.drawn && self.last.is_none_or(|last| last + FRAME <= now)
+    }
+
+    /// When they may be drawn.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        (self.bars != self.drawn).then(|| self.last.map_or(now, |last| last + FRAME))
+    }
+
+    /// Lines to scroll between what is taken away and what is drawn again. With `open` the cursor stands behind
+    /// somebody's unfinished line, where no bar may be.
+    pub(super) fn frame(&mut self, lines: Vec<u8>, open: bool, now: Instant) -> Vec<u8> {
+        if self.drawn.is_empty() && (self.bars.is_empty() || open) {
+            return lines;
+        }
+        let mut frame = Vec::with_capacity(lines.len() + 256);
+        if !self.drawn.is_empty() {
+            frame.push(b'\r');
+            if self.drawn.len() > 1 {
+                frame.extend_from_slice(format!("\x1b[{}A", self.drawn.len() - 1).as_bytes());
+            }
+            frame.extend_from_slice(b"\x1b[J");
+        }
+        frame.extend_from_slice(&lines);
+        self.drawn.clear();
+        if !open {
+            self.drawn.clone_from(&self.bars);
+            frame.extend_from_slice(&self.bars.join(&b'\n'));
+            self.last = Some(now);
+        }
+        frame
+    }
+}
+
+/// Columns that a text takes, without its escape sequences.
+pub(super) fn width(text: &[u8]) -> usize {
+    let clipped = clip(text, usize::MAX);
+    let mut width = 0;
+    let mut rest = &clipped[..];
+    while let Some(at) = memchr::memchr(b'\x1b', rest) {
+        width += columns(&rest[..at]);
+        let sequence = rest[at + 1..].strip_prefix(b"[").unwrap_or(&rest[at + 1..]);
+        let end = sequence
+            .iter()
+            .position(u8::is_ascii_alphabetic)
+            .map_or(sequence.len(), |end| end + 1);
+        rest = &sequence[end..];
+    }
+    width + columns(rest)
+}
+
+fn columns(text: &[u8]) -> usize {
+    let text = String::from_utf8_lossy(text);
+    text.chars().map(|letter| 1 + usize::from(is_wide(letter))).sum()
+}
+
+/// Cuts a text to a width. Escape sequences take no room and are kept, so that colours end where they should.
+fn clip(text: &[u8], width: usize) -> Vec<u8> {
+    let mut clipped = Vec::with_capacity(text.len());
+    let mut used = 0;
+    let mut escape = false;
+    let mut in_sequence = false;
+    for letter in String::from_utf8_lossy(text).chars() {
+        if in_sequence {
+            // `ESC [` goes on to a letter; any other sequence is two characters long.
+            in_sequence = match letter {
+                '[' if !escape => {
+                    escape = true;
+                    true
+                }
+                letter => escape && !letter.is_ascii_alphabetic() && letter != '~',
+            };
+        } else if letter == '\x1b' {
+            in_sequence = true;
+            escape = false;
+        } else {
+            let wide = 1 + usize::from(is_wide(letter));
+            if letter.is_control() || width - used < wide {
+                continue;
+            }
+            used += wide;
+        }
+        clipped.extend_from_slice(letter.encode_utf8(&mut [0; 4]).as_bytes());
+    }
+    clipped
+}
+
+/// East Asian characters and emoji take two columns.
+fn is_wide(letter: char) -> bool {
+    matches!(u32::from(letter),
+        0x1100..=0x115f | 0x2e80..=0xa4cf | 0xac00..=0xd7a3 | 0xf900..=0xfaff
+        | 0xfe30..=0xfe6f | 0xff00..=0xff60 | 0xffe0..=0xffe6 | 0x1f300..=0x1faff | 0x20000..=0x3fffd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: Size = Size { columns: 20, rows: 6 };
+
+    fn bars(screen: &mut Screen, texts: &[&str]) {
+        let texts: Vec<Vec<u8>> = texts.iter().map(|text| text.as_bytes().to_vec()).collect();
+        screen.set_bars(texts.into_iter());
+    }
+
+    #[test]
+    fn lines_scroll_above_the_bars() {
+        let mut screen = Screen::new(SIZE);
+        let now = Instant::now();
+        bars(&mut screen, &["a 1%", "b 1%"]);
+        assert_eq!(screen.frame(b"line\n".to_vec(), false, now), b"line\na 1%\nb 1%");
+        bars(&mut screen, &["a 2%"]);
+        assert!(!screen.is_due(now), "not twice within a frame");
+        assert!(screen.is_due(now + FRAME));
+        assert_eq!(
+            screen.frame(b"next\n".to_vec(), false, now),
+            b"\r\x1b[1A\x1b[Jnext\na 2%"
+        );
+        bars(&mut screen, &[]);
+        assert_eq!(screen.frame(b"end\n".to_vec(), false, now), b"\r\x1b[Jend\n");
+        assert_eq!(screen.frame(b"plain\n".to_vec(), false, now), b"plain\n");
+    }
+
+    #[test]
+    fn a_prompt_has_the_last_line_for_itself() {
+        let mut screen = Screen::new(SIZE);
+        let now = Instant::now();
+        bars(&mut screen, &["a 1%"]);
+        screen.frame(Vec::new(), false, now);
+        assert_eq!(screen.frame(b"(Pdb) ".to_vec(), true, now), b"\r\x1b[J(Pdb) ");
+        assert_eq!(screen.frame(b"x\n".to_vec(), true, now), b"x\n");
+    }
+
+    #[test]
+    fn more_bars_than_rows_are_counted() {
+        let mut screen = Screen::new(SIZE);
+        bars(&mut screen, &["a", "b", "c", "d", "e", "f"]);
+        let frame = screen.frame(Vec::new(), false, Instant::now());
+        assert_eq!(frame, b"a\nb\nc\n... and 3 more");
+    }
+
+    #[test]
+    fn a_bar_never_wraps() {
+        assert_eq!(clip(b"0123456789", 4), b"0123");
+        assert_eq!(clip(b"\x1b[31mred\x1b[0m", 2), b"\x1b[31mre\x1b[0m");
+        assert_eq!(clip("\u{4e2d}\u{6587}".as_bytes(), 3), "\u{4e2d}".as_bytes());
+        assert_eq!(width("\x1b[1;31m\u{4e2d}b\x1b[0m".as_bytes()), 3);
+        assert_eq!(clip(b"a\x07b\xff", 9), "ab\u{fffd}".as_bytes());
+    }
+}

@@ -1,0 +1,111 @@
+//! Terminals: ours, and those that workers see.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{
+    LocalModes, OptionalActions, OutputModes, Winsize, isatty, tcgetattr, tcgetwinsize, tcsetattr,
+    tcsetwinsize,
+};
+
+use crate::mux::screen::{Size, width};
+
+/// The narrowest screen that a worker is told of.
+const FEWEST_COLUMNS: u16 = 20;
+
+/// A pseudo terminal: what we read, and what the worker writes to. Its size is ours, less the prefix.
+///
+/// It neither echoes nor turns line feeds into anything else, so that the bytes stay the worker's.
+///
+/// [pty(7)](https://man7.org/linux/man-pages/man7/pty.7.html)
+pub(crate) fn open_terminal(prefix: &[u8]) -> Result<(OwnedFd, OwnedFd), Errno> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let ours = openpt(flags)?;
+    unlockpt(&ours)?;
+    let theirs = ioctl_tiocgptpeer(&ours, flags)?;
+    let mut modes = tcgetattr(&theirs)?;
+    modes.output_modes.remove(OutputModes::OPOST);
+    modes.local_modes.remove(LocalModes::ECHO);
+    tcsetattr(&theirs, OptionalActions::Now, &modes)?;
+    if let Some(size) = own_size() {
+        set_size(ours.as_fd(), size, prefix);
+    }
+    Ok((ours, theirs))
+}
+
+/// Size of the terminal that our stdout or stderr is.
+pub(super) fn own_size() -> Option<Size> {
+    let fd = |number| crate::sys::duplicate(number).ok().filter(|fd| isatty(fd));
+    fd(1).or_else(|| fd(2)).map(|fd| size_of(fd.as_fd()))
+}
+
+/// Size of a terminal; the usual one where it has none.
+pub(super) fn size_of(fd: BorrowedFd<'_>) -> Size {
+    let known = tcgetwinsize(fd)
+        .ok()
+        .filter(|size| size.ws_col > 0 && size.ws_row > 0);
+    known.map_or(
+        Size {
+            columns: 80,
+            rows: 24,
+        },
+        |size| Size {
+            columns: size.ws_col,
+            rows: size.ws_row,
+        },
+    )
+}
+
+/// Tells a worker's terminal how much of ours is left beside the prefix.
+pub(super) fn set_size(fd: BorrowedFd<'_>, size: Size, prefix: &[u8]) {
+    let columns = size.columns.saturating_sub(width(prefix) as u16);
+    let size = Winsize {
+        ws_row: size.rows,
+        ws_col: columns.max(FEWEST_COLUMNS),
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // A worker that cannot learn it wraps its lines early or late.
+    let _ = tcsetwinsize(fd, size);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_passes_bytes_on_unchanged() {
+        let (ours, theirs) = open_terminal(b"").unwrap();
+        assert!(isatty(&theirs));
+        rustix::io::write(&theirs, b"a\nb\tc\r\n").unwrap();
+        let mut text = [0; 32];
+        let count = rustix::io::read(&ours, &mut text).unwrap();
+        assert_eq!(&text[..count], b"a\nb\tc\r\n");
+        drop(theirs);
+        assert_eq!(
+            rustix::io::read(&ours, &mut text),
+            Err(Errno::IO),
+            "the end of its output"
+        );
+    }
+
+    #[test]
+    fn a_worker_has_the_columns_beside_its_prefix() {
+        let (ours, theirs) = open_terminal(b"").unwrap();
+        let size = Size {
+            columns: 100,
+            rows: 30,
+        };
+        set_size(ours.as_fd(), size, b"\x1b[32m[rank 1]\x1b[0m ");
+        assert_eq!(
+            size_of(theirs.as_fd()),
+            Size {
+                columns: 91,
+                rows: 30
+            }
+        );
+        set_size(ours.as_fd(), size, &[b'x'; 300]);
+        assert_eq!(size_of(theirs.as_fd()).columns, FEWEST_COLUMNS);
+    }
+}

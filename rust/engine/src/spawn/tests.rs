@@ -1,0 +1,354 @@
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use rustix::io::FdFlags;
+use rustix::process::{Pid, WaitOptions, waitpid};
+
+use super::*;
+use crate::procfs::fake_root::FakeRoot;
+use crate::spec::{LogOptions, OnFailure};
+use crate::sys::signal;
+
+fn entry(text: &str) -> EnvEntry {
+    let (key, value) = text.split_once('=').unwrap();
+    EnvEntry::new(key.as_bytes(), value.as_bytes()).unwrap()
+}
+
+fn entries(texts: &[&str]) -> Vec<EnvEntry> {
+    texts.iter().copied().map(entry).collect()
+}
+
+fn c_string(text: impl AsRef<std::ffi::OsStr>) -> CString {
+    CString::new(text.as_ref().as_encoded_bytes()).unwrap()
+}
+
+fn spawner(features: Features) -> Spawner {
+    // A spawning thread takes no signal.
+    signal::set_mask(SignalSet::ALL);
+    let mut spawner = Spawner::new(features, SignalSet::default(), open_files_limit()).unwrap();
+    spawner.prepare().unwrap();
+    spawner
+}
+
+fn worker(argv: &[&str], stdio: [Stdio; 3]) -> WorkerSpec {
+    WorkerSpec {
+        argv: argv.iter().copied().map(c_string).collect(),
+        env: Vec::new(),
+        cwd: None,
+        stdio,
+        cpus: Vec::new(),
+        memory: None,
+        foreground: false,
+        prefix: Vec::new(),
+    }
+}
+
+fn start(spawner: &mut Spawner, worker: WorkerSpec, env: &EnvTable) -> Result<Started, StartFailure> {
+    let launch = LaunchSpec {
+        workers: vec![worker],
+        env: Vec::new(),
+        on_failure: OnFailure::Stop,
+        grace: std::time::Duration::ZERO,
+        logs: LogOptions::default(),
+    };
+    let shared = Shared {
+        env,
+        attempt: None,
+        foreground_group: None,
+    };
+    spawner.start(&launch, 0, &shared)
+}
+
+/// Everything that a worker writes to its stdout, and its exit code.
+fn run_to_end(started: Started) -> (Vec<u8>, Option<i32>) {
+    let [stdout, _] = started.pipes;
+    let stdout = stdout.unwrap();
+    rustix::io::ioctl_fionbio(&stdout, false).unwrap();
+    let mut output = Vec::new();
+    io::Read::read_to_end(&mut File::from(stdout), &mut output).unwrap();
+    let (_, status) = waitpid(Pid::from_raw(started.pid), WaitOptions::empty())
+        .unwrap()
+        .unwrap();
+    (output, status.exit_status())
+}
+
+/// The environment as the program gets it.
+fn environment(base: &[&str], extra: &str, own: &[&str]) -> Vec<String> {
+    let table = EnvTable::new(&entries(base), entry(extra));
+    let mut worker = worker(
+        &["/bin/cat", "/proc/self/environ"],
+        [Stdio::Null, Stdio::Pipe, Stdio::Null],
+    );
+    worker.env = entries(own);
+    let mut spawner = spawner(Features::from_environment());
+    let (output, code) = run_to_end(start(&mut spawner, worker, &table).unwrap());
+    assert_eq!(code, Some(0));
+    let text = String::from_utf8(output).unwrap();
+    text.split_terminator('\0').map(str::to_owned).collect()
+}
+
+/// A temporary directory with files of these modes.
+fn programs(files: &[(&str, u32)]) -> FakeRoot {
+    let root = FakeRoot::new();
+    for (name, mode) in files {
+        root.file(name, b"#!/bin/sh\n");
+        std::fs::set_permissions(root.path().join(name), PermissionsExt::from_mode(*mode)).unwrap();
+    }
+    root
+}
+
+fn search_path(root: &FakeRoot, items: &[&str]) -> Vec<u8> {
+    let items: Vec<String> = items
+        .iter()
+        .map(|item| root.path().join(item).display().to_string())
+        .collect();
+    items.join(":").into_bytes()
+}
+
+#[test]
+fn later_entries_win_in_the_place_of_the_first() {
+    for (base, extra, own, expected) in [
+        (&["A=1", "B=2"][..], "T=t", &[][..], &["A=1", "B=2", "T=t"][..]),
+        (&["A=1", "B=2", "A=3"], "T=t", &[], &["A=3", "B=2", "T=t"]),
+        (&["A=1", "T=old", "B=2"], "T=t", &[], &["A=1", "T=t", "B=2"]),
+        (
+            &["A=1", "B=2"],
+            "T=t",
+            &["C=4", "A=5"],
+            &["A=5", "B=2", "T=t", "C=4"],
+        ),
+        (&["A=1"], "T=t", &["A=2", "A=3"], &["A=3", "T=t"]),
+        (&["A=1"], "T=t", &["A="], &["A=", "T=t"]),
+        (&["AB=1"], "T=t", &["A=2"], &["AB=1", "T=t", "A=2"]),
+        (&["A=x=y"], "T=t", &[], &["A=x=y", "T=t"]),
+    ] {
+        assert_eq!(
+            environment(base, extra, own),
+            expected,
+            "{base:?} {extra} {own:?}"
+        );
+    }
+}
+
+#[test]
+fn of_two_entries_of_a_worker_the_later_wins_also_when_the_group_has_none() {
+    assert_eq!(environment(&[], "T=t", &["A=1", "A=2"]), ["T=t", "A=2"]);
+}
+
+#[test]
+fn a_value_is_the_one_that_the_program_gets() {
+    let table = EnvTable::new(&entries(&["A=1", "PATH=/a", "PATH=/b"]), entry("T=t"));
+    let own = entries(&["A=2", "A=3"]);
+    assert_eq!(table.value(&own, b"A"), Some(&b"3"[..]));
+    assert_eq!(table.value(&[], b"A"), Some(&b"1"[..]));
+    assert_eq!(table.value(&own, b"PATH"), Some(&b"/b"[..]));
+    assert_eq!(table.value(&own, b"T"), Some(&b"t"[..]));
+    assert_eq!(table.value(&own, b"B"), None);
+}
+
+#[test]
+fn a_program_is_the_first_executable_on_the_path() {
+    let root = programs(&[
+        ("first/tool", 0o755),
+        ("second/tool", 0o755),
+        ("plain/tool", 0o644),
+        ("folder/tool/inside", 0o755),
+    ]);
+    let expect = |items: &[&str], expected: Result<&str, Errno>| {
+        let expected = expected.map(|name| c_string(root.path().join(name)));
+        let found = find_program(c"tool", &search_path(&root, items), c".");
+        assert_eq!(found, expected, "{items:?}");
+    };
+    expect(&["first", "second"], Ok("first/tool"));
+    expect(&["second", "first"], Ok("second/tool"));
+    expect(&["absent", "second"], Ok("second/tool"));
+    expect(&["plain", "second"], Ok("second/tool"));
+    expect(&["folder", "second"], Ok("second/tool"));
+    expect(&["plain/tool", "second"], Ok("second/tool"));
+    expect(&["absent"], Err(Errno::NOENT));
+    expect(&["plain"], Err(Errno::ACCESS));
+    expect(&["plain", "absent"], Err(Errno::ACCESS));
+    expect(&["folder"], Err(Errno::ACCESS));
+}
+
+#[test]
+fn an_empty_item_of_the_path_is_the_current_directory() {
+    let root = programs(&[("bin/tool", 0o755)]);
+    let current = std::env::current_dir().unwrap();
+    let up = "../".repeat(current.components().count() - 1);
+    let below = root.path().join("bin/tool");
+    let relative = c_string(Path::new(&up).join(below.strip_prefix("/").unwrap()));
+    let expected = CString::new([b"./", relative.as_bytes()].concat()).unwrap();
+    for search in [&b""[..], b":/absent", b"/absent:", b"/absent::/other"] {
+        assert_eq!(find_program(&relative, search, c"."), Ok(expected.clone()));
+    }
+}
+
+#[test]
+fn without_a_path_the_usual_directories_are_searched() {
+    let mut spawner = spawner(Features::from_environment());
+    let table = EnvTable::new(&[], entry("T=t"));
+    let echo = worker(&["sh", "-c", "echo $T"], [Stdio::Null, Stdio::Pipe, Stdio::Null]);
+    let (output, code) = run_to_end(start(&mut spawner, echo, &table).unwrap());
+    assert_eq!((&output[..], code), (&b"t\n"[..], Some(0)));
+}
+
+#[test]
+fn the_workers_own_path_is_searched_and_not_the_groups() {
+    let root = programs(&[("group/tool", 0o755), ("own/other", 0o755)]);
+    let text = |item: &str| format!("PATH={}", root.path().join(item).display());
+    let mut spawner = spawner(Features::from_environment());
+    let table = EnvTable::new(&[entry(&text("group"))], entry("T=t"));
+    let mut tool = worker(&["tool"], [Stdio::Null, Stdio::Pipe, Stdio::Null]);
+    tool.env = vec![entry(&text("own"))];
+    let failure = start(&mut spawner, tool, &table).err().unwrap();
+    assert_eq!((failure.stage, failure.errno), (Stage::Exec, libc::ENOENT));
+    assert_eq!(failure.path.as_deref(), Some(c"tool"));
+    let tool = worker(&["tool"], [Stdio::Null, Stdio::Pipe, Stdio::Null]);
+    assert_eq!(run_to_end(start(&mut spawner, tool, &table).unwrap()).1, Some(0));
+}
+
+#[test]
+fn bits_are_set_and_no_others() {
+    for (bits, expected) in [
+        (&[][..], &[][..]),
+        (&[0], &[1]),
+        (&[63], &[1 << 63]),
+        (&[64], &[0, 1]),
+        (&[130, 0, 5, 0], &[0b10_0001, 0, 4]),
+    ] {
+        assert_eq!(bit_mask(bits), expected, "{bits:?}");
+    }
+}
+
+#[test]
+fn a_stream_file_is_made_for_owner_and_group() {
+    let root = FakeRoot::new();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Umask:"))
+        .unwrap();
+    let mask = u32::from_str_radix(mask.trim(), 8).unwrap();
+    for (name, append) in [("fresh", false), ("log", true)] {
+        let path = root.path().join(name);
+        open_stream(&c_string(&path), false, append).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o640 & !mask, "{name}");
+    }
+}
+
+#[test]
+fn a_stream_file_is_emptied_or_kept_and_every_write_goes_to_its_end() {
+    let root = FakeRoot::with(&[("fresh", "before"), ("log", "before")]);
+    for (name, append, expected) in [("fresh", false, "onetwo"), ("log", true, "beforeonetwo")] {
+        let path = root.path().join(name);
+        let first = open_stream(&c_string(&path), false, append).unwrap();
+        rustix::io::write(&first, b"one").unwrap();
+        let second = open_stream(&c_string(&path), false, true).unwrap();
+        rustix::io::write(&second, b"t").unwrap();
+        rustix::io::write(&first, b"wo").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
+    }
+}
+
+#[test]
+fn an_input_file_must_exist_and_is_only_read() {
+    let root = FakeRoot::with(&[("input", "text")]);
+    let input = open_stream(&c_string(root.path().join("input")), true, false).unwrap();
+    assert_eq!(rustix::io::write(&input, b"x"), Err(Errno::BADF));
+    let absent = root.path().join("absent");
+    assert_eq!(
+        open_stream(&c_string(&absent), true, false).err(),
+        Some(Errno::NOENT)
+    );
+    assert!(!absent.exists());
+    let below = root.path().join("input/below");
+    assert_eq!(
+        open_stream(&c_string(below), false, false).err(),
+        Some(Errno::NOTDIR)
+    );
+}
+
+#[test]
+fn only_what_would_stay_open_in_a_worker_is_listed() {
+    let before = inheritable_descriptors().unwrap();
+    assert!(before.iter().all(|fd| *fd > 2));
+    let (inherited, closed) = rustix::pipe::pipe().unwrap();
+    rustix::io::fcntl_setfd(&closed, FdFlags::CLOEXEC).unwrap();
+    let listed = inheritable_descriptors().unwrap();
+    assert!(listed.contains(&inherited.as_raw_fd()));
+    assert!(!listed.contains(&closed.as_raw_fd()));
+}
+
+#[test]
+fn a_worker_has_its_standard_streams_and_no_other_descriptor() {
+    let (kept, _write) = rustix::pipe::pipe().unwrap();
+    for close_range in [false, Features::from_environment().close_range] {
+        let features = Features {
+            close_range,
+            ..Features::from_environment()
+        };
+        let mut spawner = spawner(features);
+        let table = EnvTable::new(&[], entry("T=t"));
+        // The shell opens no descriptor to look for one.
+        let script = format!(
+            "for fd in 3 4 5 6 7 8 9 {}; do test -e /proc/$$/fd/$fd && echo $fd; done; echo end",
+            kept.as_raw_fd()
+        );
+        let look = worker(&["sh", "-c", &script], [Stdio::Null, Stdio::Pipe, Stdio::Stdout]);
+        let (output, code) = run_to_end(start(&mut spawner, look, &table).unwrap());
+        assert_eq!(
+            (String::from_utf8(output).unwrap().as_str(), code),
+            ("end\n", Some(0))
+        );
+    }
+}
+
+#[test]
+fn a_stream_that_cannot_be_had_is_named() {
+    let root = FakeRoot::new();
+    let absent = c_string(root.path().join("absent"));
+    let gone = {
+        let (read, _) = rustix::pipe::pipe().unwrap();
+        // Moved to a number that nothing opens meanwhile.
+        let high = rustix::io::fcntl_dupfd_cloexec(&read, 900).unwrap();
+        high.as_raw_fd()
+    };
+    let input = Stdio::File {
+        path: absent.clone(),
+        append: false,
+    };
+    for (stdin, errno, path) in [
+        (input, libc::ENOENT, Some(absent)),
+        (Stdio::Fd(gone), libc::EBADF, None),
+    ] {
+        let mut spawner = spawner(Features::from_environment());
+        let table = EnvTable::new(&[], entry("T=t"));
+        let refused = worker(&["true"], [stdin, Stdio::Null, Stdio::Null]);
+        let failure = start(&mut spawner, refused, &table).err().unwrap();
+        let expected = StartFailure {
+            stage: Stage::Stdio,
+            errno,
+            path,
+        };
+        assert_eq!(failure, expected);
+    }
+}
+
+#[test]
+fn a_failed_start_holds_no_stream_open() {
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&read, true).unwrap();
+    let mut spawner = spawner(Features::from_environment());
+    let table = EnvTable::new(&[], entry("T=t"));
+    let absent = Stdio::File {
+        path: c"/proc/self/absent".into(),
+        append: false,
+    };
+    let refused = worker(&["true"], [Stdio::Null, Stdio::Fd(write.as_raw_fd()), absent]);
+    assert!(start(&mut spawner, refused, &table).is_err());
+    drop(write);
+    let mut byte = [0];
+    assert_eq!(rustix::io::read(&read, &mut byte), Ok(0));
+}

@@ -1,0 +1,68 @@
+//! What the descriptors of a supervisor stand for.
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// This worker has died.
+    Worker(usize),
+    /// There is something to read from this worker's stdout (0) or stderr (1).
+    Pipe(usize, usize),
+    /// A signal has come.
+    Intake,
+    /// The guard is gone.
+    Guard,
+    /// Another thread wants something.
+    Wake,
+    /// The attempt's cgroup has become empty, or is no more.
+    Cgroup,
+}
+
+impl Source {
+    pub(super) fn encode(self) -> u64 {
+        let (kind, number) = match self {
+            Self::Worker(worker) => (0, worker),
+            Self::Pipe(worker, stream) => (1, worker << 1 | stream),
+            Self::Intake => (2, 0),
+            Self::Guard => (3, 0),
+            Self::Wake => (4, 0),
+            Self::Cgroup => (5, 0),
+        };
+        (number as u64) << 3 | kind
+    }
+
+    pub(super) fn decode(data: u64) -> Option<Self> {
+        let number = (data >> 3) as usize;
+        match data & 7 {
+            0 => Some(Self::Worker(number)),
+            1 => Some(Self::Pipe(number >> 1, number & 1)),
+            2 => Some(Self::Intake),
+            3 => Some(Self::Guard),
+            4 => Some(Self::Wake),
+            5 => Some(Self::Cgroup),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_survives_the_kernel() {
+        let sources = [
+            Source::Worker(0),
+            Source::Worker(100_000),
+            Source::Pipe(0, 1),
+            Source::Pipe(100_000, 0),
+            Source::Intake,
+            Source::Guard,
+            Source::Wake,
+            Source::Cgroup,
+        ];
+        for source in sources {
+            assert_eq!(Source::decode(source.encode()), Some(source));
+        }
+        assert_eq!(Source::decode(7), None);
+    }
+}
