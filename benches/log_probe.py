@@ -1,6 +1,6 @@
 """A program that passes on the output of writers through the library; `log_rows` runs it afresh.
 
-log_probe.py WORKERS DIRECTORY|- PROGRAM...   seconds from the first start to the end, and processor seconds of
+log_probe.py WORKERS DIRECTORY|- PROGRAM...   seconds from the first start to the end, processor seconds of
 this process, on stderr. With a directory each worker has a file there too.
 """
 

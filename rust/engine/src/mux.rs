@@ -97,8 +97,9 @@ pub(crate) struct Mux {
 }
 
 impl Mux {
-    /// Starts the thread. `wake` is rung when there are notices or the outcome.
-    pub(crate) fn new(options: LogOptions, wake: Arc<OwnedFd>) -> Result<Self, Error> {
+    /// Starts the thread. `wake` is rung when there are notices or the outcome; `expected` is how many streams
+    /// will be shown on stdout and on stderr.
+    pub(crate) fn new(options: LogOptions, expected: [usize; 2], wake: Arc<OwnedFd>) -> Result<Self, Error> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let bell = eventfd(0, flags)
             .map_err(io::Error::from)
@@ -115,7 +116,7 @@ impl Mux {
         std::thread::Builder::new()
             .name("dsl-mux".into())
             .stack_size(512 * 1024)
-            .spawn(move || reader::serve(theirs, options))
+            .spawn(move || reader::serve(theirs, options, expected))
             .map_err(Error::os("start the log thread"))?;
         Ok(Self { shared, streams: 0 })
     }

@@ -152,17 +152,7 @@ impl Supervisor {
         raise_limits(&spec)?;
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
-        let logs = |worker: &WorkerSpec| {
-            worker
-                .stdio
-                .iter()
-                .any(|stdio| matches!(stdio, Stdio::Log { .. }))
-        };
-        self.mux = if spec.workers.iter().any(logs) {
-            Some(Mux::new(spec.logs.clone(), Arc::clone(&self.wake))?)
-        } else {
-            None
-        };
+        self.mux = log_thread(&spec, &self.wake)?;
         let attempt = self.new_attempt();
         self.job = Some(Job::new(spec, env, attempt));
         if let Some(signal) = self.early_stop.take() {
@@ -712,6 +702,22 @@ fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Error> {
         _ => token.as_bytes().to_vec(),
     };
     Ok(EnvEntry::new(key, &tokens)?)
+}
+
+/// The thread that reads the workers' output, if any of it is to be passed on.
+fn log_thread(spec: &LaunchSpec, wake: &Arc<OwnedFd>) -> Result<Option<Mux>, Error> {
+    let mut expected = [0, 0];
+    let mut any = false;
+    for stdio in spec.workers.iter().flat_map(|worker| &worker.stdio) {
+        if let Stdio::Log { console, .. } = stdio {
+            any = true;
+            if let Some(console) = console {
+                expected[usize::from(*console == Console::Stderr)] += 1;
+            }
+        }
+    }
+    any.then(|| Mux::new(spec.logs.clone(), expected, Arc::clone(wake)))
+        .transpose()
 }
 
 fn log_stream(

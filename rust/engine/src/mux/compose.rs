@@ -76,6 +76,8 @@ pub(super) struct Composer {
     fold: Option<Fold>,
     listed: Vec<usize>,
     living: usize,
+    /// Streams that are still to be added.
+    to_come: usize,
 }
 
 impl Composer {
@@ -88,8 +90,14 @@ impl Composer {
         }
     }
 
+    /// More streams will be added.
+    pub(super) fn expect(&mut self, streams: usize) {
+        self.to_come += streams;
+    }
+
     /// A new stream; its number.
     pub(super) fn add(&mut self, style: Style) -> usize {
+        self.to_come = self.to_come.saturating_sub(1);
         self.streams.push(Stream {
             style,
             ..Stream::default()
@@ -206,7 +214,7 @@ impl Composer {
             return;
         }
         if let Some(fold) = self.fold.as_mut().filter(|_| self.open != Some(stream)) {
-            fold.add(stream, text, now, self.living);
+            fold.add(stream, text, now, self.streams.len() + self.to_come);
             return;
         }
         self.show(stream, text);
@@ -317,7 +325,7 @@ impl Composer {
         });
         let carry = if this.carry.is_empty() || this.closed {
             None
-        } else if this.style.interactive || self.living == 1 {
+        } else if this.style.interactive || self.living + self.to_come == 1 {
             Some(touched + PARTIAL_PAUSE)
         } else if self.screen.is_some() {
             let pause = if this.has_bar {
@@ -380,7 +388,9 @@ impl Composer {
             return;
         }
         let this = &mut self.streams[stream];
-        if this.style.interactive || (self.living == 1 && !(self.screen.is_some() && this.has_bar)) {
+        if this.style.interactive
+            || (self.living + self.to_come == 1 && !(self.screen.is_some() && this.has_bar))
+        {
             let carry = std::mem::take(&mut this.carry);
             this.since = None;
             self.show_folded(None);

@@ -35,8 +35,8 @@ const LAST_PIPE: Duration = Duration::from_secs(30);
 const LAST_BYTES: usize = (1 << 20) + READ_BYTES;
 
 /// Reads until told to finish.
-pub(super) fn serve(shared: Arc<Shared>, options: LogOptions) {
-    let mut reader = Reader::new(shared, options);
+pub(super) fn serve(shared: Arc<Shared>, options: LogOptions, expected: [usize; 2]) {
+    let mut reader = Reader::new(shared, options, expected);
     loop {
         let timeout = reader.timeout();
         let Ok(ready) = reader.shared.poller.wait(timeout) else {
@@ -99,6 +99,8 @@ struct Reader {
     sides: Vec<Side>,
     /// Side of stdout and of stderr.
     side_of: [Option<usize>; 2],
+    /// Streams that will be shown on stdout and on stderr.
+    expected: [usize; 2],
     searches: Vec<Search>,
     paused: Vec<usize>,
     buffer: Vec<u8>,
@@ -106,7 +108,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(shared: Arc<Shared>, mut options: LogOptions) -> Self {
+    fn new(shared: Arc<Shared>, mut options: LogOptions, expected: [usize; 2]) -> Self {
         let mut searches = Vec::new();
         for line_file in std::mem::take(&mut options.line_files) {
             let words = line_file
@@ -128,6 +130,7 @@ impl Reader {
             inputs: Vec::new(),
             sides: Vec::new(),
             side_of: [None; 2],
+            expected,
             searches,
             paused: Vec::new(),
             buffer: vec![0; READ_BYTES],
@@ -209,14 +212,15 @@ impl Reader {
     fn side(&mut self, kind: Kind) -> Option<usize> {
         let index = usize::from(kind == Kind::Stderr);
         if self.side_of[index].is_none() {
-            let other = self.side_of[1 - index];
-            self.side_of[index] = match other {
-                Some(other) if same_file() => Some(other),
+            let side = match self.side_of[1 - index] {
+                Some(other) if same_file() => other,
                 _ => {
                     self.sides.push(self.new_side(kind)?);
-                    Some(self.sides.len() - 1)
+                    self.sides.len() - 1
                 }
             };
+            self.sides[side].composer.expect(self.expected[index]);
+            self.side_of[index] = Some(side);
         }
         self.side_of[index]
     }
