@@ -22,6 +22,9 @@ SIGNALS = {
 # Steps of a start whose engine names are no words.
 STAGES = {"mempolicy": "memory policy", "affinity": "CPU affinity", "stdio": "its log file or stream"}
 
+# Characters of an exception that still fit behind the exit code; a longer one gets a line of its own.
+SHORT = 160
+
 
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9; ``signal 40`` for a number without a name."""
@@ -44,10 +47,19 @@ def exit_code(exits: Sequence[Exit], ended: Ended) -> int:
     return 1 if ended.survivors else 0
 
 
-def verdict(plan: NodePlan, exits: Sequence[Exit], ended: Ended, evidence: str = "") -> list[str]:
+def verdict(
+    plan: NodePlan,
+    exits: Sequence[Exit],
+    ended: Ended,
+    evidence: str = "",
+    tail: bytes = b"",
+    log_path: str | None = None,
+) -> list[str]:
     """Lines that say why the job ended, the cause first; none for a job that succeeded (G3).
 
-    ``evidence`` is what is known besides of the first failure, such as an out-of-memory kill.
+    ``evidence`` is what is known besides of the first failure, such as an out-of-memory kill; ``tail`` the
+    end of what that worker wrote, in bytes; ``log_path`` the file that holds all of it. No line holds a
+    control character but the tab.
     """
     lines = []
     cause = ended.first_failure
@@ -56,7 +68,13 @@ def verdict(plan: NodePlan, exits: Sequence[Exit], ended: Ended, evidence: str =
         pid = f", pid {cause.pid}" if cause.pid else ""
         where = f"rank {worker.rank} (local rank {worker.local_rank}{pid}, host {plan.host})"
         first = " first" if len(exits) > 1 else ""
-        lines.append(f"{where} failed{first}: {reason(cause)}{evidence and ': ' + evidence}")
+        why = reason(cause) + (evidence and ": " + evidence)
+        said, output = _last_words(worker.rank, tail, log_path)
+        # What SIGKILL ended, or something known from elsewhere, did not end of what it had said before.
+        is_reason = bool(said) and len(said) <= SHORT and not evidence and cause.signal != 9
+        lines.append(f"{where} failed{first}: {why}{': ' + said if is_reason else ''}")
+        lines.extend([f"  {said}"] if said and not is_reason else [])
+        lines.extend(output)
         others = [exit_ for exit_ in exits if exit_.status and not exit_.caused_by_stop]
         others = [exit_ for exit_ in others if exit_.worker != cause.worker]
         lines.extend(_also_failed(plan, cause, others))
@@ -71,7 +89,29 @@ def verdict(plan: NodePlan, exits: Sequence[Exit], ended: Ended, evidence: str =
         f"process {pid} ({name}, state {state}) did not die of SIGKILL"
         for pid, state, name in ended.survivors
     )
-    return lines
+    return [line if line.isprintable() else _printable(line) for line in lines]
+
+
+def _last_words(rank: int, tail: bytes, log_path: str | None) -> tuple[str, list[str]]:
+    """What the worker said of its end, in one line, and the lines that show its last output."""
+    said = ""
+    lines: list[str] = []
+    if tail:
+        from dsl.excerpt import excerpt
+
+        found = excerpt(tail)
+        said = found.exception or ""
+        said += f" ({found.where})" if said and found.where else ""
+        lines = [f"  | {line}".rstrip() for line in found.lines]
+    if lines:
+        lines.insert(0, f"last output of rank {rank}:")
+    return said, [*lines, *([f"full log: {log_path}"] if log_path else [])]
+
+
+def _printable(line: str) -> str:
+    from dsl.excerpt import printable
+
+    return printable(line)
 
 
 def _also_failed(plan: NodePlan, cause: Exit, others: Sequence[Exit]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -215,3 +217,88 @@ def test_signals_have_their_names() -> None:
         if number < signal.SIGRTMIN:
             assert signal_name(number) == signal.Signals(number).name
     assert signal_name(40) == "signal 40"
+
+
+CAUSE = "rank 1 (local rank 1, pid 1001, host node7) failed first"
+TRACEBACK = b"""\
+step 40
+Traceback (most recent call last):
+  File "/home/ann/train.py", line 41, in step
+    raise ValueError("bad batch")
+ValueError: bad batch
+"""
+
+
+def test_the_verdict_tells_the_exception_shows_the_traceback_and_names_the_log() -> None:
+    cause = an_exit(1, code=1)
+    exits = [cause, an_exit(2, code=5, at_ms=2), an_exit(0, signal=15, by_us=True)]
+    ended = end(cause, survivors=[(77, "D", "reader")])
+    assert verdict(plan(3), exits, ended, tail=TRACEBACK, log_path="/logs/1.err") == [
+        f"{CAUSE}: exit code 1: ValueError: bad batch (train.py:41 in step)",
+        "last output of rank 1:",
+        "  | Traceback (most recent call last):",
+        '  |   File "/home/ann/train.py", line 41, in step',
+        '  |     raise ValueError("bad batch")',
+        "  | ValueError: bad batch",
+        "full log: /logs/1.err",
+        "also failed: rank 2 (+2.0 ms): exit code 5",
+        "stopped by dsl: rank 0 (SIGTERM)",
+        "process 77 (reader, state D) did not die of SIGKILL",
+    ]
+
+
+def test_a_long_exception_gets_a_line_of_its_own() -> None:
+    cause = an_exit(0, code=1)
+    lines = verdict(plan(1), [cause], end(cause), tail=TRACEBACK.replace(b": bad", b": very" + b" bad" * 40))
+    assert lines[0].endswith(" failed: exit code 1")
+    assert lines[1].startswith("  ValueError: very bad bad ")
+    assert lines[1].endswith(" batch (train.py:41 in step)")
+    assert lines[2] == "last output of rank 0:"
+
+
+@pytest.mark.parametrize("evidence", ["", "the kernel killed it because memory ran out"])
+def test_an_exception_is_not_called_the_reason_of_a_kill_from_outside(evidence: str) -> None:
+    cause = an_exit(0, signal=9)
+    first, second, *_ = verdict(plan(1), [cause], end(cause), evidence, tail=TRACEBACK)
+    assert first.endswith("killed by SIGKILL (signal 9)" + (evidence and ": " + evidence))
+    assert second == "  ValueError: bad batch (train.py:41 in step)"
+
+
+def test_output_without_an_exception_is_shown_as_it_is() -> None:
+    cause = an_exit(0, code=3)
+    assert verdict(plan(1), [cause], end(cause), tail=b"loading\n\nno data in /data\n")[1:] == [
+        "last output of rank 0:",
+        "  | loading",
+        "  |",
+        "  | no data in /data",
+    ]
+
+
+def test_a_silent_worker_has_no_output_but_a_log() -> None:
+    cause = an_exit(0, code=3)
+    assert verdict(plan(1), [cause], end(cause), tail=b"\r\n", log_path="/l")[1:] == ["full log: /l"]
+
+
+def test_no_output_is_shown_of_a_job_without_a_first_failure() -> None:
+    exits = [an_exit(0, signal=2, by_us=True)]
+    assert len(verdict(plan(1), exits, end(stop_signal=2), tail=TRACEBACK, log_path="/l")) == 1
+
+
+def test_nothing_that_moves_a_terminal_is_in_the_verdict() -> None:
+    cause = an_exit(0, failed_at=("exec", 2, "/no/\x1b[2Jprog"))
+    ended = end(cause, survivors=[(77, "D", "a\x1b]0;x\x07b\nc")])
+    lines = verdict(plan(1), [cause], ended, tail=b"\x1b[31mred\tx\x07\n", log_path="/l\x1b[1m/\x9b1m")
+    assert "/no/prog" in lines[0]
+    assert lines[1:] == [
+        "last output of rank 0:",
+        "  | red\tx",
+        "full log: /l/",
+        "process 77 (ab c, state D) did not die of SIGKILL",
+    ]
+
+
+def test_the_report_is_loaded_without_what_reads_output() -> None:
+    """Reading output is the price of a failure that has some, not of every report."""
+    program = "import sys, dsl.report; print([name for name in sys.modules if name == 'dsl.excerpt'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
