@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
-from benches import engine_rows, launch_rows, scale_rows  # noqa: E402  needs the path above
+from benches import engine_rows, launch_rows, log_rows, scale_rows  # noqa: E402  needs the path above
 from benches.measure import Row, machine  # noqa: E402  as above
 from benches.programs import peers, programs  # noqa: E402  as above
 
@@ -46,6 +46,15 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
         "fail": lambda: [launch_rows.failure_to_end(ours, 1000, few)],
         "idle": lambda: scale_rows.idle(ours, 1000, idle_s),
         "thousands": lambda: scale_rows.thousands(ours, 4000),
+        "logs": lambda: [
+            log_rows.throughput(ours, 64, 16, 800.0, few),
+            log_rows.throughput(ours, 1000, 1, 450.0, few),
+            log_rows.against_torchrun(ours, peers(options.peers), 3),
+            log_rows.direct(ours),
+            log_rows.detection(ours, 50 if options.quick else 200),
+        ],
+        "lines": lambda: [log_rows.every_line(ours, 200, 1_000_000 if options.quick else 10_000_000)],
+        "pipes": lambda: log_rows.ordinary_user(ours, 4000),
     }
 
 

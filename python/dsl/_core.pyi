@@ -81,8 +81,8 @@ class Stdio:
     ) -> Stdio:
         """An output stream that the engine reads and passes on, on a thread of its own.
 
-        The bytes go to the file ``path`` unchanged (created with mode 0640, appended to). Whole lines go, with
-        the worker's prefix, to this process's stdout (``console=1``) or stderr (``console=2``). With
+        The bytes go to the file ``path`` unchanged (created with mode 0640, appended to). Whole lines go,
+        with the worker's prefix, to this process's stdout (``console=1``) or stderr (``console=2``). With
         ``terminal`` the worker sees a terminal of its own.
         """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from dsl.engine import (
     BindingError,
@@ -12,6 +13,7 @@ from dsl.engine import (
     Exited,
     Guard,
     Killing,
+    LogNotice,
     SignalReceived,
     SpecError,
     Stopping,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 SIGINT = 2
 INTERNAL_ERROR = 70  # sysexits.h: an error of our own
+STALL_MS = 500
 
 
 def run_node(plan: NodePlan) -> int:
@@ -49,7 +52,7 @@ def run_node(plan: NodePlan) -> int:
         finally:
             _flush()
             os._exit(code)
-    outcome = guard.supervise(pid, plan.grace_s)
+    outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
     _report_agent(pid, outcome)
     if outcome.terminal_interrupt and outcome.code == 128 + SIGINT:
         _die_of_interrupt()
@@ -108,7 +111,7 @@ class PidFile:
 def _run(plan: NodePlan, supervisor: Supervisor) -> int:
     from dsl.evidence import oom_kills
 
-    kills_before = oom_kills()
+    begin_s, kills_before = time.monotonic(), oom_kills()
     supervisor.start(launch_spec(plan, stdin_is_terminal=_is_terminal()))
     exits: list[Exit] = []
     while True:
@@ -116,10 +119,24 @@ def _run(plan: NodePlan, supervisor: Supervisor) -> int:
             if isinstance(event, Exited):
                 exits.append(event.exit)
             elif isinstance(event, Ended):
-                _show_verdict(plan, exits, event, kills_before)
+                _show_verdict(plan, exits, event, begin_s, kills_before)
                 return exit_code(exits, event)
+            elif isinstance(event, LogNotice):
+                if LEVELS["warning"] >= LEVELS[plan.log_level]:
+                    _say(f"warning: {_describe(event)}")
             elif LEVELS["info"] >= LEVELS[plan.log_level]:
                 _narrate(plan, event, len(exits))
+
+
+def _describe(notice: LogNotice) -> str:
+    if notice.kind == "file_failed":
+        reason = os.strerror(notice.errno or 0)
+        return f"cannot write {notice.path}: {reason}, the job goes on without what does not fit"
+    if notice.kind == "bytes_lost":
+        return f"{notice.path} lacks {notice.count} bytes that could not be written"
+    if notice.kind == "console_closed":
+        return "nobody reads the output any more, the job goes on"
+    return f"{notice.count} lines were not shown, because nobody read them in time"
 
 
 def _narrate(plan: NodePlan, event: Event, ended: int) -> None:
@@ -131,6 +148,8 @@ def _narrate(plan: NodePlan, event: Event, ended: int) -> None:
                 f"{name} received: stopping {left} worker{'s' if left != 1 else ''} "
                 f"(grace {plan.grace_s:g} s, a second signal kills at once)"
             )
+        elif event.action == "reopen":
+            _say(f"{name} received: log files were opened anew")
         else:
             _say(f"{name} received: already stopping, a second signal kills at once")
     elif isinstance(event, Killing) and event.workers:
@@ -139,15 +158,21 @@ def _narrate(plan: NodePlan, event: Event, ended: int) -> None:
         _say("the guard process is gone: killing the job")
 
 
-def _show_verdict(plan: NodePlan, exits: list[Exit], ended: Ended, kills_before: int) -> None:
-    evidence = ""
+def _show_verdict(plan: NodePlan, exits: list[Exit], ended: Ended, begin_s: float, kills_before: int) -> None:
+    evidence, tail, path = "", ended.tail, None
     cause = ended.first_failure
+    if cause is not None:
+        path = plan.workers[cause.worker].log_path
+        if path is not None and not tail:
+            from dsl.evidence import last_bytes
+
+            tail = last_bytes(path)
     if cause is not None and cause.signal == 9:
         from dsl.evidence import kernel_log, oom_kills
         from dsl.report import memory_evidence
 
-        evidence = memory_evidence(cause, kernel_log(), oom_kills() - kills_before)
-    for line in verdict(plan, exits, ended, evidence):
+        evidence = memory_evidence(cause, kernel_log(begin_s), oom_kills() - kills_before)
+    for line in verdict(plan, exits, ended, evidence, tail, path):
         _say(line)
 
 
@@ -186,7 +211,14 @@ def _flush() -> None:
 
 
 def _say(text: str) -> None:
+    """One line on stderr, unless nobody takes it: a stopped terminal or pager must not hold the job."""
+    import select
+
+    rest = f"dsl: {' '.join(text.splitlines())}\n".encode(errors="backslashreplace")
     try:
-        os.write(2, f"dsl: {' '.join(text.splitlines())}\n".encode(errors="backslashreplace"))
+        poller = select.poll()
+        poller.register(2, select.POLLOUT)
+        while rest and poller.poll(STALL_MS):
+            rest = rest[os.write(2, rest[: select.PIPE_BUF]) :]
     except OSError:
         return  # nobody reads it

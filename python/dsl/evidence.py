@@ -7,8 +7,15 @@ import os
 OOM_WORDS = ("oom-kill:", "Killed process", "Out of memory", "Memory cgroup out of memory")
 
 
-def kernel_log() -> list[str]:
-    """Lines of the kernel's log about out-of-memory kills; none where it may not be read."""
+# The kernel stamps its log with a clock that differs a little from the one that we can read.
+CLOCK_SLACK_S = 2.0
+
+
+def kernel_log(since_s: float = 0.0) -> list[str]:
+    """Lines of the kernel's log about out-of-memory kills; none where it may not be read.
+
+    ``since_s``: a value of `time.monotonic`; what is older may be about an earlier owner of a pid.
+    """
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -24,11 +31,17 @@ def kernel_log() -> list[str]:
                 break
             if not line:
                 break
-            if any(word in line for word in OOM_WORDS):
+            if any(word in line for word in OOM_WORDS) and _stamp_s(line) >= since_s - CLOCK_SLACK_S:
                 lines.append(line)
     finally:
         os.close(log)
     return lines
+
+
+def _stamp_s(record: str) -> float:
+    """Time of a record, ``PRIORITY,SEQUENCE,MICROSECONDS,...;TEXT``."""
+    fields = record.partition(";")[0].split(",")
+    return int(fields[2]) / 1e6 if len(fields) > 2 and fields[2].isdecimal() else float("inf")
 
 
 def oom_kills() -> int:
@@ -38,6 +51,21 @@ def oom_kills() -> int:
             if line.startswith(b"oom_kill "):
                 return int(line.split()[1])
     return 0
+
+
+def last_bytes(path: str, count: int = 16384) -> bytes:
+    """The end of a log file; empty when it cannot be read."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        os.lseek(file, max(0, os.fstat(file).st_size - count), os.SEEK_SET)
+        return os.read(file, count)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
 
 
 def _counters() -> list[bytes]:

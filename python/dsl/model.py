@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     MemoryMode: TypeAlias = Literal["bind", "preferred", "interleave", "local"]
     MemoryPolicy: TypeAlias = tuple[MemoryMode, Sequence[int]]
+    LineFile: TypeAlias = tuple[Literal[1, 2], str, tuple[str, ...]]
 
 DEFAULT_HOSTFILE = "/job/hostfile"
 DEFAULT_MASTER_PORT = 29500
@@ -32,6 +33,27 @@ class Notice:
 
     level: str
     text: str
+
+
+@record
+class OutputRequest:
+    """What the user asked for about the workers' output and input, as it was written.
+
+    ``redirects`` and ``tee`` are stream maps (``3``, ``0:1,2:3``), ``local_ranks`` a comma list of those that
+    the console shows, the words a comma list each, ``stdin`` a rank or ``none``; empty means "not said".
+    ``max_bytes`` caps each log file.
+    """
+
+    log_dir: str | None = None
+    redirects: str = ""
+    tee: str = ""
+    local_ranks: str = ""
+    stdout_words: str = ""
+    stderr_words: str = ""
+    tag: str = "auto"
+    collapse: bool = False
+    stdin: str = ""
+    max_bytes: int | None = None
 
 
 @record
@@ -69,6 +91,7 @@ class Request:
     bind_core_list: str | None = None
     log_level: str = "info"
     grace_s: float = DEFAULT_GRACE_S
+    output: OutputRequest = OutputRequest()
 
 
 @record
@@ -102,11 +125,30 @@ class Plan:
 
 
 @record
+class Route:
+    """Where one output stream of a worker goes.
+
+    To the file ``path``, to ``console`` 1 or 2 (the command's stdout or stderr, line by line), to both, or to
+    neither. ``inherit``: it is the command's own stream, with nobody in between. ``terminal``: the worker
+    sees a terminal.
+    """
+
+    path: str | None = None
+    console: Literal[1, 2] | None = None
+    inherit: bool = False
+    terminal: bool = False
+
+
+INHERIT = Route(inherit=True)
+
+
+@record
 class WorkerPlan:
     """One worker: what to execute and how. ``env`` is laid over the environment of its node.
 
     ``cpus`` are the CPUs it is bound to (None: not bound), ``mempolicy`` the memory policy and its NUMA
-    nodes. ``log_path`` takes stdout and stderr together (None: the console).
+    nodes. ``stdin``: it gets the command's. ``stderr`` None: it is joined to stdout. ``prefix`` stands before
+    each of its lines on the console.
     """
 
     rank: int
@@ -115,7 +157,15 @@ class WorkerPlan:
     env: Mapping[str, str]
     cpus: tuple[int, ...] | None = None
     mempolicy: MemoryPolicy | None = None
-    log_path: str | None = None
+    stdin: bool = False
+    stdout: Route = INHERIT
+    stderr: Route | None = INHERIT
+    prefix: str = ""
+
+    @property
+    def log_path(self) -> str | None:
+        """The file that has its errors."""
+        return (self.stderr or self.stdout).path or self.stdout.path
 
 
 @record
@@ -124,6 +174,8 @@ class NodePlan:
 
     ``env`` is the whole environment of every worker but for its delta. ``grace_s`` lies between the stop
     signal and SIGKILL. ``pid_file`` is to hold the agent's pid while the job runs (None: not asked for).
+    ``log_dir`` is to be made if it is missing, and ``run_dirs`` below it, the first of which must be new.
+    ``log_max_bytes``, ``collapse`` and ``line_files`` (stream, path, words) are the engine's.
     """
 
     host: str
@@ -136,5 +188,14 @@ class NodePlan:
     grace_s: float = DEFAULT_GRACE_S
     pid_file: str | None = None
     log_dir: str | None = None
+    run_dirs: tuple[str, ...] = ()
+    log_max_bytes: int | None = None
+    collapse: bool = False
+    line_files: tuple[LineFile, ...] = ()
     log_level: str = "info"
     notices: tuple[Notice, ...] = ()
+
+    @property
+    def has_log_files(self) -> bool:
+        """Whether output goes to files, which a rotation may want to be opened anew."""
+        return bool(self.line_files) or any(worker.log_path is not None for worker in self.workers)

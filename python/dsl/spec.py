@@ -4,35 +4,54 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl._core import LaunchSpec
-    from dsl.model import NodePlan
+    from typing import Literal
+
+    from dsl._core import LaunchSpec, Stdio
+    from dsl.model import NodePlan, Route
 
 
 def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
-    """Translate a plan; nothing is decided but stdin.
+    """Translate a plan; nothing is decided but how a route is carried out.
 
-    A worker that is alone on its node gets our stdin, and the terminal if that is one. Several workers
-    would steal each other's input, so they get ``/dev/null``.
+    The worker that reads our stdin gets the terminal, too, if that is one.
 
     Raises:
         SpecError: from the engine, for a plan that cannot be started.
     """
     from dsl._core import LaunchSpec, Stdio, WorkerSpec
 
-    alone = len(plan.workers) == 1
-    stdin = Stdio.inherit() if alone else Stdio.null()
-    console = Stdio.inherit()
     workers = [
         WorkerSpec(
             worker.argv,
             env=worker.env,
-            stdin=stdin,
-            stdout=console if worker.log_path is None else Stdio.file(worker.log_path),
-            stderr=console if worker.log_path is None else Stdio.stdout(),
+            stdin=Stdio.inherit() if worker.stdin else Stdio.null(),
+            stdout=_stdio(plan, worker.stdout, 1),
+            stderr=Stdio.stdout() if worker.stderr is None else _stdio(plan, worker.stderr, 2),
             cpus=worker.cpus,
             mempolicy=worker.mempolicy,
-            foreground=alone and stdin_is_terminal,
+            foreground=worker.stdin and stdin_is_terminal,
+            prefix=worker.prefix,
         )
         for worker in plan.workers
     ]
-    return LaunchSpec(workers, env=plan.env, on_failure="stop", grace_s=plan.grace_s)
+    return LaunchSpec(
+        workers,
+        env=plan.env,
+        on_failure="stop",
+        grace_s=plan.grace_s,
+        log_max_bytes=plan.log_max_bytes,
+        collapse=plan.collapse,
+        line_files=plan.line_files,
+    )
+
+
+def _stdio(plan: NodePlan, route: Route, stream: Literal[1, 2]) -> Stdio:
+    """Nobody stands between a worker and a file, unless something has to be done with the bytes."""
+    from dsl._core import Stdio
+
+    if route.inherit:
+        return Stdio.inherit()
+    is_searched = any(number == stream for number, _, _ in plan.line_files)
+    if route.console is not None or is_searched or (route.path and plan.log_max_bytes):
+        return Stdio.log(route.path, console=route.console, terminal=route.terminal)
+    return Stdio.null() if route.path is None else Stdio.file(route.path, append=True)

@@ -15,6 +15,7 @@ from dsl import (
     Killing,
     LaunchSpec,
     LimitError,
+    LogNotice,
     Output,
     SignalReceived,
     SpecError,
@@ -40,13 +41,16 @@ def specification(logs: Path) -> LaunchSpec:
             cwd=logs,
             stdin=Stdio.null(),
             stdout=Stdio.file(logs / f"{rank}.log", append=True),
-            stderr=Stdio.stdout(),
+            stderr=Stdio.log(logs / f"{rank}.err", console=2),
+            prefix=f"[rank {rank}] ",
             cpus=[rank],
             mempolicy=("bind", [0]),
         )
         for rank in range(2)
     ]
-    return LaunchSpec(workers, env={"PATH": "/usr/bin"}, on_failure="report", grace_s=5.0)
+    return LaunchSpec(
+        workers, env={"PATH": "/usr/bin"}, on_failure="report", grace_s=5.0, log_max_bytes=1 << 20
+    )
 
 
 def describe(event: Event) -> str:
@@ -63,6 +67,8 @@ def describe(event: Event) -> str:
         return f"{event.reason} {event.signum} {event.grace_s}"
     if isinstance(event, Killing):
         return f"{event.tier} {[worker + 1 for worker in event.workers]}"
+    if isinstance(event, LogNotice):
+        return f"{event.kind} {event.worker} {event.path} {event.errno} {event.count + 1}"
     return last(event)
 
 
@@ -76,7 +82,7 @@ def ending(exit_: Exit) -> str:
 def last(event: Ended) -> str:
     cause: Exit | None = event.first_failure
     pids: list[int] = [pid for pid, _state, _name in event.survivors]
-    return f"{cause} {event.stop_signal} {event.stragglers} {pids}"
+    return f"{cause} {event.stop_signal} {event.stragglers} {pids} {event.tail.decode()}"
 
 
 def run(spec: LaunchSpec) -> list[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsl._record import replace
 from dsl.plan.host import Host
+from dsl.plan.output import Console
 from dsl.plan.port import PortProbe
 from dsl.plan.topology import NumaNode, Topology
 
@@ -43,5 +44,6 @@ def make_host(
         numa_nodes=lambda: numa_table(range(8)),
         topology=_topology,
         is_local=lambda name: name == "here",
+        console=Console,
     )
     return replace(host, **facts)

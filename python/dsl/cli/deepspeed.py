@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.cli.options import deepspeed_parser
+from dsl.cli.options import deepspeed_parser, output_request
 from dsl.errors import DslError
 from dsl.model import LEVELS, Notice, Request
 from dsl.plan.build import build_node_plan, build_plan
 from dsl.plan.filters import parse_num_nodes
 from dsl.plan.host import this_host
-from dsl.plan.logs import make_log_dir
 from dsl.plan.program import check_program
 
 TYPE_CHECKING = False
@@ -60,8 +59,12 @@ def _run(argv: Sequence[str]) -> int:
     plan = make_plan(request)
     _show(plan.notices, request.log_level)
     check_program(request, os.environ)
-    if plan.log_dir is not None:
-        make_log_dir(plan.log_dir)
+    if plan.log_dir is not None or plan.run_dirs:
+        from dsl.plan.logs import make_log_dir, make_run_dirs
+
+        if plan.log_dir is not None:
+            make_log_dir(plan.log_dir)
+        make_run_dirs(plan.run_dirs)
     from dsl.app import run_node
 
     return run_node(plan)
@@ -112,6 +115,7 @@ def to_request(options: argparse.Namespace) -> Request:
         bind_core_list=options.bind_core_list,
         log_level="error" if options.quiet else options.log_level,
         grace_s=options.grace,
+        output=output_request(options),
     )
 
 

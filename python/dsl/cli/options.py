@@ -6,13 +6,16 @@ import argparse
 import os
 
 from dsl.errors import NumNodesError
-from dsl.model import DEFAULT_GRACE_S, DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LEVELS
+from dsl.model import DEFAULT_GRACE_S, DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LEVELS, OutputRequest
 from dsl.plan.filters import parse_num_nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+
+
+SMALLEST_LOG = 64 * 1024
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -22,9 +25,21 @@ class HelpFormatter(argparse.HelpFormatter):
         # Without a width argparse imports shutil to learn it, whenever an option is added.
         super().__init__(prog, max_help_position=32, width=_terminal_width())
 
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        # One spelling of a word is enough to read, and its value once.
+        names = list(action.option_strings)
+        shown = [name for name in names if not ("_" in name and _dashed(name) in names)]
+        if not names or action.nargs == 0:
+            return ", ".join(shown) if names else super()._format_action_invocation(action)
+        return f"{', '.join(shown)} {self._format_args(action, action.dest.upper())}"
+
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shown = action.default not in (None, False, "", -1, "None", argparse.SUPPRESS)
         return f"{action.help} (default: %(default)s)" if shown else action.help
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _terminal_width() -> int:
@@ -57,6 +72,18 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, usage: str, description: str) -> None:
         super().__init__(prog=prog, usage=usage, description=description, formatter_class=HelpFormatter)
+        self._whole: set[str] = set()
+
+    def never_shorten(self, action: argparse.Action) -> None:
+        """Take the long spellings of an option only as they are, so that others can still be shortened."""
+        self._whole.update(option for option in action.option_strings if option.startswith("--"))
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        # Asked only for a word that is no option as it stands.
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return [
+            item for item in found if item[1] not in self._whole or item[1] == option_string.partition("=")[0]
+        ]
 
     def parse_script_args(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse up to the script; the rest becomes ``user_args``, unchanged. Exits with 2 for bad usage.
@@ -93,7 +120,11 @@ class Parser(argparse.ArgumentParser):
         if name in actions:
             return actions[name], bool(equals)
         if name.startswith("--"):
-            matches = [action for option, action in actions.items() if option.startswith(name)]
+            matches = [
+                action
+                for option, action in actions.items()
+                if option.startswith(name) and option not in self._whole
+            ]
             return (matches[0] if len(matches) == 1 else None), bool(equals)
         action = None
         if word[:1] == "-":
@@ -121,16 +152,83 @@ def seconds(text: str) -> float:
     return value
 
 
-def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """Options of ours, the same in every command."""
+def byte_size(text: str) -> int:
+    """A size in bytes with an optional K, M or G (of 1024), 64K at least."""
+    number, factor = text, 1
+    if text[-1:].upper() in ("K", "M", "G"):
+        number, factor = text[:-1], 1024 ** ("KMG".index(text[-1].upper()) + 1)
+    if not (number.isascii() and number.isdecimal()) or int(number) * factor < SMALLEST_LOG:
+        raise argparse.ArgumentTypeError(
+            f"must be a size of at least 64K, such as 512K, 100M or 2G: {text!r}"
+        )
+    return int(number) * factor
+
+
+def add_common_options(parser: Parser) -> None:
+    """Options of ours and of torchrun, the same in every command. None can be shortened."""
     group = parser.add_argument_group("options of dsl")
-    group.add_argument(
-        "--grace",
-        "--shutdown_timeout",
-        type=seconds,
-        default=DEFAULT_GRACE_S,
-        metavar="SECONDS",
-        help="time between asking the workers to stop and killing them",
+    parser.never_shorten(
+        group.add_argument(
+            "--grace",
+            "--shutdown_timeout",
+            type=seconds,
+            default=DEFAULT_GRACE_S,
+            metavar="SECONDS",
+            help="time between asking the workers to stop and killing them",
+        )
+    )
+    group = parser.add_argument_group("output")
+
+    def add(*names: str, **facts: Any) -> None:
+        spellings = [name for name in names if name.startswith("--")]
+        other = [name.replace("-", "_").replace("__", "--", 1) for name in spellings]
+        parser.never_shorten(group.add_argument(*dict.fromkeys((*names, *other)), **facts))
+
+    add("--log-dir", metavar="DIR", help="write each worker's output to files below a new directory in DIR")
+    add("-r", "--redirects", default="", metavar="MAP", help="streams that go to files only: 0-3, or 0:1,2:3")
+    add("-t", "--tee", default="", metavar="MAP", help="streams that go to files and to the console")
+    add(
+        "--local-ranks-filter",
+        default="",
+        metavar="RANKS",
+        help="local ranks that the console shows, such as 0,2",
+    )
+    for stream in ("stdout", "stderr"):
+        add(
+            f"--duplicate-{stream}-filters",
+            default="",
+            metavar="WORDS",
+            help=f"copy lines of {stream} that hold one of these words to filtered_{stream}.log",
+        )
+    add(
+        "--tag-output",
+        choices=["auto", "always", "never"],
+        default="auto",
+        help="put the rank before each line; auto: on a terminal, if there are several workers",
+    )
+    add("--collapse", action="store_true", help="show equal lines of several workers once, with a count")
+    add("--stdin", default="", metavar="RANK", help="the worker that reads stdin; none: nobody")
+    add(
+        "--log-max-size",
+        type=byte_size,
+        metavar="SIZE",
+        help="keep the first and the last part of each log file, SIZE in all, such as 100M",
+    )
+
+
+def output_request(options: argparse.Namespace) -> OutputRequest:
+    """What the options of `add_common_options` ask for."""
+    return OutputRequest(
+        log_dir=options.log_dir,
+        redirects=options.redirects,
+        tee=options.tee,
+        local_ranks=options.local_ranks_filter,
+        stdout_words=options.duplicate_stdout_filters,
+        stderr_words=options.duplicate_stderr_filters,
+        tag=options.tag_output,
+        collapse=options.collapse,
+        stdin=options.stdin,
+        max_bytes=options.log_max_size,
     )
 
 

@@ -15,7 +15,7 @@ from dsl.model import DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, Node, NodePlan, Not
 from dsl.plan.devices import ACCELERATORS, find_devices, visible_override, visible_slots
 from dsl.plan.environ import POD_ENVIRONMENT_PATH, node_environment, parse_pod_environment, worker_environment
 from dsl.plan.filters import apply_filters, trim
-from dsl.plan.logs import rank_log_path
+from dsl.plan.output import needs_run_dir, plan_output
 from dsl.plan.port import choose_port
 from dsl.plan.program import worker_command
 from dsl.plan.world import assign_ranks
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dsl.plan.binding import Binding
     from dsl.plan.devices import Devices
     from dsl.plan.host import Host
+    from dsl.plan.output import OutputPlan
 
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"
@@ -94,31 +95,68 @@ def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], ho
         pod=_pod_environment(host),
         threads=len(bindings[0].cpus) if bindings else None,
     )
+    log_dir, output = _plan_output(request, ranks, plan.world_size, environ, host)
     return NodePlan(
         host=node.host,
         node_rank=plan.node_rank,
-        workers=_workers(request, ranks, bindings, host),
+        workers=_workers(request, ranks, bindings, output, host),
         env=env,
         master_addr=plan.master_addr,
         master_port=plan.master_port,
         world_size=plan.world_size,
         grace_s=request.grace_s,
         pid_file=f"{host.temp_dir}/{host.pid}.deepspeed" if request.save_pid else None,
-        log_dir=request.log_dir,
+        log_dir=log_dir,
+        run_dirs=output.run_dirs,
+        log_max_bytes=request.output.max_bytes,
+        collapse=request.output.collapse,
+        line_files=output.line_files,
         log_level=request.log_level,
-        notices=plan.notices + _binding_notices(ranks, bindings),
+        notices=plan.notices + _binding_notices(ranks, bindings) + _log_notices(request, output),
     )
 
 
+def _plan_output(
+    request: Request, ranks: range, world_size: int, environ: Mapping[str, str], host: Host
+) -> tuple[str | None, OutputPlan]:
+    """The directory to make if it is missing, and where output goes."""
+    asked = request.output
+    each_rank_logs: list[str] = []
+    log_dir, run_dir = request.log_dir, None
+    if request.log_dir is not None:
+        if asked.log_dir is not None or asked.redirects:
+            raise OptionError(
+                "--enable_each_rank_log cannot be used with --log-dir or --redirects, leave one of them out"
+            )
+        from dsl.plan.logs import rank_log_path
+
+        stamp = host.stamp()
+        each_rank_logs = [rank_log_path(request.log_dir, stamp, rank) for rank in ranks]
+    elif needs_run_dir(asked):
+        run = f"{host.stamp()}_{host.pid}"
+        log_dir = asked.log_dir
+        run_dir = f"{host.temp_dir}/dsl_{run}" if log_dir is None else f"{log_dir}/{run}"
+    output = plan_output(
+        asked, ranks, world_size, host.console(), environ, each_rank_logs=each_rank_logs, run_dir=run_dir
+    )
+    return log_dir, output
+
+
+def _log_notices(request: Request, output: OutputPlan) -> tuple[Notice, ...]:
+    if request.output.log_dir is not None or not output.run_dirs:
+        return ()
+    return (Notice("info", f"log files are in {output.run_dirs[0]}"),)
+
+
 def _workers(
-    request: Request, ranks: range, bindings: Sequence[Binding] | None, host: Host
+    request: Request, ranks: range, bindings: Sequence[Binding] | None, output: OutputPlan, host: Host
 ) -> tuple[WorkerPlan, ...]:
     command = worker_command(request, host.executable)
-    stamp = host.stamp() if request.log_dir is not None else ""
     workers = []
     for local_rank, rank in enumerate(ranks):
         own = () if request.no_local_rank else (f"--local_rank={local_rank}",)
         binding = bindings[local_rank] if bindings else None
+        stdout, stderr = output.routes[local_rank]
         workers.append(
             WorkerPlan(
                 rank,
@@ -127,7 +165,10 @@ def _workers(
                 worker_environment(rank, local_rank),
                 binding.cpus if binding else None,
                 binding.mempolicy if binding else None,
-                rank_log_path(request.log_dir, stamp, rank) if request.log_dir is not None else None,
+                local_rank == output.stdin,
+                stdout,
+                stderr,
+                output.prefixes[local_rank],
             )
         )
     return tuple(workers)

@@ -7,12 +7,14 @@ import sys
 
 from dsl._record import record
 from dsl.plan.devices import count_cuda_devices
+from dsl.plan.output import Console
 from dsl.plan.port import PortProbe, name_port_holder, pick_free_port, port_is_free
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from dsl.plan.output import Kind
     from dsl.plan.topology import NumaNode, Topology
 
 
@@ -23,7 +25,8 @@ class Host:
     ``pid`` is the process that the user's shell sees, ``temp_dir`` where its pid file goes. The functions
     answer only when asked: ``read_text`` (None: no such file), ``stamp`` (local time as YYYYmmddHHMMSS),
     ``allowed_cpus`` (the affinity mask), ``count_cuda`` (devices of the machine, hidden ones too),
-    ``numa_nodes``, ``topology`` of some CPUs, and ``is_local`` (is a host of the hostfile this machine).
+    ``numa_nodes``, ``topology`` of some CPUs, ``is_local`` (is a host of the hostfile this machine), and
+    ``console`` (what our own output streams are).
     """
 
     executable: str
@@ -37,6 +40,7 @@ class Host:
     numa_nodes: Callable[[], Iterable[NumaNode]]
     topology: Callable[[Iterable[int]], Topology]
     is_local: Callable[[str], bool]
+    console: Callable[[], Console]
 
 
 def this_host() -> Host:
@@ -53,6 +57,7 @@ def this_host() -> Host:
         numa_nodes=_numa_nodes,
         topology=_topology,
         is_local=is_this_machine,
+        console=lambda: Console(_kind(1), _kind(2)),
     )
 
 
@@ -75,6 +80,15 @@ def read_text(path: str) -> str | None:
         return None
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
+
+
+def _kind(fd: int) -> Kind:
+    try:
+        if os.isatty(fd):
+            return "terminal"
+        return "null" if os.fstat(fd).st_rdev == os.stat(os.devnull).st_rdev else "other"
+    except OSError:
+        return "null"  # it is closed
 
 
 def _stamp() -> str:

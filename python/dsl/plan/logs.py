@@ -1,15 +1,87 @@
-"""``--enable_each_rank_log``: one file a worker, stdout and stderr together."""
+"""Log files: the grammar of the options, the names of the files, and the directories."""
 
 from __future__ import annotations
 
 import os
 
-from dsl.errors import LogDirError
+from dsl.errors import LogDirError, OptionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 def rank_log_path(log_dir: str, stamp: str, rank: int) -> str:
     """DeepSpeed's name, ``DIR/YYYYmmddHHMMSS_rankN.log``; ``stamp`` is the local time of the launch."""
     return os.path.join(log_dir, f"{stamp}_rank{rank}.log")
+
+
+def parse_streams(text: str, option: str) -> Callable[[int], int]:
+    """torchrun's stream map: local rank -> 0 (none), 1 (stdout), 2 (stderr) or 3 (both).
+
+    ``text`` is one of these for all, or a comma list ``LOCAL_RANK:STREAMS``; ranks that it leaves out have 0.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if text in ("0", "1", "2", "3"):
+        streams = int(text)
+        return lambda _local_rank: streams
+    found: dict[int, int] = {}
+    for item in text.split(","):
+        rank, colon, streams_text = item.partition(":")
+        if not (colon and rank.isascii() and rank.isdecimal() and streams_text in ("0", "1", "2", "3")):
+            raise OptionError(
+                f"{option} {text!r}: expected 0, 1, 2 or 3 (none, stdout, stderr, both), "
+                f"or a list such as 0:1,12:3, not {item!r}"
+            )
+        if int(rank) in found:
+            raise OptionError(f"{option} {text!r}: local rank {rank} is there twice")
+        found[int(rank)] = int(streams_text)
+    return lambda local_rank: found.get(local_rank, 0)
+
+
+def parse_local_ranks(text: str) -> frozenset[int]:
+    """A comma list of local ranks. As with torchrun, ranks that do not exist do no harm.
+
+    Raises:
+        OptionError: an item is no number.
+    """
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    for item in items:
+        if not (item.isascii() and item.isdecimal()):
+            raise OptionError(
+                f"--local-ranks-filter {text!r}: expected local ranks such as 0,2, not {item!r}"
+            )
+    return frozenset([int(item) for item in items])
+
+
+def parse_words(text: str) -> tuple[str, ...]:
+    """torchrun's comma list of words, in which two commas stand for one."""
+    words = text.replace(",,", "\0").split(",")
+    return tuple([word.replace("\0", ",") for word in words if word])
+
+
+def fill_template(template: str, rank: int, local_rank: int) -> str:
+    """A line prefix from torchrun's template with ``${role_name}``, ``${rank}`` and ``${local_rank}``."""
+    from string import Template
+
+    return Template(template).safe_substitute(role_name="default", rank=rank, local_rank=local_rank)
+
+
+def make_run_dirs(run_dirs: Sequence[str]) -> None:
+    """Make the directories of one run, the outermost first; that one must be new.
+
+    Raises:
+        LogDirError: it is there already, or cannot be made.
+    """
+    for index, path in enumerate(run_dirs):
+        try:
+            os.mkdir(path, 0o750)
+        except OSError as error:
+            reason = os.strerror(error.errno or 0).lower()
+            what = "directory of this run" if index == 0 else "log directory"
+            raise LogDirError(f"unable to create the {what} {path!r}: {reason}") from None
 
 
 def make_log_dir(log_dir: str) -> None:

@@ -118,7 +118,7 @@ def test_help_names_every_option_and_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", columns)
     text = deepspeed_parser("dsl").format_help()
     assert max(map(len, text.splitlines())) <= width
-    assert [flag for flag in PARSER._option_string_actions if flag not in text] == []
+    assert [flag for flag in _spellings() if flag not in text] == []
     assert "(default: 29500)" in " ".join(text.split())
 
 
@@ -130,4 +130,38 @@ def test_a_port_that_is_spelled_out_is_a_wish_even_if_it_is_the_default() -> Non
 def test_the_documentation_names_every_option() -> None:
     text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
     words = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text))
-    assert set(PARSER._option_string_actions) - words == set()
+    assert _spellings() - words == set()
+
+
+def _spellings() -> set[str]:
+    """Every option, without the second spelling with underscores of one that has dashes."""
+    flags = set(PARSER._option_string_actions)
+    return {flag for flag in flags if flag.replace("_", "-") not in flags - {flag}}
+
+
+def test_whatever_deepspeed_lets_one_shorten_can_be_shortened() -> None:
+    """Options that are not DeepSpeed's take no part: ``--log debug`` goes on to mean ``--log_level debug``."""
+    flags = {flag for flag in PARSER._option_string_actions if flag.startswith("--")}
+    theirs = flags - PARSER._whole
+    tried = 0
+    for flag in theirs:
+        for end in range(3, len(flag)):
+            short = flag[:end]
+            if short in flags or sum(one.startswith(short) for one in theirs) != 1:
+                continue
+            action = PARSER._option_string_actions[flag]
+            value = [] if action.nargs == 0 else [action.choices[0] if action.choices else "1"]  # type: ignore[index]
+            if flag == "--help":
+                continue
+            options = PARSER.parse_script_args([short, *value, "train.py"])
+            assert options.user_script == "train.py", short
+            assert getattr(options, action.dest) != PARSER.get_default(action.dest) or value, short
+            tried += 1
+    assert tried > 100
+
+
+@pytest.mark.parametrize("short", ["--gra", "--tag", "--log-d", "--redirect", "--shutdown_t", "--st"])
+def test_our_own_options_are_spelled_out(short: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        PARSER.parse_script_args([f"{short}=1", "train.py"])
+    assert short in capsys.readouterr().err

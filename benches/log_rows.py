@@ -1,0 +1,203 @@
+"""Output of many workers: how fast it gets through, whether all of it does, and what it holds up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benches.launch_rows import settle
+from benches.measure import Row, in_turns, medians, spread
+from tests.support import processes
+from tests.support.jobs import until
+from tests.support.users import as_ordinary_user
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benches.programs import Programs
+
+PROBE = Path(__file__).with_name("log_probe.py")
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+LINE, WRITE = "100", "4000"
+
+
+def _piped(command: Sequence[str]) -> tuple[float, str]:
+    """Run a command whose output somebody reads: seconds until it has ended, and what it said on stderr."""
+    with tempfile.TemporaryFile() as errors:
+        begin = time.monotonic()
+        process = subprocess.Popen(list(command), stdout=subprocess.PIPE, stderr=errors)
+        assert process.stdout is not None
+        subprocess.run(["cat"], stdin=process.stdout, stdout=subprocess.DEVNULL, check=True)
+        process.stdout.close()
+        code = process.wait()
+        elapsed = time.monotonic() - begin
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
+    if code != 0:
+        raise RuntimeError(f"{' '.join(command)[:200]} ended with {code}: {said[-800:]}")
+    return elapsed, said
+
+
+def _probe(*arguments: object) -> list[float]:
+    """The numbers that the probe prints."""
+    _, said = _piped([sys.executable, str(PROBE), *map(str, arguments)])
+    return [float(word) for word in said.split()]
+
+
+def _rate(programs: Programs, workers: int, mib: int, *, files: bool) -> float:
+    """MB/s from the first start to the end."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        where = directory if files else "-"
+        wall_s, _ = _probe("pass", workers, where, programs.testchild, "flood", mib, LINE, WRITE)
+    return workers * mib * 1.048576 / wall_s
+
+
+def throughput(programs: Programs, workers: int, mib: int, bar: float, repeats: int) -> Row:
+    """Files of each rank and a merged, prefixed pipe."""
+    takers = {
+        "both": lambda: _rate(programs, workers, mib, files=True),
+        "pipe": lambda: _rate(programs, workers, mib, files=False),
+    }
+    values = in_turns(takers, repeats)
+    detail = f"{spread(values['both'], 1, 'MB/s')}, without files {spread(values['pipe'], 1, 'MB/s')}"
+    name = f"{workers} writers, files and prefixed pipe"
+    return Row(name, medians(values)["both"], "MB/s", bar, False, detail)
+
+
+def against_torchrun(programs: Programs, scripts: Path, repeats: int) -> Row:
+    """What 64 more writers of 2 MiB cost: the fixed part of either command is not what is compared."""
+
+    def torchrun(mib: int) -> float:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+            torch = [
+                str(scripts / "torchrun"),
+                "--nproc-per-node",
+                "64",
+                "--tee",
+                "3",
+                "--log-dir",
+                directory,
+            ]
+            return _piped([*torch, "--no-python", programs.testchild, "flood", str(mib), LINE, WRITE])[0]
+
+    def dsl(mib: int) -> float:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+            options = ["--tee", "3", "--log-dir", directory, "--tag-output", "always"]
+            command = programs.launch(64, programs.testchild, "flood", str(mib), LINE, WRITE)
+            return _piped([command[0], *options, *command[1:]])[0]
+
+    values = in_turns(
+        {
+            "dsl small": lambda: dsl(1),
+            "dsl large": lambda: dsl(9),
+            "torchrun small": lambda: torchrun(1),
+            "torchrun large": lambda: torchrun(3),
+        },
+        repeats,
+    )
+    middle = medians(values)
+    more = 64 * 1.048576
+    ours = 8 * more / max(middle["dsl large"] - middle["dsl small"], 1e-3)
+    theirs = 2 * more / max(middle["torchrun large"] - middle["torchrun small"], 1e-3)
+    detail = f"{ours:.0f} MB/s against {theirs:.0f} MB/s"
+    return Row("64 writers, tee, dsl / torchrun, marginal", ours / theirs, "x", 5.0, False, detail)
+
+
+def every_line(programs: Programs, writers: int, lines: int) -> Row:
+    """Numbered lines of every kind of writer: how many are lost, torn, or given to another rank."""
+    each = lines // writers
+    quarter = writers // 4
+    words: list[str] = []
+    for number, style in enumerate(("one", "two", "split", "block")):
+        ranks = ",".join(str(rank) for rank in range(number * quarter, (number + 1) * quarter))
+        words += ["only", ranks, "[", "numbered", "1", str(each), "60", style, "]"]
+    words += ["only", "0", "[", "exit", "0", "]", "only", "1,2", "[", "raw", "last", "]"]
+    command = [sys.executable, str(PROBE), "pass", str(4 * quarter)]
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        begin = time.monotonic()
+        probe = subprocess.Popen(
+            [*command, directory, programs.testchild, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        check = Path(programs.testchild).with_name("dsl-linecheck")
+        found = subprocess.run([str(check)], stdin=probe.stdout, capture_output=True, check=True)
+        assert probe.stdout is not None
+        probe.stdout.close()
+        probe.wait()
+        elapsed = time.monotonic() - begin
+        good, torn, misattributed, gaps, foreign = map(int, found.stdout.split())
+        wrong_files = sum(
+            _is_wrong(check, Path(directory) / f"{rank}.1", each) for rank in range(4 * quarter)
+        )
+    lost = 4 * quarter * each - good
+    # The two unfinished lines of ranks 1 and 2 are foreign to the check.
+    faults = abs(lost) + torn + misattributed + gaps + abs(foreign - 2) + wrong_files
+    detail = (
+        f"{lost} lost, {torn} torn, {misattributed} misattributed, {wrong_files} of {4 * quarter} files wrong, "
+        f"{good} good in {elapsed:.0f} s"
+    )
+    return Row(f"{lines / 1e6:g} million lines of {4 * quarter} writers, faults", faults, "", 0, True, detail)
+
+
+def _is_wrong(check: Path, file: Path, lines: int) -> bool:
+    with file.open("rb") as source:
+        found = subprocess.run([str(check)], stdin=source, capture_output=True, check=True).stdout.split()
+    return int(found[0]) != lines or any(int(number) for number in found[2:4])
+
+
+def direct(programs: Programs) -> Row:
+    """Our processor time while 64 workers write their files themselves."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        ready, done = Path(directory) / "ready", Path(directory) / "done"
+        words = ["catch", "USR1", "note", str(ready), "%p", "await", "USR1", "1", "flood", "8", LINE, WRITE]
+        words += ["note", str(done), "%p", "pause"]
+        command = programs.launch(64, programs.testchild, *words)
+        command[1:1] = ["--redirects", "3", "--log-dir", directory]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            until(lambda: ready.exists() and len(ready.read_bytes().splitlines()) == 64, 60)
+            settle(process.pid)
+            family = [process.pid, *processes.children(process.pid)]
+            before = sum(processes.processor_ns(pid) for pid in family)
+            for pid in ready.read_text().split():
+                os.kill(int(pid), signal.SIGUSR1)
+            until(lambda: done.exists() and len(done.read_bytes().splitlines()) == 64, 120)
+            spent_ns = sum(processes.processor_ns(pid) for pid in family) - before
+        finally:
+            process.terminate()
+            process.wait()
+    return Row("64 workers write 512 MiB to files, our CPU", spent_ns / 1e6, "ms", 0, True, "guard and agent")
+
+
+def detection(programs: Programs, kills: int) -> Row:
+    """From the kill of a quiet worker until the engine has noticed it, while 64 others flood the console."""
+    flood = ("flood", "1000000", LINE, WRITE)
+    delays = _probe("detect", 64, kills, programs.testchild, *flood, "--", "pause")
+    delays_ms = sorted(1000 * delay for delay in delays)
+    high = delays_ms[min(len(delays_ms) - 1, round(0.99 * len(delays_ms)))]
+    detail = f"{len(delays_ms)} kills, p50 {statistics.median(delays_ms):.2g} ms"
+    return Row("death noticed while 64 others flood, p99", high, "ms", 20.0, True, detail)
+
+
+def ordinary_user(programs: Programs, workers: int) -> list[Row]:
+    """Two pipes for each of 4000 workers of a user whose pipes the kernel keeps small."""
+    if os.geteuid() != 0:
+        return []
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        Path(directory).chmod(0o777)
+        child = Path(directory) / "dsl-testchild"
+        child.write_bytes(Path(programs.testchild).read_bytes())
+        child.chmod(0o755)
+        command = programs.launch(workers, str(child), "flood", "1", LINE, WRITE)
+        command[1:1] = ["--tag-output", "always"]
+        elapsed, _ = _piped(as_ordinary_user(command[1:], Path(directory)))
+    rate = workers * 1.048576 / elapsed
+    return [Row(f"{workers} x 2 pipes as an ordinary user", rate, "MB/s", 100.0, False, f"{elapsed:.1f} s")]

@@ -1,0 +1,248 @@
+"""What a user of the command sees of the workers' output, on a terminal, in a pipe and in files (G3, G6)."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.command import dsl_line
+from tests.support.jobs import running, until
+from tests.support.logs import Found, check
+from tests.support.terminal import Terminal, terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.engine
+
+FAILING = """
+import os, sys
+print("step 1 of", os.environ["RANK"], flush=True)
+def step():
+    raise ValueError("bad batch")
+if os.environ["RANK"] == "1":
+    step()
+import time
+time.sleep(100)
+"""
+
+
+def _run(
+    command: Sequence[str], stdin: bytes = b"", timeout_s: float = 60
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(list(command), input=stdin, capture_output=True, timeout=timeout_s, check=False)
+
+
+def _only_log(root: Path, name: str) -> Path:
+    (path,) = root.rglob(name)
+    return path
+
+
+def test_lines_of_several_workers_stay_whole_in_a_pipe(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    words = [str(testchild), "numbered", "1", "300", "60", "two", "numbered", "2", "200", "60", "split"]
+    result = _run(dsl_line(dsl_command, 8, words))
+    linecheck = testchild.with_name("dsl-linecheck")
+    assert check(linecheck, result.stdout) == Found(2400, 0, 0, 0, 0)
+    assert check(linecheck, result.stderr) == Found(1600, 0, 0, 0, 0)
+
+
+def test_a_piped_line_has_a_prefix_only_if_asked(dsl_command: Path, testchild: Path) -> None:
+    words = [str(testchild), "say", "hello"]
+    assert _run(dsl_line(dsl_command, 2, words)).stdout == b"hello\nhello\n"
+    tagged = _run(dsl_line(dsl_command, 2, words, None, "--tag-output", "always")).stdout
+    assert sorted(tagged.splitlines()) == [b"[rank 0] hello", b"[rank 1] hello"]
+
+
+def test_a_terminal_shows_prefixes_and_the_workers_see_one(dsl_command: Path) -> None:
+    script = "test -t 1 && test -t 2 && echo yes"
+    with terminal(dsl_line(dsl_command, 2, ["/bin/sh", "-c", script]), {"TERM": "xterm"}) as screen:
+        screen.reported("ended 0")
+        text = _screen(screen)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert sorted(plain.split()) == sorted(["[rank", "0]", "yes", "[rank", "1]", "yes"])
+    assert text != plain, "each rank has a colour"
+
+
+def _screen(screen: Terminal) -> str:
+    """All that was shown."""
+    screen._read()
+    return screen.screen.decode(errors="replace").replace("\r\n", "\n")
+
+
+def test_progress_bars_stand_below_the_lines(dsl_command: Path, testchild: Path) -> None:
+    words = ["raw", "\\r10%", "sleep", "300", "raw", "\\r20%", "sleep", "300", "only", "0", "["]
+    words += ["say", "\\rdone", "]"]
+    with terminal(dsl_line(dsl_command, 2, [str(testchild), *words]), {"TERM": "xterm"}) as screen:
+        screen.reported("ended 0")
+        text = re.sub(r"\x1b\[[0-9;]*m", "", _screen(screen))
+    assert "[rank 0] 10%\n[rank 1] 10%" in text
+    assert "\r\x1b[1A\x1b[J" in text, "they are redrawn in place"
+
+
+def test_the_window_size_reaches_the_workers_terminals(dsl_command: Path, tmp_path: Path) -> None:
+    import fcntl
+    import struct
+    import termios
+
+    def resize(screen: Terminal, rows: int, columns: int) -> None:
+        fcntl.ioctl(screen._keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    script = f"touch {tmp_path}/$RANK; until stty size < /dev/stdout | grep -q '33 9'; do sleep 0.02; done; echo seen"
+    with terminal(dsl_line(dsl_command, 2, ["/bin/sh", "-c", script]), {"TERM": "xterm"}) as screen:
+        until(lambda: len(list(tmp_path.iterdir())) == 2)
+        resize(screen, 33, 100)
+        screen.reported("ended 0")
+        assert _screen(screen).count("seen") == 2
+
+
+def test_stdin_goes_to_the_worker_that_was_chosen(dsl_command: Path) -> None:
+    script = 'read line; echo "$RANK got $line"'
+    result = _run(
+        dsl_line(dsl_command, 3, ["/bin/sh", "-c", script], None, "--stdin", "1"), stdin=b"first\nsecond\n"
+    )
+    assert sorted(result.stdout.splitlines()) == [b"0 got ", b"1 got first", b"2 got "]
+
+
+def test_a_prompt_shows_before_its_line_is_finished(dsl_command: Path) -> None:
+    """A debugger in one of several workers can be talked to."""
+    program = 'import os\nif os.environ["RANK"] == "1":\n    print(input("name? "), "it is")\n'
+    line = dsl_line(dsl_command, 2, [sys.executable, "-c", program], None, "--stdin", "1")
+    with terminal(line, {"TERM": "xterm"}) as screen:
+
+        def asked() -> bool:
+            return "name? " in _screen(screen)
+
+        until(asked)
+        screen.press(b"Ada\n")
+        screen.reported("ended 0")
+        assert "Ada it is" in _screen(screen)
+
+
+@pytest.mark.parametrize("options", [(), ("--log-dir", "LOGS"), ("--log-dir", "LOGS", "--redirects", "3")])
+def test_the_verdict_quotes_the_exception_and_the_last_output(
+    options: Sequence[str], dsl_command: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FAILING)
+    logs = [str(tmp_path / "logs") if word == "LOGS" else word for word in options]
+    line = dsl_line(dsl_command, 2, [sys.executable, str(script)], 1.0, *logs)
+    result = _run(line)
+    assert result.returncode == 1
+    verdict = result.stderr.decode()[result.stderr.decode().index("dsl: rank 1") :]
+    first = verdict.splitlines()[0]
+    assert "failed first: exit code 1" in first
+    assert "ValueError: bad batch" in verdict
+    assert "train.py:5 in step" in verdict
+    assert "raise ValueError" in verdict
+    if logs:
+        path = next((tmp_path / "logs").rglob("1/stderr.log"))
+        assert str(path) in verdict
+        assert "Traceback" in path.read_text()
+
+
+def test_log_files_lie_below_run_attempt_and_local_rank(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    words = [str(testchild), "say", "out of %r", "complain", "err of %r"]
+    result = _run(dsl_line(dsl_command, 2, words, None, "--log-dir", str(tmp_path)))
+    assert sorted(result.stdout.splitlines()) == [b"out of 0", b"out of 1"]
+    (run,) = tmp_path.iterdir()
+    files = {str(path.relative_to(run)): path for path in run.rglob("*.log")}
+    expected = {f"attempt_0/{rank}/std{kind}.log": kind for rank in range(2) for kind in ("out", "err")}
+    assert set(files) == set(expected)
+    for name, kind in expected.items():
+        assert files[name].read_text() == f"{kind} of {name.split('/')[1]}\n"
+        assert files[name].stat().st_mode & 0o777 == 0o640
+
+
+def test_each_rank_log_is_written_by_the_worker_itself(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    words = [str(testchild), "say", "one", "complain", "two"]
+    result = _run(dsl_line(dsl_command, 2, words, None, "--enable_each_rank_log", str(tmp_path)))
+    assert result.stdout == b""
+    for rank in range(2):
+        assert _only_log(tmp_path, f"*_rank{rank}.log").read_text() == "one\ntwo\n"
+
+
+def test_ctrl_c_works_while_nobody_reads_the_output(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G4: the console is stopped and full; the job is interrupted and over at once all the same."""
+    ready = tmp_path / "ready"
+    words = [str(testchild), "note", str(ready), "%r", "flood", "1000000", "100", "4000"]
+    process = subprocess.Popen(
+        dsl_line(dsl_command, 2, words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: ready.exists() and len(ready.read_text().split()) == 2)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert time.monotonic() - begin < 10
+    finally:
+        process.kill()
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()
+
+
+def test_a_verdict_that_nobody_reads_does_not_hold_the_end(dsl_command: Path, testchild: Path) -> None:
+    """stderr is a full pipe: the exit code comes, the words do not."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    while True:
+        try:
+            os.write(write, b"x" * 4096)
+        except BlockingIOError:
+            break
+    os.set_blocking(write, True)
+    try:
+        line = dsl_line(dsl_command, 2, [str(testchild), "only", "1", "[", "exit", "7", "]", "pause"], 1.0)
+        result = subprocess.run(line, stdin=subprocess.DEVNULL, stderr=write, timeout=30, check=False)
+        assert result.returncode == 7
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_a_hang_up_from_log_rotation_reopens_the_files(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs"
+    words = [str(testchild), "catch", "USR1", "say", "old", "note", str(tmp_path / "job" / "ready"), "%r %p"]
+    words += ["await", "USR1", "1", "say", "new"]
+    line = dsl_line(dsl_command, 2, words, 1.0, "--log-dir", str(logs))
+    with running(line, tmp_path / "job") as job:
+        job.ready(2)
+        (path,) = until(lambda: list(logs.rglob("1/stdout.log")))
+        until(lambda: path.read_text() == "old\n")
+        path.rename(path.with_suffix(".1"))
+        os.kill(job.guard, signal.SIGHUP)
+        until(path.exists)
+        os.kill(job.guard, signal.SIGUSR1)
+        assert job.wait() == 0
+    assert path.with_suffix(".1").read_text() == "old\n"
+    assert path.read_text() == "new\n"
+
+
+def test_a_hang_up_without_log_files_still_ends_the_job(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    words = [str(testchild), "note", str(tmp_path / "ready"), "%r %p", "pause"]
+    with running(dsl_line(dsl_command, 2, words, 1.0), tmp_path) as job:
+        job.ready(2)
+        os.kill(job.guard, signal.SIGHUP)
+        assert job.wait() == 128 + signal.SIGHUP
