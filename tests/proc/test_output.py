@@ -96,7 +96,7 @@ def test_the_window_size_reaches_the_workers_terminals(dsl_command: Path, tmp_pa
     def resize(screen: Terminal, rows: int, columns: int) -> None:
         fcntl.ioctl(screen._keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    script = f"touch {tmp_path}/$RANK; until stty size < /dev/stdout | grep -q '33 9'; do sleep 0.02; done; echo seen"
+    script = f"touch {tmp_path}/$RANK; until stty size < /dev/stderr | grep -q '33 9'; do sleep 0.02; done; echo seen"
     with terminal(dsl_line(dsl_command, 2, ["/bin/sh", "-c", script]), {"TERM": "xterm"}) as screen:
         until(lambda: len(list(tmp_path.iterdir())) == 2)
         resize(screen, 33, 100)

@@ -127,6 +127,7 @@ pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     let info: libc::signalfd_siginfo = unsafe { core::mem::transmute_copy(&bytes) };
     // A shell passes on to its jobs what it heard when its terminal went away.
     let from_shell = info.ssi_signo as i32 == libc::SIGHUP
+        && info.ssi_code == libc::SI_USER
         && rustix::process::getsid(None)
             .is_ok_and(|leader| leader.as_raw_nonzero().get() as u32 == info.ssi_pid);
     let from_terminal = info.ssi_code == libc::SI_KERNEL
