@@ -1,8 +1,8 @@
 """A program that passes on the output of writers through the library; `log_rows` runs it afresh.
 
 pass WORKERS DIRECTORY|- PROGRAM...   seconds until all have ended, and processor seconds of this process
-detect FLOODS KILLS PROGRAM [WORDS] -- [WORDS]   FLOODS workers do the first words, KILLS others the second ones and
-    are killed one after the other: seconds until each death was noticed, one a line
+detect FLOODS KILLS PROGRAM [WORDS] -- [WORDS]   FLOODS workers do the first words, KILLS others the second
+    ones, and are killed one after the other: seconds until each death was noticed, one a line
 
 Results go to stderr, output of the workers to stdout; with a directory each worker has a file there too.
 """

@@ -141,7 +141,7 @@ def every_line(programs: Programs, writers: int, lines: int) -> Row:
     # The two unfinished lines of ranks 1 and 2 are foreign to the check.
     faults = abs(lost) + torn + misattributed + gaps + abs(foreign - 2) + wrong_files
     detail = (
-        f"{lost} lost, {torn} torn, {misattributed} misattributed, {wrong_files} of {4 * quarter} files wrong, "
+        f"{lost} lost, {torn} torn, {misattributed} misattributed, {wrong_files} files wrong, "
         f"{good} good in {elapsed:.0f} s"
     )
     return Row(f"{lines / 1e6:g} million lines of {4 * quarter} writers, faults", faults, "", 0, True, detail)

@@ -89,9 +89,17 @@ def test_a_worker_leads_its_own_group_in_the_session_of_the_command(
 def test_only_the_standard_streams_are_open(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
     """Nothing of the engine, and no stray descriptor of the caller (7 here), reaches a worker."""
     for state in _launched(dsl_command, testchild, tmp_path, ["/bin/sh", "-c", 'exec "$0" "$@" 7</dev/null']):
-        targets = {fd: target for fd, (target, _) in state["fds"].items()}
-        job = tmp_path / "job"
-        assert targets == {"0": "/dev/null", "1": str(job / "stdout"), "2": str(job / "stderr")}
+        targets = {fd: target.partition(":")[0] for fd, (target, _) in state["fds"].items()}
+        assert targets == {"0": "/dev/null", "1": "pipe", "2": "pipe"}
+
+
+def test_a_worker_that_is_alone_has_the_streams_of_the_command(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    (state,) = _launched(dsl_command, testchild, tmp_path, workers=1)
+    targets = {fd: target for fd, (target, _) in state["fds"].items()}
+    job = tmp_path / "job"
+    assert targets == {"0": "/dev/null", "1": str(job / "stdout"), "2": str(job / "stderr")}
 
 
 def test_only_the_standard_streams_are_open_with_many_workers_and_pipes(
@@ -141,7 +149,11 @@ def test_closed_standard_streams_are_never_filled_with_something_of_ours(
     closed: str, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
     wrap = ["/bin/sh", "-c", f'exec "$0" "$@" {closed}']
-    for state in _launched(dsl_command, testchild, tmp_path, wrap):
-        for fd, (target, _) in state["fds"].items():
-            assert int(fd) <= 2
-            assert target == "/dev/null" or target.startswith(str(tmp_path))
+    for workers in (1, 2):
+        directory = tmp_path / str(workers)
+        directory.mkdir()
+        for state in _launched(dsl_command, testchild, directory, wrap, workers):
+            for fd, (target, _) in state["fds"].items():
+                assert int(fd) <= 2
+                expected = target == "/dev/null" or target.startswith(str(tmp_path))
+                assert expected or (workers > 1 and target.startswith("pipe:"))
