@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -102,9 +103,23 @@ def test_a_second_stop_signal_ends_the_wait(
         os.kill(job.guard, number)
         until(lambda: len(job.caught()) == 2)
         until(lambda: "second signal" in job.stderr())
-        os.kill(job.guard, number)
+        # Another process, as when somebody types kill again; twice at once from one process is one request.
+        subprocess.run(["kill", "-s", name, str(job.guard)], check=True)
         assert job.wait(timeout_s=15) == 128 + number, job.stderr()
         assert job.left() == []
+
+
+def test_the_same_signal_twice_at_once_from_one_process_is_one_request(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """`timeout` signals its child, then the group of both: the grace must not be gone by that."""
+    words = _worker(tmp_path, "TERM", "await", "TERM", "1", "sleep", "300", "note", str(tmp_path / "end"), "x")
+    with running(dsl_line(dsl_command, 2, [str(testchild), *words, "exit", "0"]), tmp_path) as job:
+        job.ready(2)
+        os.kill(job.guard, signal.SIGTERM)
+        os.kill(job.guard, signal.SIGTERM)
+        assert job.wait() == 143
+    assert (tmp_path / "end").read_text() == "x\nx\n"
 
 
 def test_a_hang_up_under_nohup_changes_nothing(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:

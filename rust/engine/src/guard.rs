@@ -33,6 +33,9 @@ const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
 const AGENT_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a kill is repeated while something is left.
 const KILL_RETRY: Duration = Duration::from_millis(20);
+/// The same signal of the same process again within this time is the same request: `timeout` signals its child
+/// and then the group that both are in.
+const SAME_REQUEST: Duration = Duration::from_millis(50);
 
 /// The state shared by guard and agent, made before the fork.
 pub struct Guard {
@@ -165,6 +168,7 @@ impl Guard {
             terminal_interrupt: false,
             patience: grace + AGENT_PATIENCE,
             reopens,
+            last: None,
         };
         let death = loop {
             let timeout = watch
@@ -185,10 +189,7 @@ impl Guard {
             }
             reap_orphans(&[agent_pid]);
             if watch.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                agent.send(Received {
-                    signal: libc::SIGKILL,
-                    from_terminal: false,
-                });
+                agent.send(Received::own(libc::SIGKILL));
                 watch.deadline = None;
             }
         };
@@ -261,10 +262,18 @@ struct Watch {
     terminal_interrupt: bool,
     patience: Duration,
     reopens: bool,
+    /// The last signal and when it came.
+    last: Option<(Received, Instant)>,
 }
 
 impl Watch {
     fn pass_on(&mut self, agent: &AgentProcess, received: Received) {
+        let now = Instant::now();
+        let last = self.last.replace((received, now));
+        let repeated = last.is_some_and(|(last, at)| last == received && now - at < SAME_REQUEST);
+        if repeated && received.sender != 0 && signals::meaning(received.signal) == SignalAction::Stop {
+            return;
+        }
         agent.send(received);
         if self.reopens && is_reopening(received) {
             return;
@@ -274,10 +283,7 @@ impl Watch {
                 self.terminal_interrupt |= received.signal == libc::SIGINT && received.from_terminal;
                 self.deadline.get_or_insert(Instant::now() + self.patience);
                 // A stopped agent must be able to carry it out.
-                agent.send(Received {
-                    signal: libc::SIGCONT,
-                    from_terminal: false,
-                });
+                agent.send(Received::own(libc::SIGCONT));
             }
             SignalAction::Forward if received.signal == libc::SIGTSTP => {
                 // The shell waits for its own child to stop. Nothing is left to do if that fails.

@@ -25,6 +25,8 @@ mod fold;
 mod reader;
 mod ring;
 mod screen;
+mod search;
+mod side;
 mod terminal;
 
 pub(crate) use file::open_log;

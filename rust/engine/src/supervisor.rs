@@ -1,40 +1,38 @@
 //! The loop: owns the workers, the descriptors and the time; every decision is [`crate::group`]'s.
 
-use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::process::{Resource, Rlimit, getpid, setrlimit};
+use rustix::process::getpid;
 
-use crate::affinity::{Allowed, validate, validate_nodes};
 use crate::cgroup::{self, Attempt, JobCgroup};
 use crate::error::Error;
-use crate::event::{Ending, Event, SignalAction, StopReason, Survivor};
+use crate::event::{Ending, Event, StopReason, Survivor};
 use crate::features::Features;
 use crate::group::{Action, Input};
 use crate::guard::Agent;
-use crate::limits::{Need, preflight};
-use crate::mux::{Mux, Stream};
+use crate::mux::Mux;
 use crate::orphans::{Orphans, reap_orphans};
 use crate::poller::Poller;
-use crate::signals::{Verdict, is_reopening};
 use crate::spawn::{EnvTable, Shared, Spawner, Started, open_files_limit};
-use crate::spec::{Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
-use crate::sys::signal::{self, Received, SignalSet};
+use crate::spec::{LaunchSpec, Stdio};
+use crate::sys::signal::{self, SignalSet};
 use crate::token;
-use crate::tree::TOKEN_VARIABLE;
 
 mod host;
+mod intake;
 mod job;
+mod pipes;
+mod prepare;
 mod remains;
 mod source;
 
 use host::Host;
 use job::{Job, State};
+use prepare::{check_binding, log_stream, log_thread, raise_limits, token_entry};
 use remains::Remains;
 use source::Source;
 
@@ -48,8 +46,6 @@ const CLEAR_POLL: Duration = Duration::from_millis(10);
 const SWEEP_POLL: Duration = Duration::from_millis(20);
 /// Bytes read from a pipe at a time.
 const READ_BYTES: usize = 64 * 1024;
-/// Descriptors that the engine and its owner need beside those of the workers.
-const OWN_FDS: usize = 64;
 
 /// Starts, watches and ends one worker group at a time. Must stay on one thread.
 pub struct Supervisor {
@@ -224,26 +220,6 @@ impl Supervisor {
         });
     }
 
-    /// Stops or resumes reading piped streams; the workers wait meanwhile.
-    pub fn set_reading(&mut self, reading: bool) {
-        if self.reading == reading {
-            return;
-        }
-        self.reading = reading;
-        let Some(job) = &self.job else { return };
-        for (index, worker) in job.workers.iter().enumerate() {
-            for (stream, pipe) in worker.pipes.iter().enumerate() {
-                let Some(pipe) = pipe else { continue };
-                if reading {
-                    // Fails only when memory is short; what is left is read when the group ends.
-                    let _ = self.poller.watch(pipe, Source::Pipe(index, stream).encode());
-                } else {
-                    self.poller.forget(pipe);
-                }
-            }
-        }
-    }
-
     /// Starts some workers if any are due, waits until something happens, and handles it.
     pub fn turn(&mut self) -> Result<(), Error> {
         self.start_some();
@@ -390,97 +366,6 @@ impl Supervisor {
         Some(input)
     }
 
-    fn take_signals(&mut self, inputs: &mut Vec<Input>) -> Result<(), Error> {
-        loop {
-            let Some(host) = &self.host else { return Ok(()) };
-            let Some(received) = host.receive()? else {
-                return Ok(());
-            };
-            if received.signal == libc::SIGCHLD {
-                self.orphans_due.get_or_insert(Instant::now() + ORPHAN_DELAY);
-                self.check_if_clearing();
-            } else {
-                // What has died by now has not died of this signal.
-                for input in std::mem::take(inputs) {
-                    self.step(input);
-                }
-                self.take_signal(received);
-            }
-        }
-    }
-
-    fn take_signal(&mut self, received: Received) {
-        let Some(host) = &mut self.host else { return };
-        let ending = self.job.as_ref().is_some_and(|job| job.group.is_ending());
-        if is_reopening(received) && !ending && self.job.as_ref().is_some_and(|job| job.spec.has_log_files())
-        {
-            self.reopen_logs(received);
-            return;
-        }
-        let verdict = host.decide(received.signal, Instant::now(), ending);
-        if verdict != Verdict::Ignore {
-            self.events.push(Event::SignalReceived {
-                signal: received.signal,
-                action: verdict.action(),
-                from_terminal: received.from_terminal,
-            });
-        }
-        let grace = match verdict {
-            Verdict::Forward => {
-                self.forward(received);
-                return;
-            }
-            Verdict::Stop => self.job.as_ref().map_or(Duration::ZERO, |job| job.spec.grace),
-            Verdict::Hurry => {
-                if let Some(mux) = &self.mux {
-                    mux.hurry();
-                }
-                Duration::ZERO
-            }
-            Verdict::Note | Verdict::Ignore => return,
-        };
-        if self.job.is_none() {
-            self.early_stop.get_or_insert(received.signal);
-        }
-        self.from_terminal = received.from_terminal;
-        self.step(Input::Stop {
-            reason: StopReason::Signal(received.signal),
-            signal: received.signal,
-            grace,
-        });
-        self.from_terminal = false;
-    }
-
-    /// Files that workers write themselves are theirs.
-    fn reopen_logs(&mut self, received: Received) {
-        if let Some(mux) = &self.mux {
-            mux.reopen();
-        }
-        self.events.push(Event::SignalReceived {
-            signal: received.signal,
-            action: SignalAction::Reopen,
-            from_terminal: false,
-        });
-    }
-
-    fn forward(&self, received: Received) {
-        if let Some(mux) = self.mux.as_ref().filter(|_| received.signal == libc::SIGWINCH) {
-            mux.resize();
-        }
-        if let Some(job) = &self.job {
-            job.broadcast(received.signal, received.from_terminal);
-        }
-    }
-
-    fn guard_lost(&mut self) {
-        if let Some(host) = &mut self.host {
-            host.drop_guard(&self.poller);
-        }
-        self.step(Input::Kill {
-            reason: StopReason::GuardLost,
-        });
-    }
-
     fn tick(&mut self) {
         let now = Instant::now();
         if self.orphans_due.is_some_and(|due| due <= now) {
@@ -623,51 +508,6 @@ impl Supervisor {
             tail,
         });
     }
-
-    fn read_pipe(&mut self, worker: usize, stream: usize) {
-        let Some(job) = &mut self.job else { return };
-        let Some(slot) = job
-            .workers
-            .get_mut(worker)
-            .map(|worker| &mut worker.pipes[stream])
-        else {
-            return;
-        };
-        let Some(pipe) = slot.as_ref() else { return };
-        let data = match rustix::io::read(pipe, &mut self.buffer[..]) {
-            Ok(0) | Err(rustix::io::Errno::IO | rustix::io::Errno::BADF) => {
-                self.poller.forget(pipe);
-                *slot = None;
-                Vec::new()
-            }
-            Ok(count) => self.buffer[..count].to_vec(),
-            Err(_) => return,
-        };
-        self.push_output(worker, stream, data);
-    }
-
-    fn push_output(&mut self, worker: usize, stream: usize, data: Vec<u8>) {
-        let stream = stream as u8 + 1;
-        self.events.push(Event::Output { worker, stream, data });
-    }
-
-    /// Takes what a worker's pipes hold still and closes them.
-    fn close_pipes(&mut self, worker: usize) {
-        for stream in 0..2 {
-            let mut before = usize::MAX;
-            while before != self.events.len() {
-                before = self.events.len();
-                self.read_pipe(worker, stream);
-            }
-            let workers = self.job.as_mut().map(|job| &mut job.workers);
-            let pipe = workers.and_then(|workers| workers[worker].pipes[stream].take());
-            if let Some(pipe) = pipe {
-                // Held open by a process that is not of the job.
-                self.poller.forget(&pipe);
-                self.push_output(worker, stream, Vec::new());
-            }
-        }
-    }
 }
 
 impl Drop for Supervisor {
@@ -691,103 +531,4 @@ fn drain(wake: &OwnedFd) {
     let mut counter = [0u8; 8];
     // Empty if somebody has drained it already.
     let _ = rustix::io::read(wake, &mut counter);
-}
-
-/// The job's token, after those of the jobs that this one runs in.
-fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Error> {
-    let key = TOKEN_VARIABLE.as_bytes();
-    let outer = spec.env.iter().rev().find(|entry| entry.key() == key);
-    let tokens = match outer {
-        Some(outer) if !outer.value().is_empty() => [outer.value(), b":", token.as_bytes()].concat(),
-        _ => token.as_bytes().to_vec(),
-    };
-    Ok(EnvEntry::new(key, &tokens)?)
-}
-
-/// The thread that reads the workers' output, if any of it is to be passed on.
-fn log_thread(spec: &LaunchSpec, wake: &Arc<OwnedFd>) -> Result<Option<Mux>, Error> {
-    let mut expected = [0, 0];
-    let mut any = false;
-    for stdio in spec.workers.iter().flat_map(|worker| &worker.stdio) {
-        if let Stdio::Log { console, .. } = stdio {
-            any = true;
-            if let Some(console) = console {
-                expected[usize::from(*console == Console::Stderr)] += 1;
-            }
-        }
-    }
-    any.then(|| Mux::new(spec.logs.clone(), expected, Arc::clone(wake)))
-        .transpose()
-}
-
-fn log_stream(
-    spec: &WorkerSpec,
-    worker: usize,
-    stream: usize,
-    fd: OwnedFd,
-    file: Option<(CString, OwnedFd)>,
-    console: Option<Console>,
-) -> Stream {
-    let kind = if stream == 0 {
-        Console::Stdout
-    } else {
-        Console::Stderr
-    };
-    Stream {
-        fd,
-        worker,
-        kind,
-        file,
-        console,
-        prefix: spec.prefix.clone(),
-        interactive: spec.stdio[0] == Stdio::Inherit,
-        keeps_tail: kind == Console::Stderr || spec.stdio[2] == Stdio::Stdout,
-    }
-}
-
-fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
-    let fds = |stdio: &Stdio| match stdio {
-        Stdio::Pipe | Stdio::Log { path: None, .. } => 1,
-        Stdio::Log { path: Some(_), .. } => 2,
-        _ => 0,
-    };
-    let of_worker = |worker: &WorkerSpec| worker.stdio.iter().map(fds).sum::<usize>();
-    let need = Need {
-        workers: spec.workers.len(),
-        fds_per_worker: 1 + spec.workers.iter().map(of_worker).max().unwrap_or(0),
-        fds_base: OWN_FDS,
-    };
-    let Some(files) = preflight(&need)?.nofile else {
-        return Ok(());
-    };
-    let limit = Rlimit {
-        current: Some(files),
-        maximum: open_files_limit().maximum,
-    };
-    setrlimit(Resource::Nofile, limit)
-        .map_err(io::Error::from)
-        .map_err(Error::os("raise the limit of open files"))
-}
-
-fn check_binding(spec: &LaunchSpec) -> Result<(), Error> {
-    if spec
-        .workers
-        .iter()
-        .all(|worker| worker.cpus.is_empty() && worker.memory.is_none())
-    {
-        return Ok(());
-    }
-    let allowed = Allowed::read(Path::new("/")).map_err(Error::os("read the CPU topology"))?;
-    for (index, worker) in spec.workers.iter().enumerate() {
-        let refused = |error: &dyn std::fmt::Display| Error::Binding(format!("worker {index}: {error}"));
-        if !worker.cpus.is_empty() {
-            validate(&worker.cpus, &allowed.cpus).map_err(|error| refused(&error))?;
-        }
-        if let Some((_, nodes)) = &worker.memory
-            && !nodes.is_empty()
-        {
-            validate_nodes(nodes, &allowed.nodes).map_err(|error| refused(&error))?;
-        }
-    }
-    Ok(())
 }

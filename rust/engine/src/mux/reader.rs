@@ -6,31 +6,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use memchr::{memchr_iter, memmem};
 use rustix::io::Errno;
 use rustix::termios::isatty;
 
 use crate::event::LogNotice;
-use crate::mux::compose::{Composer, Style};
-use crate::mux::console::{self, Console};
-use crate::mux::file::{LogFile, open_log};
+use crate::mux::compose::Style;
+use crate::mux::file::LogFile;
 use crate::mux::ring::Ring;
+use crate::mux::search::{Lines, Search};
+use crate::mux::side::{Fate, Side};
 use crate::mux::{BELL, Order, Outcome, Shared, Stream, ring, terminal};
 use crate::spec::{Console as Kind, LogOptions};
 
 /// Bytes read from one stream before the next gets its turn.
 const READ_BYTES: usize = 64 * 1024;
-/// A block of this size is handed to the console at once, while it is in the processor's cache.
-const BLOCK_BYTES: usize = 256 * 1024;
 /// Bytes of a stream that are kept for the report of a failure.
 const TAIL_BYTES: usize = 16 * 1024;
-/// A console that takes nothing for so long is taken to be stopped.
-const STALL: Duration = Duration::from_secs(1);
 /// How often paused streams are looked at when nobody rings.
 const PAUSE_POLL: Duration = Duration::from_millis(100);
-/// At the end: the longest time for what a terminal, or anything else, has not taken yet.
-const LAST_TERMINAL: Duration = Duration::from_secs(2);
-const LAST_PIPE: Duration = Duration::from_secs(30);
 /// No pipe holds more, so whoever has more to say is writing it now, and is not of the job.
 const LAST_BYTES: usize = (1 << 20) + READ_BYTES;
 
@@ -68,28 +61,8 @@ struct Input {
     tail: Option<Ring>,
     /// Index of the side and the stream's number there.
     shown: Option<(usize, usize)>,
-    /// An unfinished line, where lines are searched for words.
-    searched: Vec<u8>,
+    lines: Lines,
     paused: bool,
-}
-
-/// One console with what is composed for it; stdout and stderr share one where they are the same file.
-struct Side {
-    console: Console,
-    composer: Composer,
-    spare: Vec<u8>,
-    is_terminal: bool,
-    dropping: bool,
-    /// Lines dropped since the last word about it, and in all.
-    dropped: usize,
-    dropped_total: usize,
-    closed: bool,
-}
-
-struct Search {
-    kind: Kind,
-    words: Vec<memmem::Finder<'static>>,
-    file: LogFile,
 }
 
 struct Reader {
@@ -111,17 +84,10 @@ impl Reader {
     fn new(shared: Arc<Shared>, mut options: LogOptions, expected: [usize; 2]) -> Self {
         let mut searches = Vec::new();
         for line_file in std::mem::take(&mut options.line_files) {
-            let words = line_file
-                .words
-                .iter()
-                .map(|word| memmem::Finder::new(word).into_owned());
-            match open_log(&line_file.path) {
-                Ok(file) => searches.push(Search {
-                    kind: line_file.stream,
-                    words: words.collect(),
-                    file: LogFile::new(line_file.path, file, options.max_bytes),
-                }),
-                Err(errno) => notify(&shared, file_failed(None, &line_file.path, errno)),
+            let path = line_file.path.clone();
+            match Search::open(line_file, options.max_bytes) {
+                Ok(search) => searches.push(search),
+                Err(errno) => notify(&shared, file_failed(None, &path, errno)),
             }
         }
         Self {
@@ -203,7 +169,7 @@ impl Reader {
                 .map(|(path, file)| LogFile::new(path, file, max_bytes)),
             tail: stream.keeps_tail.then(|| Ring::new(TAIL_BYTES)),
             shown,
-            searched: Vec::new(),
+            lines: Lines::default(),
             paused: false,
         }
     }
@@ -215,7 +181,8 @@ impl Reader {
             let side = match self.side_of[1 - index] {
                 Some(other) if same_file() => other,
                 _ => {
-                    self.sides.push(self.new_side(kind)?);
+                    let bell = Arc::clone(&self.shared.bell);
+                    self.sides.push(Side::open(kind, bell, self.options.collapse)?);
                     self.sides.len() - 1
                 }
             };
@@ -225,31 +192,8 @@ impl Reader {
         self.side_of[index]
     }
 
-    fn new_side(&self, kind: Kind) -> Option<Side> {
-        let number = if kind == Kind::Stdout { 1 } else { 2 };
-        let fd = crate::sys::duplicate(number).ok()?;
-        let is_terminal = isatty(&fd);
-        let size = is_terminal.then(|| terminal::size_of(fd.as_fd()));
-        let console = Console::new(fd, Arc::clone(&self.shared.bell)).ok()?;
-        Some(Side {
-            console,
-            composer: Composer::new(size, self.options.collapse),
-            spare: Vec::new(),
-            is_terminal,
-            dropping: false,
-            dropped: 0,
-            dropped_total: 0,
-            closed: false,
-        })
-    }
-
     fn resize(&mut self) {
-        for (index, side) in self.sides.iter_mut().enumerate() {
-            let number = if self.side_of[0] == Some(index) { 1 } else { 2 };
-            if let (true, Ok(fd)) = (side.is_terminal, crate::sys::duplicate(number)) {
-                side.composer.resize(terminal::size_of(fd.as_fd()));
-            }
-        }
+        self.sides.iter_mut().for_each(Side::resize);
         let Some(size) = terminal::own_size() else { return };
         for input in &self.inputs {
             if let Some(fd) = input.fd.as_ref().filter(|fd| isatty(fd)) {
@@ -296,20 +240,11 @@ impl Reader {
         if let Some(tail) = &mut input.tail {
             tail.push(data);
         }
-        search(&mut self.searches, input, data);
+        input
+            .lines
+            .search(&mut self.searches, input.kind, &input.prefix, data);
         if let Some((side, stream)) = input.shown {
-            let side = &mut self.sides[side];
-            if fate == Fate::Drop {
-                let lines = side.composer.skip(stream, data);
-                side.dropped += lines;
-                side.dropped_total += lines;
-            } else {
-                let now = Instant::now();
-                side.composer.feed(stream, data, now);
-                if side.composer.pending() >= BLOCK_BYTES {
-                    side.hand_over(now);
-                }
-            }
+            self.sides[side].take(stream, data, fate);
         }
     }
 
@@ -317,9 +252,7 @@ impl Reader {
         let input = &mut self.inputs[token];
         let Some(fd) = input.fd.take() else { return };
         self.shared.poller.forget(&fd);
-        if !input.searched.is_empty() {
-            search(&mut self.searches, input, b"\n");
-        }
+        input.lines.finish(&mut self.searches, input.kind, &input.prefix);
         if let Some((side, stream)) = input.shown {
             self.sides[side].composer.close(stream, Instant::now());
         }
@@ -354,8 +287,7 @@ impl Reader {
                 self.next = Some(self.next.map_or(next, |known| known.min(next)));
             }
             side.hand_over(now);
-            if !side.closed && side.console.is_closed() {
-                side.closed = true;
+            if side.has_just_closed() {
                 notify(&self.shared, LogNotice::ConsoleClosed);
             }
         }
@@ -384,7 +316,10 @@ impl Reader {
         let now = Instant::now();
         for side in &mut self.sides {
             side.composer.finish(now);
-            side.settle(&self.shared, now);
+            let dropped = side.settle(now, || self.shared.hurry.load(Ordering::SeqCst));
+            if dropped > 0 {
+                notify(&self.shared, LogNotice::LinesDropped { count: dropped });
+            }
         }
         for search in &mut self.searches {
             // The file is closed next; what could not be put together stays in its segments.
@@ -425,80 +360,6 @@ impl Reader {
     }
 }
 
-/// What becomes of bytes for a console.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Show,
-    Drop,
-    Wait,
-}
-
-impl Side {
-    fn fate(&mut self, kept_in_file: bool) -> Fate {
-        if self.closed {
-            return Fate::Show;
-        }
-        let (bytes, idle) = self.console.backlog();
-        let limit = if self.dropping {
-            console::LIMIT_BYTES / 2
-        } else {
-            console::LIMIT_BYTES
-        };
-        if bytes + self.composer.pending() < limit {
-            self.end_of_dropping();
-            return Fate::Show;
-        }
-        if !kept_in_file && !self.is_terminal {
-            return Fate::Wait;
-        }
-        if self.dropping || idle >= STALL {
-            self.dropping = true;
-            return Fate::Drop;
-        }
-        Fate::Wait
-    }
-
-    fn end_of_dropping(&mut self) {
-        self.dropping = false;
-        if self.dropped > 0 {
-            let text = format!("[dsl: {} lines were not shown, nobody read them]", self.dropped);
-            self.composer.note(&text);
-            self.dropped = 0;
-        }
-    }
-
-    fn may_resume(&self, kept_in_file: bool) -> bool {
-        let (bytes, idle) = self.console.backlog();
-        let droppable = kept_in_file || self.is_terminal;
-        self.closed || bytes < console::LIMIT_BYTES / 2 || (droppable && idle >= STALL)
-    }
-
-    fn hand_over(&mut self, now: Instant) {
-        if self.composer.is_ready(now) {
-            let spare = std::mem::take(&mut self.spare);
-            let block = self.composer.take(spare, now);
-            self.spare = self.console.write(block);
-        }
-    }
-
-    /// At the end: waits for the console as long as that is reasonable, and says what was lost.
-    fn settle(&mut self, shared: &Shared, now: Instant) {
-        self.hand_over(now);
-        let longest = if self.is_terminal {
-            LAST_TERMINAL
-        } else {
-            LAST_PIPE
-        };
-        let patience = if self.dropping { Duration::ZERO } else { STALL };
-        let given_up = || shared.hurry.load(Ordering::SeqCst);
-        self.dropped_total += self.console.flush(patience, longest, given_up);
-        if self.dropped_total > 0 && !self.console.is_closed() {
-            let count = self.dropped_total as u64;
-            notify(shared, LogNotice::LinesDropped { count });
-        }
-    }
-}
-
 fn notify(shared: &Shared, notice: LogNotice) {
     shared.mailbox().notices.push(notice);
     ring(&shared.wake);
@@ -510,30 +371,6 @@ fn file_failed(worker: Option<usize>, path: &CString, errno: Errno) -> LogNotice
         path: Some(path.clone()),
         errno: errno.raw_os_error(),
     }
-}
-
-/// Copies lines that hold one of the words.
-fn search(searches: &mut [Search], input: &mut Input, data: &[u8]) {
-    if !searches.iter().any(|search| search.kind == input.kind) {
-        return;
-    }
-    let mut begin = 0;
-    for end in memchr_iter(b'\n', data) {
-        input.searched.extend_from_slice(&data[begin..=end]);
-        begin = end + 1;
-        for search in searches.iter_mut().filter(|search| search.kind == input.kind) {
-            if search
-                .words
-                .iter()
-                .any(|word| word.find(&input.searched).is_some())
-            {
-                // Told of when the first write to a file of a worker fails; this is a copy.
-                let _ = search.file.write(&[&input.prefix[..], &input.searched].concat());
-            }
-        }
-        input.searched.clear();
-    }
-    input.searched.extend_from_slice(&data[begin..]);
 }
 
 /// Whether our stdout and stderr lead to the same place.

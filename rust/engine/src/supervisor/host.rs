@@ -1,7 +1,6 @@
 //! What an agent has and a supervisor inside somebody's program has not: the job's signals and its guard.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::event::SignalAction;
@@ -11,16 +10,12 @@ use crate::signals::{Verdict, decide};
 use crate::supervisor::source::Source;
 use crate::sys::signal::{self, Received, SignalSet};
 
-/// The same signal again within this time is the same request: `timeout` signals its child and then the group.
-const SAME_REQUEST: Duration = Duration::from_millis(1);
-
 pub(super) struct Host {
     intake: OwnedFd,
     guard: Option<OwnedFd>,
     /// Process group of a foreground worker.
     pub(super) foreground_group: i32,
     stops: usize,
-    last_stop: Option<(i32, Instant)>,
 }
 
 impl Host {
@@ -36,7 +31,6 @@ impl Host {
             guard: agent.guard,
             foreground_group: agent.foreground_group,
             stops: 0,
-            last_stop: None,
         })
     }
 
@@ -46,19 +40,11 @@ impl Host {
     }
 
     /// What a signal means now; `ending` says that the group is being ended already.
-    pub(super) fn decide(&mut self, number: i32, now: Instant, ending: bool) -> Verdict {
+    pub(super) fn decide(&mut self, number: i32, ending: bool) -> Verdict {
         let verdict = decide(number, self.stops, ending);
-        if !matches!(verdict, Verdict::Stop | Verdict::Hurry | Verdict::Note) {
-            return verdict;
+        if matches!(verdict, Verdict::Stop | Verdict::Hurry | Verdict::Note) {
+            self.stops += 1;
         }
-        let repeated = self
-            .last_stop
-            .is_some_and(|(last, at)| last == number && now - at < SAME_REQUEST);
-        self.last_stop = Some((number, now));
-        if repeated {
-            return Verdict::Ignore;
-        }
-        self.stops += 1;
         verdict
     }
 

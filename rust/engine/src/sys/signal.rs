@@ -110,6 +110,19 @@ pub(crate) struct Received {
     pub(crate) signal: i32,
     /// It was made by the terminal (Ctrl-C, Ctrl-Z, hang-up), so every foreground process had it too.
     pub(crate) from_terminal: bool,
+    /// The process that sent it by `kill(2)`; 0 for others.
+    pub(crate) sender: i32,
+}
+
+impl Received {
+    /// A signal that we send of our own accord.
+    pub(crate) fn own(signal: i32) -> Self {
+        Self {
+            signal,
+            from_terminal: false,
+            sender: 0,
+        }
+    }
 }
 
 /// Value that a guard attaches to a forwarded signal that came from the terminal.
@@ -136,6 +149,11 @@ pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     Ok(Some(Received {
         signal: info.ssi_signo as i32,
         from_terminal,
+        sender: if info.ssi_code == libc::SI_USER {
+            info.ssi_pid as i32
+        } else {
+            0
+        },
     }))
 }
 

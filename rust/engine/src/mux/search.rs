@@ -1,0 +1,63 @@
+//! Copies of the lines that hold certain words.
+
+use memchr::{memchr_iter, memmem};
+use rustix::io::Errno;
+
+use crate::mux::file::{LogFile, open_log};
+use crate::spec::{Console as Kind, LineFile};
+
+/// One file with lines of one kind of stream.
+pub(super) struct Search {
+    kind: Kind,
+    words: Vec<memmem::Finder<'static>>,
+    pub(super) file: LogFile,
+}
+
+impl Search {
+    pub(super) fn open(line_file: LineFile, max_bytes: Option<u64>) -> Result<Self, Errno> {
+        let words = line_file.words.iter();
+        let words = words.map(|word| memmem::Finder::new(word).into_owned());
+        let file = open_log(&line_file.path)?;
+        Ok(Self {
+            kind: line_file.stream,
+            words: words.collect(),
+            file: LogFile::new(line_file.path, file, max_bytes),
+        })
+    }
+
+    fn take(&mut self, kind: Kind, prefix: &[u8], line: &[u8]) {
+        if self.kind == kind && self.words.iter().any(|word| word.find(line).is_some()) {
+            // It is a copy; what is wrong with the disk is told for the files of the workers.
+            let _ = self.file.write(&[prefix, line].concat());
+        }
+    }
+}
+
+/// Puts the lines of one stream together, if anybody searches them.
+#[derive(Default)]
+pub(super) struct Lines(Vec<u8>);
+
+impl Lines {
+    pub(super) fn search(&mut self, searches: &mut [Search], kind: Kind, prefix: &[u8], data: &[u8]) {
+        if !searches.iter().any(|search| search.kind == kind) {
+            return;
+        }
+        let mut begin = 0;
+        for end in memchr_iter(b'\n', data) {
+            self.0.extend_from_slice(&data[begin..=end]);
+            begin = end + 1;
+            for search in &mut *searches {
+                search.take(kind, prefix, &self.0);
+            }
+            self.0.clear();
+        }
+        self.0.extend_from_slice(&data[begin..]);
+    }
+
+    /// The stream has ended; so has its last line.
+    pub(super) fn finish(&mut self, searches: &mut [Search], kind: Kind, prefix: &[u8]) {
+        if !self.0.is_empty() {
+            self.search(searches, kind, prefix, b"\n");
+        }
+    }
+}

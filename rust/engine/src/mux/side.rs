@@ -1,0 +1,161 @@
+//! One console, and the rule for what it does not take.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::termios::isatty;
+
+use crate::mux::compose::Composer;
+use crate::mux::console::{Console, LIMIT_BYTES};
+use crate::mux::terminal;
+use crate::spec::Console as Kind;
+
+/// A console that takes nothing for so long is taken to be stopped.
+const STALL: Duration = Duration::from_secs(1);
+/// At the end: the longest time for what a terminal, or anything else, has not taken yet.
+const LAST_TERMINAL: Duration = Duration::from_secs(2);
+const LAST_PIPE: Duration = Duration::from_secs(30);
+/// A block of this size is handed to the console at once, while it is in the processor's cache.
+const BLOCK_BYTES: usize = 256 * 1024;
+
+/// One console with what is composed for it; stdout and stderr share one where they are the same file.
+pub(super) struct Side {
+    /// Our stream's number.
+    number: i32,
+    console: Console,
+    pub(super) composer: Composer,
+    spare: Vec<u8>,
+    is_terminal: bool,
+    dropping: bool,
+    /// Lines dropped since the last word about it, and in all.
+    dropped: usize,
+    dropped_total: usize,
+    closed: bool,
+}
+
+/// What becomes of bytes for a console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// They are shown.
+    Show,
+    /// They are counted and thrown away.
+    Drop,
+    /// They stay where they are for now.
+    Wait,
+}
+
+impl Side {
+    /// `None` if that stream of ours is not open, or no thread can be had for it.
+    pub(super) fn open(kind: Kind, bell: Arc<OwnedFd>, fold: bool) -> Option<Self> {
+        let number = if kind == Kind::Stdout { 1 } else { 2 };
+        let fd = crate::sys::duplicate(number).ok()?;
+        let is_terminal = isatty(&fd);
+        let size = is_terminal.then(|| terminal::size_of(fd.as_fd()));
+        Some(Self {
+            number,
+            console: Console::new(fd, bell).ok()?,
+            composer: Composer::new(size, fold),
+            spare: Vec::new(),
+            is_terminal,
+            dropping: false,
+            dropped: 0,
+            dropped_total: 0,
+            closed: false,
+        })
+    }
+
+    /// The terminal's size may have changed.
+    pub(super) fn resize(&mut self) {
+        if let (true, Ok(fd)) = (self.is_terminal, crate::sys::duplicate(self.number)) {
+            self.composer.resize(terminal::size_of(fd.as_fd()));
+        }
+    }
+
+    /// What is to become of the next bytes of a stream.
+    pub(super) fn fate(&mut self, kept_in_file: bool) -> Fate {
+        if self.closed {
+            return Fate::Show;
+        }
+        let (bytes, idle) = self.console.backlog();
+        let limit = if self.dropping {
+            LIMIT_BYTES / 2
+        } else {
+            LIMIT_BYTES
+        };
+        if bytes + self.composer.pending() < limit {
+            self.end_of_dropping();
+            return Fate::Show;
+        }
+        if !kept_in_file && !self.is_terminal {
+            return Fate::Wait;
+        }
+        if self.dropping || idle >= STALL {
+            self.dropping = true;
+            return Fate::Drop;
+        }
+        Fate::Wait
+    }
+
+    fn end_of_dropping(&mut self) {
+        self.dropping = false;
+        if self.dropped > 0 {
+            let text = format!("[dsl: {} lines were not shown, nobody read them]", self.dropped);
+            self.composer.note(&text);
+            self.dropped = 0;
+        }
+    }
+
+    /// A stream that had to wait may be read again.
+    pub(super) fn may_resume(&self, kept_in_file: bool) -> bool {
+        let (bytes, idle) = self.console.backlog();
+        let droppable = kept_in_file || self.is_terminal;
+        self.closed || bytes < LIMIT_BYTES / 2 || (droppable && idle >= STALL)
+    }
+
+    /// Takes bytes of a stream, whose fate is decided.
+    pub(super) fn take(&mut self, stream: usize, data: &[u8], fate: Fate) {
+        if fate == Fate::Drop {
+            let lines = self.composer.skip(stream, data);
+            self.dropped += lines;
+            self.dropped_total += lines;
+            return;
+        }
+        let now = Instant::now();
+        self.composer.feed(stream, data, now);
+        if self.composer.pending() >= BLOCK_BYTES {
+            self.hand_over(now);
+        }
+    }
+
+    /// Gives the console what there is to write.
+    pub(super) fn hand_over(&mut self, now: Instant) {
+        if self.composer.is_ready(now) {
+            let spare = std::mem::take(&mut self.spare);
+            let block = self.composer.take(spare, now);
+            self.spare = self.console.write(block);
+        }
+    }
+
+    /// Nobody reads it any more, and that is news.
+    pub(super) fn has_just_closed(&mut self) -> bool {
+        let closed = self.console.is_closed();
+        closed && !std::mem::replace(&mut self.closed, closed)
+    }
+
+    /// At the end: waits for the console as long as that is reasonable; how many lines were dropped in all.
+    pub(super) fn settle(&mut self, now: Instant, given_up: impl Fn() -> bool) -> u64 {
+        self.hand_over(now);
+        let longest = if self.is_terminal {
+            LAST_TERMINAL
+        } else {
+            LAST_PIPE
+        };
+        let patience = if self.dropping { Duration::ZERO } else { STALL };
+        self.dropped_total += self.console.flush(patience, longest, given_up);
+        if self.console.is_closed() {
+            return 0;
+        }
+        self.dropped_total as u64
+    }
+}

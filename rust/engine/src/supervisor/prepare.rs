@@ -1,0 +1,119 @@
+//! What is checked and made before the first worker of a group is started.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use crate::affinity::{Allowed, validate, validate_nodes};
+use crate::error::Error;
+use crate::limits::{Need, preflight};
+use crate::mux::{Mux, Stream};
+use crate::spawn::open_files_limit;
+use crate::spec::{Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
+use crate::tree::TOKEN_VARIABLE;
+
+/// Descriptors that the engine and its owner need beside those of the workers.
+const OWN_FDS: usize = 64;
+
+/// The job's token, after those of the jobs that this one runs in.
+pub(super) fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Error> {
+    let key = TOKEN_VARIABLE.as_bytes();
+    let outer = spec.env.iter().rev().find(|entry| entry.key() == key);
+    let tokens = match outer {
+        Some(outer) if !outer.value().is_empty() => [outer.value(), b":", token.as_bytes()].concat(),
+        _ => token.as_bytes().to_vec(),
+    };
+    Ok(EnvEntry::new(key, &tokens)?)
+}
+
+/// The thread that reads the workers' output, if any of it is to be passed on.
+pub(super) fn log_thread(spec: &LaunchSpec, wake: &Arc<OwnedFd>) -> Result<Option<Mux>, Error> {
+    let mut expected = [0, 0];
+    let mut any = false;
+    for stdio in spec.workers.iter().flat_map(|worker| &worker.stdio) {
+        if let Stdio::Log { console, .. } = stdio {
+            any = true;
+            if let Some(console) = console {
+                expected[usize::from(*console == Console::Stderr)] += 1;
+            }
+        }
+    }
+    any.then(|| Mux::new(spec.logs.clone(), expected, Arc::clone(wake)))
+        .transpose()
+}
+
+pub(super) fn log_stream(
+    spec: &WorkerSpec,
+    worker: usize,
+    stream: usize,
+    fd: OwnedFd,
+    file: Option<(CString, OwnedFd)>,
+    console: Option<Console>,
+) -> Stream {
+    let kind = if stream == 0 {
+        Console::Stdout
+    } else {
+        Console::Stderr
+    };
+    Stream {
+        fd,
+        worker,
+        kind,
+        file,
+        console,
+        prefix: spec.prefix.clone(),
+        interactive: spec.stdio[0] == Stdio::Inherit,
+        keeps_tail: kind == Console::Stderr || spec.stdio[2] == Stdio::Stdout,
+    }
+}
+
+pub(super) fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
+    let fds = |stdio: &Stdio| match stdio {
+        Stdio::Pipe | Stdio::Log { path: None, .. } => 1,
+        Stdio::Log { path: Some(_), .. } => 2,
+        _ => 0,
+    };
+    let of_worker = |worker: &WorkerSpec| worker.stdio.iter().map(fds).sum::<usize>();
+    let need = Need {
+        workers: spec.workers.len(),
+        fds_per_worker: 1 + spec.workers.iter().map(of_worker).max().unwrap_or(0),
+        fds_base: OWN_FDS,
+    };
+    let Some(files) = preflight(&need)?.nofile else {
+        return Ok(());
+    };
+    let limit = Rlimit {
+        current: Some(files),
+        maximum: open_files_limit().maximum,
+    };
+    setrlimit(Resource::Nofile, limit)
+        .map_err(io::Error::from)
+        .map_err(Error::os("raise the limit of open files"))
+}
+
+pub(super) fn check_binding(spec: &LaunchSpec) -> Result<(), Error> {
+    if spec
+        .workers
+        .iter()
+        .all(|worker| worker.cpus.is_empty() && worker.memory.is_none())
+    {
+        return Ok(());
+    }
+    let allowed = Allowed::read(Path::new("/")).map_err(Error::os("read the CPU topology"))?;
+    for (index, worker) in spec.workers.iter().enumerate() {
+        let refused = |error: &dyn std::fmt::Display| Error::Binding(format!("worker {index}: {error}"));
+        if !worker.cpus.is_empty() {
+            validate(&worker.cpus, &allowed.cpus).map_err(|error| refused(&error))?;
+        }
+        if let Some((_, nodes)) = &worker.memory
+            && !nodes.is_empty()
+        {
+            validate_nodes(nodes, &allowed.nodes).map_err(|error| refused(&error))?;
+        }
+    }
+    Ok(())
+}
