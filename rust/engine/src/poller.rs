@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
@@ -11,6 +11,12 @@ use crate::error::Error;
 
 /// Events taken from the kernel at once.
 const BATCH: usize = 512;
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
 
 /// An epoll set. It may be shared: what one thread adds, another that waits hears of.
 pub(crate) struct Poller {

@@ -17,6 +17,7 @@ use crate::cgroup::Attempt;
 use crate::event::{Stage, StartFailure};
 use crate::features::Features;
 use crate::mux::{open_log, open_terminal};
+use crate::poller::Poller;
 use crate::spec::{EnvEntry, LaunchSpec, MemoryMode, Stdio, WorkerSpec};
 use crate::sys::clone::{
     self, ChildStack, Descriptors, Failure, Group, Interfaces, MemoryPolicy, Plan, PointerArray, Source,
@@ -76,6 +77,7 @@ impl EnvTable {
 /// A started worker.
 pub(crate) struct Started {
     pub(crate) pid: i32,
+    /// Known to the poller.
     pub(crate) pidfd: Option<OwnedFd>,
     /// It was born in the attempt's cgroup, and so is all that it starts.
     pub(crate) in_cgroup: bool,
@@ -112,6 +114,8 @@ pub(crate) struct Shared<'a> {
     pub(crate) attempt: Option<&'a Attempt>,
     /// Process group of a foreground worker.
     pub(crate) foreground_group: Option<i32>,
+    /// The set that hears of deaths.
+    pub(crate) poller: &'a Poller,
 }
 
 impl Spawner {
@@ -158,11 +162,12 @@ impl Spawner {
         Ok(())
     }
 
-    /// Starts one worker.
+    /// Starts one worker, whose death has this token.
     pub(crate) fn start(
         &mut self,
         launch: &LaunchSpec,
         worker: usize,
+        token: u64,
         shared: &Shared<'_>,
     ) -> Result<Started, StartFailure> {
         let spec = &launch.workers[worker];
@@ -199,13 +204,17 @@ impl Spawner {
             cpus: &cpus,
             memory: memory.as_ref(),
             mask: self.mask,
+            watch: Some((shared.poller.as_fd(), token)),
         };
         let result = run(&plan, &mut self.stack, &mut self.interfaces, shared.attempt);
         self.release_slots();
         match result {
             Ok((spawned, in_cgroup)) => Ok(Started {
                 pid: spawned.pid,
-                pidfd: spawned.pidfd,
+                // A child with a copy of our descriptors has no pidfd of its own to watch.
+                pidfd: spawned
+                    .pidfd
+                    .filter(|pidfd| spawned.watched || shared.poller.watch(pidfd, token).is_ok()),
                 in_cgroup,
                 pipes: ends.pipes,
                 files: ends.files,

@@ -299,8 +299,10 @@ impl Supervisor {
                 env: &job.env,
                 attempt: job.attempt.as_ref(),
                 foreground_group: self.host.as_ref().map(|host| host.foreground_group),
+                poller: &self.poller,
             };
-            let result = self.spawner.start(&job.spec, index, &shared);
+            let token = Source::Worker(index).encode();
+            let result = self.spawner.start(&job.spec, index, token, &shared);
             let now = SystemTime::now();
             match result {
                 Ok(started) => self.worker_started(index, started, now),
@@ -314,11 +316,7 @@ impl Supervisor {
             self.drop_attempt();
         }
         let Some(job) = &mut self.job else { return };
-        let token = Source::Worker(index).encode();
-        let pidfd = started
-            .pidfd
-            .filter(|pidfd| self.poller.watch(pidfd, token).is_ok());
-        self.sweeps |= pidfd.is_none();
+        self.sweeps |= started.pidfd.is_none();
         for (stream, (pipe, file)) in started.pipes.into_iter().zip(started.files).enumerate() {
             let Some(pipe) = pipe else { continue };
             let spec = &job.spec.workers[index];
@@ -342,7 +340,7 @@ impl Supervisor {
         let worker = &mut job.workers[index];
         worker.state = State::Running {
             pid: started.pid,
-            pidfd,
+            pidfd: started.pidfd,
             started: now,
         };
         self.events.push(Event::Started {

@@ -55,8 +55,9 @@ fn start(spawner: &mut Spawner, worker: WorkerSpec, env: &EnvTable) -> Result<St
         env,
         attempt: None,
         foreground_group: None,
+        poller: &Poller::new().unwrap(),
     };
-    spawner.start(&launch, 0, &shared)
+    spawner.start(&launch, 0, 0, &shared)
 }
 
 /// Everything that a worker writes to its stdout, and its exit code.

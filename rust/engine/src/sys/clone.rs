@@ -8,7 +8,9 @@
 //! * It makes raw system calls only: libc's wrappers would write our `errno`.
 //! * It neither allocates nor locks nor unwinds: [`child_main`] is `extern "C"`, free of indexing and formatting.
 //! * All signals are blocked, so no handler of ours can run in it; handlers are reset before the mask is restored.
-//! * With `CLONE_FILES` its first act is to leave our descriptor table; on failure it ends before it changes it.
+//! * Its first act is to put its own pidfd into our epoll set: put in by us, after it runs, a worker that dies at
+//!   once could come behind one that died later.
+//! * With `CLONE_FILES` its second act is to leave our descriptor table; on failure it ends before it changes it.
 
 #![allow(unsafe_code)]
 
@@ -135,6 +137,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) cpus: &'a [u64],
     pub(crate) memory: Option<&'a MemoryPolicy>,
     pub(crate) mask: SignalSet,
+    /// Our epoll set, and the token of the child's death in it.
+    pub(crate) watch: Option<(std::os::fd::BorrowedFd<'a>, u64)>,
 }
 
 /// A null-terminated array of C strings.
@@ -172,6 +176,8 @@ pub(crate) struct Interfaces {
 pub(crate) struct Spawned {
     pub(crate) pid: i32,
     pub(crate) pidfd: Option<OwnedFd>,
+    /// Its pidfd is in the epoll set of the plan.
+    pub(crate) watched: bool,
 }
 
 /// Why a child did not start. Nothing of it is left.
@@ -248,6 +254,9 @@ struct Shared<'a> {
     plan: &'a Plan<'a>,
     parent: i32,
     reset_handlers: bool,
+    /// Written by the kernel before the child runs.
+    pidfd: i32,
+    watched: bool,
     reached_exec: bool,
     stage: i32,
     errno: i32,
@@ -269,11 +278,12 @@ pub(crate) fn spawn(
         plan,
         parent: rustix::process::getpid().as_raw_nonzero().get(),
         reset_handlers: !interfaces.clone3,
+        pidfd: -1,
+        watched: false,
         reached_exec: false,
         stage: 0,
         errno: 0,
     };
-    let mut pidfd: i32 = -1;
     let mut flags = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
     if interfaces.pidfd {
         flags |= libc::CLONE_PIDFD as u64;
@@ -281,17 +291,18 @@ pub(crate) fn spawn(
     if matches!(plan.descriptors, Descriptors::Unshare(_)) {
         flags |= libc::CLONE_FILES as u64;
     }
+    let pidfd_pointer = &raw mut shared.pidfd;
     let shared_pointer = (&raw mut shared).cast::<c_void>();
     let pid = if interfaces.clone3 {
         clone3(
             flags | CLONE_CLEAR_SIGHAND,
-            &raw mut pidfd,
+            pidfd_pointer,
             stack,
             cgroup,
             shared_pointer,
         )
     } else {
-        legacy_clone(flags, &raw mut pidfd, stack, shared_pointer)
+        legacy_clone(flags, pidfd_pointer, stack, shared_pointer)
     };
     if pid < 0 {
         return Err(Failure {
@@ -300,19 +311,19 @@ pub(crate) fn spawn(
         });
     }
     let pid = pid as i32;
-    let pidfd = (pidfd >= 0).then(|| {
+    let pidfd = (written(&shared.pidfd) >= 0).then(|| {
         // SAFETY: CLONE_PIDFD has just made this descriptor, and nothing else owns it.
-        unsafe { OwnedFd::from_raw_fd(pidfd) }
+        unsafe { OwnedFd::from_raw_fd(written(&shared.pidfd)) }
     });
-    // SAFETY: the field is an aligned integer of this frame, written by the child before it ended.
-    let errno = unsafe { (&raw const shared.errno).read_volatile() };
-    // SAFETY: as above.
-    let reached_exec = unsafe { (&raw const shared.reached_exec).read_volatile() };
-    if errno == 0 && reached_exec {
-        return Ok(Spawned { pid, pidfd });
+    let errno = written(&shared.errno);
+    if errno == 0 && written(&shared.reached_exec) {
+        return Ok(Spawned {
+            pid,
+            pidfd,
+            watched: written(&shared.watched),
+        });
     }
-    // SAFETY: as above.
-    let stage = unsafe { (&raw const shared.stage).read_volatile() };
+    let stage = written(&shared.stage);
     // The child has called exit already; its death may not be visible yet, so this wait blocks.
     // SAFETY: waits for a pid that we made and have not reaped; no status is asked for.
     unsafe { libc::waitpid(pid, null_mut(), libc::__WALL) };
@@ -327,6 +338,12 @@ pub(crate) fn spawn(
         stage: Stage::from_raw(stage),
         errno,
     })
+}
+
+/// A field that the kernel or the child has written behind the compiler's back.
+fn written<T: Copy>(field: &T) -> T {
+    // SAFETY: a reference is valid for reads, and nobody writes any more.
+    unsafe { core::ptr::from_ref(field).read_volatile() }
 }
 
 fn clone3(
@@ -397,6 +414,7 @@ fn call(number: libc::c_long, args: [usize; 6]) -> isize {
 
 fn run_plan(shared: &mut Shared<'_>) -> (Stage, isize) {
     let plan = shared.plan;
+    watch_own_death(shared);
     if let Descriptors::Unshare(keep) = plan.descriptors {
         let all = u32::MAX as usize;
         attempt!(
@@ -448,6 +466,23 @@ fn run_plan(shared: &mut Shared<'_>) -> (Stage, isize) {
     // SAFETY: an aligned field of a live value.
     unsafe { (&raw mut shared.reached_exec).write_volatile(true) };
     (Stage::Exec, call(libc::SYS_execve, exec))
+}
+
+/// A failure is no reason not to run: the parent sees that it is not watched.
+fn watch_own_death(shared: &mut Shared<'_>) {
+    let (Some((epoll, token)), pidfd @ 0..) = (shared.plan.watch, shared.pidfd) else {
+        return;
+    };
+    let event = libc::epoll_event {
+        events: libc::EPOLLIN as u32,
+        u64: token,
+    };
+    let pointer = (&raw const event) as usize;
+    let add = libc::EPOLL_CTL_ADD as usize;
+    let args = [epoll.as_raw_fd() as usize, add, pidfd as usize, pointer, 0, 0];
+    let watched = call(libc::SYS_epoll_ctl, args) == 0;
+    // SAFETY: an aligned field of a live value.
+    unsafe { (&raw mut shared.watched).write_volatile(watched) };
 }
 
 fn join_group(group: Group) -> isize {
