@@ -36,7 +36,7 @@ def test_guard_and_agent_sleep_while_the_workers_do(
         until(lambda: _is_still(job.guard) and _is_still(job.agent()))
 
 
-@pytest.mark.pidfd
+@pytest.mark.needs_pidfd
 def test_the_engine_inside_a_program_sleeps_too(testchild: Path) -> None:
     with Group([[str(testchild), "pause"]] * 3) as group:
         group.all_started()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 SMALLEST_LOG = 64 * 1024
+LARGEST_LOG = 1 << 50
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -153,15 +154,17 @@ def seconds(text: str) -> float:
 
 
 def byte_size(text: str) -> int:
-    """A size in bytes with an optional K, M or G (of 1024), 64K at least."""
+    """A size in bytes with an optional K, M or G (of 1024), from 64K to what no disk holds."""
     number, factor = text, 1
     if text[-1:].upper() in ("K", "M", "G"):
         number, factor = text[:-1], 1024 ** ("KMG".index(text[-1].upper()) + 1)
-    if not (number.isascii() and number.isdecimal()) or int(number) * factor < SMALLEST_LOG:
+    is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(LARGEST_LOG))
+    size = int(number) * factor if is_number else 0
+    if not SMALLEST_LOG <= size <= LARGEST_LOG:
         raise argparse.ArgumentTypeError(
-            f"must be a size of at least 64K, such as 512K, 100M or 2G: {text!r}"
+            f"must be a size of at least 64K, such as 512K, 100M or 2G, and at most 1048576G: {text!r}"
         )
-    return int(number) * factor
+    return size
 
 
 def add_common_options(parser: Parser) -> None:

@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.model import Request
+    from dsl.model import OutputRequest, Request
     from dsl.plan.binding import Binding
     from dsl.plan.devices import Devices
     from dsl.plan.host import Host
@@ -124,10 +124,7 @@ def _plan_output(
     each_rank_logs: list[str] = []
     log_dir, run_dir = request.log_dir, None
     if request.log_dir is not None:
-        if asked.log_dir is not None or asked.redirects:
-            raise OptionError(
-                "--enable_each_rank_log cannot be used with --log-dir or --redirects, leave one of them out"
-            )
+        _check_each_rank_log(asked)
         from dsl.plan.logs import rank_log_path
 
         stamp = host.stamp()
@@ -140,6 +137,22 @@ def _plan_output(
         asked, ranks, world_size, host.console(), environ, each_rank_logs=each_rank_logs, run_dir=run_dir
     )
     return log_dir, output
+
+
+def _check_each_rank_log(asked: OutputRequest) -> None:
+    """Its files hold both streams joined, so options that ask for single ones make no sense with it."""
+    others = {
+        "--log-dir": asked.log_dir,
+        "--redirects": asked.redirects,
+        "--duplicate-stdout-filters": asked.stdout_words,
+        "--duplicate-stderr-filters": asked.stderr_words,
+    }
+    for option, value in others.items():
+        if value:
+            raise OptionError(
+                f"--enable_each_rank_log cannot be used with {option}, leave one of them out "
+                "(--log-dir DIR keeps the streams of each worker in files of their own)"
+            )
 
 
 def _log_notices(request: Request, output: OutputPlan) -> tuple[Notice, ...]:
@@ -192,6 +205,9 @@ def _unused_options(request: Request) -> list[Notice]:
         notices.append(Notice("warning", "--node_rank has no effect without --no_ssh"))
     if request.bind_core_list is not None and not request.bind_cores_to_rank:
         notices.append(Notice("warning", "--bind_core_list has no effect without --bind_cores_to_rank"))
+    has_files = request.log_dir is not None or needs_run_dir(request.output)
+    if request.output.max_bytes is not None and not has_files:
+        notices.append(Notice("warning", "--log-max-size has no effect without log files, such as --log-dir"))
     return notices
 
 

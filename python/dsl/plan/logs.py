@@ -10,6 +10,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+MOST_DIGITS = 9  # of a rank; Python itself refuses to read numbers of thousands of digits
+
+
+def parse_rank(text: str) -> int | None:
+    """A rank, global or local, as a user writes it: ASCII digits. None if it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS else None
+
 
 def rank_log_path(log_dir: str, stamp: str, rank: int) -> str:
     """DeepSpeed's name, ``DIR/YYYYmmddHHMMSS_rankN.log``; ``stamp`` is the local time of the launch."""
@@ -29,15 +36,16 @@ def parse_streams(text: str, option: str) -> Callable[[int], int]:
         return lambda _local_rank: streams
     found: dict[int, int] = {}
     for item in text.split(","):
-        rank, colon, streams_text = item.partition(":")
-        if not (colon and rank.isascii() and rank.isdecimal() and streams_text in ("0", "1", "2", "3")):
+        rank_text, _, streams_text = item.partition(":")
+        rank = parse_rank(rank_text)
+        if rank is None or streams_text not in ("0", "1", "2", "3"):
             raise OptionError(
                 f"{option} {text!r}: expected 0, 1, 2 or 3 (none, stdout, stderr, both), "
                 f"or a list such as 0:1,12:3, not {item!r}"
             )
-        if int(rank) in found:
+        if rank in found:
             raise OptionError(f"{option} {text!r}: local rank {rank} is there twice")
-        found[int(rank)] = int(streams_text)
+        found[rank] = int(streams_text)
     return lambda local_rank: found.get(local_rank, 0)
 
 
@@ -47,13 +55,15 @@ def parse_local_ranks(text: str) -> frozenset[int]:
     Raises:
         OptionError: an item is no number.
     """
-    items = [item.strip() for item in text.split(",") if item.strip()]
-    for item in items:
-        if not (item.isascii() and item.isdecimal()):
+    found = set()
+    for item in text.split(","):
+        rank = parse_rank(item.strip())
+        if rank is None:
             raise OptionError(
                 f"--local-ranks-filter {text!r}: expected local ranks such as 0,2, not {item!r}"
             )
-    return frozenset([int(item) for item in items])
+        found.add(rank)
+    return frozenset(found)
 
 
 def parse_words(text: str) -> tuple[str, ...]:

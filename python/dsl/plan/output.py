@@ -58,28 +58,15 @@ def plan_output(
         OptionError: a stream map, a list of ranks or ``stdin`` makes no sense for this job.
     """
     count = len(ranks)
-    shown = _shown(request, count)
     words = _words(request)
-    files = _files(request, count, run_dir, bool(words))
-    routes: list[tuple[Route, Route | None]] = []
-    for local_rank in range(count):
-        if each_rank_logs:
-            show = request.tee != "" and shown[local_rank]
-            routes.append((_route(each_rank_logs[local_rank], show, 1, console.stdout), None))
-            continue
-        streams = []
-        for stream, kind in ((1, console.stdout), (2, console.stderr)):
-            path, tee = files[local_rank][stream - 1]
-            show = shown[local_rank] and (path is None or tee)
-            alone = count == 1 and request.tag != "always" and not words
-            if path is None and show and (alone or kind == "null"):
-                streams.append(INHERIT)
-            else:
-                streams.append(_route(path, show, stream, kind))
-        routes.append((streams[0], streams[1]))
+    routes: Sequence[tuple[Route, Route | None]]
+    if each_rank_logs:
+        routes = _joined_routes(request, each_rank_logs, console)
+    else:
+        routes = _routes(request, count, console, run_dir, {stream for stream, _, _ in words})
     return OutputPlan(
         routes=tuple(routes),
-        prefixes=_prefixes(request, ranks, console, environ),
+        prefixes=_prefixes(request, ranks, console, environ, plain=bool(words)),
         stdin=_stdin(request.stdin, ranks, world_size),
         run_dirs=_run_dirs(run_dir, count),
         line_files=tuple(
@@ -90,8 +77,42 @@ def plan_output(
 
 def needs_run_dir(request: OutputRequest) -> bool:
     """Whether files are asked for that lie in a directory of their own."""
-    asked = (request.log_dir, request.redirects, request.tee, request.stdout_words, request.stderr_words)
-    return any(asked)
+    maps = [text for text in (request.redirects, request.tee) if text != "0"]
+    return any((request.log_dir, *maps, request.stdout_words, request.stderr_words))
+
+
+def _joined_routes(
+    request: OutputRequest, paths: Sequence[str], console: Console
+) -> list[tuple[Route, Route | None]]:
+    """One file for both streams of a worker, which are shown as one, too, if the map names any of them."""
+    from dsl.plan.logs import parse_streams
+
+    tee = parse_streams(request.tee or "0", "--tee")
+    shown = _shown(request, len(paths))
+    return [
+        (_route(path, shown[local_rank] and tee(local_rank) != 0, 1, console.stdout), None)
+        for local_rank, path in enumerate(paths)
+    ]
+
+
+def _routes(
+    request: OutputRequest, count: int, console: Console, run_dir: str | None, searched: set[Literal[1, 2]]
+) -> list[tuple[Route, Route | None]]:
+    """``searched`` are the streams in which words are looked for: somebody has to see their lines."""
+    shown = _shown(request, count)
+    files = _files(request, count, run_dir)
+    alone = count == 1 and request.tag != "always" and not searched
+    routes: list[tuple[Route, Route | None]] = []
+    for local_rank in range(count):
+        streams = []
+        for stream, kind in ((1, console.stdout), (2, console.stderr)):
+            path, tee = files[local_rank][stream - 1]
+            show = shown[local_rank] and (path is None or tee)
+            direct = alone or (kind == "null" and stream not in searched)
+            inherits = path is None and show and direct
+            streams.append(INHERIT if inherits else _route(path, show, stream, kind))
+        routes.append((streams[0], streams[1]))
+    return routes
 
 
 def _route(path: str | None, show: bool, stream: int, kind: Kind) -> Route:  # noqa: FBT001  private
@@ -100,12 +121,7 @@ def _route(path: str | None, show: bool, stream: int, kind: Kind) -> Route:  # n
     return Route(path=path, console=1 if stream == 1 else 2, terminal=kind == "terminal")
 
 
-def _files(
-    request: OutputRequest,
-    count: int,
-    run_dir: str | None,
-    searched: bool,  # noqa: FBT001  private
-) -> list[list[tuple[str | None, bool]]]:
+def _files(request: OutputRequest, count: int, run_dir: str | None) -> list[list[tuple[str | None, bool]]]:
     """For each worker and stream: its file, and whether it is shown all the same."""
     if run_dir is None:
         return [[(None, True)] * 2] * count
@@ -113,7 +129,7 @@ def _files(
 
     redirects = parse_streams(request.redirects or "0", "--redirects")
     tee = parse_streams(request.tee or "0", "--tee")
-    if not request.redirects and not request.tee and not searched:
+    if request.log_dir is not None and not request.redirects and not request.tee:
         tee = parse_streams("3", "--tee")
     files: list[list[tuple[str | None, bool]]] = []
     for local_rank in range(count):
@@ -156,8 +172,14 @@ def _words(request: OutputRequest) -> list[tuple[Literal[1, 2], str, tuple[str, 
 
 
 def _prefixes(
-    request: OutputRequest, ranks: Sequence[int], console: Console, environ: Mapping[str, str]
+    request: OutputRequest,
+    ranks: Sequence[int],
+    console: Console,
+    environ: Mapping[str, str],
+    *,
+    plain: bool,
 ) -> tuple[str, ...]:
+    """``plain``: the prefixes also go to files, where colours are noise, as they are in a redirected stderr."""
     template = environ.get(TEMPLATE_VARIABLE, "")
     on_terminal = console.stdout == "terminal"
     wanted = request.tag == "always" or (
@@ -171,7 +193,8 @@ def _prefixes(
         return tuple([fill_template(template, rank, local_rank) for local_rank, rank in enumerate(ranks)])
     width = len(str(max(ranks)))
     texts = [f"[rank {rank:{width}}]" for rank in ranks]
-    if not on_terminal or environ.get("NO_COLOR") or environ.get("TERM", "dumb") == "dumb":
+    plain = plain or not on_terminal or console.stderr == "other"
+    if plain or environ.get("NO_COLOR") or environ.get("TERM", "dumb") == "dumb":
         return tuple([f"{text} " for text in texts])
     return tuple(
         [f"\x1b[{COLOURS[local_rank % len(COLOURS)]}m{text}\x1b[0m " for local_rank, text in enumerate(texts)]
@@ -184,7 +207,9 @@ def _stdin(text: str, ranks: Sequence[int], world_size: int) -> int | None:
         return 0 if len(ranks) == 1 else None
     if text == "none":
         return None
-    if not (text.isascii() and text.isdecimal()) or int(text) >= world_size:
+    from dsl.plan.logs import parse_rank
+
+    rank = parse_rank(text)
+    if rank is None or rank >= world_size:
         raise OptionError(f"--stdin {text!r}: it must be a rank, 0 to {world_size - 1}, or none")
-    rank = int(text)
     return ranks.index(rank) if rank in ranks else None

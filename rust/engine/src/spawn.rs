@@ -219,18 +219,15 @@ impl Spawner {
                 pipes: ends.pipes,
                 files: ends.files,
             }),
-            Err(failure) => {
-                let path = match failure.stage {
+            Err(failure) => Err(StartFailure {
+                stage: failure.stage,
+                errno: failure.errno,
+                path: match failure.stage {
                     Stage::Exec => Some(path),
                     Stage::Chdir => spec.cwd.clone(),
                     _ => None,
-                };
-                Err(StartFailure {
-                    stage: failure.stage,
-                    errno: failure.errno,
-                    path,
-                })
-            }
+                },
+            }),
         }
     }
 
