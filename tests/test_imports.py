@@ -21,7 +21,6 @@ LAYERS = (
     ("excerpt",),
     ("report", "evidence"),
     ("spec",),
-    ("engine",),
     ("app",),
     ("cli",),
     ("runner",),  # the names users import, taken from everywhere
@@ -30,7 +29,7 @@ LAYERS = (
 SIBLINGS = ("plan", "launchers", "report")
 # The package's own face hands out names of these layers, and is imported by all of them.
 FACE = "dsl"
-MAY_IMPORT_EXTENSION = {"dsl", "dsl.engine", "dsl.spec"}
+MAY_IMPORT_EXTENSION = {"dsl", "dsl.spec"}
 # All that a launch on one node may import beyond what argparse, os and sys bring.
 LAUNCH_MODULES = {
     "__future__",
@@ -46,7 +45,6 @@ LAUNCH_MODULES = {
     "dsl.app",
     "dsl.cli",
     "dsl.cli.deepspeed",
-    "dsl.engine",
     "dsl.errors",
     "dsl.model",
     "dsl.plan",
@@ -131,10 +129,9 @@ def test_nothing_below_the_command_line_imports_it() -> None:
     assert [name for name in users if not name.startswith(("dsl.cli", "dsl.runner"))] == []
 
 
-def test_only_the_engine_and_the_spec_talk_to_the_extension() -> None:
+def test_only_the_package_itself_and_the_spec_talk_to_the_extension() -> None:
     users = {name for name in modules() if any(target == "dsl._core" for _, target in imported(name))}
-    assert "dsl.engine" in users
-    assert users <= MAY_IMPORT_EXTENSION
+    assert users == MAY_IMPORT_EXTENSION
 
 
 def test_the_package_needs_only_the_standard_library_and_its_two_dependencies() -> None:
@@ -169,7 +166,7 @@ def test_a_launch_on_one_node_brings_no_other_module() -> None:
     """G7: from the command line to the exit code, in the guard and in the agent."""
     code = "import sys; from dsl.cli.deepspeed import main; sys.exit(main())"
     names = imports_of(code, "--num_gpus", "2", "--no_python", "/bin/true")
-    assert {"dsl.engine", "dsl._core"} <= names
+    assert {"dsl", "dsl._core"} <= names
     assert_is_allowed(names)
 
 

@@ -7,7 +7,7 @@ names that DeepSpeed users import from `dsl.runner` stand on the same engine.
 
 from __future__ import annotations
 
-from dsl.engine import (
+from dsl._core import (
     BindingError,
     Ended,
     EngineError,

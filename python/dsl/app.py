@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from dsl.engine import (
+from dsl import (
     BindingError,
     Ended,
     EngineError,
@@ -26,7 +26,7 @@ from dsl.spec import launch_spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.engine import Event, Exit, GuardOutcome
+    from dsl import Event, Exit, GuardOutcome
     from dsl.model import NodePlan
 
 SIGINT = 2
