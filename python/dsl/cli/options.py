@@ -222,7 +222,7 @@ def add_common_options(parser: Parser) -> None:
 def output_request(options: argparse.Namespace) -> OutputRequest:
     """What the options of `add_common_options` ask for."""
     return OutputRequest(
-        log_dir=options.log_dir,
+        log_dir=options.log_dir or None,
         redirects=options.redirects,
         tee=options.tee,
         local_ranks=options.local_ranks_filter,

@@ -179,7 +179,7 @@ def _prefixes(
     *,
     plain: bool,
 ) -> tuple[str, ...]:
-    """``plain``: the prefixes also go to files, where colours are noise, as they are in a redirected stderr."""
+    """``plain``: they also go to files, where a colour is noise, as it is in a stderr that goes elsewhere."""
     template = environ.get(TEMPLATE_VARIABLE, "")
     on_terminal = console.stdout == "terminal"
     wanted = request.tag == "always" or (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.cli import deepspeed
-from dsl.model import NodePlan, Request
+from dsl.model import NodePlan, OutputRequest, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +80,13 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ),
     ("--bind_cores_to_rank --bind_core_list 65535 t.py", 2, "this process may not use 65535"),
     ("--enable_each_rank_log t.py t.py", 2, "'t.py' should not be a file"),
+    ("--log-dir t.py t.py", 2, "'t.py' should not be a file"),
+    ("-r 0:7 t.py", 2, "--redirects '0:7': expected 0, 1, 2 or 3"),
+    ("-t 0:1,0:2 t.py", 2, "--tee '0:1,0:2': local rank 0 is there twice"),
+    ("--enable_each_rank_log logs -t x t.py", 2, "--tee 'x': expected 0, 1, 2 or 3"),
+    ("--enable_each_rank_log logs -r 3 t.py", 2, "cannot be used with --redirects"),
+    ("--local-ranks-filter , t.py", 2, "--local-ranks-filter ',': expected local ranks such as 0,2"),
+    ("--stdin 9 t.py", 2, "--stdin '9': it must be a rank, 0 to 3, or none"),
     ("--master_port 65536 t.py", 2, "--master_port 65536 is not a port"),
 ]
 
@@ -143,6 +150,35 @@ def test_the_directory_for_logs_is_there_when_the_job_starts(machine: Path, star
     assert deepspeed.main(["--enable_each_rank_log", "a/b", "t.py"]) == 7
     assert (machine / "a" / "b").is_dir()
     assert started[0].log_dir == "a/b"
+
+
+def test_the_directories_of_a_run_are_there_when_the_job_starts(
+    machine: Path, started: list[NodePlan]
+) -> None:
+    assert deepspeed.main(["--log-dir", "a", "t.py"]) == 7
+    (run,) = (machine / "a").iterdir()
+    assert sorted(str(path.relative_to(run)) for path in run.rglob("*")) == [
+        "attempt_0",
+        *[f"attempt_0/{local_rank}" for local_rank in range(4)],
+    ]
+    assert started[0].run_dirs[0] == f"a/{run.name}"
+
+
+@pytest.mark.parametrize("level, said", [("info", True), ("warning", False)])
+def test_where_the_files_lie_is_said_unless_a_directory_was_given(
+    level: str,
+    *,
+    said: bool,
+    machine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (machine / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(machine / "tmp"))
+    assert deepspeed.main(["-t", "3", "--log_level", level, "t.py"]) == 7
+    (run,) = (machine / "tmp").iterdir()
+    assert run.stat().st_mode & 0o777 == 0o750
+    assert (f"dsl: log files are in {run}" in capsys.readouterr().err.splitlines()) is said
 
 
 def test_an_interrupt_before_the_launch_is_130_and_silent(
@@ -218,7 +254,8 @@ def test_every_wish_reaches_the_request() -> None:
         "--master_addr m --node_rank 5 --launcher slurm --launcher_args x --module --no_python --no_local_rank "
         "--no_ssh --no_ssh_check --force_multi --save_pid --enable_each_rank_log logs --autotuning run "
         "--elastic_training --bind_cores_to_rank --bind_core_list 0 --ssh_port 6 --venv_script v --log_level debug "
-        "--grace 7 t.py --x"
+        "--grace 7 --log-dir d -r 1 -t 0:2 --local_ranks_filter 0 --duplicate-stdout-filters a "
+        "--duplicate_stderr_filters b --tag-output never --collapse --stdin none --log_max_size 64k t.py --x"
     )
     assert deepspeed.to_request(deepspeed.parse_args(line.split())) == Request(
         script="t.py",
@@ -252,11 +289,24 @@ def test_every_wish_reaches_the_request() -> None:
         bind_core_list="0",
         log_level="debug",
         grace_s=7.0,
+        output=OutputRequest(
+            log_dir="d",
+            redirects="1",
+            tee="0:2",
+            local_ranks="0",
+            stdout_words="a",
+            stderr_words="b",
+            tag="never",
+            collapse=True,
+            stdin="none",
+            max_bytes=1 << 16,
+        ),
     )
 
 
 @pytest.mark.parametrize(
-    "line", ["t.py", "--num_gpus -1 --num_nodes -1 --node_rank -1 --enable_each_rank_log None t.py"]
+    "line",
+    ["t.py", "--num_gpus -1 --num_nodes -1 --node_rank -1 --enable_each_rank_log None --log-dir= t.py"],
 )
 def test_nothing_said_is_the_default_request(line: str) -> None:
     assert deepspeed.to_request(deepspeed.parse_args(line.split())) == Request("t.py")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.cli.options import deepspeed_parser
+from dsl.cli.options import byte_size, deepspeed_parser
 
 if TYPE_CHECKING:
     import argparse
@@ -97,6 +97,11 @@ def test_one_separator_before_the_script_or_right_after_it(line: str, script: st
         (["--grace", "nan", "t.py"], "must be 0 or more seconds"),
         (["--grace", "soon", "t.py"], "invalid seconds value: 'soon'"),
         (["--module=1", "t.py"], "ignored explicit argument '1'"),
+        (["--log-max-size", "63K", "t.py"], "argument --log-max-size/--log_max_size: must be a size of at"),
+        (["--log-max-size", "1.5G", "t.py"], "must be a size of at least 64K, such as 512K, 100M or 2G"),
+        (["--log-max-size", "1048577G", "t.py"], "at most 1048576G: '1048577G'"),
+        (["--log-max-size", "9" * 5000, "t.py"], "must be a size of at least 64K"),
+        (["--tag-output", "yes", "t.py"], "invalid choice: 'yes'"),
     ],
 )
 def test_bad_usage_is_two_lines_and_exit_code_2(
@@ -120,6 +125,14 @@ def test_help_names_every_option_and_fits_the_terminal(
     assert max(map(len, text.splitlines())) <= width
     assert [flag for flag in _spellings() if flag not in text] == []
     assert "(default: 29500)" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [("65536", 1 << 16), ("64K", 1 << 16), ("3m", 3 << 20), ("2G", 2 << 30), ("1048576G", 1 << 50)],
+)
+def test_a_size_has_a_suffix_of_1024(text: str, size: int) -> None:
+    assert byte_size(text) == size
 
 
 def test_a_port_that_is_spelled_out_is_a_wish_even_if_it_is_the_default() -> None:

@@ -18,7 +18,7 @@ from dsl.errors import (
     PortError,
     UnsupportedError,
 )
-from dsl.model import NodePlan, Plan, Request
+from dsl.model import NodePlan, OutputRequest, Plan, Request
 from dsl.plan.build import build_node_plan, build_plan
 from dsl.plan.environ import POD_ENVIRONMENT_PATH
 
@@ -220,6 +220,58 @@ def test_files_for_the_pid_and_the_output_of_each_rank() -> None:
     assert [worker.log_path for worker in plan.workers] == [
         f"logs/20260102030405_rank{rank}.log" for rank in (0, 1)
     ]
+
+
+def test_log_files_lie_in_a_directory_of_this_run() -> None:
+    plan = _node(output=OutputRequest(log_dir="logs", max_bytes=1 << 20), num_gpus=2)
+    run = "logs/20260102030405_77"
+    assert (plan.log_dir, plan.run_dirs[0], plan.log_max_bytes) == ("logs", run, 1 << 20)
+    assert plan.workers[1].log_path == f"{run}/attempt_0/1/stderr.log"
+    assert _notices(plan, "info", "warning") == []
+
+
+def test_log_files_without_a_directory_lie_in_that_for_temporary_ones_which_is_said() -> None:
+    plan = _node(output=OutputRequest(redirects="1"))
+    run = "/var/folder/dsl_20260102030405_77"
+    assert (plan.log_dir, plan.run_dirs[0]) == (None, run)
+    assert plan.workers[0].stdout.path == f"{run}/attempt_0/0/stdout.log"
+    assert _notices(plan, "info") == [f"log files are in {run}"]
+
+
+def test_a_map_that_names_no_stream_makes_no_directory() -> None:
+    plan = _node(output=OutputRequest(redirects="0", tee="0"))
+    assert (plan.run_dirs, plan.has_log_files, _notices(plan, "info")) == ((), False, [])
+
+
+@pytest.mark.parametrize(
+    "asked, option",
+    [
+        ({"log_dir": "logs"}, "--log-dir"),
+        ({"redirects": "3"}, "--redirects"),
+        ({"stdout_words": "x"}, "--duplicate-stdout-filters"),
+        ({"stderr_words": "x"}, "--duplicate-stderr-filters"),
+    ],
+)
+def test_joined_files_exclude_files_of_single_streams(asked: dict[str, str], option: str) -> None:
+    with pytest.raises(OptionError, match=f"--enable_each_rank_log cannot be used with {option}, leave one"):
+        _node(log_dir="old", output=OutputRequest(**asked))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wish, warned",
+    [
+        ({}, True),
+        ({"tee": "0"}, True),
+        ({"log_dir": "logs"}, False),
+        ({"stdout_words": "x"}, False),
+        ({"tee": "3"}, False),
+    ],
+)
+def test_a_cap_without_files_is_a_slip(wish: dict[str, str], *, warned: bool) -> None:
+    plan = _node(output=OutputRequest(max_bytes=1 << 20, **wish))  # type: ignore[arg-type]
+    texts = [text for text in _notices(plan, "warning") if text.startswith("--log-max-size has no effect")]
+    assert bool(texts) is warned
+    assert _notices(_node(log_dir="old", output=OutputRequest(max_bytes=1 << 20)), "warning") == []
 
 
 def test_bound_workers_get_cores_memory_and_as_many_threads() -> None:

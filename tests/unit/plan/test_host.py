@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dsl.plan.host import is_this_machine, read_text, temp_dir, this_host
+from dsl.plan.host import _kind, is_this_machine, read_text, temp_dir, this_host
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +45,19 @@ def test_names_and_addresses_of_this_machine(name: str) -> None:
 def test_names_and_addresses_of_others(name: str) -> None:
     """192.0.2.0/24 is set aside for documentation (RFC 5737), .invalid for no host (RFC 2606)."""
     assert not is_this_machine(name)
+
+
+def test_what_our_own_streams_are() -> None:
+    """A stream that is closed has nobody to read it, as /dev/null has."""
+    ours, theirs = os.openpty()
+    read, write = os.pipe()
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        assert [_kind(fd) for fd in (theirs, write, null)] == ["terminal", "other", "null"]
+    finally:
+        for fd in (ours, theirs, read, write, null):
+            os.close(fd)
+    assert _kind(-1) == "null"
 
 
 def test_the_facts_of_this_machine() -> None:

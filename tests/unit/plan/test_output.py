@@ -112,14 +112,63 @@ def test_each_rank_logs_join_both_streams() -> None:
     request = OutputRequest()
     made = plan_output(request, range(2), 2, PIPE, {}, each_rank_logs=("/a", "/b"))
     assert made.routes == ((Route("/a"), None), (Route("/b"), None))
-    shown = plan_output(OutputRequest(tee="3"), range(1), 1, PIPE, {}, each_rank_logs=("/a",))
-    assert shown.routes == ((Route("/a", 1), None),)
+
+
+@pytest.mark.parametrize(
+    "asked, shown",
+    [
+        ({"tee": "3"}, (True, True)),
+        ({"tee": "2"}, (True, True)),
+        ({"tee": "1:1"}, (False, True)),
+        ({"tee": "0"}, (False, False)),
+        ({"tee": "3", "local_ranks": "0"}, (True, False)),
+        ({"tee": "1", "tag": "always"}, (True, True)),
+    ],
+)
+def test_joined_streams_are_shown_as_one(asked: dict[str, str], shown: tuple[bool, bool]) -> None:
+    request = OutputRequest(**asked)  # type: ignore[arg-type]
+    made = plan_output(request, range(2), 2, PIPE, {}, each_rank_logs=("/a", "/b"))
+    assert made.routes == tuple(
+        (Route(path, 1 if show else None), None) for path, show in zip(("/a", "/b"), shown, strict=True)
+    )
+
+
+def test_a_bad_map_is_refused_for_joined_streams_too() -> None:
+    with pytest.raises(OptionError, match="--tee 'x'"):
+        plan_output(OutputRequest(tee="x"), range(1), 1, PIPE, {}, each_rank_logs=("/a",))
 
 
 def test_words_make_a_file_for_each_stream_that_has_some() -> None:
     plan = _plan(1, stdout_words="a,,b,c", stderr_words=",")
     assert plan.line_files == ((1, f"{RUN}/attempt_0/filtered_stdout.log", ("a,b", "c")),)
     assert plan.routes == ((Route(console=1), Route(console=2)),), "somebody has to look at the lines"
+
+
+def test_words_leave_the_files_of_a_log_directory_as_they_are() -> None:
+    plain = _plan(2, log_dir="/logs")
+    assert _plan(2, log_dir="/logs", stdout_words="loss").routes == plain.routes
+    assert _plan(2, stdout_words="loss").routes == ((Route(console=1), Route(console=2)),) * 2
+
+
+def test_words_are_looked_for_in_a_stream_that_is_thrown_away() -> None:
+    """An empty route is not our own stream: the engine reads it, because of the words."""
+    routes = _plan(2, Console("null", "null"), stdout_words="loss").routes
+    assert routes == ((Route(), INHERIT),) * 2
+
+
+@pytest.mark.parametrize(
+    "asked, expected",
+    [
+        ({}, False),
+        ({"redirects": "0", "tee": "0"}, False),
+        ({"redirects": "3"}, True),
+        ({"tee": "0:1"}, True),
+        ({"log_dir": "/logs", "tee": "0"}, True),
+        ({"stderr_words": "x"}, True),
+    ],
+)
+def test_a_directory_is_made_where_files_are_asked_for(asked: dict[str, str], *, expected: bool) -> None:
+    assert needs_run_dir(OutputRequest(**asked)) is expected  # type: ignore[arg-type]
 
 
 COLOUR = {"TERM": "xterm"}
@@ -133,6 +182,9 @@ COLOUR = {"TERM": "xterm"}
         (TERMINAL, {"TERM": "dumb"}, "auto", True, False),
         (TERMINAL, {**COLOUR, "NO_COLOR": "1"}, "auto", True, False),
         (TERMINAL, COLOUR, "never", False, False),
+        (Console("terminal", "null"), COLOUR, "auto", True, True),
+        (Console("terminal", "other"), COLOUR, "auto", True, False),
+        (Console("other", "terminal"), COLOUR, "auto", False, False),
         (PIPE, COLOUR, "auto", False, False),
         (PIPE, COLOUR, "always", True, False),
     ],
@@ -146,6 +198,10 @@ def test_when_lines_have_a_tag_and_a_colour(
     if coloured:
         assert len({prefix[:5] for prefix in prefixes}) == 3, "a colour each"
         assert all(prefix.endswith("\x1b[0m ") for prefix in prefixes)
+
+
+def test_a_tag_that_also_goes_to_a_file_has_no_colour() -> None:
+    assert _plan(2, TERMINAL, COLOUR, stdout_words="loss").prefixes == ("[rank 0] ", "[rank 1] ")
 
 
 def test_tags_are_as_wide_as_the_widest() -> None:
@@ -177,7 +233,7 @@ def test_who_reads_stdin(text: str, ranks: tuple[int, ...], world_size: int, exp
     assert _plan(0, ranks=ranks, world_size=world_size, stdin=text).stdin == expected
 
 
-@pytest.mark.parametrize("text", ["2", "-1", "all", "\u0663"])
+@pytest.mark.parametrize("text", ["2", "-1", "all", "\u0663", "9" * 5000])
 def test_a_rank_that_does_not_exist_cannot_read_stdin(text: str) -> None:
     with pytest.raises(OptionError, match="0 to 1, or none"):
         _plan(2, stdin=text)
@@ -193,6 +249,7 @@ def test_a_rank_that_does_not_exist_cannot_read_stdin(text: str) -> None:
         ("0:1,0:2", "local rank 0 is there twice"),
         ("-1:1", "not '-1:1'"),
         ("\u0661:1", "expected"),
+        (f"{'9' * 5000}:1", "expected"),
     ],
 )
 def test_a_bad_stream_map_is_one_line(text: str, message: str) -> None:
@@ -216,9 +273,14 @@ def test_any_text_is_a_map_or_a_usage_error(text: str) -> None:
 
 
 def test_a_list_of_local_ranks() -> None:
-    assert parse_local_ranks("0, 12,,3") == {0, 12, 3}
-    with pytest.raises(OptionError, match="not 'a'"):
-        parse_local_ranks("0,a")
+    assert parse_local_ranks("0, 12,3,0") == {0, 12, 3}
+
+
+@pytest.mark.parametrize("text, fault", [("0,a", "a"), (",", ""), ("0,,1", ""), ("-1", "-1"), ("0:1", "0:1")])
+def test_a_bad_list_of_local_ranks_is_one_line(text: str, fault: str) -> None:
+    """torchrun refuses an empty item, too: it would hide everything."""
+    with pytest.raises(OptionError, match=f"--local-ranks-filter '{text}': .*not '{fault}'"):
+        parse_local_ranks(text)
 
 
 def test_two_commas_are_one_in_a_word() -> None:
