@@ -21,7 +21,6 @@ from dsl import (
 )
 from dsl.errors import DslError, PidFileError
 from dsl.model import LEVELS
-from dsl.report import exit_code, signal_name, verdict
 from dsl.spec import launch_spec
 
 TYPE_CHECKING = False
@@ -109,10 +108,13 @@ class PidFile:
 
 
 def _run(plan: NodePlan, supervisor: Supervisor) -> int:
-    from dsl.evidence import oom_kills
-
-    begin_s, kills_before = time.monotonic(), oom_kills()
+    begin_s = time.monotonic()
     supervisor.start(launch_spec(plan, stdin_is_terminal=_is_terminal()))
+    # What is needed at the end is made ready while the workers start.
+    from dsl.evidence import oom_kills
+    from dsl.report import exit_code
+
+    kills_before = oom_kills()
     exits: list[Exit] = []
     while True:
         for event in supervisor.wait(routine=False):
@@ -140,6 +142,8 @@ def _describe(notice: LogNotice) -> str:
 
 
 def _narrate(plan: NodePlan, event: Event, ended: int) -> None:
+    from dsl.report import signal_name
+
     if isinstance(event, SignalReceived) and event.action != "forward":
         left = len(plan.workers) - ended
         name = signal_name(event.signum)
@@ -159,6 +163,8 @@ def _narrate(plan: NodePlan, event: Event, ended: int) -> None:
 
 
 def _show_verdict(plan: NodePlan, exits: list[Exit], ended: Ended, begin_s: float, kills_before: int) -> None:
+    from dsl.report import verdict
+
     evidence, tail, path = "", ended.tail, None
     cause = ended.first_failure
     if cause is not None:
@@ -178,6 +184,8 @@ def _show_verdict(plan: NodePlan, exits: list[Exit], ended: Ended, begin_s: floa
 
 def _report_agent(pid: int, outcome: GuardOutcome) -> None:
     if outcome.agent_signal is not None:
+        from dsl.report import signal_name
+
         name = signal_name(outcome.agent_signal)
         _say(f"the agent (pid {pid}) was killed by {name}: its workers were ended")
     for survivor, state, name in outcome.survivors:

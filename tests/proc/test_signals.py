@@ -113,7 +113,9 @@ def test_the_same_signal_twice_at_once_from_one_process_is_one_request(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
     """`timeout` signals its child, then the group of both: the grace must not be gone by that."""
-    words = _worker(tmp_path, "TERM", "await", "TERM", "1", "sleep", "300", "note", str(tmp_path / "end"), "x")
+    words = _worker(
+        tmp_path, "TERM", "await", "TERM", "1", "sleep", "300", "note", str(tmp_path / "end"), "x"
+    )
     with running(dsl_line(dsl_command, 2, [str(testchild), *words, "exit", "0"]), tmp_path) as job:
         job.ready(2)
         os.kill(job.guard, signal.SIGTERM)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NOBODY = 65534
 
-_MAIN = "import sys; sys.argv[0] = 'dsl'; from dsl.cli.deepspeed import main; sys.exit(main())"
+_MAIN = "import sys; sys.argv[0] = 'dsl'; from dsl.__main__ import main; sys.exit(main())"
 
 
 def as_ordinary_user(arguments: Sequence[str], directory: Path, *, limit: int | None = None) -> list[str]:

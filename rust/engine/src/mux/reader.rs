@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::termios::isatty;
 
@@ -22,6 +23,8 @@ use crate::spec::{Console as Kind, LogOptions};
 const READ_BYTES: usize = 64 * 1024;
 /// Bytes of a stream that are kept for the report of a failure.
 const TAIL_BYTES: usize = 16 * 1024;
+/// How long ends of streams are gathered.
+const FLOCK: Duration = Duration::from_millis(5);
 /// How often paused streams are looked at when nobody rings.
 const PAUSE_POLL: Duration = Duration::from_millis(100);
 /// No pipe holds more, so whoever has more to say is writing it now, and is not of the job.
@@ -36,11 +39,12 @@ pub(super) fn serve(shared: Arc<Shared>, options: LogOptions, expected: [usize; 
             return;
         };
         let mut rung = false;
+        let mut bytes = 0;
         for token in ready {
             if token == BELL {
                 rung = true;
             } else {
-                reader.read(token as usize);
+                bytes += reader.read(token as usize);
             }
         }
         let tail_of = if rung { reader.obey() } else { None };
@@ -48,6 +52,9 @@ pub(super) fn serve(shared: Arc<Shared>, options: LogOptions, expected: [usize; 
         if let Some(tail_of) = tail_of {
             reader.finish(tail_of);
             return;
+        }
+        if bytes == 0 && !rung {
+            reader.nap();
         }
     }
 }
@@ -202,15 +209,28 @@ impl Reader {
         }
     }
 
-    /// Reads once from one stream.
-    fn read(&mut self, token: usize) {
+    /// Streams end in flocks, and to be woken for each would take the processor from workers that start: the
+    /// next ones are gathered for a moment.
+    fn nap(&self) {
+        let mut bell = [PollFd::new(&self.shared.bell, PollFlags::IN)];
+        let timeout = self.timeout().map_or(FLOCK, |timeout| timeout.min(FLOCK));
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        // Interrupted or not, the next look follows.
+        let _ = poll(&mut bell, Some(&timeout));
+    }
+
+    /// Reads once from one stream; how many bytes.
+    fn read(&mut self, token: usize) -> usize {
         if token >= self.inputs.len() {
             self.welcome();
         }
         let Some(input) = self.inputs.get_mut(token) else {
-            return;
+            return 0;
         };
-        let Some(fd) = &input.fd else { return };
+        let Some(fd) = &input.fd else { return 0 };
         let fate = match input.shown {
             Some((side, _)) => self.sides[side].fate(input.file.is_some()),
             None => Fate::Show,
@@ -219,14 +239,18 @@ impl Reader {
             self.shared.poller.forget(fd);
             input.paused = true;
             self.paused.push(token);
-            return;
+            return 0;
         }
         match rustix::io::read(fd, &mut self.buffer[..]) {
-            Ok(0) | Err(Errno::IO) => self.close(token),
-            Ok(count) => self.consume(token, count, fate),
+            Ok(count @ 1..) => {
+                self.consume(token, count, fate);
+                return count;
+            }
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(_) => self.close(token),
+            // A terminal whose other side is closed says EIO.
+            Ok(_) | Err(_) => self.close(token),
         }
+        0
     }
 
     fn consume(&mut self, token: usize, count: usize, fate: Fate) {
