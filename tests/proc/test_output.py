@@ -199,6 +199,37 @@ def test_ctrl_c_works_while_nobody_reads_the_output(
         process.wait()
 
 
+def test_a_stopped_terminal_does_not_hold_the_end(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    """Ctrl-S: what a terminal would have scrolled by is given up, and the command ends."""
+    gate = tmp_path / "gate"
+    words = [
+        str(testchild),
+        "note",
+        str(tmp_path / "ready"),
+        "%r",
+        "wait",
+        str(gate),
+        "flood",
+        "8",
+        "100",
+        "4000",
+    ]
+    with terminal(dsl_line(dsl_command, 2, words), {"TERM": "xterm"}) as screen:
+        until(
+            lambda: len(list(tmp_path.iterdir())) == 1 and len((tmp_path / "ready").read_text().split()) == 2
+        )
+        screen.press(b"\x13")
+        gate.touch()
+        screen.reported("ended 0", 30)
+
+
+def test_a_terminal_without_a_cursor_gets_lines_only(dsl_command: Path, testchild: Path) -> None:
+    words = [str(testchild), "raw", "\\r10%", "sleep", "300", "raw", "\\r20%\\n"]
+    with terminal(dsl_line(dsl_command, 2, words), {"TERM": "dumb"}) as screen:
+        screen.reported("ended 0")
+        assert "\x1b" not in _screen(screen)
+
+
 def test_a_verdict_that_nobody_reads_does_not_hold_the_end(dsl_command: Path, testchild: Path) -> None:
     """stderr is a full pipe: the exit code comes, the words do not."""
     read, write = os.pipe()

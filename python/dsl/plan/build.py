@@ -95,7 +95,7 @@ def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], ho
         pod=_pod_environment(host),
         threads=len(bindings[0].cpus) if bindings else None,
     )
-    log_dir, output = _plan_output(request, ranks, plan.world_size, environ, host)
+    log_dir, output = _plan_output(request, plan, ranks, environ, host)
     return NodePlan(
         host=node.host,
         node_rank=plan.node_rank,
@@ -117,7 +117,7 @@ def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], ho
 
 
 def _plan_output(
-    request: Request, ranks: range, world_size: int, environ: Mapping[str, str], host: Host
+    request: Request, plan: Plan, ranks: range, environ: Mapping[str, str], host: Host
 ) -> tuple[str | None, OutputPlan]:
     """The directory to make if it is missing, and where output goes."""
     asked = request.output
@@ -130,11 +130,13 @@ def _plan_output(
         stamp = host.stamp()
         each_rank_logs = [rank_log_path(request.log_dir, stamp, rank) for rank in ranks]
     elif needs_run_dir(asked):
-        run = f"{host.stamp()}_{host.pid}"
+        # Nodes that share the directory may be containers that start in the same second with the same pid.
+        node = f"_node{plan.node_rank}" if len(plan.nodes) > 1 else ""
+        run = f"{host.stamp()}_{host.pid}{node}"
         log_dir = asked.log_dir
         run_dir = f"{host.temp_dir}/dsl_{run}" if log_dir is None else f"{log_dir}/{run}"
     output = plan_output(
-        asked, ranks, world_size, host.console(), environ, each_rank_logs=each_rank_logs, run_dir=run_dir
+        asked, ranks, plan.world_size, host.console(), environ, each_rank_logs=each_rank_logs, run_dir=run_dir
     )
     return log_dir, output
 

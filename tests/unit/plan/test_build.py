@@ -230,6 +230,12 @@ def test_log_files_lie_in_a_directory_of_this_run() -> None:
     assert _notices(plan, "info", "warning") == []
 
 
+def test_nodes_that_share_a_log_directory_have_runs_of_their_own() -> None:
+    plan = _node(files=TWO_HOSTS, output=OutputRequest(log_dir="logs"), node_rank=1, **NO_SSH)
+    assert plan.run_dirs[0] == "logs/20260102030405_77_node1"
+    assert plan.workers[0].log_path == f"{plan.run_dirs[0]}/attempt_0/0/stderr.log"
+
+
 def test_log_files_without_a_directory_lie_in_that_for_temporary_ones_which_is_said() -> None:
     plan = _node(output=OutputRequest(redirects="1"))
     run = "/var/folder/dsl_20260102030405_77"

@@ -51,7 +51,8 @@ impl Side {
         let number = if kind == Kind::Stdout { 1 } else { 2 };
         let fd = crate::sys::duplicate(number).ok()?;
         let is_terminal = isatty(&fd);
-        let size = is_terminal.then(|| terminal::size_of(fd.as_fd()));
+        let has_screen = is_terminal && terminal::can_move_cursor();
+        let size = has_screen.then(|| terminal::size_of(fd.as_fd()));
         Some(Self {
             number,
             console: Console::new(fd, bell).ok()?,

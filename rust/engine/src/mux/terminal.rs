@@ -40,6 +40,11 @@ pub(super) fn own_size() -> Option<Size> {
     fd(1).or_else(|| fd(2)).map(|fd| size_of(fd.as_fd()))
 }
 
+/// Whether our terminal understands more than lines of text.
+pub(super) fn can_move_cursor() -> bool {
+    std::env::var_os("TERM").is_some_and(|kind| !kind.is_empty() && kind != "dumb")
+}
+
 /// Size of a terminal; the usual one where it has none.
 pub(super) fn size_of(fd: BorrowedFd<'_>) -> Size {
     let known = tcgetwinsize(fd)
