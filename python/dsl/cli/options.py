@@ -12,7 +12,7 @@ from dsl.plan.filters import parse_num_nodes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, NoReturn
 
 
 SMALLEST_LOG = 64 * 1024
@@ -85,6 +85,17 @@ class Parser(argparse.ArgumentParser):
         return [
             item for item in found if item[1] not in self._whole or item[1] == option_string.partition("=")[0]
         ]
+
+    def error(self, message: str) -> NoReturn:
+        """End with 2 and one line; an option that does not exist is likely to be a slip of one that does."""
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            from difflib import get_close_matches
+
+            flag = unknown.split()[0].partition("=")[0]
+            near = get_close_matches(flag, self._option_string_actions, 1)
+            message = f"{message}, did you mean {near[0]}?" if near else f"{message}, see {self.prog} --help"
+        super().error(message)
 
     def parse_script_args(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse up to the script; the rest becomes ``user_args``, unchanged. Exits with 2 for bad usage.
@@ -346,7 +357,8 @@ def deepspeed_parser(prog: str) -> Parser:
     add_worker_options(parser)
     add_common_options(parser)
     parser.add_argument("user_script", metavar="SCRIPT", help="what each worker runs")
-    parser.add_argument(
+    rest = parser.add_argument(
         "user_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
     )
+    rest.required = False
     return parser

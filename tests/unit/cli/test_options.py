@@ -173,6 +173,24 @@ def test_whatever_deepspeed_lets_one_shorten_can_be_shortened() -> None:
     assert tried > 100
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--num_gpuz", "2", "t.py"], "unrecognized arguments: --num_gpuz, did you mean --num_gpus?"),
+        (["--hostfil3=x", "t.py"], "unrecognized arguments: --hostfil3=x, did you mean --hostfile?"),
+        (["--zzz", "t.py"], "unrecognized arguments: --zzz, see dsl --help"),
+        ([], "the following arguments are required: SCRIPT\n"),
+    ],
+)
+def test_a_slip_is_one_line_that_helps(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        PARSER.parse_script_args(words)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("short", ["--gra", "--tag", "--log-d", "--redirect", "--shutdown_t", "--st"])
 def test_our_own_options_are_spelled_out(short: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
