@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +21,14 @@ from tests.support.jobs import until
 from tests.support.users import as_ordinary_user
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from benches.programs import Programs
 
 PROBE = Path(__file__).with_name("log_probe.py")
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 LINE, WRITE = "100", "4000"
+BIG_LINES, BIG_BYTES = 3, 10_000_000
 
 
 def _piped(command: Sequence[str]) -> tuple[float, str]:
@@ -71,8 +74,22 @@ def throughput(programs: Programs, workers: int, mib: int, bar: float, repeats: 
     return Row(name, medians(values)["both"], "MB/s", bar, False, detail)
 
 
+def _marginal(takers: Mapping[str, tuple[Callable[[int], float], int]], repeats: int) -> dict[str, float]:
+    """MB/s of 64 writers, from 1 MiB each to as many as given: without what a command costs anyway."""
+    runs: dict[str, Callable[[], float]] = {}
+    for name, (take, mib) in takers.items():
+        runs[f"{name} small"] = partial(take, 1)
+        runs[f"{name} large"] = partial(take, mib)
+    middle = medians(in_turns(runs, repeats))
+    rates = {}
+    for name, (_, mib) in takers.items():
+        more_s = max(middle[f"{name} large"] - middle[f"{name} small"], 1e-3)
+        rates[name] = 64 * (mib - 1) * 1.048576 / more_s
+    return rates
+
+
 def against_torchrun(programs: Programs, scripts: Path, repeats: int) -> Row:
-    """What 64 more writers of 2 MiB cost: the fixed part of either command is not what is compared."""
+    """Files of each rank and a tagged console, under either command."""
 
     def torchrun(mib: int) -> float:
         with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
@@ -89,37 +106,67 @@ def against_torchrun(programs: Programs, scripts: Path, repeats: int) -> Row:
 
     def dsl(mib: int) -> float:
         with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
-            options = ["--tee", "3", "--log-dir", directory, "--tag-output", "always"]
-            command = programs.launch(64, programs.testchild, "flood", str(mib), LINE, WRITE)
-            return _piped([command[0], *options, *command[1:]])[0]
+            return _piped(_tagged(programs, mib, "--tee", "3", "--log-dir", directory))[0]
 
-    values = in_turns(
-        {
-            "dsl small": lambda: dsl(1),
-            "dsl large": lambda: dsl(9),
-            "torchrun small": lambda: torchrun(1),
-            "torchrun large": lambda: torchrun(3),
-        },
-        repeats,
-    )
-    middle = medians(values)
-    more = 64 * 1.048576
-    ours = 8 * more / max(middle["dsl large"] - middle["dsl small"], 1e-3)
-    theirs = 2 * more / max(middle["torchrun large"] - middle["torchrun small"], 1e-3)
-    detail = f"{ours:.0f} MB/s against {theirs:.0f} MB/s"
-    return Row("64 writers, tee, dsl / torchrun, marginal", ours / theirs, "x", 5.0, False, detail)
+    rates = _marginal({"dsl": (dsl, 9), "torchrun": (torchrun, 3)}, repeats)
+    detail = f"{rates['dsl']:.0f} MB/s against {rates['torchrun']:.0f} MB/s"
+    value = rates["dsl"] / rates["torchrun"]
+    return Row("64 writers, tee, dsl / torchrun, marginal", value, "x", 5.0, False, detail)
+
+
+def _tagged(programs: Programs, mib: int, *options: str) -> list[str]:
+    command = programs.launch(64, programs.testchild, "flood", str(mib), LINE, WRITE)
+    command[1:1] = ["--tag-output", "always", *options]
+    return command
+
+
+def against_taggers(programs: Programs, repeats: int) -> list[Row]:
+    """A tagged console alone, against mpirun and GNU parallel if they are there, and one `cat` for all."""
+    flood = [programs.testchild, "flood"]
+
+    def mpirun(mib: int) -> float:
+        options = ["--allow-run-as-root", "--oversubscribe", "--tag-output", "-n", "64"]
+        return _piped(["mpirun", *options, *flood, str(mib), LINE, WRITE])[0]
+
+    def parallel(mib: int) -> float:
+        words = ["parallel", "--will-cite", "--line-buffer", "--tag", "-j", "64", "-n", "0", *flood]
+        return _piped([*words, str(mib), LINE, WRITE, ":::", *map(str, range(64))])[0]
+
+    def cat(mib: int) -> float:
+        script = 'i=0; while [ $i -lt 64 ]; do "$@" & i=$((i + 1)); done; wait'
+        return _piped(["/bin/sh", "-c", script, "sh", *flood, str(mib), LINE, WRITE])[0]
+
+    takers = {"dsl": (lambda mib: _piped(_tagged(programs, mib))[0], 9), "cat": (cat, 9)}
+    bars = {"cat": 0.3}
+    for name, take in (("mpirun", mpirun), ("parallel", parallel)):
+        if shutil.which(name):
+            takers[name] = (take, 3)
+            bars[name] = 5.0
+    rates = _marginal(takers, repeats)
+    return [
+        Row(
+            f"64 writers, tagged console, dsl / {name}, marginal",
+            rates["dsl"] / rates[name],
+            "x",
+            bar,
+            False,
+            f"{rates['dsl']:.0f} MB/s against {rates[name]:.0f} MB/s",
+        )
+        for name, bar in bars.items()
+    ]
 
 
 def every_line(programs: Programs, writers: int, lines: int) -> Row:
-    """Numbered lines of every kind of writer: how many are lost, torn, or given to another rank."""
+    """Numbered lines of every kind of writer, and some of 10 MB: how many are lost, torn or misplaced."""
     each = lines // writers
     quarter = writers // 4
     words: list[str] = []
     for number, style in enumerate(("one", "two", "split", "block")):
         ranks = ",".join(str(rank) for rank in range(number * quarter, (number + 1) * quarter))
         words += ["only", ranks, "[", "numbered", "1", str(each), "60", style, "]"]
-    words += ["only", "0", "[", "exit", "0", "]", "only", "1,2", "[", "raw", "last", "]"]
-    command = [sys.executable, str(PROBE), "pass", str(4 * quarter)]
+    words += ["only", "1,2", "[", "raw", "last", "]"]
+    words += ["only", str(4 * quarter), "[", "numbered", "1", str(BIG_LINES), str(BIG_BYTES), "one", "]"]
+    command = [sys.executable, str(PROBE), "pass", str(4 * quarter + 1)]
     with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
         begin = time.monotonic()
         probe = subprocess.Popen(
@@ -137,7 +184,7 @@ def every_line(programs: Programs, writers: int, lines: int) -> Row:
         wrong_files = sum(
             _is_wrong(check, Path(directory) / f"{rank}.1", each) for rank in range(4 * quarter)
         )
-    lost = 4 * quarter * each - good
+    lost = 4 * quarter * each + BIG_LINES - good
     # The two unfinished lines of ranks 1 and 2 are foreign to the check.
     faults = abs(lost) + torn + misattributed + gaps + abs(foreign - 2) + wrong_files
     detail = (

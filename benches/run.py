@@ -50,6 +50,7 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
             log_rows.throughput(ours, 64, 16, 800.0, few),
             log_rows.throughput(ours, 1000, 1, 450.0, few),
             log_rows.against_torchrun(ours, peers(options.peers), 3),
+            *log_rows.against_taggers(ours, 3),
             log_rows.direct(ours),
             log_rows.detection(ours, 50 if options.quick else 200),
         ],

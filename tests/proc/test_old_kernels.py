@@ -22,6 +22,7 @@ DENIED = [
     ("ENOSYS", "close_range"),
     ("EPERM", "pidfd_open"),
     ("EPERM", "close_range"),
+    ("EPERM", "rt_sigqueueinfo"),
     ("ENOSYS", "clone3,pidfd_open,pidfd_send_signal,close_range"),
 ]
 

@@ -315,14 +315,7 @@ impl AgentProcess {
 
     fn send(&self, received: Received) {
         // A failure means that the agent has just died, which is noticed next.
-        let _ = match (&self.pidfd, Pid::from_raw(self.pid)) {
-            (Some(pidfd), _) => signal::forward(pidfd.as_fd(), received),
-            (None, Some(pid)) => match Signal::from_named_raw(received.signal) {
-                Some(named) => kill_process(pid, named).map_err(io::Error::from),
-                None => Ok(()),
-            },
-            (None, None) => Ok(()),
-        };
+        let _ = signal::forward(self.pid, received);
     }
 }
 

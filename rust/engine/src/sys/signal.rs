@@ -183,10 +183,10 @@ struct QueuedInfo {
     rest: [u8; 128 - 28],
 }
 
-/// Passes a signal on to the process behind `pidfd`, keeping the mark of the terminal.
+/// Passes a signal on to an unreaped child, whose pid is its own, keeping the mark of the terminal.
 ///
-/// [pidfd_send_signal(2)](https://man7.org/linux/man-pages/man2/pidfd_send_signal.2.html)
-pub(crate) fn forward(pidfd: BorrowedFd<'_>, received: Received) -> io::Result<()> {
+/// [rt_sigqueueinfo(2)](https://man7.org/linux/man-pages/man2/rt_sigqueueinfo.2.html)
+pub(crate) fn forward(child: i32, received: Received) -> io::Result<()> {
     let info = QueuedInfo {
         signo: received.signal,
         errno: 0,
@@ -198,20 +198,12 @@ pub(crate) fn forward(pidfd: BorrowedFd<'_>, received: Received) -> io::Result<(
         rest: [0; 100],
     };
     // SAFETY: the record has the size and leading layout of siginfo_t and outlives the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_pidfd_send_signal,
-            pidfd.as_raw_fd(),
-            received.signal,
-            &raw const info,
-            0,
-        )
-    };
+    let result = unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, child, received.signal, &raw const info) };
     if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
+        // Refused by a profile, it can go without the mark.
+        return send(child, received.signal);
     }
+    Ok(())
 }
 
 /// Whether `pidfd_send_signal` exists and is not refused: signal 0 to ourselves does nothing.

@@ -1,7 +1,7 @@
 //! Runs a command as if the kernel (or a seccomp profile) lacked some system calls.
 //!
 //! `dsl-deny ENOSYS|EPERM CALL[,CALL…] PROGRAM…`, with CALL one of `clone3`, `pidfd_open`,
-//! `pidfd_send_signal`, `close_range`, `set_mempolicy`.
+//! `pidfd_send_signal`, `close_range`, `set_mempolicy`, `rt_sigqueueinfo`.
 #![no_main]
 
 use dsl_testkit::{fail, sys};
@@ -33,6 +33,7 @@ fn number(call: &str) -> libc::c_long {
         "pidfd_send_signal" => libc::SYS_pidfd_send_signal,
         "close_range" => libc::SYS_close_range,
         "set_mempolicy" => libc::SYS_set_mempolicy,
+        "rt_sigqueueinfo" => libc::SYS_rt_sigqueueinfo,
         _ => fail(&format!("unknown system call {call:?}")),
     }
 }
