@@ -33,6 +33,8 @@ const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
 const AGENT_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a kill is repeated while something is left.
 const KILL_RETRY: Duration = Duration::from_millis(20);
+/// Looks that find nothing, after which children that we had before are taken to be all that is left.
+const QUIET_LOOKS: u32 = 5;
 /// The same signal of the same process again within this time is the same request: `timeout` signals its child
 /// and then the group that both are in.
 const SAME_REQUEST: Duration = Duration::from_millis(50);
@@ -219,6 +221,7 @@ impl Guard {
             strangers: &self.strangers,
         };
         let mut ended = 0;
+        let mut quiet = 0;
         let mut survivors = Vec::new();
         let mut tree = None;
         let deadline = Instant::now() + CLEAR_PATIENCE;
@@ -238,7 +241,10 @@ impl Guard {
             let Some(tree) = tree.as_mut() else { break };
             let killed = tree.kill_all(scope).unwrap_or(0);
             ended += killed;
-            if killed == 0 && !populated {
+            quiet = if killed == 0 && !populated { quiet + 1 } else { 0 };
+            // All that is left of the job descends from a child of ours. With a child alive and none found, one
+            // that keeps changing its pid has slipped through.
+            if quiet > 0 && (childless || (quiet == QUIET_LOOKS && !self.strangers.is_empty())) {
                 break;
             }
             if Instant::now() >= deadline {
@@ -246,7 +252,8 @@ impl Guard {
                 break;
             }
             // Woken by SIGCHLD; the bound is for processes that are not our children.
-            let _ = wait_for([Some(intake), None], Some(KILL_RETRY));
+            let pause = if quiet > 0 { Duration::ZERO } else { KILL_RETRY };
+            let _ = wait_for([Some(intake), None], Some(pause));
             while let Ok(Some(_)) = signal::read_intake(intake) {}
         }
         if let Some(job) = job {
