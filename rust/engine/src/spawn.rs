@@ -204,14 +204,14 @@ impl Spawner {
             cpus: &cpus,
             memory: memory.as_ref(),
             mask: self.mask,
-            watch: Some((shared.poller.as_fd(), token)),
+            // In a copy of our table another file may have the pidfd's number by chance.
+            watch: self.close_range.then(|| (shared.poller.as_fd(), token)),
         };
         let result = run(&plan, &mut self.stack, &mut self.interfaces, shared.attempt);
         self.release_slots();
         match result {
             Ok((spawned, in_cgroup)) => Ok(Started {
                 pid: spawned.pid,
-                // A child with a copy of our descriptors has no pidfd of its own to watch.
                 pidfd: spawned
                     .pidfd
                     .filter(|pidfd| spawned.watched || shared.poller.watch(pidfd, token).is_ok()),

@@ -1,5 +1,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use rustix::io::FdFlags;
 use rustix::process::{Pid, WaitOptions, waitpid};
@@ -44,18 +46,27 @@ fn worker(argv: &[&str], stdio: [Stdio; 3]) -> WorkerSpec {
 }
 
 fn start(spawner: &mut Spawner, worker: WorkerSpec, env: &EnvTable) -> Result<Started, StartFailure> {
+    start_watched(spawner, worker, env, &Poller::new().unwrap())
+}
+
+fn start_watched(
+    spawner: &mut Spawner,
+    worker: WorkerSpec,
+    env: &EnvTable,
+    poller: &Poller,
+) -> Result<Started, StartFailure> {
     let launch = LaunchSpec {
         workers: vec![worker],
         env: Vec::new(),
         on_failure: OnFailure::Stop,
-        grace: std::time::Duration::ZERO,
+        grace: Duration::ZERO,
         logs: LogOptions::default(),
     };
     let shared = Shared {
         env,
         attempt: None,
         foreground_group: None,
-        poller: &Poller::new().unwrap(),
+        poller,
     };
     spawner.start(&launch, 0, 0, &shared)
 }
@@ -352,4 +363,43 @@ fn a_failed_start_holds_no_stream_open() {
     drop(write);
     let mut byte = [0];
     assert_eq!(rustix::io::read(&read, &mut byte), Ok(0));
+}
+
+/// Another thread's descriptors come and go, and take the number that the worker's pidfd is about to get.
+#[test]
+fn a_death_is_heard_of_whatever_other_threads_open_and_close() {
+    let features = Features::from_environment();
+    if !features.pidfd {
+        return;
+    }
+    for close_range in [false, features.close_range] {
+        let mut spawner = spawner(Features {
+            close_range,
+            ..features
+        });
+        let table = EnvTable::new(&[], entry("T=t"));
+        let poller = Poller::new().unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    drop(rustix::pipe::pipe().unwrap());
+                }
+            });
+            let mut unheard = 0;
+            for _ in 0..500 {
+                let quick = worker(&["true"], [Stdio::Null, Stdio::Null, Stdio::Null]);
+                let started = start_watched(&mut spawner, quick, &table, &poller).unwrap();
+                let heard = poller.wait(Some(Duration::from_secs(5))).unwrap();
+                unheard += usize::from(heard.is_empty());
+                waitpid(Pid::from_raw(started.pid), WaitOptions::empty()).unwrap();
+                poller.forget(started.pidfd.unwrap());
+                if unheard > 0 {
+                    break;
+                }
+            }
+            done.store(true, Relaxed);
+            assert_eq!(unheard, 0, "close_range {close_range}");
+        });
+    }
 }
