@@ -9,11 +9,12 @@ from dsl._record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Literal, TypeAlias
 
     MemoryMode: TypeAlias = Literal["bind", "preferred", "interleave", "local"]
     MemoryPolicy: TypeAlias = tuple[MemoryMode, Sequence[int]]
+    SignalMeaning: TypeAlias = Literal["stop", "forward", "preempt"]
     LineFile: TypeAlias = tuple[Literal[1, 2], str, tuple[str, ...]]
 
 DEFAULT_HOSTFILE = "/job/hostfile"
@@ -95,6 +96,47 @@ class Request:
 
 
 @record
+class TorchRequest:
+    """What the user of ``dslrun`` asked for: torchrun's options, and ours. None means "not said".
+
+    ``nproc_per_node`` and ``rdzv_conf`` are as they were written. ``local_rank_arg`` is the option by which a
+    script is told its local rank (empty: by none). Signals are numbers; ``grace_s`` lies between the stop
+    signal and SIGKILL, ``preempt_grace_s`` between the preempt signal and SIGKILL.
+    """
+
+    script: str
+    script_args: tuple[str, ...] = ()
+    module: bool = False
+    no_python: bool = False
+    run_path: bool = False
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: str = "1"
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+    local_addr: str | None = None
+    rdzv_backend: str = "static"
+    rdzv_endpoint: str = ""
+    rdzv_id: str = "none"
+    rdzv_conf: str = ""
+    standalone: bool = False
+    role: str = "default"
+    max_restarts: int = 0
+    virtual_local_rank: bool = False
+    local_rank_arg: str = ""
+    numa_binding: str | None = None
+    logs_specs: str | None = None
+    stop_signals: tuple[int, ...] = (15, 2, 1, 3)
+    forward_signals: tuple[int, ...] = (10, 12)
+    preempt_signal: int | None = None
+    preempt_grace_s: float | None = None
+    log_level: str = "info"
+    grace_s: float = DEFAULT_GRACE_S
+    output: OutputRequest = OutputRequest()
+
+
+@record
 class Node:
     """A host that takes part in the job, and the slots it gives. Its place in the plan is its node rank."""
 
@@ -148,7 +190,7 @@ class WorkerPlan:
 
     ``cpus`` are the CPUs it is bound to (None: not bound), ``mempolicy`` the memory policy and its NUMA
     nodes. ``stdin``: it gets the command's. ``stderr`` None: it is joined to stdout. ``prefix`` stands before
-    each of its lines on the console.
+    each of its lines on the console. ``error_file``: where it may leave an account of its end, as torch does.
     """
 
     rank: int
@@ -161,6 +203,7 @@ class WorkerPlan:
     stdout: Route = INHERIT
     stderr: Route | None = INHERIT
     prefix: str = ""
+    error_file: str | None = None
 
     @property
     def log_path(self) -> str | None:
@@ -175,7 +218,10 @@ class NodePlan:
     ``env`` is the whole environment of every worker but for its delta. ``grace_s`` lies between the stop
     signal and SIGKILL. ``pid_file`` is to hold the agent's pid while the job runs (None: not asked for).
     ``log_dir`` is to be made if it is missing, and ``run_dirs`` below it, the first of which must be new.
-    ``log_max_bytes``, ``collapse`` and ``line_files`` (stream, path, words) are the engine's.
+    ``log_max_bytes``, ``collapse`` and ``line_files`` (stream, path, words) are the engine's. ``attempt``
+    counts from 0; ``command`` is the name that messages start with. ``signals`` says what a signal to the job
+    means (None: the usual), ``preempt_signal`` which one announces the end, ``preempt_grace_s`` before the
+    kill.
     """
 
     host: str
@@ -194,8 +240,27 @@ class NodePlan:
     line_files: tuple[LineFile, ...] = ()
     log_level: str = "info"
     notices: tuple[Notice, ...] = ()
+    command: str = "dsl"
+    attempt: int = 0
+    signals: Mapping[int, SignalMeaning] | None = None
+    preempt_signal: int | None = None
+    preempt_grace_s: float | None = None
 
     @property
     def has_log_files(self) -> bool:
         """Whether output goes to files, which a rotation may want to be opened anew."""
         return bool(self.line_files) or any(worker.log_path is not None for worker in self.workers)
+
+
+@record
+class Restarts:
+    """A group that fails is started again, ``maximum`` times at most.
+
+    ``plan`` makes the plan of an attempt from its number. ``run_dir``: the directory that its files lie in,
+    which goes at the end with the files of workers that ended well, unless ``keeps_run_dir``.
+    """
+
+    maximum: int
+    plan: Callable[[int], NodePlan]
+    run_dir: str
+    keeps_run_dir: bool

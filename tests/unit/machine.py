@@ -45,5 +45,7 @@ def make_host(
         topology=_topology,
         is_local=lambda name: name == "here",
         console=Console,
+        name=lambda: "machine",
+        random=lambda: "0123456789abcdef",
     )
     return replace(host, **facts)

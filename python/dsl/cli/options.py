@@ -71,20 +71,35 @@ class Parser(argparse.ArgumentParser):
     argparse alone does: it refuses ``train.py --n 3`` because ``--n`` could stand for several of its options.
     """
 
-    def __init__(self, prog: str, usage: str, description: str) -> None:
+    def __init__(self, prog: str, usage: str, description: str, rest: str = "user_args") -> None:
         super().__init__(prog=prog, usage=usage, description=description, formatter_class=HelpFormatter)
         self._whole: set[str] = set()
+        self._rest = rest
 
     def never_shorten(self, action: argparse.Action) -> None:
         """Take the long spellings of an option only as they are, so that others can still be shortened."""
         self._whole.update(option for option in action.option_strings if option.startswith("--"))
 
+    def allow_shortening(self, option: str) -> None:
+        """Take back `never_shorten` for one spelling and its sister with underscores."""
+        self._whole.difference_update(spellings(option))
+
+    def option(self, name: str) -> argparse.Action:
+        """The option of that spelling."""
+        return self._option_string_actions[name]
+
+    def actions(self) -> list[argparse.Action]:
+        """All options but ``--help``."""
+        return [action for action in self._actions if action.option_strings and action.dest != "help"]
+
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         # Asked only for a word that is no option as it stands.
         found: list[Any] = super()._get_option_tuples(option_string)
-        return [
+        found = [
             item for item in found if item[1] not in self._whole or item[1] == option_string.partition("=")[0]
         ]
+        # Two spellings of one option are no reason to ask back.
+        return found[:1] if len({id(item[0]) for item in found}) == 1 else found
 
     def error(self, message: str) -> NoReturn:
         """End with 2 and one line; an option that does not exist is likely to be a slip of one that does."""
@@ -98,14 +113,15 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     def parse_script_args(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse up to the script; the rest becomes ``user_args``, unchanged. Exits with 2 for bad usage.
+        """Parse up to the script; what follows is kept unchanged. Exits with 2 for bad usage.
 
         As with argparse, the first ``--`` is a separator if it stands before the script or right after it.
         """
         end = self._find_script(argv) + 1
         own, rest = argv[:end], argv[end:]
         namespace = self.parse_args(own)
-        namespace.user_args = list(rest[1:] if rest[:1] == ["--"] and "--" not in own else rest)
+        follows = rest[1:] if rest[:1] == ["--"] and "--" not in own else rest
+        setattr(namespace, self._rest, list(follows))
         return namespace
 
     def _find_script(self, argv: Sequence[str]) -> int:
@@ -137,7 +153,7 @@ class Parser(argparse.ArgumentParser):
                 for option, action in actions.items()
                 if option.startswith(name) and option not in self._whole
             ]
-            return (matches[0] if len(matches) == 1 else None), bool(equals)
+            return (matches[0] if len(set(map(id, matches))) == 1 else None), bool(equals)
         action = None
         if word[:1] == "-":
             for index, letter in enumerate(word[1:], start=2):  # flags may be joined: -qH PATH
@@ -178,26 +194,28 @@ def byte_size(text: str) -> int:
     return size
 
 
+def spellings(*names: str) -> list[str]:
+    """Names of an option, the long ones with dashes and with underscores."""
+    other = [name.replace("-", "_").replace("__", "--", 1) for name in names if name.startswith("--")]
+    return list(dict.fromkeys((*names, *other)))
+
+
 def add_common_options(parser: Parser) -> None:
     """Options of ours and of torchrun, the same in every command. None can be shortened."""
-    group = parser.add_argument_group("options of dsl")
-    parser.never_shorten(
-        group.add_argument(
-            "--grace",
-            "--shutdown_timeout",
-            type=seconds,
-            default=DEFAULT_GRACE_S,
-            metavar="SECONDS",
-            help="time between asking the workers to stop and killing them",
-        )
-    )
-    group = parser.add_argument_group("output")
+    group = parser.add_argument_group("ending")
 
     def add(*names: str, **facts: Any) -> None:
-        spellings = [name for name in names if name.startswith("--")]
-        other = [name.replace("-", "_").replace("__", "--", 1) for name in spellings]
-        parser.never_shorten(group.add_argument(*dict.fromkeys((*names, *other)), **facts))
+        parser.never_shorten(group.add_argument(*spellings(*names), **facts))
 
+    add(
+        "--grace",
+        "--shutdown-timeout",
+        type=seconds,
+        default=DEFAULT_GRACE_S,
+        metavar="SECONDS",
+        help="time between asking the workers to stop and killing them",
+    )
+    group = parser.add_argument_group("output")
     add("--log-dir", metavar="DIR", help="write each worker's output to files below a new directory in DIR")
     add("-r", "--redirects", default="", metavar="MAP", help="streams that go to files only: 0-3, or 0:1,2:3")
     add("-t", "--tee", default="", metavar="MAP", help="streams that go to files and to the console")
@@ -228,6 +246,15 @@ def add_common_options(parser: Parser) -> None:
         metavar="SIZE",
         help="keep the first and the last part of each log file, SIZE in all, such as 100M",
     )
+
+
+def add_script(parser: Parser, script: str, rest: str) -> None:
+    """The script and all that comes after it, as ``script`` and ``rest`` of the namespace."""
+    parser.add_argument(script, metavar="SCRIPT", help="what each worker runs")
+    action = parser.add_argument(
+        rest, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
+    )
+    action.required = False
 
 
 def output_request(options: argparse.Namespace) -> OutputRequest:
@@ -356,9 +383,5 @@ def deepspeed_parser(prog: str) -> Parser:
     add_remote_options(parser)
     add_worker_options(parser)
     add_common_options(parser)
-    parser.add_argument("user_script", metavar="SCRIPT", help="what each worker runs")
-    rest = parser.add_argument(
-        "user_args", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
-    )
-    rest.required = False
+    add_script(parser, "user_script", "user_args")
     return parser

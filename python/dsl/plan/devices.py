@@ -130,6 +130,22 @@ def visible_entries(value: str | None) -> tuple[str, ...] | None:
     return tuple(entries)
 
 
+def visible_cuda_count(environ: Mapping[str, str], count: int) -> int:
+    """How many of ``count`` CUDA devices a process of this environment sees.
+
+    Like CUDA, nothing is read beyond an entry that is no device of this machine.
+    """
+    entries = visible_entries(environ.get("CUDA_VISIBLE_DEVICES"))
+    if entries is None:
+        return count
+    seen = 0
+    for entry in entries:
+        if entry.isascii() and entry.isdigit() and int(entry) >= count:
+            break
+        seen += 1
+    return seen
+
+
 def select_accelerator(environ: Mapping[str, str], count_cuda: Callable[[], int]) -> tuple[str, int]:
     """Return the accelerator of this node and its number of CUDA devices (0 for the CPU).
 

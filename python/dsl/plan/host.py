@@ -25,8 +25,9 @@ class Host:
     ``pid`` is the process that the user's shell sees, ``temp_dir`` where its pid file goes. The functions
     answer only when asked: ``read_text`` (None: no such file), ``stamp`` (local time as YYYYmmddHHMMSS),
     ``allowed_cpus`` (the affinity mask), ``count_cuda`` (devices of the machine, hidden ones too),
-    ``numa_nodes``, ``topology`` of some CPUs, ``is_local`` (is a host of the hostfile this machine), and
-    ``console`` (what our own output streams are).
+    ``numa_nodes``, ``topology`` of some CPUs, ``is_local`` (is a host of the hostfile this machine),
+    ``console`` (what our own output streams are), ``name`` (of this machine), and ``random`` (16 hexadecimal
+    digits that nobody can guess).
     """
 
     executable: str
@@ -41,6 +42,8 @@ class Host:
     topology: Callable[[Iterable[int]], Topology]
     is_local: Callable[[str], bool]
     console: Callable[[], Console]
+    name: Callable[[], str]
+    random: Callable[[], str]
 
 
 def this_host() -> Host:
@@ -58,6 +61,8 @@ def this_host() -> Host:
         topology=_topology,
         is_local=is_this_machine,
         console=lambda: Console(_kind(1), _kind(2)),
+        name=lambda: os.uname().nodename,
+        random=lambda: os.urandom(8).hex(),
     )
 
 

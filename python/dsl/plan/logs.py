@@ -72,11 +72,11 @@ def parse_words(text: str) -> tuple[str, ...]:
     return tuple([word.replace("\0", ",") for word in words if word])
 
 
-def fill_template(template: str, rank: int, local_rank: int) -> str:
+def fill_template(template: str, role: str, rank: int, local_rank: int) -> str:
     """A line prefix from torchrun's template with ``${role_name}``, ``${rank}`` and ``${local_rank}``."""
     from string import Template
 
-    return Template(template).safe_substitute(role_name="default", rank=rank, local_rank=local_rank)
+    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
 
 
 def make_run_dirs(run_dirs: Sequence[str]) -> None:
@@ -92,6 +92,28 @@ def make_run_dirs(run_dirs: Sequence[str]) -> None:
             reason = os.strerror(error.errno or 0).lower()
             what = "directory of this run" if index == 0 else "log directory"
             raise LogDirError(f"unable to create the {what} {path!r}: {reason}") from None
+
+
+def remove_run_dir(run_dir: str, last_attempt: int, count: int, *, succeeded: bool) -> None:
+    """Remove what is empty of a run's directory; after a success also what failed workers said before.
+
+    ``last_attempt``: the highest number of an attempt; ``count``: workers in each.
+    """
+    for attempt in range(last_attempt + 1):
+        for local_rank in range(count):
+            folder = f"{run_dir}/attempt_{attempt}/{local_rank}"
+            if succeeded:
+                _try(os.unlink, f"{folder}/error.json")
+            _try(os.rmdir, folder)
+        _try(os.rmdir, f"{run_dir}/attempt_{attempt}")
+    _try(os.rmdir, run_dir)
+
+
+def _try(call: Callable[[str], None], path: str) -> None:
+    try:
+        call(path)
+    except OSError:
+        return  # it is not there, or holds something that is worth keeping
 
 
 def make_log_dir(log_dir: str) -> None:

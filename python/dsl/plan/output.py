@@ -48,29 +48,33 @@ def plan_output(
     *,
     each_rank_logs: Sequence[str] = (),
     run_dir: str | None = None,
+    attempt: int = 0,
+    role: str = "default",
 ) -> OutputPlan:
     """Decide for the workers of one node, whose global ranks are ``ranks``.
 
     ``each_rank_logs``: files of ``--enable_each_rank_log``, one a worker. ``run_dir``: new directory of this
-    run, None if no option asks for files in one.
+    run, None if no option asks for files in one. ``attempt``: how often the workers were started before;
+    ``role`` is what a prefix template calls them.
 
     Raises:
         OptionError: a stream map, a list of ranks or ``stdin`` makes no sense for this job.
     """
     count = len(ranks)
     words = _words(request)
+    attempt_dir = None if run_dir is None else f"{run_dir}/attempt_{attempt}"
     routes: Sequence[tuple[Route, Route | None]]
     if each_rank_logs:
         routes = _joined_routes(request, each_rank_logs, console)
     else:
-        routes = _routes(request, count, console, run_dir, {stream for stream, _, _ in words})
+        routes = _routes(request, count, console, attempt_dir, {stream for stream, _, _ in words})
     return OutputPlan(
         routes=tuple(routes),
-        prefixes=_prefixes(request, ranks, console, environ, plain=bool(words)),
+        prefixes=_prefixes(request, ranks, console, environ, role=role, plain=bool(words)),
         stdin=_stdin(request.stdin, ranks, world_size),
-        run_dirs=_run_dirs(run_dir, count),
+        run_dirs=run_dirs(run_dir, attempt, count),
         line_files=tuple(
-            [(stream, f"{run_dir}/attempt_0/filtered_{name}.log", some) for stream, name, some in words]
+            [(stream, f"{attempt_dir}/filtered_{name}.log", some) for stream, name, some in words]
         ),
     )
 
@@ -96,11 +100,11 @@ def _joined_routes(
 
 
 def _routes(
-    request: OutputRequest, count: int, console: Console, run_dir: str | None, searched: set[Literal[1, 2]]
+    request: OutputRequest, count: int, console: Console, folder: str | None, searched: set[Literal[1, 2]]
 ) -> list[tuple[Route, Route | None]]:
     """``searched`` are the streams in which words are looked for: somebody has to see their lines."""
     shown = _shown(request, count)
-    files = _files(request, count, run_dir)
+    files = _files(request, count, folder)
     alone = count == 1 and request.tag != "always" and not searched
     routes: list[tuple[Route, Route | None]] = []
     for local_rank in range(count):
@@ -121,9 +125,9 @@ def _route(path: str | None, show: bool, stream: int, kind: Kind) -> Route:  # n
     return Route(path=path, console=1 if stream == 1 else 2, terminal=kind == "terminal")
 
 
-def _files(request: OutputRequest, count: int, run_dir: str | None) -> list[list[tuple[str | None, bool]]]:
+def _files(request: OutputRequest, count: int, folder: str | None) -> list[list[tuple[str | None, bool]]]:
     """For each worker and stream: its file, and whether it is shown all the same."""
-    if run_dir is None:
+    if folder is None:
         return [[(None, True)] * 2] * count
     from dsl.plan.logs import parse_streams
 
@@ -136,17 +140,19 @@ def _files(request: OutputRequest, count: int, run_dir: str | None) -> list[list
         both = []
         for stream, name in ((1, "stdout"), (2, "stderr")):
             is_tee = bool(tee(local_rank) & stream)
-            path = f"{run_dir}/attempt_0/{local_rank}/{name}.log"
+            path = f"{folder}/{local_rank}/{name}.log"
             both.append((path if is_tee or redirects(local_rank) & stream else None, is_tee))
         files.append(both)
     return files
 
 
-def _run_dirs(run_dir: str | None, count: int) -> tuple[str, ...]:
+def run_dirs(run_dir: str | None, attempt: int, count: int) -> tuple[str, ...]:
+    """Directories to make before an attempt, outermost first: the run's (once), its own, each worker's."""
     if run_dir is None:
         return ()
-    attempt = f"{run_dir}/attempt_0"
-    return (run_dir, attempt, *[f"{attempt}/{local_rank}" for local_rank in range(count)])
+    folder = f"{run_dir}/attempt_{attempt}"
+    own = [f"{folder}/{local_rank}" for local_rank in range(count)]
+    return (folder, *own) if attempt else (run_dir, folder, *own)
 
 
 def _shown(request: OutputRequest, count: int) -> list[bool]:
@@ -177,6 +183,7 @@ def _prefixes(
     console: Console,
     environ: Mapping[str, str],
     *,
+    role: str,
     plain: bool,
 ) -> tuple[str, ...]:
     """``plain``: they also go to files, where a colour is noise, as it is in a stderr that goes elsewhere."""
@@ -190,7 +197,9 @@ def _prefixes(
     if template:
         from dsl.plan.logs import fill_template
 
-        return tuple([fill_template(template, rank, local_rank) for local_rank, rank in enumerate(ranks)])
+        return tuple(
+            [fill_template(template, role, rank, local_rank) for local_rank, rank in enumerate(ranks)]
+        )
     width = len(str(max(ranks)))
     texts = [f"[rank {rank:{width}}]" for rank in ranks]
     plain = plain or not on_terminal or console.stderr == "other"

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dsl.model import Request
+    from dsl.model import Request, TorchRequest
 
 
 def worker_command(request: Request, executable: str) -> tuple[str, ...]:
@@ -21,7 +21,7 @@ def worker_command(request: Request, executable: str) -> tuple[str, ...]:
     return (executable, "-u", *module, request.script)
 
 
-def check_program(request: Request, environ: Mapping[str, str]) -> None:
+def check_program(request: Request | TorchRequest, environ: Mapping[str, str]) -> None:
     """Refuse a script or program that cannot run. A module is left for Python to find.
 
     Raises:

@@ -215,7 +215,7 @@ def test_torchruns_template_is_a_wish_for_tags() -> None:
         "<default 4/0 $other>",
         "<default 5/1 $other>",
     )
-    assert fill_template("plain", 1, 2) == "plain"
+    assert fill_template("plain", "default", 1, 2) == "plain"
 
 
 @pytest.mark.parametrize(

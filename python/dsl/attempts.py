@@ -1,0 +1,102 @@
+"""Runs a group of workers to its end, once, and says whether it is worth another try."""
+
+from __future__ import annotations
+
+import time
+
+from dsl._core import Ended, Exited
+from dsl._record import record
+from dsl.spec import launch_spec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dsl._core import Event, Exit, Supervisor
+    from dsl.model import NodePlan
+
+CRASH_LOOP_S = 60.0
+"""A worker that fails sooner after its start has hardly made progress."""
+
+REQUEUE_CODE = 75
+"""Exit code of a job that was preempted (``EX_TEMPFAIL`` of sysexits.h): start it again."""
+
+
+@record
+class Attempt:
+    """How a group of workers ended. ``begin_s`` is `time.monotonic` when its first worker was about to start."""
+
+    plan: NodePlan
+    exits: Sequence[Exit]
+    ended: Ended
+    begin_s: float
+    duration_s: float
+
+    @property
+    def is_preempted(self) -> bool:
+        """The scheduler had announced the end, and no worker failed before."""
+        return self.ended.stop_signal is not None and self.ended.stop_signal == self.plan.preempt_signal
+
+    @property
+    def can_be_restarted(self) -> bool:
+        """A worker failed, nobody asked for an end, and nothing of the group is left."""
+        return (
+            self.ended.first_failure is not None
+            and self.ended.stop_signal is None
+            and not self.ended.survivors
+        )
+
+
+def run_attempt(
+    supervisor: Supervisor,
+    plan: NodePlan,
+    listen: Callable[[Event, int], None],
+    *,
+    meanwhile: Callable[[], None] | None = None,
+    stdin_is_terminal: bool = False,
+) -> Attempt:
+    """Start the workers and wait until nothing of them is left.
+
+    ``listen`` hears of every event but exits and the end, with the number of workers that have ended.
+    ``meanwhile`` is called once while the first workers start. Raises what `Supervisor.start` raises, before
+    anything is started.
+    """
+    begin_s = time.monotonic()
+    supervisor.start(launch_spec(plan, stdin_is_terminal=stdin_is_terminal))
+    if meanwhile is not None:
+        meanwhile()
+    exits: list[Exit] = []
+    while True:
+        for event in supervisor.wait(routine=False):
+            if isinstance(event, Exited):
+                exits.append(event.exit)
+            elif isinstance(event, Ended):
+                return Attempt(plan, exits, event, begin_s, time.monotonic() - begin_s)
+            else:
+                listen(event, len(exits))
+
+
+def crash_loop(attempts: Sequence[Attempt]) -> str:
+    """One clause if the last attempts failed alike, soon after their start: another is unlikely to help.
+
+    ``attempts`` are those of the job so far, in order. Empty if there is no such pattern.
+    """
+    if not attempts:
+        return ""
+    last = _failure(attempts[-1])
+    alike = 0
+    for attempt in reversed(attempts):
+        if _failure(attempt) != last or attempt.duration_s > CRASH_LOOP_S:
+            break
+        alike += 1
+    if alike < 2:
+        return ""
+    longest_s = max(attempt.duration_s for attempt in attempts[-alike:])
+    return (
+        f"crash loop: {alike} attempts in a row failed the same way within {longest_s:.2g} s of their start"
+    )
+
+
+def _failure(attempt: Attempt) -> tuple[int, int] | None:
+    cause = attempt.ended.first_failure
+    return None if cause is None else (attempt.plan.workers[cause.worker].rank, cause.status)

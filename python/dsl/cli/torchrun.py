@@ -1,0 +1,186 @@
+"""``dslrun``: torchrun's command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dsl.cli.options import output_request
+from dsl.cli.torch_options import LAUNCHER_FLAGS, parse_args
+from dsl.errors import DslError, OptionError
+from dsl.model import LEVELS, Notice, Restarts, TorchRequest
+from dsl.plan.host import this_host
+from dsl.plan.logs import make_log_dir, make_run_dirs
+from dsl.plan.program import check_program
+from dsl.plan.torchrun import build_group, plan_attempt, worker_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+COMMAND = "dslrun"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run this node's part of a job and return the exit code of the command.
+
+    ``argv`` are the arguments without the program's name (default: those of this process). Mistakes of the
+    user are one line on stderr; bad usage exits like argparse does, with 2.
+    """
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except DslError as error:
+        _say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(argv: Sequence[str]) -> int:
+    namespace = parse_args(argv)
+    request = to_request(namespace)
+    host = this_host()
+    group = build_group(request, worker_words(request, os.environ, host.executable), os.environ, host)
+    plan = plan_attempt(group, 0, host)
+    for notice in (*stray_flags(argv, namespace), *plan.notices):
+        if LEVELS[notice.level] >= LEVELS[request.log_level]:
+            _say(f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text)
+    check_program(request, os.environ)
+    if plan.log_dir is not None:
+        make_log_dir(plan.log_dir)
+    make_run_dirs(plan.run_dirs)
+    from dsl.app import run_node
+
+    restarts = Restarts(
+        request.max_restarts,
+        lambda number: plan_attempt(group, number, host),
+        group.run_dir,
+        group.keeps_run_dir,
+    )
+    return run_node(plan, restarts)
+
+
+def to_request(options: argparse.Namespace) -> TorchRequest:
+    """What torchrun's namespace asks for.
+
+    Raises:
+        OptionError: nodes or signals are not written as they must be.
+    """
+    least, most = parse_nnodes(options.nnodes)
+    stop, forward, preempt = parse_signal_options(options)
+    return TorchRequest(
+        script=options.training_script,
+        script_args=tuple(options.training_script_args),
+        module=options.module,
+        no_python=options.no_python,
+        run_path=options.run_path,
+        min_nodes=1 if options.standalone else least,
+        max_nodes=1 if options.standalone else most,
+        nproc_per_node=options.nproc_per_node,
+        node_rank=options.node_rank,
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        local_addr=options.local_addr,
+        rdzv_backend=options.rdzv_backend,
+        rdzv_endpoint=options.rdzv_endpoint,
+        rdzv_id=options.rdzv_id,
+        rdzv_conf=options.rdzv_conf,
+        standalone=options.standalone,
+        role=options.role,
+        max_restarts=options.max_restarts,
+        virtual_local_rank=options.virtual_local_rank,
+        local_rank_arg=options.local_rank_arg,
+        numa_binding=options.numa_binding,
+        logs_specs=options.logs_specs,
+        stop_signals=stop,
+        forward_signals=forward,
+        preempt_signal=preempt,
+        preempt_grace_s=options.preempt_grace,
+        log_level=options.log_level,
+        grace_s=options.grace,
+        output=output_request(options),
+    )
+
+
+def parse_nnodes(text: str) -> tuple[int, int]:
+    """``N`` or ``MIN:MAX`` as two numbers. Raises OptionError."""
+    parts = text.split(":")
+    if len(parts) > 2 or not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise OptionError(f"--nnodes {text!r}: expected a number of nodes, or MIN:MAX")
+    return int(parts[0]), int(parts[-1])
+
+
+def parse_signal_options(options: argparse.Namespace) -> tuple[tuple[int, ...], tuple[int, ...], int | None]:
+    """Signals that stop the job, that are only forwarded, and the one that preempts it.
+
+    A signal that the user names for one of these is taken out of the defaults of the others.
+
+    Raises:
+        OptionError: a name is no signal, or one is named for two.
+    """
+    stop = parse_signals(options.signals_to_handle, "--signals-to-handle")
+    forward = parse_signals(options.forward_signals, "--forward-signals")
+    preempt = parse_signals(options.preempt_signal or "", "--preempt-signal")
+    if len(preempt) > 1:
+        raise OptionError(f"--preempt-signal {options.preempt_signal!r}: name one signal")
+    from dsl.cli.torch_options import DEFAULT_FORWARD, DEFAULT_STOP
+
+    if options.forward_signals != DEFAULT_FORWARD and options.signals_to_handle == DEFAULT_STOP:
+        stop = tuple([one for one in stop if one not in forward])
+    if options.forward_signals == DEFAULT_FORWARD:
+        forward = tuple([one for one in forward if one not in (*stop, *preempt)])
+    if options.signals_to_handle == DEFAULT_STOP:
+        stop = tuple([one for one in stop if one not in preempt])
+    twice = {*stop} & {*forward} | {*preempt} & {*stop, *forward}
+    if twice:
+        from dsl.report import signal_name
+
+        raise OptionError(
+            f"{signal_name(min(twice))} is named for two meanings, of --signals-to-handle, --forward-signals "
+            "and --preempt-signal"
+        )
+    return stop, forward, preempt[0] if preempt else None
+
+
+def parse_signals(text: str, option: str) -> tuple[int, ...]:
+    """``SIGUSR1,USR2,34`` as numbers, each once. Raises OptionError."""
+    from dsl.report import SIGNALS
+
+    numbers = {name: number for number, name in SIGNALS.items()}
+    found: dict[int, None] = {}
+    for item in text.split(","):
+        word = item.strip().upper()
+        if not word:
+            continue
+        number = numbers.get(word if word.startswith("SIG") else f"SIG{word}", 0)
+        if word.isascii() and word.isdecimal() and len(word) < 4:
+            number = int(word)
+        if not 1 <= number <= 64:
+            raise OptionError(
+                f"{option} {text!r}: {item.strip()!r} is no signal, expected names such as SIGUSR1"
+            )
+        if number in (9, 17, 19):
+            raise OptionError(f"{option} {text!r}: {item.strip()} cannot be taken")
+        found[number] = None
+    return tuple(found)
+
+
+def stray_flags(argv: Sequence[str], options: argparse.Namespace) -> list[Notice]:
+    """A warning for the first option of ours that stands after the script and not before it."""
+    own = {word.partition("=")[0] for word in argv[: len(argv) - len(options.training_script_args)]}
+    for word in options.training_script_args:
+        flag = word.partition("=")[0]
+        if flag in LAUNCHER_FLAGS and flag not in own:
+            text = f"{flag} comes after the script and goes to {options.training_script}"
+            return [Notice("warning", f"{text}, put it before the script if it was meant for {COMMAND}")]
+    return []
+
+
+def _say(text: str) -> None:
+    if sys.stderr is None:
+        return
+    try:
+        print(f"{COMMAND}: {' '.join(text.splitlines())}", file=sys.stderr, flush=True)
+    except OSError:
+        return  # nobody reads it
