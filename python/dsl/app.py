@@ -123,7 +123,7 @@ def _run(plan: NodePlan, restarts: Restarts | None, supervisor: Supervisor) -> i
 
 def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
     if outcome.agent_signal is not None:
-        from dsl.report import signal_name
+        from dsl.signals import signal_name
 
         name = signal_name(outcome.agent_signal)
         say(plan.command, f"the agent (pid {pid}) was killed by {name}: its workers were ended")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dsl._core import Ended, Exited
+from dsl import Ended, Exited
 from dsl._record import record
 from dsl.spec import launch_spec
 
@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dsl._core import Event, Exit, Supervisor
+    from dsl import Event, Exit, Supervisor
     from dsl.model import NodePlan
 
 CRASH_LOOP_S = 60.0
@@ -24,7 +24,7 @@ REQUEUE_CODE = 75
 
 @record
 class Attempt:
-    """How a group of workers ended. ``begin_s`` is `time.monotonic` when its first worker was about to start."""
+    """How a group of workers ended. ``begin_s`` is `time.monotonic` just before its first start."""
 
     plan: NodePlan
     exits: Sequence[Exit]

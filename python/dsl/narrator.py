@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from dsl._core import Killing, LogNotice, SignalReceived, Stopping
+from dsl import Killing, LogNotice, SignalReceived, Stopping
 from dsl.model import LEVELS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl._core import Event
+    from dsl import Event
     from dsl.attempts import Attempt
     from dsl.model import NodePlan
 
@@ -70,7 +70,7 @@ class Narrator:
             self.say("the guard process is gone: killing the job", "info")
 
     def _hear_signal(self, event: SignalReceived, left: int) -> None:
-        from dsl.report import signal_name
+        from dsl.signals import signal_name
 
         plan = self._plan
         name = signal_name(event.signum)

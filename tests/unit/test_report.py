@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dsl.model import NodePlan, WorkerPlan
-from dsl.report import exit_code, memory_evidence, reason, signal_name, verdict
+from dsl.report import exit_code, memory_evidence, reason, verdict
+from dsl.signals import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -134,7 +134,7 @@ def parse_signal_options(options: argparse.Namespace) -> tuple[tuple[int, ...], 
         stop = tuple([one for one in stop if one not in preempt])
     twice = {*stop} & {*forward} | {*preempt} & {*stop, *forward}
     if twice:
-        from dsl.report import signal_name
+        from dsl.signals import signal_name
 
         raise OptionError(
             f"{signal_name(min(twice))} is named for two meanings, of --signals-to-handle, --forward-signals "
@@ -145,7 +145,7 @@ def parse_signal_options(options: argparse.Namespace) -> tuple[tuple[int, ...], 
 
 def parse_signals(text: str, option: str) -> tuple[int, ...]:
     """``SIGUSR1,USR2,34`` as numbers, each once. Raises OptionError."""
-    from dsl.report import SIGNALS
+    from dsl.signals import SIGNALS
 
     numbers = {name: number for number, name in SIGNALS.items()}
     found: dict[int, None] = {}

@@ -11,7 +11,7 @@ from dsl.errors import OptionError, UnsupportedError
 from dsl.model import DEFAULT_MASTER_PORT, NodePlan, Notice, WorkerPlan
 from dsl.plan.output import plan_output, run_dirs
 from dsl.plan.port import choose_port
-from dsl.report import signal_name
+from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

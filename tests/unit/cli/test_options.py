@@ -93,7 +93,10 @@ def test_one_separator_before_the_script_or_right_after_it(line: str, script: st
         (["--num_gpus"], "expected one argument"),
         (["--log_level", "loud", "t.py"], "invalid choice: 'loud'"),
         (["--autotuning", "t.py"], "invalid choice: 't.py'"),
-        (["--grace", "-1", "t.py"], "argument --grace/--shutdown_timeout: must be 0 or more seconds: '-1'"),
+        (
+            ["--grace", "-1", "t.py"],
+            "argument --grace/--shutdown-timeout/--shutdown_timeout: must be 0 or more seconds: '-1'",
+        ),
         (["--grace", "nan", "t.py"], "must be 0 or more seconds"),
         (["--grace", "soon", "t.py"], "invalid seconds value: 'soon'"),
         (["--module=1", "t.py"], "ignored explicit argument '1'"),
