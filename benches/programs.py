@@ -19,6 +19,7 @@ class Programs(NamedTuple):
     """Paths of everything that is measured."""
 
     dsl: str
+    dslrun: str
     testchild: str
     floor: str
 
@@ -37,8 +38,10 @@ def programs() -> Programs:
     command = ["cargo", "build", "--quiet", "--release", "--package", "dsl-testkit"]
     subprocess.run(command, cwd=ROOT, check=True)
     built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
-    dsl = Path(sysconfig.get_path("scripts")) / "dsl"
-    return Programs(str(dsl), str(built / "dsl-testchild"), str(built / "dsl-floor"))
+    scripts = Path(sysconfig.get_path("scripts"))
+    return Programs(
+        str(scripts / "dsl"), str(scripts / "dslrun"), str(built / "dsl-testchild"), str(built / "dsl-floor")
+    )
 
 
 def peers(given: str | None) -> Path:

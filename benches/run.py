@@ -21,12 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
-from benches import engine_rows, launch_rows, log_rows, scale_rows  # noqa: E402  needs the path above
+from benches import engine_rows, launch_rows, log_rows, scale_rows, torchrun_rows  # noqa: E402  needs the path above
 from benches.measure import Row, machine  # noqa: E402  as above
 from benches.programs import peers, programs  # noqa: E402  as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from benches.programs import Programs
 
 
 def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
@@ -35,6 +37,7 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
     idle_s = 10.0 if options.quick else 60.0
     return {
         "peers": lambda: launch_rows.against_peers(ours, peers(options.peers), many),
+        "torchrun": lambda: _torchrun(ours, peers(options.peers), quick=options.quick),
         "floor": lambda: [
             launch_rows.against_floor(ours, 64, 1.5, many),
             launch_rows.against_floor(ours, 1000, 1.15, few),
@@ -57,6 +60,22 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
         "lines": lambda: [log_rows.every_line(ours, 200, 1_000_000 if options.quick else 10_000_000)],
         "pipes": lambda: log_rows.ordinary_user(ours, 4000),
     }
+
+
+def _torchrun(ours: Programs, theirs: Path, *, quick: bool) -> list[Row]:
+    few, many = (3, 5) if quick else (6, 12)
+    rows = [
+        torchrun_rows.launches(ours, theirs, workers, bar, many)
+        for workers, bar in ((1, 25.0), (16, 25.0), (64, 25.0), (512, 8.0))
+    ]
+    rows.append(torchrun_rows.restart(ours, theirs, 64, few))
+    rows.extend(
+        torchrun_rows.failure_to_end(ours, theirs, workers, bar, few)
+        for workers, bar in ((1, 10.0), (16, 10.0), (64, 10.0), (512, 3.0))
+    )
+    rows.append(torchrun_rows.stubborn(ours, theirs, 3))
+    rows.extend(torchrun_rows.blame(ours, theirs, delay_ms, 50, 3 if quick else 6) for delay_ms in (1, 40))
+    return rows
 
 
 def _line(row: Row) -> str:

@@ -112,7 +112,7 @@ def _run(plan: NodePlan, restarts: Restarts | None, supervisor: Supervisor) -> i
         make_run_dirs(plan.run_dirs)
     from dsl.report import exit_code
 
-    code = REQUEUE_CODE if attempt.is_preempted else exit_code(attempt.exits, attempt.ended)
+    code = REQUEUE_CODE if attempt.is_preempted else exit_code(attempt.exits, attempt.ended, attempt.cause())
     narrator.end([*failed, attempt])
     if restarts is not None and not restarts.keeps_run_dir:
         from dsl.plan.logs import remove_run_dir

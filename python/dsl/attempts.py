@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dsl import Event, Exit, Supervisor
+    from dsl.elastic.failures import Failure
     from dsl.model import NodePlan
 
 CRASH_LOOP_S = 60.0
@@ -31,6 +32,24 @@ class Attempt:
     ended: Ended
     begin_s: float
     duration_s: float
+
+    def cause(self) -> Exit | None:
+        """The failure that the others follow from; None if no worker failed by itself."""
+        failures = self.failures()
+        if not failures:
+            return self.ended.first_failure
+        from dsl.elastic.failures import root_cause
+
+        order = root_cause(failures).order
+        return next(exit_ for exit_ in self.exits if exit_.order == order)
+
+    def failures(self) -> list[Failure]:
+        """Workers that failed by themselves, if they were told where to leave an account of it."""
+        if self.ended.first_failure is None or self.plan.workers[0].error_file is None:
+            return []
+        from dsl.elastic.failures import collect
+
+        return collect(self.plan, self.exits, [worker.error_file for worker in self.plan.workers])
 
     @property
     def is_preempted(self) -> bool:

@@ -219,9 +219,9 @@ class NodePlan:
     signal and SIGKILL. ``pid_file`` is to hold the agent's pid while the job runs (None: not asked for).
     ``log_dir`` is to be made if it is missing, and ``run_dirs`` below it, the first of which must be new.
     ``log_max_bytes``, ``collapse`` and ``line_files`` (stream, path, words) are the engine's. ``attempt``
-    counts from 0; ``command`` is the name that messages start with. ``signals`` says what a signal to the job
-    means (None: the usual), ``preempt_signal`` which one announces the end, ``preempt_grace_s`` before the
-    kill.
+    counts from 0; ``command`` is the name that messages start with, ``name`` what the workers run.
+    ``signals`` says what a signal to the job means (None: the usual), ``preempt_signal`` which one announces
+    the end, ``preempt_grace_s`` before the kill.
     """
 
     host: str
@@ -241,6 +241,7 @@ class NodePlan:
     log_level: str = "info"
     notices: tuple[Notice, ...] = ()
     command: str = "dsl"
+    name: str = ""
     attempt: int = 0
     signals: Mapping[int, SignalMeaning] | None = None
     preempt_signal: int | None = None

@@ -104,21 +104,31 @@ class Narrator:
             from dsl.attempts import REQUEUE_CODE
 
             self.say(f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again", "info")
-        for line in self._verdict(last):
+        lines = self._verdict(last)
+        for line in lines:
             self.say(line)
         if len(attempts) > 1 and last.ended.first_failure is not None:
             from dsl.attempts import crash_loop
 
             loop = crash_loop(attempts)
             self.say(loop or f"{len(attempts)} attempts have failed", "error")
+        failures = last.failures()
+        if failures and LEVELS["critical"] >= LEVELS[self._plan.log_level]:
+            from dsl.elastic.failures import root_cause
+            from dsl.elastic.summary import format_summary
+
+            root = root_cause(failures)
+            evidence = lines[:1] if root.recorded is None else []
+            write(format_summary(self._plan.name, failures, root, evidence) + "\n")
 
     def _verdict(self, attempt: Attempt) -> list[str]:
         from dsl.report import verdict
 
         plan, ended = attempt.plan, attempt.ended
-        evidence, tail, path = "", ended.tail, None
-        cause = ended.first_failure
-        if cause is not None:
+        evidence, tail, path = "", b"", None
+        cause = attempt.cause()
+        if cause is not None and ended.first_failure is not None:
+            tail = ended.tail if cause.worker == ended.first_failure.worker else b""
             path = plan.workers[cause.worker].log_path
             if path is not None and not tail:
                 from dsl.evidence import last_bytes
@@ -129,7 +139,7 @@ class Narrator:
             from dsl.report import memory_evidence
 
             evidence = memory_evidence(cause, kernel_log(attempt.begin_s), oom_kills() - self._kills_before)
-        return verdict(plan, attempt.exits, ended, evidence, tail, path)
+        return verdict(plan, attempt.exits, ended, evidence, tail, path, cause=cause)
 
 
 def _workers(count: int) -> str:

@@ -18,14 +18,15 @@ STAGES = {"mempolicy": "memory policy", "affinity": "CPU affinity", "stdio": "it
 SHORT = 160
 
 
-def exit_code(exits: Sequence[Exit], ended: Ended) -> int:
+def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) -> int:
     """The command's exit code (G2).
 
-    0 only if every worker ended with 0, else the first failure's status, or 128 + the signal by which the
-    user ended the job.
+    0 only if every worker ended with 0, else the status of ``cause`` (default: the first failure), or 128 +
+    the signal by which the user ended the job.
     """
-    if ended.first_failure is not None:
-        return ended.first_failure.status or 1
+    cause = cause or ended.first_failure
+    if cause is not None:
+        return cause.status or 1
     if ended.stop_signal is not None:
         return 128 + ended.stop_signal
     failed = [exit_.status for exit_ in exits if exit_.status != 0]
@@ -41,15 +42,17 @@ def verdict(
     evidence: str = "",
     tail: bytes = b"",
     log_path: str | None = None,
+    *,
+    cause: Exit | None = None,
 ) -> list[str]:
     """Lines that say why the job ended, the cause first; none for a job that succeeded (G3).
 
-    ``evidence`` is what is known besides of the first failure, such as an out-of-memory kill; ``tail`` the
-    end of what that worker wrote, in bytes; ``log_path`` the file that holds all of it. No line holds a
-    control character but the tab.
+    ``cause`` is the failure to blame (default: the first); ``evidence`` what is known besides of it, such as
+    an out-of-memory kill; ``tail`` the end of what that worker wrote, in bytes; ``log_path`` the file that
+    holds all of it. No line holds a control character but the tab.
     """
     lines = []
-    cause = ended.first_failure
+    cause = cause or ended.first_failure
     if cause is not None:
         worker = plan.workers[cause.worker]
         pid = f", pid {cause.pid}" if cause.pid else ""
@@ -67,7 +70,7 @@ def verdict(
         lines.extend(_also_failed(plan, cause, others))
     victims: dict[str, list[int]] = {}
     for exit_ in exits:
-        if exit_.caused_by_stop:
+        if exit_.caused_by_stop and exit_ is not cause:
             victims.setdefault(_ending(exit_), []).append(plan.workers[exit_.worker].rank)
     if victims and (cause is not None or ended.stop_signal is not None):
         groups = [f"{_ranks(ranks)} ({how})" for how, ranks in victims.items()]
@@ -104,7 +107,7 @@ def _printable(line: str) -> str:
 def _also_failed(plan: NodePlan, cause: Exit, others: Sequence[Exit]) -> list[str]:
     shown = [
         f"also failed: rank {plan.workers[exit_.worker].rank} "
-        f"(+{(exit_.ended_ns - cause.ended_ns) / 1e6:.1f} ms): {reason(exit_)}"
+        f"({(exit_.ended_ns - cause.ended_ns) / 1e6:+.1f} ms): {reason(exit_)}"
         for exit_ in others[:8]
     ]
     rest = [plan.workers[exit_.worker].rank for exit_ in others[8:]]
