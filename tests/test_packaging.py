@@ -73,7 +73,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 def test_the_wheel_brings_the_command_and_the_licence(metadata: Path) -> None:
     scripts = configparser.ConfigParser()
     scripts.read(metadata / "entry_points.txt")
-    assert dict(scripts["console_scripts"]) == {"dsl": "dsl.__main__:main"}
+    assert dict(scripts["console_scripts"]) == {"dsl": "dsl.__main__:main", "dslrun": "dsl.run:main"}
     assert "Apache License" in (metadata / "licenses" / "LICENSE").read_text(encoding="utf-8")
 
 

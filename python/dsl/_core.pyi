@@ -229,7 +229,8 @@ class SignalReceived:
     @property
     def signum(self) -> int: ...
     @property
-    def action(self) -> Literal["forward", "stop", "reopen", "ignore"]: ...
+    def action(self) -> Literal["forward", "stop", "preempt", "reopen", "ignore"]:
+        """What is done about it; ``ignore`` for a first stop signal to a job that is ending already."""
     @property
     def from_terminal(self) -> bool: ...
 
@@ -361,13 +362,36 @@ class Guard:
     It forwards signals, keeps the exit code, and ends what a dead agent left.
     """
 
-    def __new__(cls) -> Self:
-        """Become subreaper, block and take the signals of the job. Call with one thread, then fork."""
+    def __new__(
+        cls,
+        signals: Mapping[int, Literal["stop", "forward", "preempt"]] | None = None,
+        *,
+        preempt_grace_s: float | None = None,
+    ) -> Self:
+        """Become subreaper, block and take the signals of the job. Call with one thread, then fork.
+
+        ``signals``: what each signal means. ``stop``: pass it on to the workers, and kill what is left after
+        the grace; a second one kills at once. ``forward``: pass it on and go on. ``preempt``: the job will
+        lose its machine; pass it on, and kill what is left after ``preempt_grace_s`` seconds (default: the
+        grace of the group). That is a stop, which `Ended.stop_signal` names; a second notice changes nothing,
+        and the first stop signal after it is passed on and leaves the workers the grace at most.
+
+        Only what is named is taken: any other signal that ends a process ends the guard, and with it the job.
+        SIGTSTP, SIGCONT and SIGWINCH are forwarded always. None: SIGINT, SIGTERM, SIGHUP and SIGQUIT stop,
+        SIGUSR1 and SIGUSR2 are forwarded. A signal that is ignored when the guard is made (SIGHUP under
+        ``nohup``; SIGPIPE and SIGXFSZ, which Python ignores) stays ignored, even if it is named. Where a
+        group has log files, a SIGHUP that would stop the job and is no hang-up of a terminal opens them anew.
+
+        Raises `SpecError` for an unknown meaning, and for a signal that cannot be taken: SIGKILL, SIGSTOP,
+        SIGCHLD, those of a fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS), 32 and 33,
+        which are the C library's, and numbers outside 1 to 64.
+        """
     def supervise(self, agent_pid: int, grace_s: float, *, reopens: bool = False) -> GuardOutcome:
         """In the parent of the fork: wait for the agent, forwarding signals, then end what it left.
 
-        An agent that has not ended well after ``grace_s`` seconds from a stop signal is killed. ``reopens``:
-        the job has log files, so a SIGHUP that is no hang-up does not end it.
+        An agent that has not ended well after ``grace_s`` seconds from a stop signal, or the time that a
+        preemption leaves, is killed. ``reopens``: the job has log files, so a SIGHUP that is no hang-up does
+        not end it.
         """
     def enter_agent(self) -> None:
         """In the child of the fork: own process group, subreaper, watch the guard."""

@@ -27,7 +27,7 @@ def run_node(plan: NodePlan, restarts: Restarts | None = None) -> int:
     (the agent) does the work and never returns from here.
     """
     try:
-        guard = Guard()
+        guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s)
     except EngineError as error:
         return _refuse(plan, error)
     _flush()

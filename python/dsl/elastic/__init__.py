@@ -1,4 +1,48 @@
-"""What torchrun's users find when workers fail: error files, the failure summary, typed failures.
+"""What torchrun's users find beside the command: launching from Python, error files, typed failures.
 
-Each module is imported by its own name, and only after a worker has failed.
+::
+
+    from dsl.elastic import LaunchConfig, elastic_launch
+
+    results = elastic_launch(LaunchConfig(1, 1, nproc_per_node=4), train)(epochs)  # {rank: what train returned}
+
+The names are imported when they are asked for: a command needs none of them until a worker has failed.
 """
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dsl.elastic.launcher import (
+        ChildFailedError,
+        EntrypointError,
+        LaunchConfig,
+        ProcessFailure,
+        ResultError,
+        SignalException,
+        elastic_launch,
+        launch,
+        launch_agent,
+    )
+
+__all__ = [
+    "ChildFailedError",
+    "EntrypointError",
+    "LaunchConfig",
+    "ProcessFailure",
+    "ResultError",
+    "SignalException",
+    "elastic_launch",
+    "launch",
+    "launch_agent",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("dsl.elastic.launcher"), name)

@@ -248,6 +248,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
             let action = match action {
                 SignalAction::Forward => "forward",
                 SignalAction::Stop => "stop",
+                SignalAction::Preempt => "preempt",
                 SignalAction::Reopen => "reopen",
                 SignalAction::Ignore => "ignore",
             };

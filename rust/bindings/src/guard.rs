@@ -1,12 +1,13 @@
 //! Guard and agent.
 
-use dsl_engine::{Agent, Features, Guard as Engine};
+use dsl_engine::{Agent, Features, Guard as Engine, Meaning, Table};
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
-use crate::error::to_python;
+use crate::error::{spec_error, to_python};
 use crate::event::survivors;
-use crate::spec::seconds;
+use crate::spec::{items, seconds};
 
 /// The process that the shell sees.
 #[pyclass(frozen, module = "dsl._core")]
@@ -19,6 +20,46 @@ impl Guard {
     pub(crate) fn take_agent(&self) -> Option<Agent> {
         self.agent.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
+}
+
+const SIGINT: i32 = 2;
+
+fn table(signals: &Bound<'_, PyAny>) -> PyResult<Table> {
+    let mut entries = Vec::new();
+    for item in items(signals)? {
+        let (key, value): (Bound<'_, PyAny>, String) = item.extract()?;
+        let signal = key.extract::<i32>().map_err(|error| {
+            if error.is_instance_of::<PyOverflowError>(key.py()) {
+                spec_error(format!(
+                    "there is no signal {key}: signals have the numbers 1 to 64"
+                ))
+            } else {
+                error
+            }
+        })?;
+        let meaning = match value.as_str() {
+            "stop" => Meaning::Stop,
+            "forward" => Meaning::Forward,
+            "preempt" => Meaning::Preempt,
+            other => {
+                return Err(spec_error(format!(
+                    "signal {signal} can mean \"stop\", \"forward\" or \"preempt\", got {other:?}"
+                )));
+            }
+        };
+        entries.push((signal, meaning));
+    }
+    Table::new(entries).map_err(spec_error)
+}
+
+/// Python's own handler would note a SIGINT that is not ours to take, and nobody would ever look at the note.
+fn give_back_interrupt(py: Python<'_>) -> PyResult<()> {
+    let signal = py.import("signal")?;
+    let handler = signal.call_method1("getsignal", (SIGINT,))?;
+    if handler.is(&signal.getattr("default_int_handler")?) {
+        signal.call_method1("signal", (SIGINT, signal.getattr("SIG_DFL")?))?;
+    }
+    Ok(())
 }
 
 /// What became of the agent.
@@ -34,9 +75,19 @@ pub(crate) struct GuardOutcome {
 #[pymethods]
 impl Guard {
     #[new]
-    fn new() -> PyResult<Self> {
+    #[pyo3(signature = (signals = None, *, preempt_grace_s = None))]
+    fn new(
+        py: Python<'_>,
+        signals: Option<&Bound<'_, PyAny>>,
+        preempt_grace_s: Option<f64>,
+    ) -> PyResult<Self> {
+        let table = signals.map(table).transpose()?.unwrap_or_default();
+        let preempt_grace = preempt_grace_s.map(seconds).transpose()?;
+        if table.meaning(SIGINT).is_none() {
+            give_back_interrupt(py)?;
+        }
         let features = Features::from_environment();
-        let engine = Engine::new(features).map_err(to_python)?;
+        let engine = Engine::new(features, table, preempt_grace).map_err(to_python)?;
         Ok(Self {
             engine,
             agent: Mutex::new(None),

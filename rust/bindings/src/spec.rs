@@ -29,18 +29,23 @@ fn c_string(value: &Bound<'_, PyAny>, what: &str) -> PyResult<CString> {
     CString::new(bytes_of(value)?).map_err(|_| spec_error(engine::SpecError::Nul(what.to_owned())))
 }
 
-fn environment(mapping: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::EnvEntry>> {
-    let Some(mapping) = mapping else {
-        return Ok(Vec::new());
-    };
-    let items = match mapping.cast::<PyDict>() {
-        Ok(dict) => dict.items(),
+/// Pairs of a mapping.
+pub(crate) fn items<'py>(mapping: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+    match mapping.cast::<PyDict>() {
+        Ok(dict) => Ok(dict.items()),
         Err(_) => mapping
             .call_method0("items")?
             .try_iter()?
             .collect::<PyResult<Vec<_>>>()
-            .and_then(|items| PyList::new(mapping.py(), items))?,
+            .and_then(|items| PyList::new(mapping.py(), items)),
+    }
+}
+
+fn environment(mapping: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::EnvEntry>> {
+    let Some(mapping) = mapping else {
+        return Ok(Vec::new());
     };
+    let items = items(mapping)?;
     let mut entries = Vec::with_capacity(items.len());
     for item in items {
         let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;

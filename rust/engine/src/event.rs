@@ -101,13 +101,15 @@ pub enum StopReason {
     GuardLost,
 }
 
-/// What a signal to the job means.
+/// What is done about a signal to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalAction {
     /// Pass it on and go on.
     Forward,
     /// Pass it on, and kill what is left after the grace period.
     Stop,
+    /// Pass it on, and leave the workers the time of a preemption to write a checkpoint and end.
+    Preempt,
     /// Open the log files anew, as after a rotation.
     Reopen,
     /// Do nothing: the job is ending already.

@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crate::event::StopReason;
+use crate::signals::Moment;
 use crate::spec::OnFailure;
 
 /// Time given to processes that outlived their workers before they are killed.
@@ -28,6 +29,8 @@ pub(crate) enum Input {
         signal: i32,
         grace: Duration,
     },
+    /// The job will lose its machine: the workers get this signal, and this time to end by themselves.
+    Preempt { signal: i32, grace: Duration },
     /// The group is to be killed at once.
     Kill { reason: StopReason },
     /// What is left below the workers, asked for by [`Action::CheckTree`].
@@ -62,9 +65,18 @@ pub(crate) enum Action {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
-    Stopping { deadline: Instant },
-    Sweeping { deadline: Instant },
-    Killing { deadline: Instant, retry: Instant },
+    /// `preempted`: the workers have been told of a preemption only, and of no stop.
+    Stopping {
+        deadline: Instant,
+        preempted: bool,
+    },
+    Sweeping {
+        deadline: Instant,
+    },
+    Killing {
+        deadline: Instant,
+        retry: Instant,
+    },
     Ended,
 }
 
@@ -101,9 +113,13 @@ impl Group {
         matches!(self.phase, Phase::Sweeping { .. } | Phase::Killing { .. })
     }
 
-    /// The job is being stopped or killed, or has ended.
-    pub(crate) fn is_ending(&self) -> bool {
-        self.phase != Phase::Running
+    /// How near its end a signal finds the group.
+    pub(crate) fn moment(&self) -> Moment {
+        match self.phase {
+            Phase::Running => Moment::Running,
+            Phase::Stopping { preempted: true, .. } => Moment::Preempted,
+            _ => Moment::Ending,
+        }
     }
 
     /// The signal by which the user ended the job.
@@ -115,7 +131,7 @@ impl Group {
     pub(crate) fn next_tick(&self) -> Option<Instant> {
         match self.phase {
             Phase::Running | Phase::Ended => None,
-            Phase::Stopping { deadline } | Phase::Sweeping { deadline } => Some(deadline),
+            Phase::Stopping { deadline, .. } | Phase::Sweeping { deadline } => Some(deadline),
             Phase::Killing { deadline, retry } => Some(deadline.min(retry)),
         }
     }
@@ -134,6 +150,7 @@ impl Group {
                 signal,
                 grace,
             } => self.stop(now, reason, signal, grace),
+            Input::Preempt { signal, grace } => self.preempt(now, signal, grace),
             Input::Kill { reason } => self.kill(now, reason),
             Input::Tree { empty } => self.tree(now, empty),
             Input::Tick => self.tick(now),
@@ -175,7 +192,10 @@ impl Group {
         self.grace = self.grace.min(grace);
         match &mut self.phase {
             Phase::Running => {
-                self.phase = Phase::Stopping { deadline: wanted };
+                self.phase = Phase::Stopping {
+                    deadline: wanted,
+                    preempted: false,
+                };
                 let report = Action::ReportStop {
                     reason,
                     signal,
@@ -185,7 +205,15 @@ impl Group {
                 actions.extend(self.cancel_pending());
                 actions
             }
-            Phase::Stopping { deadline } | Phase::Sweeping { deadline } => {
+            Phase::Stopping {
+                deadline,
+                preempted: preempted @ true,
+            } => {
+                *preempted = false;
+                *deadline = wanted.min(*deadline);
+                vec![Action::Broadcast(signal)]
+            }
+            Phase::Stopping { deadline, .. } | Phase::Sweeping { deadline } => {
                 *deadline = wanted.min(*deadline);
                 if *deadline <= now {
                     self.start_killing(now)
@@ -195,6 +223,18 @@ impl Group {
             }
             Phase::Killing { .. } | Phase::Ended => Vec::new(),
         }
+    }
+
+    /// Changes nothing for a group that is being stopped already.
+    fn preempt(&mut self, now: Instant, signal: i32, grace: Duration) -> Vec<Action> {
+        if self.phase != Phase::Running {
+            return Vec::new();
+        }
+        let actions = self.stop(now, StopReason::Signal(signal), signal, grace);
+        if let Phase::Stopping { preempted, .. } = &mut self.phase {
+            *preempted = true;
+        }
+        actions
     }
 
     /// Cancelled workers come back as [`Input::WorkerEnded`]; with none running the tree is looked at then.
@@ -248,7 +288,7 @@ impl Group {
     fn tick(&mut self, now: Instant) -> Vec<Action> {
         match &mut self.phase {
             Phase::Running | Phase::Ended => Vec::new(),
-            Phase::Stopping { deadline } | Phase::Sweeping { deadline } => {
+            Phase::Stopping { deadline, .. } | Phase::Sweeping { deadline } => {
                 if *deadline <= now {
                     self.start_killing(now)
                 } else {

@@ -17,13 +17,13 @@ use rustix::process::{
 
 use crate::cgroup::{self, JobCgroup};
 use crate::error::Error;
-use crate::event::{SignalAction, Survivor};
+use crate::event::Survivor;
 use crate::features::Features;
 use crate::orphans::{Orphans, reap_orphans};
-use crate::signals::{self, is_reopening};
+use crate::signals::{GUARD_DEATH, Meaning, Table};
 use crate::spawn::{fill_standard_streams, open_files_limit};
 use crate::sys::signal::{self, Received, SignalSet};
-use crate::sys::wait::{Death, Target, try_wait};
+use crate::sys::wait::{Death, Target, is_stopped, try_wait};
 use crate::token;
 use crate::tree::{Scope, Tree};
 
@@ -44,7 +44,8 @@ pub struct Guard {
     pid: i32,
     group: i32,
     token: String,
-    taken: SignalSet,
+    table: Table,
+    preempt_grace: Option<Duration>,
     mask: SignalSet,
     open_files: Rlimit,
     features: Features,
@@ -71,11 +72,14 @@ pub struct Outcome {
 /// The agent's side of the link.
 #[derive(Debug)]
 pub struct Agent {
-    /// Readable once the guard is gone; `None` when it is gone already.
+    /// Readable once the guard is gone. `None`: that is told by [`GUARD_DEATH`].
     pub(crate) guard: Option<OwnedFd>,
+    pub(crate) guard_pid: i32,
     pub(crate) foreground_group: i32,
     pub(crate) token: String,
-    pub(crate) taken: SignalSet,
+    pub(crate) table: Table,
+    /// Time that a preemption leaves; `None` for the group's grace.
+    pub(crate) preempt_grace: Option<Duration>,
     pub(crate) mask: SignalSet,
     pub(crate) open_files: Rlimit,
     pub(crate) features: Features,
@@ -85,27 +89,26 @@ pub struct Agent {
 impl Guard {
     /// Makes this process the guard of a job: subreaper, with the job's signals blocked and SIGCHLD reset.
     ///
-    /// Call it while the process has a single thread. Signals that are ignored (as by `nohup`) stay so.
-    pub fn new(features: Features) -> Result<Self, Error> {
+    /// Call it while the process has a single thread. Signals that are ignored (as by `nohup`) stay so, also those
+    /// that `table` names: whoever started the job wanted it. `preempt_grace`: time that a preemption leaves the
+    /// workers (`None`: the group's grace).
+    pub fn new(features: Features, table: Table, preempt_grace: Option<Duration>) -> Result<Self, Error> {
         fill_standard_streams().map_err(Error::os("open /dev/null"))?;
         set_child_subreaper(Some(getpid()))
             .map_err(io::Error::from)
             .map_err(Error::os("prctl"))?;
         signal::reset_child_signal().map_err(Error::os("sigaction"))?;
-        let taken: Vec<i32> = signals::TAKEN
-            .into_iter()
-            .filter(|signal| !signal::is_ignored(*signal))
-            .collect();
-        let taken = SignalSet::of(&taken);
+        let table = table.without_those(signal::is_ignored);
         let job_token = token::random();
         let pid = getpid().as_raw_nonzero().get();
         let cgroup = features.cgroup.then(|| job_cgroup(pid, &job_token)).flatten();
-        let mask = signal::block(SignalSet(taken.0 | SignalSet::of(&[libc::SIGCHLD]).0));
+        let mask = signal::block(with(table.taken(), libc::SIGCHLD));
         Ok(Self {
             pid,
             group: crate::sys::process_group(),
             token: job_token,
-            taken,
+            table,
+            preempt_grace,
             mask,
             open_files: open_files_limit(),
             features,
@@ -135,21 +138,23 @@ impl Guard {
         let guard = Pid::from_raw(self.pid)
             .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
             .filter(|_| self.features.pidfd);
-        // The pid pinned above is the guard's only if the guard was alive still after that.
-        let alive = getppid().is_some_and(|parent| parent.as_raw_nonzero().get() == self.pid);
-        if !self.features.pidfd {
-            signal::die_with_parent(libc::SIGTERM).map_err(Error::os("prctl"))?;
+        if guard.is_none() {
+            signal::block(SignalSet::of(&[GUARD_DEATH]));
+            signal::die_with_parent(GUARD_DEATH).map_err(Error::os("prctl"))?;
         }
-        if !alive {
+        // What was asked for above is about the guard only if the guard was alive still after that.
+        if !is_parent(self.pid) {
             return Err(Error::os("the guard process is gone")(
                 io::Error::from_raw_os_error(libc::ESRCH),
             ));
         }
         Ok(Agent {
             guard,
+            guard_pid: self.pid,
             foreground_group: self.group,
             token: self.token.clone(),
-            taken: self.taken,
+            table: self.table,
+            preempt_grace: self.preempt_grace,
             mask: self.mask,
             open_files: self.open_files,
             features: self.features,
@@ -159,16 +164,18 @@ impl Guard {
 
     /// In the parent of the fork: waits for the agent, passing signals on, then ends whatever it left.
     ///
-    /// `grace` is the job's; an agent that does not end long after it is killed. `reopens`: the job has log files,
-    /// so a SIGHUP that is no hang-up does not end it.
+    /// `grace` is the job's; an agent that does not end long after it (or after the time of a preemption) is
+    /// killed. `reopens`: the job has log files, so a SIGHUP that is no hang-up does not end it.
     pub fn supervise(&self, agent_pid: i32, grace: Duration, reopens: bool) -> Result<Outcome, Error> {
-        let set = SignalSet(self.taken.0 | SignalSet::of(&[libc::SIGCHLD]).0);
+        let set = with(self.table.taken(), libc::SIGCHLD);
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
         let agent = AgentProcess::open(agent_pid, self.features);
         let mut watch = Watch {
             deadline: None,
             terminal_interrupt: false,
-            patience: grace + AGENT_PATIENCE,
+            table: self.table,
+            grace,
+            preempt_grace: self.preempt_grace.unwrap_or(grace),
             reopens,
             last: None,
         };
@@ -183,7 +190,7 @@ impl Guard {
             .map_err(Error::os("poll"))?;
             while let Some(received) = signal::read_intake(intake.as_fd()).map_err(Error::os("read"))? {
                 if received.signal != libc::SIGCHLD {
-                    watch.pass_on(&agent, received);
+                    watch.pass_on(&agent, received, Instant::now());
                 }
             }
             if let Some(death) = agent.try_wait() {
@@ -267,36 +274,44 @@ impl Guard {
 struct Watch {
     deadline: Option<Instant>,
     terminal_interrupt: bool,
-    patience: Duration,
+    table: Table,
+    grace: Duration,
+    preempt_grace: Duration,
     reopens: bool,
     /// The last signal and when it came.
     last: Option<(Received, Instant)>,
 }
 
 impl Watch {
-    fn pass_on(&mut self, agent: &AgentProcess, received: Received) {
-        let now = Instant::now();
+    fn pass_on(&mut self, agent: &AgentProcess, received: Received, now: Instant) {
         let last = self.last.replace((received, now));
         let repeated = last.is_some_and(|(last, at)| last == received && now - at < SAME_REQUEST);
-        if repeated && received.sender != 0 && signals::meaning(received.signal) == SignalAction::Stop {
+        let meaning = self.table.meaning(received.signal);
+        if repeated && received.sender != 0 && meaning != Some(Meaning::Forward) {
             return;
         }
         agent.send(received);
-        if self.reopens && is_reopening(received) {
+        if self.reopens && self.table.is_reopening(received) {
             return;
         }
-        match signals::meaning(received.signal) {
-            SignalAction::Stop => {
+        match meaning {
+            Some(Meaning::Stop) => {
                 self.terminal_interrupt |= received.signal == libc::SIGINT && received.from_terminal;
-                self.deadline.get_or_insert(Instant::now() + self.patience);
-                // A stopped agent must be able to carry it out.
-                agent.send(Received::own(libc::SIGCONT));
+                let deadline = now + self.grace + AGENT_PATIENCE;
+                // It can shorten the time that a preemption leaves.
+                self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+                agent.resume(received.signal);
             }
-            SignalAction::Forward if received.signal == libc::SIGTSTP => {
+            Some(Meaning::Preempt) => {
+                self.deadline
+                    .get_or_insert(now + self.preempt_grace + AGENT_PATIENCE);
+                agent.resume(received.signal);
+            }
+            Some(Meaning::Forward) if received.signal == libc::SIGTSTP => {
                 // The shell waits for its own child to stop. Nothing is left to do if that fails.
                 let _ = kill_process(getpid(), Signal::STOP);
             }
-            SignalAction::Forward | SignalAction::Reopen | SignalAction::Ignore => {}
+            Some(Meaning::Forward) | None => {}
         }
     }
 }
@@ -324,6 +339,14 @@ impl AgentProcess {
         // A failure means that the agent has just died, which is noticed next.
         let _ = signal::forward(self.pid, received);
     }
+
+    /// A stopped agent must be able to carry out the signal it was sent. It reads signals in the order of their
+    /// numbers: behind its own, this one is heard by no worker.
+    fn resume(&self, sent: i32) {
+        if sent < libc::SIGCONT || is_stopped(self.pid) {
+            self.send(Received::own(libc::SIGCONT));
+        }
+    }
 }
 
 fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::Result<()> {
@@ -340,6 +363,15 @@ fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// The set with one signal more.
+fn with(set: SignalSet, signal: i32) -> SignalSet {
+    SignalSet(set.0 | SignalSet::of(&[signal]).0)
+}
+
+pub(crate) fn is_parent(pid: i32) -> bool {
+    getppid().is_some_and(|parent| parent.as_raw_nonzero().get() == pid)
 }
 
 fn job_cgroup(pid: i32, token: &str) -> Option<JobCgroup> {
@@ -373,3 +405,6 @@ fn remove_cgroup(job: &JobCgroup) {
         let _ = wait_for([None, None], Some(Duration::from_millis(5)));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,35 +1,179 @@
 //! What a signal to the job means: one table.
 
-use crate::event::SignalAction;
-use crate::sys::signal::Received;
+use crate::sys::signal::{Received, SignalSet};
 
-/// Signals that an agent and its guard take.
-pub(crate) const TAKEN: [i32; 9] = [
-    libc::SIGINT,
-    libc::SIGTERM,
-    libc::SIGHUP,
-    libc::SIGQUIT,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
-    libc::SIGTSTP,
-    libc::SIGCONT,
-    libc::SIGWINCH,
+/// Numbers that signals have.
+const NUMBERS: std::ops::RangeInclusive<i32> = 1..=64;
+/// Signals by which a terminal and a shell steer a job. Workers need them whatever else is wanted.
+const JOB_CONTROL: [i32; 3] = [libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH];
+/// Signals whose first copy stops the job unless a table says otherwise.
+const STOPPING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+/// Signals that belong to the program unless a table says otherwise.
+const USERS: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
+/// Signals that tell a program of its own fault.
+const FAULTS: [(i32, &str); 7] = [
+    (libc::SIGSEGV, "SIGSEGV"),
+    (libc::SIGBUS, "SIGBUS"),
+    (libc::SIGFPE, "SIGFPE"),
+    (libc::SIGILL, "SIGILL"),
+    (libc::SIGTRAP, "SIGTRAP"),
+    (libc::SIGABRT, "SIGABRT"),
+    (libc::SIGSYS, "SIGSYS"),
 ];
+/// What an agent gets when its guard dies, where it cannot watch it through a descriptor. The last real-time
+/// signal, so that a signal of this number that somebody sends can be told from it by the guard being alive.
+pub(crate) const GUARD_DEATH: i32 = 64;
 
-/// Meaning of a signal to the job.
-pub(crate) fn meaning(signal: i32) -> SignalAction {
-    match signal {
-        libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT => SignalAction::Stop,
-        libc::SIGUSR1 | libc::SIGUSR2 | libc::SIGTSTP | libc::SIGCONT | libc::SIGWINCH => {
-            SignalAction::Forward
-        }
-        _ => SignalAction::Ignore,
+/// What a signal to the job means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meaning {
+    /// Pass it on, and kill what is left after the grace period. A second one kills at once.
+    Stop,
+    /// Pass it on and go on.
+    Forward,
+    /// The job will lose its machine soon: pass it on, and leave the workers the time of a preemption to write a
+    /// checkpoint and end.
+    Preempt,
+}
+
+/// Why a signal cannot be in a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The number is no signal's.
+    #[error("there is no signal {0}: signals have the numbers 1 to 64")]
+    NoSignal(i32),
+    /// The C library uses it between its threads.
+    #[error("signal {0} is used by the C library itself: take one from 34 on")]
+    Reserved(i32),
+    /// The kernel shows it to nobody.
+    #[error("{0} cannot be taken, because no process can catch it: leave it out")]
+    Uncatchable(&'static str),
+    /// It says that a child has changed.
+    #[error("SIGCHLD cannot be taken, because it tells of the ends of workers: leave it out")]
+    Child,
+    /// The processor or the program itself raises it.
+    #[error("{0} cannot be taken, because it tells a process of its own fault: leave it out")]
+    Fault(&'static str),
+}
+
+/// Which signals a guard and its agent take, and what each of them means.
+///
+/// A signal that is not in the table keeps its default action: it ends the guard, and the agent then ends the job.
+/// SIGTSTP, SIGCONT and SIGWINCH are in every table, and forwarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Table {
+    stop: SignalSet,
+    forward: SignalSet,
+    preempt: SignalSet,
+}
+
+impl Default for Table {
+    /// SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job, SIGUSR1 and SIGUSR2 are forwarded.
+    fn default() -> Self {
+        let mut table = Self::job_control();
+        table.stop = SignalSet::of(&STOPPING);
+        table.forward.0 |= SignalSet::of(&USERS).0;
+        table
     }
 }
 
-/// A SIGHUP that no terminal is behind: log rotation asks for new files by it.
-pub(crate) fn is_reopening(received: Received) -> bool {
-    received.signal == libc::SIGHUP && !received.from_terminal
+impl Table {
+    /// The signals that are named, and job control, whose meaning no entry changes. The last entry for a signal
+    /// counts.
+    pub fn new(entries: impl IntoIterator<Item = (i32, Meaning)>) -> Result<Self, Refusal> {
+        let mut table = Self::job_control();
+        for (signal, meaning) in entries {
+            check(signal)?;
+            if JOB_CONTROL.contains(&signal) {
+                continue;
+            }
+            table = table.without(signal);
+            let set = match meaning {
+                Meaning::Stop => &mut table.stop,
+                Meaning::Forward => &mut table.forward,
+                Meaning::Preempt => &mut table.preempt,
+            };
+            set.0 |= SignalSet::of(&[signal]).0;
+        }
+        Ok(table)
+    }
+
+    fn job_control() -> Self {
+        Self {
+            stop: SignalSet::default(),
+            forward: SignalSet::of(&JOB_CONTROL),
+            preempt: SignalSet::default(),
+        }
+    }
+
+    /// What a signal means; `None` for one that is not taken.
+    pub fn meaning(&self, signal: i32) -> Option<Meaning> {
+        [
+            (self.stop, Meaning::Stop),
+            (self.forward, Meaning::Forward),
+            (self.preempt, Meaning::Preempt),
+        ]
+        .into_iter()
+        .find_map(|(set, meaning)| has(set, signal).then_some(meaning))
+    }
+
+    /// All signals of the table.
+    pub(crate) fn taken(&self) -> SignalSet {
+        SignalSet(self.stop.0 | self.forward.0 | self.preempt.0)
+    }
+
+    /// The table without the signals for which this is so.
+    pub(crate) fn without_those(self, is_unwanted: impl Fn(i32) -> bool) -> Self {
+        let taken = self.taken();
+        NUMBERS
+            .filter(|signal| has(taken, *signal) && is_unwanted(*signal))
+            .fold(self, Self::without)
+    }
+
+    fn without(self, signal: i32) -> Self {
+        let others = !SignalSet::of(&[signal]).0;
+        Self {
+            stop: SignalSet(self.stop.0 & others),
+            forward: SignalSet(self.forward.0 & others),
+            preempt: SignalSet(self.preempt.0 & others),
+        }
+    }
+
+    /// A SIGHUP that no terminal is behind and that would stop the job: log rotation asks for new files by it.
+    pub(crate) fn is_reopening(&self, received: Received) -> bool {
+        received.signal == libc::SIGHUP
+            && !received.from_terminal
+            && self.meaning(libc::SIGHUP) == Some(Meaning::Stop)
+    }
+}
+
+fn has(set: SignalSet, signal: i32) -> bool {
+    NUMBERS.contains(&signal) && set.0 & SignalSet::of(&[signal]).0 != 0
+}
+
+fn check(signal: i32) -> Result<(), Refusal> {
+    if let Some((_, name)) = FAULTS.iter().find(|(fault, _)| *fault == signal) {
+        return Err(Refusal::Fault(name));
+    }
+    match signal {
+        libc::SIGKILL => Err(Refusal::Uncatchable("SIGKILL")),
+        libc::SIGSTOP => Err(Refusal::Uncatchable("SIGSTOP")),
+        libc::SIGCHLD => Err(Refusal::Child),
+        32 | 33 => Err(Refusal::Reserved(signal)),
+        _ if NUMBERS.contains(&signal) => Ok(()),
+        _ => Err(Refusal::NoSignal(signal)),
+    }
+}
+
+/// How far a group is from its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// It runs.
+    Running,
+    /// It has the time of a preemption, and nobody has asked for more.
+    Preempted,
+    /// It is being stopped or killed.
+    Ending,
 }
 
 /// What to do about a signal, given what came before.
@@ -37,8 +181,10 @@ pub(crate) fn is_reopening(received: Received) -> bool {
 pub(crate) enum Verdict {
     /// Pass it on.
     Forward,
-    /// Pass it on and stop the group.
+    /// Pass it on, and leave the group its grace at most.
     Stop,
+    /// Pass it on, and leave the group the time of a preemption.
+    Preempt,
     /// The user insists: no more grace.
     Hurry,
     /// The group is ending already; a second one would hurry it.
@@ -47,49 +193,20 @@ pub(crate) enum Verdict {
     Ignore,
 }
 
-/// Decides about one signal. `stops`: signals of the stopping kind that came before; `ending`: the group is being
-/// stopped already.
-pub(crate) fn decide(signal: i32, stops: usize, ending: bool) -> Verdict {
-    match (meaning(signal), stops, ending) {
-        (SignalAction::Forward, _, false) => Verdict::Forward,
-        (SignalAction::Stop, 0, false) => Verdict::Stop,
-        (SignalAction::Stop, 0, true) => Verdict::Note,
-        (SignalAction::Stop, _, _) => Verdict::Hurry,
-        // A group that is being stopped must be able to run, and needs nothing else any more.
-        (SignalAction::Forward | SignalAction::Reopen | SignalAction::Ignore, _, _) => Verdict::Ignore,
+/// Decides about one signal. `stops`: signals of the stopping kind that came before.
+pub(crate) fn decide(meaning: Option<Meaning>, stops: usize, moment: Moment) -> Verdict {
+    match (meaning, moment) {
+        (Some(Meaning::Forward), Moment::Running) => Verdict::Forward,
+        (Some(Meaning::Preempt), Moment::Running) => Verdict::Preempt,
+        (Some(Meaning::Stop), _) if stops > 0 => Verdict::Hurry,
+        // After a preemption's notice the first stop signal says when, and does not insist.
+        (Some(Meaning::Stop), Moment::Running | Moment::Preempted) => Verdict::Stop,
+        (Some(Meaning::Stop), Moment::Ending) => Verdict::Note,
+        // A group that is being stopped must be able to run, and needs nothing else any more. Schedulers repeat
+        // the notice of a preemption.
+        (Some(Meaning::Forward | Meaning::Preempt) | None, _) => Verdict::Ignore,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_first_stop_signal_stops_and_a_second_hurries() {
-        assert_eq!(decide(libc::SIGINT, 0, false), Verdict::Stop);
-        assert_eq!(decide(libc::SIGTERM, 1, true), Verdict::Hurry);
-    }
-
-    #[test]
-    fn a_stop_signal_during_a_stop_for_failure_leaves_the_grace() {
-        assert_eq!(decide(libc::SIGTERM, 0, true), Verdict::Note);
-        assert_eq!(decide(libc::SIGTERM, 1, true), Verdict::Hurry);
-    }
-
-    #[test]
-    fn user_signals_are_forwarded_while_the_group_runs() {
-        for signal in [libc::SIGUSR1, libc::SIGUSR2, libc::SIGTSTP, libc::SIGCONT] {
-            assert_eq!(decide(signal, 0, false), Verdict::Forward);
-            assert_eq!(decide(signal, 1, true), Verdict::Ignore);
-        }
-    }
-
-    #[test]
-    fn every_signal_that_is_taken_has_a_meaning() {
-        assert!(
-            TAKEN
-                .iter()
-                .all(|signal| meaning(*signal) != SignalAction::Ignore)
-        );
-    }
-}
+mod tests;

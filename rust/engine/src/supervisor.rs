@@ -55,7 +55,7 @@ pub struct Supervisor {
     /// Some worker's death cannot be heard of: all are looked at in every turn.
     sweeps: bool,
     host: Option<Host>,
-    /// A stop signal that came before there was a group.
+    /// A signal to end the job that came before there was a group, or while one ended for another reason.
     early_stop: Option<i32>,
     token: String,
     cgroup: Option<JobCgroup>,
@@ -151,13 +151,7 @@ impl Supervisor {
         self.mux = log_thread(&spec, &self.wake)?;
         let attempt = self.new_attempt();
         self.job = Some(Job::new(spec, env, attempt));
-        if let Some(signal) = self.early_stop.take() {
-            self.step(Input::Stop {
-                reason: StopReason::Signal(signal),
-                signal,
-                grace: Duration::ZERO,
-            });
-        }
+        self.catch_up();
         Ok(())
     }
 

@@ -60,6 +60,10 @@ impl Scene {
         assert_eq!(self.step(ms, input), expected, "{input:?} after {ms} ms");
     }
 
+    fn is_ending(&self) -> bool {
+        self.group.moment() != Moment::Running
+    }
+
     fn has_ended(&self) -> bool {
         self.group.phase == Phase::Ended
     }
@@ -87,6 +91,13 @@ fn signalled(number: i32) -> Input {
     }
 }
 
+fn preempt(grace_ms: u64) -> Input {
+    Input::Preempt {
+        signal: libc::SIGUSR1,
+        grace: Duration::from_millis(grace_ms),
+    }
+}
+
 fn report(reason: StopReason, signal: i32, grace: Duration) -> Action {
     Action::ReportStop {
         reason,
@@ -101,7 +112,7 @@ fn a_group_that_ends_by_itself_asks_for_what_is_left_once_and_never_ticks() {
     scene.is(1, CLEAN, &[]);
     assert_eq!(scene.group.next_tick(), None);
     scene.is(2, CLEAN, &[Action::CheckTree]);
-    assert!(!scene.group.is_ending());
+    assert!(!scene.is_ending());
     scene.is(2, GONE, &[END]);
     assert!(scene.has_ended());
     assert_eq!(scene.group.next_tick(), None);
@@ -116,7 +127,7 @@ fn the_first_failure_stops_the_others_with_one_deadline() {
         Action::Broadcast(libc::SIGTERM),
     ];
     scene.is(5, FAILED, &stopping);
-    assert!(scene.group.is_ending() && !scene.group.may_start());
+    assert!(scene.is_ending() && !scene.group.may_start());
     scene.next_tick_is(10_005);
     scene.is(6, FAILED, &[]);
     scene.next_tick_is(10_005);
@@ -168,7 +179,7 @@ fn under_report_a_failure_changes_nothing_for_the_others() {
     let mut scene = Scene::with(3, OnFailure::Report, GRACE);
     scene.is(0, Input::Started, &[]);
     scene.is(0, FAILED, &[]);
-    assert!(scene.group.may_start() && !scene.group.is_ending());
+    assert!(scene.group.may_start() && !scene.is_ending());
     scene.is(1, NEVER_RAN, &[]);
     scene.is(2, Input::Started, &[]);
     scene.is(3, FAILED, &[Action::CheckTree]);
@@ -353,8 +364,110 @@ fn a_users_signal_is_the_one_that_is_sent() {
 }
 
 #[test]
+fn a_preemption_is_reported_passed_on_and_has_a_deadline_of_its_own() {
+    let mut scene = Scene::started(3, 2);
+    let grace = Duration::from_secs(120);
+    let stopping = [
+        report(StopReason::Signal(libc::SIGUSR1), libc::SIGUSR1, grace),
+        Action::Broadcast(libc::SIGUSR1),
+        Action::CancelPending,
+    ];
+    scene.is(5, preempt(120_000), &stopping);
+    assert!(scene.is_ending() && !scene.group.may_start());
+    assert_eq!(scene.group.moment(), Moment::Preempted);
+    scene.is(5, NEVER_RAN, &[]);
+    scene.next_tick_is(120_005);
+    scene.is(120_004, Input::Tick, &[]);
+    scene.is(120_005, Input::Tick, &[FIRST_KILL]);
+    assert_eq!(scene.group.moment(), Moment::Ending);
+    assert_eq!(scene.group.stop_signal(), Some(libc::SIGUSR1));
+}
+
+#[test]
+fn a_preempted_group_ends_as_always_and_a_failure_in_it_stops_nobody() {
+    let mut scene = Scene::started(2, 2);
+    scene.step(0, preempt(60_000));
+    scene.is(1, FAILED, &[]);
+    scene.next_tick_is(60_000);
+    scene.is(2, CLEAN, &[Action::CheckTree]);
+    scene.is(2, GONE, &[END]);
+    assert_eq!(scene.group.stop_signal(), Some(libc::SIGUSR1));
+}
+
+#[test]
+fn a_second_preemption_changes_nothing() {
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, preempt(60_000));
+    for grace_ms in [0, 1_000, 90_000] {
+        scene.is(100, preempt(grace_ms), &[]);
+        scene.next_tick_is(60_000);
+        assert_eq!(scene.group.moment(), Moment::Preempted);
+    }
+}
+
+#[test]
+fn the_first_stop_after_a_preemption_is_passed_on_and_can_only_shorten_the_deadline() {
+    for (preempt_ms, at_ms, stop_ms, expected_ms) in [
+        (60_000, 1_000, 10_000, 11_000),
+        (5_000, 1_000, 10_000, 5_000),
+        (60_000, 1_000, 0, 1_000),
+    ] {
+        let mut scene = Scene::started(1, 1);
+        scene.step(0, preempt(preempt_ms));
+        scene.is(at_ms, stop_after(stop_ms), &[Action::Broadcast(libc::SIGTERM)]);
+        scene.next_tick_is(expected_ms);
+        assert_eq!(scene.group.moment(), Moment::Ending);
+        scene.is(at_ms, preempt(1), &[]);
+        scene.next_tick_is(expected_ms);
+        scene.is(expected_ms, Input::Tick, &[FIRST_KILL]);
+    }
+}
+
+#[test]
+fn a_second_stop_after_a_preemption_is_one_of_any_other_stop() {
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, preempt(60_000));
+    scene.step(1_000, signalled(libc::SIGTERM));
+    scene.is(2_000, stop_after(20_000), &[]);
+    scene.next_tick_is(11_000);
+    scene.is(3_000, stop_after(0), &[FIRST_KILL]);
+    assert_eq!(scene.group.stop_signal(), Some(libc::SIGUSR1));
+}
+
+#[test]
+fn a_preemption_of_a_group_that_is_being_stopped_changes_nothing() {
+    let ends = [REQUEST, signalled(libc::SIGTERM), FAILED, KILL];
+    for end in ends {
+        let mut scene = Scene::started(2, 2);
+        scene.step(0, end);
+        let (due, signal) = (scene.group.next_tick(), scene.group.stop_signal());
+        scene.is(1, preempt(5), &[]);
+        assert_eq!(scene.group.next_tick(), due);
+        assert_eq!(scene.group.stop_signal(), signal);
+        assert_eq!(scene.group.moment(), Moment::Ending);
+    }
+}
+
+#[test]
+fn a_kill_ends_the_time_of_a_preemption() {
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, preempt(60_000));
+    scene.is(1, KILL, &[FIRST_KILL]);
+}
+
+#[test]
+fn what_outlived_preempted_workers_is_asked_to_end() {
+    let mut scene = Scene::started(1, 1);
+    scene.step(0, preempt(60_000));
+    scene.is(100, CLEAN, &[Action::CheckTree]);
+    scene.is(100, LEFT, &[Action::TerminateTree]);
+    scene.next_tick_is(2_100);
+    assert_eq!(scene.group.moment(), Moment::Ending);
+}
+
+#[test]
 fn nothing_is_done_after_the_end() {
-    let late = [REQUEST, stop_after(0), KILL, GONE, LEFT, Input::Tick];
+    let late = [REQUEST, stop_after(0), preempt(0), KILL, GONE, LEFT, Input::Tick];
     let mut scene = Scene::started(1, 1);
     scene.step(0, CLEAN);
     scene.step(0, GONE);

@@ -1,18 +1,25 @@
 //! What an agent has and a supervisor inside somebody's program has not: the job's signals and its guard.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use crate::error::Error;
 use crate::event::SignalAction;
-use crate::guard::Agent;
+use crate::guard::{Agent, is_parent};
 use crate::poller::Poller;
-use crate::signals::{Verdict, decide};
+use crate::signals::{GUARD_DEATH, Moment, Table, Verdict, decide};
 use crate::supervisor::source::Source;
 use crate::sys::signal::{self, Received, SignalSet};
 
 pub(super) struct Host {
     intake: OwnedFd,
     guard: Option<OwnedFd>,
+    guard_pid: i32,
+    /// Nobody is above us any more.
+    pub(super) has_lost_guard: bool,
+    pub(super) table: Table,
+    /// Time that a preemption leaves; `None` for the group's grace.
+    pub(super) preempt_grace: Option<Duration>,
     /// Process group of a foreground worker.
     pub(super) foreground_group: i32,
     stops: usize,
@@ -20,7 +27,8 @@ pub(super) struct Host {
 
 impl Host {
     pub(super) fn new(poller: &Poller, agent: Agent) -> Result<Self, Error> {
-        let set = SignalSet(agent.taken.0 | SignalSet::of(&[libc::SIGCHLD]).0);
+        let own = SignalSet::of(&[libc::SIGCHLD, GUARD_DEATH]);
+        let set = SignalSet(agent.table.taken().0 | own.0);
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
         poller.watch(&intake, Source::Intake.encode())?;
         if let Some(guard) = &agent.guard {
@@ -29,6 +37,10 @@ impl Host {
         Ok(Self {
             intake,
             guard: agent.guard,
+            guard_pid: agent.guard_pid,
+            has_lost_guard: false,
+            table: agent.table,
+            preempt_grace: agent.preempt_grace,
             foreground_group: agent.foreground_group,
             stops: 0,
         })
@@ -39,9 +51,14 @@ impl Host {
         signal::read_intake(self.intake.as_fd()).map_err(Error::os("read signals"))
     }
 
-    /// What a signal means now; `ending` says that the group is being ended already.
-    pub(super) fn decide(&mut self, number: i32, ending: bool) -> Verdict {
-        let verdict = decide(number, self.stops, ending);
+    /// Whether the signal says that the guard is dead.
+    pub(super) fn is_end_of_guard(&self, received: Received) -> bool {
+        received.signal == GUARD_DEATH && self.guard.is_none() && !is_parent(self.guard_pid)
+    }
+
+    /// What a signal means now.
+    pub(super) fn decide(&mut self, number: i32, moment: Moment) -> Verdict {
+        let verdict = decide(self.table.meaning(number), self.stops, moment);
         if matches!(verdict, Verdict::Stop | Verdict::Hurry | Verdict::Note) {
             self.stops += 1;
         }
@@ -50,6 +67,7 @@ impl Host {
 
     /// The guard is gone; its descriptor would be readable for ever.
     pub(super) fn drop_guard(&mut self, poller: &Poller) {
+        self.has_lost_guard = true;
         if let Some(guard) = self.guard.take() {
             poller.forget(&guard);
         }
@@ -62,6 +80,7 @@ impl Verdict {
         match self {
             Self::Forward => SignalAction::Forward,
             Self::Stop | Self::Hurry => SignalAction::Stop,
+            Self::Preempt => SignalAction::Preempt,
             Self::Note | Self::Ignore => SignalAction::Ignore,
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::event::{Event, SignalAction, StopReason};
 use crate::group::Input;
-use crate::signals::{Verdict, is_reopening};
+use crate::signals::{Meaning, Moment, Verdict};
 use crate::supervisor::{ORPHAN_DELAY, Supervisor};
 use crate::sys::signal::Received;
 
@@ -30,45 +30,99 @@ impl Supervisor {
     }
 
     fn take_signal(&mut self, received: Received) {
+        let moment = self.moment();
         let Some(host) = &mut self.host else { return };
-        let ending = self.job.as_ref().is_some_and(|job| job.group.is_ending());
-        if is_reopening(received) && !ending && self.job.as_ref().is_some_and(|job| job.spec.has_log_files())
-        {
+        if host.is_end_of_guard(received) {
+            self.guard_lost();
+            return;
+        }
+        let has_log_files = || self.job.as_ref().is_some_and(|job| job.spec.has_log_files());
+        if host.table.is_reopening(received) && moment != Moment::Ending && has_log_files() {
             self.reopen_logs(received);
             return;
         }
-        let verdict = host.decide(received.signal, ending);
-        if verdict != Verdict::Ignore {
+        let verdict = host.decide(received.signal, moment);
+        let is_for_nobody = verdict == Verdict::Forward && self.job.is_none();
+        if verdict != Verdict::Ignore && !is_for_nobody {
             self.events.push(Event::SignalReceived {
                 signal: received.signal,
                 action: verdict.action(),
                 from_terminal: received.from_terminal,
             });
         }
-        let grace = match verdict {
-            Verdict::Forward => {
-                self.forward(received);
-                return;
-            }
-            Verdict::Stop => self.job.as_ref().map_or(Duration::ZERO, |job| job.spec.grace),
+        match verdict {
+            Verdict::Forward => self.forward(received),
+            Verdict::Stop | Verdict::Preempt => self.stop_for(received, verdict),
             Verdict::Hurry => {
                 if let Some(mux) = &self.mux {
                     mux.hurry();
                 }
-                Duration::ZERO
+                self.stop_for(received, verdict);
             }
-            Verdict::Note | Verdict::Ignore => return,
-        };
-        if self.job.is_none() {
-            self.early_stop.get_or_insert(received.signal);
+            Verdict::Note | Verdict::Ignore => self.remember(received.signal),
         }
+    }
+
+    /// How near its end what a signal now finds is. A job that is to end before its next group is ending.
+    fn moment(&self) -> Moment {
+        match &self.job {
+            Some(job) => job.group.moment(),
+            None if self.early_stop.is_some() => Moment::Ending,
+            None => Moment::Running,
+        }
+    }
+
+    fn stop_for(&mut self, received: Received, verdict: Verdict) {
+        let signal = received.signal;
+        let Some(job) = &self.job else {
+            self.remember(signal);
+            return;
+        };
+        let preempt_grace = self.host.as_ref().and_then(|host| host.preempt_grace);
+        let input = match verdict {
+            Verdict::Preempt => Input::Preempt {
+                signal,
+                grace: preempt_grace.unwrap_or(job.spec.grace),
+            },
+            _ => Input::Stop {
+                reason: StopReason::Signal(signal),
+                signal,
+                grace: if verdict == Verdict::Hurry {
+                    Duration::ZERO
+                } else {
+                    job.spec.grace
+                },
+            },
+        };
         self.from_terminal = received.from_terminal;
-        self.step(Input::Stop {
-            reason: StopReason::Signal(received.signal),
-            signal: received.signal,
-            grace,
-        });
+        self.step(input);
         self.from_terminal = false;
+    }
+
+    /// A group that ends for another reason than a signal may be followed by another attempt, which is not to be.
+    fn remember(&mut self, signal: i32) {
+        let meaning = self.host.as_ref().and_then(|host| host.table.meaning(signal));
+        let is_to_end = matches!(meaning, Some(Meaning::Stop | Meaning::Preempt));
+        let group = self.job.as_ref().map(|job| &job.group);
+        if is_to_end && group.is_none_or(|group| group.stop_signal().is_none()) {
+            self.early_stop.get_or_insert(signal);
+        }
+    }
+
+    /// Does to a new group what was to be done while there was none.
+    pub(super) fn catch_up(&mut self) {
+        if self.host.as_ref().is_some_and(|host| host.has_lost_guard) {
+            self.step(Input::Kill {
+                reason: StopReason::GuardLost,
+            });
+        }
+        if let Some(signal) = self.early_stop.take() {
+            self.step(Input::Stop {
+                reason: StopReason::Signal(signal),
+                signal,
+                grace: Duration::ZERO,
+            });
+        }
     }
 
     /// Files that workers write themselves are theirs.
@@ -101,3 +155,6 @@ impl Supervisor {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,6 +14,7 @@ enum Event {
     Die { failed: bool },
     LeaveStray { obeys: bool },
     Stop { reason: StopReason, grace_ms: u64 },
+    Preempt { grace_ms: u64 },
     Kill { reason: StopReason },
     Wait { ms: u64 },
 }
@@ -32,6 +33,7 @@ fn event() -> impl Strategy<Value = Event> {
         3 => any::<bool>().prop_map(|failed| Event::Die { failed }),
         2 => any::<bool>().prop_map(|obeys| Event::LeaveStray { obeys }),
         2 => (reason(), 0..4_000u64).prop_map(|(reason, grace_ms)| Event::Stop { reason, grace_ms }),
+        1 => (0..8_000u64).prop_map(|grace_ms| Event::Preempt { grace_ms }),
         1 => Just(Event::Kill { reason: StopReason::GuardLost }),
         3 => (0..3_000u64).prop_map(|ms| Event::Wait { ms }),
     ]
@@ -50,6 +52,8 @@ struct World {
     /// When the polite part of a stop is over.
     deadline: Option<Instant>,
     first_signal: Option<i32>,
+    /// The first that the workers heard of a stop was a preemption; the stop itself may follow.
+    preempted: bool,
 }
 
 impl World {
@@ -64,7 +68,12 @@ impl World {
             actions: Vec::new(),
             deadline: None,
             first_signal: None,
+            preempted: false,
         }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.group.moment() != Moment::Running
     }
 
     fn has_ended(&self) -> bool {
@@ -73,7 +82,12 @@ impl World {
 
     fn feed(&mut self, input: Input) {
         let over = self.has_ended();
-        if let (Input::Stop { grace, .. }, false) = (input, over) {
+        let heeded = match input {
+            Input::Stop { grace, .. } if !over => Some(grace),
+            Input::Preempt { grace, .. } if !self.is_ending() => Some(grace),
+            _ => None,
+        };
+        if let Some(grace) = heeded {
             self.deadline = Some((self.now + grace).min(self.deadline.unwrap_or(self.now + grace)));
         }
         let actions = self.group.step(self.now, input);
@@ -160,6 +174,16 @@ impl World {
                     grace: Duration::from_millis(grace_ms),
                 });
             }
+            Event::Preempt { grace_ms } => {
+                if !self.is_ending() {
+                    self.first_signal.get_or_insert(libc::SIGUSR1);
+                    self.preempted = true;
+                }
+                self.feed(Input::Preempt {
+                    signal: libc::SIGUSR1,
+                    grace: Duration::from_millis(grace_ms),
+                });
+            }
             Event::Kill { reason } => self.feed(Input::Kill { reason }),
             Event::Wait { ms } => self.wait_until(self.now + Duration::from_millis(ms)),
             Event::Start { .. } | Event::CannotStart | Event::Die { .. } | Event::LeaveStray { .. } => {}
@@ -221,7 +245,8 @@ impl World {
         let broadcasts = self.count(|action| matches!(action, Action::Broadcast(_)));
         let reports = self.count(|action| matches!(action, Action::ReportStop { .. }));
         let first_kills = self.count(|action| *action == FIRST_KILL);
-        assert!(reports <= 1 && broadcasts <= reports && first_kills <= 1);
+        let broadcasts_max = reports + usize::from(self.preempted);
+        assert!(reports <= 1 && broadcasts <= broadcasts_max && first_kills <= 1);
         assert!(broadcasts == 0 || self.immortal || self.is_empty());
     }
 }

@@ -1,0 +1,212 @@
+"""`LaunchConfig`: what users of torch.distributed.launcher write, and what it asks of this node."""
+
+from __future__ import annotations
+
+# Not a record of ours: users change a config, copy it and look into it as they do with torch's dataclass.
+from dataclasses import dataclass, field
+
+from dsl.errors import OptionError, UnsupportedError
+from dsl.model import DEFAULT_GRACE_S, OutputRequest, TorchRequest
+from dsl.signals import SIGNALS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Any
+
+STATIC = "static"
+START_METHODS = ("spawn", "fork", "forkserver")
+TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+
+
+@dataclass
+class LaunchConfig:
+    """How to start a group of workers. The first fields are those of torch 2.13, in its order.
+
+    min_nodes, max_nodes: nodes that take part. More than one: equal numbers and ``rdzv_backend="static"``.
+    nproc_per_node: workers on this node; also ``"gpu"``, ``"cpu"`` or ``"auto"`` as on the command line.
+    logs_specs: name of a ``--logs-specs`` plug-in; for torch's objects see log_dir, redirects and tee.
+    run_id: name of the job (default: a random one). role: what a prefix template calls the workers.
+    rdzv_backend, rdzv_endpoint, rdzv_configs: with ``static`` ``"HOST:PORT"`` where the workers meet and
+    ``{"rank": NODE_RANK}``. A lone node meets itself, whatever the backend, at the static endpoint if that is
+    given, else at a free port.
+    max_restarts: how often a group that failed is started again.
+    log_line_prefix_template: with ``${role_name}``, ``${rank}`` and ``${local_rank}``.
+    local_addr: address of this node. numa_options: ``"node"``, ``"socket"``, ``"exclusive"``,
+    ``"core-complex"`` or torch's NumaOptions.
+    signals_to_handle: signals that end the job in order and raise `SignalException`, unless the program
+    handles or ignores them; they are taken only while a call in the main thread runs.
+    duplicate_stdout_filters, duplicate_stderr_filters: words; lines with one of them also go to a file.
+    virtual_local_rank: each worker has local rank 0 and sees one device.
+    shutdown_timeout: whole seconds between the stop signal and SIGKILL (default:
+    ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, else 30).
+
+    Accepted without effect: rdzv_timeout and the other rdzv_configs (nothing waits for other nodes),
+    monitor_interval (nothing is polled), start_method (always a fresh interpreter, as with ``spawn``),
+    metrics_cfg, event_log_handler.
+
+    Ours: log_dir, redirects, tee (stream maps such as ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts of it,
+    too), local_ranks_filter (those whose output is shown), grace_s (shutdown_timeout with fractions), env
+    (more variables for the workers).
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int | str
+    logs_specs: str | None = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "c10d"
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: Any = None
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+    log_dir: str | None = None
+    redirects: str | int | Mapping[int, int] = ""
+    tee: str | int | Mapping[int, int] = ""
+    local_ranks_filter: Collection[int] | None = None
+    grace_s: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def to_request(config: LaunchConfig, name: str, environ: Mapping[str, str]) -> TorchRequest:
+    """What the config asks for; ``name`` is what is started, ``environ`` the environment of this process.
+
+    Raises:
+        OptionError: a field makes no sense.
+        UnsupportedError: nodes that are not fixed, or an object where this version takes a name.
+    """
+    _check(config)
+    nodes = config.max_nodes
+    is_static = config.rdzv_backend == STATIC and config.rdzv_endpoint != ""
+    return TorchRequest(
+        script=name,
+        no_python=True,
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nproc_per_node=str(config.nproc_per_node),
+        node_rank=_node_rank(config) if nodes > 1 else 0,
+        local_addr=config.local_addr,
+        rdzv_backend=STATIC if is_static else "c10d",
+        rdzv_endpoint=config.rdzv_endpoint if is_static else "",
+        rdzv_id=config.run_id or _random_id(),
+        role=config.role,
+        max_restarts=config.max_restarts,
+        virtual_local_rank=config.virtual_local_rank,
+        numa_binding=_numa_mode(config.numa_options),
+        logs_specs=config.logs_specs,
+        stop_signals=_signals(config.signals_to_handle),
+        forward_signals=(),
+        grace_s=_grace_s(config, environ),
+        output=OutputRequest(
+            log_dir=config.log_dir,
+            redirects=_streams(config.redirects),
+            tee=_streams(config.tee),
+            local_ranks=",".join(map(str, config.local_ranks_filter or ())),
+            stdout_words=_words(config.duplicate_stdout_filters),
+            stderr_words=_words(config.duplicate_stderr_filters),
+            stdin="none",
+        ),
+    )
+
+
+def _check(config: LaunchConfig) -> None:
+    least, most = config.min_nodes, config.max_nodes
+    if not 1 <= least <= most:
+        raise OptionError(f"min_nodes {least}, max_nodes {most}: expected 1 <= min_nodes <= max_nodes")
+    if least != most or (most > 1 and config.rdzv_backend != STATIC):
+        raise UnsupportedError(
+            f"min_nodes {least}, max_nodes {most}, rdzv_backend {config.rdzv_backend!r}: nodes that find "
+            "each other are not in this version of dsl; use equal numbers, rdzv_backend='static', "
+            "rdzv_endpoint='HOST:PORT' and rdzv_configs={'rank': NODE_RANK}"
+        )
+    if most > 1 and not config.rdzv_endpoint:
+        raise OptionError(f"max_nodes {most}: rdzv_endpoint is missing, 'HOST:PORT' on the first node")
+    if config.max_restarts < 0:
+        raise OptionError(f"max_restarts {config.max_restarts}: it must be 0 or more")
+    if config.start_method not in START_METHODS:
+        raise OptionError(f"start_method {config.start_method!r}: expected one of {', '.join(START_METHODS)}")
+    if config.logs_specs is not None and not isinstance(config.logs_specs, str):
+        raise UnsupportedError(
+            f"logs_specs {type(config.logs_specs).__name__}: this version of dsl takes a plug-in's name, "
+            "use log_dir, redirects, tee and local_ranks_filter"
+        )
+
+
+def _node_rank(config: LaunchConfig) -> int:
+    rank = config.rdzv_configs.get("rank")
+    if isinstance(rank, str) and rank.isascii() and rank.isdecimal():
+        rank = int(rank)
+    if not isinstance(rank, int) or not 0 <= rank < config.max_nodes:
+        raise OptionError(
+            f"rdzv_configs['rank'] {rank!r}: expected this node's rank, 0 to {config.max_nodes - 1}"
+        )
+    return rank
+
+
+def _grace_s(config: LaunchConfig, environ: Mapping[str, str]) -> float:
+    if config.grace_s is not None and config.shutdown_timeout is not None:
+        raise OptionError("grace_s and shutdown_timeout mean the same, give one of them")
+    name, value = "grace_s", config.grace_s
+    if value is None:
+        name, value = "shutdown_timeout", config.shutdown_timeout
+    if value is None:
+        name = TIMEOUT_VARIABLE
+        text = environ.get(name)
+        try:
+            value = DEFAULT_GRACE_S if text is None else int(text)
+        except ValueError:
+            raise OptionError(f"{name}={text}: expected a number of seconds") from None
+    if not 0 <= value < float("inf"):
+        raise OptionError(f"{name} {value}: it must be 0 or more seconds")
+    return float(value)
+
+
+def _random_id() -> str:
+    from uuid import uuid4
+
+    return str(uuid4())
+
+
+def _numa_mode(options: Any) -> str | None:
+    mode = getattr(options, "affinity_mode", options)
+    return None if mode is None else str(getattr(mode, "value", mode))
+
+
+def _streams(value: str | int | Mapping[int, int]) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return str(int(value))
+    return ",".join([f"{local_rank}:{int(streams)}" for local_rank, streams in value.items()])
+
+
+def _words(words: Collection[str] | None) -> str:
+    return ",".join([word.replace(",", ",,") for word in words or ()])
+
+
+def _signals(text: str) -> tuple[int, ...]:
+    numbers = {name: number for number, name in SIGNALS.items()}
+    found = []
+    for word in filter(None, (item.strip().upper() for item in text.split(","))):
+        number = numbers.get(word if word.startswith("SIG") else f"SIG{word}")
+        if number is None:
+            raise OptionError(
+                f"signals_to_handle {text!r}: {word!r} is no signal, expected names such as SIGTERM"
+            )
+        if SIGNALS[number] in ("SIGKILL", "SIGSTOP", "SIGCHLD"):
+            raise OptionError(f"signals_to_handle {text!r}: {word} cannot be taken")
+        found.append(number)
+    return tuple(found)

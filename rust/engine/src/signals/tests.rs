@@ -1,0 +1,154 @@
+use super::*;
+
+const MEANINGS: [Meaning; 3] = [Meaning::Stop, Meaning::Forward, Meaning::Preempt];
+const MOMENTS: [Moment; 3] = [Moment::Running, Moment::Preempted, Moment::Ending];
+
+fn numbers(table: &Table, wanted: Option<Meaning>) -> Vec<i32> {
+    (0..=65)
+        .filter(|signal| table.meaning(*signal) == wanted)
+        .collect()
+}
+
+fn hang_up(from_terminal: bool) -> Received {
+    Received {
+        from_terminal,
+        ..Received::own(libc::SIGHUP)
+    }
+}
+
+#[test]
+fn the_default_stops_at_four_signals_and_forwards_five() {
+    let table = Table::default();
+    let stops = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+    let forwards = [
+        libc::SIGUSR1,
+        libc::SIGUSR2,
+        libc::SIGCONT,
+        libc::SIGTSTP,
+        libc::SIGWINCH,
+    ];
+    assert_eq!(numbers(&table, Some(Meaning::Stop)), stops);
+    assert_eq!(numbers(&table, Some(Meaning::Forward)), forwards);
+    assert_eq!(numbers(&table, Some(Meaning::Preempt)), [0; 0]);
+    assert_eq!(
+        table.taken(),
+        SignalSet(SignalSet::of(&stops).0 | SignalSet::of(&forwards).0)
+    );
+}
+
+#[test]
+fn a_table_takes_what_it_names_and_job_control_and_nothing_else() {
+    let table = Table::new([
+        (libc::SIGTERM, Meaning::Forward),
+        (libc::SIGUSR1, Meaning::Preempt),
+        (34, Meaning::Stop),
+        (64, Meaning::Forward),
+    ])
+    .unwrap();
+    assert_eq!(numbers(&table, Some(Meaning::Stop)), [34]);
+    assert_eq!(numbers(&table, Some(Meaning::Preempt)), [libc::SIGUSR1]);
+    let forwards = [libc::SIGTERM, libc::SIGCONT, libc::SIGTSTP, libc::SIGWINCH, 64];
+    assert_eq!(numbers(&table, Some(Meaning::Forward)), forwards);
+    assert_eq!(table.meaning(libc::SIGINT), None);
+}
+
+#[test]
+fn nobody_changes_the_meaning_of_job_control() {
+    for meaning in MEANINGS {
+        let table = Table::new(JOB_CONTROL.map(|signal| (signal, meaning))).unwrap();
+        assert_eq!(Ok(table), Table::new([]));
+        assert_eq!(
+            numbers(&table, Some(Meaning::Forward)),
+            [libc::SIGCONT, libc::SIGTSTP, libc::SIGWINCH]
+        );
+    }
+}
+
+#[test]
+fn the_last_entry_for_a_signal_counts() {
+    let table = Table::new(MEANINGS.map(|meaning| (libc::SIGUSR2, meaning))).unwrap();
+    assert_eq!(table.meaning(libc::SIGUSR2), Some(Meaning::Preempt));
+    let again = Table::new([(libc::SIGUSR2, Meaning::Preempt), (libc::SIGUSR2, Meaning::Stop)]);
+    assert_eq!(
+        again.map(|table| table.meaning(libc::SIGUSR2)),
+        Ok(Some(Meaning::Stop))
+    );
+}
+
+#[test]
+fn what_cannot_be_taken_is_refused_with_its_reason() {
+    let refused: Vec<i32> = (-1..=66)
+        .filter(|signal| Table::new([(*signal, Meaning::Stop)]).is_err())
+        .collect();
+    // SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGCHLD, SIGSTOP, SIGSYS.
+    assert_eq!(refused, [-1, 0, 4, 5, 6, 7, 8, 9, 11, 17, 19, 31, 32, 33, 65, 66]);
+    let says = |signal| Table::new([(signal, Meaning::Forward)]).unwrap_err().to_string();
+    assert_eq!(
+        says(libc::SIGKILL),
+        "SIGKILL cannot be taken, because no process can catch it: leave it out"
+    );
+    assert!(says(libc::SIGSTOP).starts_with("SIGSTOP "));
+    assert!(says(libc::SIGCHLD).contains("ends of workers"));
+    assert!(says(libc::SIGSEGV).starts_with("SIGSEGV ") && says(libc::SIGSEGV).contains("fault"));
+    assert!(says(33).starts_with("signal 33 is used by the C library"));
+    assert!(says(65).starts_with("there is no signal 65"));
+}
+
+#[test]
+fn a_signal_that_was_ignored_is_left_out_of_the_table() {
+    let unwanted = [libc::SIGHUP, libc::SIGTSTP, 40];
+    let table = Table::default().without_those(|signal| unwanted.contains(&signal));
+    assert_eq!(
+        numbers(&table, Some(Meaning::Stop)),
+        [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM]
+    );
+    assert_eq!(table.meaning(libc::SIGTSTP), None);
+    assert_eq!(table.meaning(libc::SIGCONT), Some(Meaning::Forward));
+}
+
+#[test]
+fn only_a_hang_up_that_would_stop_the_job_may_be_a_wish_for_new_files() {
+    assert!(Table::default().is_reopening(hang_up(false)));
+    assert!(!Table::default().is_reopening(hang_up(true)));
+    assert!(!Table::default().is_reopening(Received::own(libc::SIGTERM)));
+    for meaning in [Meaning::Forward, Meaning::Preempt] {
+        let table = Table::new([(libc::SIGHUP, meaning)]).unwrap();
+        assert!(!table.is_reopening(hang_up(false)));
+    }
+}
+
+#[test]
+fn a_first_stop_signal_stops_and_a_second_hurries() {
+    let stop = Some(Meaning::Stop);
+    assert_eq!(decide(stop, 0, Moment::Running), Verdict::Stop);
+    for moment in MOMENTS {
+        assert_eq!(decide(stop, 1, moment), Verdict::Hurry);
+        assert_eq!(decide(stop, 7, moment), Verdict::Hurry);
+    }
+}
+
+#[test]
+fn a_stop_signal_during_a_stop_for_failure_leaves_the_grace() {
+    assert_eq!(decide(Some(Meaning::Stop), 0, Moment::Ending), Verdict::Note);
+}
+
+#[test]
+fn the_first_stop_signal_of_a_preempted_group_does_not_insist() {
+    assert_eq!(decide(Some(Meaning::Stop), 0, Moment::Preempted), Verdict::Stop);
+}
+
+#[test]
+fn user_signals_and_preemptions_count_only_while_the_group_runs() {
+    let wanted = [
+        (Some(Meaning::Forward), Verdict::Forward),
+        (Some(Meaning::Preempt), Verdict::Preempt),
+        (None, Verdict::Ignore),
+    ];
+    for (meaning, verdict) in wanted {
+        for stops in [0, 1] {
+            assert_eq!(decide(meaning, stops, Moment::Running), verdict);
+            assert_eq!(decide(meaning, stops, Moment::Preempted), Verdict::Ignore);
+            assert_eq!(decide(meaning, stops, Moment::Ending), Verdict::Ignore);
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! An agent with real workers, told of signals as if it had read them: the test's process must not be hit.
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use super::*;
+use crate::event::{Ending, Exit};
+use crate::features::Features;
+use crate::guard::{Agent, is_parent};
+use crate::signals::Table;
+use crate::spawn::open_files_limit;
+use crate::spec::{EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, WorkerSpec};
+use crate::sys::signal::SignalSet;
+
+const GRACE: Duration = Duration::from_secs(60);
+/// Longer than any test needs on a busy machine.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Announces itself, and ends well when it is asked to write a checkpoint or to stop.
+const POLITE: &str = "trap 'exit 0' USR1; trap 'exit 4' TERM; echo ready; while :; do sleep 0.02; done";
+/// Tells of what it gets and goes on.
+const DEAF: &str = "trap 'echo usr1' USR1; trap 'echo term' TERM; echo ready; while :; do sleep 0.02; done";
+
+fn table() -> Table {
+    Table::new([
+        (libc::SIGTERM, Meaning::Stop),
+        (libc::SIGHUP, Meaning::Stop),
+        (libc::SIGUSR1, Meaning::Preempt),
+        (libc::SIGUSR2, Meaning::Forward),
+        (40, Meaning::Preempt),
+    ])
+    .unwrap()
+}
+
+fn parent() -> i32 {
+    rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get())
+}
+
+fn group(scripts: &[&str]) -> LaunchSpec {
+    let worker = |script: &&str| WorkerSpec {
+        argv: ["/bin/sh", "-c", script]
+            .map(|word| CString::new(word).unwrap())
+            .to_vec(),
+        env: Vec::new(),
+        cwd: None,
+        stdio: [Stdio::Null, Stdio::Pipe, Stdio::Null],
+        cpus: Vec::new(),
+        memory: None,
+        foreground: false,
+        prefix: Vec::new(),
+    };
+    LaunchSpec {
+        workers: scripts.iter().map(worker).collect(),
+        env: vec![EnvEntry::new(b"PATH", b"/usr/bin:/bin").unwrap()],
+        on_failure: OnFailure::Stop,
+        grace: GRACE,
+        logs: LogOptions::default(),
+    }
+}
+
+struct Scene {
+    supervisor: Supervisor,
+    events: Vec<Event>,
+}
+
+impl Scene {
+    fn new(preempt_grace: Option<Duration>, guard_pid: i32) -> Self {
+        let agent = Agent {
+            guard: None,
+            guard_pid,
+            foreground_group: crate::sys::process_group(),
+            token: crate::token::random(),
+            table: table(),
+            preempt_grace,
+            mask: SignalSet::default(),
+            open_files: open_files_limit(),
+            features: Features {
+                cgroup: false,
+                ..Features::from_environment()
+            },
+            cgroup: None,
+        };
+        Self {
+            supervisor: Supervisor::new(Some(agent)).unwrap(),
+            events: Vec::new(),
+        }
+    }
+
+    fn started(preempt_grace: Option<Duration>, scripts: &[&str]) -> Self {
+        let mut scene = Self::new(preempt_grace, parent());
+        scene.start(scripts);
+        for worker in 0..scripts.len() {
+            scene.until(|scene| scene.said(worker).ends_with("ready\n"));
+        }
+        scene
+    }
+
+    fn start(&mut self, scripts: &[&str]) {
+        self.events.clear();
+        self.supervisor.start(Arc::new(group(scripts))).unwrap();
+    }
+
+    fn hear(&mut self, signal: i32) {
+        self.supervisor.take_signal(Received::own(signal));
+    }
+
+    /// Turns until it is so. Woken all the time: the test's first thread takes the SIGCHLD that would do it.
+    #[track_caller]
+    fn until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        let begin = Instant::now();
+        loop {
+            self.events.extend(self.supervisor.take_events());
+            if is_so(self) {
+                return;
+            }
+            assert!(begin.elapsed() < LIMIT, "too late: {:?}", self.events);
+            self.supervisor.check_if_clearing();
+            rustix::io::write(&self.supervisor.wake, &1u64.to_ne_bytes()).unwrap();
+            self.supervisor.turn().unwrap();
+        }
+    }
+
+    /// The signal by which the group was ended, and what counts as its failure.
+    fn end(&mut self) -> (Option<i32>, Option<Exit>) {
+        self.until(|scene| matches!(scene.events.last(), Some(Event::Ended { .. })));
+        let Some(Event::Ended {
+            stop_signal,
+            first_failure,
+            ..
+        }) = self.events.last().cloned()
+        else {
+            unreachable!()
+        };
+        (stop_signal, first_failure)
+    }
+
+    fn said(&self, wanted: usize) -> String {
+        let data = |event: &Event| match event {
+            Event::Output { worker, data, .. } if *worker == wanted => Some(data.clone()),
+            _ => None,
+        };
+        let bytes: Vec<u8> = self.events.iter().filter_map(data).flatten().collect();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn endings(&self) -> Vec<(usize, Ending, bool)> {
+        let ending = |event: &Event| match event {
+            Event::Exited(exit) => Some((exit.worker, exit.ending.clone(), exit.caused_by_stop)),
+            _ => None,
+        };
+        let mut endings: Vec<_> = self.events.iter().filter_map(ending).collect();
+        endings.sort_by_key(|(worker, ..)| *worker);
+        endings
+    }
+
+    /// What was done about each signal.
+    fn signals(&self) -> Vec<(i32, SignalAction)> {
+        let heard = |event: &Event| match event {
+            Event::SignalReceived { signal, action, .. } => Some((*signal, *action)),
+            _ => None,
+        };
+        self.events.iter().filter_map(heard).collect()
+    }
+
+    fn stops(&self) -> Vec<(StopReason, i32, Duration)> {
+        let stop = |event: &Event| match event {
+            Event::Stopping {
+                reason,
+                signal,
+                grace,
+            } => Some((*reason, *signal, *grace)),
+            _ => None,
+        };
+        self.events.iter().filter_map(stop).collect()
+    }
+
+    fn has_killed(&self) -> bool {
+        self.events
+            .iter()
+            .any(|event| matches!(event, Event::Killing { .. }))
+    }
+}
+
+fn killed() -> Ending {
+    Ending::Signal {
+        number: libc::SIGKILL,
+        core: false,
+    }
+}
+
+#[test]
+fn preempted_workers_end_by_themselves_and_the_job_was_stopped_by_that_signal() {
+    let mut scene = Scene::started(Some(Duration::from_secs(600)), &[POLITE, POLITE]);
+    scene.hear(libc::SIGUSR1);
+    assert_eq!(scene.end(), (Some(libc::SIGUSR1), None));
+    let ended = |worker| (worker, Ending::Code(0), true);
+    assert_eq!(scene.endings(), [ended(0), ended(1)]);
+    assert_eq!(scene.signals(), [(libc::SIGUSR1, SignalAction::Preempt)]);
+    let stopping = (
+        StopReason::Signal(libc::SIGUSR1),
+        libc::SIGUSR1,
+        Duration::from_secs(600),
+    );
+    assert_eq!(scene.stops(), [stopping]);
+    assert!(!scene.has_killed());
+}
+
+#[test]
+fn a_preemption_without_a_time_of_its_own_leaves_the_groups_grace() {
+    let mut scene = Scene::started(None, &[POLITE]);
+    scene.hear(libc::SIGUSR1);
+    scene.end();
+    assert_eq!(scene.stops()[0].2, GRACE);
+}
+
+#[test]
+fn whoever_does_not_end_in_the_time_of_a_preemption_is_killed_and_is_no_cause() {
+    let grace = Duration::from_millis(300);
+    let mut scene = Scene::started(
+        Some(grace),
+        &[
+            DEAF,
+            "trap 'exit 3' USR1; echo ready; while :; do sleep 0.02; done",
+        ],
+    );
+    let begin = Instant::now();
+    scene.hear(libc::SIGUSR1);
+    assert_eq!(scene.end(), (Some(libc::SIGUSR1), None));
+    assert!(begin.elapsed() >= grace);
+    assert_eq!(scene.endings(), [(0, killed(), true), (1, Ending::Code(3), true)]);
+    assert!(scene.said(0).contains("usr1"));
+}
+
+#[test]
+fn what_is_repeated_or_forwarded_during_a_preemption_changes_nothing() {
+    let mut scene = Scene::started(Some(Duration::from_secs(600)), &[DEAF]);
+    scene.hear(libc::SIGUSR1);
+    scene.until(|scene| scene.said(0).contains("usr1"));
+    for signal in [libc::SIGUSR1, 40, libc::SIGUSR2, libc::SIGCONT] {
+        scene.hear(signal);
+    }
+    assert_eq!(scene.supervisor.moment(), Moment::Preempted);
+    scene.hear(libc::SIGTERM);
+    scene.until(|scene| scene.said(0).ends_with("term\n"));
+    assert_eq!(scene.said(0), "ready\nusr1\nterm\n");
+    scene.hear(libc::SIGTERM);
+    assert_eq!(scene.end(), (Some(libc::SIGUSR1), None));
+    let (preempt, stop) = (SignalAction::Preempt, SignalAction::Stop);
+    let heard = [
+        (libc::SIGUSR1, preempt),
+        (libc::SIGTERM, stop),
+        (libc::SIGTERM, stop),
+    ];
+    assert_eq!(scene.signals(), heard);
+}
+
+#[test]
+fn the_first_stop_signal_of_a_preempted_group_shortens_the_time_and_the_second_ends_it() {
+    let mut scene = Scene::started(Some(Duration::from_secs(600)), &[DEAF]);
+    let next_tick = |scene: &Scene| scene.supervisor.job.as_ref().unwrap().group.next_tick().unwrap();
+    scene.hear(libc::SIGUSR1);
+    scene.until(|scene| scene.said(0).contains("usr1"));
+    assert!(next_tick(&scene) > Instant::now() + GRACE);
+    scene.hear(libc::SIGTERM);
+    scene.until(|scene| scene.said(0).contains("term"));
+    assert!(next_tick(&scene) <= Instant::now() + GRACE);
+    assert!(!scene.has_killed());
+    scene.hear(libc::SIGTERM);
+    scene.end();
+    assert_eq!(scene.endings(), [(0, killed(), true)]);
+}
+
+#[test]
+fn a_signal_between_two_groups_stops_the_next_at_once() {
+    for (first, later) in [
+        (libc::SIGUSR1, libc::SIGTERM),
+        (libc::SIGTERM, libc::SIGUSR1),
+        (40, libc::SIGUSR1),
+    ] {
+        let mut scene = Scene::new(Some(Duration::from_secs(600)), parent());
+        scene.hear(first);
+        scene.hear(later);
+        scene.start(&[POLITE, POLITE]);
+        assert_eq!(scene.end(), (Some(first), None));
+        let cancelled = |worker| (worker, Ending::Cancelled, true);
+        assert_eq!(scene.endings(), [cancelled(0), cancelled(1)]);
+        assert_eq!(
+            scene.stops(),
+            [(StopReason::Signal(first), first, Duration::ZERO)]
+        );
+        scene.start(&["exit 0"]);
+        assert_eq!(scene.end(), (None, None));
+    }
+}
+
+#[test]
+fn a_signal_while_a_failed_group_ends_stops_the_attempt_after_it() {
+    for signal in [libc::SIGTERM, libc::SIGUSR1] {
+        let mut scene = Scene::started(
+            None,
+            &[
+                "trap 'exit 3' USR2; echo ready; while :; do sleep 0.02; done",
+                "trap '' TERM USR2; echo ready; exec sleep 600",
+            ],
+        );
+        scene.hear(libc::SIGUSR2);
+        scene.until(|scene| scene.endings().len() == 1);
+        scene.hear(signal);
+        scene.supervisor.kill();
+        let (stop_signal, cause) = scene.end();
+        assert_eq!((stop_signal, cause.map(|exit| exit.worker)), (None, Some(0)));
+        scene.start(&[POLITE]);
+        assert_eq!(scene.end(), (Some(signal), None));
+        assert_eq!(scene.endings(), [(0, Ending::Cancelled, true)]);
+    }
+}
+
+#[test]
+fn a_signal_of_no_meaning_here_does_nothing() {
+    let mut scene = Scene::started(None, &[DEAF]);
+    for signal in [libc::SIGINT, libc::SIGQUIT, 41, 64] {
+        scene.hear(signal);
+    }
+    assert_eq!(scene.supervisor.moment(), Moment::Running);
+    assert_eq!(scene.signals(), []);
+    scene.supervisor.kill();
+    scene.end();
+}
+
+/// G1, where a guard cannot be watched through a descriptor.
+#[test]
+fn the_last_signal_of_all_means_the_guards_death_when_the_guard_is_dead() {
+    let stranger = std::process::id() as i32;
+    assert!(!is_parent(stranger));
+    let mut scene = Scene::new(None, stranger);
+    scene.start(&[DEAF]);
+    scene.until(|scene| scene.said(0).contains("ready"));
+    scene.hear(64);
+    assert_eq!(scene.end(), (None, None));
+    assert_eq!(scene.endings(), [(0, killed(), true)]);
+    assert_eq!(
+        scene.stops(),
+        [(StopReason::GuardLost, libc::SIGKILL, Duration::ZERO)]
+    );
+    // Nobody is above the next one either.
+    scene.start(&["exit 0"]);
+    scene.end();
+    assert_eq!(scene.endings(), [(0, Ending::Cancelled, true)]);
+}

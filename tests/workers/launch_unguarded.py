@@ -1,0 +1,12 @@
+"""A program without a guard: each worker that imports it would start workers again."""
+
+from __future__ import annotations
+
+from dsl.elastic.launcher import launch
+
+
+def nothing() -> None:
+    """Return at once."""
+
+
+print(launch(nothing, nproc_per_node=2))
