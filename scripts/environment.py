@@ -1,9 +1,10 @@
 """Set up everything the project needs on this machine, then become the given command.
 
-    environment.py [--tests] [--torch] [--] command...
+    environment.py [--tests] [--torch] [--frameworks] [--] command...
 
 Makes a virtual environment in ``.venv`` (or ``$DSL_VENV``), finds or installs a Rust toolchain and a linker,
-builds and installs the package; ``--torch`` adds torch, ``--tests`` the tools of the tests.
+builds and installs the package; ``--torch`` adds torch, ``--tests`` the tools of the tests, ``--frameworks``
+torch and the training frameworks that are tested with the package.
 What is already there is reused: the second run takes a moment. Uses the standard library only.
 """
 
@@ -144,6 +145,24 @@ def install_groups(python: str, done: dict[str, str]) -> None:
     done["groups"] = state
 
 
+def install_frameworks(python: str, env: dict[str, str], done: dict[str, str]) -> None:
+    """The training frameworks, and what DeepSpeed needs to compile an operation of a job on the CPU."""
+    headers = output(python, "-c", "import sysconfig; print(sysconfig.get_path('include'))").strip()
+    purpose = "(DeepSpeed compiles when a job starts)"
+    if shutil.which("c++") is None:
+        install_debian_packages("g++", needed_for=f"a C++ compiler {purpose}")
+    if not (Path(headers) / "Python.h").exists():
+        install_debian_packages(f"{Path(headers).name}-dev", needed_for=f"Python.h {purpose}")
+    state = digest([ROOT / "pyproject.toml"])
+    if done.get("frameworks") == state:
+        return
+    say("installing the training frameworks")
+    # Nothing is compiled beforehand, whatever the user's environment says.
+    env = {**env, "DS_BUILD_OPS": "0"}
+    call(python, "-m", "pip", "install", "--quiet", "--group", "frameworks", env=env)
+    done["frameworks"] = state
+
+
 def install_package(python: str, env: dict[str, str], done: dict[str, str]) -> None:
     """Build and install the package, unless its sources have not changed since the last time."""
     state = digest([ROOT / name for name in SOURCES])
@@ -179,7 +198,7 @@ def install_torch(python: str) -> None:
     call(python, "-m", "pip", "install", "--quiet", *wanted)
 
 
-def set_up(*, tests: bool, torch: bool) -> dict[str, str]:
+def set_up(*, tests: bool, torch: bool, frameworks: bool) -> dict[str, str]:
     """Set everything up and return the environment in which to run commands."""
     env = {name: value for name, value in os.environ.items() if name not in {"PYTHONHOME", "PYTHONPATH"}}
     with (ROOT / "pyproject.toml").open("rb") as lock:
@@ -192,8 +211,10 @@ def set_up(*, tests: bool, torch: bool) -> dict[str, str]:
         if tests:
             install_groups(python, done)
         install_package(python, env, done)
-        if torch:
+        if torch or frameworks:
             install_torch(python)
+        if frameworks:
+            install_frameworks(python, env, done)
         STAMP.write_text(json.dumps(done), encoding="utf-8")
     return env
 
@@ -203,10 +224,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="set up the project's environment, then run a command in it")
     parser.add_argument("--tests", action="store_true", help="with the test and lint tools")
     parser.add_argument("--torch", action="store_true", help="with torch")
+    parser.add_argument(
+        "--frameworks", action="store_true", help="with torch and the training frameworks that are tested"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    env = set_up(tests=args.tests, torch=args.torch)
+    env = set_up(tests=args.tests, torch=args.torch, frameworks=args.frameworks)
     if command:
         try:
             os.execvpe(command[0], command, env)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 import time
 import uuid
@@ -27,6 +28,7 @@ MARKERS = {
     "proc": "starts real processes on this machine (every test under tests/proc)",
     "faults": "kills things and counts what is left (every test under tests/faults)",
     "cluster": "several hosts in network namespaces (every test under tests/cluster)",
+    "frameworks": "runs training frameworks, the dependency group of that name (every test under tests/frameworks)",
     "engine": "repeated under each forced kernel fallback",
     "needs_clone3": "not repeated without clone3",
     "needs_pidfd": "not repeated without pidfds",
@@ -75,7 +77,7 @@ _LAUNCHER_PREFIXES = (
     "SLURM_",
     "TORCHELASTIC_",
 )
-_STARTS_PROCESSES = frozenset({"proc", "faults", "cluster", "engine", "stress", "torch"})
+_STARTS_PROCESSES = frozenset({"proc", "faults", "cluster", "frameworks", "engine", "stress", "torch"})
 _KEPT = frozenset({"DSL_ENGINE_DISABLE"})  # forces the engine's fallbacks for a whole run of the suite
 _TOKEN_NAME = "DSL_TEST_TOKEN"
 
@@ -111,11 +113,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if config.getoption("no_unexpected_skips"):
         config.pluginmanager.register(_SkipWatch())
+    # An installed DeepSpeed asks pytest-randomly for the seed, and would be imported, with torch, into every run.
+    if (randomly := sys.modules.get("pytest_randomly")) is not None:
+        vars(randomly)["entrypoint_reseeds"] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        for name in ("proc", "faults", "cluster"):
+        for name in ("proc", "faults", "cluster", "frameworks"):
             if ROOT / "tests" / name in item.path.parents:
                 item.add_marker(name)
         if item.get_closest_marker("root") and os.geteuid() != 0:
