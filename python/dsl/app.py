@@ -97,28 +97,47 @@ class PidFile:
 
 def _run(plan: NodePlan, restarts: Restarts | None, supervisor: Supervisor) -> int:
     narrator = Narrator(plan)
-    failed: list[Attempt] = []
+    attempts: list[Attempt] = []
+    code = 1
+    try:
+        _run_attempts(plan, restarts, supervisor, narrator, attempts)
+        from dsl.report import exit_code
+
+        last = attempts[-1]
+        code = REQUEUE_CODE if last.is_preempted else exit_code(last.exits, last.ended, last.cause())
+        narrator.end(attempts)
+        return code
+    finally:
+        if restarts is not None and not restarts.keeps_run_dir:
+            from dsl.plan.logs import remove_run_dir
+
+            remove_run_dir(restarts.run_dir, len(attempts), len(plan.workers), succeeded=code == 0)
+
+
+def _run_attempts(
+    plan: NodePlan,
+    restarts: Restarts | None,
+    supervisor: Supervisor,
+    narrator: Narrator,
+    attempts: list[Attempt],
+) -> None:
+    """Start the workers until they end well or there is no restart left; every attempt goes to ``attempts``."""
     while True:
         attempt = run_attempt(
             supervisor, plan, narrator.hear, meanwhile=narrator.prepare, stdin_is_terminal=_is_terminal()
         )
+        attempts.append(attempt)
         if restarts is None or plan.attempt >= restarts.maximum or not attempt.can_be_restarted:
-            break
-        failed.append(attempt)
-        narrator.restart(failed, restarts.maximum)
-        plan = restarts.plan(plan.attempt + 1)
+            return
         from dsl.plan.logs import make_run_dirs
 
-        make_run_dirs(plan.run_dirs)
-    from dsl.report import exit_code
-
-    code = REQUEUE_CODE if attempt.is_preempted else exit_code(attempt.exits, attempt.ended, attempt.cause())
-    narrator.end([*failed, attempt])
-    if restarts is not None and not restarts.keeps_run_dir:
-        from dsl.plan.logs import remove_run_dir
-
-        remove_run_dir(restarts.run_dir, plan.attempt, len(plan.workers), succeeded=code == 0)
-    return code
+        try:
+            plan = restarts.plan(plan.attempt + 1)
+            make_run_dirs(plan.run_dirs)
+        except DslError as error:
+            narrator.say(f"error: the workers cannot be started again: {error}")
+            return
+        narrator.restart(attempts, restarts.maximum)
 
 
 def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from dsl import Ended, Exited
-from dsl._record import record
 from dsl.spec import launch_spec
 
 TYPE_CHECKING = False
@@ -23,15 +22,18 @@ REQUEUE_CODE = 75
 """Exit code of a job that was preempted (``EX_TEMPFAIL`` of sysexits.h): start it again."""
 
 
-@record
 class Attempt:
     """How a group of workers ended. ``begin_s`` is `time.monotonic` just before its first start."""
 
-    plan: NodePlan
-    exits: Sequence[Exit]
-    ended: Ended
-    begin_s: float
-    duration_s: float
+    def __init__(
+        self, plan: NodePlan, exits: Sequence[Exit], ended: Ended, begin_s: float, duration_s: float
+    ) -> None:
+        self.plan = plan
+        self.exits = exits
+        self.ended = ended
+        self.begin_s = begin_s
+        self.duration_s = duration_s
+        self._failures: list[Failure] | None = None
 
     def cause(self) -> Exit | None:
         """The failure that the others follow from; None if no worker failed by itself."""
@@ -47,9 +49,12 @@ class Attempt:
         """Workers that failed by themselves, if they were told where to leave an account of it."""
         if self.ended.first_failure is None or self.plan.workers[0].error_file is None:
             return []
-        from dsl.elastic.failures import collect
+        if self._failures is None:
+            from dsl.elastic.failures import collect
 
-        return collect(self.plan, self.exits, [worker.error_file for worker in self.plan.workers])
+            files = [worker.error_file for worker in self.plan.workers]
+            self._failures = collect(self.plan, self.exits, files)
+        return self._failures
 
     @property
     def is_preempted(self) -> bool:

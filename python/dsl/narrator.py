@@ -11,11 +11,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl import Event
+    from dsl import Event, Exit
     from dsl.attempts import Attempt
     from dsl.model import NodePlan
 
 STALL_MS = 500
+LONGEST_MESSAGE = 300
 
 
 def say(command: str, text: str) -> None:
@@ -91,11 +92,10 @@ class Narrator:
 
         self.say(self._verdict(failed[-1])[0], "error")
         loop = crash_loop(failed)
-        self.say(
-            f"starting all {_workers(len(self._plan.workers))} again, restart {len(failed)} of {maximum}"
-            + (f" ({loop})" if loop else ""),
-            "warning",
-        )
+        count = len(self._plan.workers)
+        who = "the worker" if count == 1 else f"all {count} workers"
+        text = f"starting {who} again, restart {len(failed)} of {maximum}"
+        self.say(f"{text} ({loop})" if loop else text, "warning")
 
     def end(self, attempts: Sequence[Attempt]) -> None:
         """Say how the job ended, in its last attempt."""
@@ -139,7 +139,17 @@ class Narrator:
             from dsl.report import memory_evidence
 
             evidence = memory_evidence(cause, kernel_log(attempt.begin_s), oom_kills() - self._kills_before)
+        if cause is not None and not tail and not evidence:
+            evidence = _recorded(attempt, cause)
         return verdict(plan, attempt.exits, ended, evidence, tail, path, cause=cause)
+
+
+def _recorded(attempt: Attempt, cause: Exit) -> str:
+    """What the worker recorded of its end, in one line; empty if it did not."""
+    for failure in attempt.failures():
+        if failure.order == cause.order and failure.recorded is not None:
+            return " ".join(failure.recorded.message.split())[:LONGEST_MESSAGE]
+    return ""
 
 
 def _workers(count: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from dsl._record import record
 from dsl.cli.options import Parser, add_common_options, add_script, seconds, spellings
 from dsl.model import LEVELS
 
@@ -17,27 +18,9 @@ ENVIRONMENT_PREFIX = "PET_"
 DEFAULT_STOP = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 DEFAULT_FORWARD = "SIGUSR1,SIGUSR2"
 
-# Options that scripts rarely have: after the script they are most likely a slip.
-LAUNCHER_FLAGS = (
-    "--nnodes",
-    "--nproc-per-node",
-    "--nproc_per_node",
-    "--node-rank",
-    "--node_rank",
-    "--master-addr",
-    "--master_addr",
-    "--master-port",
-    "--master_port",
-    "--max-restarts",
-    "--max_restarts",
-    "--rdzv-backend",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-    "--standalone",
-)
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
-# torchrun has these too, and lets them be shortened.
+# Of the options that both commands have these are torchrun's, and may be shortened as there.
 SHARED_WITH_TORCHRUN = (
     "shutdown-timeout",
     "log-dir",
@@ -49,28 +32,54 @@ SHARED_WITH_TORCHRUN = (
 )
 
 
-def parse_args(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> argparse.Namespace:
-    """Parse as torchrun does; ``PET_NAME`` is the default of ``--name``. Exits with 2 for bad usage."""
-    return torchrun_parser("dslrun", environ).parse_script_args(argv)
+@record
+class _Inherited:
+    """What a variable of the environment says of an option; read only if the command line says nothing."""
+
+    variable: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.text}, from {self.variable}"
 
 
-def torchrun_parser(prog: str, environ: Mapping[str, str]) -> Parser:
+def parse_args(
+    argv: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    program: str = "dslrun",
+    local_rank_arg: str = "none",
+) -> argparse.Namespace:
+    """Parse as torchrun does; ``PET_NAME`` is the default of ``--name``. Exits with 2 for bad usage.
+
+    ``program`` is what the command is called in messages; ``local_rank_arg`` the default of that option.
+    """
+    parser = torchrun_parser(program, environ, local_rank_arg)
+    options = parser.parse_script_args(argv)
+    for action in parser.actions():
+        value = getattr(options, action.dest)
+        if isinstance(value, _Inherited):
+            setattr(options, action.dest, _read_inherited(parser, action, value))
+    return options
+
+
+def torchrun_parser(program: str, environ: Mapping[str, str], local_rank_arg: str = "none") -> Parser:
     """The parser of torchrun: every flag with its default or what the environment says instead."""
     parser = Parser(
-        prog,
+        program,
         usage="%(prog)s [OPTIONS] SCRIPT [ARGUMENTS]",
         description="Run a training script in several workers on this machine, as one of the nodes of a job.",
         rest="training_script_args",
     )
     _add_group_options(parser)
     _add_meeting_options(parser)
-    _add_worker_options(parser)
+    _add_worker_options(parser, local_rank_arg)
     add_common_options(parser)
     for name in SHARED_WITH_TORCHRUN:
         parser.allow_shortening(f"--{name}")
     _add_signal_options(parser)
     add_script(parser, "training_script", "training_script_args")
-    _apply_environment(parser, environ)
+    _inherit(parser, environ)
     return parser
 
 
@@ -130,7 +139,7 @@ def _add_meeting_options(parser: Parser) -> None:
     add("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="settings of the backend")
 
 
-def _add_worker_options(parser: Parser) -> None:
+def _add_worker_options(parser: Parser, local_rank_arg: str) -> None:
     add = _adder(parser, "workers")
     add("-m", "--module", action="store_true", help="run the script as 'python -m' does")
     add("--no-python", action="store_true", help="run the script itself, without python")
@@ -153,20 +162,24 @@ def _add_worker_options(parser: Parser) -> None:
         help="bind each worker to the cores beside its device",
     )
     add("--logs-specs", default=None, metavar="NAME", help="plug-in of the group torchrun.logs_specs")
+    parser.never_shorten(
+        add(
+            "--log-line-prefix-template",
+            default="",
+            metavar="TEXT",
+            help="put before each line on the console: ${role_name}, ${rank}, ${local_rank}, ${hostname}",
+        )
+    )
     add("--event-log-handler", default="null", metavar="NAME", help="has no effect")
     parser.never_shorten(
         add(
             "--local-rank-arg",
-            default="none",
+            default=local_rank_arg,
             choices=["none", "dash", "underscore"],
             help="pass --local-rank=N or --local_rank=N to the script, as torch.distributed.launch does",
         )
     )
-    parser.never_shorten(
-        add(
-            "--use-env", action="store_true", help="has no effect: scripts find LOCAL_RANK in the environment"
-        )
-    )
+    parser.never_shorten(add("--use-env", action="store_true", help="the same as --local-rank-arg none"))
 
 
 def _add_signal_options(parser: Parser) -> None:
@@ -208,31 +221,31 @@ def _add_signal_options(parser: Parser) -> None:
     )
 
 
-def _apply_environment(parser: Parser, environ: Mapping[str, str]) -> None:
+def _inherit(parser: Parser, environ: Mapping[str, str]) -> None:
     shutdown = environ.get(SHUTDOWN_VARIABLE)
     if shutdown is not None:
-        _set_default(parser, parser.option("--grace"), SHUTDOWN_VARIABLE, shutdown)
+        parser.option("--grace").default = _Inherited(SHUTDOWN_VARIABLE, shutdown)
+    if not any(name.startswith(ENVIRONMENT_PREFIX) for name in environ):
+        return
     for action in parser.actions():
         for option in action.option_strings:
             variable = ENVIRONMENT_PREFIX + option.lstrip("-").replace("-", "_").upper()
             if option.startswith("--") and variable in environ:
-                _set_default(parser, action, variable, environ[variable])
+                action.default = _Inherited(variable, environ[variable])
 
 
-def _set_default(parser: Parser, action: argparse.Action, variable: str, text: str) -> None:
-    """Make ``text`` the default of an option, checked as if it stood on the command line."""
-    if action.nargs == 0:
-        try:
-            action.default = bool(int(text))
-        except ValueError:
-            parser.error(f"{variable}={text!r}: expected 0 or 1")
-        return
+def _read_inherited(parser: Parser, action: argparse.Action, inherited: _Inherited) -> Any:
+    """The value of an option, checked as if it stood on the command line."""
+    text, shown = inherited.text, f"{inherited.variable}={inherited.text!r}"
     try:
+        if action.nargs == 0:
+            return bool(int(text))
         value = text if action.type is None else action.type(text)  # type: ignore[operator]
     except argparse.ArgumentTypeError as error:
-        parser.error(f"{variable}: {error}")
+        parser.error(f"{inherited.variable}: {error}")
     except ValueError:
-        parser.error(f"{variable}={text!r}: invalid {getattr(action.type, '__name__', 'value')} value")
+        kind = "value, expected 0 or 1" if action.nargs == 0 else f"{action.type.__name__} value"  # type: ignore[union-attr]
+        parser.error(f"{shown}: invalid {kind}")
     if action.choices is not None and value not in action.choices:
-        parser.error(f"{variable}={text!r}: expected one of {', '.join(map(str, action.choices))}")
-    action.default = value
+        parser.error(f"{shown}: invalid choice, expected one of {', '.join(map(str, action.choices))}")
+    return value

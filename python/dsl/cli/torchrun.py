@@ -5,31 +5,56 @@ from __future__ import annotations
 import os
 import sys
 
+from dsl._record import replace
 from dsl.cli.options import output_request
-from dsl.cli.torch_options import LAUNCHER_FLAGS, parse_args
+from dsl.cli.torch_options import parse_args
 from dsl.errors import DslError, OptionError
 from dsl.model import LEVELS, Notice, Restarts, TorchRequest
 from dsl.plan.host import this_host
 from dsl.plan.logs import make_log_dir, make_run_dirs
+from dsl.plan.output import TEMPLATE_VARIABLE
 from dsl.plan.program import check_program
 from dsl.plan.torchrun import build_group, plan_attempt, worker_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from dsl.model import OutputRequest
 
 COMMAND = "dslrun"
 
+# What cannot or must not be taken: end, stop, news of children, a program's own faults, the C library's two.
+UNTAKEABLE = (9, 19, 17, 4, 5, 6, 7, 8, 11, 31, 32, 33)
+# TSTP, CONT and WINCH belong to the shell and the terminal.
+JOB_CONTROL = (20, 18, 28)
 
-def main(argv: Sequence[str] | None = None) -> int:
+# Options that scripts rarely have: after the script they are most likely a slip.
+LAUNCHER_FLAGS = (
+    "--nnodes",
+    "--nproc-per-node",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--max-restarts",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--standalone",
+)
+
+
+def main(argv: Sequence[str] | None = None, *, program: str = COMMAND, local_rank_arg: str = "none") -> int:
     """Run this node's part of a job and return the exit code of the command.
 
-    ``argv`` are the arguments without the program's name (default: those of this process). Mistakes of the
-    user are one line on stderr; bad usage exits like argparse does, with 2.
+    ``argv`` are the arguments without the program's name (default: those of this process), ``program`` what
+    a usage error calls us, ``local_rank_arg`` the default of that option. Mistakes of the user are one line
+    on stderr; bad usage exits like argparse does, with 2.
     """
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        return _run(words, parse_args(words, program=program, local_rank_arg=local_rank_arg))
     except DslError as error:
         _say(f"error: {error}")
         return error.exit_code
@@ -37,16 +62,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(argv: Sequence[str]) -> int:
-    namespace = parse_args(argv)
+def _run(argv: Sequence[str], namespace: argparse.Namespace) -> int:
     request = to_request(namespace)
+    environ = worker_environ(namespace, os.environ)
     host = this_host()
-    group = build_group(request, worker_words(request, os.environ, host.executable), os.environ, host)
+    group = build_group(request, worker_words(request, environ, host.executable), environ, host)
     plan = plan_attempt(group, 0, host)
     for notice in (*stray_flags(argv, namespace), *plan.notices):
         if LEVELS[notice.level] >= LEVELS[request.log_level]:
             _say(f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text)
-    check_program(request, os.environ)
+    check_program(request, environ)
     if plan.log_dir is not None:
         make_log_dir(plan.log_dir)
     make_run_dirs(plan.run_dirs)
@@ -61,6 +86,13 @@ def _run(argv: Sequence[str]) -> int:
     return run_node(plan, restarts)
 
 
+def worker_environ(options: argparse.Namespace, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment that the workers inherit: our own, and the template of prefixes if one was given."""
+    if not options.log_line_prefix_template:
+        return environ
+    return {**environ, TEMPLATE_VARIABLE: options.log_line_prefix_template}
+
+
 def to_request(options: argparse.Namespace) -> TorchRequest:
     """What torchrun's namespace asks for.
 
@@ -69,14 +101,19 @@ def to_request(options: argparse.Namespace) -> TorchRequest:
     """
     least, most = parse_nnodes(options.nnodes)
     stop, forward, preempt = parse_signal_options(options)
+    # It takes precedence over the other two. Each worker is an interpreter of its own here.
+    runs_path = options.run_path
+    local_rank_arg = "none" if options.use_env else options.local_rank_arg
+    if options.no_python and not runs_path and local_rank_arg != "none":
+        raise OptionError("--no-python: a program is not told its local rank by an option, give --use-env")
     return TorchRequest(
         script=options.training_script,
         script_args=tuple(options.training_script_args),
-        module=options.module,
-        no_python=options.no_python,
-        run_path=options.run_path,
-        min_nodes=1 if options.standalone else least,
-        max_nodes=1 if options.standalone else most,
+        module=options.module and not runs_path,
+        no_python=options.no_python and not runs_path,
+        run_path=runs_path,
+        min_nodes=least,
+        max_nodes=most,
         nproc_per_node=options.nproc_per_node,
         node_rank=options.node_rank,
         master_addr=options.master_addr,
@@ -90,7 +127,7 @@ def to_request(options: argparse.Namespace) -> TorchRequest:
         role=options.role,
         max_restarts=options.max_restarts,
         virtual_local_rank=options.virtual_local_rank,
-        local_rank_arg=options.local_rank_arg,
+        local_rank_arg=local_rank_arg,
         numa_binding=options.numa_binding,
         logs_specs=options.logs_specs,
         stop_signals=stop,
@@ -99,13 +136,19 @@ def to_request(options: argparse.Namespace) -> TorchRequest:
         preempt_grace_s=options.preempt_grace,
         log_level=options.log_level,
         grace_s=options.grace,
-        output=output_request(options),
+        output=_output(options),
     )
+
+
+def _output(options: argparse.Namespace) -> OutputRequest:
+    output = output_request(options)
+    # torchrun's word for no log files at all.
+    return replace(output, log_dir=None, redirects="", tee="") if output.log_dir == os.devnull else output
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:
     """``N`` or ``MIN:MAX`` as two numbers. Raises OptionError."""
-    parts = text.split(":")
+    parts = [part.strip() for part in text.split(":")]
     if len(parts) > 2 or not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
         raise OptionError(f"--nnodes {text!r}: expected a number of nodes, or MIN:MAX")
     return int(parts[0]), int(parts[-1])
@@ -144,7 +187,11 @@ def parse_signal_options(options: argparse.Namespace) -> tuple[tuple[int, ...], 
 
 
 def parse_signals(text: str, option: str) -> tuple[int, ...]:
-    """``SIGUSR1,USR2,34`` as numbers, each once. Raises OptionError."""
+    """``SIGUSR1,USR2,34`` as numbers, each once.
+
+    Raises:
+        OptionError: an item is no signal, or one that cannot be taken.
+    """
     from dsl.signals import SIGNALS
 
     numbers = {name: number for number, name in SIGNALS.items()}
@@ -160,21 +207,28 @@ def parse_signals(text: str, option: str) -> tuple[int, ...]:
             raise OptionError(
                 f"{option} {text!r}: {item.strip()!r} is no signal, expected names such as SIGUSR1"
             )
-        if number in (9, 17, 19):
-            raise OptionError(f"{option} {text!r}: {item.strip()} cannot be taken")
+        if number in UNTAKEABLE or (number in JOB_CONTROL and option != "--forward-signals"):
+            why = "is always forwarded" if number in JOB_CONTROL else "cannot be taken"
+            raise OptionError(f"{option} {text!r}: {SIGNALS.get(number, number)} {why}")
         found[number] = None
     return tuple(found)
 
 
 def stray_flags(argv: Sequence[str], options: argparse.Namespace) -> list[Notice]:
     """A warning for the first option of ours that stands after the script and not before it."""
-    own = {word.partition("=")[0] for word in argv[: len(argv) - len(options.training_script_args)]}
+    own = {_flag(word) for word in argv[: len(argv) - len(options.training_script_args)]}
     for word in options.training_script_args:
-        flag = word.partition("=")[0]
+        flag = _flag(word)
         if flag in LAUNCHER_FLAGS and flag not in own:
-            text = f"{flag} comes after the script and goes to {options.training_script}"
+            text = f"{word.partition('=')[0]} comes after the script and goes to {options.training_script}"
             return [Notice("warning", f"{text}, put it before the script if it was meant for {COMMAND}")]
     return []
+
+
+def _flag(word: str) -> str:
+    """An option in its spelling with dashes."""
+    name = word.partition("=")[0]
+    return f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.elastic.errors import ChildFailedError
-from dsl.elastic.failures import collect, root_cause
+from dsl.elastic.failures import root_cause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ def failure_of(name: str, attempt: Attempt, kills_before: int) -> ChildFailedErr
     ``kills_before``: `dsl.evidence.oom_kills` before the workers started.
     """
     plan = attempt.plan
-    failures = collect(plan, attempt.exits, [worker.error_file for worker in plan.workers])
+    failures = attempt.failures()
     root = root_cause(failures)
     cause = attempt.ended.first_failure
     evidence: list[str] = []

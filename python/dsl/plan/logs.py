@@ -97,7 +97,7 @@ def make_run_dirs(run_dirs: Sequence[str]) -> None:
 def remove_run_dir(run_dir: str, last_attempt: int, count: int, *, succeeded: bool) -> None:
     """Remove what is empty of a run's directory; after a success also what failed workers said before.
 
-    ``last_attempt``: the highest number of an attempt; ``count``: workers in each.
+    ``last_attempt``: the highest number that an attempt can have; ``count``: workers in each.
     """
     for attempt in range(last_attempt + 1):
         for local_rank in range(count):

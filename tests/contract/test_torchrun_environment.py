@@ -1,0 +1,56 @@
+"""The environment of every worker, as torchrun makes it, but for a list of differences.
+
+Here it is planned; `tests/proc/test_dslrun.py` looks at that of real workers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.contract import torchrun_inputs as inputs
+from tests.contract.golden_file import cases
+from tests.contract.torchrun_difference import as_torchrun
+from tests.unit.machine import make_host
+
+from dsl.cli.torch_options import parse_args
+from dsl.cli.torchrun import to_request
+from dsl.plan.torchrun import build_group, plan_attempt
+
+NAME = "torchrun_environment"
+
+
+def _planned(options: str, given: dict[str, str]) -> list[dict[str, str]]:
+    environ = {"PATH": "/bin", **given}
+    request = to_request(parse_args([*options.split(), "t.py"], environ))
+    host = make_host()
+    plan = plan_attempt(build_group(request, ["python"], environ, host), 0, host)
+    found = []
+    for worker in plan.workers:
+        env = {**plan.env, **worker.env}
+        new = {name: value for name, value in env.items() if environ.get(name) != value}
+        found.append({name: inputs.normal(name, value, options) for name, value in new.items()})
+    return found
+
+
+@pytest.mark.parametrize("case", cases(NAME), ids=lambda case: case[0])
+def test_each_worker_has_the_environment_that_torchrun_gives_it(case: Any) -> None:
+    _, options, given, workers = case
+    ours = _planned(f"--nproc-per-node {inputs.WORKERS} {options}", given)
+    assert ours == [as_torchrun(worker) for worker in workers]
+
+
+@pytest.mark.parametrize("case", cases(NAME, "nodes"), ids=lambda case: case[0])
+def test_the_nodes_of_a_job_agree_as_with_torchrun(case: Any) -> None:
+    _, options, given, workers = case
+    ours = []
+    for node_rank in (0, 1):
+        ours += _planned(f"--nproc-per-node 2 {options} --node-rank {node_rank}", given)
+    assert ours == [as_torchrun(worker) for worker in workers]
+
+
+def test_the_list_of_differences_is_in_use() -> None:
+    """A difference that no longer is one must not stay on the list."""
+    recorded = [worker for case in cases(NAME) for worker in case[3]]
+    changed = {name for worker in recorded for name in worker if as_torchrun(worker)[name] != worker[name]}
+    assert changed == {"MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE"}

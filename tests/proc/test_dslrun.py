@@ -1,0 +1,467 @@
+"""`dslrun` with real workers: what they find, how a group is started again, and how a job ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from tests.contract import torchrun_inputs as inputs
+from tests.contract.golden_file import cases
+from tests.contract.torchrun_difference import as_torchrun
+from tests.support import processes
+from tests.support.jobs import running, until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WORKERS = Path(__file__).resolve().parent.parent / "workers"
+
+DUMP = """
+import json, os, sys
+path = os.path.join(sys.argv[1], os.environ["RANK"])
+with open(path + ".part", "w") as file:
+    json.dump({"env": dict(os.environ), "words": sys.argv[2:]}, file)
+os.rename(path + ".part", path + ".json")
+"""
+
+
+@pytest.fixture
+def dslrun(dsl_command: Path) -> Path:
+    """Path of the installed `dslrun` program."""
+    path = dsl_command.with_name("dslrun")
+    assert path.exists(), f"{path} does not exist: run `make build` first"
+    return path
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory for temporary files that is this test's own."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def line(dslrun: Path, workers: int, program: Sequence[object], *options: str) -> list[str]:
+    """`dslrun` that runs a program as it stands."""
+    return [str(dslrun), "--no-python", f"--nproc-per-node={workers}", *options, *map(str, program)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def tree(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+# The environment.
+
+
+@pytest.mark.parametrize("case", cases("torchrun_environment"), ids=lambda case: case[0])
+def test_real_workers_find_what_torchruns_workers_find(case: Any, dslrun: Path, tmp_path: Path) -> None:
+    """G5. All that is inherited is there, all that torchrun adds is there, and nothing else but the job's token."""
+    _, options, given, workers = case
+    recorded = re.search(r"\b296\d\d\b", options)
+    if recorded and "standalone" not in options:
+        port = str(free_port())
+        options = options.replace(recorded[0], port)
+        workers = [{**worker, "MASTER_PORT": port} for worker in workers]
+    script = tmp_path / "dump.py"
+    script.write_text(DUMP, encoding="utf-8")
+    env = {
+        "PATH": os.environ["PATH"],
+        "TMPDIR": str(tmp_path),
+        "DSL_TEST_TOKEN": os.environ["DSL_TEST_TOKEN"],
+    }
+    env.update(given)
+    command = [
+        str(dslrun),
+        f"--nproc-per-node={inputs.WORKERS}",
+        *options.split(),
+        str(script),
+        str(tmp_path),
+    ]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=25, check=False)
+    assert result.returncode == 0, result.stderr
+    for rank, expected in enumerate(workers):
+        found = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))["env"]
+        assert found.pop("DSL_JOB_ID")
+        found.pop("LC_CTYPE", None)  # Python's own, in a C locale
+        assert env.keys() <= found.keys()
+        new = {name: value for name, value in found.items() if env.get(name) != value}
+        assert {name: inputs.normal(name, value, options) for name, value in new.items()} == as_torchrun(
+            expected
+        )
+
+
+def test_the_two_other_ways_to_start_it(dslrun: Path, tmp_path: Path) -> None:
+    """`python -m dsl.run` in the place of torch.distributed.run, `python -m dsl.launch` in that of .launch."""
+    script = tmp_path / "dump.py"
+    script.write_text(DUMP, encoding="utf-8")
+    found = {}
+    for module in ("dsl.run", "dsl.launch"):
+        folder = tmp_path / module
+        folder.mkdir()
+        command = [sys.executable, "-m", module, "--nproc_per_node=2", str(script)]
+        # The script's own first argument is the folder, which dsl.launch's option stands before.
+        words = [str(folder), "a b"]
+        if module == "dsl.launch":
+            script.write_text(
+                DUMP.replace("argv[1]", "argv[2]").replace("argv[2:]", "argv[1:]"), encoding="utf-8"
+            )
+        subprocess.run([*command, *words], check=True, timeout=25)
+        found[module] = [
+            json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))["words"] for rank in (0, 1)
+        ]
+    assert found["dsl.run"] == [["a b"]] * 2
+    folder = tmp_path / "dsl.launch"
+    assert found["dsl.launch"] == [[f"--local-rank={rank}", str(folder), "a b"] for rank in (0, 1)]
+
+
+def test_a_usage_error_names_the_module_that_was_started() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "dsl.launch", "--no"], capture_output=True, text=True, timeout=25, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("usage: python -m dsl.launch [OPTIONS] SCRIPT [ARGUMENTS]\n")
+
+
+def test_another_interpreter_runs_the_script(
+    dslrun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "interpreter"
+    interpreter.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\n')
+    interpreter.chmod(0o755)
+    monkeypatch.setenv("PYTHON_EXEC", str(interpreter))
+    subprocess.run([str(dslrun), "-m", "no.such.module", "-x"], check=True, timeout=25)
+    assert (tmp_path / "words").read_text().split() == ["-u", "-m", "no.such.module", "-x"]
+
+
+# A group that is started again.
+
+
+def _lives(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
+    """What each life of each worker wrote: (attempt, rank) -> facts."""
+    found = {}
+    for path in folder.glob("[0-9]*-[0-9]*.json"):
+        attempt, rank = map(int, path.stem.split("-"))
+        found[attempt, rank] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.engine
+def test_a_group_that_fails_is_ended_whole_and_started_again(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """G1: nothing of an attempt lives when the next begins, not even what was deaf in a session of its own."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    script = [str(WORKERS / "restarted.py"), str(folder), "2"]
+    command = [str(dslrun), "--nproc-per-node=3", "--max-restarts=5", "--grace=0.3", *script]
+    with running(command, folder) as job:
+        assert job.wait(25) == 0, job.stderr()
+        assert job.left() == []
+    lives = _lives(folder)
+    assert sorted(lives) == [(attempt, rank) for attempt in range(3) for rank in range(3)]
+    assert {attempt_rank: facts["alive"] for attempt_rank, facts in lives.items() if facts["alive"]} == {}
+    attempts = [{lives[attempt, rank]["env"]["MASTER_PORT"] for rank in range(3)} for attempt in range(3)]
+    assert [len(ports) for ports in attempts] == [1, 1, 1]
+    error_files = {facts["env"]["TORCHELASTIC_ERROR_FILE"] for facts in lives.values()}
+    assert len(error_files) == 9
+    assert {facts["env"]["TORCHELASTIC_MAX_RESTARTS"] for facts in lives.values()} == {"5"}
+    assert len({facts["env"]["TORCHELASTIC_RUN_ID"] for facts in lives.values()}) == 1
+    assert "restart 1 of 5" in job.stderr()
+    assert "restart 2 of 5" in job.stderr()
+    assert tree(temporary) == []
+
+
+def test_restarts_come_to_an_end_with_the_code_of_the_last_failure(
+    dslrun: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G2, and the crash loop is called one."""
+    words = ["note", tmp_path / "lives", "%r", "only", "1", "[", "exit", "7", "]", "pause"]
+    with running(line(dslrun, 2, [testchild, *words], "--max-restarts=2"), tmp_path) as job:
+        assert job.wait() == 7
+    assert (tmp_path / "lives").read_text().count("1\n") == 3
+    assert re.search(
+        r"crash loop: 3 attempts in a row failed the same way within \S+ s of their start", job.stderr()
+    )
+
+
+def test_nothing_is_started_again_by_default(dslrun: Path, testchild: Path, tmp_path: Path) -> None:
+    with running(
+        line(dslrun, 1, [testchild, "note", tmp_path / "lives", "%r", "exit", "7"]), tmp_path
+    ) as job:
+        assert job.wait() == 7
+    assert (tmp_path / "lives").read_text() == "0\n"
+    assert "crash loop" not in job.stderr()
+
+
+def test_a_port_is_free_for_each_attempt(dslrun: Path, tmp_path: Path) -> None:
+    """Rank 0 listens on its port until it is killed, and can do so again."""
+    script = tmp_path / "listen.py"
+    script.write_text(
+        "import os, signal, socket, sys\n"
+        "port = int(os.environ['MASTER_PORT'])\n"
+        "listener = socket.create_server(('', port))\n"
+        "peer = socket.create_connection(('127.0.0.1', port))\n"
+        "accepted = listener.accept()\n"
+        "sys.exit(5 if os.environ['TORCHELASTIC_RESTART_COUNT'] < '2' else 0)\n"
+    )
+    for options in ([], [f"--master-port={free_port()}"]):
+        command = [str(dslrun), "--max-restarts=2", *options, str(script)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+        assert result.returncode == 0, result.stderr
+
+
+def test_a_stop_between_two_attempts_ends_the_job(dslrun: Path, testchild: Path, tmp_path: Path) -> None:
+    """The launcher waits half a second for a stderr that nobody reads: time for a signal with no worker alive."""
+    script = tmp_path / "worker.sh"
+    script.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid$TORCHELASTIC_RESTART_COUNT.part\n"
+        f"mv {tmp_path}/pid$TORCHELASTIC_RESTART_COUNT.part {tmp_path}/pid$TORCHELASTIC_RESTART_COUNT\n"
+        f"[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 3\nexec {testchild} pause\n"
+    )
+    script.chmod(0o755)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    try:
+        while True:
+            os.write(write_end, b"x" * 4096)
+    except BlockingIOError:
+        pass
+    os.set_blocking(write_end, True)
+    command = line(dslrun, 1, [script], "--max-restarts=9", "--log-level=info")
+    with subprocess.Popen(command, stderr=write_end) as job:
+        try:
+            first = tmp_path / "pid0"
+            until(first.exists)
+            until(lambda: processes.find(int(first.read_text())) is None)
+            job.send_signal(signal.SIGTERM)
+            assert job.wait(20) == 143
+        finally:
+            job.kill()
+            os.close(read_end)
+            os.close(write_end)
+    assert not (tmp_path / "pid1").exists()
+
+
+# How a job ends.
+
+
+class Ending(NamedTuple):
+    """One way to end: what the workers do, what we do to the command, and the code."""
+
+    name: str
+    words: str
+    code: int
+    signals: tuple[str, ...] = ()
+
+
+ENDINGS = [
+    Ending("all-0", "exit 0", 0),
+    Ending("one-42", "only 1 [ exit 42 ] pause", 42),
+    Ending("one-killed", "only 1 [ raise KILL ] pause", 137),
+    Ending("one-segfault", "only 1 [ raise SEGV ] pause", 139),
+    Ending("interrupted", "READY pause", 130, ("INT",)),
+    Ending("terminated", "READY pause", 143, ("TERM",)),
+    Ending("interrupted-twice-deaf", "ignore INT,TERM READY pause", 130, ("INT", "INT")),
+    Ending("user-signal-is-forwarded", "catch USR1 READY await USR1 1 exit 0", 0, ("USR1",)),
+]
+
+
+@pytest.mark.parametrize("ending", ENDINGS, ids=[ending.name for ending in ENDINGS])
+def test_the_exit_code_is_true(
+    ending: Ending, dslrun: Path, testchild: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """G2. torchrun ends with 1 whatever the worker's code was. Restarts that are left change nothing for a signal."""
+    text = ending.words.replace("READY", f"note {tmp_path}/job/ready R")
+    words = ["%r %p" if word == "R" else word for word in text.split()]
+    restarts = ["--max-restarts=3"] if ending.signals else []
+    with running(line(dslrun, 3, [testchild, *words], "--grace=5", *restarts), tmp_path / "job") as job:
+        if ending.signals:
+            job.ready(3)
+            for name in ending.signals:
+                os.kill(job.guard, getattr(signal, f"SIG{name}"))
+        assert job.wait() == ending.code, job.stderr()
+        assert job.left() == []
+    assert "Traceback (most recent call last)" not in job.stderr()
+    assert tree(temporary) == []
+
+
+def test_an_interpreter_that_does_not_exist(
+    dslrun: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G2, G3."""
+    monkeypatch.setenv("PYTHON_EXEC", "/nowhere/python")
+    script = tmp_path / "t.py"
+    script.touch()
+    result = subprocess.run(
+        [str(dslrun), str(script)], capture_output=True, text=True, timeout=25, check=False
+    )
+    assert result.returncode == 127
+    assert "could not be executed: /nowhere/python: No such file or directory" in result.stderr
+    assert tree(temporary) == []
+
+
+@pytest.mark.engine
+def test_three_deaf_workers_are_ended_when_the_shutdown_timeout_is_over(
+    dslrun: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G4: torchrun takes its 30 s all the same when a worker has failed."""
+    ready = tmp_path / "ready"
+    words = [
+        *("ignore", "TERM", "note", ready, "%r %p"),
+        *("only", "2", "[", "wait", tmp_path / "go", "exit", "9", "]", "pause"),
+    ]
+    with running(line(dslrun, 4, [testchild, *words], "--shutdown-timeout=1"), tmp_path) as job:
+        job.ready(4)
+        begin = time.monotonic()
+        (tmp_path / "go").touch()
+        assert job.wait() == 9
+        elapsed_s = time.monotonic() - begin
+        assert job.left() == []
+    assert 1 <= elapsed_s < 2
+    assert "dslrun: rank 2 (local rank 2, " in job.stderr()
+
+
+@pytest.mark.needs_pidfd
+@pytest.mark.needs_close_range
+@pytest.mark.parametrize("apart_ms", [1, 40])
+def test_of_two_failures_the_first_is_the_root_cause(
+    apart_ms: int, dslrun: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G3: torchrun compares whole seconds, and names the lower rank. 10 runs each."""
+    for run in range(10):
+        folder = tmp_path / str(run)
+        gate, victim = folder / "gate", folder / "victim"
+        words = [
+            *("only", "2", "[", "touch", gate, "wait", victim, "exit", "4", "]"),
+            *("only", "0", "[", "ignore", "TERM", "touch", victim, "wait", gate, "waitpid", gate),
+            *("sleep", str(apart_ms), "exit", "5", "]", "pause"),
+        ]
+        with running(line(dslrun, 3, [testchild, *words]), folder) as job:
+            assert job.wait() == 4
+        root = job.stderr().partition("Root Cause (first observed failure):")[2]
+        assert re.search(r"rank +: (\d+)", root)[1] == "2", job.stderr()  # type: ignore[index]
+        assert re.search(r"exitcode +: (\d+)", root)[1] == "4"  # type: ignore[index]
+
+
+# Files.
+
+WRITER = """
+import json, os, sys
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("out", rank, attempt)
+print("err", rank, attempt, file=sys.stderr)
+if rank == "1" and attempt < sys.argv[1]:
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        json.dump({"message": {"message": "ValueError: bad batch", "extraInfo": {"timestamp": "9"}}}, file)
+    sys.exit(1)
+"""
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> str:
+    """A script that writes to both streams, and whose rank 1 fails and leaves an error file in its first N lives."""
+    path = tmp_path / "writer.py"
+    path.write_text(WRITER, encoding="utf-8")
+    return str(path)
+
+
+def test_log_files_lie_where_torchrun_puts_them(
+    dslrun: Path, writer: str, tmp_path: Path, temporary: Path
+) -> None:
+    """G6."""
+    logs = tmp_path / "logs"
+    options = [
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=job7",
+        f"--log-dir={logs}",
+    ]
+    command = [str(dslrun), *options, "-r", "1", "-t", "0:2", writer, "1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    assert result.returncode == 0, result.stderr
+    (run,) = logs.iterdir()
+    assert re.fullmatch(r"job7_\w{8}", run.name)
+    assert [path for path in tree(run) if not (run / path).is_dir()] == [
+        *(
+            "attempt_0/0/stderr.log",
+            "attempt_0/0/stdout.log",
+            "attempt_0/1/error.json",
+            "attempt_0/1/stdout.log",
+        ),
+        *("attempt_1/0/stderr.log", "attempt_1/0/stdout.log", "attempt_1/1/stdout.log"),
+    ]
+    assert (run / "attempt_1/1/stdout.log").read_text() == "out 1 1\n"
+    assert (run / "attempt_1/0/stderr.log").read_text() == "err 0 1\n"
+    assert result.stdout == ""
+    assert f"log files are in {run}" in result.stderr
+    assert tree(temporary) == []
+
+
+def test_the_directory_of_a_run_goes_when_the_job_succeeds_even_after_failures(
+    dslrun: Path, writer: str, temporary: Path
+) -> None:
+    command = [str(dslrun), "--nproc-per-node=2", "--max-restarts=2", writer, "2"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "restart 2 of 2" in result.stderr
+    assert tree(temporary) == []
+
+
+def test_an_error_file_of_a_job_that_fails_is_kept_and_named(
+    dslrun: Path, writer: str, temporary: Path
+) -> None:
+    command = [str(dslrun), "--nproc-per-node=2", "--max-restarts=1", writer, "9"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
+    assert result.returncode == 1
+    files = [path for path in tree(temporary) if not (temporary / path).is_dir()]
+    assert [re.sub(r"^dslrun_\w{16}/", "", path) for path in files] == [
+        "attempt_0/1/error.json",
+        "attempt_1/1/error.json",
+    ]
+    assert str(temporary / files[1]) in result.stderr
+
+
+# The launcher.
+
+
+def test_a_launch_needs_no_torch_and_nothing_heavy(dslrun: Path) -> None:
+    """G7: neither alone nor as one of several nodes. `python -X importtime` names what is imported."""
+    heavy = {
+        "torch",
+        "numpy",
+        "typing",
+        "dataclasses",
+        "json",
+        "logging",
+        "subprocess",
+        "pathlib",
+        "psutil",
+        "uuid",
+    }
+    code = "import sys; from dsl.run import main; sys.exit(main())"
+    for options in ([], ["--standalone"], ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1"]):
+        command = [sys.executable, "-I", "-X", "importtime", "-c", code, "--nproc-per-node=2", *options]
+        result = subprocess.run(
+            [*command, "--no-python", "/bin/true"], capture_output=True, text=True, timeout=25, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        names = set(re.findall(r"^import time:[\s\d]+\|[\s\d]+\|\s+(\S+)$", result.stderr, re.MULTILINE))
+        assert "dsl.plan.torchrun" in names
+        assert names & heavy == set()

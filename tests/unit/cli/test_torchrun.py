@@ -1,0 +1,286 @@
+"""`dslrun` from its arguments to the plan, and every mistake in one line. No process is started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dsl.cli import torchrun
+from dsl.cli.torch_options import parse_args
+from dsl.errors import OptionError
+from dsl.model import NodePlan, OutputRequest, Restarts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    Started = list[tuple[NodePlan, Restarts]]
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A working directory with a script, and a directory for temporary files of its own."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "work" / "t.py").touch()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("dsl.plan.host.count_cuda_devices", lambda: 0)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """What was handed to the engine, which here ends each job with 7."""
+    jobs: Started = []
+    app = ModuleType("dsl.app")
+
+    def run_node(plan: NodePlan, restarts: Restarts) -> int:
+        jobs.append((plan, restarts))
+        return 7
+
+    vars(app).update(run_node=run_node)
+    monkeypatch.setitem(sys.modules, "dsl.app", app)
+    return jobs
+
+
+def _tree(root: Path) -> list[str]:
+    return sorted(str(path) for path in root.rglob("*"))
+
+
+STATIC = "--nnodes 2 --master-addr h --master-port 29500"
+BAD_INPUT: list[tuple[str, int, str]] = [
+    ("nope.py", 2, "script 'nope.py' does not exist"),
+    ("--no-python nope", 127, "program 'nope' is not on PATH"),
+    ("--no-python ./t.py", 126, "program './t.py' is not executable"),
+    ("--no-python --module t", 2, "don't use both the '--no-python' flag and the '--module' flag"),
+    ("--run-path --no-python nope.py", 2, "script 'nope.py' does not exist"),
+    ("--local-rank-arg dash --no-python ./t.py", 2, "--no-python: a program is not told its local rank"),
+    ("--nnodes 0 t.py", 2, "--nnodes 0:0: MIN must be at least 1"),
+    ("--nnodes 3:2 t.py", 2, "--nnodes 3:2: MIN must be at least 1, and MAX at least MIN"),
+    ("--nnodes x t.py", 2, "--nnodes 'x': expected a number of nodes, or MIN:MAX"),
+    ("--nnodes 1:2:3 t.py", 2, "--nnodes '1:2:3': expected"),
+    ("--nnodes -1 t.py", 2, "--nnodes '-1': expected"),
+    ("--nnodes= t.py", 2, "--nnodes '': expected"),
+    ("--nnodes 9999999999 t.py", 2, "--nnodes '9999999999': expected"),
+    ("--nproc-per-node 0 t.py", 2, "--nproc-per-node '0': it must be 1 to 4194304"),
+    ("--nproc-per-node many t.py", 2, "--nproc-per-node 'many': expected a number, auto, cpu or gpu"),
+    ("--nproc-per-node gpu t.py", 2, "no CUDA device can be seen on this machine"),
+    ("--nproc-per-node xpu t.py", 2, "cannot count xpu devices, give their number"),
+    ("--nnodes 1:2 --rdzv-backend c10d t.py", 2, "nodes that find each other are not in this version"),
+    ("--nnodes 2 --rdzv-backend etcd t.py", 2, "nodes that find each other are not in this version"),
+    ("--rdzv-backend zeus t.py", 2, "--rdzv-backend 'zeus': expected one of static, c10d, etcd, etcd-v2"),
+    ("--rdzv-backend c10d --rdzv-endpoint h:x t.py", 2, "--rdzv-endpoint 'h:x': expected HOST:PORT"),
+    ("--rdzv-endpoint h t.py", 2, "--rdzv-endpoint 'h': the port is missing"),
+    ("--rdzv-conf timeout t.py", 2, "--rdzv-conf 'timeout': expected KEY=VALUE,..."),
+    ("--master-port 65536 t.py", 2, "--master-port 65536 is not a port"),
+    (
+        "--master-port 29500 --master-addr a/b t.py",
+        2,
+        "--master-addr 'a/b': expected a host name or an address",
+    ),
+    (f"{STATIC} --node-rank 2 t.py", 2, "--node-rank 2: with 2 nodes it must be 0 to 1"),
+    ("--master-port 29500 --node-rank 1 t.py", 2, "--node-rank 1: with 1 node it must be 0"),
+    ("--max-restarts -1 t.py", 2, "--max-restarts -1: it must be 0 or more"),
+    ("-r 4 t.py", 2, "--redirects '4': expected 0, 1, 2 or 3"),
+    ("-r 0:7 t.py", 2, "--redirects '0:7': expected 0, 1, 2 or 3"),
+    ("--tee 0:1,0:2 t.py", 2, "--tee '0:1,0:2': local rank 0 is there twice"),
+    ("--local-ranks-filter a t.py", 2, "--local-ranks-filter 'a': expected local ranks"),
+    ("--log-dir t.py t.py", 2, "'t.py' should not be a file"),
+    ("--stdin 9 t.py", 2, "--stdin '9': it must be a rank, 0 to 0, or none"),
+    ("--signals-to-handle SIGFOO t.py", 2, "--signals-to-handle 'SIGFOO': 'SIGFOO' is no signal"),
+    ("--signals-to-handle TERM,65 t.py", 2, "'65' is no signal"),
+    ("--signals-to-handle KILL t.py", 2, "SIGKILL cannot be taken"),
+    ("--signals-to-handle SEGV t.py", 2, "SIGSEGV cannot be taken"),
+    ("--signals-to-handle 32 t.py", 2, "32 cannot be taken"),
+    ("--signals-to-handle TSTP t.py", 2, "SIGTSTP is always forwarded"),
+    ("--preempt-signal USR1,USR2 t.py", 2, "name one signal"),
+    ("--preempt-signal USR1 --forward-signals USR1 t.py", 2, "SIGUSR1 is named for two meanings"),
+    ("--signals-to-handle USR1 --forward-signals USR1 t.py", 2, "SIGUSR1 is named for two meanings"),
+    ("--virtual-local-rank --nproc-per-node 3 t.py", 2, "CUDA_VISIBLE_DEVICES=0,1 names 2"),
+]
+
+
+@pytest.mark.parametrize("line, code, message", BAD_INPUT, ids=[line for line, _, _ in BAD_INPUT])
+def test_bad_input_is_one_line_and_its_exit_code(
+    line: str,
+    code: int,
+    message: str,
+    machine: Path,
+    started: Started,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """G8, G2: nothing is started, nothing is left."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = _tree(machine)
+    assert torchrun.main(line.split()) == code
+    (text,) = capsys.readouterr().err.splitlines()
+    assert text.startswith("dslrun: error: ")
+    assert message in text
+    assert not text.endswith(".")
+    assert started == []
+    assert _tree(machine) == before
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("", "the following arguments are required: SCRIPT"),
+        ("--nodes 2 t.py", "unrecognized arguments: --nodes, did you mean --nnodes?"),
+        ("--nproc_per_nod3=2 t.py", "did you mean --nproc_per_node?"),
+        ("--start-method thread t.py", "invalid choice: 'thread'"),
+        ("--numa-binding all t.py", "invalid choice: 'all'"),
+        ("--master-port many t.py", "invalid int value: 'many'"),
+        ("--shutdown-timeout -1 t.py", "must be 0 or more seconds: '-1'"),
+    ],
+)
+def test_what_the_parser_refuses_is_its_usage_and_one_line(
+    line: str, said: str, machine: Path, started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _tree(machine)
+    with pytest.raises(SystemExit) as caught:
+        torchrun.main(line.split())
+    _, error = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2
+    assert error.startswith("dslrun: error: ")
+    assert said in error
+    assert started == []
+    assert _tree(machine) == before
+
+
+def test_a_port_that_is_taken_is_refused_with_its_holder(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        for options in ([], ["--nnodes", "2", "--master-addr", "127.0.0.1"]):
+            assert torchrun.main([*options, "--master-port", str(port), "t.py"]) == 2
+            (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+            assert f"master port {port} is taken by pid {os.getpid()} (" in error
+        # Rank 0 listens on the first node.
+        assert torchrun.main(["--nnodes", "2", "--node-rank", "1", "--master-port", str(port), "t.py"]) == 7
+    assert len(started) == 1
+
+
+def test_the_job_and_its_restarts_are_handed_over(started: Started, machine: Path) -> None:
+    line = ["--nproc-per-node", "2", "--max-restarts", "2", "--grace", "3", "t.py", "a b", ""]
+    assert torchrun.main(line) == 7
+    ((plan, restarts),) = started
+    assert [worker.argv for worker in plan.workers] == [(sys.executable, "-u", "t.py", "a b", "")] * 2
+    assert (plan.grace_s, plan.command, plan.name) == (3, "dslrun", "t.py")
+    assert (restarts.maximum, restarts.keeps_run_dir) == (2, False)
+    assert restarts.run_dir.startswith(f"{machine}/tmp/dslrun_")
+    second = restarts.plan(1)
+    assert (second.attempt, second.env["TORCHELASTIC_RESTART_COUNT"]) == (1, "1")
+    assert all(os.path.isdir(folder) for folder in plan.run_dirs)
+    assert not any(os.path.exists(folder) for folder in second.run_dirs)
+
+
+def test_a_script_that_parses_its_local_rank_is_told_by_the_face_of_torch_distributed_launch(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"program": "python -m dsl.launch", "local_rank_arg": "dash"}
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
+    assert torchrun.main(["t.py", "a"], **facts) == 7
+    assert torchrun.main(["--use-env", "t.py", "a"], **facts) == 7
+    assert torchrun.main(["--local-rank-arg", "underscore", "t.py", "a"], **facts) == 7
+    assert torchrun.main(["--use_env", "--no_python", sys.executable, "a"], **facts) == 7
+    assert [plan.workers[1].argv[2:] for plan, _ in started] == [
+        ("t.py", "--local-rank=1", "a"),
+        ("t.py", "a"),
+        ("t.py", "--local_rank=1", "a"),
+        (),
+    ]
+
+
+def test_a_path_is_run_by_an_interpreter_of_its_own_whatever_else_was_asked_for(started: Started) -> None:
+    assert torchrun.main(["--run-path", "--no-python", "--module", "t.py"]) == 7
+    assert started[0][0].workers[0].argv == (sys.executable, "-u", "t.py")
+
+
+def test_no_log_files_at_all_by_torchruns_word_for_it(started: Started, machine: Path) -> None:
+    assert torchrun.main(["--log-dir", "/dev/null", "-r", "3", "-t", "3", "t.py"]) == 7
+    ((plan, restarts),) = started
+    assert not plan.has_log_files
+    assert restarts.run_dir.startswith(f"{machine}/tmp/")
+    assert (
+        torchrun.to_request(parse_args(["--log-dir", "/dev/null", "-r", "3", "t.py"], {})).output
+        == OutputRequest()
+    )
+
+
+def test_a_template_of_prefixes_is_taken_from_the_option_before_the_environment(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "env ")
+    assert torchrun.main(["--nproc-per-node", "2", "t.py"]) == 7
+    assert torchrun.main(["--nproc-per-node", "2", "--log-line-prefix-template", "${rank}> ", "t.py"]) == 7
+    assert [plan.workers[1].prefix for plan, _ in started] == ["env ", "1> "]
+
+
+@pytest.mark.parametrize(
+    "line, stop, forward, preempt",
+    [
+        ("", "TERM,INT,HUP,QUIT", "USR1,USR2", None),
+        ("--signals-to-handle SIGTERM,usr1", "TERM,USR1", "USR2", None),
+        ("--signals-to-handle 34,TERM,34", "34,TERM", "USR1,USR2", None),
+        ("--forward-signals HUP,USR1", "TERM,INT,QUIT", "HUP,USR1", None),
+        ("--forward-signals= ", "TERM,INT,HUP,QUIT", "", None),
+        ("--forward-signals WINCH", "TERM,INT,HUP,QUIT", "WINCH", None),
+        ("--preempt-signal USR1", "TERM,INT,HUP,QUIT", "USR2", "USR1"),
+        ("--preempt-signal TERM", "INT,HUP,QUIT", "USR1,USR2", "TERM"),
+    ],
+)
+def test_a_signal_that_is_named_for_one_meaning_leaves_the_defaults_of_the_others(
+    line: str, stop: str, forward: str, preempt: str | None
+) -> None:
+    found = torchrun.parse_signal_options(parse_args([*line.split(), "t.py"], {}))
+    expected = [torchrun.parse_signals(text or "", "--forward-signals") for text in (stop, forward, preempt)]
+    assert found == (expected[0], expected[1], expected[2][0] if preempt else None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "SIGFOO", "0", "65", "999", "-1", "TERM;INT", "SIG", "KILL", "CHLD", "33"]
+)
+def test_a_list_of_signals_is_read_or_refused(text: str) -> None:
+    if text == "":
+        assert torchrun.parse_signals(text, "--x") == ()
+        return
+    with pytest.raises(OptionError):
+        torchrun.parse_signals(text, "--x")
+
+
+@pytest.mark.parametrize(
+    "line, flag",
+    [
+        ("t.py --nproc_per_node 2", "--nproc_per_node"),
+        ("t.py --x --master-port=3", "--master-port"),
+        ("--nproc-per-node 1 t.py --nproc_per_node 2", None),
+        ("t.py --log-dir x", None),
+        ("t.py nnodes", None),
+    ],
+)
+def test_an_option_of_ours_after_the_script_is_the_scripts_with_a_warning(
+    line: str, flag: str | None, started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert torchrun.main(line.split()) == 7
+    warnings = [text for text in capsys.readouterr().err.splitlines() if "warning" in text]
+    expected = f"dslrun: warning: {flag} comes after the script and goes to t.py, put it before the script"
+    assert [text.startswith(expected) for text in warnings] == ([True] if flag else [])
+    assert started[0][0].workers[0].argv[3:] == tuple(line.split("t.py ")[1].split())
+
+
+@pytest.mark.parametrize("level, shown", [("info", True), ("error", False)])
+def test_notices_are_as_loud_as_the_user_wants(
+    level: str, *, shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert torchrun.main(["--log-level", level, "--nproc-per-node", "2", "--node-rank", "3", "t.py"]) == 7
+    said = capsys.readouterr().err
+    assert ("OMP_NUM_THREADS=1 for each worker" in said) == shown
+    assert ("warning: --node-rank has no effect with one node" in said) == shown

@@ -1,0 +1,195 @@
+"""A group of `dslrun`, and the plan of each of its attempts. What torchrun decides itself is in the contract tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.machine import FREE_PORT, make_host, numa_table
+from tests.unit.outcome import error_of
+
+from dsl.errors import OptionError, PortError
+from dsl.model import NodePlan, OutputRequest, TorchRequest
+from dsl.plan.output import Console
+from dsl.plan.torchrun import Group, build_group, plan_attempt, worker_words
+
+COMMAND = ("python", "t.py", "--device=cuda:${local_rank}", "$local_rank", "$$")
+
+
+def group(environ: dict[str, str] | None = None, host: Any = None, **wish: Any) -> Group:
+    request = TorchRequest("t.py", **{"nproc_per_node": "2", **wish})
+    return build_group(request, COMMAND, environ or {}, host or make_host())
+
+
+def attempt(number: int = 0, host: Any = None, **wish: Any) -> NodePlan:
+    return plan_attempt(group(host=host, **wish), number, host or make_host())
+
+
+def test_each_attempt_has_a_port_a_count_and_files_of_its_own() -> None:
+    ports = iter((5, 6))
+    host = make_host()
+    host = make_host(ports=type(host.ports)(host.ports.is_free, lambda: next(ports), host.ports.holder))
+    job = group(host=host, max_restarts=1)
+    first, second = (plan_attempt(job, number, host) for number in (0, 1))
+    assert [plan.env["MASTER_PORT"] for plan in (first, second)] == ["5", "6"]
+    assert [plan.env["TORCHELASTIC_RESTART_COUNT"] for plan in (first, second)] == ["0", "1"]
+    assert [plan.workers[1].error_file for plan in (first, second)] == [
+        f"{job.run_dir}/attempt_{number}/1/error.json" for number in (0, 1)
+    ]
+    assert first.run_dirs[0] == job.run_dir
+    assert second.run_dirs[0] == f"{job.run_dir}/attempt_1"
+    assert first.env["TORCHELASTIC_RUN_ID"] == second.env["TORCHELASTIC_RUN_ID"]
+    assert second.notices == ()
+
+
+def test_a_port_that_was_asked_for_stays_as_long_as_it_is_free() -> None:
+    """A job that runs does not end because somebody else has taken its port, if nobody else has to know it."""
+    taken = make_host(taken=(7,))
+    assert [attempt(number, master_port=7).master_port for number in (0, 1)] == [7, 7]
+    assert error_of(PortError, lambda: attempt(0, taken, master_port=7)) is not None
+    assert attempt(1, taken, master_port=7).master_port == FREE_PORT
+    shared = {"master_port": 7, "min_nodes": 2, "max_nodes": 2}
+    assert error_of(PortError, lambda: attempt(1, taken, **shared)) is not None
+    assert attempt(1, taken, **shared, node_rank=1).master_port == 7
+
+
+def test_the_macro_becomes_the_local_rank_and_nothing_else_is_touched() -> None:
+    """G5. torchrun would also fill in ``$local_rank``, and make one dollar of two."""
+    plan = attempt(min_nodes=2, max_nodes=2, node_rank=1)
+    assert [worker.argv for worker in plan.workers] == [
+        ("python", "t.py", f"--device=cuda:{local_rank}", "$local_rank", "$$") for local_rank in (0, 1)
+    ]
+    assert [(worker.rank, worker.local_rank) for worker in plan.workers] == [(2, 0), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    "wish, words",
+    [
+        ({}, ["python", "-u", "t.py", "a"]),
+        ({"module": True}, ["python", "-u", "-m", "t.py", "a"]),
+        ({"no_python": True}, ["t.py", "a"]),
+        ({"local_rank_arg": "none"}, ["python", "-u", "t.py", "a"]),
+        ({"local_rank_arg": "dash"}, ["python", "-u", "t.py", "--local-rank=${local_rank}", "a"]),
+        ({"local_rank_arg": "underscore"}, ["python", "-u", "t.py", "--local_rank=${local_rank}", "a"]),
+    ],
+)
+def test_the_words_of_a_worker(wish: dict[str, Any], words: list[str]) -> None:
+    assert list(worker_words(TorchRequest("t.py", ("a",), **wish), {}, "python")) == words
+
+
+def test_another_interpreter_can_be_named_and_an_empty_name_is_none() -> None:
+    request = TorchRequest("t.py")
+    assert worker_words(request, {"PYTHON_EXEC": "/p"}, "python")[0] == "/p"
+    assert worker_words(request, {"PYTHON_EXEC": ""}, "python")[0] == "python"
+
+
+def test_a_program_is_no_module() -> None:
+    request = TorchRequest("t.py", module=True, no_python=True)
+    assert "don't use both" in (error_of(OptionError, worker_words, request, {}, "python") or "")
+
+
+def test_restarts_are_not_negative() -> None:
+    assert error_of(OptionError, lambda: group(max_restarts=-1)) == "--max-restarts -1: it must be 0 or more"
+
+
+def test_files_lie_in_a_directory_of_the_run_below_the_one_that_was_named() -> None:
+    """torchrun's layout: LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK."""
+    job = group(output=OutputRequest(log_dir="/logs", redirects="3"), rdzv_backend="c10d", rdzv_id="a/b")
+    assert job.run_dir == "/logs/a_b_01234567"
+    assert job.keeps_run_dir
+    plan = plan_attempt(job, 2, make_host())
+    assert plan.log_dir == "/logs"
+    assert plan.workers[1].stdout.path == "/logs/a_b_01234567/attempt_2/1/stdout.log"
+    assert plan.workers[1].stderr is not None
+    assert plan.workers[1].stderr.path == "/logs/a_b_01234567/attempt_2/1/stderr.log"
+    assert [notice.text for notice in job.notices if "log files" in notice.text] == [
+        "log files are in /logs/a_b_01234567"
+    ]
+
+
+def test_a_name_of_the_job_that_is_too_long_for_a_file_is_cut_there_only() -> None:
+    job = group(output=OutputRequest(log_dir="/logs"), rdzv_backend="c10d", rdzv_id="x" * 1000)
+    assert len(job.run_dir) < 200
+    assert job.environ["TORCHELASTIC_RUN_ID"] == "x" * 1000
+
+
+def test_without_maps_there_are_no_log_files_as_with_torchrun() -> None:
+    plan = attempt(output=OutputRequest(log_dir="/logs"))
+    assert not plan.has_log_files
+    assert not any("log files" in notice.text for notice in plan.notices)
+    assert attempt(output=OutputRequest(tee="0:3")).has_log_files
+
+
+def test_without_a_log_directory_the_run_has_one_for_its_time() -> None:
+    job = group()
+    assert (job.run_dir, job.keeps_run_dir) == ("/var/folder/dslrun_0123456789abcdef", False)
+
+
+@pytest.mark.parametrize(
+    "environ, count, threads, said",
+    [({}, "2", "1", True), ({}, "1", None, False), ({"OMP_NUM_THREADS": "4"}, "2", "4", False)],
+)
+def test_several_workers_have_one_thread_each_unless_the_user_has_chosen(
+    environ: dict[str, str], count: str, threads: str | None, *, said: bool
+) -> None:
+    job = group(environ, nproc_per_node=count)
+    assert job.environ.get("OMP_NUM_THREADS") == threads
+    assert any("OMP_NUM_THREADS" in notice.text for notice in job.notices) == said
+
+
+def test_the_devices_of_rocm_are_told_twice() -> None:
+    plan = plan_attempt(group({"HIP_VISIBLE_DEVICES": "4,5"}, virtual_local_rank=True), 0, make_host())
+    assert [worker.env["CUDA_VISIBLE_DEVICES"] for worker in plan.workers] == ["4", "5"]
+    assert [worker.env["HIP_VISIBLE_DEVICES"] for worker in plan.workers] == ["4", "5"]
+    assert [worker.env["LOCAL_RANK"] for worker in plan.workers] == ["0", "0"]
+
+
+def test_the_table_of_signals() -> None:
+    plan = attempt(stop_signals=(15, 40), forward_signals=(12,), preempt_signal=10, preempt_grace_s=60.0)
+    assert plan.signals == {15: "stop", 40: "stop", 12: "forward", 10: "preempt"}
+    assert (plan.preempt_signal, plan.preempt_grace_s) == (10, 60.0)
+    assert plan.env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,40"
+
+
+def test_a_prefix_has_the_name_of_the_node_where_the_template_asks_for_it() -> None:
+    environ = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${hostname}:${role_name}:${rank}: "}
+    plan = plan_attempt(group(environ, role="r"), 0, make_host())
+    assert [worker.prefix for worker in plan.workers] == ["machine:r:0: ", "machine:r:1: "]
+    assert plan.env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "${hostname}:${role_name}:${rank}: "
+
+
+def test_a_node_that_is_alone_has_no_rank_among_nodes() -> None:
+    plan = attempt(node_rank=3)
+    assert (plan.node_rank, plan.env["GROUP_RANK"], plan.workers[0].rank) == (0, "0", 0)
+
+
+@pytest.mark.parametrize(
+    "wish, said",
+    [
+        ({"output": OutputRequest(max_bytes=1 << 20)}, "--log-max-size has no effect without log files"),
+        ({"preempt_grace_s": 3.0}, "--preempt-grace has no effect without --preempt-signal"),
+    ],
+)
+def test_an_option_that_needs_another_is_said_to_have_no_effect(wish: dict[str, Any], said: str) -> None:
+    (notice,) = [one for one in group(**wish).notices if one.level == "warning"]
+    assert notice.text.startswith(said)
+
+
+def test_the_plan_has_what_the_engine_and_the_report_need() -> None:
+    plan = attempt(
+        grace_s=3.0, log_level="debug", host=make_host(console=lambda: Console("terminal", "terminal"))
+    )
+    assert (plan.command, plan.name, plan.host, plan.grace_s, plan.log_level) == (
+        "dslrun",
+        "t.py",
+        "machine",
+        3.0,
+        "debug",
+    )
+    assert (plan.master_addr, plan.master_port, plan.world_size) == ("127.0.0.1", FREE_PORT, 2)
+    assert all(worker.stdout.terminal for worker in plan.workers)
+
+
+def test_workers_are_bound_only_if_that_is_asked_for() -> None:
+    host = make_host(numa_nodes=lambda: numa_table(range(4), range(4, 8)))
+    assert [worker.cpus for worker in attempt(host=host).workers] == [None, None]
