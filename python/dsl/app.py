@@ -121,7 +121,7 @@ def _run_attempts(
     narrator: Narrator,
     attempts: list[Attempt],
 ) -> None:
-    """Start the workers until they end well or there is no restart left; every attempt goes to ``attempts``."""
+    """Start the workers until they end well or no restart is left; every attempt goes to ``attempts``."""
     while True:
         attempt = run_attempt(
             supervisor, plan, narrator.hear, meanwhile=narrator.prepare, stdin_is_terminal=_is_terminal()

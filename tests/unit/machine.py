@@ -8,7 +8,7 @@ from dsl._record import replace
 from dsl.plan.host import Host
 from dsl.plan.output import Console
 from dsl.plan.port import PortProbe
-from dsl.plan.topology import NumaNode, Topology
+from dsl.plan.topology import Gpu, NumaNode, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,6 +43,10 @@ def make_host(
         count_cuda=lambda: cuda,
         numa_nodes=lambda: numa_table(range(8)),
         topology=_topology,
+        gpus=lambda: [
+            Gpu(f"0000:{number:02x}:00.0", f"GPU-{number:08x}", "H200", 0) for number in range(cuda)
+        ],
+        mig_parent=lambda _name: None,
         is_local=lambda name: name == "here",
         console=Console,
         name=lambda: "machine",

@@ -67,11 +67,11 @@ def _run(argv: Sequence[str], namespace: argparse.Namespace) -> int:
     environ = worker_environ(namespace, os.environ)
     host = this_host()
     group = build_group(request, worker_words(request, environ, host.executable), environ, host)
+    check_program(request, environ)
     plan = plan_attempt(group, 0, host)
     for notice in (*stray_flags(argv, namespace), *plan.notices):
         if LEVELS[notice.level] >= LEVELS[request.log_level]:
             _say(f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text)
-    check_program(request, environ)
     if plan.log_dir is not None:
         make_log_dir(plan.log_dir)
     make_run_dirs(plan.run_dirs)

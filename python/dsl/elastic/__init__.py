@@ -4,7 +4,8 @@
 
     from dsl.elastic import LaunchConfig, elastic_launch
 
-    results = elastic_launch(LaunchConfig(1, 1, nproc_per_node=4), train)(epochs)  # {rank: what train returned}
+    # {rank: what train returned}
+    results = elastic_launch(LaunchConfig(1, 1, nproc_per_node=4), train)(epochs)
 
 The names are imported when they are asked for: a command needs none of them until a worker has failed.
 """

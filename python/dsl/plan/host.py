@@ -12,10 +12,10 @@ from dsl.plan.port import PortProbe, name_port_holder, pick_free_port, port_is_f
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from dsl.plan.output import Kind
-    from dsl.plan.topology import NumaNode, Topology
+    from dsl.plan.topology import Gpu, NumaNode, Topology
 
 
 @record
@@ -25,9 +25,10 @@ class Host:
     ``pid`` is the process that the user's shell sees, ``temp_dir`` where its pid file goes. The functions
     answer only when asked: ``read_text`` (None: no such file), ``stamp`` (local time as YYYYmmddHHMMSS),
     ``allowed_cpus`` (the affinity mask), ``count_cuda`` (devices of the machine, hidden ones too),
-    ``numa_nodes``, ``topology`` of some CPUs, ``is_local`` (is a host of the hostfile this machine),
-    ``console`` (what our own output streams are), ``name`` (of this machine), and ``random`` (16 hexadecimal
-    digits that nobody can guess).
+    ``numa_nodes``, ``topology`` of some CPUs, ``gpus`` (NVIDIA devices by PCI address, hidden ones too),
+    ``mig_parent`` (PCI address of the device that a ``MIG-...`` name is a part of; None: not known),
+    ``is_local`` (is a host of the hostfile this machine), ``console`` (what our own output streams are),
+    ``name`` (of this machine), and ``random`` (16 hexadecimal digits that nobody can guess).
     """
 
     executable: str
@@ -40,6 +41,8 @@ class Host:
     count_cuda: Callable[[], int]
     numa_nodes: Callable[[], Iterable[NumaNode]]
     topology: Callable[[Iterable[int]], Topology]
+    gpus: Callable[[], Sequence[Gpu]]
+    mig_parent: Callable[[str], str | None]
     is_local: Callable[[str], bool]
     console: Callable[[], Console]
     name: Callable[[], str]
@@ -59,6 +62,8 @@ def this_host() -> Host:
         count_cuda=count_cuda_devices,
         numa_nodes=_numa_nodes,
         topology=_topology,
+        gpus=_gpus,
+        mig_parent=_mig_parent,
         is_local=is_this_machine,
         console=lambda: Console(_kind(1), _kind(2)),
         name=lambda: os.uname().nodename,
@@ -112,6 +117,18 @@ def _topology(cpus: Iterable[int]) -> Topology:
     from dsl.plan.topology import read_topology
 
     return read_topology(cpus)
+
+
+def _gpus() -> Sequence[Gpu]:
+    from dsl.plan.topology import read_gpus
+
+    return read_gpus()
+
+
+def _mig_parent(name: str) -> str | None:
+    from dsl.plan.topology import find_mig_parent
+
+    return find_mig_parent(name)
 
 
 def is_this_machine(host: str) -> bool:

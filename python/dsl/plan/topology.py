@@ -1,7 +1,8 @@
-"""CPUs and NUMA nodes of this machine, read from ``/proc`` and ``/sys``.
+"""CPUs, NUMA nodes and NVIDIA devices of this machine, read from ``/proc`` and ``/sys``.
 
-Sources: the kernel's ``Documentation/ABI/stable/sysfs-devices-node`` and ``sysfs-devices-system-cpu``, and
-``Mems_allowed_list`` of proc_pid_status(5).
+Sources: the kernel's ``Documentation/ABI/stable/sysfs-devices-node`` and ``sysfs-devices-system-cpu``,
+``testing/sysfs-bus-pci``, ``Mems_allowed_list`` of proc_pid_status(5), and the ``/proc`` interface that the
+README of NVIDIA's driver describes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dsl._record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any, TypeVar
+
+    _T = TypeVar("_T")
 
 
 @record
@@ -26,10 +30,27 @@ class NumaNode:
 
 @record
 class Topology:
-    """NUMA nodes, ascending by number, and the CPUs of each physical core that was asked for."""
+    """NUMA nodes, ascending by number, and what the CPUs that were asked for share with others.
+
+    ``cores``, ``packages`` (sockets) and ``caches`` (of the last level): the online CPUs of each.
+    A CPU whose package or cache the kernel does not name is in none; if it does not name the core, the CPU is
+    a core of its own.
+    """
 
     numa_nodes: tuple[NumaNode, ...] = ()
     cores: tuple[tuple[int, ...], ...] = ()
+    packages: tuple[tuple[int, ...], ...] = ()
+    caches: tuple[tuple[int, ...], ...] = ()
+
+
+@record
+class Gpu:
+    """An NVIDIA device: its PCI address as sysfs writes it, names, and NUMA node (None: not known)."""
+
+    address: str
+    uuid: str = ""
+    model: str = ""
+    numa_node: int | None = None
 
 
 def parse_kernel_list(text: str) -> tuple[int, ...]:
@@ -50,14 +71,17 @@ def _read(path: str) -> str | None:
         return None
 
 
+def _list(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
 def read_numa_nodes(root: str = "/") -> tuple[NumaNode, ...]:
     """NUMA nodes of the machine; none when the kernel does not say."""
     base = os.path.join(root, "sys/devices/system/node")
-    try:
-        names = os.listdir(base)
-    except OSError:
-        return ()
-    numbers = sorted([int(name[4:]) for name in names if name.startswith("node") and name[4:].isdigit()])
+    numbers = sorted([int(name[4:]) for name in _list(base) if name[:4] == "node" and name[4:].isdigit()])
     memory = _usable_memory(root, base, numbers)
     return tuple(
         [
@@ -76,10 +100,145 @@ def _usable_memory(root: str, base: str, numbers: list[int]) -> set[int]:
 
 
 def read_topology(cpus: Iterable[int], root: str = "/") -> Topology:
-    """Topology of the machine, with the cores that the given CPUs belong to."""
+    """Topology of the machine, with the cores, packages and caches that the given CPUs belong to."""
+    wanted = tuple(cpus)
     base = os.path.join(root, "sys/devices/system/cpu")
-    cores: dict[tuple[int, ...], None] = {}
+    return Topology(
+        numa_nodes=read_numa_nodes(root),
+        cores=_groups(wanted, lambda cpu: _topology_list(base, cpu, "thread_siblings_list") or (cpu,)),
+        # The first name is newer (Linux 5.3) than the second.
+        packages=_groups(
+            wanted,
+            lambda cpu: (
+                _topology_list(base, cpu, "package_cpus_list")
+                or _topology_list(base, cpu, "core_siblings_list")
+            ),
+        ),
+        caches=_groups(wanted, lambda cpu: _last_level_cache(f"{base}/cpu{cpu}/cache")),
+    )
+
+
+def _groups(cpus: Iterable[int], read: Callable[[int], tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Each group once, in the order of the CPUs; the files of one member speak for all."""
+    groups: list[tuple[int, ...]] = []
+    known: set[int] = set()
     for cpu in cpus:
-        siblings = parse_kernel_list(_read(f"{base}/cpu{cpu}/topology/thread_siblings_list") or "")
-        cores[siblings or (cpu,)] = None
-    return Topology(read_numa_nodes(root), tuple(cores))
+        if cpu not in known and (group := read(cpu)):
+            groups.append(group)
+            known.update(group)
+    return tuple(groups)
+
+
+def _topology_list(base: str, cpu: int, name: str) -> tuple[int, ...]:
+    return parse_kernel_list(_read(f"{base}/cpu{cpu}/topology/{name}") or "")
+
+
+def _last_level_cache(folder: str) -> tuple[int, ...]:
+    """CPUs that share the cache of the highest level that holds data."""
+    highest, shared = -1, ""
+    for name in _list(folder):
+        if not name.startswith("index") or (_read(f"{folder}/{name}/type") or "").strip() == "Instruction":
+            continue
+        level = (_read(f"{folder}/{name}/level") or "").strip()
+        if level.isdigit() and int(level) > highest:
+            highest, shared = int(level), _read(f"{folder}/{name}/shared_cpu_list") or ""
+    return parse_kernel_list(shared)
+
+
+def read_gpus(root: str = "/", ask_driver: Callable[[], Sequence[Gpu] | None] | None = None) -> list[Gpu]:
+    """NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says, by PCI address.
+
+    As in `dsl.plan.devices.count_cuda_devices`, ``/proc`` and ``/dev`` answer as long as they tell the same;
+    a device of ``/proc`` that has no file in ``/dev`` belongs to somebody else. Else the driver is asked,
+    through pynvml. `Gpu.numa_node` always comes from sysfs.
+    """
+    folder = os.path.join(root, "proc/driver/nvidia/gpus")
+    dev = os.path.join(root, "dev")
+    files = {name[6:] for name in _list(dev) if name.startswith("nvidia") and name[6:].isdigit()}
+    found, usable, minors = [], [], set()
+    for name in _list(folder):
+        facts = _facts(_read(f"{folder}/{name}/information") or "")
+        minor = facts.get("Device Minor", "")
+        minors.add(minor)
+        if facts.get("GPU Excluded") != "Yes":
+            found.append(Gpu(_address(name), facts.get("GPU UUID", ""), facts.get("Model", "")))
+            if minor in files:
+                usable.append(found[-1])
+    gpus: Sequence[Gpu] = usable
+    if not (files <= minors and usable) and (found or files or os.path.exists(os.path.join(dev, "dxg"))):
+        answer = (ask_driver or _ask_nvml)()
+        gpus = (usable or found) if answer is None else answer
+    placed = [Gpu(gpu.address, gpu.uuid, gpu.model, _numa_node(root, gpu.address)) for gpu in gpus]
+    return sorted(placed, key=_place)
+
+
+def _facts(text: str) -> dict[str, str]:
+    """Lines ``NAME: VALUE``."""
+    pairs = [line.partition(":") for line in text.splitlines()]
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _address(text: str) -> str:
+    """``00000000:DC:00.0`` (NVML's form) -> ``0000:dc:00.0`` (sysfs's)."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain.lstrip('0'):0>4}:{rest}"
+
+
+def _place(gpu: Gpu) -> tuple[int, str]:
+    domain, _, rest = gpu.address.partition(":")
+    return len(domain), f"{domain}:{rest}"
+
+
+def _numa_node(root: str, address: str) -> int | None:
+    text = (_read(os.path.join(root, f"sys/bus/pci/devices/{address}/numa_node")) or "").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _ask_nvml() -> list[Gpu] | None:
+    """Devices by the NVIDIA driver; None when pynvml or the driver cannot say."""
+
+    def devices(nvml: Any) -> list[Gpu]:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [
+            Gpu(
+                _address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+                _text(nvml.nvmlDeviceGetUUID(handle)),
+                _text(nvml.nvmlDeviceGetName(handle)),
+            )
+            for handle in handles
+        ]
+
+    return _with_nvml(devices)
+
+
+def find_mig_parent(name: str) -> str | None:
+    """PCI address of the device that a partition (``MIG-...``) lies in; None when the driver cannot say."""
+
+    def parent(nvml: Any) -> str:
+        partition = nvml.nvmlDeviceGetHandleByUUID(name.encode())
+        device = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(partition)
+        return _address(_text(nvml.nvmlDeviceGetPciInfo(device).busId))
+
+    return _with_nvml(parent)
+
+
+def _with_nvml(ask: Callable[[Any], _T]) -> _T | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return ask(pynvml)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    """Strings of pynvml, which are bytes in old versions."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

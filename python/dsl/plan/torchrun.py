@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dsl.model import SignalMeaning, TorchRequest
     from dsl.plan.binding import Binding
     from dsl.plan.host import Host
+    from dsl.plan.logs_specs import LogsPlugin
+    from dsl.plan.numa import NumaPlan
     from dsl.plan.output import Console, OutputPlan
 
 LOCAL_RANK_MACRO = "${local_rank}"
@@ -63,6 +65,7 @@ class Group:
     devices: tuple[str, ...] = ()
     bindings: tuple[Binding, ...] = ()
     notices: tuple[Notice, ...] = ()
+    plugin: LogsPlugin | None = None
 
     @property
     def world_size(self) -> int:
@@ -94,6 +97,7 @@ def build_group(
     # A name of the user's may be longer than that of a file can be, and have slashes.
     folder = f"{job.replace('/', '_')[:128]}_{host.random()[:8]}"
     run_dir = f"{log_dir}/{folder}" if log_dir else f"{host.temp_dir}/dslrun_{host.random()}"
+    numa = _numa_plan(request, environ, count, host)
     return Group(
         request=request,
         command=tuple(command),
@@ -108,8 +112,9 @@ def build_group(
         console=host.console(),
         environ=_group_environment(request, environ, count, job),
         devices=own_devices(request, environ, count),
-        bindings=_bindings(request, environ, count, host),
-        notices=tuple(_notices(request, count, environ, run_dir)),
+        bindings=numa.bindings if numa else (),
+        notices=(*_notices(request, count, environ, run_dir), *(numa.notices if numa else ())),
+        plugin=_plugin(request),
     )
 
 
@@ -122,9 +127,14 @@ def plan_attempt(group: Group, number: int, host: Host) -> NodePlan:
     """
     request = group.request
     port = attempt_port(group.master_port, request, host.ports, again=number > 0)
+    # Without maps torchrun writes no files, wherever they would lie.
+    asked = replace(request.output, log_dir=None)
+    if group.plugin is not None:
+        from dsl.plan.logs_specs import plan_with_plugin, without_files
+
+        asked = without_files(asked)
     output = plan_output(
-        # Without maps torchrun writes no files, wherever they would lie.
-        replace(request.output, log_dir=None),
+        asked,
         group.ranks,
         group.world_size,
         group.console,
@@ -137,7 +147,7 @@ def plan_attempt(group: Group, number: int, host: Host) -> NodePlan:
     env["MASTER_ADDR"] = group.master_addr
     env["MASTER_PORT"] = str(port)
     env["TORCHELASTIC_RESTART_COUNT"] = str(number)
-    return NodePlan(
+    plan = NodePlan(
         host=group.host_name,
         node_rank=request.node_rank if group.node_count > 1 else 0,
         workers=_workers(group, output, number),
@@ -160,6 +170,7 @@ def plan_attempt(group: Group, number: int, host: Host) -> NodePlan:
         preempt_signal=request.preempt_signal,
         preempt_grace_s=request.preempt_grace_s,
     )
+    return plan if group.plugin is None else plan_with_plugin(group.plugin, plan, group.console)
 
 
 def _console_environment(group: Group) -> Mapping[str, str]:
@@ -209,14 +220,20 @@ def _group_environment(
     return env
 
 
-def _bindings(
-    request: TorchRequest, environ: Mapping[str, str], count: int, host: Host
-) -> tuple[Binding, ...]:
+def _numa_plan(request: TorchRequest, environ: Mapping[str, str], count: int, host: Host) -> NumaPlan | None:
     if request.numa_binding is None:
-        return ()
-    from dsl.plan.numa import bind_to_devices
+        return None
+    from dsl.plan.numa import plan_numa
 
-    return tuple(bind_to_devices(request.numa_binding, count, environ, host))
+    return plan_numa(request.numa_binding, count, environ, host)
+
+
+def _plugin(request: TorchRequest) -> LogsPlugin | None:
+    if request.logs_specs is None:
+        return None
+    from dsl.plan.logs_specs import load_plugin
+
+    return load_plugin(request.logs_specs, request.output)
 
 
 def _notices(request: TorchRequest, count: int, environ: Mapping[str, str], run_dir: str) -> list[Notice]:
@@ -224,9 +241,9 @@ def _notices(request: TorchRequest, count: int, environ: Mapping[str, str], run_
     if count > 1 and THREADS_VARIABLE not in environ:
         text = f"{THREADS_VARIABLE}=1 for each worker, set it to choose another number of threads"
         notices.append(Notice("info", text))
-    if needs_run_dir(replace(request.output, log_dir=None)):
+    if request.logs_specs is None and needs_run_dir(replace(request.output, log_dir=None)):
         notices.append(Notice("info", f"log files are in {run_dir}"))
-    elif request.output.max_bytes is not None:
+    elif request.logs_specs is None and request.output.max_bytes is not None:
         notices.append(Notice("warning", "--log-max-size has no effect without log files, such as --tee 3"))
     if request.preempt_grace_s is not None and request.preempt_signal is None:
         notices.append(Notice("warning", "--preempt-grace has no effect without --preempt-signal"))

@@ -1,0 +1,93 @@
+"""Record what torch 2.13 binds workers to into ``golden/torch_numa.json``. Not part of a test run.
+
+From the root of the repository, with a Python that has torch 2.13 and this package::
+
+    python -m tests.contract.record_torch_numa
+
+torch's own function is asked; the files of sysfs, the affinity mask, the devices and the numactl program that it
+looks for are those of the machines in `torch_numa_inputs`. Nothing in the golden is written by hand.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from tests.contract.torch_numa_inputs import MODES, address, machines, write_sysfs
+
+from dsl.plan.binding import format_core_list
+
+if TYPE_CHECKING:
+    from tests.contract.torch_numa_inputs import Machine
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def answers(machine: Machine) -> dict[str, list[str]]:
+    """For each mode the CPUs of each device's worker, or the exception that torch raises in place of it.
+
+    There is a worker more than there are devices.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        write_sysfs(machine, Path(folder))
+        return {
+            mode: [_ask(machine, folder, mode, rank) for rank in range(len(machine.gpus) + 1)]
+            for mode in MODES
+        }
+
+
+def _ask(machine: Machine, folder: str, mode: str, rank: int) -> str:
+    binding: Any = import_module("torch.numa.binding")
+    listdir, opener = os.listdir, builtins.open
+
+    def moved(path: Any) -> Any:
+        return folder + path if isinstance(path, str) and path.startswith("/sys/") else path
+
+    def properties(index: int) -> Any:
+        if index >= len(machine.gpus):
+            raise AssertionError("Invalid device id")
+        domain, bus, device = address(index).replace(".", ":").split(":")[:3]
+        return SimpleNamespace(
+            pci_domain_id=int(domain, 16), pci_bus_id=int(bus, 16), pci_device_id=int(device, 16)
+        )
+
+    cuda = import_module("torch").cuda
+    with (
+        mock.patch.object(
+            builtins, "open", lambda path, *args, **kwargs: opener(moved(path), *args, **kwargs)
+        ),
+        mock.patch.object(os, "listdir", lambda path=".": listdir(moved(path))),
+        mock.patch.object(os, "sched_getaffinity", return_value=machine.cpus()),
+        mock.patch.object(cuda, "device_count", return_value=len(machine.gpus)),
+        mock.patch.object(cuda, "get_device_properties", properties),
+        mock.patch.object(binding.shutil, "which", return_value="/usr/bin/numactl"),
+    ):
+        options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+        try:
+            cpus = binding._get_validated_logical_cpus_to_bind_to(gpu_index=rank, numa_options=options)
+        except Exception as error:  # noqa: BLE001  whatever it raises is the answer
+            return type(error).__name__
+        return format_core_list(sorted(cpus))
+
+
+def main() -> None:
+    """Record everything."""
+    version = import_module("torch").__version__.partition("+")[0]
+    how = (
+        f"torch {version}: CPUs that torch.numa.binding would give to the worker of each device of a machine of "
+        "torch_numa_inputs, and to one worker more, by mode; or the exception that it raises"
+    )
+    cases = [json.dumps([name, answers(machine)]) for name, machine in machines()]
+    text = f'{{\n"obtained": {json.dumps(how)},\n"cases": [\n' + ",\n".join(cases) + "\n]\n}\n"
+    (GOLDEN / "torch_numa.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
