@@ -15,7 +15,8 @@ from dsl.errors import BindingError
 from dsl.plan.binding import format_core_list
 from dsl.plan.numa import MODES as OUR_MODES
 from dsl.plan.numa import plan_numa
-from dsl.plan.topology import read_gpus, read_numa_nodes, read_topology
+from dsl.plan.nvidia import read_devices
+from dsl.plan.topology import read_numa_nodes, read_topology
 
 if TYPE_CHECKING:
     from tests.contract.torch_numa_inputs import Machine
@@ -53,7 +54,7 @@ def _host(machine: Machine, root: Path) -> Host:
     write_sysfs(machine, root)
     folder = str(root)
     topology = read_topology(sorted(machine.cpus()), folder)
-    gpus = read_gpus(folder, lambda: None)
+    gpus = read_devices(folder)
     return make_host(
         allowed_cpus=machine.cpus,
         numa_nodes=lambda: read_numa_nodes(folder),

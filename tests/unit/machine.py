@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from dsl._record import replace
 from dsl.plan.host import Host
+from dsl.plan.nvidia import Device
 from dsl.plan.output import Console
 from dsl.plan.port import PortProbe
-from dsl.plan.topology import Gpu, NumaNode, Topology
+from dsl.plan.topology import NumaNode, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,10 +42,12 @@ def make_host(
         stamp=lambda: "20260102030405",
         allowed_cpus=lambda: set(range(8)),
         count_cuda=lambda: cuda,
+        find_other=lambda: None,
+        count_other=lambda _name, _environ: 0,
         numa_nodes=lambda: numa_table(range(8)),
         topology=_topology,
         gpus=lambda: [
-            Gpu(f"0000:{number:02x}:00.0", f"GPU-{number:08x}", "H200", 0) for number in range(cuda)
+            Device(f"0000:{number:02x}:00.0", f"GPU-{number:08x}", "H200", 0) for number in range(cuda)
         ],
         mig_parent=lambda _name: None,
         is_local=lambda name: name == "here",

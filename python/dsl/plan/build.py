@@ -12,7 +12,7 @@ from dsl.errors import (
     UnsupportedError,
 )
 from dsl.model import DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, Node, NodePlan, Notice, Plan, WorkerPlan
-from dsl.plan.devices import ACCELERATORS, find_devices, visible_override, visible_slots
+from dsl.plan.devices import ACCELERATORS, find_devices, visible_override, visible_slots, visible_warning
 from dsl.plan.environ import POD_ENVIRONMENT_PATH, node_environment, parse_pod_environment, worker_environment
 from dsl.plan.filters import apply_filters, trim
 from dsl.plan.output import needs_run_dir, plan_output
@@ -44,7 +44,7 @@ def build_plan(request: Request, environ: Mapping[str, str], host: Host) -> Plan
     _check_options(request)
     notices = _unused_options(request)
     pool = _read_pool(request, host, notices)
-    devices = find_devices(environ, host.count_cuda, host.numa_nodes)
+    devices = find_devices(environ, host.count_cuda, host.numa_nodes, host.find_other, host.count_other)
     shown = _shown_devices(request, pool, devices, notices)
     _check_counts(request, pool)
     if shown:
@@ -239,6 +239,9 @@ def _shown_devices(
     if pool is not None:
         return ()
     option = _picking_option(request)
+    warning = None if option else visible_warning(devices.visible or ())
+    if warning:
+        notices.append(Notice("warning", warning))
     if devices.visible:
         fate = f"but ignoring it because {option} was given" if option else "and using only those devices"
         notices.append(Notice("info", f"detected {devices.visible_setting} {fate}"))

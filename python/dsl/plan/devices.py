@@ -1,15 +1,17 @@
 """Which accelerator a node has, and how many devices of it, found without importing torch.
 
-The names, variables and export prefixes are those of DeepSpeed's accelerators. Only ``cuda`` and ``cpu`` are
-counted so far; the other names are known, so that asking for one gives a clear answer.
+The names, variables and export prefixes are those of DeepSpeed's accelerators. Here is what every launch
+needs. What only some machines need is imported there: `dsl.plan.accelerators` (how devices other than CUDA's
+are counted), `dsl.plan.nvidia` (what the driver says), `dsl.plan.visible` (the grammars of the variables).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 from dsl._record import record
-from dsl.errors import AcceleratorError, FilterError, NoDevicesError, UnsupportedError
+from dsl.errors import AcceleratorError, FilterError, NoDevicesError
 from dsl.plan.filters import check_slots
 
 TYPE_CHECKING = False
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dsl.plan.topology import NumaNode
+
+    FindOther = Callable[[], str | None]
+    """`find_other_accelerator`, for some machine."""
+    CountOther = Callable[[str, Mapping[str, str]], int]
+    """`count_other_devices`, for some machine."""
 
 
 @record
@@ -64,11 +71,22 @@ class Devices:
     size_from_environment: bool = False
 
 
+PLACEHOLDERS = ("cpu", "hpu", "mps")
+"""Accelerators whose runtime does not read the variable: it picks slots here, and hides nothing."""
+
+OTHER_FILES = ("davinci", "accel", "hl", "cambricon_dev", "xpu", "tcaicard", "biren")
+"""How names in ``/dev`` start that may be accelerators besides GPUs."""
+
+
 def find_devices(
-    environ: Mapping[str, str], count_cuda: Callable[[], int], numa_nodes: Callable[[], Iterable[NumaNode]]
+    environ: Mapping[str, str],
+    count_cuda: Callable[[], int],
+    numa_nodes: Callable[[], Iterable[NumaNode]],
+    find_other: FindOther | None = None,
+    count_other: CountOther | None = None,
 ) -> Devices:
-    """Look for the devices of this node. Raises what `select_accelerator` and `count_cpu_devices` raise."""
-    accelerator, count = select_accelerator(environ, count_cuda)
+    """Look for the devices of this node. Raises what `select_accelerator` and `local_size` raise."""
+    accelerator, count = select_accelerator(environ, count_cuda, find_other, count_other)
     forced = 0
     if accelerator == "cpu":
         forced = local_size(environ)
@@ -81,7 +99,7 @@ def find_devices(
 def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
     """Slots of this machine that the user shows, in the user's order.
 
-    Numbers are slots; ``GPU-...`` and ``MIG-...`` names are counted from 0.
+    Numbers are slots; names of devices (``GPU-...``, ``MIG-...``, ``0.1`` for a tile) are counted from 0.
 
     Raises:
         FilterError: a slot that the machine does not have, or a name that is no device.
@@ -96,12 +114,23 @@ def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
         return slots
     if devices.accelerator == "cpu":
         raise FilterError(f"{setting} names devices, but none was found on this machine; unset the variable")
-    strange = [entry for entry in shown if not entry.startswith(("GPU-", "MIG-"))]
-    if strange:
-        raise FilterError(
-            f"{setting}: {strange[0]!r} is no device, give numbers alone, or GPU-... and MIG-... names"
-        )
-    return list(range(len(shown)))
+    from dsl.plan.visible import count_named
+
+    try:
+        return list(range(count_named(setting.partition("=")[0], shown, len(devices.slots))))
+    except FilterError as error:
+        raise FilterError(f"{setting}: {error}") from None
+
+
+def visible_warning(shown: Sequence[str]) -> str | None:
+    """What the user should know of the devices that `visible_slots` was given, if anything."""
+    instances = [entry for entry in shown if entry.startswith("MIG-")]
+    if len(instances) < 2:
+        return None
+    return (
+        f"CUDA shows a process one MIG instance, the first of the {len(instances)} that are named: "
+        "let each worker show itself its own before it imports torch, or use dslrun --virtual-local-rank"
+    )
 
 
 def visible_override(devices: Devices, shown: Sequence[str]) -> str | None:
@@ -111,7 +140,7 @@ def visible_override(devices: Devices, shown: Sequence[str]) -> str | None:
     """
     if devices.accelerator == "cpu":
         return devices.visible_setting.partition("=")[2] if devices.visible == () else None
-    return ",".join(shown) if shown and not shown[0].isdigit() else None
+    return ",".join(shown) if shown and not all(entry.isdigit() for entry in shown) else None
 
 
 def visible_entries(value: str | None) -> tuple[str, ...] | None:
@@ -130,52 +159,107 @@ def visible_entries(value: str | None) -> tuple[str, ...] | None:
     return tuple(entries)
 
 
-def visible_cuda_count(environ: Mapping[str, str], count: int) -> int:
-    """How many of ``count`` CUDA devices a process of this environment sees.
+def visible_cuda_count(
+    environ: Mapping[str, str],
+    count: int,
+    names: Callable[[], Sequence[str]] | None = None,
+    *,
+    alone: bool = False,
+) -> int:
+    """How many of ``count`` CUDA devices a process of this environment sees, as torch counts them.
 
-    Like CUDA, nothing is read beyond an entry that is no device of this machine.
+    ``names`` tells the devices' UUIDs, so that shortened ones can be looked up (None: any name counts).
+    ``alone``: each worker is shown one device, so MIG instances count as many as are named.
     """
-    entries = visible_entries(environ.get("CUDA_VISIBLE_DEVICES"))
-    if entries is None:
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
         return count
-    seen = 0
-    for entry in entries:
-        if entry.isascii() and entry.isdigit() and int(entry) >= count:
-            break
-        seen += 1
-    return seen
+    from dsl.plan.visible import count_visible
+
+    known = names() if names is not None and value.startswith("GPU-") else ()
+    return count_visible(value, count, known, alone=alone)
 
 
-def select_accelerator(environ: Mapping[str, str], count_cuda: Callable[[], int]) -> tuple[str, int]:
-    """Return the accelerator of this node and its number of CUDA devices (0 for the CPU).
+def select_accelerator(
+    environ: Mapping[str, str],
+    count_cuda: Callable[[], int],
+    find_other: FindOther | None = None,
+    count_other: CountOther | None = None,
+) -> tuple[str, int]:
+    """Return the accelerator of this node and its number of devices (0 for the CPU).
 
-    ``DS_ACCELERATOR`` decides; otherwise CUDA if it has a device and the user has not hidden them all, else
-    the CPU. ``count_cuda`` counts the devices of the machine, whatever the environment hides.
+    ``DS_ACCELERATOR`` decides. Otherwise it is what ``find_other`` finds (None: nothing), then CUDA, then the
+    CPU; an accelerator whose devices the user has hidden is passed over. ``count_cuda`` and ``count_other``
+    count the devices of the machine, whatever the environment hides.
 
     Raises:
-        AcceleratorError: ``DS_ACCELERATOR`` is no accelerator.
-        UnsupportedError: it is one that this version does not count.
-        NoDevicesError: it is ``cuda`` and there is no device, or all are hidden.
+        AcceleratorError: ``DS_ACCELERATOR`` is no accelerator, or its devices cannot be counted.
+        NoDevicesError: it is one, and there is no device, or all are hidden.
     """
     named = environ.get("DS_ACCELERATOR")
     if named and named not in ACCELERATORS:
         raise AcceleratorError(f"DS_ACCELERATOR must be one of {', '.join(ACCELERATORS)}, got {named!r}")
-    if named and named not in ("cuda", "cpu"):
-        raise UnsupportedError(
-            f"DS_ACCELERATOR={named}: this version of dsl counts only cuda and cpu devices"
-        )
     if named == "cpu":
         return "cpu", 0
-    hidden = visible_entries(environ.get("CUDA_VISIBLE_DEVICES")) == ()
-    count = 0 if hidden else count_cuda()
-    if count:
-        return "cuda", count
-    if named == "cuda":
-        where = "CUDA_VISIBLE_DEVICES hides them all" if hidden else "this machine has no NVIDIA device"
+    other = find_other() if find_other is not None and not named else None
+    for name in (named,) if named else (other, "cuda"):
+        if name is None or _are_hidden(name, environ):
+            continue
+        count = count_cuda() if name == "cuda" else (count_other or count_other_devices)(name, environ)
+        if count:
+            return name, count
+    if named:
+        what = "NVIDIA or AMD" if named == "cuda" else named
+        where = f"this machine has no {what} device"
+        if _are_hidden(named, environ):
+            where = f"{ACCELERATORS[named].visible_variable} hides them all"
         raise NoDevicesError(
-            f"unable to proceed, no GPU resources available: DS_ACCELERATOR=cuda, but {where}"
+            f"DS_ACCELERATOR={named}: unable to proceed, no GPU resources available: {where}"
         )
     return "cpu", 0
+
+
+def _are_hidden(name: str, environ: Mapping[str, str]) -> bool:
+    # An empty mask of Level Zero shows all; -1 and the like are read the same way everywhere.
+    value = environ.get(ACCELERATORS[name].visible_variable)
+    if name in PLACEHOLDERS or (name == "xpu" and not (value or "").strip()):
+        return False
+    return visible_entries(value) == ()
+
+
+def find_other_accelerator(root: str = "/") -> str | None:
+    """The accelerator that comes before CUDA on this machine, None if there is none.
+
+    See `dsl.plan.accelerators.find_accelerator`, which is imported only if some file in ``/dev`` may be one.
+    """
+    try:
+        names = os.listdir(os.path.join(root, "dev"))
+    except OSError:
+        return None
+    # Most machines have a graphics device; few have a torch for one of Intel's.
+    is_intel = "dri" in names and any(has_intel_torch(folder) for folder in sys.path)
+    if not is_intel and not any(name.startswith(OTHER_FILES) for name in names):
+        return None
+    from dsl.plan.accelerators import find_accelerator
+
+    return find_accelerator(root)
+
+
+def has_intel_torch(folder: str) -> bool:
+    """Whether a torch for Intel GPUs is installed in this folder of packages."""
+    names = ("torch/lib/libtorch_xpu.so", "intel_extension_for_pytorch")
+    return any(os.path.exists(os.path.join(folder, name)) for name in names)
+
+
+def count_other_devices(name: str, environ: Mapping[str, str]) -> int:
+    """Devices on this machine of an accelerator that is neither ``cuda`` nor ``cpu``.
+
+    Raises:
+        AcceleratorError: a plug-in had to be asked, and did not answer.
+    """
+    from dsl.plan.accelerators import count_accelerator
+
+    return count_accelerator(name, environ)
 
 
 def local_size(environ: Mapping[str, str]) -> int:
@@ -201,12 +285,19 @@ def count_numa_nodes(nodes: Iterable[NumaNode]) -> int:
     return max(count, 1)
 
 
-def count_cuda_devices(root: str = "/", ask_driver: Callable[[], int | None] | None = None) -> int:
-    """NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says.
+def count_cuda_devices(
+    root: str = "/",
+    ask_driver: Callable[[], int | None] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> int:
+    """NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says, else AMD ones.
 
     The driver's directory in ``/proc`` and the device files in ``/dev`` answer in microseconds. Only when
     they disagree (a container that was given some devices, device files not yet made, WSL) is the driver
     asked, through pynvml; without pynvml the device files decide.
+
+    torch calls AMD devices CUDA devices too. They are those that ``ROCR_VISIBLE_DEVICES`` and
+    ``HIP_VISIBLE_DEVICES`` of ``environ`` (ours, if None) leave.
     """
     try:
         in_proc = len(os.listdir(os.path.join(root, "proc/driver/nvidia/gpus")))
@@ -214,28 +305,19 @@ def count_cuda_devices(root: str = "/", ask_driver: Callable[[], int | None] | N
         in_proc = 0
     dev = os.path.join(root, "dev")
     try:
-        in_dev = len([name for name in os.listdir(dev) if name.startswith("nvidia") and name[6:].isdigit()])
+        names = os.listdir(dev)
     except OSError:
-        in_dev = 0
-    if in_proc == in_dev and (in_proc or not os.path.exists(os.path.join(dev, "dxg"))):
+        names = []
+    in_dev = len([name for name in names if name.startswith("nvidia") and name[6:].isdigit()])
+    if not in_proc and not in_dev and "kfd" in names:
+        from dsl.plan.accelerators import count_amd
+
+        return count_amd(os.environ if environ is None else environ, root)
+    if in_proc == in_dev and (in_proc or "dxg" not in names):
         return in_proc
-    answer = (ask_driver or ask_nvml)()
+    if ask_driver is None:
+        from dsl.plan import nvidia
+
+        ask_driver = nvidia.count
+    answer = ask_driver()
     return (in_dev or in_proc) if answer is None else answer
-
-
-def ask_nvml() -> int | None:
-    """Number of devices by the NVIDIA driver; None when pynvml or the driver cannot say."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()

@@ -6,16 +6,17 @@ import os
 import sys
 
 from dsl._record import record
-from dsl.plan.devices import count_cuda_devices
+from dsl.plan.devices import count_cuda_devices, count_other_devices, find_other_accelerator
 from dsl.plan.output import Console
 from dsl.plan.port import PortProbe, name_port_holder, pick_free_port, port_is_free
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from dsl.plan.nvidia import Device
     from dsl.plan.output import Kind
-    from dsl.plan.topology import Gpu, NumaNode, Topology
+    from dsl.plan.topology import NumaNode, Topology
 
 
 @record
@@ -25,6 +26,7 @@ class Host:
     ``pid`` is the process that the user's shell sees, ``temp_dir`` where its pid file goes. The functions
     answer only when asked: ``read_text`` (None: no such file), ``stamp`` (local time as YYYYmmddHHMMSS),
     ``allowed_cpus`` (the affinity mask), ``count_cuda`` (devices of the machine, hidden ones too),
+    ``find_other`` (the accelerator that comes before CUDA, if any), ``count_other`` (devices of such a one),
     ``numa_nodes``, ``topology`` of some CPUs, ``gpus`` (NVIDIA devices by PCI address, hidden ones too),
     ``mig_parent`` (PCI address of the device that a ``MIG-...`` name is a part of; None: not known),
     ``is_local`` (is a host of the hostfile this machine), ``console`` (what our own output streams are),
@@ -39,9 +41,11 @@ class Host:
     stamp: Callable[[], str]
     allowed_cpus: Callable[[], Iterable[int]]
     count_cuda: Callable[[], int]
+    find_other: Callable[[], str | None]
+    count_other: Callable[[str, Mapping[str, str]], int]
     numa_nodes: Callable[[], Iterable[NumaNode]]
     topology: Callable[[Iterable[int]], Topology]
-    gpus: Callable[[], Sequence[Gpu]]
+    gpus: Callable[[], Sequence[Device]]
     mig_parent: Callable[[str], str | None]
     is_local: Callable[[str], bool]
     console: Callable[[], Console]
@@ -60,6 +64,8 @@ def this_host() -> Host:
         stamp=_stamp,
         allowed_cpus=lambda: os.sched_getaffinity(0),
         count_cuda=count_cuda_devices,
+        find_other=find_other_accelerator,
+        count_other=count_other_devices,
         numa_nodes=_numa_nodes,
         topology=_topology,
         gpus=_gpus,
@@ -119,16 +125,16 @@ def _topology(cpus: Iterable[int]) -> Topology:
     return read_topology(cpus)
 
 
-def _gpus() -> Sequence[Gpu]:
-    from dsl.plan.topology import read_gpus
+def _gpus() -> Sequence[Device]:
+    from dsl.plan.nvidia import quick_devices
 
-    return read_gpus()
+    return quick_devices()
 
 
 def _mig_parent(name: str) -> str | None:
-    from dsl.plan.topology import find_mig_parent
+    from dsl.plan.nvidia import devices, mig_parent
 
-    return find_mig_parent(name)
+    return mig_parent(name, devices())
 
 
 def is_this_machine(host: str) -> bool:

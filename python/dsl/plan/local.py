@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.errors import OptionError
+from dsl.errors import FilterError, OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ MOST_WORKERS = 1 << 22
 def local_world_size(text: str, environ: Mapping[str, str], host: Host) -> int:
     """Number of workers on this node from torchrun's ``--nproc-per-node``.
 
-    A number, ``cpu`` (the CPUs that we may use), ``gpu`` (visible CUDA devices), ``auto`` (these, else CPUs).
+    A number, ``cpu`` (the CPUs that we may use), ``gpu`` (visible CUDA devices), the name of another
+    accelerator (its visible devices), ``auto`` (whatever devices there are, else CPUs).
 
     Raises:
         OptionError: it is none of these, is not positive, or there is no such device.
@@ -35,18 +36,21 @@ def local_world_size(text: str, environ: Mapping[str, str], host: Host) -> int:
         return int(text)
     if text == "cpu":
         return len(set(host.allowed_cpus()))
-    if text in ("gpu", "cuda", "auto"):
-        from dsl.plan.devices import visible_cuda_count
+    from dsl.plan.devices import ACCELERATORS, visible_cuda_count
 
-        devices = visible_cuda_count(environ, host.count_cuda())
-        if devices or text == "auto":
-            return devices or len(set(host.allowed_cpus()))
-        raise OptionError(f"{shown}: no CUDA device can be seen on this machine, give a number or cpu")
-    from dsl.plan.devices import ACCELERATORS
+    name = (host.find_other() or "gpu") if text == "auto" else text
+    if name in ("gpu", "cuda"):
+        devices = visible_cuda_count(environ, host.count_cuda(), lambda: [gpu.uuid for gpu in host.gpus()])
+    elif name in ACCELERATORS:
+        from dsl.plan.accelerators import count_devices
 
-    if text in ACCELERATORS:
-        raise OptionError(f"{shown}: this version of dsl cannot count {text} devices, give their number")
-    raise OptionError(f"{shown}: expected a number, auto, cpu or gpu")
+        devices = count_devices(name, environ, host.count_cuda, host.count_other)
+    else:
+        raise OptionError(f"{shown}: expected a number, auto, cpu or gpu, or an accelerator such as xpu")
+    if devices or text == "auto":
+        return devices or len(set(host.allowed_cpus()))
+    kind = "CUDA" if name in ("gpu", "cuda") else name
+    raise OptionError(f"{shown}: no {kind} device can be seen on this machine, give a number or cpu")
 
 
 def own_devices(request: TorchRequest, environ: Mapping[str, str], count: int) -> tuple[str, ...]:
@@ -57,14 +61,12 @@ def own_devices(request: TorchRequest, environ: Mapping[str, str], count: int) -
     """
     if not request.virtual_local_rank:
         return ()
+    from dsl.plan.visible import masks
+
     variable = HIP_DEVICES_VARIABLE if environ.get(HIP_DEVICES_VARIABLE) else DEVICES_VARIABLE
     value = environ.get(variable)
-    if value is None:
-        return tuple(map(str, range(count)))
-    entries = [entry.strip() for entry in value.split(",")]
-    if len(entries) < count:
-        raise OptionError(
-            f"--virtual-local-rank: {count} workers need as many devices, but {variable}={value} "
-            f"names {len(entries)}"
-        )
-    return tuple(entries[:count])
+    shown = None if value is None else [entry.strip() for entry in value.split(",")]
+    try:
+        return masks(shown, count, variable)
+    except FilterError as error:
+        raise OptionError(f"--virtual-local-rank: {error}") from None

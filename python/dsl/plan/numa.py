@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from dsl.model import MemoryPolicy
     from dsl.plan.host import Host
-    from dsl.plan.topology import Gpu, Topology
+    from dsl.plan.nvidia import Device
+    from dsl.plan.topology import Topology
 
 MODES = ("node", "socket", "exclusive", "core-complex")
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -98,7 +99,7 @@ def _usable_nodes(numa_nodes: Iterable[NumaNode], allowed: Sequence[int]) -> dic
     return {number: cpus for number, cpus in usable.items() if cpus} or {0: tuple(allowed)}
 
 
-def _visible_gpus(count: int, environ: Mapping[str, str], host: Host) -> list[Gpu]:
+def _visible_gpus(count: int, environ: Mapping[str, str], host: Host) -> list[Device]:
     """Devices in CUDA's order. Like CUDA, nothing is read beyond an entry that is no device here."""
     entries = visible_entries(environ.get(VISIBLE_VARIABLE))
     gpus = [] if entries == () else list(host.gpus())
@@ -122,7 +123,7 @@ def _visible_gpus(count: int, environ: Mapping[str, str], host: Host) -> list[Gp
     return shown
 
 
-def _find(entry: str, gpus: Sequence[Gpu], host: Host) -> Gpu | None:
+def _find(entry: str, gpus: Sequence[Device], host: Host) -> Device | None:
     """The device that an entry of ``CUDA_VISIBLE_DEVICES`` means, by number or the beginning of its UUID."""
     if entry.isascii() and entry.isdigit():
         return gpus[int(entry)] if len(entry) < 9 and int(entry) < len(gpus) else None
@@ -206,7 +207,7 @@ def _memory(cpus: Iterable[int], home: int, numa_nodes: Iterable[NumaNode]) -> M
 def _notices(
     mode: str,
     bindings: Sequence[Binding],
-    gpus: Sequence[Gpu],
+    gpus: Sequence[Device],
     nodes: Mapping[int, Sequence[int]],
     environ: Mapping[str, str],
 ) -> list[Notice]:

@@ -1,8 +1,7 @@
-"""CPUs, NUMA nodes and NVIDIA devices of this machine, read from ``/proc`` and ``/sys``.
+"""CPUs and NUMA nodes of this machine, read from ``/proc`` and ``/sys``.
 
-Sources: the kernel's ``Documentation/ABI/stable/sysfs-devices-node`` and ``sysfs-devices-system-cpu``,
-``testing/sysfs-bus-pci``, ``Mems_allowed_list`` of proc_pid_status(5), and the ``/proc`` interface that the
-README of NVIDIA's driver describes.
+Sources: the kernel's ``Documentation/ABI/stable/sysfs-devices-node`` and ``sysfs-devices-system-cpu``, and
+``Mems_allowed_list`` of proc_pid_status(5).
 """
 
 from __future__ import annotations
@@ -13,10 +12,7 @@ from dsl._record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any, TypeVar
-
-    _T = TypeVar("_T")
+    from collections.abc import Callable, Iterable
 
 
 @record
@@ -41,16 +37,6 @@ class Topology:
     cores: tuple[tuple[int, ...], ...] = ()
     packages: tuple[tuple[int, ...], ...] = ()
     caches: tuple[tuple[int, ...], ...] = ()
-
-
-@record
-class Gpu:
-    """An NVIDIA device: its PCI address as sysfs writes it, names, and NUMA node (None: not known)."""
-
-    address: str
-    uuid: str = ""
-    model: str = ""
-    numa_node: int | None = None
 
 
 def parse_kernel_list(text: str) -> tuple[int, ...]:
@@ -143,102 +129,3 @@ def _last_level_cache(folder: str) -> tuple[int, ...]:
         if level.isdigit() and int(level) > highest:
             highest, shared = int(level), _read(f"{folder}/{name}/shared_cpu_list") or ""
     return parse_kernel_list(shared)
-
-
-def read_gpus(root: str = "/", ask_driver: Callable[[], Sequence[Gpu] | None] | None = None) -> list[Gpu]:
-    """NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says, by PCI address.
-
-    As in `dsl.plan.devices.count_cuda_devices`, ``/proc`` and ``/dev`` answer as long as they tell the same;
-    a device of ``/proc`` that has no file in ``/dev`` belongs to somebody else. Else the driver is asked,
-    through pynvml. `Gpu.numa_node` always comes from sysfs.
-    """
-    folder = os.path.join(root, "proc/driver/nvidia/gpus")
-    dev = os.path.join(root, "dev")
-    files = {name[6:] for name in _list(dev) if name.startswith("nvidia") and name[6:].isdigit()}
-    found, usable, minors = [], [], set()
-    for name in _list(folder):
-        facts = _facts(_read(f"{folder}/{name}/information") or "")
-        minor = facts.get("Device Minor", "")
-        minors.add(minor)
-        if facts.get("GPU Excluded") != "Yes":
-            found.append(Gpu(_address(name), facts.get("GPU UUID", ""), facts.get("Model", "")))
-            if minor in files:
-                usable.append(found[-1])
-    gpus: Sequence[Gpu] = usable
-    if not (files <= minors and usable) and (found or files or os.path.exists(os.path.join(dev, "dxg"))):
-        answer = (ask_driver or _ask_nvml)()
-        gpus = (usable or found) if answer is None else answer
-    placed = [Gpu(gpu.address, gpu.uuid, gpu.model, _numa_node(root, gpu.address)) for gpu in gpus]
-    return sorted(placed, key=_place)
-
-
-def _facts(text: str) -> dict[str, str]:
-    """Lines ``NAME: VALUE``."""
-    pairs = [line.partition(":") for line in text.splitlines()]
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _address(text: str) -> str:
-    """``00000000:DC:00.0`` (NVML's form) -> ``0000:dc:00.0`` (sysfs's)."""
-    domain, _, rest = text.lower().partition(":")
-    return f"{domain.lstrip('0'):0>4}:{rest}"
-
-
-def _place(gpu: Gpu) -> tuple[int, str]:
-    domain, _, rest = gpu.address.partition(":")
-    return len(domain), f"{domain}:{rest}"
-
-
-def _numa_node(root: str, address: str) -> int | None:
-    text = (_read(os.path.join(root, f"sys/bus/pci/devices/{address}/numa_node")) or "").strip()
-    return int(text) if text.isdigit() else None
-
-
-def _ask_nvml() -> list[Gpu] | None:
-    """Devices by the NVIDIA driver; None when pynvml or the driver cannot say."""
-
-    def devices(nvml: Any) -> list[Gpu]:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return [
-            Gpu(
-                _address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
-                _text(nvml.nvmlDeviceGetUUID(handle)),
-                _text(nvml.nvmlDeviceGetName(handle)),
-            )
-            for handle in handles
-        ]
-
-    return _with_nvml(devices)
-
-
-def find_mig_parent(name: str) -> str | None:
-    """PCI address of the device that a partition (``MIG-...``) lies in; None when the driver cannot say."""
-
-    def parent(nvml: Any) -> str:
-        partition = nvml.nvmlDeviceGetHandleByUUID(name.encode())
-        device = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(partition)
-        return _address(_text(nvml.nvmlDeviceGetPciInfo(device).busId))
-
-    return _with_nvml(parent)
-
-
-def _with_nvml(ask: Callable[[Any], _T]) -> _T | None:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return ask(pynvml)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    """Strings of pynvml, which are bytes in old versions."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -70,7 +70,7 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ("--nproc-per-node 0 t.py", 2, "--nproc-per-node '0': it must be 1 to 4194304"),
     ("--nproc-per-node many t.py", 2, "--nproc-per-node 'many': expected a number, auto, cpu or gpu"),
     ("--nproc-per-node gpu t.py", 2, "no CUDA device can be seen on this machine"),
-    ("--nproc-per-node xpu t.py", 2, "cannot count xpu devices, give their number"),
+    ("--nproc-per-node xpu t.py", 2, "no xpu device can be seen on this machine"),
     ("--nnodes 1:2 --rdzv-backend c10d t.py", 2, "nodes that find each other are not in this version"),
     ("--nnodes 2 --rdzv-backend etcd t.py", 2, "nodes that find each other are not in this version"),
     ("--rdzv-backend zeus t.py", 2, "--rdzv-backend 'zeus': expected one of static, c10d, etcd, etcd-v2"),

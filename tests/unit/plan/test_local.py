@@ -24,10 +24,20 @@ from dsl.plan.local import local_world_size, own_devices
         ("auto", {}, 0, 8),
         ("gpu", {"CUDA_VISIBLE_DEVICES": "3,1"}, 4, 2),
         ("auto", {"CUDA_VISIBLE_DEVICES": ""}, 4, 8),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "GPU-00000003,GPU-00000001"}, 4, 2),
     ],
 )
 def test_the_number_of_workers(text: str, environ: dict[str, str], cuda: int, count: int) -> None:
     assert local_world_size(text, environ, make_host(cuda=cuda)) == count
+
+
+@pytest.mark.parametrize(
+    "text, environ, count",
+    [("npu", {}, 16), ("auto", {}, 16), ("auto", {"ASCEND_RT_VISIBLE_DEVICES": "1,2"}, 2), ("gpu", {}, 4)],
+)
+def test_devices_of_another_accelerator(text: str, environ: dict[str, str], count: int) -> None:
+    host = make_host(cuda=4, find_other=lambda: "npu", count_other=lambda *_: 16)
+    assert local_world_size(text, environ, host) == count
 
 
 @pytest.mark.parametrize(
@@ -42,7 +52,7 @@ def test_the_number_of_workers(text: str, environ: dict[str, str], cuda: int, co
         ("gpus", "expected a number, auto, cpu or gpu"),
         ("٣", "expected a number, auto, cpu or gpu"),
         ("gpu", "no CUDA device can be seen on this machine, give a number or cpu"),
-        ("xpu", "this version of dsl cannot count xpu devices, give their number"),
+        ("xpu", "no xpu device can be seen on this machine, give a number or cpu"),
     ],
 )
 def test_a_number_of_workers_that_is_none_is_refused_in_one_line(text: str, said: str) -> None:

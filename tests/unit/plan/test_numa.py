@@ -14,7 +14,8 @@ from dsl._record import replace
 from dsl.errors import BindingError
 from dsl.plan.binding import format_core_list
 from dsl.plan.numa import MODES, plan_numa
-from dsl.plan.topology import Gpu, NumaNode, Topology
+from dsl.plan.nvidia import Device
+from dsl.plan.topology import NumaNode, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,7 +38,7 @@ def _host(
     allowed: Iterable[int] = range(16),
     **facts: Any,
 ) -> Host:
-    gpus = [Gpu(f"0000:{one:02x}:00.0", f"GPU-{one}abc", "H200", home) for one, home in enumerate(homes)]
+    gpus = [Device(f"0000:{one:02x}:00.0", f"GPU-{one}abc", "H200", home) for one, home in enumerate(homes)]
     return make_host(
         allowed_cpus=lambda: allowed, topology=lambda _cpus: topology, gpus=lambda: gpus, **facts
     )

@@ -1,0 +1,264 @@
+"""How the devices of each accelerator are counted without torch, by the files that their drivers make.
+
+The names are those of `dsl.plan.devices.ACCELERATORS`, which says what every launch needs of them; this is
+imported only when there may be another than an NVIDIA device or the CPU. Where one card may be several
+devices for torch, the accelerator's torch plug-in is asked in a child process.
+
+Sources: the kernel's documentation of its drivers (amdkfd, i915, xe, habanalabs), and the vendors'
+instructions for passing devices into containers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dsl._record import record
+from dsl.plan.devices import ACCELERATORS, PLACEHOLDERS, has_intel_torch, visible_cuda_count
+from dsl.plan.visible import GRAMMARS, count_rocm, count_visible
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dsl.plan.devices import CountOther
+
+    Counter = Callable[[str], int]
+    """Number of devices below this root directory."""
+
+
+def _numbered(folder: str, prefix: str) -> list[str]:
+    """Names in a folder that are the prefix and a number."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    size = len(prefix)
+    return [name for name in names if name[:size] == prefix and name[size:].isdigit()]
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def count_davinci(root: str) -> int:
+    """Ascend NPUs: ``/dev/davinci0``, ...; a container has those that it was given."""
+    return len(_numbered(os.path.join(root, "dev"), "davinci"))
+
+
+def count_gaudi(root: str) -> int:
+    """Gaudi devices: ``/dev/accel/accel0``, ... of the habanalabs driver, before Linux 6.2 ``/dev/hl0``, ...
+
+    Other drivers make accel devices too (the NPUs of laptops); a device is told by its ``device_type``.
+    """
+    found = 0
+    for name in _numbered(os.path.join(root, "dev/accel"), "accel"):
+        device = os.path.join(root, "sys/class/accel", name, "device")
+        vendor = _read(f"{device}/vendor")
+        found += _read(f"{device}/device_type").upper().startswith("GAUDI") or vendor == "0x1da3"
+    return found or len(_numbered(os.path.join(root, "dev"), "hl"))
+
+
+def count_cambricon(root: str) -> int:
+    """Cambricon MLUs: ``/dev/cambricon_dev0``, ..."""
+    return len(_numbered(os.path.join(root, "dev"), "cambricon_dev"))
+
+
+def count_kunlun(root: str) -> int:
+    """Kunlun XPUs: ``/dev/xpu0``, ... beside ``/dev/xpuctrl``."""
+    return len(_numbered(os.path.join(root, "dev"), "xpu"))
+
+
+def count_teco_cards(root: str) -> int:
+    """SDAA cards: ``/dev/tcaicard0``, ...; each is several devices for torch."""
+    return len(_numbered(os.path.join(root, "dev"), "tcaicard"))
+
+
+def count_biren_cards(root: str) -> int:
+    """Biren cards: ``/dev/biren/card_0``, ...; each may be divided into several devices."""
+    return len(_numbered(os.path.join(root, "dev/biren"), "card_"))
+
+
+def count_metal(_root: str) -> int:
+    """The one GPU of a Mac."""
+    return int(sys.platform == "darwin")
+
+
+def count_intel(root: str, hierarchy: str = "") -> int:
+    """Intel GPUs that have a render node, by tiles, as Level Zero counts them.
+
+    ``hierarchy`` is ``ZE_FLAT_DEVICE_HIERARCHY``: with ``COMPOSITE`` a card of several tiles is one device.
+    Integrated GPUs count only if there is no other, as for torch. They sit at 00:02.0.
+    """
+    integrated = discrete = 0
+    base = os.path.join(root, "sys/class/drm")
+    for name in _numbered(base, "renderD"):
+        device = f"{base}/{name}/device"
+        if _read(f"{device}/vendor") != "0x8086" or not os.path.exists(os.path.join(root, "dev/dri", name)):
+            continue
+        if os.path.basename(os.path.realpath(device)).endswith(":00:02.0"):
+            integrated += 1
+        elif hierarchy == "COMPOSITE":
+            discrete += 1
+        else:
+            discrete += _count_tiles(device)
+    return discrete or integrated
+
+
+def _count_tiles(device: str) -> int:
+    tiles = len(_numbered(device, "tile"))  # xe
+    if not tiles:
+        for card in _numbered(f"{device}/drm", "card"):  # i915
+            tiles = len(_numbered(f"{device}/drm/{card}/gt", "gt"))
+    return max(tiles, 1)
+
+
+def rocm_names(root: str = "/") -> tuple[str, ...]:
+    """The AMD devices that ROCm can use, in its order, by the names that ``ROCR_VISIBLE_DEVICES`` takes.
+
+    These are the nodes of kfd's topology with compute units whose properties we may read and whose render
+    node we have: a container sees the others too, but not into them. A device without a serial number is
+    ``GPU-XX``, which no name is meant to match.
+    """
+    if not os.path.exists(os.path.join(root, "dev/kfd")):
+        return ()
+    base = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
+    names = []
+    for node in sorted(_numbered(base, ""), key=int):
+        fields = dict(
+            [line.split(" ", 1) for line in _read(f"{base}/{node}/properties").splitlines() if " " in line]
+        )
+        render = fields.get("drm_render_minor", "0")
+        if fields.get("simd_count", "0") == "0":
+            continue
+        if render != "0" and not os.path.exists(os.path.join(root, f"dev/dri/renderD{render}")):
+            continue
+        serial = fields.get("unique_id", "0")
+        names.append(f"GPU-{int(serial):016x}" if serial.isdigit() and serial != "0" else "GPU-XX")
+    return tuple(names)
+
+
+def count_amd(environ: Mapping[str, str], root: str = "/") -> int:
+    """AMD devices that are left by ``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES``.
+
+    ``CUDA_VISIBLE_DEVICES``, which HIP reads where its own variable is not set, is not looked at: it is the
+    accelerator's, like that of NVIDIA devices.
+    """
+    names = rocm_names(root)
+    rest = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return count_rocm(rest, len(names), names)
+
+
+@record
+class Counting:
+    """How one accelerator is found and counted.
+
+    ``torch_name``: its devices for torch and ``--nproc-per-node``. ``files`` counts its device files;
+    ``exact`` says that these are the devices. ``plug_in``: the package whose import makes torch know them
+    (empty: torch itself), and where in it the function is that counts.
+    """
+
+    torch_name: str
+    files: Counter
+    plug_in: str
+    function: str
+    exact: bool = True
+
+
+COUNTINGS = {
+    "xpu": Counting("xpu", count_intel, "", "torch.xpu.device_count"),
+    "npu": Counting("npu", count_davinci, "torch_npu", "torch.npu.device_count"),
+    "sdaa": Counting("sdaa", count_teco_cards, "torch_sdaa", "torch.sdaa.device_count", exact=False),
+    "mps": Counting("mps", count_metal, "", "torch.mps.device_count"),
+    "hpu": Counting(
+        "hpu", count_gaudi, "habana_frameworks.torch.hpu", "habana_frameworks.torch.hpu.device_count"
+    ),
+    "mlu": Counting("mlu", count_cambricon, "torch_mlu", "torch.mlu.device_count"),
+    "supa": Counting("supa", count_biren_cards, "torch_supa", "torch.supa.device_count", exact=False),
+    "klxpu": Counting("cuda", count_kunlun, "torch_xmlir", "torch.cuda.device_count"),
+}
+"""By name, in the order in which DeepSpeed looks for them; CUDA devices come after them all."""
+
+SUB_VARIABLES = {"hpu": "HABANA_VISIBLE_MODULES"}
+"""Variables besides the accelerator's own that limit what a process sees, and that are left to the user."""
+
+
+def find_accelerator(root: str = "/", path: Sequence[str] | None = None) -> str | None:
+    """The accelerator that DeepSpeed would choose before CUDA, as far as files can tell; None if none.
+
+    It must have a device file, and its plug-in (for ``xpu``: a torch built for it) must lie on ``path``
+    (ours, if None). DeepSpeed imports the plug-ins instead, and takes ``npu``, ``sdaa``, ``hpu``, ``mlu`` and
+    ``klxpu`` for the mere success, on machines without such a device too.
+    """
+    folders = sys.path if path is None else path
+    for name, counting in COUNTINGS.items():
+        if counting.files(root) and any(_has_plug_in(name, counting, folder) for folder in folders):
+            return name
+    return None
+
+
+def _has_plug_in(name: str, counting: Counting, folder: str) -> bool:
+    if name == "mps":
+        return os.path.isdir(os.path.join(folder, "torch"))
+    if name == "xpu":
+        return has_intel_torch(folder)
+    return os.path.isdir(os.path.join(folder, counting.plug_in.partition(".")[0]))
+
+
+def count_accelerator(
+    name: str,
+    environ: Mapping[str, str],
+    root: str = "/",
+    ask: Callable[[str, str, Mapping[str, str]], int] | None = None,
+) -> int:
+    """Devices of an accelerator on this machine, whatever its own variable hides.
+
+    ``ask`` counts where the files cannot, None: `dsl.plan.plug_in.ask_plug_in`.
+
+    Raises:
+        AcceleratorError: the plug-in had to be asked, and did not answer.
+    """
+    counting = COUNTINGS[name]
+    hidden = ACCELERATORS[name].visible_variable
+    hierarchy = environ.get("ZE_FLAT_DEVICE_HIERARCHY", "")
+    found = count_intel(root, hierarchy) if name == "xpu" else counting.files(root)
+    if found and not counting.exact:
+        if ask is None:
+            from dsl.plan import plug_in
+
+            ask = plug_in.ask_plug_in
+        shown = {key: environ[key] for key in environ if key != hidden}
+        found = ask(counting.plug_in, counting.function, shown)
+    variable = SUB_VARIABLES.get(name)
+    if variable is None or variable not in environ:
+        return found
+    # Module numbers are not indices: a part of the modules may have been given to us under any number.
+    return min(found, count_visible(environ[variable], 64, (), GRAMMARS[variable]))
+
+
+def count_devices(
+    name: str,
+    environ: Mapping[str, str],
+    count_cuda: Callable[[], int],
+    count_other: CountOther | None = None,
+    *,
+    alone: bool = False,
+) -> int:
+    """How many devices of an accelerator a process of this environment sees; ``gpu`` is ``cuda``.
+
+    ``alone`` as for `visible_cuda_count`. Raises AcceleratorError if a plug-in has to be asked and fails, and
+    KeyError for the CPU and for what is no accelerator.
+    """
+    if name in ("cuda", "gpu"):
+        return visible_cuda_count(environ, count_cuda(), alone=alone)
+    if name == "cpu":
+        raise KeyError(name)
+    variable = ACCELERATORS[name].visible_variable
+    count = (count_other or count_accelerator)(name, environ)
+    if name in PLACEHOLDERS or variable not in environ:
+        return count
+    return count_visible(environ[variable], count, (), GRAMMARS[variable])

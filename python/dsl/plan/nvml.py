@@ -1,0 +1,123 @@
+"""The one place that speaks to NVML, the NVIDIA driver's library, through pynvml (nvidia-ml-py).
+
+Every question goes through `Nvml.ask` and every answer is plain data, so that the answers of a machine can be
+recorded and given again. Source: NVIDIA's "NVML API Reference".
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    class Driver(Protocol):
+        """Whoever answers for the driver."""
+
+        def ask(self, question: str, device: str = "", number: int = 0) -> Any:
+            """See `Nvml.ask`."""
+
+
+NOT_INSTALLED = 0
+NO_PERMISSION = 4
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+
+REASONS = {
+    NOT_INSTALLED: "pynvml is not installed, install nvidia-ml-py",
+    NO_PERMISSION: "this user may not open the NVIDIA devices",
+    9: "the NVIDIA kernel module is not loaded",
+    12: "libnvidia-ml.so.1 cannot be loaded, install the driver's libraries, or pass them into the container",
+    GPU_IS_LOST: "the GPU is lost, reset it or restart the machine",
+    18: "the NVIDIA kernel module and library differ in version, restart the machine or reload the module",
+}
+
+
+class NvmlError(Exception):
+    """NVML cannot answer: its return code (0: pynvml is missing) and what it calls that."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def reason(self) -> str:
+        """Why, and what to do about it."""
+        return REASONS.get(self.code, f"the driver says: {self}")
+
+
+class Nvml:
+    """NVML while it is open, as a context manager. pynvml is imported on entering.
+
+    Raises:
+        NvmlError: on entering, if it cannot be opened.
+    """
+
+    def __init__(self) -> None:
+        self._handles: dict[str, Any] = {}
+
+    def __enter__(self) -> Nvml:  # noqa: PYI034  typing has no Self before 3.11
+        try:
+            import pynvml
+        except ImportError:
+            raise NvmlError(NOT_INSTALLED, "pynvml is not installed") from None
+        self._nvml = pynvml
+        self._call("nvmlInit")
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        try:
+            self._call("nvmlShutdown")
+        except NvmlError:
+            return  # the answers are there already
+
+    def _call(self, function: str, *args: Any) -> Any:
+        try:
+            return getattr(self._nvml, function)(*args)
+        except self._nvml.NVMLError as error:
+            raise NvmlError(getattr(error, "value", 999), str(error)) from None
+        except AttributeError:
+            raise NvmlError(FUNCTION_NOT_FOUND, f"this pynvml has no {function}") from None
+
+    def ask(self, question: str, device: str = "", number: int = 0) -> Any:
+        """Ask about the driver, a device or a MIG instance; devices have labels that earlier answers gave.
+
+        ``count``: number of devices. ``device``: label of the device of this number. ``mig``: label of a
+        device's instance in this slot. ``uuid``, ``name``, ``address``, ``memory_bytes``, ``numa_nodes``,
+        ``mig_on``, ``mig_slots``, ``gpu_instance``, ``compute_instance``: facts about the labelled one.
+
+        Raises:
+            NvmlError: there is no answer.
+        """
+        if question == "count":
+            return int(self._call("nvmlDeviceGetCount"))
+        if question == "device":
+            self._handles[str(number)] = self._call("nvmlDeviceGetHandleByIndex", number)
+            return str(number)
+        handle = self._handles[device]
+        if question == "mig":
+            label = f"{device}/{number}"
+            self._handles[label] = self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+            return label
+        if question == "numa_nodes":
+            # One word of 64 nodes; scope 0 is the NUMA node, as opposed to the socket.
+            words = self._call("nvmlDeviceGetMemoryAffinity", handle, 1, 0)
+            return [node for node in range(64) if words[0] >> node & 1]
+        function, convert = _QUESTIONS[question]
+        return convert(self._call(function, handle))
+
+
+def _text(answer: str | bytes) -> str:
+    return answer.decode() if isinstance(answer, bytes) else answer
+
+
+_QUESTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "uuid": ("nvmlDeviceGetUUID", _text),
+    "name": ("nvmlDeviceGetName", _text),
+    "address": ("nvmlDeviceGetPciInfo", lambda answer: _text(answer.busId)),
+    "memory_bytes": ("nvmlDeviceGetMemoryInfo", lambda answer: int(answer.total)),
+    "mig_on": ("nvmlDeviceGetMigMode", lambda answer: answer[0] == 1),
+    "mig_slots": ("nvmlDeviceGetMaxMigDeviceCount", int),
+    "gpu_instance": ("nvmlDeviceGetGpuInstanceId", int),
+    "compute_instance": ("nvmlDeviceGetComputeInstanceId", int),
+}

@@ -1,0 +1,221 @@
+"""Variables that limit which devices a process sees, read as each vendor's runtime reads them.
+
+`CUDA_VISIBLE_DEVICES` follows "CUDA Environment Variables" of NVIDIA's CUDA programming guide and what
+``torch.cuda.device_count`` makes of it; `ROCR_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` AMD's "GPU isolation
+techniques"; `ZE_AFFINITY_MASK` the programming guide of oneAPI Level Zero; `ASCEND_RT_VISIBLE_DEVICES` the
+reference of CANN's environment variables; `HABANA_VISIBLE_MODULES` the Gaudi documentation. Vendors without a
+published grammar are read as lists of numbers that end where CUDA's would.
+
+None of them takes ranges: CUDA reads ``0-3`` as 0. (``ASCEND_VISIBLE_DEVICES`` does, and
+``NVIDIA_VISIBLE_DEVICES`` takes ``all``, but those speak to container runtimes and say nothing to a process.)
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.errors import FilterError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@record
+class Grammar:
+    """How a runtime reads its variable. What it cannot read ends the list, unless it ``skips`` it.
+
+    ``prefixes``: how names of devices start; ``mixed``: names and numbers may stand side by side;
+    ``loose``: a number is read as strtoul(3) does, blanks before and rubbish behind it are nothing;
+    ``repeated``: what a device that comes twice does, ``"hides"`` all of them or counts ``"once"``;
+    ``empty_shows_all``: an empty value is as good as none; ``parts``: ``1.0`` is a part of device 1.
+    """
+
+    prefixes: tuple[str, ...] = ()
+    mixed: bool = False
+    loose: bool = True
+    repeated: str = "hides"
+    empty_shows_all: bool = False
+    skips: bool = False
+    parts: bool = False
+
+
+CUDA = Grammar(prefixes=("GPU-", "MIG-"))
+ROCR = Grammar(prefixes=("GPU-",), mixed=True)
+NUMBERS = Grammar()
+LEVEL_ZERO = Grammar(loose=True, repeated="once", empty_shows_all=True, skips=True, parts=True)
+ASCEND = Grammar(loose=False, repeated="once")
+HABANA = Grammar(repeated="once", empty_shows_all=True)
+
+GRAMMARS = {
+    "CUDA_VISIBLE_DEVICES": CUDA,
+    "HIP_VISIBLE_DEVICES": ROCR,
+    "ROCR_VISIBLE_DEVICES": ROCR,
+    "ZE_AFFINITY_MASK": LEVEL_ZERO,
+    "ASCEND_RT_VISIBLE_DEVICES": ASCEND,
+    "HABANA_VISIBLE_MODULES": HABANA,
+    "MLU_VISIBLE_DEVICES": NUMBERS,
+    "SDAA_VISIBLE_DEVICES": NUMBERS,
+    "SUPA_VISIBLE_DEVICES": NUMBERS,
+}
+"""The grammar of each variable."""
+
+
+def read_entries(value: str | None, grammar: Grammar = CUDA) -> tuple[str, ...] | None:
+    """The devices that a value names: numbers without zeros in front, names as they stand.
+
+    None: the process sees all devices; ``()``: it sees none. Nothing is known of the machine here, so numbers
+    may be too high and names unknown, see `resolve`.
+    """
+    if value is None or (grammar.empty_shows_all and value.strip() in ("", "all")):
+        return None
+    words = value.split(",")
+    named = [prefix for prefix in grammar.prefixes if words[0].startswith(prefix)]
+    entries: list[str] = []
+    for word in words:
+        entry = _read_entry(word, grammar, named)
+        if entry is None:
+            if grammar.skips:
+                continue
+            break
+        if entry not in entries:
+            entries.append(entry)
+        elif grammar.repeated == "hides":
+            return ()
+    return tuple(entries)
+
+
+def _read_entry(word: str, grammar: Grammar, named: Sequence[str]) -> str | None:
+    if named or (grammar.mixed and word.strip().startswith(grammar.prefixes)):
+        # In a list that may be mixed the blanks before a name do not matter; CUDA ends there.
+        name = word.strip() if grammar.mixed else word
+        if name.startswith(grammar.prefixes if grammar.mixed else tuple(named)):
+            return name
+        if not grammar.mixed:
+            return None
+    text = word.strip() if grammar.loose else word
+    if grammar.parts:
+        return _read_part(text)
+    digits = _leading_digits(text.removeprefix("+") if grammar.loose else text)
+    if not digits or (not grammar.loose and digits != text):
+        return None
+    return str(int(digits))
+
+
+def _leading_digits(text: str) -> str:
+    end = 0
+    while end < len(text) and text[end] in "0123456789":
+        end += 1
+    # No machine numbers its devices with more digits, and int() refuses very long ones.
+    return text[:end] if end <= 18 else ""
+
+
+def _read_part(text: str) -> str | None:
+    numbers = text.split(".")
+    digits = [_leading_digits(number) for number in numbers]
+    return ".".join([str(int(each)) for each in digits]) if digits == numbers and all(digits) else None
+
+
+def resolve(
+    value: str | None, count: int, names: Sequence[str] = (), grammar: Grammar = CUDA
+) -> tuple[int, ...]:
+    """Positions of the visible ones among ``count`` devices, in the order in which a process numbers them.
+
+    ``names``: the devices' names (UUIDs), by position. A name may be cut short as long as it is the
+    beginning of one of them alone. A number or name that is no device ends the list.
+    """
+    entries = read_entries(value, grammar)
+    if entries is None:
+        return tuple(range(count))
+    positions: list[int] = []
+    for entry in entries:
+        position = _position(entry, count, names)
+        if position is None:
+            if grammar.skips:
+                continue
+            break
+        if position not in positions:
+            positions.append(position)
+        elif grammar.repeated == "hides":
+            return ()
+    # Level Zero keeps the machine's order, whatever that of the mask.
+    return tuple(sorted(positions) if grammar.parts else positions)
+
+
+def _position(entry: str, count: int, names: Sequence[str]) -> int | None:
+    number = entry.partition(".")[0]
+    if number.isdigit():
+        return int(number) if int(number) < count else None
+    found = [position for position, name in enumerate(names[:count]) if name.startswith(entry)]
+    return found[0] if len(found) == 1 else None
+
+
+def count_visible(
+    value: str | None, count: int, names: Sequence[str] = (), grammar: Grammar = CUDA, *, alone: bool = False
+) -> int:
+    """How many of ``count`` devices a process sees.
+
+    Names cannot be looked up where ``names`` are not known; then as many count as the machine can have. A
+    process sees one MIG instance and no other device, however many are named; ``alone`` counts them all,
+    for workers that are shown one each.
+    """
+    entries = read_entries(value, grammar)
+    if entries and entries[0].startswith("MIG-"):
+        return len(entries) if alone else 1
+    if names or not entries or entries[0][0].isdigit():
+        return len(resolve(value, count, names, grammar))
+    return min(len(entries), count)
+
+
+def count_rocm(environ: Mapping[str, str], count: int, names: Sequence[str] = ()) -> int:
+    """How many of ``count`` AMD devices a process sees: ROCR's variable first, then HIP's among the rest.
+
+    HIP reads ``HIP_VISIBLE_DEVICES``, and ``CUDA_VISIBLE_DEVICES`` in its place when that is not set.
+    """
+    shown = environ.get("ROCR_VISIBLE_DEVICES")
+    if names or shown is None:
+        positions = resolve(shown, count, names, ROCR)
+    else:
+        positions = tuple(range(count_visible(shown, count, (), ROCR)))
+    hip = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
+    return count_visible(hip, len(positions), [names[each] for each in positions] if names else (), ROCR)
+
+
+def masks(shown: Sequence[str] | None, count: int, variable: str) -> tuple[str, ...]:
+    """Value of the variable for each of ``count`` workers, so that each sees a device of its own.
+
+    ``shown``: the devices that the workers may use, None for all of them.
+
+    Raises:
+        FilterError: there are too few.
+    """
+    if shown is None:
+        return tuple([str(number) for number in range(count)])
+    if len(shown) < count:
+        raise FilterError(
+            f"{count} workers need as many devices, but {variable}={','.join(shown)} names {len(shown)}"
+        )
+    return tuple(shown[:count])
+
+
+def count_named(variable: str, shown: Sequence[str], count: int) -> int:
+    """How many devices a list of names shows, where each may be that of a device or of a part of one.
+
+    Raises:
+        FilterError: some are no names, with what to write instead.
+    """
+    grammar = GRAMMARS.get(variable, NUMBERS)
+    for entry in shown:
+        if not (read_entries(entry, grammar) if grammar.parts else entry.startswith(grammar.prefixes)):
+            raise FilterError(explain_entry(variable, entry))
+    return len(resolve(",".join(shown), count, (), grammar)) if grammar.parts else len(shown)
+
+
+def explain_entry(variable: str, entry: str) -> str:
+    """What to write instead of an entry that is no device, for the user."""
+    first, dash, last = entry.partition("-")
+    if dash and first.isdigit() and last.isdigit() and int(first) <= int(last) <= int(first) + 64:
+        numbers = ",".join(map(str, range(int(first), int(last) + 1)))
+        return f"{entry!r} is a range, which {variable} does not take, write {numbers}"
+    prefixes = GRAMMARS.get(variable, NUMBERS).prefixes
+    names = f", or {' and '.join([f'{prefix}...' for prefix in prefixes])} names" if prefixes else ""
+    return f"{entry!r} is no device, give numbers alone{names}"
