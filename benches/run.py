@@ -66,7 +66,7 @@ def _torchrun(ours: Programs, theirs: Path, *, quick: bool) -> list[Row]:
     few, many = (3, 5) if quick else (6, 12)
     rows = [
         torchrun_rows.launches(ours, theirs, workers, bar, many)
-        for workers, bar in ((1, 25.0), (16, 25.0), (64, 25.0), (512, 8.0))
+        for workers, bar in ((1, 25.0), (16, 25.0), (64, 25.0), (512, 5.0))
     ]
     rows.append(torchrun_rows.restart(ours, theirs, 64, few))
     rows.extend(

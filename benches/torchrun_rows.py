@@ -24,10 +24,13 @@ if [ "$TORCHELASTIC_RESTART_COUNT" = 1 ]; then exec "$CHILD" stamp "$DIR/start.$
 if [ "$RANK" = 0 ]; then exec "$CHILD" note "$DIR/ready" %p wait "$DIR/go" stamp "$DIR/fail" exit 1; fi
 exec "$CHILD" note "$DIR/ready" %p pause
 """
-# The victim ends a given time after the cause, whose rank is higher: whoever looks in rank order is wrong.
+# The victim ends a given time after the death of the cause, whose rank is higher: whoever looks in rank order
+# is wrong.
 CAUSE_AND_VICTIM = """
-if [ "$RANK" = 3 ]; then exec "$CHILD" wait "$DIR/go" exit 7; fi
-if [ "$RANK" = 0 ]; then exec "$CHILD" wait "$DIR/go" sleep "$DELAY_MS" exit 9; fi
+if [ "$RANK" = 3 ]; then exec "$CHILD" note "$DIR/cause" %p wait "$DIR/go" exit 7; fi
+if [ "$RANK" = 0 ]; then
+    exec "$CHILD" wait "$DIR/cause" touch "$DIR/go" waitpid "$DIR/cause" sleep "$DELAY_MS" exit 9
+fi
 exec "$CHILD" pause
 """
 
@@ -122,7 +125,6 @@ def blame(programs: Programs, scripts: Path, delay_ms: int, ours_runs: int, thei
             process = subprocess.Popen(
                 line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
             )
-            (Path(directory) / "go").touch()
             text = process.communicate(timeout=120)[1].decode(errors="replace")
             blamed = text.partition("Root Cause (first observed failure):")[2]
             return int("rank      : 3 (local_rank: 3)" in blamed)

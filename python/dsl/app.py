@@ -8,13 +8,13 @@ import sys
 from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
 from dsl.attempts import REQUEUE_CODE, run_attempt
 from dsl.errors import DslError, PidFileError
-from dsl.narrator import Narrator, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl import GuardOutcome
-    from dsl.attempts import Attempt
+    from dsl.attempts import Attempt, Listener
     from dsl.model import NodePlan, Restarts
+    from dsl.narrator import Narrator
 
 SIGINT = 2
 INTERNAL_ERROR = 70  # sysexits.h: an error of our own
@@ -55,15 +55,15 @@ def _agent(plan: NodePlan, restarts: Restarts | None, guard: Guard) -> int:
     except EngineError as error:
         return _refuse(plan, error)
     except DslError as error:
-        say(plan.command, f"error: {error}")
+        _say(plan, f"error: {error}")
         return error.exit_code
     except Exception as error:  # noqa: BLE001 -- the last resort: users never see a traceback of ours
-        say(plan.command, f"internal error: {type(error).__name__}: {error}, please report it")
+        _say(plan, f"internal error: {type(error).__name__}: {error}, please report it")
         return INTERNAL_ERROR
 
 
 def _refuse(plan: NodePlan, error: EngineError) -> int:
-    say(plan.command, f"error: {error}")
+    _say(plan, f"error: {error}")
     return 2 if isinstance(error, (BindingError, SpecError)) else 1
 
 
@@ -96,11 +96,10 @@ class PidFile:
 
 
 def _run(plan: NodePlan, restarts: Restarts | None, supervisor: Supervisor) -> int:
-    narrator = Narrator(plan)
     attempts: list[Attempt] = []
     code = 1
     try:
-        _run_attempts(plan, restarts, supervisor, narrator, attempts)
+        narrator = _run_attempts(plan, restarts, supervisor, attempts)
         from dsl.report import exit_code
 
         last = attempts[-1]
@@ -115,20 +114,25 @@ def _run(plan: NodePlan, restarts: Restarts | None, supervisor: Supervisor) -> i
 
 
 def _run_attempts(
-    plan: NodePlan,
-    restarts: Restarts | None,
-    supervisor: Supervisor,
-    narrator: Narrator,
-    attempts: list[Attempt],
-) -> None:
+    plan: NodePlan, restarts: Restarts | None, supervisor: Supervisor, attempts: list[Attempt]
+) -> Narrator:
     """Start the workers until they end well or no restart is left; every attempt goes to ``attempts``."""
+    narrators: list[Narrator] = []
+
+    def prepare() -> Listener:
+        # Whoever speaks is made ready while the workers start.
+        from dsl.narrator import Narrator
+
+        if not narrators:
+            narrators.append(Narrator(plan))
+        return narrators[0].prepare()
+
     while True:
-        attempt = run_attempt(
-            supervisor, plan, narrator.hear, meanwhile=narrator.prepare, stdin_is_terminal=_is_terminal()
-        )
+        attempt = run_attempt(supervisor, plan, prepare, stdin_is_terminal=_is_terminal())
         attempts.append(attempt)
+        narrator = narrators[0]
         if restarts is None or plan.attempt >= restarts.maximum or not attempt.can_be_restarted:
-            return
+            return narrator
         from dsl.plan.logs import make_run_dirs
 
         try:
@@ -136,7 +140,7 @@ def _run_attempts(
             make_run_dirs(plan.run_dirs)
         except DslError as error:
             narrator.say(f"error: the workers cannot be started again: {error}")
-            return
+            return narrator
         narrator.restart(attempts, restarts.maximum)
 
 
@@ -145,9 +149,9 @@ def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
         from dsl.signals import signal_name
 
         name = signal_name(outcome.agent_signal)
-        say(plan.command, f"the agent (pid {pid}) was killed by {name}: its workers were ended")
+        _say(plan, f"the agent (pid {pid}) was killed by {name}: its workers were ended")
     for survivor, state, name in outcome.survivors:
-        say(plan.command, f"process {survivor} ({name}, state {state}) did not die of SIGKILL")
+        _say(plan, f"process {survivor} ({name}, state {state}) did not die of SIGKILL")
 
 
 def _die_of_interrupt() -> None:
@@ -165,6 +169,12 @@ def _is_terminal() -> bool:
         return os.isatty(0)
     except OSError:
         return False
+
+
+def _say(plan: NodePlan, text: str) -> None:
+    from dsl.narrator import say
+
+    say(plan.command, text)
 
 
 def _flush() -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from dsl import Event, Exit, Supervisor
     from dsl.elastic.failures import Failure
+
+    Listener = Callable[[Event, int], None]
     from dsl.model import NodePlan
 
 CRASH_LOOP_S = 60.0
@@ -74,21 +76,19 @@ class Attempt:
 def run_attempt(
     supervisor: Supervisor,
     plan: NodePlan,
-    listen: Callable[[Event, int], None],
+    prepare: Callable[[], Listener],
     *,
-    meanwhile: Callable[[], None] | None = None,
     stdin_is_terminal: bool = False,
 ) -> Attempt:
     """Start the workers and wait until nothing of them is left.
 
-    ``listen`` hears of every event but exits and the end, with the number of workers that have ended.
-    ``meanwhile`` is called once while the first workers start. Raises what `Supervisor.start` raises, before
+    ``prepare`` is called once while the first workers start; what it returns hears of every event but exits
+    and the end, with the number of workers that have ended. Raises what `Supervisor.start` raises, before
     anything is started.
     """
     begin_s = time.monotonic()
     supervisor.start(launch_spec(plan, stdin_is_terminal=stdin_is_terminal))
-    if meanwhile is not None:
-        meanwhile()
+    listen = prepare()
     exits: list[Exit] = []
     while True:
         for event in supervisor.wait(routine=False):

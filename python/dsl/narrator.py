@@ -9,7 +9,7 @@ from dsl.model import LEVELS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dsl import Event, Exit
     from dsl.attempts import Attempt
@@ -45,12 +45,13 @@ class Narrator:
         self._plan = plan
         self._kills_before = 0
 
-    def prepare(self) -> None:
-        """Make ready what is needed at the end, while the workers start."""
+    def prepare(self) -> Callable[[Event, int], None]:
+        """Make ready what is needed at the end, while the workers start; returns `hear`."""
         import dsl.report  # noqa: F401  for the verdict
         from dsl.evidence import oom_kills
 
         self._kills_before = oom_kills()
+        return self.hear
 
     def say(self, text: str, level: str = "critical") -> None:
         """One line, if the user wants to hear what is of this level."""

@@ -195,7 +195,7 @@ class _Job:
         _flush()
         maximum = self._group.request.max_restarts
         while True:
-            attempt = run_attempt(supervisor, plan, _hear, meanwhile=self._look_around)
+            attempt = run_attempt(supervisor, plan, self._prepare)
             _log_survivors(attempt)
             if self._number >= maximum or not attempt.can_be_restarted:
                 return attempt
@@ -215,10 +215,11 @@ class _Job:
         ]
         return replace(plan, workers=tuple(workers))
 
-    def _look_around(self) -> None:
+    def _prepare(self) -> Callable[[Event, int], None]:
         from dsl.evidence import oom_kills
 
         self._kills_before = oom_kills()
+        return _hear
 
     def _tidy(self, *, succeeded: bool) -> None:
         """Remove what was passed, and the directory of the run unless something in it is worth keeping."""
