@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from benches.programs import Programs
 
 PROBE = Path(__file__).with_name("log_probe.py")
+WARM_UP = 4
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 LINE, WRITE = "100", "4000"
 BIG_LINES, BIG_BYTES = 3, 10_000_000
@@ -64,6 +65,8 @@ def _rate(programs: Programs, workers: int, mib: int, *, files: bool) -> float:
 
 def throughput(programs: Programs, workers: int, mib: int, bar: float, repeats: int) -> Row:
     """Files of each rank and a merged, prefixed pipe."""
+    for _ in range(WARM_UP):  # a virtual machine gets memory that it has not used for a while slowly
+        _rate(programs, workers, mib, files=True)
     takers = {
         "both": lambda: _rate(programs, workers, mib, files=True),
         "pipe": lambda: _rate(programs, workers, mib, files=False),
