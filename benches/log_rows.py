@@ -144,7 +144,7 @@ def against_taggers(programs: Programs, repeats: int) -> list[Row]:
     for name, take in (("mpirun", mpirun), ("parallel", parallel)):
         if shutil.which(name):
             takers[name] = (take, 3)
-            bars[name] = 5.0
+            bars[name] = 3.0
     rates = _marginal(takers, repeats)
     return [
         Row(
