@@ -58,6 +58,21 @@ class OutputRequest:
 
 
 @record
+class PlacementRequest:
+    """What the user asked for about CPUs and memory, with options that both commands have.
+
+    ``bind`` is ``auto`` or ``none``; ``memory`` a policy or ``none`` (None: the binding's own); ``strict``:
+    nothing less than what ``auto`` stands for. ``names_devices``: the device of each worker is to be
+    shown.
+    """
+
+    bind: str = "none"
+    memory: str | None = None
+    strict: bool = False
+    names_devices: bool = False
+
+
+@record
 class Request:
     """What the user asked for, before anything is looked up. None means "not said"."""
 
@@ -93,6 +108,7 @@ class Request:
     log_level: str = "info"
     grace_s: float = DEFAULT_GRACE_S
     output: OutputRequest = OutputRequest()
+    placement: PlacementRequest = PlacementRequest()
 
 
 @record
@@ -134,6 +150,7 @@ class TorchRequest:
     log_level: str = "info"
     grace_s: float = DEFAULT_GRACE_S
     output: OutputRequest = OutputRequest()
+    placement: PlacementRequest = PlacementRequest()
 
 
 @record
@@ -185,12 +202,22 @@ INHERIT = Route(inherit=True)
 
 
 @record
+class WorkerDevice:
+    """The device of a worker. The address is empty and the node None where the machine does not tell them."""
+
+    name: str
+    pci_address: str = ""
+    numa_node: int | None = None
+
+
+@record
 class WorkerPlan:
     """One worker: what to execute and how. ``env`` is laid over the environment of its node.
 
     ``cpus`` are the CPUs it is bound to (None: not bound), ``mempolicy`` the memory policy and its NUMA
     nodes. ``stdin``: it gets the command's. ``stderr`` None: it is joined to stdout. ``prefix`` stands before
     each of its lines on the console. ``error_file``: where it may leave an account of its end, as torch does.
+    ``device`` is looked up only for a binding, or to be shown.
     """
 
     rank: int
@@ -204,6 +231,7 @@ class WorkerPlan:
     stderr: Route | None = INHERIT
     prefix: str = ""
     error_file: str | None = None
+    device: WorkerDevice | None = None
 
     @property
     def log_path(self) -> str | None:

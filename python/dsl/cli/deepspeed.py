@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.cli.options import deepspeed_parser, output_request
+from dsl.cli.options import deepspeed_parser, output_request, placement_request
 from dsl.errors import DslError
 from dsl.model import LEVELS, Notice, Request
 from dsl.plan.build import build_node_plan, build_plan
@@ -59,6 +59,11 @@ def _run(argv: Sequence[str]) -> int:
     plan = make_plan(request)
     _show(plan.notices, request.log_level)
     check_program(request, os.environ)
+    if request.placement.names_devices:
+        from dsl.cli.show import show_plan
+
+        if show_plan(namespace, plan, os.environ, _say):
+            return 0
     if plan.log_dir is not None or plan.run_dirs:
         from dsl.plan.logs import make_log_dir, make_run_dirs
 
@@ -116,6 +121,7 @@ def to_request(options: argparse.Namespace) -> Request:
         log_level="error" if options.quiet else options.log_level,
         grace_s=options.grace,
         output=output_request(options),
+        placement=placement_request(options),
     )
 
 

@@ -6,7 +6,14 @@ import argparse
 import os
 
 from dsl.errors import NumNodesError
-from dsl.model import DEFAULT_GRACE_S, DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LEVELS, OutputRequest
+from dsl.model import (
+    DEFAULT_GRACE_S,
+    DEFAULT_HOSTFILE,
+    DEFAULT_MASTER_PORT,
+    LEVELS,
+    OutputRequest,
+    PlacementRequest,
+)
 from dsl.plan.filters import parse_num_nodes
 
 TYPE_CHECKING = False
@@ -246,6 +253,26 @@ def add_common_options(parser: Parser) -> None:
         metavar="SIZE",
         help="keep the first and the last part of each log file, SIZE in all, such as 100M",
     )
+    group = parser.add_argument_group("cores and memory")
+    add(
+        "--bind",
+        choices=["auto", "none"],
+        default="none",
+        help="auto: bind each worker to cores of its own, beside its device if it has one",
+    )
+    add("--bind-strict", action="store_true", help="with --bind auto: refuse rather than let workers share")
+    add(
+        "--mem-policy",
+        choices=["preferred", "bind", "interleave", "local", "none"],
+        default=None,
+        help="memory policy of workers that are bound, on the NUMA nodes of their cores",
+    )
+    add(
+        "--report-bindings", action="store_true", help="show each worker's device, cores and memory on stderr"
+    )
+    group = parser.add_argument_group("showing the plan")
+    add("--dry-run", action="store_true", help="show what would be started, and start nothing")
+    add("--dry-run-json", action="store_true", help="the same as one JSON object")
 
 
 def add_script(parser: Parser, script: str, rest: str) -> None:
@@ -270,6 +297,16 @@ def output_request(options: argparse.Namespace) -> OutputRequest:
         collapse=options.collapse,
         stdin=options.stdin,
         max_bytes=options.log_max_size,
+    )
+
+
+def placement_request(options: argparse.Namespace) -> PlacementRequest:
+    """What the options of `add_common_options` ask for about cores and memory."""
+    return PlacementRequest(
+        bind=options.bind,
+        memory=options.mem_policy,
+        strict=options.bind_strict,
+        names_devices=options.report_bindings or options.dry_run or options.dry_run_json,
     )
 
 

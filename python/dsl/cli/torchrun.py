@@ -6,7 +6,7 @@ import os
 import sys
 
 from dsl._record import replace
-from dsl.cli.options import output_request
+from dsl.cli.options import output_request, placement_request
 from dsl.cli.torch_options import parse_args
 from dsl.errors import DslError, OptionError
 from dsl.model import LEVELS, Notice, Restarts, TorchRequest
@@ -72,6 +72,11 @@ def _run(argv: Sequence[str], namespace: argparse.Namespace) -> int:
     for notice in (*stray_flags(argv, namespace), *plan.notices):
         if LEVELS[notice.level] >= LEVELS[request.log_level]:
             _say(f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text)
+    if request.placement.names_devices:
+        from dsl.cli.show import show_plan
+
+        if show_plan(namespace, plan, os.environ, _say):
+            return 0
     if plan.log_dir is not None:
         make_log_dir(plan.log_dir)
     make_run_dirs(plan.run_dirs)
@@ -106,6 +111,10 @@ def to_request(options: argparse.Namespace) -> TorchRequest:
     local_rank_arg = "none" if options.use_env else options.local_rank_arg
     if options.no_python and not runs_path and local_rank_arg != "none":
         raise OptionError("--no-python: a program is not told its local rank by an option, give --use-env")
+    if options.logs_specs is not None and (options.dry_run or options.dry_run_json):
+        raise OptionError(
+            "--dry-run cannot ask the plug-in of --logs-specs, which may make files, leave one of them out"
+        )
     return TorchRequest(
         script=options.training_script,
         script_args=tuple(options.training_script_args),
@@ -137,6 +146,7 @@ def to_request(options: argparse.Namespace) -> TorchRequest:
         log_level=options.log_level,
         grace_s=options.grace,
         output=_output(options),
+        placement=placement_request(options),
     )
 
 

@@ -84,8 +84,7 @@ def bind_workers(
         BindingError: a malformed core list, a core outside ``allowed``, fewer cores than workers, or
             ``KMP_AFFINITY`` in the environment, which would undo the binding in OpenMP.
     """
-    if "KMP_AFFINITY" in environ:
-        raise BindingError("KMP_AFFINITY is set and conflicts with --bind_cores_to_rank, unset one of them")
+    refuse_kmp_affinity("--bind_cores_to_rank", environ)
     cores = _physical_cpus(allowed, topology) if core_list is None else parse_core_list(core_list)
     foreign = sorted(set(cores).difference(allowed))
     if foreign:
@@ -99,12 +98,18 @@ def bind_workers(
             f"at least one core needs to be assigned to each rank, but {count} workers share "
             f"{len(cores)} ({format_core_list(cores)}); start fewer or leave out --bind_cores_to_rank"
         )
-    groups = _memory_groups(topology.numa_nodes)
+    groups = memory_groups(topology.numa_nodes)
     bindings = []
     for rank in range(count):
         cpus = tuple(cores[share * rank : share * (rank + 1)])
         bindings.append(Binding(cpus, _memory_policy(cpus, topology.numa_nodes, groups)))
     return bindings
+
+
+def refuse_kmp_affinity(option: str, environ: Mapping[str, str]) -> None:
+    """Raise BindingError if OpenMP is told where its threads run, which would undo the option's binding."""
+    if "KMP_AFFINITY" in environ:
+        raise BindingError(f"KMP_AFFINITY is set and conflicts with {option}, unset one of them")
 
 
 def _physical_cpus(allowed: Collection[int], topology: Topology) -> list[int]:
@@ -116,7 +121,7 @@ def _physical_cpus(allowed: Collection[int], topology: Topology) -> list[int]:
     return list(first_of_core.values())
 
 
-def _memory_groups(nodes: Sequence[NumaNode]) -> dict[int, MemoryPolicy]:
+def memory_groups(nodes: Sequence[NumaNode]) -> dict[int, MemoryPolicy]:
     """Memory policy for workers whose cores lie in a NUMA node, by the number of that node.
 
     Three kinds of machine: as many nodes without cores as with (flat high-bandwidth memory: the i-th node
@@ -167,5 +172,7 @@ def describe(binding: Binding) -> str:
     if binding.mempolicy is None:
         return f"{text}, memory not bound"
     mode, numbers = binding.mempolicy
-    verb = "preferred on" if mode == "preferred" else "bound to"
+    if mode == "local":
+        return f"{text}, memory local"
+    verb = {"preferred": "preferred on", "interleave": "interleaved over"}.get(mode, "bound to")
     return f"{text}, memory {verb} numa node {format_core_list(numbers)}"

@@ -11,7 +11,16 @@ from dsl.errors import (
     OptionError,
     UnsupportedError,
 )
-from dsl.model import DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, Node, NodePlan, Notice, Plan, WorkerPlan
+from dsl.model import (
+    DEFAULT_HOSTFILE,
+    DEFAULT_MASTER_PORT,
+    Node,
+    NodePlan,
+    Notice,
+    PlacementRequest,
+    Plan,
+    WorkerPlan,
+)
 from dsl.plan.devices import ACCELERATORS, find_devices, visible_override, visible_slots, visible_warning
 from dsl.plan.environ import POD_ENVIRONMENT_PATH, node_environment, parse_pod_environment, worker_environment
 from dsl.plan.filters import apply_filters, trim
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
     from dsl.plan.devices import Devices
     from dsl.plan.host import Host
     from dsl.plan.output import OutputPlan
+    from dsl.plan.placement import Placement
 
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"
@@ -88,6 +98,7 @@ def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], ho
             f"host {node.host!r} has no slots in {request.hostfile}, this node has nothing to start"
         )
     bindings = _bind(request, len(ranks), environ, host) if request.bind_cores_to_rank else None
+    _check_binding(request)
     env = node_environment(
         plan,
         environ,
@@ -95,11 +106,14 @@ def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], ho
         pod=_pod_environment(host),
         threads=len(bindings[0].cpus) if bindings else None,
     )
+    placement = _place(request, plan, bindings, env, environ, host)
+    if placement is not None:
+        bindings = list(placement.bindings)
     log_dir, output = _plan_output(request, plan, ranks, environ, host)
     return NodePlan(
         host=node.host,
         node_rank=plan.node_rank,
-        workers=_workers(request, ranks, bindings, output, host),
+        workers=_workers(request, ranks, bindings, output, host, placement),
         env=env,
         master_addr=plan.master_addr,
         master_port=plan.master_port,
@@ -112,7 +126,12 @@ def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], ho
         collapse=request.output.collapse,
         line_files=output.line_files,
         log_level=request.log_level,
-        notices=plan.notices + _binding_notices(ranks, bindings) + _log_notices(request, output),
+        notices=(
+            *plan.notices,
+            *(placement.notices if placement else ()),
+            *_binding_notices(ranks, bindings, request),
+            *_log_notices(request, output),
+        ),
     )
 
 
@@ -164,12 +183,18 @@ def _log_notices(request: Request, output: OutputPlan) -> tuple[Notice, ...]:
 
 
 def _workers(
-    request: Request, ranks: range, bindings: Sequence[Binding] | None, output: OutputPlan, host: Host
+    request: Request,
+    ranks: range,
+    bindings: Sequence[Binding] | None,
+    output: OutputPlan,
+    host: Host,
+    placement: Placement | None,
 ) -> tuple[WorkerPlan, ...]:
     command = worker_command(request, host.executable)
     workers = []
     for local_rank, rank in enumerate(ranks):
         own = () if request.no_local_rank else (f"--local_rank={local_rank}",)
+        own_variables = placement.variables(local_rank) if placement else {}
         binding = bindings[local_rank] if bindings else None
         stdout, stderr = output.routes[local_rank]
         workers.append(
@@ -177,13 +202,14 @@ def _workers(
                 rank,
                 local_rank,
                 (*command, *own, *request.script_args),
-                worker_environment(rank, local_rank),
+                {**worker_environment(rank, local_rank), **own_variables},
                 binding.cpus if binding else None,
                 binding.mempolicy if binding else None,
                 local_rank == output.stdin,
                 stdout,
                 stderr,
                 output.prefixes[local_rank],
+                device=placement.device(local_rank) if placement else None,
             )
         )
     return tuple(workers)
@@ -347,11 +373,43 @@ def _bind(request: Request, count: int, environ: Mapping[str, str], host: Host) 
     return bind_workers(count, request.bind_core_list, allowed, host.topology(allowed), environ)
 
 
-def _binding_notices(ranks: range, bindings: Sequence[Binding] | None) -> tuple[Notice, ...]:
+def _check_binding(request: Request) -> None:
+    if request.bind_cores_to_rank and request.placement.bind != "none":
+        raise OptionError(
+            f"--bind {request.placement.bind} cannot be used with --bind_cores_to_rank, leave one of them out"
+        )
+
+
+def _place(
+    request: Request,
+    plan: Plan,
+    bindings: Sequence[Binding] | None,
+    env: Mapping[str, str],
+    environ: Mapping[str, str],
+    host: Host,
+) -> Placement | None:
+    """Cores, memory and devices by the options of both commands; None if they ask for nothing."""
+    if request.placement == PlacementRequest():
+        return None
+    from dsl.plan.placement import place, shown_devices
+
+    count = len(plan.nodes[plan.node_rank].slots)
+    devices = shown_devices(request.placement, env, count, host) if plan.accelerator == "cuda" else ()
+    return place(request.placement, count, bindings or (), devices, environ, host, sizes_threads=False)
+
+
+def _binding_notices(
+    ranks: range, bindings: Sequence[Binding] | None, request: Request
+) -> tuple[Notice, ...]:
     if not bindings:
         return ()
     from dsl.plan.binding import describe
 
     texts = [f"rank {rank}: {describe(binding)}" for rank, binding in zip(ranks, bindings, strict=True)]
     table = [Notice("debug", text) for text in texts]
-    return (Notice("info", f"cores bound to each worker: {len(bindings[0].cpus)}"), *table)
+    sizes = [len(binding.cpus) for binding in bindings]
+    least, most = min(sizes), max(sizes)
+    shown = f"{least}" if least == most else f"{least} to {most}"
+    # Only there a core comes with all its threads.
+    noun = "CPUs" if request.placement.bind == "auto" else "cores"
+    return (Notice("info", f"{noun} bound to each worker: {shown}"), *table)

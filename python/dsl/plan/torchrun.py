@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dsl._record import record, replace
 from dsl.errors import OptionError
-from dsl.model import NodePlan, Notice, WorkerPlan
+from dsl.model import NodePlan, Notice, PlacementRequest, WorkerPlan
 from dsl.plan.local import DEVICES_VARIABLE, HIP_DEVICES_VARIABLE, local_world_size, own_devices
 from dsl.plan.meeting import (
     attempt_port,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from dsl.plan.binding import Binding
     from dsl.plan.host import Host
     from dsl.plan.logs_specs import LogsPlugin
-    from dsl.plan.numa import NumaPlan
     from dsl.plan.output import Console, OutputPlan
+    from dsl.plan.placement import Placement
 
 LOCAL_RANK_MACRO = "${local_rank}"
 HOST_MACRO = "${hostname}"
@@ -66,6 +66,7 @@ class Group:
     bindings: tuple[Binding, ...] = ()
     notices: tuple[Notice, ...] = ()
     plugin: LogsPlugin | None = None
+    placement: Placement | None = None
 
     @property
     def world_size(self) -> int:
@@ -97,7 +98,8 @@ def build_group(
     # A name of the user's may be longer than that of a file can be, and have slashes.
     folder = f"{job.replace('/', '_')[:128]}_{host.random()[:8]}"
     run_dir = f"{log_dir}/{folder}" if log_dir else f"{host.temp_dir}/dslrun_{host.random()}"
-    numa = _numa_plan(request, environ, count, host)
+    devices = own_devices(request, environ, count)
+    placement = _place(request, environ, count, devices, host)
     return Group(
         request=request,
         command=tuple(command),
@@ -111,10 +113,14 @@ def build_group(
         host_name=host.name(),
         console=host.console(),
         environ=_group_environment(request, environ, count, job),
-        devices=own_devices(request, environ, count),
-        bindings=numa.bindings if numa else (),
-        notices=(*_notices(request, count, environ, run_dir), *(numa.notices if numa else ())),
+        devices=devices,
+        bindings=placement.bindings if placement else (),
+        notices=(
+            *_notices(request, count, environ, run_dir, sizes_threads=bool(placement and placement.threads)),
+            *(placement.notices if placement else ()),
+        ),
         plugin=_plugin(request),
+        placement=placement,
     )
 
 
@@ -220,12 +226,33 @@ def _group_environment(
     return env
 
 
-def _numa_plan(request: TorchRequest, environ: Mapping[str, str], count: int, host: Host) -> NumaPlan | None:
-    if request.numa_binding is None:
+def _place(
+    request: TorchRequest, environ: Mapping[str, str], count: int, own: Sequence[str], host: Host
+) -> Placement | None:
+    """Cores, memory and devices of the workers; None if nothing is asked of them. ``own``: a device each."""
+    asked = request.placement
+    if request.numa_binding is None and asked == PlacementRequest():
         return None
-    from dsl.plan.numa import plan_numa
+    if request.numa_binding is not None and asked.bind != "none":
+        raise OptionError(f"--bind {asked.bind} cannot be used with --numa-binding, leave one of them out")
+    from dsl.plan.placement import place, shown_devices
 
-    return plan_numa(request.numa_binding, count, environ, host)
+    bindings: tuple[Binding, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    if request.numa_binding is not None:
+        from dsl.plan.numa import plan_numa
+
+        numa = plan_numa(request.numa_binding, count, environ, host)
+        bindings, notices = numa.bindings, numa.notices
+    devices = shown_devices(asked, environ, count, host, own)
+    placement = place(asked, count, bindings, devices, environ, host)
+    details: list[Notice] = []
+    if placement.bindings != bindings:
+        from dsl.plan.binding import describe
+
+        texts = [f"local rank {rank}: {describe(one)}" for rank, one in enumerate(placement.bindings)]
+        details = [Notice("debug", text) for text in texts]
+    return replace(placement, notices=(*notices, *placement.notices, *details))
 
 
 def _plugin(request: TorchRequest) -> LogsPlugin | None:
@@ -236,9 +263,11 @@ def _plugin(request: TorchRequest) -> LogsPlugin | None:
     return load_plugin(request.logs_specs, request.output)
 
 
-def _notices(request: TorchRequest, count: int, environ: Mapping[str, str], run_dir: str) -> list[Notice]:
+def _notices(
+    request: TorchRequest, count: int, environ: Mapping[str, str], run_dir: str, *, sizes_threads: bool
+) -> list[Notice]:
     notices = meeting_notices(request)
-    if count > 1 and THREADS_VARIABLE not in environ:
+    if count > 1 and not sizes_threads and THREADS_VARIABLE not in environ:
         text = f"{THREADS_VARIABLE}=1 for each worker, set it to choose another number of threads"
         notices.append(Notice("info", text))
     if request.logs_specs is None and needs_run_dir(replace(request.output, log_dir=None)):
@@ -274,6 +303,8 @@ def _workers(group: Group, output: OutputPlan, attempt: int) -> tuple[WorkerPlan
             env[DEVICES_VARIABLE] = group.devices[local_rank]
             if group.environ.get(HIP_DEVICES_VARIABLE):
                 env[HIP_DEVICES_VARIABLE] = group.devices[local_rank]
+        if group.placement is not None:
+            env.update(group.placement.variables(local_rank))
         binding = group.bindings[local_rank] if group.bindings else None
         stdout, stderr = output.routes[local_rank]
         workers.append(
@@ -289,6 +320,7 @@ def _workers(group: Group, output: OutputPlan, attempt: int) -> tuple[WorkerPlan
                 stderr,
                 output.prefixes[local_rank],
                 error_file,
+                group.placement.device(local_rank) if group.placement is not None else None,
             )
         )
     return tuple(workers)

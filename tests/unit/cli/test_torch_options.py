@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 PARSER = torchrun_parser("dslrun", {})
 OURS = {
+    "--bind",
+    "--bind-strict",
+    "--mem-policy",
+    "--report-bindings",
+    "--dry-run",
+    "--dry-run-json",
     *(
         "--grace",
         "--tag-output",

@@ -1,0 +1,44 @@
+"""What ``--dry-run``, ``--dry-run-json`` and ``--report-bindings`` print."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dsl.plan.show import bindings_table, plan_json, plan_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping
+
+    from dsl.model import NodePlan
+
+
+def show_plan(
+    options: argparse.Namespace, plan: NodePlan, environ: Mapping[str, str], say: Callable[[str], None]
+) -> bool:
+    """Print what the options ask for; whether that was all the user wants (a dry run).
+
+    ``environ`` is the environment that the command was started in; ``say`` puts a line on stderr.
+    """
+    if options.report_bindings:
+        for line in bindings_table(plan):
+            say(line)
+    if options.dry_run_json:
+        _print(plan_json(plan, environ))
+    elif options.dry_run:
+        _print("\n".join(plan_text(plan, environ)))
+    return bool(options.dry_run or options.dry_run_json)
+
+
+def _print(text: str) -> None:
+    if sys.stdout is None:
+        return
+    try:
+        print(text, flush=True)
+    except OSError:
+        # Nobody reads it. What is left in the buffer must not fail again when the interpreter ends.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)

@@ -1,0 +1,151 @@
+"""Options of both commands about cores and memory, over the binding of either: ``--bind``, ``--mem-policy``.
+
+Also what goes with any binding: the device of each worker, and how many threads it should have.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record, replace
+from dsl.model import Notice, WorkerDevice
+from dsl.plan.auto import allowed_cores, bind_auto
+from dsl.plan.binding import Binding, memory_groups, refuse_kmp_affinity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from dsl.model import MemoryPolicy, PlacementRequest
+    from dsl.plan.host import Host
+    from dsl.plan.nvidia import Device
+    from dsl.plan.topology import Topology
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+AFFINITY_VARIABLE = "KMP_AFFINITY"
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+@record
+class Placement:
+    """By local rank the binding, the device and the number of threads of each worker.
+
+    Each is empty where there is none: no binding is in force, no device was looked up or found, the threads
+    are somebody else's choice.
+    """
+
+    bindings: tuple[Binding, ...] = ()
+    devices: tuple[WorkerDevice | None, ...] = ()
+    threads: tuple[int, ...] = ()
+    notices: tuple[Notice, ...] = ()
+
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """What the worker's environment has of it."""
+        return {THREADS_VARIABLE: str(self.threads[local_rank])} if self.threads else {}
+
+    def device(self, local_rank: int) -> WorkerDevice | None:
+        """The worker's device, if it is known."""
+        return self.devices[local_rank] if self.devices else None
+
+
+def shown_devices(
+    request: PlacementRequest, env: Mapping[str, str], count: int, host: Host, own: Sequence[str] = ()
+) -> tuple[WorkerDevice | None, ...]:
+    """The device of each of ``count`` workers: the one that CUDA numbers as its local rank.
+
+    ``env`` is the workers' environment, ``own`` what each sees instead if each sees one device alone. Looked
+    up only where a request needs it; only NVIDIA's devices are found.
+    """
+    if request.bind != "auto" and not request.names_devices:
+        return ()
+    from dsl.plan.nvidia import visible_devices
+
+    found = host.gpus()
+    if own:
+        shown = [next(iter(visible_devices(value, found)), None) for value in own]
+    else:
+        visible = visible_devices(env.get(VISIBLE_VARIABLE), found)
+        shown = [visible[rank] if rank < len(visible) else None for rank in range(count)]
+    return tuple([None if gpu is None else _worker_device(gpu) for gpu in shown])
+
+
+def _worker_device(gpu: Device) -> WorkerDevice:
+    return WorkerDevice(gpu.model or gpu.uuid or "NVIDIA device", gpu.address, gpu.numa_node)
+
+
+def place(
+    request: PlacementRequest,
+    count: int,
+    bindings: Sequence[Binding],
+    devices: Sequence[WorkerDevice | None],
+    environ: Mapping[str, str],
+    host: Host,
+    *,
+    sizes_threads: bool = True,
+) -> Placement:
+    """Carry out the options for ``count`` workers.
+
+    ``bindings`` are those of an option of the command's own (empty: none). Its ``sizes_threads`` says whether
+    they decide about ``OMP_NUM_THREADS``; those of ``--bind auto`` do. The user's choice is left alone.
+
+    Raises:
+        BindingError: ``--bind-strict`` forbids what is left, or ``KMP_AFFINITY`` would undo the binding.
+    """
+    notices = _unused_options(request, is_bound=bool(bindings))
+    is_auto = request.bind == "auto"
+    if not is_auto and not bindings:
+        return Placement(devices=tuple(devices), notices=tuple(notices))
+    allowed = sorted(host.allowed_cpus())
+    topology = host.topology(allowed)
+    if is_auto:
+        refuse_kmp_affinity("--bind auto", environ)
+        homes = [device.numa_node if device else None for device in devices] or [None] * count
+        bindings, more = bind_auto(homes, allowed, topology, strict=request.strict)
+        notices.extend(more)
+    elif AFFINITY_VARIABLE in environ and sizes_threads:
+        notices.append(Notice("warning", f"{AFFINITY_VARIABLE} is set and may undo the binding in OpenMP"))
+    mode = request.memory or ("preferred" if is_auto else None)
+    if mode is not None:
+        bindings = [replace(one, mempolicy=memory_policy(mode, one.cpus, topology)) for one in bindings]
+    chosen = THREADS_VARIABLE in environ or not (is_auto or sizes_threads)
+    threads = () if chosen else _threads(bindings, allowed, topology)
+    return Placement(tuple(bindings), tuple(devices), threads, tuple(notices))
+
+
+def memory_policy(mode: str, cpus: Collection[int], topology: Topology) -> MemoryPolicy | None:
+    """The policy ``mode`` on the NUMA nodes of some CPUs; None where it cannot say anything.
+
+    A preference is for one node: that in which all the CPUs lie, or the high-bandwidth memory beside it.
+    """
+    if mode == "local":
+        return ("local", ())
+    near = [node for node in topology.numa_nodes if not set(cpus).isdisjoint(node.cpus)]
+    if mode == "preferred":
+        groups = memory_groups(topology.numa_nodes)
+        for node in near:
+            if node.number in groups and set(cpus) <= set(node.cpus):
+                return ("preferred", groups[node.number][1][:1])
+        return None
+    numbers = tuple([node.number for node in near if node.usable_memory])
+    if not numbers or mode == "none":
+        return None
+    return ("bind", numbers) if mode == "bind" else ("interleave", numbers)
+
+
+def _threads(bindings: Sequence[Binding], allowed: Collection[int], topology: Topology) -> tuple[int, ...]:
+    """Physical cores of each worker; a core that several have counts for each as a part of one."""
+    core_of = {cpu: core for core in allowed_cores(allowed, topology) for cpu in core}
+    owned = [{core_of[cpu] for cpu in binding.cpus} for binding in bindings]
+    sharers: dict[tuple[int, ...], int] = {}
+    for cores in owned:
+        for core in cores:
+            sharers[core] = sharers.get(core, 0) + 1
+    # Sums of equal parts may fall short of a whole number by a rounding error.
+    return tuple([max(1, int(sum([1 / sharers[core] for core in cores]) + 1e-6)) for cores in owned])
+
+
+def _unused_options(request: PlacementRequest, *, is_bound: bool) -> list[Notice]:
+    notices = []
+    if request.strict and request.bind != "auto":
+        notices.append(Notice("warning", "--bind-strict has no effect without --bind auto"))
+    if request.memory is not None and request.bind != "auto" and not is_bound:
+        notices.append(Notice("warning", "--mem-policy has no effect without a binding, such as --bind auto"))
+    return notices
