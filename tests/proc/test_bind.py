@@ -119,3 +119,11 @@ def test_bindings_are_reported_before_the_workers_start(
     head, row = [line for line in job.stderr().splitlines() if "  " in line][:2]
     assert "cores" in head
     assert format_core_list(ALLOWED) in row
+
+
+def test_a_dry_run_does_not_ask_a_plug_in(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+    options = ["--dry-run", "--logs-specs=default"]
+    with running(_line(dsl_command, "dslrun", 1, options, testchild, "exit", "0"), tmp_path) as job:
+        assert job.wait() == 2
+    (said,) = job.stderr().splitlines()
+    assert "--dry-run cannot ask the plug-in of --logs-specs" in said

@@ -18,7 +18,7 @@ from dsl.errors import (
     PortError,
     UnsupportedError,
 )
-from dsl.model import NodePlan, OutputRequest, Plan, Request
+from dsl.model import NodePlan, OutputRequest, PlacementRequest, Plan, Request
 from dsl.plan.build import build_node_plan, build_plan
 from dsl.plan.environ import POD_ENVIRONMENT_PATH
 
@@ -306,3 +306,20 @@ def test_a_hostfile_that_cannot_be_read_is_an_error_and_not_a_local_job() -> Non
 
     with pytest.raises(HostfileError, match="/job/hostfile: hostfile cannot be read: permission denied"):
         build_plan(Request("t.py"), {}, make_host(read_text=refuse))
+
+
+def test_a_memory_policy_goes_over_the_commands_own_binding_and_its_threads_stay() -> None:
+    plan = _node(bind_cores_to_rank=True, num_gpus=2, placement=PlacementRequest(memory="interleave"))
+    assert [worker.mempolicy for worker in plan.workers] == [("interleave", (0,))] * 2
+    assert plan.env["OMP_NUM_THREADS"] == "4"
+    assert all("OMP_NUM_THREADS" not in worker.env for worker in plan.workers)
+
+
+def test_no_device_is_looked_up_unless_it_is_asked_for() -> None:
+    plan = _node(num_gpus=2, cuda=2, placement=PlacementRequest(memory="bind"))
+    assert [worker.device for worker in plan.workers] == [None, None]
+    plan = _node(num_gpus=2, cuda=2, placement=PlacementRequest(names_devices=True))
+    assert [worker.device and worker.device.pci_address for worker in plan.workers] == [
+        "0000:00:00.0",
+        "0000:01:00.0",
+    ]
