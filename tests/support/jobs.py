@@ -72,16 +72,14 @@ class Job:
             if self.process.poll() is not None:
                 msg = f"the command ended with {self.process.returncode} too early: {self.stderr()}"
                 raise AssertionError(msg)
-            return path.read_text().splitlines() if path.exists() else []
+            return complete_lines(path)
 
         until(lambda: len(lines()) >= count, timeout_s)
         return {name: int(pid) for name, pid in (line.split() for line in lines())}
 
     def caught(self, name: str = "trace") -> list[Caught]:
         """Signals in a trace file, in the order in which they were caught."""
-        path = self.directory / name
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [Caught(*map(int, line.split())) for line in lines]
+        return [Caught(*map(int, line.split())) for line in complete_lines(self.directory / name)]
 
     def wait(self, timeout_s: float = 20.0) -> int:
         """Exit code as a shell shows it to `subprocess` (-n for a signal that ended the command itself)."""
@@ -114,6 +112,12 @@ class Job:
             time.sleep(0.005)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
+
+
+def complete_lines(path: Path) -> list[str]:
+    """Lines of a file that others are writing, without one that has only begun; none if there is no file."""
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def until(predicate: Callable[[], _T], timeout_s: float = 20.0) -> _T:
