@@ -19,8 +19,9 @@ def main() -> None:
     events: list[Event] = []
     while len([event for event in events if isinstance(event, Started)]) < 2:
         events += supervisor.wait(10.0)
-    pathlib.Path(sys.argv[1]).touch()
     try:
+        # The file is there before the call that makes it has returned.
+        pathlib.Path(sys.argv[1]).touch()
         while True:
             events = supervisor.wait()
             print("woken without reason", events)
