@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from ending import leave
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -43,3 +44,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

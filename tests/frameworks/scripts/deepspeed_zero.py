@@ -8,6 +8,7 @@ from pathlib import Path
 
 import deepspeed
 import torch
+from ending import leave
 from torch import nn
 
 CONFIG = {
@@ -47,3 +48,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

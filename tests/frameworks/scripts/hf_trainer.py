@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ending import leave
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
@@ -67,3 +68,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning.pytorch as lightning
 import torch
+from ending import leave
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -60,3 +61,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()
