@@ -27,6 +27,7 @@ from dsl._core import (
     Stdio,
     Stopping,
     Supervisor,
+    Unbound,
     WorkerSpec,
     __version__,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "Stdio",
     "Stopping",
     "Supervisor",
+    "Unbound",
     "WorkerSpec",
     "__version__",
 ]

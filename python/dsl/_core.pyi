@@ -26,6 +26,7 @@ __all__ = [
     "Stdio",
     "Stopping",
     "Supervisor",
+    "Unbound",
     "WorkerSpec",
     "__version__",
     "build_info",
@@ -126,6 +127,7 @@ class LaunchSpec:
         env: Mapping[str, str] | None = None,
         on_failure: Literal["stop", "report"] = "stop",
         grace_s: float = 30.0,
+        binding: Literal["required", "wanted"] = "required",
         log_max_bytes: int | None = None,
         collapse: bool = False,
         line_files: Sequence[tuple[Literal[1, 2], _Path, Sequence[str | bytes]]] | None = None,
@@ -134,6 +136,8 @@ class LaunchSpec:
 
         ``on_failure``: what a failed worker (non-zero code, signal, failed exec) means for the others.
         ``grace_s``: seconds between the stop signal and SIGKILL, one deadline for the whole group.
+        ``binding``: whether a worker that cannot be bound to its ``cpus`` and ``mempolicy`` may run all the
+        same (``wanted``: `Unbound` tells) or is not started.
         For `Stdio.log` streams: ``log_max_bytes`` caps each file, its first and last part are kept;
         ``collapse`` shows equal lines of several workers once, with a count; ``line_files`` are
         (1 for stdout or 2 for stderr, path, words): lines that hold one of the words are copied to the path.
@@ -203,6 +207,23 @@ class Started:
     def pid(self) -> int: ...
     @property
     def time_ns(self) -> int: ...
+
+@final
+class Unbound:
+    """The worker runs, but not bound as its spec says (only with ``binding="wanted"``).
+
+    The kernel refused, or did something else than it was told, as a cpuset that has shrunk makes it do.
+    """
+
+    @property
+    def worker(self) -> int: ...
+    @property
+    def stage(self) -> Literal["affinity", "affinity-check", "mempolicy", "mempolicy-check"]:
+        """The step that failed, ``-check`` when what was set is not what was asked for. Those after it were
+        not tried.
+        """
+    @property
+    def errno(self) -> int: ...
 
 @final
 class Exited:
@@ -302,7 +323,9 @@ class LogNotice:
     def count(self) -> int:
         """Bytes or lines."""
 
-Event: TypeAlias = Started | Exited | Output | LogNotice | SignalReceived | Stopping | Killing | Ended
+Event: TypeAlias = (
+    Started | Unbound | Exited | Output | LogNotice | SignalReceived | Stopping | Killing | Ended
+)
 
 @final
 class Supervisor:

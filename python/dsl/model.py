@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     MemoryMode: TypeAlias = Literal["bind", "preferred", "interleave", "local"]
     MemoryPolicy: TypeAlias = tuple[MemoryMode, Sequence[int]]
+    BindingRule: TypeAlias = Literal["required", "wanted"]
     SignalMeaning: TypeAlias = Literal["stop", "forward", "preempt"]
     LineFile: TypeAlias = tuple[Literal[1, 2], str, tuple[str, ...]]
 
@@ -70,6 +71,11 @@ class PlacementRequest:
     memory: str | None = None
     strict: bool = False
     names_devices: bool = False
+
+    @property
+    def rule(self) -> BindingRule:
+        """Whether a worker that cannot be bound may run: only ``auto`` makes do with what there is."""
+        return "wanted" if self.bind == "auto" and not self.strict else "required"
 
 
 @record
@@ -244,7 +250,7 @@ class NodePlan:
     """Everything one node starts, with no decision left.
 
     ``env`` is the whole environment of every worker but for its delta. ``grace_s`` lies between the stop
-    signal and SIGKILL. ``pid_file`` is to hold the agent's pid while the job runs (None: not asked for).
+    signal and SIGKILL; ``binding`` says whether the workers' bindings are a condition. ``pid_file`` is to hold the agent's pid while the job runs (None: not asked for).
     ``log_dir`` is to be made if it is missing, and ``run_dirs`` below it, the first of which must be new.
     ``log_max_bytes``, ``collapse`` and ``line_files`` (stream, path, words) are the engine's. ``attempt``
     counts from 0; ``command`` is the name that messages start with, ``name`` what the workers run.
@@ -260,6 +266,7 @@ class NodePlan:
     master_port: int
     world_size: int
     grace_s: float = DEFAULT_GRACE_S
+    binding: BindingRule = "required"
     pid_file: str | None = None
     log_dir: str | None = None
     run_dirs: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dsl import Killing, LogNotice, SignalReceived, Stopping
+from dsl import Killing, LogNotice, SignalReceived, Stopping, Unbound
 from dsl.model import LEVELS
 
 TYPE_CHECKING = False
@@ -44,6 +44,7 @@ class Narrator:
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
         self._kills_before = 0
+        self._unbound: set[str] = set()
 
     def prepare(self) -> Callable[[Event, int], None]:
         """Make ready what is needed at the end, while the workers start; returns `hear`."""
@@ -68,8 +69,21 @@ class Narrator:
         elif isinstance(event, Killing):
             if event.workers:
                 self.say(f"killing {_workers(len(event.workers))} still alive", "info")
+        elif isinstance(event, Unbound):
+            self._hear_unbound(event)
         elif isinstance(event, Stopping) and event.reason == "guard_lost":
             self.say("the guard process is gone: killing the job", "info")
+
+    def _hear_unbound(self, event: Unbound) -> None:
+        """Once for each reason: what one worker is refused the others will be, too."""
+        if event.stage in self._unbound:
+            return
+        self._unbound.add(event.stage)
+        from dsl.report import binding_failure
+
+        rank = self._plan.workers[event.worker].rank
+        reason = binding_failure(event.stage, event.errno)
+        self.say(f"warning: rank {rank} {reason} (said once; --bind-strict makes it an error)", "warning")
 
     def _hear_signal(self, event: SignalReceived, left: int) -> None:
         from dsl.signals import signal_name

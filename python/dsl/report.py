@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from dsl.model import NodePlan
 
 # Steps of a start whose engine names are no words.
-STAGES = {"mempolicy": "memory policy", "affinity": "CPU affinity", "stdio": "its log file or stream"}
+STAGES = {"stdio": "its log file or stream"}
+BINDING_STAGES = ("affinity", "affinity-check", "mempolicy", "mempolicy-check")
 
 # Characters of an exception that still fit behind the exit code; a longer one gets a line of its own.
 SHORT = 160
@@ -135,6 +136,8 @@ def _start_failure(exit_: Exit) -> str:
     text = os.strerror(number)
     if exit_.exec_stage == "chdir":
         return f"cannot enter the working directory {path}: {text}"
+    if exit_.exec_stage in BINDING_STAGES:
+        return f"could not be started: {binding_failure(exit_.exec_stage, number)}"
     if exit_.exec_stage != "exec":
         stage = STAGES.get(exit_.exec_stage or "", exit_.exec_stage)
         return f"could not be started ({stage}): {path and path + ': '}{text}"
@@ -152,6 +155,22 @@ def _start_failure(exit_: Exit) -> str:
     elif number == errno.E2BIG:
         hint = ", its arguments and environment are too long together"
     return f"could not be executed: {path}: {text}{hint}"
+
+
+def binding_failure(stage: str, number: int) -> str:
+    """Why a worker is not bound: a clause about the step of the binding that failed with this errno."""
+    import errno
+    import os
+
+    if stage == "affinity-check":
+        return "it got other CPUs than it was bound to, the cpuset of this job may have changed"
+    if stage == "mempolicy-check":
+        return "it got another memory policy than it was given, the cpuset of this job may have changed"
+    if stage == "affinity":
+        return f"cannot be bound to its CPUs: {os.strerror(number)}"
+    refused = number in (errno.EPERM, errno.ENOSYS)
+    hint = ", a container needs the capability SYS_NICE for it, or use --mem-policy none" if refused else ""
+    return f"cannot be given its memory policy: {os.strerror(number)}{hint}"
 
 
 def _ending(exit_: Exit) -> str:

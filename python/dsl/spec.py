@@ -39,6 +39,7 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
         env=plan.env,
         on_failure="stop",
         grace_s=plan.grace_s,
+        binding=plan.binding,
         log_max_bytes=plan.log_max_bytes,
         collapse=plan.collapse,
         line_files=plan.line_files,

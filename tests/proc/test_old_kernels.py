@@ -26,6 +26,8 @@ DENIED = [
     ("ENOSYS", "clone3,pidfd_open,pidfd_send_signal,close_range"),
 ]
 
+NO_DEVICES = {"CUDA_VISIBLE_DEVICES": ""}
+
 
 def _without(testchild: Path, errno: str, calls: str, line: Sequence[str]) -> list[str]:
     return [str(testchild.with_name("dsl-deny")), errno, calls, *line]
@@ -54,16 +56,51 @@ def test_nothing_survives(errno: str, calls: str, dsl_command: Path, testchild: 
         assert job.left() == []
 
 
-@pytest.mark.parametrize("errno", ["ENOSYS", "EPERM"])
-def test_a_refused_memory_policy_is_said(
-    errno: str, dsl_command: Path, testchild: Path, tmp_path: Path
+# What a kernel or a profile may do about a binding, and what is said of it.
+NOT_BOUND = [
+    ("EPERM", "sched_setaffinity", "cannot be bound to its CPUs: Operation not permitted"),
+    ("NOTHING", "sched_setaffinity", "got other CPUs than it was bound to"),
+    (
+        "EPERM",
+        "set_mempolicy",
+        "cannot be given its memory policy: Operation not permitted, a container needs",
+    ),
+    ("ENOSYS", "set_mempolicy", "cannot be given its memory policy: Function not implemented"),
+    ("NOTHING", "set_mempolicy", "got another memory policy than it was given"),
+]
+needs_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs several CPUs")
+
+
+@needs_cpus
+@pytest.mark.parametrize(
+    "options", [["--bind_cores_to_rank"], ["--bind=auto", "--bind-strict"]], ids=" ".join
+)
+@pytest.mark.parametrize("errno, call, text", NOT_BOUND)
+def test_a_worker_that_is_not_bound_as_asked_does_not_run(
+    errno: str, call: str, text: str, options: list[str], dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """Docker's profile refuses set_mempolicy: the binding of cores still works, and nothing dies silently."""
-    line = dsl_line(dsl_command, 1, [str(testchild), "exit", "0"], None, "--bind_cores_to_rank")
-    with running(_without(testchild, errno, "set_mempolicy", line), tmp_path) as job:
-        code = job.wait()
-    assert "Traceback" not in job.stderr()
-    assert code == 0 or "memory policy" in job.stderr()
+    """Docker's profile refuses set_mempolicy; a cpuset that shrinks cuts a mask without a word."""
+    words = [str(testchild), "touch", str(tmp_path / "ran.%r")]
+    line = dsl_line(dsl_command, 2, words, None, *options)
+    with running(_without(testchild, errno, call, line), tmp_path, environ=NO_DEVICES) as job:
+        assert job.wait() == 126, job.stderr()
+    assert text in job.stderr()
+    assert not list(tmp_path.glob("ran.*"))
+
+
+@needs_cpus
+@pytest.mark.parametrize("errno, call, text", NOT_BOUND)
+def test_an_automatic_binding_that_fails_is_said_once_and_the_job_runs(
+    errno: str, call: str, text: str, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    words = [str(testchild), "touch", str(tmp_path / "ran.%r")]
+    line = dsl_line(dsl_command, 2, words, None, "--bind=auto")
+    with running(_without(testchild, errno, call, line), tmp_path, environ=NO_DEVICES) as job:
+        assert job.wait() == 0, job.stderr()
+    (said,) = [line for line in job.stderr().splitlines() if "warning" in line]
+    assert said.startswith("dsl: warning: rank 0 ")
+    assert text in said
+    assert len(list(tmp_path.glob("ran.*"))) == 2
 
 
 def test_clone3_refused_with_eperm_gives_one_line_or_works(

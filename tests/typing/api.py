@@ -23,6 +23,7 @@ from dsl import (
     Stdio,
     Stopping,
     Supervisor,
+    Unbound,
     WorkerSpec,
     __version__,
 )
@@ -57,6 +58,8 @@ def describe(event: Event) -> str:
     """Every kind of event, with the attributes a user reads."""
     if isinstance(event, Started):
         return f"{event.worker} {event.pid} {event.time_ns}"
+    if isinstance(event, Unbound):
+        return f"{event.worker} {event.stage} {event.errno + 1}"
     if isinstance(event, Exited):
         return ending(event.exit)
     if isinstance(event, Output):

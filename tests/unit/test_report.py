@@ -169,7 +169,17 @@ def test_evidence_stands_behind_the_reason() -> None:
         (("exec", 13, "/etc"), "could not be executed: /etc: Permission denied, it is a directory"),
         (("exec", 8, "/s"), "could not be executed: /s: Exec format error, a script needs a #! line"),
         (("chdir", 2, "/gone"), "cannot enter the working directory /gone: No such file or directory"),
-        (("affinity", 22, None), "could not be started (CPU affinity): Invalid argument"),
+        (("affinity", 22, None), "could not be started: cannot be bound to its CPUs: Invalid argument"),
+        (
+            ("mempolicy", 1, None),
+            "could not be started: cannot be given its memory policy: Operation not permitted, a container needs "
+            "the capability SYS_NICE for it, or use --mem-policy none",
+        ),
+        (
+            ("mempolicy-check", 22, None),
+            "could not be started: it got another memory policy than it was given, the cpuset of this job may "
+            "have changed",
+        ),
         (
             ("stdio", 28, "/full/log"),
             "could not be started (its log file or stream): /full/log: No space left on device",

@@ -162,6 +162,7 @@ def plan_attempt(group: Group, number: int, host: Host) -> NodePlan:
         master_port=port,
         world_size=group.world_size,
         grace_s=request.grace_s,
+        binding=request.placement.rule,
         log_dir=request.output.log_dir,
         run_dirs=run_dirs(group.run_dir, number, group.local_world_size),
         log_max_bytes=request.output.max_bytes,

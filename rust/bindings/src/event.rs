@@ -119,6 +119,14 @@ pub(crate) struct Started {
     time_ns: u64,
 }
 
+/// The worker runs, but is not bound as its spec says.
+#[pyclass(frozen, get_all, module = "dsl._core")]
+pub(crate) struct Unbound {
+    worker: usize,
+    stage: &'static str,
+    errno: i32,
+}
+
 /// The worker ended, or could not be started.
 #[pyclass(frozen, get_all, module = "dsl._core")]
 pub(crate) struct Exited {
@@ -221,6 +229,15 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
                 worker,
                 pid,
                 time_ns: nanoseconds(time),
+            },
+        )?
+        .into_any(),
+        engine::Event::Unbound { worker, stage, errno } => Py::new(
+            py,
+            Unbound {
+                worker,
+                stage: stage.name(),
+                errno,
             },
         )?
         .into_any(),

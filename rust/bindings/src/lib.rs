@@ -34,7 +34,9 @@ mod _core {
     #[pymodule_export]
     use super::error::{BindingError, EngineError, LimitError, SpecError};
     #[pymodule_export]
-    use super::event::{Ended, Exit, Exited, Killing, LogNotice, Output, SignalReceived, Started, Stopping};
+    use super::event::{
+        Ended, Exit, Exited, Killing, LogNotice, Output, SignalReceived, Started, Stopping, Unbound,
+    };
     #[pymodule_export]
     use super::guard::{Guard, GuardOutcome};
     #[pymodule_export]
@@ -50,6 +52,7 @@ mod _core {
         let py = module.py();
         let mut union = py.get_type::<Started>().into_any();
         for class in [
+            py.get_type::<Unbound>(),
             py.get_type::<Exited>(),
             py.get_type::<Output>(),
             py.get_type::<LogNotice>(),

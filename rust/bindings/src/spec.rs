@@ -232,7 +232,7 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, log_max_bytes = None, collapse = false, line_files = None))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of a Python constructor"
@@ -243,6 +243,7 @@ impl LaunchSpec {
         env: Option<&Bound<'_, PyAny>>,
         on_failure: &str,
         grace_s: f64,
+        binding: &str,
         log_max_bytes: Option<u64>,
         collapse: bool,
         line_files: Option<&Bound<'_, PyAny>>,
@@ -260,6 +261,15 @@ impl LaunchSpec {
                 )));
             }
         };
+        let binding = match binding {
+            "required" => engine::Binding::Required,
+            "wanted" => engine::Binding::Wanted,
+            other => {
+                return Err(spec_error(format!(
+                    "binding {other:?} is neither \"required\" nor \"wanted\""
+                )));
+            }
+        };
         let env = match env {
             Some(env) => environment(Some(env))?,
             None => environment(Some(&py.import("os")?.getattr("environ")?))?,
@@ -269,6 +279,7 @@ impl LaunchSpec {
             env,
             on_failure,
             grace: seconds(grace_s)?,
+            binding,
             logs: engine::LogOptions {
                 max_bytes: log_max_bytes,
                 collapse,

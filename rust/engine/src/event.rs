@@ -178,6 +178,15 @@ pub enum Event {
         /// When `execve` had succeeded.
         time: SystemTime,
     },
+    /// A worker runs, but not bound as its spec says: the kernel refused, or did something else.
+    Unbound {
+        /// Index of the worker.
+        worker: usize,
+        /// The step of the binding that failed. What follows it was not tried.
+        stage: Stage,
+        /// Its errno.
+        errno: i32,
+    },
     /// A worker ended or could not be started.
     Exited(Exit),
     /// Bytes from a piped stream; empty at its end.

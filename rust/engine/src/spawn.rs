@@ -18,9 +18,10 @@ use crate::event::{Stage, StartFailure};
 use crate::features::Features;
 use crate::mux::{open_log, open_terminal};
 use crate::poller::Poller;
-use crate::spec::{EnvEntry, LaunchSpec, MemoryMode, Stdio, WorkerSpec};
+use crate::spec::{Binding, EnvEntry, LaunchSpec, MemoryMode, Stdio, WorkerSpec};
+use crate::sys::binding::MemoryPolicy;
 use crate::sys::clone::{
-    self, ChildStack, Descriptors, Failure, Group, Interfaces, MemoryPolicy, Plan, PointerArray, Source,
+    self, ChildStack, Descriptors, Failure, Group, Interfaces, Plan, PointerArray, Source,
 };
 use crate::sys::signal::SignalSet;
 use crate::tree::TOKEN_VARIABLE;
@@ -85,6 +86,8 @@ pub(crate) struct Started {
     pub(crate) pipes: [Option<OwnedFd>; 2],
     /// Their log files.
     pub(crate) files: [Option<OwnedFd>; 2],
+    /// Why it is not bound as its spec says.
+    pub(crate) unbound: Option<Failure>,
 }
 
 /// Our ends of a worker's output.
@@ -203,6 +206,7 @@ impl Spawner {
             open_files: Some(self.open_files),
             cpus: &cpus,
             memory: memory.as_ref(),
+            binding_required: launch.binding == Binding::Required,
             mask: self.mask,
             // In a copy of our table another file may have the pidfd's number by chance.
             watch: self.close_range.then(|| (shared.poller.as_fd(), token)),
@@ -218,6 +222,7 @@ impl Spawner {
                 in_cgroup,
                 pipes: ends.pipes,
                 files: ends.files,
+                unbound: spawned.unbound,
             }),
             Err(failure) => Err(StartFailure {
                 stage: failure.stage,

@@ -147,6 +147,16 @@ pub enum OnFailure {
     Report,
 }
 
+/// What becomes of a worker that cannot be bound to its CPUs and memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Binding {
+    /// It is not started; a group that asks for what this process may not use is refused.
+    #[default]
+    Required,
+    /// It runs with what the kernel lets it have, and [`crate::event::Event::Unbound`] says so.
+    Wanted,
+}
+
 /// A worker group to start.
 #[derive(Debug, Clone)]
 pub struct LaunchSpec {
@@ -158,6 +168,8 @@ pub struct LaunchSpec {
     pub on_failure: OnFailure,
     /// Time between the stop signal and SIGKILL.
     pub grace: Duration,
+    /// Whether the workers' `cpus` and `memory` are a condition.
+    pub binding: Binding,
     /// What is done with the workers' output.
     pub logs: LogOptions,
 }

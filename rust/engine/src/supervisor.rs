@@ -342,6 +342,13 @@ impl Supervisor {
             pid: started.pid,
             time: now,
         });
+        if let Some(refused) = started.unbound {
+            self.events.push(Event::Unbound {
+                worker: index,
+                stage: refused.stage,
+                errno: refused.errno,
+            });
+        }
         self.step(Input::Started);
     }
 

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::limits::{Need, preflight};
 use crate::mux::{Mux, Stream};
 use crate::spawn::open_files_limit;
-use crate::spec::{Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
+use crate::spec::{Binding, Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
 use crate::tree::TOKEN_VARIABLE;
 
 /// Descriptors that the engine and its owner need beside those of the workers.
@@ -96,11 +96,8 @@ pub(super) fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
 }
 
 pub(super) fn check_binding(spec: &LaunchSpec) -> Result<(), Error> {
-    if spec
-        .workers
-        .iter()
-        .all(|worker| worker.cpus.is_empty() && worker.memory.is_none())
-    {
+    let is_bound = |worker: &WorkerSpec| !worker.cpus.is_empty() || worker.memory.is_some();
+    if spec.binding == Binding::Wanted || !spec.workers.iter().any(is_bound) {
         return Ok(());
     }
     let allowed = Allowed::read(Path::new("/")).map_err(Error::os("read the CPU topology"))?;

@@ -20,6 +20,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{null, null_mut};
 
 use super::arch;
+use super::binding::{MemoryPolicy, bind};
 use super::signal::{SET_BYTES, SignalSet};
 
 /// The step of a start that failed.
@@ -42,10 +43,14 @@ pub enum Stage {
     Limit = 6,
     /// CPU affinity.
     Affinity = 7,
+    /// The CPUs that were set are not those that were asked for.
+    AffinityCheck = 8,
     /// NUMA memory policy.
-    MemoryPolicy = 8,
+    MemoryPolicy = 9,
+    /// The memory policy that was set is not the one that was asked for.
+    MemoryPolicyCheck = 10,
     /// The program itself.
-    Exec = 9,
+    Exec = 11,
 }
 
 impl Stage {
@@ -60,13 +65,15 @@ impl Stage {
             Self::ParentDeath => "parent-death",
             Self::Limit => "limit",
             Self::Affinity => "affinity",
+            Self::AffinityCheck => "affinity-check",
             Self::MemoryPolicy => "mempolicy",
+            Self::MemoryPolicyCheck => "mempolicy-check",
             Self::Exec => "exec",
         }
     }
 
     fn from_raw(raw: i32) -> Self {
-        const STAGES: [Stage; 10] = [
+        const STAGES: [Stage; 12] = [
             Stage::Spawn,
             Stage::Descriptors,
             Stage::Group,
@@ -75,7 +82,9 @@ impl Stage {
             Stage::ParentDeath,
             Stage::Limit,
             Stage::Affinity,
+            Stage::AffinityCheck,
             Stage::MemoryPolicy,
+            Stage::MemoryPolicyCheck,
             Stage::Exec,
         ];
         usize::try_from(raw)
@@ -116,13 +125,6 @@ pub(crate) enum Group {
     Inherit,
 }
 
-/// NUMA memory policy of the child: kernel mode and a bit mask of nodes.
-#[derive(Debug, Clone)]
-pub(crate) struct MemoryPolicy {
-    pub(crate) mode: i32,
-    pub(crate) nodes: Vec<u64>,
-}
-
 /// Everything the child does, prepared before it exists. Pointers name memory of the borrowed owners.
 pub(crate) struct Plan<'a> {
     pub(crate) path: &'a core::ffi::CStr,
@@ -136,6 +138,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) open_files: Option<(u64, u64)>,
     pub(crate) cpus: &'a [u64],
     pub(crate) memory: Option<&'a MemoryPolicy>,
+    /// A child that cannot be bound to these is not to run.
+    pub(crate) binding_required: bool,
     pub(crate) mask: SignalSet,
     /// Our epoll set, and the token of the child's death in it.
     pub(crate) watch: Option<(std::os::fd::BorrowedFd<'a>, u64)>,
@@ -178,10 +182,12 @@ pub(crate) struct Spawned {
     pub(crate) pidfd: Option<OwnedFd>,
     /// Its pidfd is in the epoll set of the plan.
     pub(crate) watched: bool,
+    /// Why it is not bound as the plan says, if that was not required.
+    pub(crate) unbound: Option<Failure>,
 }
 
-/// Why a child did not start. Nothing of it is left.
-#[derive(Debug)]
+/// Why a child did not start, of which nothing is left then, or was not bound.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Failure {
     pub(crate) stage: Stage,
     pub(crate) errno: i32,
@@ -260,6 +266,31 @@ struct Shared<'a> {
     reached_exec: bool,
     stage: i32,
     errno: i32,
+    unbound_stage: i32,
+    unbound_errno: i32,
+}
+
+impl<'a> Shared<'a> {
+    fn new(plan: &'a Plan<'a>, interfaces: Interfaces) -> Self {
+        Self {
+            plan,
+            parent: rustix::process::getpid().as_raw_nonzero().get(),
+            reset_handlers: !interfaces.clone3,
+            pidfd: -1,
+            watched: false,
+            reached_exec: false,
+            stage: 0,
+            errno: 0,
+            unbound_stage: 0,
+            unbound_errno: 0,
+        }
+    }
+
+    fn unbound(&self) -> Option<Failure> {
+        let errno = written(&self.unbound_errno);
+        let stage = Stage::from_raw(written(&self.unbound_stage));
+        (errno != 0).then_some(Failure { stage, errno })
+    }
 }
 
 /// Starts a program. Returns after `execve` has succeeded or the child has failed and was reaped.
@@ -274,16 +305,7 @@ pub(crate) fn spawn(
     interfaces: Interfaces,
     cgroup: Option<std::os::fd::BorrowedFd<'_>>,
 ) -> Result<Spawned, Failure> {
-    let mut shared = Shared {
-        plan,
-        parent: rustix::process::getpid().as_raw_nonzero().get(),
-        reset_handlers: !interfaces.clone3,
-        pidfd: -1,
-        watched: false,
-        reached_exec: false,
-        stage: 0,
-        errno: 0,
-    };
+    let mut shared = Shared::new(plan, interfaces);
     let mut flags = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
     if interfaces.pidfd {
         flags |= libc::CLONE_PIDFD as u64;
@@ -321,6 +343,7 @@ pub(crate) fn spawn(
             pid,
             pidfd,
             watched: written(&shared.watched),
+            unbound: shared.unbound(),
         });
     }
     let stage = written(&shared.stage);
@@ -341,7 +364,7 @@ pub(crate) fn spawn(
 }
 
 /// A field that the kernel or the child has written behind the compiler's back.
-fn written<T: Copy>(field: &T) -> T {
+pub(super) fn written<T: Copy>(field: &T) -> T {
     // SAFETY: a reference is valid for reads, and nobody writes any more.
     unsafe { core::ptr::from_ref(field).read_volatile() }
 }
@@ -407,8 +430,8 @@ macro_rules! attempt {
     };
 }
 
-fn call(number: libc::c_long, args: [usize; 6]) -> isize {
-    // SAFETY: only called below, with arguments that the named call takes.
+pub(super) fn call(number: libc::c_long, args: [usize; 6]) -> isize {
+    // SAFETY: only called below and in `binding`, with arguments that the named call takes.
     unsafe { arch::syscall(number, args) }
 }
 
@@ -447,7 +470,7 @@ fn run_plan(shared: &mut Shared<'_>) -> (Stage, isize) {
             return (Stage::ParentDeath, -(libc::ESRCH as isize));
         }
     }
-    let (stage, result) = apply_resources(plan);
+    let (stage, result) = apply_resources(shared);
     if result < 0 {
         return (stage, result);
     }
@@ -527,7 +550,8 @@ fn place(target: i32, source: Source) -> isize {
     }
 }
 
-fn apply_resources(plan: &Plan<'_>) -> (Stage, isize) {
+fn apply_resources(shared: &mut Shared<'_>) -> (Stage, isize) {
+    let plan = shared.plan;
     if let Some((soft, hard)) = plan.open_files {
         let limit = [soft, hard];
         let resource = libc::RLIMIT_NOFILE as usize;
@@ -537,28 +561,12 @@ fn apply_resources(plan: &Plan<'_>) -> (Stage, isize) {
             call(libc::SYS_prlimit64, [0, resource, pointer, 0, 0, 0])
         );
     }
-    if !plan.cpus.is_empty() {
-        let bytes = size_of_val(plan.cpus);
-        let pointer = plan.cpus.as_ptr() as usize;
-        attempt!(
-            Stage::Affinity,
-            call(libc::SYS_sched_setaffinity, [0, bytes, pointer, 0, 0, 0])
-        );
-    }
-    if let Some(memory) = plan.memory {
-        // The kernel reads one bit less than it is told.
-        let bits = if memory.nodes.is_empty() {
-            0
-        } else {
-            memory.nodes.len() * 64 + 1
-        };
-        let pointer = if bits == 0 {
-            0
-        } else {
-            memory.nodes.as_ptr() as usize
-        };
-        let args = [memory.mode as usize, pointer, bits, 0, 0, 0];
-        attempt!(Stage::MemoryPolicy, call(libc::SYS_set_mempolicy, args));
+    if let Err((stage, result)) = bind(plan.cpus, plan.memory) {
+        if plan.binding_required {
+            return (stage, result);
+        }
+        shared.unbound_stage = stage as i32;
+        shared.unbound_errno = (-result) as i32;
     }
     (Stage::Exec, 0)
 }

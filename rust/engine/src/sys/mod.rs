@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+pub(crate) mod binding;
 pub(crate) mod clone;
 pub(crate) mod signal;
 pub(crate) mod wait;

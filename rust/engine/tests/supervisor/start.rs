@@ -3,10 +3,12 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
-use dsl_engine::affinity::{Allowed, format_cpulist};
-use dsl_engine::event::{Ending, Stage, StartFailure};
-use dsl_engine::spec::{LaunchSpec, WorkerSpec};
+use dsl_engine::Error;
+use dsl_engine::affinity::{Allowed, NUMBER_MAX, format_cpulist};
+use dsl_engine::event::{Ending, Event, Stage, StartFailure};
+use dsl_engine::spec::{Binding, LaunchSpec, WorkerSpec};
 
 use crate::harness::{
     PIPED, QUIET, Scene, Scratch, c_string, env, group, program, report_group, sh, sleeper,
@@ -210,6 +212,39 @@ fn a_worker_is_bound_to_its_cpus_and_the_supervisor_is_not() {
         assert_eq!(status_line(&status, "Cpus_allowed_list:"), format_cpulist(cpus));
     }
     assert_eq!(Allowed::read(Path::new("/")).unwrap(), allowed);
+}
+
+#[test]
+fn a_binding_that_is_only_wanted_leaves_a_worker_to_run_and_is_told() {
+    let nowhere = WorkerSpec {
+        cpus: vec![NUMBER_MAX],
+        ..program(&["/bin/cat", "/proc/self/status"], PIPED)
+    };
+    let (scene, ended) = Scene::run(LaunchSpec {
+        binding: Binding::Wanted,
+        ..group(vec![nowhere.clone()])
+    });
+    assert_eq!(ended.first_failure, None);
+    let told = scene.events.iter().any(|event| {
+        matches!(
+            event,
+            Event::Unbound {
+                worker: 0,
+                stage: Stage::Affinity,
+                errno: libc::EINVAL
+            }
+        )
+    });
+    assert!(told, "{:?}", scene.events);
+    let status = String::from_utf8(scene.output(0, 1)).unwrap();
+    let allowed = Allowed::read(Path::new("/")).unwrap();
+    assert_eq!(
+        status_line(&status, "Cpus_allowed_list:"),
+        format_cpulist(&allowed.cpus)
+    );
+
+    let refused = Scene::new().supervisor.start(Arc::new(group(vec![nowhere])));
+    assert!(matches!(refused, Err(Error::Binding(_))), "{refused:?}");
 }
 
 #[test]

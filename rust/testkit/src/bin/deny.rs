@@ -1,7 +1,8 @@
 //! Runs a command as if the kernel (or a seccomp profile) lacked some system calls.
 //!
-//! `dsl-deny ENOSYS|EPERM CALL[,CALL…] PROGRAM…`, with CALL one of `clone3`, `pidfd_open`,
-//! `pidfd_send_signal`, `close_range`, `set_mempolicy`, `rt_sigqueueinfo`.
+//! `dsl-deny ENOSYS|EPERM|NOTHING CALL[,CALL…] PROGRAM…`, with CALL one of `clone3`, `pidfd_open`,
+//! `pidfd_send_signal`, `close_range`, `sched_setaffinity`, `set_mempolicy`, `rt_sigqueueinfo`. With `NOTHING`
+//! the calls succeed and do nothing.
 #![no_main]
 
 use dsl_testkit::{fail, sys};
@@ -16,7 +17,8 @@ pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
     let errno = match errno.as_str() {
         "ENOSYS" => libc::ENOSYS,
         "EPERM" => libc::EPERM,
-        _ => fail("ERRNO must be ENOSYS or EPERM"),
+        "NOTHING" => 0,
+        _ => fail("ERRNO must be ENOSYS, EPERM or NOTHING"),
     };
     let numbers: Vec<_> = calls.split(',').map(number).collect();
     if let Err(error) = sys::deny(&numbers, errno) {
@@ -32,6 +34,7 @@ fn number(call: &str) -> libc::c_long {
         "pidfd_open" => libc::SYS_pidfd_open,
         "pidfd_send_signal" => libc::SYS_pidfd_send_signal,
         "close_range" => libc::SYS_close_range,
+        "sched_setaffinity" => libc::SYS_sched_setaffinity,
         "set_mempolicy" => libc::SYS_set_mempolicy,
         "rt_sigqueueinfo" => libc::SYS_rt_sigqueueinfo,
         _ => fail(&format!("unknown system call {call:?}")),

@@ -192,7 +192,7 @@ pub fn memory_policy() -> Option<(i32, [u64; 16])> {
     (code == 0).then_some((mode, nodes))
 }
 
-/// Makes the listed system calls fail with `errno` here and in every program executed from here.
+/// Makes the listed system calls fail with `errno` (0: succeed, and do nothing) here and in every program executed from here.
 /// [`seccomp(2)`](https://man7.org/linux/man-pages/man2/seccomp.2.html)
 ///
 /// # Errors
