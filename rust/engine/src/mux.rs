@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -95,6 +96,7 @@ impl Shared {
 /// The reading thread of one group.
 pub(crate) struct Mux {
     shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
     streams: u64,
 }
 
@@ -115,12 +117,16 @@ impl Mux {
         });
         shared.poller.watch(&shared.bell, BELL)?;
         let theirs = Arc::clone(&shared);
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("dsl-mux".into())
             .stack_size(512 * 1024)
             .spawn(move || reader::serve(theirs, options, expected))
             .map_err(Error::os("start the log thread"))?;
-        Ok(Self { shared, streams: 0 })
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+            streams: 0,
+        })
     }
 
     /// Reads a stream from now on.
@@ -162,8 +168,14 @@ impl Mux {
         std::mem::take(&mut self.shared.mailbox().notices)
     }
 
-    pub(crate) fn take_outcome(&self) -> Option<Outcome> {
-        self.shared.mailbox().outcome.take()
+    /// What became of the streams, once [`Mux::finish`] has been carried out; the thread is gone by then.
+    pub(crate) fn take_outcome(&mut self) -> Option<Outcome> {
+        let outcome = self.shared.mailbox().outcome.take()?;
+        if let Some(thread) = self.thread.take() {
+            // All that it had left to do was to close its files. A panic in it has been told by its hook.
+            let _ = thread.join();
+        }
+        Some(outcome)
     }
 }
 

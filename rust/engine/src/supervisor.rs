@@ -488,7 +488,7 @@ impl Supervisor {
     }
 
     fn listen_to_mux(&mut self) {
-        let Some(mux) = &self.mux else { return };
+        let Some(mux) = &mut self.mux else { return };
         let notices = mux.take_notices();
         self.events.extend(notices.into_iter().map(Event::Log));
         if let Some(outcome) = mux.take_outcome() {

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -39,6 +40,7 @@ struct Shared {
 /// A console and its writing thread.
 pub(super) struct Console {
     shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Console {
@@ -57,12 +59,14 @@ impl Console {
             changed: Condvar::new(),
         });
         let theirs = Arc::clone(&shared);
-        // Never joined: it may stand in a write for as long as somebody holds the console up.
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("dsl-console".into())
             .stack_size(128 * 1024)
             .spawn(move || theirs.serve(&fd, &bell))?;
-        Ok(Self { shared })
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
     }
 
     /// Hands a block over and gives back an empty buffer.
@@ -129,8 +133,16 @@ impl Console {
 
 impl Drop for Console {
     fn drop(&mut self) {
-        self.shared.lock().over = true;
+        let mut state = self.shared.lock();
+        state.over = true;
+        let is_idle = state.bytes == 0;
+        drop(state);
         self.shared.changed.notify_all();
+        // With something left to write it may stand in that for as long as somebody holds the console up.
+        if let (true, Some(thread)) = (is_idle, self.thread.take()) {
+            // A panic in it has been told by its hook.
+            let _ = thread.join();
+        }
     }
 }
 
