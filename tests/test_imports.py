@@ -50,6 +50,7 @@ LAUNCH_MODULES = {
     "dsl.app",
     "dsl.attempts",
     "dsl.cli",
+    "dsl.cli.command",
     "dsl.cli.deepspeed",
     "dsl.errors",
     "dsl.model",

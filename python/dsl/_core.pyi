@@ -219,8 +219,9 @@ class Unbound:
     def worker(self) -> int: ...
     @property
     def stage(self) -> Literal["affinity", "affinity-check", "mempolicy", "mempolicy-check"]:
-        """The step that failed, ``-check`` when what was set is not what was asked for. Those after it were
-        not tried.
+        """The step that failed; those after it were not tried.
+
+        ``-check``: what was set is not what was asked for.
         """
     @property
     def errno(self) -> int: ...

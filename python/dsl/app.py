@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
-from dsl.attempts import REQUEUE_CODE, run_attempt
+from dsl.attempts import REQUEUE_CODE, flush_output, run_attempt
 from dsl.errors import DslError, PidFileError
 
 TYPE_CHECKING = False
@@ -30,20 +29,20 @@ def run_node(plan: NodePlan, restarts: Restarts | None = None) -> int:
         guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s)
     except EngineError as error:
         return _refuse(plan, error)
-    _flush()
+    flush_output()
     pid = os.fork()
     if pid == 0:
         code = INTERNAL_ERROR
         try:
             code = _agent(plan, restarts, guard)
         finally:
-            _flush()
+            flush_output()
             os._exit(code)
     outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
     _report_agent(plan, pid, outcome)
     if outcome.terminal_interrupt and outcome.code == 128 + SIGINT:
         _die_of_interrupt()
-    _flush()
+    flush_output()
     os._exit(outcome.code)
 
 
@@ -158,7 +157,7 @@ def _die_of_interrupt() -> None:
     """End as Ctrl-C ends a program, so that a shell's loop stops too. Pid 1 cannot, and goes on."""
     import signal
 
-    _flush()
+    flush_output()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.kill(os.getpid(), signal.SIGINT)
@@ -175,12 +174,3 @@ def _say(plan: NodePlan, text: str) -> None:
     from dsl.narrator import say
 
     say(plan.command, text)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            continue  # nobody reads it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 from dsl import Ended, Exited
@@ -98,6 +99,16 @@ def run_attempt(
                 return Attempt(plan, exits, event, begin_s, time.monotonic() - begin_s)
             else:
                 listen(event, len(exits))
+
+
+def flush_output() -> None:
+    """What this program has written so far comes before what the workers write, and is written once."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            continue  # nobody reads it
 
 
 def crash_loop(attempts: Sequence[Attempt]) -> str:

@@ -250,12 +250,12 @@ class NodePlan:
     """Everything one node starts, with no decision left.
 
     ``env`` is the whole environment of every worker but for its delta. ``grace_s`` lies between the stop
-    signal and SIGKILL; ``binding`` says whether the workers' bindings are a condition. ``pid_file`` is to hold the agent's pid while the job runs (None: not asked for).
-    ``log_dir`` is to be made if it is missing, and ``run_dirs`` below it, the first of which must be new.
-    ``log_max_bytes``, ``collapse`` and ``line_files`` (stream, path, words) are the engine's. ``attempt``
-    counts from 0; ``command`` is the name that messages start with, ``name`` what the workers run.
-    ``signals`` says what a signal to the job means (None: the usual), ``preempt_signal`` which one announces
-    the end, ``preempt_grace_s`` before the kill.
+    signal and SIGKILL; ``binding`` says whether the workers' bindings are a condition. ``pid_file`` is to
+    hold the agent's pid while the job runs (None: not asked for). ``log_dir`` is to be made if it is missing,
+    and ``run_dirs`` below it, the first of which must be new. ``log_max_bytes``, ``collapse`` and
+    ``line_files`` (stream, path, words) are the engine's. ``attempt`` counts from 0; ``command`` is the name
+    that messages start with, ``name`` what the workers run. ``signals`` says what a signal to the job means
+    (None: the usual), ``preempt_signal`` which one announces the end, ``preempt_grace_s`` before the kill.
     """
 
     host: str

@@ -64,6 +64,7 @@ def test_the_group_gets_the_environment_the_grace_and_stops_on_failure() -> None
     assert group == {
         "on_failure": "stop",
         "grace_s": 5.0,
+        "binding": "required",
         "log_max_bytes": None,
         "collapse": False,
         "line_files": (),

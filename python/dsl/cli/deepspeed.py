@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
+from dsl.cli.command import Command
 from dsl.cli.options import deepspeed_parser, output_request, placement_request
-from dsl.errors import DslError
-from dsl.model import LEVELS, Notice, Request
+from dsl.model import Request
 from dsl.plan.build import build_node_plan, build_plan
 from dsl.plan.filters import parse_num_nodes
 from dsl.plan.host import this_host
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsl.model import NodePlan
+
+COMMAND = Command("dsl")
 
 # Options that scripts rarely have: after the script they are most likely a slip.
 LAUNCHER_FLAGS = (
@@ -43,26 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     ``argv`` are the arguments without the program's name (default: those of this process). Mistakes of the
     user are one line on stderr; bad usage exits like argparse does, with 2.
     """
-    try:
-        return _run(sys.argv[1:] if argv is None else argv)
-    except DslError as error:
-        _say(f"error: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    return COMMAND.run(lambda: _run(sys.argv[1:] if argv is None else argv))
 
 
 def _run(argv: Sequence[str]) -> int:
     namespace = parse_args(argv)
     request = to_request(namespace)
-    _show(stray_flags(argv, namespace), request.log_level)
+    stray = COMMAND.stray_flags(argv, request.script, request.script_args, LAUNCHER_FLAGS)
+    COMMAND.show(stray, request.log_level)
     plan = make_plan(request)
-    _show(plan.notices, request.log_level)
+    COMMAND.show(plan.notices, request.log_level)
     check_program(request, os.environ)
     if request.placement.names_devices:
         from dsl.cli.show import show_plan
 
-        if show_plan(namespace, plan, os.environ, _say):
+        if show_plan(namespace, plan, os.environ, COMMAND.say):
             return 0
     if plan.log_dir is not None or plan.run_dirs:
         from dsl.plan.logs import make_log_dir, make_run_dirs
@@ -77,7 +74,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """Parse as DeepSpeed's runner does: the same names, the same defaults. Exits with 2 for bad usage."""
-    return deepspeed_parser("dsl").parse_script_args(argv)
+    return deepspeed_parser(COMMAND.name).parse_script_args(argv)
 
 
 def to_request(options: argparse.Namespace) -> Request:
@@ -133,30 +130,3 @@ def make_plan(request: Request) -> NodePlan:
     """Plan this machine's part of the job. Raises the `UsageError` that fits."""
     host = this_host()
     return build_node_plan(request, build_plan(request, os.environ, host), os.environ, host)
-
-
-def stray_flags(argv: Sequence[str], options: argparse.Namespace) -> list[Notice]:
-    """A warning for the first option of ours that stands after the script and not before it."""
-    own = {word.partition("=")[0] for word in argv[: len(argv) - len(options.user_args)]}
-    for word in options.user_args:
-        flag = word.partition("=")[0]
-        if flag in LAUNCHER_FLAGS and flag not in own:
-            text = f"{flag} comes after the script and goes to {options.user_script}"
-            return [Notice("warning", f"{text}, put it before the script if it was meant for dsl")]
-    return []
-
-
-def _show(notices: Sequence[Notice], log_level: str) -> None:
-    for notice in notices:
-        if LEVELS[notice.level] >= LEVELS[log_level]:
-            _say(f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text)
-
-
-def _say(text: str) -> None:
-    if sys.stderr is None:
-        return
-    line = " ".join(text.split("\n"))
-    try:
-        print(f"dsl: {line}", file=sys.stderr, flush=True)
-    except OSError:
-        return  # nobody reads it

@@ -6,10 +6,11 @@ import os
 import sys
 
 from dsl._record import replace
+from dsl.cli.command import Command
 from dsl.cli.options import output_request, placement_request
 from dsl.cli.torch_options import parse_args
-from dsl.errors import DslError, OptionError
-from dsl.model import LEVELS, Notice, Restarts, TorchRequest
+from dsl.errors import OptionError
+from dsl.model import Restarts, TorchRequest
 from dsl.plan.host import this_host
 from dsl.plan.logs import make_log_dir, make_run_dirs
 from dsl.plan.output import TEMPLATE_VARIABLE
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from dsl.model import OutputRequest
 
-COMMAND = "dslrun"
+COMMAND = Command("dslrun")
 
 # What cannot or must not be taken: end, stop, news of children, a program's own faults, the C library's two.
 UNTAKEABLE = (9, 19, 17, 4, 5, 6, 7, 8, 11, 31, 32, 33)
@@ -45,21 +46,17 @@ LAUNCHER_FLAGS = (
 )
 
 
-def main(argv: Sequence[str] | None = None, *, program: str = COMMAND, local_rank_arg: str = "none") -> int:
+def main(
+    argv: Sequence[str] | None = None, *, program: str = COMMAND.name, local_rank_arg: str = "none"
+) -> int:
     """Run this node's part of a job and return the exit code of the command.
 
     ``argv`` are the arguments without the program's name (default: those of this process), ``program`` what
     a usage error calls us, ``local_rank_arg`` the default of that option. Mistakes of the user are one line
     on stderr; bad usage exits like argparse does, with 2.
     """
-    try:
-        words = sys.argv[1:] if argv is None else argv
-        return _run(words, parse_args(words, program=program, local_rank_arg=local_rank_arg))
-    except DslError as error:
-        _say(f"error: {error}")
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    words = sys.argv[1:] if argv is None else argv
+    return COMMAND.run(lambda: _run(words, parse_args(words, program=program, local_rank_arg=local_rank_arg)))
 
 
 def _run(argv: Sequence[str], namespace: argparse.Namespace) -> int:
@@ -69,13 +66,12 @@ def _run(argv: Sequence[str], namespace: argparse.Namespace) -> int:
     group = build_group(request, worker_words(request, environ, host.executable), environ, host)
     check_program(request, environ)
     plan = plan_attempt(group, 0, host)
-    for notice in (*stray_flags(argv, namespace), *plan.notices):
-        if LEVELS[notice.level] >= LEVELS[request.log_level]:
-            _say(f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text)
+    stray = COMMAND.stray_flags(argv, request.script, request.script_args, LAUNCHER_FLAGS, _with_dashes)
+    COMMAND.show((*stray, *plan.notices), request.log_level)
     if request.placement.names_devices:
         from dsl.cli.show import show_plan
 
-        if show_plan(namespace, plan, os.environ, _say):
+        if show_plan(namespace, plan, os.environ, COMMAND.say):
             return 0
     if plan.log_dir is not None:
         make_log_dir(plan.log_dir)
@@ -224,27 +220,5 @@ def parse_signals(text: str, option: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def stray_flags(argv: Sequence[str], options: argparse.Namespace) -> list[Notice]:
-    """A warning for the first option of ours that stands after the script and not before it."""
-    own = {_flag(word) for word in argv[: len(argv) - len(options.training_script_args)]}
-    for word in options.training_script_args:
-        flag = _flag(word)
-        if flag in LAUNCHER_FLAGS and flag not in own:
-            text = f"{word.partition('=')[0]} comes after the script and goes to {options.training_script}"
-            return [Notice("warning", f"{text}, put it before the script if it was meant for {COMMAND}")]
-    return []
-
-
-def _flag(word: str) -> str:
-    """An option in its spelling with dashes."""
-    name = word.partition("=")[0]
-    return f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name
-
-
-def _say(text: str) -> None:
-    if sys.stderr is None:
-        return
-    try:
-        print(f"{COMMAND}: {' '.join(text.splitlines())}", file=sys.stderr, flush=True)
-    except OSError:
-        return  # nobody reads it
+def _with_dashes(option: str) -> str:
+    return f"--{option[2:].replace('_', '-')}" if option.startswith("--") else option

@@ -17,7 +17,7 @@ import time
 
 from dsl import Ended, EngineError, LogNotice, Supervisor
 from dsl._record import replace
-from dsl.attempts import run_attempt
+from dsl.attempts import flush_output, run_attempt
 from dsl.elastic.call import Call, EntrypointError, ResultError, entrypoint_name, refuse_while_importing
 from dsl.elastic.config import LaunchConfig, to_request
 from dsl.elastic.errors import ChildFailedError, ProcessFailure
@@ -192,7 +192,7 @@ class _Job:
             self._call.write()
         for notice in plan.notices:
             _log(notice.level, notice.text)
-        _flush()
+        flush_output()
         maximum = self._group.request.max_restarts
         while True:
             attempt = run_attempt(supervisor, plan, self._prepare)
@@ -267,13 +267,3 @@ def _log(level: str, text: str) -> None:
     import logging
 
     logging.getLogger("dsl").log(getattr(logging, level.upper()), "%s", text)
-
-
-def _flush() -> None:
-    """What this program has written comes before what the workers write."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            continue  # nobody reads it
