@@ -44,6 +44,7 @@ def make_host(
         count_cuda=lambda: cuda,
         find_other=lambda: None,
         count_other=lambda _name, _environ: 0,
+        other_devices=lambda _name, _environ: (),
         numa_nodes=lambda: numa_table(range(8)),
         topology=_topology,
         gpus=lambda: [

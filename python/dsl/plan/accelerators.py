@@ -15,7 +15,14 @@ import sys
 
 from dsl._record import record
 from dsl.plan.devices import ACCELERATORS, PLACEHOLDERS, has_intel_torch, visible_cuda_count
-from dsl.plan.visible import GRAMMARS, count_rocm, count_visible
+from dsl.plan.visible import (
+    GRAMMARS,
+    LEVEL_ZERO_VARIABLE,
+    count_rocm,
+    count_visible,
+    level_zero_hierarchy,
+    resolve_level_zero,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +44,8 @@ def _numbered(folder: str, prefix: str) -> list[str]:
     return [name for name in names if name[:size] == prefix and name[size:].isdigit()]
 
 
-def _read(path: str) -> str:
+def read_fact(path: str) -> str:
+    """What a small file of the kernel says; empty if there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip()
@@ -50,17 +58,20 @@ def count_davinci(root: str) -> int:
     return len(_numbered(os.path.join(root, "dev"), "davinci"))
 
 
-def count_gaudi(root: str) -> int:
-    """Gaudi devices: ``/dev/accel/accel0``, ... of the habanalabs driver, before Linux 6.2 ``/dev/hl0``, ...
-
-    Other drivers make accel devices too (the NPUs of laptops); a device is told by its ``device_type``.
-    """
-    found = 0
+def gaudi_folders(root: str) -> list[str]:
+    """Where sysfs has each Gaudi of ours. Other accel devices (NPUs of laptops) have no such type."""
+    found = []
     for name in _numbered(os.path.join(root, "dev/accel"), "accel"):
         device = os.path.join(root, "sys/class/accel", name, "device")
-        vendor = _read(f"{device}/vendor")
-        found += _read(f"{device}/device_type").upper().startswith("GAUDI") or vendor == "0x1da3"
-    return found or len(_numbered(os.path.join(root, "dev"), "hl"))
+        vendor = read_fact(f"{device}/vendor")
+        if read_fact(f"{device}/device_type").upper().startswith("GAUDI") or vendor == "0x1da3":
+            found.append(device)
+    return found
+
+
+def count_gaudi(root: str) -> int:
+    """Gaudi devices: ``/dev/accel/accel0``, ... of habanalabs, before Linux 6.2 ``/dev/hl0``, ..."""
+    return len(gaudi_folders(root)) or len(_numbered(os.path.join(root, "dev"), "hl"))
 
 
 def count_cambricon(root: str) -> int:
@@ -88,25 +99,39 @@ def count_metal(_root: str) -> int:
     return int(sys.platform == "darwin")
 
 
-def count_intel(root: str, hierarchy: str = "") -> int:
-    """Intel GPUs that have a render node, by tiles, as Level Zero counts them.
+@record
+class IntelCard:
+    """An Intel GPU: its PCI address, its folder in sysfs, and its number of tiles."""
 
-    ``hierarchy`` is ``ZE_FLAT_DEVICE_HIERARCHY``: with ``COMPOSITE`` a card of several tiles is one device.
+    address: str
+    folder: str
+    tiles: int
+
+
+def intel_cards(root: str) -> list[IntelCard]:
+    """Intel GPUs whose render node we have, in the order of their PCI addresses, which is Level Zero's.
+
     Integrated GPUs count only if there is no other, as for torch. They sit at 00:02.0.
     """
-    integrated = discrete = 0
+    integrated, discrete = [], []
     base = os.path.join(root, "sys/class/drm")
     for name in _numbered(base, "renderD"):
-        device = f"{base}/{name}/device"
-        if _read(f"{device}/vendor") != "0x8086" or not os.path.exists(os.path.join(root, "dev/dri", name)):
+        folder = f"{base}/{name}/device"
+        has_node = os.path.exists(os.path.join(root, "dev/dri", name))
+        if read_fact(f"{folder}/vendor") != "0x8086" or not has_node:
             continue
-        if os.path.basename(os.path.realpath(device)).endswith(":00:02.0"):
-            integrated += 1
-        elif hierarchy == "COMPOSITE":
-            discrete += 1
+        address = os.path.basename(os.path.realpath(folder))
+        if address.endswith(":00:02.0"):
+            integrated.append(IntelCard(address, folder, 1))
         else:
-            discrete += _count_tiles(device)
-    return discrete or integrated
+            discrete.append(IntelCard(address, folder, _count_tiles(folder)))
+    # Longer domains are higher ones.
+    return sorted(discrete or integrated, key=lambda card: (len(card.address), card.address))
+
+
+def count_intel(root: str, hierarchy: str = "") -> int:
+    """Intel GPUs by tiles, as Level Zero counts them; by cards with the ``hierarchy`` ``COMPOSITE``."""
+    return sum([1 if hierarchy == "COMPOSITE" else card.tiles for card in intel_cards(root)])
 
 
 def _count_tiles(device: str) -> int:
@@ -117,29 +142,39 @@ def _count_tiles(device: str) -> int:
     return max(tiles, 1)
 
 
-def rocm_names(root: str = "/") -> tuple[str, ...]:
-    """The AMD devices that ROCm can use, in its order, by the names that ``ROCR_VISIBLE_DEVICES`` takes.
+def rocm_nodes(root: str = "/") -> list[dict[str, str]]:
+    """The properties of the AMD devices that ROCm can use, in its order.
 
     These are the nodes of kfd's topology with compute units whose properties we may read and whose render
-    node we have: a container sees the others too, but not into them. A device without a serial number is
-    ``GPU-XX``, which no name is meant to match.
+    node we have: a container sees the others too, but not into them.
     """
     if not os.path.exists(os.path.join(root, "dev/kfd")):
-        return ()
+        return []
     base = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
-    names = []
+    found = []
     for node in sorted(_numbered(base, ""), key=int):
-        fields = dict(
-            [line.split(" ", 1) for line in _read(f"{base}/{node}/properties").splitlines() if " " in line]
-        )
+        lines = read_fact(f"{base}/{node}/properties").splitlines()
+        fields = dict([line.split(" ", 1) for line in lines if " " in line])
         render = fields.get("drm_render_minor", "0")
         if fields.get("simd_count", "0") == "0":
             continue
-        if render != "0" and not os.path.exists(os.path.join(root, f"dev/dri/renderD{render}")):
-            continue
-        serial = fields.get("unique_id", "0")
-        names.append(f"GPU-{int(serial):016x}" if serial.isdigit() and serial != "0" else "GPU-XX")
-    return tuple(names)
+        if render == "0" or os.path.exists(os.path.join(root, f"dev/dri/renderD{render}")):
+            found.append(fields)
+    return found
+
+
+def rocm_name(node: Mapping[str, str]) -> str:
+    """The name that ``ROCR_VISIBLE_DEVICES`` takes for a node of `rocm_nodes`.
+
+    A device without a serial number is ``GPU-XX``, which no name is meant to match.
+    """
+    serial = node.get("unique_id", "0")
+    return f"GPU-{int(serial):016x}" if serial.isdigit() and serial != "0" else "GPU-XX"
+
+
+def rocm_names(root: str = "/") -> tuple[str, ...]:
+    """The AMD devices that ROCm can use, in its order, by the names that ``ROCR_VISIBLE_DEVICES`` takes."""
+    return tuple([rocm_name(node) for node in rocm_nodes(root)])
 
 
 def count_amd(environ: Mapping[str, str], root: str = "/") -> int:
@@ -224,8 +259,7 @@ def count_accelerator(
     """
     counting = COUNTINGS[name]
     hidden = ACCELERATORS[name].visible_variable
-    hierarchy = environ.get("ZE_FLAT_DEVICE_HIERARCHY", "")
-    found = count_intel(root, hierarchy) if name == "xpu" else counting.files(root)
+    found = count_intel(root, level_zero_hierarchy(environ)) if name == "xpu" else counting.files(root)
     if found and not counting.exact:
         if ask is None:
             from dsl.plan import plug_in
@@ -261,4 +295,6 @@ def count_devices(
     count = (count_other or count_accelerator)(name, environ)
     if name in PLACEHOLDERS or variable not in environ:
         return count
+    if variable == LEVEL_ZERO_VARIABLE:
+        return len(resolve_level_zero(environ, count))
     return count_visible(environ[variable], count, (), GRAMMARS[variable])

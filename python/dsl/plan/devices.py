@@ -203,7 +203,7 @@ def select_accelerator(
         return "cpu", 0
     other = find_other() if find_other is not None and not named else None
     for name in (named,) if named else (other, "cuda"):
-        if name is None or _are_hidden(name, environ):
+        if name is None or are_hidden(name, environ):
             continue
         count = count_cuda() if name == "cuda" else (count_other or count_other_devices)(name, environ)
         if count:
@@ -211,7 +211,7 @@ def select_accelerator(
     if named:
         what = "NVIDIA or AMD" if named == "cuda" else named
         where = f"this machine has no {what} device"
-        if _are_hidden(named, environ):
+        if are_hidden(named, environ):
             where = f"{ACCELERATORS[named].visible_variable} hides them all"
         raise NoDevicesError(
             f"DS_ACCELERATOR={named}: unable to proceed, no GPU resources available: {where}"
@@ -219,7 +219,8 @@ def select_accelerator(
     return "cpu", 0
 
 
-def _are_hidden(name: str, environ: Mapping[str, str]) -> bool:
+def are_hidden(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether the user hides all devices of an accelerator from every process."""
     # An empty mask of Level Zero shows all; -1 and the like are read the same way everywhere.
     value = environ.get(ACCELERATORS[name].visible_variable)
     if name in PLACEHOLDERS or (name == "xpu" and not (value or "").strip()):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from dsl.plan.nvidia import Device
     from dsl.plan.output import Kind
+    from dsl.plan.shown import LocatedDevice
     from dsl.plan.topology import NumaNode, Topology
 
 
@@ -27,6 +28,7 @@ class Host:
     answer only when asked: ``read_text`` (None: no such file), ``stamp`` (local time as YYYYmmddHHMMSS),
     ``allowed_cpus`` (the affinity mask), ``count_cuda`` (devices of the machine, hidden ones too),
     ``find_other`` (the accelerator that comes before CUDA, if any), ``count_other`` (devices of such a one),
+    ``other_devices`` (where those and AMD's, as ``cuda``, are, in their runtime's order, hidden ones too),
     ``numa_nodes``, ``topology`` of some CPUs, ``gpus`` (NVIDIA devices by PCI address, hidden ones too),
     ``mig_parent`` (PCI address of the device that a ``MIG-...`` name is a part of; None: not known),
     ``is_local`` (is a host of the hostfile this machine), ``console`` (what our own output streams are),
@@ -43,6 +45,7 @@ class Host:
     count_cuda: Callable[[], int]
     find_other: Callable[[], str | None]
     count_other: Callable[[str, Mapping[str, str]], int]
+    other_devices: Callable[[str, Mapping[str, str]], Sequence[LocatedDevice]]
     numa_nodes: Callable[[], Iterable[NumaNode]]
     topology: Callable[[Iterable[int]], Topology]
     gpus: Callable[[], Sequence[Device]]
@@ -65,7 +68,8 @@ def this_host() -> Host:
         allowed_cpus=lambda: os.sched_getaffinity(0),
         count_cuda=count_cuda_devices,
         find_other=find_other_accelerator,
-        count_other=count_other_devices,
+        count_other=_count_once(),
+        other_devices=_other_devices,
         numa_nodes=_numa_nodes,
         topology=_topology,
         gpus=_gpus,
@@ -111,6 +115,24 @@ def _stamp() -> str:
     from time import strftime
 
     return strftime("%Y%m%d%H%M%S")
+
+
+def _count_once() -> Callable[[str, Mapping[str, str]], int]:
+    """`count_other_devices`, which may ask a plug-in: that takes seconds, so an answer is kept."""
+    known: dict[str, int] = {}
+
+    def count(name: str, environ: Mapping[str, str]) -> int:
+        if name not in known:
+            known[name] = count_other_devices(name, environ)
+        return known[name]
+
+    return count
+
+
+def _other_devices(name: str, environ: Mapping[str, str]) -> Sequence[LocatedDevice]:
+    from dsl.plan.shown import read_devices
+
+    return read_devices(name, environ)
 
 
 def _numa_nodes() -> Iterable[NumaNode]:

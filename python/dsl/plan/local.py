@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dsl.errors import FilterError, OptionError
+from dsl.errors import AcceleratorError, FilterError, OptionError
+from dsl.plan.devices import ACCELERATORS, are_hidden, visible_cuda_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dsl.model import TorchRequest
     from dsl.plan.host import Host
@@ -36,9 +37,7 @@ def local_world_size(text: str, environ: Mapping[str, str], host: Host) -> int:
         return int(text)
     if text == "cpu":
         return len(set(host.allowed_cpus()))
-    from dsl.plan.devices import ACCELERATORS, visible_cuda_count
-
-    name = (host.find_other() or "gpu") if text == "auto" else text
+    name = node_accelerator(text, environ, host) if text == "auto" else text
     if name in ("gpu", "cuda"):
         devices = visible_cuda_count(environ, host.count_cuda(), lambda: [gpu.uuid for gpu in host.gpus()])
     elif name in ACCELERATORS:
@@ -53,20 +52,76 @@ def local_world_size(text: str, environ: Mapping[str, str], host: Host) -> int:
     raise OptionError(f"{shown}: no {kind} device can be seen on this machine, give a number or cpu")
 
 
-def own_devices(request: TorchRequest, environ: Mapping[str, str], count: int) -> tuple[str, ...]:
-    """The one device that each of ``count`` workers is to see; empty if all see the same.
+def node_accelerator(nproc_per_node: str, environ: Mapping[str, str], host: Host) -> str:
+    """The accelerator of this node's workers: the one that ``--nproc-per-node`` names, else the machine's.
+
+    Another than CUDA comes first, as everywhere, unless its variable hides all its devices. ``cuda`` also
+    stands for a machine without any.
+    """
+    name = nproc_per_node.strip()
+    if name in ACCELERATORS or name == "gpu":
+        return "cuda" if name == "gpu" else name
+    other = host.find_other()
+    return "cuda" if other is None or are_hidden(other, environ) else other
+
+
+def own_devices(
+    request: TorchRequest, environ: Mapping[str, str], count: int, host: Host
+) -> tuple[Mapping[str, str], ...]:
+    """The variables by which each of ``count`` workers sees one device alone; empty if all see the same.
+
+    torchrun sets ``CUDA_VISIBLE_DEVICES``, whatever devices there are. So do we for the accelerators that
+    have this variable, among them Kunlun's, which passes for CUDA, and on a machine without any: Metal and
+    the CPU take no notice. All others get their own variable. Gaudi is refused: ``HABANA_VISIBLE_MODULES``
+    must be the same for all processes, each of which takes the module at the place of its local rank, and
+    with this option all local ranks are 0 (Gaudi documentation, "Gaudi-to-process Assignment").
 
     Raises:
-        OptionError: the devices that we may use are too few.
+        OptionError: the devices that we may use are too few, or cannot be shown to one worker alone.
     """
     if not request.virtual_local_rank:
         return ()
+    name = node_accelerator(request.nproc_per_node, environ, host)
+    if name == "hpu":
+        raise OptionError(
+            "--virtual-local-rank: hpu devices cannot be shown to one worker each, because "
+            "HABANA_VISIBLE_MODULES has to be the same for all of them, leave the option out"
+        )
+    variable = ACCELERATORS[name].visible_variable
+    try:
+        if variable == DEVICES_VARIABLE:
+            return _own_cuda_devices(environ, count)
+        values = _own_values(name, variable, environ, count, host)
+    except FilterError as error:
+        raise OptionError(f"--virtual-local-rank: {error}") from None
+    return tuple([{variable: value} for value in values])
+
+
+def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[str, str], ...]:
     from dsl.plan.visible import masks
 
     variable = HIP_DEVICES_VARIABLE if environ.get(HIP_DEVICES_VARIABLE) else DEVICES_VARIABLE
     value = environ.get(variable)
     shown = None if value is None else [entry.strip() for entry in value.split(",")]
+    names = dict.fromkeys((DEVICES_VARIABLE, variable))
+    return tuple([dict.fromkeys(names, device) for device in masks(shown, count, variable)])
+
+
+def _own_values(
+    name: str, variable: str, environ: Mapping[str, str], count: int, host: Host
+) -> Sequence[str]:
+    from dsl.plan.visible import explain_value, worker_choices
+
     try:
-        return masks(shown, count, variable)
-    except FilterError as error:
-        raise OptionError(f"--virtual-local-rank: {error}") from None
+        total = host.count_other(name, environ)
+    except AcceleratorError:
+        total = MOST_WORKERS  # who starts this number of workers knows better
+    choices = worker_choices(variable, environ, total, count)
+    if len(choices) >= count:
+        return choices[:count]
+    value = environ.get(variable, "")
+    where = f"{variable}={value} shows {len(choices)}" if value else f"this machine has {total} of {name}"
+    hint = explain_value(variable, value)
+    raise FilterError(
+        f"{count} workers need as many devices, but {where}{f': {hint}' if hint is not None else ''}"
+    )

@@ -6,7 +6,7 @@ Also what goes with any binding: the device of each worker, and how many threads
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.model import Notice, WorkerDevice
+from dsl.model import Notice
 from dsl.plan.auto import allowed_cores, bind_auto
 from dsl.plan.binding import Binding, memory_groups, refuse_kmp_affinity
 
@@ -14,14 +14,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from dsl.model import MemoryPolicy, PlacementRequest
+    from dsl.model import MemoryPolicy, PlacementRequest, WorkerDevice
     from dsl.plan.host import Host
-    from dsl.plan.nvidia import Device
     from dsl.plan.topology import Topology
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 AFFINITY_VARIABLE = "KMP_AFFINITY"
-VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @record
@@ -44,31 +42,6 @@ class Placement:
     def device(self, local_rank: int) -> WorkerDevice | None:
         """The worker's device, if it is known."""
         return self.devices[local_rank] if self.devices else None
-
-
-def shown_devices(
-    request: PlacementRequest, env: Mapping[str, str], count: int, host: Host, own: Sequence[str] = ()
-) -> tuple[WorkerDevice | None, ...]:
-    """The device of each of ``count`` workers: the one that CUDA numbers as its local rank.
-
-    ``env`` is the workers' environment, ``own`` what each sees instead if each sees one device alone. Looked
-    up only where a request needs it; only NVIDIA's devices are found.
-    """
-    if request.bind != "auto" and not request.names_devices:
-        return ()
-    from dsl.plan.nvidia import visible_devices
-
-    found = host.gpus()
-    if own:
-        shown = [next(iter(visible_devices(value, found)), None) for value in own]
-    else:
-        visible = visible_devices(env.get(VISIBLE_VARIABLE), found)
-        shown = [visible[rank] if rank < len(visible) else None for rank in range(count)]
-    return tuple([None if gpu is None else _worker_device(gpu) for gpu in shown])
-
-
-def _worker_device(gpu: Device) -> WorkerDevice:
-    return WorkerDevice(gpu.model or gpu.uuid or "NVIDIA device", gpu.address, gpu.numa_node)
 
 
 def place(

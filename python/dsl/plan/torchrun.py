@@ -9,7 +9,7 @@ from __future__ import annotations
 from dsl._record import record, replace
 from dsl.errors import OptionError
 from dsl.model import NodePlan, Notice, PlacementRequest, WorkerPlan
-from dsl.plan.local import DEVICES_VARIABLE, HIP_DEVICES_VARIABLE, local_world_size, own_devices
+from dsl.plan.local import local_world_size, node_accelerator, own_devices
 from dsl.plan.meeting import (
     attempt_port,
     check_meeting,
@@ -47,7 +47,7 @@ class Group:
     ``command``: the words of each worker, with ``${local_rank}`` where its local rank is to stand.
     ``master_port`` None: a free one is chosen for each attempt. ``run_dir``: directory of this run, which
     goes when the job ends unless the user has named its place (``keeps_run_dir``) or there is something in
-    it. ``devices``: the visible device of each worker, if each has its own.
+    it. ``devices``: the variables by which each worker sees a device of its own, if it does.
     """
 
     request: TorchRequest
@@ -62,7 +62,7 @@ class Group:
     host_name: str
     console: Console
     environ: Mapping[str, str]
-    devices: tuple[str, ...] = ()
+    devices: tuple[Mapping[str, str], ...] = ()
     bindings: tuple[Binding, ...] = ()
     notices: tuple[Notice, ...] = ()
     plugin: LogsPlugin | None = None
@@ -98,7 +98,7 @@ def build_group(
     # A name of the user's may be longer than that of a file can be, and have slashes.
     folder = f"{job.replace('/', '_')[:128]}_{host.random()[:8]}"
     run_dir = f"{log_dir}/{folder}" if log_dir else f"{host.temp_dir}/dslrun_{host.random()}"
-    devices = own_devices(request, environ, count)
+    devices = own_devices(request, environ, count, host)
     placement = _place(request, environ, count, devices, host)
     return Group(
         request=request,
@@ -228,7 +228,11 @@ def _group_environment(
 
 
 def _place(
-    request: TorchRequest, environ: Mapping[str, str], count: int, own: Sequence[str], host: Host
+    request: TorchRequest,
+    environ: Mapping[str, str],
+    count: int,
+    own: Sequence[Mapping[str, str]],
+    host: Host,
 ) -> Placement | None:
     """Cores, memory and devices of the workers; None if nothing is asked of them. ``own``: a device each."""
     asked = request.placement
@@ -236,7 +240,8 @@ def _place(
         return None
     if request.numa_binding is not None and asked.bind != "none":
         raise OptionError(f"--bind {asked.bind} cannot be used with --numa-binding, leave one of them out")
-    from dsl.plan.placement import place, shown_devices
+    from dsl.plan.placement import place
+    from dsl.plan.shown import shown_devices
 
     bindings: tuple[Binding, ...] = ()
     notices: tuple[Notice, ...] = ()
@@ -245,7 +250,9 @@ def _place(
 
         numa = plan_numa(request.numa_binding, count, environ, host)
         bindings, notices = numa.bindings, numa.notices
-    devices = shown_devices(asked, environ, count, host, own)
+    devices = shown_devices(
+        asked, environ, count, host, lambda: node_accelerator(request.nproc_per_node, environ, host), own
+    )
     placement = place(asked, count, bindings, devices, environ, host)
     details: list[Notice] = []
     if placement.bindings != bindings:
@@ -301,9 +308,7 @@ def _workers(group: Group, output: OutputPlan, attempt: int) -> tuple[WorkerPlan
         env["TORCHELASTIC_ERROR_FILE"] = error_file
         if group.devices:
             env["LOCAL_RANK"] = "0"
-            env[DEVICES_VARIABLE] = group.devices[local_rank]
-            if group.environ.get(HIP_DEVICES_VARIABLE):
-                env[HIP_DEVICES_VARIABLE] = group.devices[local_rank]
+            env.update(group.devices[local_rank])
         if group.placement is not None:
             env.update(group.placement.variables(local_rank))
         binding = group.bindings[local_rank] if group.bindings else None

@@ -46,11 +46,14 @@ LEVEL_ZERO = Grammar(loose=True, repeated="once", empty_shows_all=True, skips=Tr
 ASCEND = Grammar(loose=False, repeated="once")
 HABANA = Grammar(repeated="once", empty_shows_all=True)
 
+LEVEL_ZERO_VARIABLE = "ZE_AFFINITY_MASK"
+HIERARCHY_VARIABLE = "ZE_FLAT_DEVICE_HIERARCHY"
+
 GRAMMARS = {
     "CUDA_VISIBLE_DEVICES": CUDA,
     "HIP_VISIBLE_DEVICES": ROCR,
     "ROCR_VISIBLE_DEVICES": ROCR,
-    "ZE_AFFINITY_MASK": LEVEL_ZERO,
+    LEVEL_ZERO_VARIABLE: LEVEL_ZERO,
     "ASCEND_RT_VISIBLE_DEVICES": ASCEND,
     "HABANA_VISIBLE_MODULES": HABANA,
     "MLU_VISIBLE_DEVICES": NUMBERS,
@@ -171,13 +174,50 @@ def count_rocm(environ: Mapping[str, str], count: int, names: Sequence[str] = ()
 
     HIP reads ``HIP_VISIBLE_DEVICES``, and ``CUDA_VISIBLE_DEVICES`` in its place when that is not set.
     """
-    shown = environ.get("ROCR_VISIBLE_DEVICES")
-    if names or shown is None:
-        positions = resolve(shown, count, names, ROCR)
-    else:
-        positions = tuple(range(count_visible(shown, count, (), ROCR)))
-    hip = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
-    return count_visible(hip, len(positions), [names[each] for each in positions] if names else (), ROCR)
+    if names:
+        return len(resolve_rocm(environ, names[:count]))
+    left = count_visible(environ.get("ROCR_VISIBLE_DEVICES"), count, (), ROCR)
+    return count_visible(_hip_value(environ), left, (), ROCR)
+
+
+def resolve_rocm(environ: Mapping[str, str], names: Sequence[str]) -> tuple[int, ...]:
+    """Positions of the visible ones among the AMD devices of these names, see `count_rocm`."""
+    left = resolve(environ.get("ROCR_VISIBLE_DEVICES"), len(names), names, ROCR)
+    seen = resolve(_hip_value(environ), len(left), [names[each] for each in left], ROCR)
+    return tuple([left[each] for each in seen])
+
+
+def _hip_value(environ: Mapping[str, str]) -> str | None:
+    return environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def level_zero_hierarchy(environ: Mapping[str, str]) -> str:
+    """``COMPOSITE`` if a card is a device for Level Zero and its tiles are parts of it, else ``FLAT``.
+
+    ``ZE_FLAT_DEVICE_HIERARCHY`` decides. The driver's default depends on the card; where nothing is set, a
+    mask that names parts is taken to mean cards.
+    """
+    value = environ.get(HIERARCHY_VARIABLE, "")
+    if value in ("FLAT", "COMBINED", "COMPOSITE"):
+        return "COMPOSITE" if value == "COMPOSITE" else "FLAT"
+    return "COMPOSITE" if "." in environ.get(LEVEL_ZERO_VARIABLE, "") else "FLAT"
+
+
+def level_zero_entries(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """What ``ZE_AFFINITY_MASK`` names, None for everything. Where tiles are devices, parts say nothing."""
+    entries = read_entries(environ.get(LEVEL_ZERO_VARIABLE), LEVEL_ZERO)
+    if entries is None or level_zero_hierarchy(environ) == "COMPOSITE":
+        return entries
+    return tuple([entry for entry in entries if "." not in entry])
+
+
+def resolve_level_zero(environ: Mapping[str, str], count: int) -> tuple[int, ...]:
+    """Positions of the visible ones among ``count`` Intel devices, each of which may be seen in part."""
+    entries = level_zero_entries(environ)
+    if entries is None:
+        return tuple(range(count))
+    numbers = {int(entry.partition(".")[0]) for entry in entries}
+    return tuple(sorted([number for number in numbers if number < count]))
 
 
 def masks(shown: Sequence[str] | None, count: int, variable: str) -> tuple[str, ...]:
@@ -195,6 +235,44 @@ def masks(shown: Sequence[str] | None, count: int, variable: str) -> tuple[str, 
             f"{count} workers need as many devices, but {variable}={','.join(shown)} names {len(shown)}"
         )
     return tuple(shown[:count])
+
+
+def worker_choices(variable: str, environ: Mapping[str, str], total: int, count: int) -> list[str]:
+    """What of ``total`` devices each of ``count`` workers may be shown by a variable: as many as there are.
+
+    They come in the order in which one process would number them, so that no worker has another device than
+    it would pick by its local rank. Where parts of devices are named (tiles of Level Zero), a worker gets all
+    those of one device, or one alone if there are more workers than devices.
+    """
+    value = environ.get(variable)
+    if variable != LEVEL_ZERO_VARIABLE:
+        seen = range(min(total, count)) if value is None else resolve(value, total, (), GRAMMARS[variable])
+        return [str(position) for position in seen]
+    entries = level_zero_entries(environ)
+    if entries is None:
+        return [str(number) for number in range(min(total, count))]
+    devices = []
+    for number in resolve_level_zero(environ, total):
+        parts = [entry for entry in entries if entry.partition(".")[0] == str(number)]
+        whole = str(number) in parts
+        devices.append([str(number)] if whole else sorted(parts, key=lambda part: int(part.split(".")[1])))
+    if count <= len(devices):
+        return [",".join(parts) for parts in devices]
+    return [part for parts in devices for part in parts]
+
+
+def explain_value(variable: str, value: str) -> str | None:
+    """What to write instead of the first entry of a value that is no number or part, if there is one.
+
+    Entries that hide devices (negative, empty) are not meant as devices.
+    """
+    grammar = GRAMMARS.get(variable, NUMBERS)
+    for word in value.split(","):
+        entry = word.strip() if grammar.loose else word
+        digits = entry.replace(".", "") if grammar.parts else entry
+        if digits and not digits.startswith("-") and not (digits.isascii() and digits.isdigit()):
+            return explain_entry(variable, entry)
+    return None
 
 
 def count_named(variable: str, shown: Sequence[str], count: int) -> int:

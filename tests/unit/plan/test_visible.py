@@ -24,9 +24,14 @@ from dsl.plan.visible import (
     count_named,
     count_rocm,
     count_visible,
+    explain_value,
+    level_zero_hierarchy,
     masks,
     read_entries,
     resolve,
+    resolve_level_zero,
+    resolve_rocm,
+    worker_choices,
 )
 
 UUIDS = ("GPU-8932f937", "GPU-8932aaaa", "GPU-77770000")
@@ -160,6 +165,79 @@ def test_hip_chooses_among_what_rocr_leaves(environ: dict[str, str], count: int)
     assert count_rocm(environ, 4, ("GPU-1", "GPU-2", "GPU-3", "GPU-4")) == count
 
 
+@pytest.mark.parametrize(
+    "environ, positions",
+    [
+        ({}, (0, 1, 2, 3)),
+        ({"ROCR_VISIBLE_DEVICES": "3,GPU-1"}, (3, 0)),
+        ({"ROCR_VISIBLE_DEVICES": "3,1,2", "HIP_VISIBLE_DEVICES": "2,0"}, (2, 3)),
+        ({"ROCR_VISIBLE_DEVICES": "3,1,2", "CUDA_VISIBLE_DEVICES": "1"}, (1,)),
+        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}, (1,)),
+        ({"ROCR_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "1"}, ()),
+    ],
+)
+def test_amd_devices_are_numbered_anew_by_each_variable(
+    environ: dict[str, str], positions: tuple[int, ...]
+) -> None:
+    assert resolve_rocm(environ, ("GPU-1", "GPU-2", "GPU-3", "GPU-4")) == positions
+
+
+@pytest.mark.parametrize(
+    "mask, hierarchy, meant, seen",
+    [
+        (None, None, "FLAT", (0, 1, 2, 3)),
+        ("", "COMPOSITE", "COMPOSITE", (0, 1, 2, 3)),
+        ("3,0,9", None, "FLAT", (0, 3)),
+        ("1.1,0,1.0", None, "COMPOSITE", (0, 1)),
+        ("1.1,0,1.0", "COMPOSITE", "COMPOSITE", (0, 1)),
+        ("1.1,0,1.0", "FLAT", "FLAT", (0,)),
+        ("1.1", "COMBINED", "FLAT", ()),
+        ("1.1", "flat", "COMPOSITE", (1,)),
+    ],
+)
+def test_tiles_are_devices_of_their_own_or_parts(
+    mask: str | None, hierarchy: str | None, meant: str, seen: tuple[int, ...]
+) -> None:
+    given = {"ZE_AFFINITY_MASK": mask, "ZE_FLAT_DEVICE_HIERARCHY": hierarchy}
+    environ = {name: value for name, value in given.items() if value is not None}
+    assert level_zero_hierarchy(environ) == meant
+    assert resolve_level_zero(environ, 4) == seen
+
+
+@pytest.mark.parametrize(
+    "mask, workers, shown",
+    [
+        ("1.0,0.1,1.1,0.0", 2, ["0.0,0.1", "1.0,1.1"]),
+        ("1.0,0.1,1.1,0.0", 3, ["0.0", "0.1", "1.0", "1.1"]),
+        ("1.10,1.9", 2, ["1.9", "1.10"]),
+        ("0.1,0,1.1", 2, ["0", "1.1"]),
+        ("0.1,0,1.1", 3, ["0", "1.1"]),
+        ("0.1,7.0", 1, ["0.1"]),
+    ],
+)
+def test_a_worker_gets_a_whole_device_or_a_part_if_there_are_too_few(
+    mask: str, workers: int, shown: list[str]
+) -> None:
+    environ = {"ZE_AFFINITY_MASK": mask, "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}
+    assert worker_choices("ZE_AFFINITY_MASK", environ, 4, workers) == shown
+
+
+@pytest.mark.parametrize(
+    "variable, value, said",
+    [
+        ("MLU_VISIBLE_DEVICES", "1, 2,-1", None),
+        ("MLU_VISIBLE_DEVICES", "", None),
+        ("MLU_VISIBLE_DEVICES", "1.0", "'1.0' is no device"),
+        ("ZE_AFFINITY_MASK", "1.0,2", None),
+        ("ZE_AFFINITY_MASK", "1,0-1", "write 0,1"),
+        ("ASCEND_RT_VISIBLE_DEVICES", "1, 2", "' 2' is no device"),
+    ],
+)
+def test_the_first_entry_that_is_no_device_is_explained(variable: str, value: str, said: str | None) -> None:
+    message = explain_value(variable, value)
+    assert message is None if said is None else message is not None and said in message
+
+
 def test_each_worker_is_shown_its_own_device() -> None:
     assert masks(("GPU-b", "GPU-a", "x"), 2, "V") == ("GPU-b", "GPU-a")
     assert masks(None, 3, "V") == ("0", "1", "2")
@@ -228,3 +306,14 @@ def test_workers_share_no_device_when_each_has_its_own(shown: list[str], count: 
         own = masks(shown, count, "V")
         assert len(set(own)) == count
         assert [read_entries(value) for value in own] == [(entry,) for entry in shown[:count]]
+
+
+@given(value=VALUES, variable=ALL_GRAMMARS, total=st.integers(0, 6), count=st.integers(1, 6))
+def test_what_workers_are_shown_is_different_and_seen_alone(
+    value: str, variable: str, total: int, count: int
+) -> None:
+    shown = worker_choices(variable, {variable: value}, total, count)
+    assert len(set(shown)) == len(shown)
+    assert len(shown) >= min(count, len(resolve(value, total, (), GRAMMARS[variable])))
+    for one in shown:
+        assert len(resolve(one, total, (), GRAMMARS[variable])) == 1
