@@ -42,7 +42,8 @@ class Topology:
 def parse_kernel_list(text: str) -> tuple[int, ...]:
     """The kernel's list format: ``"0-2,5"`` -> (0, 1, 2, 5); blank -> ()."""
     numbers: list[int] = []
-    for part in text.strip().split(","):
+    # The files of Linux 5.15-rc1 end in a zero byte.
+    for part in text.strip("\0 \t\n").split(","):
         if part:
             first, _, last = part.partition("-")
             numbers.extend(range(int(first), int(last or first) + 1))
@@ -91,8 +92,15 @@ def read_topology(cpus: Iterable[int], root: str = "/") -> Topology:
     base = os.path.join(root, "sys/devices/system/cpu")
     return Topology(
         numa_nodes=read_numa_nodes(root),
-        cores=_groups(wanted, lambda cpu: _topology_list(base, cpu, "thread_siblings_list") or (cpu,)),
-        # The first name is newer (Linux 5.3) than the second.
+        # Of two names the first is newer (Linux 5.3), and the second deprecated.
+        cores=_groups(
+            wanted,
+            lambda cpu: (
+                _topology_list(base, cpu, "core_cpus_list")
+                or _topology_list(base, cpu, "thread_siblings_list")
+                or (cpu,)
+            ),
+        ),
         packages=_groups(
             wanted,
             lambda cpu: (

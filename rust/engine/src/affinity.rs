@@ -58,7 +58,8 @@ pub enum Unusable {
 
 /// Reads a list such as `0-3,8`: strictly ascending, white space only around it; empty for an empty text.
 pub fn parse_cpulist(text: &[u8]) -> Result<Vec<u32>, ParseError> {
-    let text = text.trim_ascii();
+    // The files of Linux 5.15-rc1 end in a zero byte.
+    let text = text.strip_suffix(b"\0").unwrap_or(text).trim_ascii();
     let mut cpus: Vec<u32> = Vec::new();
     if text.is_empty() {
         return Ok(cpus);

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize(
     "text, numbers",
-    [("0-2,5\n", (0, 1, 2, 5)), ("\n", ()), ("", ()), ("7", (7,)), ("0-1,3-4", (0, 1, 3, 4))],
+    [
+        ("0-2,5\n", (0, 1, 2, 5)),
+        ("\n", ()),
+        ("", ()),
+        ("7", (7,)),
+        ("0-1,3-4", (0, 1, 3, 4)),
+        ("0-31\n\0", tuple(range(32))),  # as Linux 5.15-rc1 writes it
+        ("\n\0", ()),
+    ],
 )
 def test_the_kernels_lists(text: str, numbers: tuple[int, ...]) -> None:
     assert parse_kernel_list(text) == numbers
@@ -74,6 +82,11 @@ def test_cores_are_the_thread_siblings_of_the_cpus_asked_for(tmp_path: Path) -> 
         {f"{CPU}/cpu{cpu}/topology/thread_siblings_list": f"{text}\n" for cpu, text in siblings.items()},
     )
     assert read_topology([0, 1, 4], root).cores == ((0, 4), (1, 5))
+
+
+def test_a_kernel_without_the_deprecated_name_knows_cores_all_the_same(tmp_path: Path) -> None:
+    root = _write(tmp_path, {f"{CPU}/cpu{cpu}/topology/core_cpus_list": "0-1\n" for cpu in range(2)})
+    assert read_topology([0, 1], root).cores == ((0, 1),)
 
 
 def test_this_machine_has_a_core_for_every_cpu_we_may_use() -> None:

@@ -5,13 +5,14 @@ use crate::procfs::fake_root::FakeRoot;
 
 #[test]
 fn lists_of_the_kernel_are_read() {
-    let table: [(&str, &[u32]); 6] = [
+    let table: [(&str, &[u32]); 7] = [
         ("", &[]),
         ("\n", &[]),
         ("0\n", &[0]),
         ("0-3,8\n", &[0, 1, 2, 3, 8]),
         ("4-4,6,65535", &[4, 6, 65535]),
         (" 1,3 ", &[1, 3]),
+        ("0-1\n\0", &[0, 1]),
     ];
     for (text, cpus) in table {
         assert_eq!(parse_cpulist(text.as_bytes()).as_deref(), Ok(cpus), "{text:?}");
