@@ -172,13 +172,17 @@ def test_evidence_stands_behind_the_reason() -> None:
         (("affinity", 22, None), "could not be started: cannot be bound to its CPUs: Invalid argument"),
         (
             ("mempolicy", 1, None),
-            "could not be started: cannot be given its memory policy: Operation not permitted, a container needs "
-            "the capability SYS_NICE for it, or use --mem-policy none",
+            (
+                "could not be started: cannot be given its memory policy: Operation not permitted, a container needs "
+                "the capability SYS_NICE for it, or use --mem-policy none"
+            ),
         ),
         (
             ("mempolicy-check", 22, None),
-            "could not be started: it got another memory policy than it was given, the cpuset of this job may "
-            "have changed",
+            (
+                "could not be started: it got another memory policy than it was given, the cpuset of this job may "
+                "have changed"
+            ),
         ),
         (
             ("stdio", 28, "/full/log"),
