@@ -1,14 +1,16 @@
-"""Whole commands: against torchrun, deepspeed and the floor; time to the first worker; time to stop."""
+"""Whole commands: against torchrun, deepspeed and the floor; bound workers; first worker; time to stop."""
 
 from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from benches.measure import Row, in_turns, medians, spread, wall_s
 from tests.support.jobs import until
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from benches.programs import Programs
 
 TRUE = "/bin/true"
+# So that 64 workers are not too many for the devices of a machine that has some.
+NO_DEVICES = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def against_peers(programs: Programs, scripts: Path, repeats: int) -> list[Row]:
@@ -48,6 +52,32 @@ def against_floor(programs: Programs, workers: int, bar: float, repeats: int) ->
     middle = medians(values)
     detail = f"{spread(values['dsl'], 1000, 'ms')} against {spread(values['floor'], 1000, 'ms')}"
     return Row(f"{workers} x true, dsl / floor", middle["dsl"] / middle["floor"], "x", bar, True, detail)
+
+
+def bound(programs: Programs, repeats: int) -> list[Row]:
+    """64 workers that end at once, bound to cores and memory against unbound: median of the turns' ratios."""
+    launch = programs.launch(64)
+    torchrun = [programs.dslrun, "--no-python", "--nproc-per-node=64"]
+    rows = [_bound_row("dsl", launch, ["--bind=auto"], repeats)]
+    with mock.patch.dict(os.environ, NO_DEVICES):
+        rows.extend(
+            _bound_row("dslrun", torchrun, [option], repeats)
+            for option in ("--numa-binding=node", "--bind=auto")
+        )
+    return rows
+
+
+def _bound_row(name: str, command: list[str], options: list[str], repeats: int) -> Row:
+    takers = {
+        "unbound": lambda: wall_s([*command, TRUE]),
+        "bound": lambda: wall_s([*command, *options, TRUE]),
+    }
+    values = in_turns(takers, repeats)
+    ratio = statistics.median(
+        [bound / unbound for bound, unbound in zip(values["bound"], values["unbound"], strict=True)]
+    )
+    detail = f"{spread(values['bound'], 1000, 'ms')} against {spread(values['unbound'], 1000, 'ms')}"
+    return Row(f"64 x true, {name} {' '.join(options)} / unbound", ratio, "x", 1.03, True, detail)
 
 
 def first_exec(programs: Programs, repeats: int) -> Row:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -42,6 +43,8 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
             launch_rows.against_floor(ours, 64, 1.5, many),
             launch_rows.against_floor(ours, 1000, 1.15, few),
         ],
+        # Two commands that differ this little take many turns to tell apart.
+        "bound": lambda: launch_rows.bound(ours, 15 if options.quick else 45),
         "first": lambda: [launch_rows.first_exec(ours, many)],
         "fat": lambda: [engine_rows.fat_parent(few)],
         "growth": lambda: [engine_rows.cpu_growth(ours, few)],
@@ -109,6 +112,8 @@ def main() -> int:
             f"no such bench: {', '.join(sorted(unknown))} (choose from {', '.join(benches)})", file=sys.stderr
         )
         return 2
+    # Installed commands have their bytecode; where none may be written they would compile at every start.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     facts = machine()
     lines = ["| measure | value | bar | | detail |", "| --- | --- | --- | --- | --- |"]
     print("\n".join([", ".join(f"{name} {fact}" for name, fact in facts.items()), *lines]), flush=True)

@@ -2,23 +2,26 @@
 
 The cores that may be used of a device's NUMA node are dealt evenly to the workers whose devices lie there.
 Where not every worker has a device whose node is known, all cores are dealt evenly to all workers, in the
-order of NUMA nodes; if an equal split can end where nodes end, it does. A core goes as a whole: all its
-threads to one worker. More workers than cores share, neighbours with neighbours.
+order of NUMA nodes; if an equal split can end where nodes end, it does. A core goes as a whole, with all its
+threads.
+
+Workers that outnumber the cores to be dealt all get all of them. Single cores would have unequal numbers of
+workers, the slowest of which hold up the job, and the kernel could not move one to a core that falls idle.
+They still keep to NUMA nodes if each node's number of workers is then proportional to its cores.
 """
 
 from __future__ import annotations
 
 from dsl.errors import BindingError
 from dsl.model import Notice
-from dsl.plan.binding import Binding, format_core_list
+from dsl.plan.binding import Binding, allowed_cores, format_core_list
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from dsl.plan.binding import Core
     from dsl.plan.topology import Topology
-
-    Core = tuple[int, ...]
 
 
 def bind_auto(
@@ -45,21 +48,17 @@ def bind_auto(
         notices.append("the NUMA node of some workers' devices is not known, all cores are split evenly")
     known = [place for place in places if place is not None]
     cores = _beside(known, nodes) if len(known) == len(places) else _split(len(homes), nodes)
-    if len({core for own in cores for core in own}) < sum(map(len, cores)):
+    runs = {own[0]: own for own in cores}  # those that begin at the same core are the same
+    if len(runs) < len(cores):
         total = sum(map(len, nodes.values()))
         notices.append(f"{len(homes)} workers share cores, {total} may be used")
     if strict and notices:
         raise BindingError(f"--bind auto: {notices[0]}, start fewer workers or leave out --bind-strict")
-    bindings = [Binding(tuple(sorted([cpu for core in own for cpu in core]))) for own in cores]
-    return tuple(bindings), tuple([Notice("warning", f"--bind auto: {text}") for text in notices])
-
-
-def allowed_cores(allowed: Collection[int], topology: Topology) -> list[Core]:
-    """What may be used of each core, by its first CPU. A CPU that the kernel names in no core is one."""
-    mine = frozenset(allowed)
-    cores = {tuple([cpu for cpu in core if cpu in mine]) for core in topology.cores}
-    single = mine.difference([cpu for core in cores for cpu in core])
-    return sorted([*[core for core in cores if core], *[(cpu,) for cpu in single]])
+    made = {
+        first: Binding(tuple(sorted([cpu for core in own for cpu in core]))) for first, own in runs.items()
+    }
+    warnings = [Notice("warning", f"--bind auto: {text}") for text in notices]
+    return tuple([made[own[0]] for own in cores]), tuple(warnings)
 
 
 def _cores_by_node(allowed: Collection[int], topology: Topology) -> dict[int, list[Core]]:
@@ -100,19 +99,24 @@ def _split(count: int, nodes: Mapping[int, Sequence[Core]]) -> list[Sequence[Cor
 
 
 def _deal(cores: Sequence[Core], count: int) -> list[Sequence[Core]]:
-    """Runs of cores, the first ones get what is left over; one core each, several times, if they are few."""
+    """Runs of cores, the first ones get what is left over; all of the cores to each if they are too few."""
     if len(cores) < count:
-        return [(cores[rank * len(cores) // count],) for rank in range(count)]
+        return [cores] * count
     each, left = divmod(len(cores), count)
     ends = [rank * each + min(rank, left) for rank in range(count + 1)]
     return [cores[ends[rank] : ends[rank + 1]] for rank in range(count)]
 
 
 def _workers_of_nodes(count: int, sizes: Sequence[int]) -> list[int]:
-    """Numbers of workers that keep to one node each and have equal shares but for one core; or nothing."""
-    least, more = divmod(sum(sizes), count)
+    """Numbers of workers that keep to one node each and have equal shares but for one core; or nothing.
+
+    Workers that outnumber the cores have shares that are exactly equal.
+    """
+    total = sum(sizes)
+    least, more = divmod(total, count)
     if not least:
-        return []
+        numbers = [size * count // total for size in sizes]
+        return numbers if sum(numbers) == count else []
     most = least + bool(more)
     numbers = [-(-size // most) for size in sizes]
     room = [size // least - number for size, number in zip(sizes, numbers, strict=True)]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dsl.model import MemoryPolicy
     from dsl.plan.topology import NumaNode, Topology
 
+    Core = tuple[int, ...]
+
 CPU_LIMIT = 65_536
 """CPU numbers end below this; no kernel is built for as many."""
 
@@ -119,6 +121,14 @@ def _physical_cpus(allowed: Collection[int], topology: Topology) -> list[int]:
     for cpu in sorted(allowed):
         first_of_core.setdefault(core_of.get(cpu, -1 - cpu), cpu)
     return list(first_of_core.values())
+
+
+def allowed_cores(allowed: Collection[int], topology: Topology) -> list[Core]:
+    """What may be used of each core, by its first CPU. A CPU that the kernel names in no core is one."""
+    mine = frozenset(allowed)
+    cores = {tuple([cpu for cpu in core if cpu in mine]) for core in topology.cores}
+    single = mine.difference([cpu for core in cores for cpu in core])
+    return sorted([*[core for core in cores if core], *[(cpu,) for cpu in single]])
 
 
 def memory_groups(nodes: Sequence[NumaNode]) -> dict[int, MemoryPolicy]:

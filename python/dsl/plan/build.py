@@ -392,8 +392,7 @@ def _place(
     """Cores, memory and devices by the options of both commands; None if they ask for nothing."""
     if request.placement == PlacementRequest():
         return None
-    from dsl.plan.placement import place
-    from dsl.plan.shown import shown_devices
+    from dsl.plan.placement import place, shown_devices
 
     count = len(plan.nodes[plan.node_rank].slots)
     devices = shown_devices(request.placement, env, count, host, lambda: plan.accelerator)

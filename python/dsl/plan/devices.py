@@ -286,6 +286,12 @@ def count_numa_nodes(nodes: Iterable[NumaNode]) -> int:
     return max(count, 1)
 
 
+def has_nvidia_driver(root: str = "/") -> bool:
+    """Whether there are files of an NVIDIA driver (on WSL: of a driver of any GPU)."""
+    names = ("proc/driver/nvidia", "dev/nvidiactl", "dev/dxg")
+    return any(os.path.exists(os.path.join(root, name)) for name in names)
+
+
 def count_cuda_devices(
     root: str = "/",
     ask_driver: Callable[[], int | None] | None = None,

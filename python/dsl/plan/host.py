@@ -6,7 +6,12 @@ import os
 import sys
 
 from dsl._record import record
-from dsl.plan.devices import count_cuda_devices, count_other_devices, find_other_accelerator
+from dsl.plan.devices import (
+    count_cuda_devices,
+    count_other_devices,
+    find_other_accelerator,
+    has_nvidia_driver,
+)
 from dsl.plan.output import Console
 from dsl.plan.port import PortProbe, name_port_holder, pick_free_port, port_is_free
 
@@ -71,7 +76,7 @@ def this_host() -> Host:
         count_other=_count_once(),
         other_devices=_other_devices,
         numa_nodes=_numa_nodes,
-        topology=_topology,
+        topology=_read_topology_once(),
         gpus=_gpus,
         mig_parent=_mig_parent,
         is_local=is_this_machine,
@@ -130,6 +135,8 @@ def _count_once() -> Callable[[str, Mapping[str, str]], int]:
 
 
 def _other_devices(name: str, environ: Mapping[str, str]) -> Sequence[LocatedDevice]:
+    if name == "cuda" and not os.path.exists("/dev/kfd"):
+        return ()
     from dsl.plan.shown import read_devices
 
     return read_devices(name, environ)
@@ -141,13 +148,24 @@ def _numa_nodes() -> Iterable[NumaNode]:
     return read_numa_nodes()
 
 
-def _topology(cpus: Iterable[int]) -> Topology:
-    from dsl.plan.topology import read_topology
+def _read_topology_once() -> Callable[[Iterable[int]], Topology]:
+    """`read_topology`, whose answers are kept: it reads several files for each core."""
+    known: dict[tuple[int, ...], Topology] = {}
 
-    return read_topology(cpus)
+    def read(cpus: Iterable[int]) -> Topology:
+        from dsl.plan.topology import read_topology
+
+        wanted = tuple(cpus)
+        if wanted not in known:
+            known[wanted] = read_topology(wanted)
+        return known[wanted]
+
+    return read
 
 
 def _gpus() -> Sequence[Device]:
+    if not has_nvidia_driver():
+        return ()
     from dsl.plan.nvidia import quick_devices
 
     return quick_devices()

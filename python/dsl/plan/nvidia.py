@@ -1,7 +1,7 @@
 """What the NVIDIA driver says about its devices: through NVML where that works, else by the driver's files.
 
-pynvml is imported only when there are files of the driver. Sources: the chapter on the /proc interface of the
-driver's README, and "MIG Device Names" of the MIG user guide.
+NVML is asked, and pynvml imported, only where there are files of the driver. Sources: the chapter on the
+/proc interface of the driver's README, and "MIG Device Names" of the MIG user guide.
 
 Devices are in NVML's order, which is that of their PCI addresses. CUDA numbers them so too if they are all of
 one kind, or with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; otherwise it puts the fastest first.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from dsl._record import record
-from dsl.plan.nvml import NO_PERMISSION, Nvml, NvmlError
+from dsl.plan.devices import has_nvidia_driver
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dsl.plan.nvml import Driver
 
     Open = Callable[[], AbstractContextManager[Driver]]
-    """Opens NVML: `Nvml`, or a recording."""
+    """Opens NVML: `dsl.plan.nvml.Nvml`, or a recording."""
 
 
 @record
@@ -66,22 +66,19 @@ class Survey:
     problems: tuple[str, ...] = ()
 
 
-def has_driver(root: str = "/") -> bool:
-    """Whether there are files of an NVIDIA driver (on WSL: of a driver of any GPU)."""
-    names = ("proc/driver/nvidia", "dev/nvidiactl", "dev/dxg")
-    return any(os.path.exists(os.path.join(root, name)) for name in names)
-
-
-def survey(root: str = "/", nvml: Open = Nvml) -> Survey:
+def survey(root: str = "/", nvml: Open | None = None) -> Survey:
     """Find the NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says.
 
-    Nothing is imported when there is no driver. When NVML fails, the driver's files answer, and one line in
-    ``problems`` says why; a GPU that does not answer is left out, and one line says which.
+    Nothing is imported when there is no driver. When NVML (``nvml`` opens it) fails, the driver's files
+    answer, and one line in ``problems`` says why; a GPU that does not answer is left out, and one line says
+    which.
     """
-    if not has_driver(root):
+    if not has_nvidia_driver(root):
         return Survey()
+    from dsl.plan.nvml import Nvml, NvmlError
+
     try:
-        with nvml() as driver:
+        with (nvml or Nvml)() as driver:
             devices, problems = _ask_devices(driver, root)
     except NvmlError as error:
         found = read_devices(root)
@@ -92,12 +89,12 @@ def survey(root: str = "/", nvml: Open = Nvml) -> Survey:
     return Survey(devices, "nvml", problems)
 
 
-def devices(root: str = "/", nvml: Open = Nvml) -> tuple[Device, ...]:
+def devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ...]:
     """The devices of `survey`."""
     return survey(root, nvml).devices
 
 
-def quick_devices(root: str = "/", nvml: Open = Nvml) -> tuple[Device, ...]:
+def quick_devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ...]:
     """The devices of `read_devices` if every device file is of one of them, else those of `devices`.
 
     Opening NVML wakes every GPU, which takes tenths of a second; files answer in microseconds.
@@ -108,10 +105,12 @@ def quick_devices(root: str = "/", nvml: Open = Nvml) -> tuple[Device, ...]:
     return read_devices(root) if files and files <= minors else devices(root, nvml)
 
 
-def count(nvml: Open = Nvml) -> int | None:
+def count(nvml: Open | None = None) -> int | None:
     """Number of devices that the driver lets us use; None when it does not answer."""
+    from dsl.plan.nvml import Nvml, NvmlError
+
     try:
-        with nvml() as driver:
+        with (nvml or Nvml)() as driver:
             return len(_labels(driver)[0])
     except NvmlError:
         return None
@@ -122,6 +121,8 @@ def _labels(driver: Driver) -> tuple[list[str], tuple[str, ...]]:
 
     Devices that belong to others (another container's) are counted by NVML but refused; they are not ours.
     """
+    from dsl.plan.nvml import NO_PERMISSION, NvmlError
+
     labels, problems, refused = [], [], 0
     total = driver.ask("count")
     for number in range(total):
@@ -159,6 +160,8 @@ def _ask_devices(driver: Driver, root: str) -> tuple[tuple[Device, ...], tuple[s
 
 
 def _ask(driver: Driver, question: str, device: str, number: int = 0) -> Any:
+    from dsl.plan.nvml import NvmlError
+
     try:
         return driver.ask(question, device, number)
     except NvmlError:

@@ -5,14 +5,13 @@ Also what goes with any binding: the device of each worker, and how many threads
 
 from __future__ import annotations
 
-from dsl._record import record, replace
+from dsl._record import record
 from dsl.model import Notice
-from dsl.plan.auto import allowed_cores, bind_auto
-from dsl.plan.binding import Binding, memory_groups, refuse_kmp_affinity
+from dsl.plan.binding import Binding, allowed_cores, memory_groups, refuse_kmp_affinity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from dsl.model import MemoryPolicy, PlacementRequest, WorkerDevice
     from dsl.plan.host import Host
@@ -44,6 +43,32 @@ class Placement:
         return self.devices[local_rank] if self.devices else None
 
 
+def shown_devices(
+    request: PlacementRequest,
+    env: Mapping[str, str],
+    count: int,
+    host: Host,
+    accelerator: Callable[[], str],
+    own: Sequence[Mapping[str, str]] = (),
+) -> tuple[WorkerDevice | None, ...]:
+    """The device of each of ``count`` workers: the one that its runtime numbers as its local rank.
+
+    ``env`` is the workers' environment, ``own`` what each has over it if each sees one device alone.
+    ``accelerator`` names the devices (as `dsl.plan.devices.ACCELERATORS`). Empty where no request needs them:
+    then nothing is looked up. None for a worker that has no device, or one of which nothing is known.
+    """
+    if request.bind != "auto" and not request.names_devices:
+        return ()
+    name = accelerator()
+    gpus = host.gpus() if name == "cuda" else ()
+    others = () if gpus or name == "cpu" else host.other_devices(name, env)
+    if not gpus and not others:
+        return (None,) * count
+    from dsl.plan.shown import worker_devices
+
+    return worker_devices(name, env, count, gpus, others, own)
+
+
 def place(
     request: PlacementRequest,
     count: int,
@@ -69,6 +94,8 @@ def place(
     allowed = sorted(host.allowed_cpus())
     topology = host.topology(allowed)
     if is_auto:
+        from dsl.plan.auto import bind_auto
+
         refuse_kmp_affinity("--bind auto", environ)
         homes = [device.numa_node if device else None for device in devices] or [None] * count
         bindings, more = bind_auto(homes, allowed, topology, strict=request.strict)
@@ -77,7 +104,10 @@ def place(
         notices.append(Notice("warning", f"{AFFINITY_VARIABLE} is set and may undo the binding in OpenMP"))
     mode = request.memory or ("preferred" if is_auto else None)
     if mode is not None:
-        bindings = [replace(one, mempolicy=memory_policy(mode, one.cpus, topology)) for one in bindings]
+        # Workers that share cores are many; what is asked of one holds for them all.
+        policies = {cpus: memory_policy(mode, cpus, topology) for cpus in {one.cpus for one in bindings}}
+        made = {cpus: Binding(cpus, policy) for cpus, policy in policies.items()}
+        bindings = [made[one.cpus] for one in bindings]
     chosen = THREADS_VARIABLE in environ or not (is_auto or sizes_threads)
     threads = () if chosen else _threads(bindings, allowed, topology)
     return Placement(tuple(bindings), tuple(devices), threads, tuple(notices))
@@ -106,13 +136,19 @@ def memory_policy(mode: str, cpus: Collection[int], topology: Topology) -> Memor
 def _threads(bindings: Sequence[Binding], allowed: Collection[int], topology: Topology) -> tuple[int, ...]:
     """Physical cores of each worker; a core that several have counts for each as a part of one."""
     core_of = {cpu: core for core in allowed_cores(allowed, topology) for cpu in core}
-    owned = [{core_of[cpu] for cpu in binding.cpus} for binding in bindings]
+    users: dict[tuple[int, ...], int] = {}
+    for binding in bindings:
+        users[binding.cpus] = users.get(binding.cpus, 0) + 1
+    owned = {cpus: {core_of[cpu] for cpu in cpus} for cpus in users}
     sharers: dict[tuple[int, ...], int] = {}
-    for cores in owned:
+    for cpus, cores in owned.items():
         for core in cores:
-            sharers[core] = sharers.get(core, 0) + 1
+            sharers[core] = sharers.get(core, 0) + users[cpus]
     # Sums of equal parts may fall short of a whole number by a rounding error.
-    return tuple([max(1, int(sum([1 / sharers[core] for core in cores]) + 1e-6)) for cores in owned])
+    threads = {
+        cpus: max(1, int(sum([1 / sharers[core] for core in cores]) + 1e-6)) for cpus, cores in owned.items()
+    }
+    return tuple([threads[binding.cpus] for binding in bindings])
 
 
 def _unused_options(request: PlacementRequest, *, is_bound: bool) -> list[Notice]:

@@ -1,7 +1,7 @@
 """The device of each worker and where it sits, for ``--bind auto``, ``--report-bindings`` and dry runs.
 
 NVIDIA's devices are `Host.gpus`; here is what files tell of the others, which `Host.other_devices` answers.
-Nothing of it is read for a launch that asks neither for a binding by devices nor for a report.
+Nothing of it is imported where there is no device, or no option that asks for one.
 
 Sources: the kernel's documentation of sysfs for PCI devices (``numa_node``, -1 where it is not known), for
 amdgpu (``product_name``) and for habanalabs (``pci_addr``, ``device_type``, ``module_id``); amdkfd's topology
@@ -32,10 +32,8 @@ from dsl.plan.visible import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from dsl.model import PlacementRequest
-    from dsl.plan.host import Host
     from dsl.plan.nvidia import Device
 
 CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -50,25 +48,18 @@ class LocatedDevice:
     name: str = ""
 
 
-def shown_devices(
-    request: PlacementRequest,
+def worker_devices(
+    name: str,
     env: Mapping[str, str],
     count: int,
-    host: Host,
-    accelerator: Callable[[], str],
-    own: Sequence[Mapping[str, str]] = (),
+    gpus: Sequence[Device],
+    others: Sequence[LocatedDevice],
+    own: Sequence[Mapping[str, str]],
 ) -> tuple[WorkerDevice | None, ...]:
-    """The device of each of ``count`` workers: the one that its runtime numbers as its local rank.
+    """The device of each of ``count`` workers, of those found, as `dsl.plan.placement.shown_devices` says.
 
-    ``env`` is the workers' environment, ``own`` what each has over it if each sees one device alone.
-    ``accelerator`` names the devices (as `dsl.plan.devices.ACCELERATORS`). Empty where no request needs them:
-    then nothing is looked up. None for a worker that has no device, or one of which nothing is known.
+    ``name`` is the accelerator, ``gpus`` NVIDIA's devices, ``others`` those of `read_devices`.
     """
-    if request.bind != "auto" and not request.names_devices:
-        return ()
-    name = accelerator()
-    gpus = host.gpus() if name == "cuda" else ()
-    others = () if gpus else host.other_devices(name, env)
 
     def see(values: Mapping[str, str]) -> Sequence[WorkerDevice | None]:
         if gpus:

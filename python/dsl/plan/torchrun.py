@@ -240,8 +240,7 @@ def _place(
         return None
     if request.numa_binding is not None and asked.bind != "none":
         raise OptionError(f"--bind {asked.bind} cannot be used with --numa-binding, leave one of them out")
-    from dsl.plan.placement import place
-    from dsl.plan.shown import shown_devices
+    from dsl.plan.placement import place, shown_devices
 
     bindings: tuple[Binding, ...] = ()
     notices: tuple[Notice, ...] = ()

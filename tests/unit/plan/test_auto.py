@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -109,36 +110,112 @@ def test_less_than_asked_is_a_warning_and_refused_if_strict(
     assert "\n" not in str(caught.value)
 
 
-def test_workers_that_share_get_whole_cores_side_by_side() -> None:
-    assert _cpus([None] * 4, THREADED, [0, 8, 1, 9]) == ["0,8", "0,8", "1,9", "1,9"]
-
-
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    st.integers(1, 30),
-    st.integers(1, 2),
+@pytest.mark.parametrize(
+    "topology, count, allowed, expected",
+    [
+        (THREADED, 4, [0, 8, 1, 9], ["0-1,8-9"] * 4),
+        (TWO_NODES, 10, None, ["0-3"] * 5 + ["4-7"] * 5),
+        (TWO_NODES, 9, None, ["0-7"] * 9),
+        (THREADED, 10, None, ["0-3,8-11"] * 5 + ["4-7,12-15"] * 5),
+        (TWO_NODES, 6, [0, 1, 4], ["0-1"] * 4 + ["4"] * 2),
+        (TWO_NODES, 4, [0, 1, 4], ["0-1,4"] * 4),
+        (NPS4, 72, None, [f"{first}-{first + 7}" for first in range(0, 64, 8) for _ in range(9)]),
+        (Topology(), 64, [2, 3], ["2-3"] * 64),
+    ],
 )
-def test_every_split_is_even_whole_and_complete(sizes: list[int], count: int, threads: int) -> None:
+def test_workers_that_outnumber_the_cores_have_them_all_of_a_node_if_that_is_fair(
+    topology: Topology, count: int, allowed: list[int] | None, expected: list[str]
+) -> None:
+    assert _cpus([None] * count, topology, allowed) == expected
+
+
+@pytest.mark.parametrize(
+    "homes, expected",
+    [
+        ([0] * 5 + [1], ["0-3"] * 5 + ["4-7"]),
+        ([1, 0, 1, 1, 1, 1], ["4-7", "0-3", "4-7", "4-7", "4-7", "4-7"]),
+        ([0] * 5, ["0-3"] * 5),
+    ],
+)
+def test_sharing_beside_a_device_leaves_the_other_nodes_alone(homes: list[int], expected: list[str]) -> None:
+    assert _cpus(homes, TWO_NODES) == expected
+    assert _said(homes, TWO_NODES, range(8)) == [
+        f"--bind auto: {len(homes)} workers share cores, 8 may be used"
+    ]
+
+
+@st.composite
+def _machines(draw: st.DrawFn) -> tuple[Topology, list[int]]:
+    """Any NUMA nodes of cores of one or two threads, and the CPUs of them that may be used."""
+    sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    threads = draw(st.integers(1, 2))
     total = sum(sizes)
-    nodes, first = [], 0
-    for size in sizes:
-        own = range(first, first + size)
-        nodes.append([cpu + thread * total for thread in range(threads) for cpu in own])
-        first += size
-    topology = _machine(*nodes, threads=threads)
-    bindings, notices = bind_auto([None] * count, range(total * threads), topology, strict=False)
-    shares = [set(one.cpus) for one in bindings]
+    firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+    nodes = [
+        [cpu + thread * total for thread in range(threads) for cpu in range(first, first + size)]
+        for first, size in zip(firsts, sizes, strict=True)
+    ]
+    allowed = draw(
+        st.sets(st.integers(0, total * threads - 1), min_size=1) | st.just(set(range(total * threads)))
+    )
+    return _machine(*nodes, threads=threads), sorted(allowed)
+
+
+def _usable(topology: Topology, allowed: Collection[int]) -> list[frozenset[int]]:
+    """What may be used of each core."""
+    return [core for own in topology.cores if (core := frozenset(own).intersection(allowed))]
+
+
+def _claims(shares: Sequence[frozenset[int]], cores: Sequence[frozenset[int]]) -> list[Fraction]:
+    """Cores of each worker, those that it shares in parts."""
+    sharers = {core: sum(not core.isdisjoint(share) for share in shares) for core in cores}
+    return [
+        sum((Fraction(1, sharers[core]) for core in cores if not core.isdisjoint(share)), Fraction())
+        for share in shares
+    ]
+
+
+@given(_machines(), st.integers(1, 70))
+def test_every_split_is_fair_whole_and_complete(machine: tuple[Topology, list[int]], count: int) -> None:
+    topology, allowed = machine
+    cores = _usable(topology, allowed)
+    bindings, notices = bind_auto([None] * count, allowed, topology, strict=False)
+    shares = [frozenset(one.cpus) for one in bindings]
+    claims = _claims(shares, cores)
     assert len(shares) == count
-    for core in topology.cores:
-        assert all(share.isdisjoint(core) or share.issuperset(core) for share in shares)
-    if count <= total:
-        lengths = [len(share) // threads for share in shares]
-        assert sum(lengths) == total
-        assert max(lengths) - min(lengths) <= 1
-        assert len(set().union(*shares)) == total * threads
+    assert all(len(one.cpus) == len(share) for one, share in zip(bindings, shares, strict=True))
+    assert frozenset().union(*shares) == frozenset(allowed)
+    assert all(share.isdisjoint(core) or share >= core for share in shares for core in cores)
+    if count <= len(cores):
+        assert sum(map(len, shares)) == len(allowed)
+        assert max(claims) - min(claims) <= 1
         assert not notices
     else:
-        assert notices
+        assert set(claims) == {Fraction(len(cores), count)}
+        assert all(one == other or one.isdisjoint(other) for one in shares for other in shares)
+        assert [notice.text for notice in notices] == [
+            f"--bind auto: {count} workers share cores, {len(cores)} may be used"
+        ]
+
+
+@given(_machines(), st.data())
+def test_the_workers_of_each_device_node_deal_its_cores_fairly(
+    machine: tuple[Topology, list[int]], data: st.DataObject
+) -> None:
+    topology, allowed = machine
+    nodes = {node.number: set(node.cpus).intersection(allowed) for node in topology.numa_nodes}
+    reachable = [number for number, cpus in nodes.items() if cpus]
+    homes = data.draw(st.lists(st.sampled_from(reachable), min_size=1, max_size=30))
+    bindings, _ = bind_auto(homes, allowed, topology, strict=False)
+    for home in set(homes):
+        cores = _usable(topology, nodes[home])
+        pairs = zip(homes, bindings, strict=True)
+        shares = [frozenset(one.cpus) for place, one in pairs if place == home]
+        claims = _claims(shares, cores)
+        assert frozenset().union(*shares) == nodes[home]
+        assert all(share.isdisjoint(core) or share >= core for share in shares for core in cores)
+        assert max(claims) - min(claims) <= (len(shares) <= len(cores))
+        assert sum(claims) == len(cores)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +254,20 @@ def test_cores_that_are_shared_count_in_parts() -> None:
     whole = Binding(tuple(range(16)))
     assert _place(PlacementRequest(), whole, whole).threads == (4, 4)
     assert _place(AUTO, count=20).threads == (1,) * 20
+
+
+def test_workers_that_share_the_cores_of_a_node_prefer_its_memory() -> None:
+    placed = _place(AUTO, count=20)
+    assert [one.mempolicy for one in placed.bindings] == [("preferred", (0,))] * 10 + [
+        ("preferred", (1,))
+    ] * 10
+    assert [one.mempolicy for one in _place(AUTO, count=9).bindings] == [None] * 9
+
+
+def test_threads_of_few_workers_beside_many_are_their_own_cores() -> None:
+    devices = [WorkerDevice("H200", f"0000:{number:02x}:00.0", int(number > 5)) for number in range(7)]
+    host = make_host(allowed_cpus=lambda: range(16), topology=lambda _cpus: THREADED)
+    assert place(AUTO, 7, (), devices, {}, host).threads == (1,) * 6 + (4,)
 
 
 def test_openmp_must_not_undo_the_binding() -> None:

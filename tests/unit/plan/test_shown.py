@@ -8,7 +8,8 @@ import pytest
 from tests.unit.machine import make_host, numa_table
 
 from dsl.model import PlacementRequest, TorchRequest, WorkerDevice
-from dsl.plan.shown import LocatedDevice, read_devices, shown_devices
+from dsl.plan.placement import shown_devices
+from dsl.plan.shown import LocatedDevice, read_devices
 from dsl.plan.torchrun import build_group, plan_attempt
 
 if TYPE_CHECKING:
