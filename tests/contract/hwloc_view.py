@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dsl.plan.binding import format_core_list
-from dsl.plan.topology import parse_kernel_list, read_topology
+from dsl.plan.topology import parse_kernel_list, read_caches, read_packages, read_topology
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -43,9 +43,9 @@ def our_view(folder: str, cpus: Sequence[int], allowed: Collection[int] | None =
             for node in topology.numa_nodes
         },
         memory=format_core_list([node.number for node in topology.numa_nodes if node.usable_memory]),
-        packages=format_groups(mine.intersection(group) for group in topology.packages),
+        packages=format_groups(mine.intersection(group) for group in read_packages(asked, folder)),
         cores=format_groups(mine.intersection(group) for group in topology.cores),
-        caches=format_groups(mine.intersection(group) for group in topology.caches),
+        caches=format_groups(mine.intersection(group) for group in read_caches(asked, folder)),
     )
 
 

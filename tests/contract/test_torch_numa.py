@@ -16,7 +16,7 @@ from dsl.plan.binding import format_core_list
 from dsl.plan.numa import MODES as OUR_MODES
 from dsl.plan.numa import plan_numa
 from dsl.plan.nvidia import read_devices
-from dsl.plan.topology import read_numa_nodes, read_topology
+from dsl.plan.topology import read_caches, read_numa_nodes, read_packages, read_topology
 
 if TYPE_CHECKING:
     from tests.contract.torch_numa_inputs import Machine
@@ -59,6 +59,8 @@ def _host(machine: Machine, root: Path) -> Host:
         allowed_cpus=machine.cpus,
         numa_nodes=lambda: read_numa_nodes(folder),
         topology=lambda _cpus: topology,
+        packages=lambda cpus: read_packages(cpus, folder),
+        caches=lambda cpus: read_caches(cpus, folder),
         gpus=lambda: gpus,
     )
 

@@ -47,6 +47,8 @@ def make_host(
         other_devices=lambda _name, _environ: (),
         numa_nodes=lambda: numa_table(range(8)),
         topology=_topology,
+        packages=lambda _cpus: (),
+        caches=lambda _cpus: (),
         gpus=lambda: [
             Device(f"0000:{number:02x}:00.0", f"GPU-{number:08x}", "H200", 0) for number in range(cuda)
         ],

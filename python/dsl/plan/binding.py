@@ -176,6 +176,21 @@ def _memory_policy(
     return None
 
 
+def describe_all(noun: str, first: int, bindings: Sequence[Binding]) -> list[str]:
+    """A line for each different binding: ``"ranks 0-3: cores 0-7, memory not bound"``.
+
+    ``noun`` is the word for one of them, ``first`` the number of the first.
+    """
+    holders: dict[tuple[tuple[int, ...], MemoryPolicy | None], list[int]] = {}
+    for rank, binding in enumerate(bindings, first):
+        holders.setdefault((binding.cpus, binding.mempolicy), []).append(rank)
+    texts = []
+    for ranks in holders.values():
+        plural = "s" if len(ranks) > 1 else ""
+        texts.append(f"{noun}{plural} {format_core_list(ranks)}: {describe(bindings[ranks[0] - first])}")
+    return texts
+
+
 def describe(binding: Binding) -> str:
     """``"cores 0-3, memory bound to numa node 0"``."""
     text = f"cores {format_core_list(binding.cpus)}"

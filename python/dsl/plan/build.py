@@ -404,10 +404,9 @@ def _binding_notices(
 ) -> tuple[Notice, ...]:
     if not bindings:
         return ()
-    from dsl.plan.binding import describe
+    from dsl.plan.binding import describe_all
 
-    texts = [f"rank {rank}: {describe(binding)}" for rank, binding in zip(ranks, bindings, strict=True)]
-    table = [Notice("debug", text) for text in texts]
+    table = [Notice("debug", text) for text in describe_all("rank", ranks.start, bindings)]
     sizes = [len(binding.cpus) for binding in bindings]
     least, most = min(sizes), max(sizes)
     shown = f"{least}" if least == most else f"{least} to {most}"

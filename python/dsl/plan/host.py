@@ -34,10 +34,11 @@ class Host:
     ``allowed_cpus`` (the affinity mask), ``count_cuda`` (devices of the machine, hidden ones too),
     ``find_other`` (the accelerator that comes before CUDA, if any), ``count_other`` (devices of such a one),
     ``other_devices`` (where those and AMD's, as ``cuda``, are, in their runtime's order, hidden ones too),
-    ``numa_nodes``, ``topology`` of some CPUs, ``gpus`` (NVIDIA devices by PCI address, hidden ones too),
-    ``mig_parent`` (PCI address of the device that a ``MIG-...`` name is a part of; None: not known),
-    ``is_local`` (is a host of the hostfile this machine), ``console`` (what our own output streams are),
-    ``name`` (of this machine), and ``random`` (16 hexadecimal digits that nobody can guess).
+    ``numa_nodes``, ``topology`` of some CPUs, their ``packages`` and ``caches`` of the last level, ``gpus``
+    (NVIDIA devices by PCI address, hidden ones too), ``mig_parent`` (PCI address of the device that a
+    ``MIG-...`` name is a part of; None: not known), ``is_local`` (is a host of the hostfile this machine),
+    ``console`` (what our own output streams are), ``name`` (of this machine), and ``random`` (16 hexadecimal
+    digits that nobody can guess).
     """
 
     executable: str
@@ -53,6 +54,8 @@ class Host:
     other_devices: Callable[[str, Mapping[str, str]], Sequence[LocatedDevice]]
     numa_nodes: Callable[[], Iterable[NumaNode]]
     topology: Callable[[Iterable[int]], Topology]
+    packages: Callable[[Iterable[int]], Sequence[Sequence[int]]]
+    caches: Callable[[Iterable[int]], Sequence[Sequence[int]]]
     gpus: Callable[[], Sequence[Device]]
     mig_parent: Callable[[str], str | None]
     is_local: Callable[[str], bool]
@@ -77,6 +80,8 @@ def this_host() -> Host:
         other_devices=_other_devices,
         numa_nodes=_numa_nodes,
         topology=_read_topology_once(),
+        packages=_packages,
+        caches=_caches,
         gpus=_gpus,
         mig_parent=_mig_parent,
         is_local=is_this_machine,
@@ -161,6 +166,18 @@ def _read_topology_once() -> Callable[[Iterable[int]], Topology]:
         return known[wanted]
 
     return read
+
+
+def _packages(cpus: Iterable[int]) -> Sequence[Sequence[int]]:
+    from dsl.plan.topology import read_packages
+
+    return read_packages(cpus)
+
+
+def _caches(cpus: Iterable[int]) -> Sequence[Sequence[int]]:
+    from dsl.plan.topology import read_caches
+
+    return read_caches(cpus)
 
 
 def _gpus() -> Sequence[Device]:

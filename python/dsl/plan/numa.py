@@ -21,9 +21,8 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.errors import BindingError
 from dsl.model import Notice
-from dsl.plan.binding import Binding, describe, format_core_list
+from dsl.plan.binding import Binding, format_core_list
 from dsl.plan.devices import visible_entries
-from dsl.plan.topology import NumaNode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from dsl.model import MemoryPolicy
     from dsl.plan.host import Host
     from dsl.plan.nvidia import Device
-    from dsl.plan.topology import Topology
+    from dsl.plan.topology import NumaNode, Topology
 
 MODES = ("node", "socket", "exclusive", "core-complex")
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -52,13 +51,16 @@ class _Place:
     """What the rules need to know.
 
     ``nodes``: CPUs that may be used of each NUMA node that has any, by its number. ``homes`` and ``names`` of
-    the devices, or of the workers where there is none.
+    the devices, or of the workers where there is none. ``packages`` and ``caches`` only for the modes that
+    mean them: they take many files to read.
     """
 
     topology: Topology
     nodes: Mapping[int, tuple[int, ...]]
     homes: tuple[int, ...]
     names: tuple[str, ...]
+    packages: Sequence[Sequence[int]] = ()
+    caches: Sequence[Sequence[int]] = ()
 
 
 def plan_numa(mode: str, count: int, environ: Mapping[str, str], host: Host) -> NumaPlan:
@@ -87,9 +89,11 @@ def plan_numa(mode: str, count: int, environ: Mapping[str, str], host: Host) -> 
         spread = list(distinct.values())
         homes = [spread[rank * len(spread) // count] for rank in range(count)]
         names = [f"local rank {rank}" for rank in range(count)]
-    place = _Place(topology, nodes, tuple(homes), tuple(names))
+    packages = host.packages(allowed) if mode == "socket" else ()
+    caches = host.caches(allowed) if mode == "core-complex" else ()
+    place = _Place(topology, nodes, tuple(homes), tuple(names), packages, caches)
     bindings = tuple([_bind(mode, rank, place, allowed) for rank in range(count)])
-    return NumaPlan(bindings, tuple(_notices(mode, bindings, gpus, nodes, environ)))
+    return NumaPlan(bindings, tuple(_notices(mode, gpus, nodes, environ)))
 
 
 def _usable_nodes(numa_nodes: Iterable[NumaNode], allowed: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -157,7 +161,7 @@ def _bind(mode: str, rank: int, place: _Place, allowed: Sequence[int]) -> Bindin
 
 def _socket(own: Sequence[int], place: _Place) -> tuple[int, ...]:
     """A NUMA node is in the socket of its first CPU."""
-    package = next((package for package in place.topology.packages if own[0] in package), tuple(own))
+    package = next((package for package in place.packages if own[0] in package), tuple(own))
     cpus = {cpu for node in place.nodes.values() if node[0] in package for cpu in node}
     return tuple(sorted(cpus))
 
@@ -178,7 +182,7 @@ def _share(rank: int, own: Sequence[int], place: _Place) -> tuple[int, ...]:
 
 
 def _complex(rank: int, own: Sequence[int], place: _Place) -> tuple[int, ...]:
-    caches = sorted(_cut(place.topology.caches, own).items(), key=lambda item: (-len(item[1]), item[0]))
+    caches = sorted(_cut(place.caches, own).items(), key=lambda item: (-len(item[1]), item[0]))
     if not caches:
         return tuple(own)  # the kernel names none, as in some virtual machines
     return caches[_position(rank, place)[0] % len(caches)][1]
@@ -205,11 +209,7 @@ def _memory(cpus: Iterable[int], home: int, numa_nodes: Iterable[NumaNode]) -> M
 
 
 def _notices(
-    mode: str,
-    bindings: Sequence[Binding],
-    gpus: Sequence[Device],
-    nodes: Mapping[int, Sequence[int]],
-    environ: Mapping[str, str],
+    mode: str, gpus: Sequence[Device], nodes: Mapping[int, Sequence[int]], environ: Mapping[str, str]
 ) -> list[Notice]:
     notices = []
     if not gpus:
@@ -227,6 +227,4 @@ def _notices(
         notices.append(
             Notice("warning", f"--numa-binding {mode}: {text}, set {ORDER_VARIABLE}=PCI_BUS_ID to be sure")
         )
-    for rank, binding in enumerate(bindings):
-        notices.append(Notice("debug", f"local rank {rank}: {describe(binding)}"))
     return notices

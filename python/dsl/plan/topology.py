@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+CPU_FOLDER = "sys/devices/system/cpu"
+
 
 @record
 class NumaNode:
@@ -26,17 +28,10 @@ class NumaNode:
 
 @record
 class Topology:
-    """NUMA nodes, ascending by number, and what the CPUs that were asked for share with others.
-
-    ``cores``, ``packages`` (sockets) and ``caches`` (of the last level): the online CPUs of each.
-    A CPU whose package or cache the kernel does not name is in none; if it does not name the core, the CPU is
-    a core of its own.
-    """
+    """NUMA nodes, ascending by number, and the cores of the CPUs that were asked for: the CPUs of each."""
 
     numa_nodes: tuple[NumaNode, ...] = ()
     cores: tuple[tuple[int, ...], ...] = ()
-    packages: tuple[tuple[int, ...], ...] = ()
-    caches: tuple[tuple[int, ...], ...] = ()
 
 
 def parse_kernel_list(text: str) -> tuple[int, ...]:
@@ -87,29 +82,25 @@ def _usable_memory(root: str, base: str, numbers: list[int]) -> set[int]:
 
 
 def read_topology(cpus: Iterable[int], root: str = "/") -> Topology:
-    """Topology of the machine, with the cores, packages and caches that the given CPUs belong to."""
-    wanted = tuple(cpus)
-    base = os.path.join(root, "sys/devices/system/cpu")
+    """NUMA nodes of the machine, and the cores that the given CPUs belong to.
+
+    A CPU whose core the kernel does not name is a core of its own.
+    """
     return Topology(
-        numa_nodes=read_numa_nodes(root),
-        # Of two names the first is newer (Linux 5.3), and the second deprecated.
-        cores=_groups(
-            wanted,
-            lambda cpu: (
-                _topology_list(base, cpu, "core_cpus_list")
-                or _topology_list(base, cpu, "thread_siblings_list")
-                or (cpu,)
-            ),
-        ),
-        packages=_groups(
-            wanted,
-            lambda cpu: (
-                _topology_list(base, cpu, "package_cpus_list")
-                or _topology_list(base, cpu, "core_siblings_list")
-            ),
-        ),
-        caches=_groups(wanted, lambda cpu: _last_level_cache(f"{base}/cpu{cpu}/cache")),
+        read_numa_nodes(root),
+        _groups(cpus, lambda cpu: _shared(root, cpu, "core_cpus_list", "thread_siblings_list") or (cpu,)),
     )
+
+
+def read_packages(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
+    """CPUs of each package (socket) that some of the given ones are in, where the kernel names it."""
+    return _groups(cpus, lambda cpu: _shared(root, cpu, "package_cpus_list", "core_siblings_list"))
+
+
+def read_caches(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
+    """The same for caches of the last level."""
+    base = os.path.join(root, CPU_FOLDER)
+    return _groups(cpus, lambda cpu: _last_level_cache(f"{base}/cpu{cpu}/cache"))
 
 
 def _groups(cpus: Iterable[int], read: Callable[[int], tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
@@ -123,8 +114,11 @@ def _groups(cpus: Iterable[int], read: Callable[[int], tuple[int, ...]]) -> tupl
     return tuple(groups)
 
 
-def _topology_list(base: str, cpu: int, name: str) -> tuple[int, ...]:
-    return parse_kernel_list(_read(f"{base}/cpu{cpu}/topology/{name}") or "")
+def _shared(root: str, cpu: int, *names: str) -> tuple[int, ...]:
+    """Of two names the first is newer (Linux 5.3), and the second deprecated."""
+    folder = os.path.join(root, CPU_FOLDER, f"cpu{cpu}/topology")
+    lists = (parse_kernel_list(_read(f"{folder}/{name}") or "") for name in names)
+    return next(filter(None, lists), ())
 
 
 def _last_level_cache(folder: str) -> tuple[int, ...]:

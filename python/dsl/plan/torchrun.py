@@ -253,12 +253,9 @@ def _place(
         asked, environ, count, host, lambda: node_accelerator(request.nproc_per_node, environ, host), own
     )
     placement = place(asked, count, bindings, devices, environ, host)
-    details: list[Notice] = []
-    if placement.bindings != bindings:
-        from dsl.plan.binding import describe
+    from dsl.plan.binding import describe_all
 
-        texts = [f"local rank {rank}: {describe(one)}" for rank, one in enumerate(placement.bindings)]
-        details = [Notice("debug", text) for text in texts]
+    details = [Notice("debug", text) for text in describe_all("local rank", 0, placement.bindings)]
     return replace(placement, notices=(*notices, *placement.notices, *details))
 
 

@@ -9,7 +9,15 @@ from tests.unit.machine import numa_table
 from tests.unit.outcome import assert_one_line, error_of
 
 from dsl.errors import BindingError
-from dsl.plan.binding import CPU_LIMIT, Binding, bind_workers, describe, format_core_list, parse_core_list
+from dsl.plan.binding import (
+    CPU_LIMIT,
+    Binding,
+    bind_workers,
+    describe,
+    describe_all,
+    format_core_list,
+    parse_core_list,
+)
 from dsl.plan.topology import NumaNode, Topology
 
 cores = st.sets(st.integers(0, CPU_LIMIT - 1), min_size=1, max_size=64).map(sorted)
@@ -117,3 +125,11 @@ def test_cores_that_cannot_be_given(
 )
 def test_a_binding_in_words(binding: Binding, text: str) -> None:
     assert describe(binding) == text
+
+
+def test_every_worker_is_told_of_and_equal_ones_together() -> None:
+    bindings = [Binding((0, 1)), Binding((2,)), Binding((0, 1))]
+    assert describe_all("rank", 4, bindings) == [
+        "ranks 4,6: cores 0-1, memory not bound",
+        "rank 5: cores 2, memory not bound",
+    ]

@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 
 # Two sockets of two NUMA nodes of four cores, a cache for two of them.
 NODES = numa_table(range(4), range(4, 8), range(8, 12), range(12, 16))
-TOPOLOGY = Topology(
-    NODES,
-    tuple((cpu,) for cpu in range(16)),
-    (tuple(range(8)), tuple(range(8, 16))),
-    tuple((cpu, cpu + 1) for cpu in range(0, 16, 2)),
-)
+TOPOLOGY = Topology(NODES, tuple((cpu,) for cpu in range(16)))
+PACKAGES = (range(8), range(8, 16))
+CACHES = tuple((cpu, cpu + 1) for cpu in range(0, 16, 2))
 
 
 def _host(
@@ -39,8 +36,14 @@ def _host(
     **facts: Any,
 ) -> Host:
     gpus = [Device(f"0000:{one:02x}:00.0", f"GPU-{one}abc", "H200", home) for one, home in enumerate(homes)]
+    own = topology is TOPOLOGY
     return make_host(
-        allowed_cpus=lambda: allowed, topology=lambda _cpus: topology, gpus=lambda: gpus, **facts
+        allowed_cpus=lambda: allowed,
+        topology=lambda _cpus: topology,
+        packages=lambda _cpus: PACKAGES if own else (),
+        caches=lambda _cpus: CACHES if own else (),
+        gpus=lambda: gpus,
+        **facts,
     )
 
 
@@ -187,10 +190,6 @@ def _said(homes: Sequence[int | None], models: Sequence[str] = (), **environ: st
     gpus = [replace(gpu, model=model) for gpu, model in named]
     notices = plan_numa("node", 1, environ, replace(host, gpus=lambda: gpus)).notices
     return [(notice.level, notice.text) for notice in notices]
-
-
-def test_every_worker_is_told_of() -> None:
-    assert _said((1, 0)) == [("debug", "local rank 0: cores 4-7, memory preferred on numa node 1")]
 
 
 def test_guesses_are_said() -> None:

@@ -10,7 +10,9 @@ from dsl.plan.topology import (
     NumaNode,
     Topology,
     parse_kernel_list,
+    read_caches,
     read_numa_nodes,
+    read_packages,
     read_topology,
 )
 
@@ -112,20 +114,21 @@ def test_packages_and_last_level_caches_are_told_once_each(tmp_path: Path) -> No
             folder = f"{CPU}/cpu{cpu}/cache/index{index}"
             files |= {f"{folder}/type": f"{kind}\n", f"{folder}/level": f"{level}\n"}
             files[f"{folder}/shared_cpu_list"] = f"{shared}\n"
-    topology = read_topology([0, 1, 2, 5], _write(tmp_path, files))
-    assert topology.packages == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert topology.caches == ((0, 1), (2, 3), (4, 5))
+    root = _write(tmp_path, files)
+    assert read_packages([0, 1, 2, 5], root) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert read_caches([0, 1, 2, 5], root) == ((0, 1), (2, 3), (4, 5))
 
 
 def test_old_kernels_have_another_name_for_the_cpus_of_a_package(tmp_path: Path) -> None:
     root = _write(tmp_path, {f"{CPU}/cpu{cpu}/topology/core_siblings_list": "0-1\n" for cpu in range(2)})
-    assert read_topology([1], root).packages == ((0, 1),)
+    assert read_packages([1], root) == ((0, 1),)
 
 
 def test_this_machine_has_its_packages_and_caches_around_its_cores() -> None:
     import os
 
-    topology = read_topology(sorted(os.sched_getaffinity(0)))
-    for groups in (topology.packages, topology.caches):
+    allowed = sorted(os.sched_getaffinity(0))
+    cores = read_topology(allowed).cores
+    for groups in (read_packages(allowed), read_caches(allowed)):
         for group in groups:
-            assert all(set(core) <= set(group) or not set(core) & set(group) for core in topology.cores)
+            assert all(set(core) <= set(group) or not set(core) & set(group) for core in cores)
