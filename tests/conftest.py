@@ -113,9 +113,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if config.getoption("no_unexpected_skips"):
         config.pluginmanager.register(_SkipWatch())
-    # Under nohup our children would ignore it, as they should, and so would not end by it.
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Under nohup, or in a shell's background, our children would ignore these, as they should.
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
     # An installed DeepSpeed asks pytest-randomly for the seed, and would be imported, with torch, into every run.
     if (randomly := sys.modules.get("pytest_randomly")) is not None:
         vars(randomly)["entrypoint_reseeds"] = []
