@@ -19,11 +19,12 @@ MOST_WORKERS = 1 << 22
 """No machine holds more processes."""
 
 
-def local_world_size(text: str, environ: Mapping[str, str], host: Host) -> int:
+def local_world_size(text: str, environ: Mapping[str, str], host: Host, *, alone: bool = False) -> int:
     """Number of workers on this node from torchrun's ``--nproc-per-node``.
 
     A number, ``cpu`` (the CPUs that we may use), ``gpu`` (visible CUDA devices), the name of another
-    accelerator (its visible devices), ``auto`` (whatever devices there are, else CPUs).
+    accelerator (its visible devices), ``auto`` (whatever devices there are, else CPUs). ``alone``: each
+    worker is shown one device, so that MIG instances count as many as are named.
 
     Raises:
         OptionError: it is none of these, is not positive, or there is no such device.
@@ -39,7 +40,9 @@ def local_world_size(text: str, environ: Mapping[str, str], host: Host) -> int:
         return len(set(host.allowed_cpus()))
     name = node_accelerator(text, environ, host) if text == "auto" else text
     if name in ("gpu", "cuda"):
-        devices = visible_cuda_count(environ, host.count_cuda(), lambda: [gpu.uuid for gpu in host.gpus()])
+        devices = visible_cuda_count(
+            environ, host.count_cuda(), lambda: [gpu.uuid for gpu in host.gpus()], alone=alone
+        )
     elif name in ACCELERATORS:
         from dsl.plan.accelerators import count_devices
 

@@ -34,6 +34,13 @@ def test_the_number_of_workers(text: str, environ: dict[str, str], cuda: int, co
     assert local_world_size(text, environ, make_host(cuda=cuda)) == count
 
 
+@pytest.mark.parametrize("text", ["gpu", "auto"])
+def test_a_process_sees_one_mig_instance_unless_each_worker_has_its_own(text: str) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-aaaa,MIG-bbbb"}
+    host = make_host(cuda=1)
+    assert [local_world_size(text, environ, host, alone=alone) for alone in (False, True)] == [1, 2]
+
+
 @pytest.mark.parametrize(
     "text, environ, count",
     [("npu", {}, 16), ("auto", {}, 16), ("auto", {"ASCEND_RT_VISIBLE_DEVICES": "1,2"}, 2), ("gpu", {}, 4)],
