@@ -127,7 +127,7 @@ class LaunchSpec:
         env: Mapping[str, str] | None = None,
         on_failure: Literal["stop", "report"] = "stop",
         grace_s: float = 30.0,
-        binding: Literal["required", "wanted"] = "required",
+        binding: Literal["required", "cpus_required", "wanted"] = "required",
         log_max_bytes: int | None = None,
         collapse: bool = False,
         line_files: Sequence[tuple[Literal[1, 2], _Path, Sequence[str | bytes]]] | None = None,
@@ -136,8 +136,8 @@ class LaunchSpec:
 
         ``on_failure``: what a failed worker (non-zero code, signal, failed exec) means for the others.
         ``grace_s``: seconds between the stop signal and SIGKILL, one deadline for the whole group.
-        ``binding``: whether a worker that cannot be bound to its ``cpus`` and ``mempolicy`` may run all the
-        same (``wanted``: `Unbound` tells) or is not started.
+        ``binding``: whether a worker that cannot be bound to its ``cpus`` and ``mempolicy`` is not started
+        (``required``, ``cpus_required`` for the CPUs alone) or runs all the same and `Unbound` tells.
         For `Stdio.log` streams: ``log_max_bytes`` caps each file, its first and last part are kept;
         ``collapse`` shows equal lines of several workers once, with a count; ``line_files`` are
         (1 for stdout or 2 for stderr, path, words): lines that hold one of the words are copied to the path.
@@ -210,7 +210,7 @@ class Started:
 
 @final
 class Unbound:
-    """The worker runs, but not bound as its spec says (only with ``binding="wanted"``).
+    """The worker runs, but not bound as its spec says (never with ``binding="required"``).
 
     The kernel refused, or did something else than it was told, as a cpuset that has shrunk makes it do.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     MemoryMode: TypeAlias = Literal["bind", "preferred", "interleave", "local"]
     MemoryPolicy: TypeAlias = tuple[MemoryMode, Sequence[int]]
-    BindingRule: TypeAlias = Literal["required", "wanted"]
+    BindingRule: TypeAlias = Literal["required", "cpus_required", "wanted"]
     SignalMeaning: TypeAlias = Literal["stop", "forward", "preempt"]
     LineFile: TypeAlias = tuple[Literal[1, 2], str, tuple[str, ...]]
 
@@ -72,10 +72,14 @@ class PlacementRequest:
     strict: bool = False
     names_devices: bool = False
 
-    @property
-    def rule(self) -> BindingRule:
-        """Whether a worker that cannot be bound may run: only ``auto`` makes do with what there is."""
-        return "wanted" if self.bind == "auto" and not self.strict else "required"
+    def rule(self, *, binds_memory: bool) -> BindingRule:
+        """What of the bindings is a condition. Only ``auto`` makes do with what there is.
+
+        ``binds_memory``: the memory policy belongs to what the user asked for, even if ``memory`` is None.
+        """
+        if self.bind == "auto":
+            return "required" if self.strict else "wanted"
+        return "required" if binds_memory or self.memory is not None else "cpus_required"
 
 
 @record

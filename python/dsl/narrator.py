@@ -83,7 +83,8 @@ class Narrator:
 
         rank = self._plan.workers[event.worker].rank
         reason = binding_failure(event.stage, event.errno)
-        self.say(f"warning: rank {rank} {reason} (said once; --bind-strict makes it an error)", "warning")
+        strict = ", --bind-strict makes it an error" if self._plan.binding == "wanted" else ""
+        self.say(f"warning: rank {rank} {reason} (said once{strict})", "warning")
 
     def _hear_signal(self, event: SignalReceived, left: int) -> None:
         from dsl.signals import signal_name

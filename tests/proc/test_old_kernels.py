@@ -103,6 +103,20 @@ def test_an_automatic_binding_that_fails_is_said_once_and_the_job_runs(
     assert len(list(tmp_path.glob("ran.*"))) == 2
 
 
+@pytest.mark.parametrize("policy, code", [([], 0), (["--mem-policy=preferred"], 126)], ids=["own", "asked"])
+@pytest.mark.parametrize("errno, text", [("EPERM", "SYS_NICE"), ("NOTHING", "another memory policy")])
+def test_numa_binding_fails_for_memory_only_if_that_was_asked_for(
+    errno: str, text: str, policy: list[str], code: int, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """torchrun's leaves memory alone, and so works in a container that refuses set_mempolicy."""
+    own = ["--no-python", "--nproc-per-node=2", "--numa-binding=node", *policy]
+    line = [str(dsl_command.with_name("dslrun")), *own, str(testchild), "touch", str(tmp_path / "ran.%r")]
+    with running(_without(testchild, errno, "set_mempolicy", line), tmp_path, environ=NO_DEVICES) as job:
+        assert job.wait() == code, job.stderr()
+    assert text in job.stderr()
+    assert len(list(tmp_path.glob("ran.*"))) == (0 if code else 2)
+
+
 def test_clone3_refused_with_eperm_gives_one_line_or_works(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:

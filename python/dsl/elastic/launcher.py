@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-from dsl import Ended, EngineError, LogNotice, Supervisor
+from dsl import Ended, EngineError, LogNotice, Supervisor, Unbound
 from dsl._record import replace
 from dsl.attempts import flush_output, run_attempt
 from dsl.elastic.call import Call, EntrypointError, ResultError, entrypoint_name, refuse_while_importing
@@ -150,6 +150,7 @@ class _Job:
         self._call = call
         self._number = 0
         self._kills_before = 0
+        self._unbound: set[str] = set()
 
     def run(self) -> dict[int, Any]:
         """Run attempts until one ends well or none is left. Raises as `launch_agent` does."""
@@ -219,7 +220,19 @@ class _Job:
         from dsl.evidence import oom_kills
 
         self._kills_before = oom_kills()
-        return _hear
+        return self._hear
+
+    def _hear(self, event: Event, _ended: int) -> None:
+        if isinstance(event, LogNotice):
+            where = f" {event.path}" if event.path else ""
+            reason = f": {os.strerror(event.errno)}" if event.errno else ""
+            what = event.kind.replace("_", " ")
+            _log("warning", f"output of the workers: {what}{where}{reason} ({event.count})")
+        elif isinstance(event, Unbound) and event.stage not in self._unbound:
+            from dsl.report import binding_failure
+
+            self._unbound.add(event.stage)
+            _log("warning", f"worker {event.worker} {binding_failure(event.stage, event.errno)} (said once)")
 
     def _tidy(self, *, succeeded: bool) -> None:
         """Remove what was passed, and the directory of the run unless something in it is worth keeping."""
@@ -240,14 +253,6 @@ def _end(supervisor: Supervisor, error: BaseException, grace_s: float) -> None:
     events = supervisor.wait(SILENCE_S)
     while events and not any(isinstance(event, Ended) for event in events):
         events = supervisor.wait(max(0.0, deadline_s - time.monotonic()))
-
-
-def _hear(event: Event, _ended: int) -> None:
-    if isinstance(event, LogNotice):
-        where = f" {event.path}" if event.path else ""
-        reason = f": {os.strerror(event.errno)}" if event.errno else ""
-        what = event.kind.replace("_", " ")
-        _log("warning", f"output of the workers: {what}{where}{reason} ({event.count})")
 
 
 def _cause(attempt: Attempt) -> str:

@@ -119,7 +119,7 @@ def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], ho
         master_port=plan.master_port,
         world_size=plan.world_size,
         grace_s=request.grace_s,
-        binding=request.placement.rule,
+        binding=request.placement.rule(binds_memory=True),
         pid_file=f"{host.temp_dir}/{host.pid}.deepspeed" if request.save_pid else None,
         log_dir=log_dir,
         run_dirs=output.run_dirs,

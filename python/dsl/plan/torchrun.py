@@ -162,7 +162,8 @@ def plan_attempt(group: Group, number: int, host: Host) -> NodePlan:
         master_port=port,
         world_size=group.world_size,
         grace_s=request.grace_s,
-        binding=request.placement.rule,
+        # torchrun's binding leaves memory alone; ours must not fail where that would do.
+        binding=request.placement.rule(binds_memory=False),
         log_dir=request.output.log_dir,
         run_dirs=run_dirs(group.run_dir, number, group.local_world_size),
         log_max_bytes=request.output.max_bytes,

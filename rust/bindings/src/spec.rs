@@ -263,10 +263,11 @@ impl LaunchSpec {
         };
         let binding = match binding {
             "required" => engine::Binding::Required,
+            "cpus_required" => engine::Binding::CpusRequired,
             "wanted" => engine::Binding::Wanted,
             other => {
                 return Err(spec_error(format!(
-                    "binding {other:?} is neither \"required\" nor \"wanted\""
+                    "binding {other:?} is not one of required, cpus_required, wanted"
                 )));
             }
         };

@@ -18,7 +18,7 @@ use crate::event::{Stage, StartFailure};
 use crate::features::Features;
 use crate::mux::{open_log, open_terminal};
 use crate::poller::Poller;
-use crate::spec::{Binding, EnvEntry, LaunchSpec, MemoryMode, Stdio, WorkerSpec};
+use crate::spec::{EnvEntry, LaunchSpec, MemoryMode, Stdio, WorkerSpec};
 use crate::sys::binding::MemoryPolicy;
 use crate::sys::clone::{
     self, ChildStack, Descriptors, Failure, Group, Interfaces, Plan, PointerArray, Source,
@@ -206,7 +206,7 @@ impl Spawner {
             open_files: Some(self.open_files),
             cpus: &cpus,
             memory: memory.as_ref(),
-            binding_required: launch.binding == Binding::Required,
+            binding: launch.binding,
             mask: self.mask,
             // In a copy of our table another file may have the pidfd's number by chance.
             watch: self.close_range.then(|| (shared.poller.as_fd(), token)),

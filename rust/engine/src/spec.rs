@@ -153,8 +153,22 @@ pub enum Binding {
     /// It is not started; a group that asks for what this process may not use is refused.
     #[default]
     Required,
+    /// The same for its CPUs; its memory policy is only wanted.
+    CpusRequired,
     /// It runs with what the kernel lets it have, and [`crate::event::Event::Unbound`] says so.
     Wanted,
+}
+
+impl Binding {
+    /// Whether a worker is not to run without its CPUs.
+    pub fn requires_cpus(self) -> bool {
+        self != Self::Wanted
+    }
+
+    /// Whether a worker is not to run without its memory policy.
+    pub fn requires_memory(self) -> bool {
+        self == Self::Required
+    }
 }
 
 /// A worker group to start.

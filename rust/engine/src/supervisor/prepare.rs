@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::limits::{Need, preflight};
 use crate::mux::{Mux, Stream};
 use crate::spawn::open_files_limit;
-use crate::spec::{Binding, Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
+use crate::spec::{Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
 use crate::tree::TOKEN_VARIABLE;
 
 /// Descriptors that the engine and its owner need beside those of the workers.
@@ -96,17 +96,20 @@ pub(super) fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
 }
 
 pub(super) fn check_binding(spec: &LaunchSpec) -> Result<(), Error> {
-    let is_bound = |worker: &WorkerSpec| !worker.cpus.is_empty() || worker.memory.is_some();
-    if spec.binding == Binding::Wanted || !spec.workers.iter().any(is_bound) {
+    let (cpus, memory) = (spec.binding.requires_cpus(), spec.binding.requires_memory());
+    let is_checked =
+        |worker: &WorkerSpec| (cpus && !worker.cpus.is_empty()) || (memory && worker.memory.is_some());
+    if !spec.workers.iter().any(is_checked) {
         return Ok(());
     }
     let allowed = Allowed::read(Path::new("/")).map_err(Error::os("read the CPU topology"))?;
     for (index, worker) in spec.workers.iter().enumerate() {
         let refused = |error: &dyn std::fmt::Display| Error::Binding(format!("worker {index}: {error}"));
-        if !worker.cpus.is_empty() {
+        if cpus && !worker.cpus.is_empty() {
             validate(&worker.cpus, &allowed.cpus).map_err(|error| refused(&error))?;
         }
         if let Some((_, nodes)) = &worker.memory
+            && memory
             && !nodes.is_empty()
         {
             validate_nodes(nodes, &allowed.nodes).map_err(|error| refused(&error))?;

@@ -22,6 +22,7 @@ use std::ptr::{null, null_mut};
 use super::arch;
 use super::binding::{MemoryPolicy, bind};
 use super::signal::{SET_BYTES, SignalSet};
+use crate::spec::Binding;
 
 /// The step of a start that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,8 +139,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) open_files: Option<(u64, u64)>,
     pub(crate) cpus: &'a [u64],
     pub(crate) memory: Option<&'a MemoryPolicy>,
-    /// A child that cannot be bound to these is not to run.
-    pub(crate) binding_required: bool,
+    /// Which of these the child is not to run without.
+    pub(crate) binding: Binding,
     pub(crate) mask: SignalSet,
     /// Our epoll set, and the token of the child's death in it.
     pub(crate) watch: Option<(std::os::fd::BorrowedFd<'a>, u64)>,
@@ -562,7 +563,11 @@ fn apply_resources(shared: &mut Shared<'_>) -> (Stage, isize) {
         );
     }
     if let Err((stage, result)) = bind(plan.cpus, plan.memory) {
-        if plan.binding_required {
+        let is_required = match stage {
+            Stage::Affinity | Stage::AffinityCheck => plan.binding.requires_cpus(),
+            _ => plan.binding.requires_memory(),
+        };
+        if is_required {
             return (stage, result);
         }
         shared.unbound_stage = stage as i32;

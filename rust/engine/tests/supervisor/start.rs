@@ -243,7 +243,16 @@ fn a_binding_that_is_only_wanted_leaves_a_worker_to_run_and_is_told() {
         format_cpulist(&allowed.cpus)
     );
 
-    let refused = Scene::new().supervisor.start(Arc::new(group(vec![nowhere])));
+    let refused = Scene::new()
+        .supervisor
+        .start(Arc::new(group(vec![nowhere.clone()])));
+    assert!(matches!(refused, Err(Error::Binding(_))), "{refused:?}");
+
+    let without_memory = LaunchSpec {
+        binding: Binding::CpusRequired,
+        ..group(vec![nowhere])
+    };
+    let refused = Scene::new().supervisor.start(Arc::new(without_memory));
     assert!(matches!(refused, Err(Error::Binding(_))), "{refused:?}");
 }
 
