@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "python" / "dsl"
 
 # A module may import from its own line or from a line above it.
 LAYERS = (
-    ("errors", "model", "signals", "_record"),
+    ("errors", "model", "signals", "_record", "_own_process"),
     ("plan",),
     ("launchers",),
     ("excerpt",),
@@ -45,6 +45,7 @@ LAUNCH_MODULES = {
     "gc",
     "dsl",
     "dsl._core",
+    "dsl._own_process",
     "dsl._record",
     "dsl.__main__",
     "dsl.app",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-
-# As in `dsl.__main__`: next to nothing of what is made on the way to the workers is garbage.
-gc.disable()
-
-from dsl.cli.torchrun import main  # noqa: E402  the imports are where the collector would run
+import dsl._own_process  # noqa: F401  comes first
+from dsl.cli.torchrun import main
 
 __all__ = ["main"]
 

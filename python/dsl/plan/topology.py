@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 CPU_FOLDER = "sys/devices/system/cpu"
+LARGEST_FILE = 1 << 16
 
 
 @record
@@ -46,11 +47,17 @@ def parse_kernel_list(text: str) -> tuple[int, ...]:
 
 
 def _read(path: str) -> str | None:
+    """A file of the kernel, which it gives in one piece. Large machines have hundreds: no buffer for each."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        return os.read(fd, LARGEST_FILE).decode("ascii", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def _list(path: str) -> list[str]:
