@@ -27,7 +27,7 @@ exec "$CHILD" note "$DIR/ready" %p pause
 # The victim ends a given time after the death of the cause, whose rank is higher: whoever looks in rank order
 # is wrong.
 CAUSE_AND_VICTIM = """
-if [ "$RANK" = 3 ]; then exec "$CHILD" note "$DIR/cause" %p wait "$DIR/go" exit 7; fi
+if [ "$RANK" = 3 ]; then exec "$CHILD" touch "$DIR/cause" wait "$DIR/go" exit 7; fi
 if [ "$RANK" = 0 ]; then
     exec "$CHILD" wait "$DIR/cause" touch "$DIR/go" waitpid "$DIR/cause" sleep "$DELAY_MS" exit 9
 fi
