@@ -19,9 +19,8 @@ use crate::features::Features;
 use crate::mux::{open_log, open_terminal};
 use crate::poller::Poller;
 use crate::spec::{EnvEntry, LaunchSpec, MemoryMode, Stdio, WorkerSpec};
-use crate::sys::binding::MemoryPolicy;
 use crate::sys::clone::{
-    self, ChildStack, Descriptors, Failure, Group, Interfaces, Plan, PointerArray, Source,
+    self, ChildStack, Descriptors, Failure, Group, Interfaces, MemoryPolicy, Plan, PointerArray, Source,
 };
 use crate::sys::signal::SignalSet;
 use crate::tree::TOKEN_VARIABLE;

@@ -6,7 +6,7 @@
 //! * It runs on a stack of its own and touches nothing but that stack and the [`Plan`], which the caller keeps
 //!   alive; every string and table in it was made before the clone.
 //! * It makes raw system calls only: libc's wrappers would write our `errno`.
-//! * It neither allocates nor locks nor unwinds: [`child_main`] is `extern "C"`, free of indexing and formatting.
+//! * It neither allocates nor locks nor unwinds: [`child::child_main`] is `extern "C"`, free of indexing and formatting.
 //! * All signals are blocked, so no handler of ours can run in it; handlers are reset before the mask is restored.
 //! * Its first act is to put its own pidfd into our epoll set: put in by us, after it runs, a worker that dies at
 //!   once could come behind one that died later.
@@ -20,9 +20,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{null, null_mut};
 
 use super::arch;
-use super::binding::{MemoryPolicy, bind};
-use super::signal::{SET_BYTES, SignalSet};
+use super::signal::SignalSet;
 use crate::spec::Binding;
+
+mod binding;
+mod child;
+
+pub(crate) use binding::MemoryPolicy;
+use child::child_main;
 
 /// The step of a start that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,7 +244,6 @@ impl Drop for ChildStack {
 
 const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
-const CLOSE_RANGE_UNSHARE: usize = 2;
 
 #[repr(C)]
 #[derive(Default)]
@@ -365,7 +369,7 @@ pub(crate) fn spawn(
 }
 
 /// A field that the kernel or the child has written behind the compiler's back.
-pub(super) fn written<T: Copy>(field: &T) -> T {
+fn written<T: Copy>(field: &T) -> T {
     // SAFETY: a reference is valid for reads, and nobody writes any more.
     unsafe { core::ptr::from_ref(field).read_volatile() }
 }
@@ -407,183 +411,4 @@ fn legacy_clone(flags: u64, pidfd: *mut i32, stack: &ChildStack, shared: *mut c_
         return -(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN) as isize);
     }
     pid as isize
-}
-
-/// The child. Returns only on failure, after noting the stage and errno for the parent.
-///
-/// # Safety
-/// `shared` must point to a [`Shared`] that nobody else uses while the child runs.
-unsafe extern "C" fn child_main(shared: *mut c_void) -> i32 {
-    // SAFETY: the parent passes a live `Shared` and waits until this process is done with it.
-    let shared = unsafe { &mut *shared.cast::<Shared<'_>>() };
-    let (stage, result) = run_plan(shared);
-    shared.stage = stage as i32;
-    shared.errno = (-result) as i32;
-    127
-}
-
-macro_rules! attempt {
-    ($stage:expr, $call:expr) => {
-        let result = $call;
-        if result < 0 {
-            return ($stage, result);
-        }
-    };
-}
-
-pub(super) fn call(number: libc::c_long, args: [usize; 6]) -> isize {
-    // SAFETY: only called below and in `binding`, with arguments that the named call takes.
-    unsafe { arch::syscall(number, args) }
-}
-
-fn run_plan(shared: &mut Shared<'_>) -> (Stage, isize) {
-    let plan = shared.plan;
-    watch_own_death(shared);
-    if let Descriptors::Unshare(keep) = plan.descriptors {
-        let all = u32::MAX as usize;
-        attempt!(
-            Stage::Descriptors,
-            call(
-                libc::SYS_close_range,
-                [keep as usize, all, CLOSE_RANGE_UNSHARE, 0, 0, 0]
-            )
-        );
-    }
-    attempt!(Stage::Group, join_group(plan.group));
-    reset_signals(shared.reset_handlers);
-    for (target, source) in (0i32..).zip(plan.stdio) {
-        attempt!(Stage::Stdio, place(target, source));
-    }
-    if let Some(cwd) = plan.cwd {
-        attempt!(
-            Stage::Chdir,
-            call(libc::SYS_chdir, [cwd.as_ptr() as usize, 0, 0, 0, 0, 0])
-        );
-    }
-    if let Some(signal) = plan.parent_death_signal {
-        let option = libc::PR_SET_PDEATHSIG as usize;
-        attempt!(
-            Stage::ParentDeath,
-            call(libc::SYS_prctl, [option, signal as usize, 0, 0, 0, 0])
-        );
-        // The parent may have died before the line above took effect.
-        if call(libc::SYS_getppid, [0; 6]) != shared.parent as isize {
-            return (Stage::ParentDeath, -(libc::ESRCH as isize));
-        }
-    }
-    let (stage, result) = apply_resources(shared);
-    if result < 0 {
-        return (stage, result);
-    }
-    attempt!(Stage::Descriptors, close_rest(plan.descriptors));
-    let how = libc::SIG_SETMASK as usize;
-    let mask = (&raw const plan.mask.0) as usize;
-    call(libc::SYS_rt_sigprocmask, [how, mask, 0, SET_BYTES, 0, 0]);
-    let exec = [
-        plan.path.as_ptr() as usize,
-        plan.argv.as_ptr() as usize,
-        plan.envp.as_ptr() as usize,
-        0,
-        0,
-        0,
-    ];
-    // SAFETY: an aligned field of a live value.
-    unsafe { (&raw mut shared.reached_exec).write_volatile(true) };
-    (Stage::Exec, call(libc::SYS_execve, exec))
-}
-
-/// A failure is no reason not to run: the parent sees that it is not watched.
-fn watch_own_death(shared: &mut Shared<'_>) {
-    let (Some((epoll, token)), pidfd @ 0..) = (shared.plan.watch, shared.pidfd) else {
-        return;
-    };
-    let event = libc::epoll_event {
-        events: libc::EPOLLIN as u32,
-        u64: token,
-    };
-    let pointer = (&raw const event) as usize;
-    let add = libc::EPOLL_CTL_ADD as usize;
-    let args = [epoll.as_raw_fd() as usize, add, pidfd as usize, pointer, 0, 0];
-    let watched = call(libc::SYS_epoll_ctl, args) == 0;
-    // SAFETY: an aligned field of a live value.
-    unsafe { (&raw mut shared.watched).write_volatile(watched) };
-}
-
-fn join_group(group: Group) -> isize {
-    match group {
-        Group::Own => call(libc::SYS_setpgid, [0, 0, 0, 0, 0, 0]),
-        Group::Join(pgid) => call(libc::SYS_setpgid, [0, pgid as usize, 0, 0, 0, 0]),
-        Group::Inherit => 0,
-    }
-}
-
-/// The Python interpreter ignores SIGPIPE and SIGXFSZ, and ignored signals stay ignored across `execve`.
-fn reset_signals(all_handlers: bool) {
-    let default = [0usize; 4];
-    let pointer = (&raw const default) as usize;
-    for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
-        call(
-            libc::SYS_rt_sigaction,
-            [signal as usize, pointer, 0, SET_BYTES, 0, 0],
-        );
-    }
-    if all_handlers {
-        for signal in 1..=64usize {
-            let mut old = [0usize; 4];
-            let old_pointer = (&raw mut old) as usize;
-            call(libc::SYS_rt_sigaction, [signal, 0, old_pointer, SET_BYTES, 0, 0]);
-            // SAFETY: `old` is a live array of this frame that the kernel has written.
-            let [handler, ..] = unsafe { (&raw const old).read_volatile() };
-            if handler != libc::SIG_IGN && handler != libc::SIG_DFL {
-                call(libc::SYS_rt_sigaction, [signal, pointer, 0, SET_BYTES, 0, 0]);
-            }
-        }
-    }
-}
-
-fn place(target: i32, source: Source) -> isize {
-    let target = target as usize;
-    match source {
-        // An inherited stream may be marked close-on-exec in the parent; the child's copy must not be.
-        Source::Same => call(libc::SYS_fcntl, [target, libc::F_SETFD as usize, 0, 0, 0, 0]),
-        Source::Stdout => call(libc::SYS_dup3, [1, target, 0, 0, 0, 0]),
-        Source::Slot(fd) => call(libc::SYS_dup3, [fd as usize, target, 0, 0, 0, 0]),
-    }
-}
-
-fn apply_resources(shared: &mut Shared<'_>) -> (Stage, isize) {
-    let plan = shared.plan;
-    if let Some((soft, hard)) = plan.open_files {
-        let limit = [soft, hard];
-        let resource = libc::RLIMIT_NOFILE as usize;
-        let pointer = (&raw const limit) as usize;
-        attempt!(
-            Stage::Limit,
-            call(libc::SYS_prlimit64, [0, resource, pointer, 0, 0, 0])
-        );
-    }
-    if let Err((stage, result)) = bind(plan.cpus, plan.memory) {
-        let is_required = match stage {
-            Stage::Affinity | Stage::AffinityCheck => plan.binding.requires_cpus(),
-            _ => plan.binding.requires_memory(),
-        };
-        if is_required {
-            return (stage, result);
-        }
-        shared.unbound_stage = stage as i32;
-        shared.unbound_errno = (-result) as i32;
-    }
-    (Stage::Exec, 0)
-}
-
-fn close_rest(descriptors: Descriptors<'_>) -> isize {
-    match descriptors {
-        Descriptors::Unshare(_) => call(libc::SYS_close_range, [3, u32::MAX as usize, 0, 0, 0, 0]),
-        Descriptors::CloseListed(list) => {
-            for fd in list {
-                call(libc::SYS_close, [*fd as usize, 0, 0, 0, 0, 0]);
-            }
-            0
-        }
-    }
 }

@@ -7,7 +7,6 @@
 
 #![allow(unsafe_code)]
 
-pub(crate) mod binding;
 pub(crate) mod clone;
 pub(crate) mod signal;
 pub(crate) mod wait;

@@ -1,9 +1,10 @@
 //! Binds the child to CPUs and memory, and looks whether the kernel has done what it was told.
 //!
 //! A cpuset cuts what it is given without a word, and so does a seccomp profile that answers in the kernel's
-//! place. All of this runs in the child of [`super::clone`], under the rules given there.
+//! place. All of this runs in the child, under the rules of [`super`].
 
-use super::clone::{Stage, call, written};
+use super::child::call;
+use super::{Stage, written};
 
 /// Words of the largest CPU mask that is read back; a kernel with more CPUs than these refuses.
 const CPU_WORDS: usize = 1024;
