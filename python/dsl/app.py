@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dsl import GuardOutcome
     from dsl.attempts import Attempt, Listener
     from dsl.model import NodePlan, Restarts
-    from dsl.narrator import Narrator
+    from dsl.report.narrator import Narrator
 
 SIGINT = 2
 INTERNAL_ERROR = 70  # sysexits.h: an error of our own
@@ -99,7 +99,7 @@ def _run(plan: NodePlan, restarts: Restarts | None, supervisor: Supervisor) -> i
     code = 1
     try:
         narrator = _run_attempts(plan, restarts, supervisor, attempts)
-        from dsl.report import exit_code
+        from dsl.report.verdict import exit_code
 
         last = attempts[-1]
         code = REQUEUE_CODE if last.is_preempted else exit_code(last.exits, last.ended, last.cause())
@@ -107,7 +107,7 @@ def _run(plan: NodePlan, restarts: Restarts | None, supervisor: Supervisor) -> i
         return code
     finally:
         if restarts is not None and not restarts.keeps_run_dir:
-            from dsl.plan.logs import remove_run_dir
+            from dsl.output.folders import remove_run_dir
 
             remove_run_dir(restarts.run_dir, len(attempts), len(plan.workers), succeeded=code == 0)
 
@@ -120,7 +120,7 @@ def _run_attempts(
 
     def prepare() -> Listener:
         # Whoever speaks is made ready while the workers start.
-        from dsl.narrator import Narrator
+        from dsl.report.narrator import Narrator
 
         if not narrators:
             narrators.append(Narrator(plan))
@@ -132,7 +132,7 @@ def _run_attempts(
         narrator = narrators[0]
         if restarts is None or plan.attempt >= restarts.maximum or not attempt.can_be_restarted:
             return narrator
-        from dsl.plan.logs import make_run_dirs
+        from dsl.output.folders import make_run_dirs
 
         try:
             plan = restarts.plan(plan.attempt + 1)
@@ -171,6 +171,6 @@ def _is_terminal() -> bool:
 
 
 def _say(plan: NodePlan, text: str) -> None:
-    from dsl.narrator import say
+    from dsl.report.narrator import say
 
     say(plan.command, text)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dsl import Event, Exit, Supervisor
-    from dsl.elastic.failures import Failure
+    from dsl.report.failures import Failure
 
     Listener = Callable[[Event, int], None]
     from dsl.model import NodePlan
@@ -43,7 +43,7 @@ class Attempt:
         failures = self.failures()
         if not failures:
             return self.ended.first_failure
-        from dsl.elastic.failures import root_cause
+        from dsl.report.failures import root_cause
 
         order = root_cause(failures).order
         return next(exit_ for exit_ in self.exits if exit_.order == order)
@@ -53,7 +53,7 @@ class Attempt:
         if self.ended.first_failure is None or self.plan.workers[0].error_file is None:
             return []
         if self._failures is None:
-            from dsl.elastic.failures import collect
+            from dsl.report.failures import collect
 
             files = [worker.error_file for worker in self.plan.workers]
             self._failures = collect(self.plan, self.exits, files)

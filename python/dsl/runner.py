@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from dsl.plan.filters import apply_filters, parse_num_nodes
-from dsl.plan.host import read_text
-from dsl.plan.hostfile import parse_hostfile
-from dsl.plan.world import encode_world_info
+from dsl.machine.host import read_text
+from dsl.resources.filters import apply_filters, parse_num_nodes
+from dsl.resources.hostfile import parse_hostfile
+from dsl.resources.world import encode_world_info
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

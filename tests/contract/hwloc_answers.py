@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 from tests.contract.hwloc_inputs import numbers_of_mask
 from tests.contract.hwloc_view import View, format_groups
 
-from dsl.plan.binding import format_core_list
+from dsl.binding.deepspeed import format_core_list
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

@@ -11,8 +11,8 @@ from tests.contract import hwloc_answers
 from tests.contract.hwloc_inputs import CPUS, MASKS, numbers_of_mask
 from tests.contract.hwloc_view import View, our_view
 
-from dsl.plan.binding import format_core_list
-from dsl.plan.topology import parse_kernel_list
+from dsl.binding.deepspeed import format_core_list
+from dsl.machine.topology import parse_kernel_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

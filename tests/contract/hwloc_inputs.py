@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.contract.torch_numa_inputs import GRACE, TABLE, TWO, XEON, Machine, build, write_sysfs
 from tests.contract.torch_numa_inputs import machines as torch_machines
 
-from dsl.plan.binding import format_core_list
-from dsl.plan.topology import parse_kernel_list
+from dsl.binding.deepspeed import format_core_list
+from dsl.machine.topology import parse_kernel_list
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dsl.plan.binding import format_core_list
-from dsl.plan.topology import parse_kernel_list, read_caches, read_packages, read_topology
+from dsl.binding.deepspeed import format_core_list
+from dsl.machine.topology import parse_kernel_list, read_caches, read_packages, read_topology
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

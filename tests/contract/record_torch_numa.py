@@ -22,7 +22,7 @@ from unittest import mock
 
 from tests.contract.torch_numa_inputs import MODES, address, machines, write_sysfs
 
-from dsl.plan.binding import format_core_list
+from dsl.binding.deepspeed import format_core_list
 
 if TYPE_CHECKING:
     from tests.contract.torch_numa_inputs import Machine

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.contract.golden_file import cases
-from tests.unit.machine import make_host
+from tests.support.machine import make_host
 
 from dsl._record import replace
 from dsl.cli.deepspeed import parse_args, to_request

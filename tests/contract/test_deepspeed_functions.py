@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from tests.contract.golden_file import cases
-from tests.unit.machine import numa_table
+from tests.support.machine import numa_table
 
 from dsl import runner
+from dsl.binding.deepspeed import CPU_LIMIT, bind_workers, format_core_list, parse_core_list
+from dsl.devices.select import count_numa_nodes
 from dsl.errors import DslError
-from dsl.plan.binding import CPU_LIMIT, bind_workers, format_core_list, parse_core_list
-from dsl.plan.devices import count_numa_nodes
-from dsl.plan.topology import Topology
-from dsl.plan.world import decode_world_info
+from dsl.machine.topology import Topology
+from dsl.resources.world import decode_world_info
 
 
 def _check(answer: dict[str, Any], call: Any, *args: Any) -> None:

@@ -9,15 +9,15 @@ from tests.contract.golden_file import cases
 from tests.contract.hwloc_inputs import roots, write_root
 from tests.contract.hwloc_view import View, differences, our_view
 
-from dsl.plan.binding import memory_groups
-from dsl.plan.topology import parse_kernel_list, read_numa_nodes
+from dsl.binding.deepspeed import memory_groups
+from dsl.machine.topology import parse_kernel_list, read_numa_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from dsl.machine.topology import NumaNode
     from dsl.model import MemoryPolicy
-    from dsl.plan.topology import NumaNode
 
 ROOTS = dict(roots())
 GOLDEN: dict[str, dict[str, View]] = {

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.golden_file import cases
 from tests.contract.torch_numa_inputs import MODES, TABLE, machines, write_sysfs
-from tests.unit.machine import make_host
+from tests.support.machine import make_host
 
+from dsl.binding.deepspeed import format_core_list
+from dsl.binding.torch_modes import MODES as OUR_MODES
+from dsl.binding.torch_modes import plan_numa
+from dsl.devices.nvidia import read_devices
 from dsl.errors import BindingError
-from dsl.plan.binding import format_core_list
-from dsl.plan.numa import MODES as OUR_MODES
-from dsl.plan.numa import plan_numa
-from dsl.plan.nvidia import read_devices
-from dsl.plan.topology import read_caches, read_numa_nodes, read_packages, read_topology
+from dsl.machine.topology import read_caches, read_numa_nodes, read_packages, read_topology
 
 if TYPE_CHECKING:
     from tests.contract.torch_numa_inputs import Machine
 
-    from dsl.plan.host import Host
+    from dsl.machine.host import Host
 
 REFUSED = "refused"
 MACHINES = dict(machines())
 GOLDEN: dict[str, dict[str, list[str]]] = dict(cases("torch_numa"))
 
 # (machine, mode) -> our answer where torch raises, with the reason. Without a device it always raises; we spread
-# the workers (tests/unit/plan/test_numa.py). Beyond these there is only what `_socket` says.
+# the workers (tests/unit/binding/test_torch_modes.py). Beyond these there is only what `_socket` says.
 DIFFERENCES: dict[tuple[str, str], tuple[str, list[str]]] = {
     **{
         ("not told, and node 0 may not be used", mode): (

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.golden_file import cases
 
-from dsl.elastic.errors import ChildFailedError
-from dsl.elastic.failures import Failure, read_error_file, root_cause
-from dsl.elastic.summary import format_summary
+from dsl.functions.errors import ChildFailedError
+from dsl.report.failures import Failure, read_error_file, root_cause
+from dsl.report.summary import format_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ FILES = cases("torch_summary", "files")
 SECOND = "2026-01-02_03:04:05"
 HINT = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
-# What torch says and we do not, and what we say instead. Each is told in the docstring of dsl.elastic.summary.
+# What torch says and we do not, and what we say instead. Each is told in the docstring of dsl.report.summary.
 DIFFERENCES: dict[str, list[tuple[str, str]]] = {
     "plain text without a time": [("1970-01-01_00:00:00", "2026-01-02_03:04:05")],
     "empty traceback": [("traceback : \n", "traceback : E\n")],

@@ -11,7 +11,7 @@ import pytest
 from tests.contract import torchrun_inputs as inputs
 from tests.contract.golden_file import cases
 from tests.contract.torchrun_difference import as_torchrun
-from tests.unit.machine import make_host
+from tests.support.machine import make_host
 
 from dsl.cli.torch_options import parse_args
 from dsl.cli.torchrun import to_request

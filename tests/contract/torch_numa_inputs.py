@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from dsl.plan.binding import format_core_list
+from dsl.binding.deepspeed import format_core_list
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

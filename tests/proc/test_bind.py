@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.jobs import running
 
+from dsl.binding.deepspeed import format_core_list
+from dsl.binding.placement import place
+from dsl.machine.host import this_host
 from dsl.model import PlacementRequest
-from dsl.plan.binding import format_core_list
-from dsl.plan.host import this_host
-from dsl.plan.placement import place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

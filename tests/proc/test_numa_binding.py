@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.jobs import running
 
-from dsl.plan.binding import format_core_list
-from dsl.plan.host import this_host
-from dsl.plan.numa import MODES, plan_numa
+from dsl.binding.deepspeed import format_core_list
+from dsl.binding.torch_modes import MODES, plan_numa
+from dsl.machine.host import this_host
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

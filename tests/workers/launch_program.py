@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from dsl.elastic.launcher import LaunchConfig, SignalException, elastic_launch, launch
+from dsl.functions.launcher import LaunchConfig, SignalException, elastic_launch, launch
 
 
 class Point:

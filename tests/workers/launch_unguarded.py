@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.elastic.launcher import launch
+from dsl.functions.launcher import launch
 
 
 def nothing() -> None:

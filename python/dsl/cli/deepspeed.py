@@ -7,11 +7,11 @@ import sys
 
 from dsl.cli.command import Command
 from dsl.cli.options import deepspeed_parser, output_request, placement_request
+from dsl.machine.host import this_host
 from dsl.model import Request
 from dsl.plan.build import build_node_plan, build_plan
-from dsl.plan.filters import parse_num_nodes
-from dsl.plan.host import this_host
 from dsl.plan.program import check_program
+from dsl.resources.filters import parse_num_nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _run(argv: Sequence[str]) -> int:
         if show_plan(namespace, plan, os.environ, COMMAND.say):
             return 0
     if plan.log_dir is not None or plan.run_dirs:
-        from dsl.plan.logs import make_log_dir, make_run_dirs
+        from dsl.output.folders import make_log_dir, make_run_dirs
 
         if plan.log_dir is not None:
             make_log_dir(plan.log_dir)

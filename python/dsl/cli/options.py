@@ -14,7 +14,7 @@ from dsl.model import (
     OutputRequest,
     PlacementRequest,
 )
-from dsl.plan.filters import parse_num_nodes
+from dsl.resources.filters import parse_num_nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.plan.show import bindings_table, plan_json, plan_text
+from dsl.report.plan import bindings_table, plan_json, plan_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

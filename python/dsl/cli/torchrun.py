@@ -10,10 +10,10 @@ from dsl.cli.command import Command
 from dsl.cli.options import output_request, placement_request
 from dsl.cli.torch_options import parse_args
 from dsl.errors import OptionError
+from dsl.machine.host import this_host
 from dsl.model import Restarts, TorchRequest
-from dsl.plan.host import this_host
-from dsl.plan.logs import make_log_dir, make_run_dirs
-from dsl.plan.output import TEMPLATE_VARIABLE
+from dsl.output.folders import make_log_dir, make_run_dirs
+from dsl.output.routes import TEMPLATE_VARIABLE
 from dsl.plan.program import check_program
 from dsl.plan.torchrun import build_group, plan_attempt, worker_words
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import replace
+from dsl.devices.select import ACCELERATORS, find_devices, visible_override, visible_slots, visible_warning
 from dsl.errors import (
     FilterError,
     HostfileError,
@@ -11,6 +12,7 @@ from dsl.errors import (
     OptionError,
     UnsupportedError,
 )
+from dsl.machine.ports import choose_port
 from dsl.model import (
     DEFAULT_HOSTFILE,
     DEFAULT_MASTER_PORT,
@@ -21,24 +23,22 @@ from dsl.model import (
     Plan,
     WorkerPlan,
 )
-from dsl.plan.devices import ACCELERATORS, find_devices, visible_override, visible_slots, visible_warning
+from dsl.output.routes import needs_run_dir, plan_output
 from dsl.plan.environ import POD_ENVIRONMENT_PATH, node_environment, parse_pod_environment, worker_environment
-from dsl.plan.filters import apply_filters, trim
-from dsl.plan.output import needs_run_dir, plan_output
-from dsl.plan.port import choose_port
 from dsl.plan.program import worker_command
-from dsl.plan.world import assign_ranks
+from dsl.resources.filters import apply_filters, trim
+from dsl.resources.world import assign_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dsl.binding.deepspeed import Binding
+    from dsl.binding.placement import Placement
+    from dsl.devices.select import Devices
+    from dsl.machine.host import Host
     from dsl.model import OutputRequest, Request
-    from dsl.plan.binding import Binding
-    from dsl.plan.devices import Devices
-    from dsl.plan.host import Host
-    from dsl.plan.output import OutputPlan
-    from dsl.plan.placement import Placement
+    from dsl.output.routes import OutputPlan
 
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"
@@ -145,7 +145,7 @@ def _plan_output(
     log_dir, run_dir = request.log_dir, None
     if request.log_dir is not None:
         _check_each_rank_log(asked)
-        from dsl.plan.logs import rank_log_path
+        from dsl.output.folders import rank_log_path
 
         stamp = host.stamp()
         each_rank_logs = [rank_log_path(request.log_dir, stamp, rank) for rank in ranks]
@@ -254,7 +254,7 @@ def _read_pool(request: Request, host: Host, notices: list[Notice]) -> dict[str,
             )
         )
         return None
-    from dsl.plan.hostfile import parse_hostfile
+    from dsl.resources.hostfile import parse_hostfile
 
     return {name: range(slots) for name, slots in parse_hostfile(text.split("\n"), path).items()}
 
@@ -368,7 +368,7 @@ def _pod_environment(host: Host) -> dict[str, str]:
 
 
 def _bind(request: Request, count: int, environ: Mapping[str, str], host: Host) -> list[Binding]:
-    from dsl.plan.binding import bind_workers
+    from dsl.binding.deepspeed import bind_workers
 
     allowed = sorted(host.allowed_cpus())
     return bind_workers(count, request.bind_core_list, allowed, host.topology(allowed), environ)
@@ -392,7 +392,7 @@ def _place(
     """Cores, memory and devices by the options of both commands; None if they ask for nothing."""
     if request.placement == PlacementRequest():
         return None
-    from dsl.plan.placement import place, shown_devices
+    from dsl.binding.placement import place, shown_devices
 
     count = len(plan.nodes[plan.node_rank].slots)
     devices = shown_devices(request.placement, env, count, host, lambda: plan.accelerator)
@@ -404,7 +404,7 @@ def _binding_notices(
 ) -> tuple[Notice, ...]:
     if not bindings:
         return ()
-    from dsl.plan.binding import describe_all
+    from dsl.binding.deepspeed import describe_all
 
     table = [Notice("debug", text) for text in describe_all("rank", ranks.start, bindings)]
     sizes = [len(binding.cpus) for binding in bindings]

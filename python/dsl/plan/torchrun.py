@@ -7,10 +7,11 @@ port where the workers meet, the files they may write, the count that they are t
 from __future__ import annotations
 
 from dsl._record import record, replace
+from dsl.devices.own import local_world_size, node_accelerator, own_devices
 from dsl.errors import OptionError
 from dsl.model import NodePlan, Notice, PlacementRequest, WorkerPlan
-from dsl.plan.local import local_world_size, node_accelerator, own_devices
-from dsl.plan.meeting import (
+from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir, plan_output, run_dirs
+from dsl.rendezvous.static import (
     attempt_port,
     check_meeting,
     meeting_notices,
@@ -18,19 +19,18 @@ from dsl.plan.meeting import (
     node_count,
     run_id,
 )
-from dsl.plan.output import TEMPLATE_VARIABLE, needs_run_dir, plan_output, run_dirs
 from dsl.signals import SIGNALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dsl.binding.deepspeed import Binding
+    from dsl.binding.placement import Placement
+    from dsl.machine.host import Host
     from dsl.model import SignalMeaning, TorchRequest
-    from dsl.plan.binding import Binding
-    from dsl.plan.host import Host
-    from dsl.plan.logs_specs import LogsPlugin
-    from dsl.plan.output import Console, OutputPlan
-    from dsl.plan.placement import Placement
+    from dsl.output.plugin import LogsPlugin
+    from dsl.output.routes import Console, OutputPlan
 
 LOCAL_RANK_MACRO = "${local_rank}"
 HOST_MACRO = "${hostname}"
@@ -136,7 +136,7 @@ def plan_attempt(group: Group, number: int, host: Host) -> NodePlan:
     # Without maps torchrun writes no files, wherever they would lie.
     asked = replace(request.output, log_dir=None)
     if group.plugin is not None:
-        from dsl.plan.logs_specs import plan_with_plugin, without_files
+        from dsl.output.plugin import plan_with_plugin, without_files
 
         asked = without_files(asked)
     output = plan_output(
@@ -241,12 +241,12 @@ def _place(
         return None
     if request.numa_binding is not None and asked.bind != "none":
         raise OptionError(f"--bind {asked.bind} cannot be used with --numa-binding, leave one of them out")
-    from dsl.plan.placement import place, shown_devices
+    from dsl.binding.placement import place, shown_devices
 
     bindings: tuple[Binding, ...] = ()
     notices: tuple[Notice, ...] = ()
     if request.numa_binding is not None:
-        from dsl.plan.numa import plan_numa
+        from dsl.binding.torch_modes import plan_numa
 
         numa = plan_numa(request.numa_binding, count, environ, host)
         bindings, notices = numa.bindings, numa.notices
@@ -254,7 +254,7 @@ def _place(
         asked, environ, count, host, lambda: node_accelerator(request.nproc_per_node, environ, host), own
     )
     placement = place(asked, count, bindings, devices, environ, host)
-    from dsl.plan.binding import describe_all
+    from dsl.binding.deepspeed import describe_all
 
     details = [Notice("debug", text) for text in describe_all("local rank", 0, placement.bindings)]
     return replace(placement, notices=(*notices, *placement.notices, *details))
@@ -263,7 +263,7 @@ def _place(
 def _plugin(request: TorchRequest) -> LogsPlugin | None:
     if request.logs_specs is None:
         return None
-    from dsl.plan.logs_specs import load_plugin
+    from dsl.output.plugin import load_plugin
 
     return load_plugin(request.logs_specs, request.output)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with 4 slots on its CPU, and a working directory with a script and a hostfile."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setattr("dsl.plan.devices.count_numa_nodes", lambda _nodes: 4)
+    monkeypatch.setattr("dsl.devices.select.count_numa_nodes", lambda _nodes: 4)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     (tmp_path / "two").write_text("alpha slots=4\nbeta slots=2\n", encoding="utf-8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.machine import FREE_PORT, make_host
+from tests.support.machine import FREE_PORT, make_host
 
 from dsl.errors import (
     BindingError,

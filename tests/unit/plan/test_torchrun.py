@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.machine import FREE_PORT, make_host, numa_table
-from tests.unit.outcome import error_of
+from tests.support.machine import FREE_PORT, make_host, numa_table
+from tests.support.outcome import error_of
 
 from dsl.errors import OptionError, PortError
 from dsl.model import NodePlan, OutputRequest, TorchRequest
-from dsl.plan.output import Console
+from dsl.output.routes import Console
 from dsl.plan.torchrun import Group, build_group, plan_attempt, worker_words
 
 COMMAND = ("python", "t.py", "--device=cuda:${local_rank}", "$local_rank", "$$")

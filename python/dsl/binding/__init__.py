@@ -1,0 +1,1 @@
+"""Which CPUs and which memory each worker gets."""

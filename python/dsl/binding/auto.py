@@ -1,0 +1,142 @@
+"""``--bind auto``: cores of its own for each worker, beside its device where all workers have one.
+
+The cores that may be used of a device's NUMA node are dealt evenly to the workers whose devices lie there.
+Where not every worker has a device whose node is known, all cores are dealt evenly to all workers, in the
+order of NUMA nodes; if an equal split can end where nodes end, it does. A core goes as a whole, with all its
+threads.
+
+Workers that outnumber the cores to be dealt all get all of them. Single cores would have unequal numbers of
+workers, the slowest of which hold up the job, and the kernel could not move one to a core that falls idle.
+They still keep to NUMA nodes if each node's number of workers is then proportional to its cores.
+"""
+
+from __future__ import annotations
+
+from dsl.binding.deepspeed import Binding, allowed_cores, format_core_list
+from dsl.errors import BindingError
+from dsl.model import Notice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from dsl.binding.deepspeed import Core
+    from dsl.machine.topology import Topology
+
+
+def bind_auto(
+    homes: Sequence[int | None], allowed: Collection[int], topology: Topology, *, strict: bool
+) -> tuple[tuple[Binding, ...], tuple[Notice, ...]]:
+    """CPUs of each worker by the NUMA nodes of their devices (None: no device, or its node is not known).
+
+    ``allowed`` is the affinity mask that the workers would inherit. Memory is not bound here.
+
+    Raises:
+        BindingError: ``strict``, and workers would share cores or get cores away from their device.
+    """
+    nodes = _cores_by_node(allowed, topology)
+    owners = _owners(topology, nodes)
+    notices = []
+    places = [None if home is None else owners.get(home) for home in homes]
+    lost = [rank for rank, place in enumerate(places) if place is None and homes[rank] is not None]
+    if lost:
+        notices.append(
+            f"the device of local rank {lost[0]} is at NUMA node {homes[lost[0]]}, none of whose CPUs may be "
+            f"used (only {format_core_list(sorted(allowed))})"
+        )
+    elif None in places and set(places) != {None} and len(nodes) > 1:
+        notices.append("the NUMA node of some workers' devices is not known, all cores are split evenly")
+    known = [place for place in places if place is not None]
+    cores = _beside(known, nodes) if len(known) == len(places) else _split(len(homes), nodes)
+    runs = {own[0]: own for own in cores}  # those that begin at the same core are the same
+    if len(runs) < len(cores):
+        total = sum(map(len, nodes.values()))
+        notices.append(f"{len(homes)} workers share cores, {total} may be used")
+    if strict and notices:
+        raise BindingError(f"--bind auto: {notices[0]}, start fewer workers or leave out --bind-strict")
+    made = {
+        first: Binding(tuple(sorted([cpu for core in own for cpu in core]))) for first, own in runs.items()
+    }
+    warnings = [Notice("warning", f"--bind auto: {text}") for text in notices]
+    return tuple([made[own[0]] for own in cores]), tuple(warnings)
+
+
+def _cores_by_node(allowed: Collection[int], topology: Topology) -> dict[int, list[Core]]:
+    """Cores of each NUMA node that has some, in the order of nodes; -1: those in none."""
+    node_of: dict[int, int] = {}
+    for node in topology.numa_nodes:
+        for cpu in node.cpus:
+            node_of.setdefault(cpu, node.number)  # fake NUMA nodes have the same CPUs
+    nodes: dict[int, list[Core]] = {}
+    for core in allowed_cores(allowed, topology):
+        nodes.setdefault(node_of.get(core[0], -1), []).append(core)
+    return dict(sorted(nodes.items()))
+
+
+def _owners(topology: Topology, nodes: Mapping[int, Sequence[Core]]) -> dict[int, int]:
+    """By the number of each NUMA node, the one whose cores are those beside it."""
+    owner_of = {cpu: number for number, cores in nodes.items() for core in cores for cpu in core}
+    owners = {}
+    for node in topology.numa_nodes:
+        owner = next((owner_of[cpu] for cpu in node.cpus if cpu in owner_of), None)
+        if owner is not None:
+            owners[node.number] = owner
+    return owners
+
+
+def _beside(places: Sequence[int], nodes: Mapping[int, Sequence[Core]]) -> list[Sequence[Core]]:
+    dealt = {place: iter(_deal(nodes[place], places.count(place))) for place in set(places)}
+    return [next(dealt[place]) for place in places]
+
+
+def _split(count: int, nodes: Mapping[int, Sequence[Core]]) -> list[Sequence[Core]]:
+    groups = list(nodes.values())
+    numbers = _workers_of_nodes(count, [len(cores) for cores in groups])
+    if numbers:
+        pairs = zip(groups, numbers, strict=True)
+        return [own for cores, number in pairs for own in _deal(cores, number)]
+    return _whole_nodes(count, groups) or _deal([core for cores in groups for core in cores], count)
+
+
+def _deal(cores: Sequence[Core], count: int) -> list[Sequence[Core]]:
+    """Runs of cores, the first ones get what is left over; all of the cores to each if they are too few."""
+    if len(cores) < count:
+        return [cores] * count
+    each, left = divmod(len(cores), count)
+    ends = [rank * each + min(rank, left) for rank in range(count + 1)]
+    return [cores[ends[rank] : ends[rank + 1]] for rank in range(count)]
+
+
+def _workers_of_nodes(count: int, sizes: Sequence[int]) -> list[int]:
+    """Numbers of workers that keep to one node each and have equal shares but for one core; or nothing.
+
+    Workers that outnumber the cores have shares that are exactly equal.
+    """
+    total = sum(sizes)
+    least, more = divmod(total, count)
+    if not least:
+        numbers = [size * count // total for size in sizes]
+        return numbers if sum(numbers) == count else []
+    most = least + bool(more)
+    numbers = [-(-size // most) for size in sizes]
+    room = [size // least - number for size, number in zip(sizes, numbers, strict=True)]
+    missing = count - sum(numbers)
+    if min(room) < 0 or not 0 <= missing <= sum(room):
+        return []
+    for place, free in enumerate(room):
+        taken = min(free, missing)
+        numbers[place] += taken
+        missing -= taken
+    return numbers
+
+
+def _whole_nodes(count: int, groups: Sequence[Sequence[Core]]) -> list[Sequence[Core]]:
+    """Whole neighbouring nodes for each worker, if that makes shares that are equal but for one core."""
+    least = sum(map(len, groups)) // count
+    shares: list[list[Core]] = [[]]
+    for cores in groups:
+        if len(shares[-1]) >= max(least, 1):
+            shares.append([])
+        shares[-1].extend(cores)
+    sizes = [len(share) for share in shares]
+    return list(shares) if len(shares) == count and max(sizes) - min(sizes) <= 1 else []

@@ -1,0 +1,195 @@
+"""The device of each worker and where it sits, for ``--bind auto``, ``--report-bindings`` and dry runs.
+
+NVIDIA's devices are `Host.gpus`; here is what files tell of the others, which `Host.other_devices` answers.
+Nothing of it is imported where there is no device, or no option that asks for one.
+
+Sources: the kernel's documentation of sysfs for PCI devices (``numa_node``, -1 where it is not known), for
+amdgpu (``product_name``) and for habanalabs (``pci_addr``, ``device_type``, ``module_id``); amdkfd's topology
+(``drm_render_minor``, ``location_id``, ``domain``, ``gfx_target_version``); AMD's "GPU isolation techniques";
+"Device Hierarchy" and "Affinity Mask" of the Level Zero programming guide, and for the order of its devices
+Intel's driver; "Gaudi-to-process Assignment" of the Gaudi documentation; Cambricon's driver guide
+(``/proc/driver/cambricon/mlus``). Ascend, SDAA, Biren and Kunlun devices have no documented file that leads
+from the number of a device to its PCI address: theirs are not known.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dsl._record import record
+from dsl.devices.nvidia import pci_address, read_numa_node, visible_devices
+from dsl.devices.others import gaudi_folders, intel_cards, read_fact, rocm_name, rocm_nodes
+from dsl.devices.select import ACCELERATORS
+from dsl.devices.visible import (
+    GRAMMARS,
+    level_zero_hierarchy,
+    read_entries,
+    resolve,
+    resolve_level_zero,
+    resolve_rocm,
+)
+from dsl.model import WorkerDevice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.devices.nvidia import Device
+
+CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
+MODULES_VARIABLE = "HABANA_VISIBLE_MODULES"
+
+
+@record
+class LocatedDevice:
+    """A device, and how its runtime's variable calls it besides by its position (empty: in no other way)."""
+
+    device: WorkerDevice
+    name: str = ""
+
+
+def worker_devices(
+    name: str,
+    env: Mapping[str, str],
+    count: int,
+    gpus: Sequence[Device],
+    others: Sequence[LocatedDevice],
+    own: Sequence[Mapping[str, str]],
+) -> tuple[WorkerDevice | None, ...]:
+    """The device of each of ``count`` workers, of those found, as `dsl.binding.placement.shown_devices` says.
+
+    ``name`` is the accelerator, ``gpus`` NVIDIA's devices, ``others`` those of `read_devices`.
+    """
+
+    def see(values: Mapping[str, str]) -> Sequence[WorkerDevice | None]:
+        if gpus:
+            return [_nvidia_device(gpu) for gpu in visible_devices(values.get(CUDA_VARIABLE), gpus)]
+        return seen_devices(name, values, others)
+
+    if own:
+        return tuple([next(iter(see({**env, **variables})), None) for variables in own])
+    seen = see(env)
+    return tuple([seen[rank] if rank < len(seen) else None for rank in range(count)])
+
+
+def _nvidia_device(gpu: Device) -> WorkerDevice:
+    return WorkerDevice(gpu.model or gpu.uuid or "NVIDIA device", gpu.address, gpu.numa_node)
+
+
+def seen_devices(
+    name: str, environ: Mapping[str, str], found: Sequence[LocatedDevice]
+) -> list[WorkerDevice | None]:
+    """Those of ``found`` that a process of this environment sees, as its runtime numbers them.
+
+    A Gaudi worker takes the module that has its local rank as its number, or that stands at its local rank in
+    ``HABANA_VISIBLE_MODULES``; None: there is none, or its place is not known.
+    """
+    if name == "hpu":
+        by_module = {one.name: one.device for one in found}
+        numbers = [int(each) for each in by_module]
+        modules = read_entries(environ.get(MODULES_VARIABLE), GRAMMARS[MODULES_VARIABLE])
+        if modules is None:
+            modules = tuple([str(number) for number in range(max(numbers, default=-1) + 1)])
+        return [by_module.get(module) for module in modules]
+    variable = ACCELERATORS[name].visible_variable
+    if name == "cuda":
+        positions = resolve_rocm(environ, [one.name for one in found])
+    elif name == "xpu":
+        positions = resolve_level_zero(environ, len(found))
+    else:
+        positions = resolve(environ.get(variable), len(found), (), GRAMMARS[variable])
+    return [found[position].device for position in positions]
+
+
+def read_devices(name: str, environ: Mapping[str, str], root: str = "/") -> tuple[LocatedDevice, ...]:
+    """The devices of an accelerator that files tell of, in the order of its runtime, hidden ones too.
+
+    ``cuda`` stands for AMD's. Level Zero's depend on ``ZE_FLAT_DEVICE_HIERARCHY`` of ``environ``.
+    """
+    if name == "cuda":
+        return tuple([_amd_device(node, root) for node in rocm_nodes(root)])
+    if name == "xpu":
+        return _intel_devices(root, composite=level_zero_hierarchy(environ) == "COMPOSITE")
+    if name == "hpu":
+        return _gaudi_devices(root)
+    return _cambricon_devices(root) if name == "mlu" else ()
+
+
+def _place(label: str, address: str, root: str, name: str = "") -> LocatedDevice:
+    node = read_numa_node(address, root) if address else None
+    return LocatedDevice(WorkerDevice(label, address, node), name)
+
+
+def _amd_device(node: Mapping[str, str], root: str) -> LocatedDevice:
+    folder = os.path.join(root, f"sys/class/drm/renderD{node.get('drm_render_minor', '0')}/device")
+    address = os.path.basename(os.path.realpath(folder))
+    if address.count(":") != 2:
+        # The render node of a part of a partitioned GPU belongs to no PCI device.
+        address = _kfd_address(node)
+        folder = os.path.join(root, "sys/bus/pci/devices", address)
+    label = read_fact(f"{folder}/product_name") if address else ""
+    return _place(label or _amd_label(node), address, root, rocm_name(node))
+
+
+def _kfd_address(node: Mapping[str, str]) -> str:
+    """The PCI address by kfd: bus, device and function in 16 bits, and the domain.
+
+    The function is always 0: in its bits some kernels put the number of a part.
+    """
+    place, domain = _number(node, "location_id") & 0xFFFF, _number(node, "domain")
+    return f"{domain:04x}:{place >> 8:02x}:{place >> 3 & 0x1F:02x}.0" if place else ""
+
+
+def _amd_label(node: Mapping[str, str]) -> str:
+    version = _number(node, "gfx_target_version")
+    if not version:
+        return "AMD device"
+    return f"AMD gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+
+
+def _number(node: Mapping[str, str], field: str) -> int:
+    text = node.get(field, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _intel_devices(root: str, *, composite: bool) -> tuple[LocatedDevice, ...]:
+    found = []
+    for card in intel_cards(root):
+        label = f"Intel GPU {read_fact(f'{card.folder}/device').removeprefix('0x')}".rstrip()
+        if composite or card.tiles == 1:
+            found.append(_place(label, card.address, root))
+        else:
+            tiles = range(card.tiles)
+            found.extend([_place(f"{label} tile {tile}", card.address, root) for tile in tiles])
+    return tuple(found)
+
+
+def _gaudi_devices(root: str) -> tuple[LocatedDevice, ...]:
+    """Those that tell their module: only older drivers do not, and the order of their files is another."""
+    found = []
+    for folder in gaudi_folders(root):
+        module = read_fact(f"{folder}/module_id")
+        if module.isascii() and module.isdigit():
+            address = pci_address(read_fact(f"{folder}/pci_addr"))
+            label = read_fact(f"{folder}/device_type") or "Gaudi device"
+            found.append(_place(label, address, root, str(int(module))))
+    return tuple(found)
+
+
+def _cambricon_devices(root: str) -> tuple[LocatedDevice, ...]:
+    """By the driver's files in ``/proc``, in the order of the device files, of which we may lack some."""
+    base = os.path.join(root, "proc/driver/cambricon/mlus")
+    try:
+        addresses = os.listdir(base)
+    except OSError:
+        return ()
+    found = []
+    for address in addresses:
+        lines = [line.partition(":") for line in read_fact(f"{base}/{address}/information").splitlines()]
+        fields = {name.strip(): value.strip() for name, _, value in lines}
+        file = fields.get("Device inode path", "").lstrip("/")
+        number = file.removeprefix("dev/cambricon_dev")
+        if number.isascii() and number.isdigit() and os.path.exists(os.path.join(root, file)):
+            label = fields.get("Device name") or "Cambricon device"
+            found.append((int(number), _place(label, pci_address(address), root)))
+    return tuple([device for _, device in sorted(found, key=lambda each: each[0])])

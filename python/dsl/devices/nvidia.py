@@ -1,0 +1,298 @@
+"""What the NVIDIA driver says about its devices: through NVML where that works, else by the driver's files.
+
+NVML is asked, and pynvml imported, only where there are files of the driver. Sources: the chapter on the
+/proc interface of the driver's README, and "MIG Device Names" of the MIG user guide.
+
+Devices are in NVML's order, which is that of their PCI addresses. CUDA numbers them so too if they are all of
+one kind, or with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; otherwise it puts the fastest first.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dsl._record import record
+from dsl.devices.select import has_nvidia_driver
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+    from typing import Any
+
+    from dsl.devices.nvml import Driver
+
+    Open = Callable[[], AbstractContextManager[Driver]]
+    """Opens NVML: `dsl.devices.nvml.Nvml`, or a recording."""
+
+
+@record
+class MigInstance:
+    """A compute instance of a GPU that is divided: its UUID, that of its GPU, and both instance numbers.
+
+    ``profile`` is its slice as ``1g.10gb``, empty if the driver does not say. Without NVML the UUID is the
+    old form ``MIG-GPU-.../GPU-INSTANCE/COMPUTE-INSTANCE``, which CUDA understands as well.
+    """
+
+    uuid: str
+    parent: str
+    gpu_instance: int
+    compute_instance: int
+    profile: str = ""
+
+
+@record
+class Device:
+    """A GPU: its PCI address as in sysfs, UUID, model, NUMA node, number for NVML, and size of its memory.
+
+    What the driver does not say is empty or None.
+    """
+
+    address: str
+    uuid: str = ""
+    model: str = ""
+    numa_node: int | None = None
+    index: int = 0
+    memory_bytes: int | None = None
+    mig: tuple[MigInstance, ...] = ()
+
+
+@record
+class Survey:
+    """The devices found, who named them (``nvml``, ``files``, or nobody: no driver), and what went wrong."""
+
+    devices: tuple[Device, ...] = ()
+    source: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def survey(root: str = "/", nvml: Open | None = None) -> Survey:
+    """Find the NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says.
+
+    Nothing is imported when there is no driver. When NVML (``nvml`` opens it) fails, the driver's files
+    answer, and one line in ``problems`` says why; a GPU that does not answer is left out, and one line says
+    which.
+    """
+    if not has_nvidia_driver(root):
+        return Survey()
+    from dsl.devices.nvml import Nvml, NvmlError
+
+    try:
+        with (nvml or Nvml)() as driver:
+            devices, problems = _ask_devices(driver, root)
+    except NvmlError as error:
+        found = read_devices(root)
+        instead = f"the driver's files in /proc show {len(found)}" if found else "none is counted"
+        return Survey(
+            found, "files", (f"NVML cannot be asked about NVIDIA devices: {error.reason}; {instead}",)
+        )
+    return Survey(devices, "nvml", problems)
+
+
+def devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ...]:
+    """The devices of `survey`."""
+    return survey(root, nvml).devices
+
+
+def quick_devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ...]:
+    """The devices of `read_devices` if every device file is of one of them, else those of `devices`.
+
+    Opening NVML wakes every GPU, which takes tenths of a second; files answer in microseconds.
+    """
+    files = _device_files(root)
+    base = os.path.join(root, "proc/driver/nvidia/gpus")
+    minors = {_read_fields(f"{base}/{name}/information").get("Device Minor", "") for name in _list(base)}
+    return read_devices(root) if files and files <= minors else devices(root, nvml)
+
+
+def count(nvml: Open | None = None) -> int | None:
+    """Number of devices that the driver lets us use; None when it does not answer."""
+    from dsl.devices.nvml import Nvml, NvmlError
+
+    try:
+        with (nvml or Nvml)() as driver:
+            return len(_labels(driver)[0])
+    except NvmlError:
+        return None
+
+
+def _labels(driver: Driver) -> tuple[list[str], tuple[str, ...]]:
+    """Labels of the devices that answer, and a line for each that does not.
+
+    Devices that belong to others (another container's) are counted by NVML but refused; they are not ours.
+    """
+    from dsl.devices.nvml import NO_PERMISSION, NvmlError
+
+    labels, problems, refused = [], [], 0
+    total = driver.ask("count")
+    for number in range(total):
+        try:
+            labels.append(driver.ask("device", "", number))
+        except NvmlError as error:
+            if error.code == NO_PERMISSION:
+                refused += 1
+            else:
+                problems.append(f"GPU {number} is left out: {error.reason}")
+    if refused and refused == total:
+        raise NvmlError(NO_PERMISSION, "no permission")
+    return labels, tuple(problems)
+
+
+def _ask_devices(driver: Driver, root: str) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    found = []
+    labels, problems = _labels(driver)
+    for label in labels:
+        address = pci_address(_ask(driver, "address", label) or "")
+        nodes = _ask(driver, "numa_nodes", label) or []
+        uuid = _ask(driver, "uuid", label) or ""
+        found.append(
+            Device(
+                address=address,
+                uuid=uuid,
+                model=_ask(driver, "name", label) or "",
+                numa_node=nodes[0] if len(nodes) == 1 else read_numa_node(address, root),
+                index=int(label),
+                memory_bytes=_ask(driver, "memory_bytes", label),
+                mig=_ask_instances(driver, label, uuid) if _ask(driver, "mig_on", label) else (),
+            )
+        )
+    return tuple(found), problems
+
+
+def _ask(driver: Driver, question: str, device: str, number: int = 0) -> Any:
+    from dsl.devices.nvml import NvmlError
+
+    try:
+        return driver.ask(question, device, number)
+    except NvmlError:
+        return None  # older drivers and some models do not know every fact
+
+
+def _ask_instances(driver: Driver, device: str, parent: str) -> tuple[MigInstance, ...]:
+    found = []
+    for slot in range(_ask(driver, "mig_slots", device) or 0):
+        label = _ask(driver, "mig", device, slot)
+        uuid = _ask(driver, "uuid", label) if label else None
+        if uuid:
+            gpu_instance = _ask(driver, "gpu_instance", label) or 0
+            compute_instance = _ask(driver, "compute_instance", label) or 0
+            profile = (_ask(driver, "name", label) or "").partition(" MIG ")[2]
+            found.append(MigInstance(uuid, parent, gpu_instance, compute_instance, profile))
+    return tuple(found)
+
+
+def read_devices(root: str = "/") -> tuple[Device, ...]:
+    """The devices by ``/proc/driver/nvidia`` and sysfs: all but the sizes of their memories.
+
+    Of the devices in ``/proc`` only those count whose device file we have, unless there are no device files
+    at all (they are made on first use). Devices that the driver was told to leave alone do not count.
+    """
+    base = os.path.join(root, "proc/driver/nvidia/gpus")
+    listed = [(name, _read_fields(f"{base}/{name}/information")) for name in _list(base)]
+    files = _device_files(root)
+    found: list[Device] = []
+    places = [(pci_address(fields.get("Bus Location") or name), fields) for name, fields in listed]
+    # Longer domains are higher ones.
+    for address, fields in sorted(places, key=lambda each: (len(each[0]), each[0])):
+        minor = fields.get("Device Minor", "")
+        if fields.get("GPU Excluded") == "Yes" or (files and minor and minor not in files):
+            continue
+        uuid = fields.get("GPU UUID", "")
+        if "?" in uuid:
+            uuid = ""  # the driver has not looked yet
+        found.append(
+            Device(
+                address=address,
+                uuid=uuid,
+                model=fields.get("Model", ""),
+                numa_node=read_numa_node(address, root),
+                index=len(found),
+                mig=_read_instances(root, minor, uuid),
+            )
+        )
+    return tuple(found)
+
+
+def _read_instances(root: str, minor: str, parent: str) -> tuple[MigInstance, ...]:
+    base = os.path.join(root, f"proc/driver/nvidia/capabilities/gpu{minor}/mig")
+    pairs = [
+        (int(gpu[2:]), int(compute[2:]))
+        for gpu in _list(base)
+        if gpu[:2] == "gi" and gpu[2:].isdigit()
+        for compute in _list(f"{base}/{gpu}")
+        if compute[:2] == "ci" and compute[2:].isdigit()
+    ]
+    return tuple([MigInstance(f"MIG-{parent}/{gi}/{ci}", parent, gi, ci) for gi, ci in sorted(pairs)])
+
+
+def pci_address(text: str) -> str:
+    """A PCI address as sysfs spells it: NVML's ``00000000:07:00.0`` is ``0000:07:00.0``."""
+    domain, colon, rest = text.strip().lower().partition(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if colon else ""
+
+
+def read_numa_node(address: str, root: str = "/") -> int | None:
+    """NUMA node of a PCI device by sysfs; None when the kernel does not know it (it says -1)."""
+    try:
+        with open(os.path.join(root, "sys/bus/pci/devices", address, "numa_node"), encoding="ascii") as file:
+            node = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def visible_devices(value: str | None, found: Sequence[Device], *, alone: bool = False) -> tuple[Device, ...]:
+    """The GPU behind each device that a process with this ``CUDA_VISIBLE_DEVICES`` sees, in CUDA's order.
+
+    A process sees one MIG instance at most, the first that is named; ``alone``: the GPU of every one named,
+    for workers that are shown one each.
+    """
+    from dsl.devices.visible import read_entries, resolve
+
+    entries = read_entries(value)
+    if not entries or not entries[0].startswith("MIG-"):
+        return tuple(
+            [found[position] for position in resolve(value, len(found), [one.uuid for one in found])]
+        )
+    parents: list[Device] = []
+    instances = [(instance, device) for device in found for instance in device.mig]
+    for entry in entries:
+        named = [device for one, device in instances if any(n.startswith(entry) for n in mig_names(one))]
+        if len(named) != 1:
+            break
+        parents.append(named[0])
+    return tuple(parents if alone else parents[:1])
+
+
+def mig_parent(name: str, found: Sequence[Device]) -> str | None:
+    """PCI address of the GPU that the MIG instance of this name is a part of, None when it is not known."""
+    parents = visible_devices(name, found)
+    return parents[0].address if parents and name.startswith("MIG-") else None
+
+
+def mig_names(instance: MigInstance) -> tuple[str, str]:
+    """Both names of an instance: its own UUID, and the form of drivers before R470."""
+    return instance.uuid, f"MIG-{instance.parent}/{instance.gpu_instance}/{instance.compute_instance}"
+
+
+def _device_files(root: str) -> set[str]:
+    """Minor numbers of the device files that we have."""
+    names = _list(os.path.join(root, "dev"))
+    return {name[6:] for name in names if name[:6] == "nvidia" and name[6:].isdigit()}
+
+
+def _list(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _read_fields(path: str) -> dict[str, str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    pairs = [line.partition(":") for line in lines]
+    return {name.strip(): value.strip() for name, _, value in pairs}

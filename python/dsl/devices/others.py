@@ -1,0 +1,300 @@
+"""How the devices of each accelerator are counted without torch, by the files that their drivers make.
+
+The names are those of `dsl.devices.select.ACCELERATORS`, which says what every launch needs of them; this is
+imported only when there may be another than an NVIDIA device or the CPU. Where one card may be several
+devices for torch, the accelerator's torch plug-in is asked in a child process.
+
+Sources: the kernel's documentation of its drivers (amdkfd, i915, xe, habanalabs), and the vendors'
+instructions for passing devices into containers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dsl._record import record
+from dsl.devices.select import ACCELERATORS, PLACEHOLDERS, has_intel_torch, visible_cuda_count
+from dsl.devices.visible import (
+    GRAMMARS,
+    LEVEL_ZERO_VARIABLE,
+    count_rocm,
+    count_visible,
+    level_zero_hierarchy,
+    resolve_level_zero,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dsl.devices.select import CountOther
+
+    Counter = Callable[[str], int]
+    """Number of devices below this root directory."""
+
+
+def _numbered(folder: str, prefix: str) -> list[str]:
+    """Names in a folder that are the prefix and a number."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    size = len(prefix)
+    return [name for name in names if name[:size] == prefix and name[size:].isdigit()]
+
+
+def read_fact(path: str) -> str:
+    """What a small file of the kernel says; empty if there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def count_davinci(root: str) -> int:
+    """Ascend NPUs: ``/dev/davinci0``, ...; a container has those that it was given."""
+    return len(_numbered(os.path.join(root, "dev"), "davinci"))
+
+
+def gaudi_folders(root: str) -> list[str]:
+    """Where sysfs has each Gaudi of ours. Other accel devices (NPUs of laptops) have no such type."""
+    found = []
+    for name in _numbered(os.path.join(root, "dev/accel"), "accel"):
+        device = os.path.join(root, "sys/class/accel", name, "device")
+        vendor = read_fact(f"{device}/vendor")
+        if read_fact(f"{device}/device_type").upper().startswith("GAUDI") or vendor == "0x1da3":
+            found.append(device)
+    return found
+
+
+def count_gaudi(root: str) -> int:
+    """Gaudi devices: ``/dev/accel/accel0``, ... of habanalabs, before Linux 6.2 ``/dev/hl0``, ..."""
+    return len(gaudi_folders(root)) or len(_numbered(os.path.join(root, "dev"), "hl"))
+
+
+def count_cambricon(root: str) -> int:
+    """Cambricon MLUs: ``/dev/cambricon_dev0``, ..."""
+    return len(_numbered(os.path.join(root, "dev"), "cambricon_dev"))
+
+
+def count_kunlun(root: str) -> int:
+    """Kunlun XPUs: ``/dev/xpu0``, ... beside ``/dev/xpuctrl``."""
+    return len(_numbered(os.path.join(root, "dev"), "xpu"))
+
+
+def count_teco_cards(root: str) -> int:
+    """SDAA cards: ``/dev/tcaicard0``, ...; each is several devices for torch."""
+    return len(_numbered(os.path.join(root, "dev"), "tcaicard"))
+
+
+def count_biren_cards(root: str) -> int:
+    """Biren cards: ``/dev/biren/card_0``, ...; each may be divided into several devices."""
+    return len(_numbered(os.path.join(root, "dev/biren"), "card_"))
+
+
+def count_metal(_root: str) -> int:
+    """The one GPU of a Mac."""
+    return int(sys.platform == "darwin")
+
+
+@record
+class IntelCard:
+    """An Intel GPU: its PCI address, its folder in sysfs, and its number of tiles."""
+
+    address: str
+    folder: str
+    tiles: int
+
+
+def intel_cards(root: str) -> list[IntelCard]:
+    """Intel GPUs whose render node we have, in the order of their PCI addresses, which is Level Zero's.
+
+    Integrated GPUs count only if there is no other, as for torch. They sit at 00:02.0.
+    """
+    integrated, discrete = [], []
+    base = os.path.join(root, "sys/class/drm")
+    for name in _numbered(base, "renderD"):
+        folder = f"{base}/{name}/device"
+        has_node = os.path.exists(os.path.join(root, "dev/dri", name))
+        if read_fact(f"{folder}/vendor") != "0x8086" or not has_node:
+            continue
+        address = os.path.basename(os.path.realpath(folder))
+        if address.endswith(":00:02.0"):
+            integrated.append(IntelCard(address, folder, 1))
+        else:
+            discrete.append(IntelCard(address, folder, _count_tiles(folder)))
+    # Longer domains are higher ones.
+    return sorted(discrete or integrated, key=lambda card: (len(card.address), card.address))
+
+
+def count_intel(root: str, hierarchy: str = "") -> int:
+    """Intel GPUs by tiles, as Level Zero counts them; by cards with the ``hierarchy`` ``COMPOSITE``."""
+    return sum([1 if hierarchy == "COMPOSITE" else card.tiles for card in intel_cards(root)])
+
+
+def _count_tiles(device: str) -> int:
+    tiles = len(_numbered(device, "tile"))  # xe
+    if not tiles:
+        for card in _numbered(f"{device}/drm", "card"):  # i915
+            tiles = len(_numbered(f"{device}/drm/{card}/gt", "gt"))
+    return max(tiles, 1)
+
+
+def rocm_nodes(root: str = "/") -> list[dict[str, str]]:
+    """The properties of the AMD devices that ROCm can use, in its order.
+
+    These are the nodes of kfd's topology with compute units whose properties we may read and whose render
+    node we have: a container sees the others too, but not into them.
+    """
+    if not os.path.exists(os.path.join(root, "dev/kfd")):
+        return []
+    base = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
+    found = []
+    for node in sorted(_numbered(base, ""), key=int):
+        lines = read_fact(f"{base}/{node}/properties").splitlines()
+        fields = dict([line.split(" ", 1) for line in lines if " " in line])
+        render = fields.get("drm_render_minor", "0")
+        if fields.get("simd_count", "0") == "0":
+            continue
+        if render == "0" or os.path.exists(os.path.join(root, f"dev/dri/renderD{render}")):
+            found.append(fields)
+    return found
+
+
+def rocm_name(node: Mapping[str, str]) -> str:
+    """The name that ``ROCR_VISIBLE_DEVICES`` takes for a node of `rocm_nodes`.
+
+    A device without a serial number is ``GPU-XX``, which no name is meant to match.
+    """
+    serial = node.get("unique_id", "0")
+    return f"GPU-{int(serial):016x}" if serial.isdigit() and serial != "0" else "GPU-XX"
+
+
+def rocm_names(root: str = "/") -> tuple[str, ...]:
+    """The AMD devices that ROCm can use, in its order, by the names that ``ROCR_VISIBLE_DEVICES`` takes."""
+    return tuple([rocm_name(node) for node in rocm_nodes(root)])
+
+
+def count_amd(environ: Mapping[str, str], root: str = "/") -> int:
+    """AMD devices that are left by ``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES``.
+
+    ``CUDA_VISIBLE_DEVICES``, which HIP reads where its own variable is not set, is not looked at: it is the
+    accelerator's, like that of NVIDIA devices.
+    """
+    names = rocm_names(root)
+    rest = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return count_rocm(rest, len(names), names)
+
+
+@record
+class Counting:
+    """How one accelerator is found and counted.
+
+    ``torch_name``: its devices for torch and ``--nproc-per-node``. ``files`` counts its device files;
+    ``exact`` says that these are the devices. ``plug_in``: the package whose import makes torch know them
+    (empty: torch itself), and where in it the function is that counts.
+    """
+
+    torch_name: str
+    files: Counter
+    plug_in: str
+    function: str
+    exact: bool = True
+
+
+COUNTINGS = {
+    "xpu": Counting("xpu", count_intel, "", "torch.xpu.device_count"),
+    "npu": Counting("npu", count_davinci, "torch_npu", "torch.npu.device_count"),
+    "sdaa": Counting("sdaa", count_teco_cards, "torch_sdaa", "torch.sdaa.device_count", exact=False),
+    "mps": Counting("mps", count_metal, "", "torch.mps.device_count"),
+    "hpu": Counting(
+        "hpu", count_gaudi, "habana_frameworks.torch.hpu", "habana_frameworks.torch.hpu.device_count"
+    ),
+    "mlu": Counting("mlu", count_cambricon, "torch_mlu", "torch.mlu.device_count"),
+    "supa": Counting("supa", count_biren_cards, "torch_supa", "torch.supa.device_count", exact=False),
+    "klxpu": Counting("cuda", count_kunlun, "torch_xmlir", "torch.cuda.device_count"),
+}
+"""By name, in the order in which DeepSpeed looks for them; CUDA devices come after them all."""
+
+SUB_VARIABLES = {"hpu": "HABANA_VISIBLE_MODULES"}
+"""Variables besides the accelerator's own that limit what a process sees, and that are left to the user."""
+
+
+def find_accelerator(root: str = "/", path: Sequence[str] | None = None) -> str | None:
+    """The accelerator that DeepSpeed would choose before CUDA, as far as files can tell; None if none.
+
+    It must have a device file, and its plug-in (for ``xpu``: a torch built for it) must lie on ``path``
+    (ours, if None). DeepSpeed imports the plug-ins instead, and takes ``npu``, ``sdaa``, ``hpu``, ``mlu`` and
+    ``klxpu`` for the mere success, on machines without such a device too.
+    """
+    folders = sys.path if path is None else path
+    for name, counting in COUNTINGS.items():
+        if counting.files(root) and any(_has_plug_in(name, counting, folder) for folder in folders):
+            return name
+    return None
+
+
+def _has_plug_in(name: str, counting: Counting, folder: str) -> bool:
+    if name == "mps":
+        return os.path.isdir(os.path.join(folder, "torch"))
+    if name == "xpu":
+        return has_intel_torch(folder)
+    return os.path.isdir(os.path.join(folder, counting.plug_in.partition(".")[0]))
+
+
+def count_accelerator(
+    name: str,
+    environ: Mapping[str, str],
+    root: str = "/",
+    ask: Callable[[str, str, Mapping[str, str]], int] | None = None,
+) -> int:
+    """Devices of an accelerator on this machine, whatever its own variable hides.
+
+    ``ask`` counts where the files cannot, None: `dsl.devices.ask_torch.ask_plug_in`.
+
+    Raises:
+        AcceleratorError: the plug-in had to be asked, and did not answer.
+    """
+    counting = COUNTINGS[name]
+    hidden = ACCELERATORS[name].visible_variable
+    found = count_intel(root, level_zero_hierarchy(environ)) if name == "xpu" else counting.files(root)
+    if found and not counting.exact:
+        if ask is None:
+            from dsl.devices import ask_torch
+
+            ask = ask_torch.ask_plug_in
+        shown = {key: environ[key] for key in environ if key != hidden}
+        found = ask(counting.plug_in, counting.function, shown)
+    variable = SUB_VARIABLES.get(name)
+    if variable is None or variable not in environ:
+        return found
+    # Module numbers are not indices: a part of the modules may have been given to us under any number.
+    return min(found, count_visible(environ[variable], 64, (), GRAMMARS[variable]))
+
+
+def count_devices(
+    name: str,
+    environ: Mapping[str, str],
+    count_cuda: Callable[[], int],
+    count_other: CountOther | None = None,
+    *,
+    alone: bool = False,
+) -> int:
+    """How many devices of an accelerator a process of this environment sees; ``gpu`` is ``cuda``.
+
+    ``alone`` as for `visible_cuda_count`. Raises AcceleratorError if a plug-in has to be asked and fails, and
+    KeyError for the CPU and for what is no accelerator.
+    """
+    if name in ("cuda", "gpu"):
+        return visible_cuda_count(environ, count_cuda(), alone=alone)
+    if name == "cpu":
+        raise KeyError(name)
+    variable = ACCELERATORS[name].visible_variable
+    count = (count_other or count_accelerator)(name, environ)
+    if name in PLACEHOLDERS or variable not in environ:
+        return count
+    if variable == LEVEL_ZERO_VARIABLE:
+        return len(resolve_level_zero(environ, count))
+    return count_visible(environ[variable], count, (), GRAMMARS[variable])

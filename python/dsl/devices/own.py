@@ -1,0 +1,130 @@
+"""What ``dslrun`` makes of this node: how many workers it has, and the device of each."""
+
+from __future__ import annotations
+
+from dsl.devices.select import ACCELERATORS, are_hidden, visible_cuda_count
+from dsl.errors import AcceleratorError, FilterError, OptionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.machine.host import Host
+    from dsl.model import TorchRequest
+
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+# On ROCm it says more than the other, if it is set.
+HIP_DEVICES_VARIABLE = "HIP_VISIBLE_DEVICES"
+MOST_WORKERS = 1 << 22
+"""No machine holds more processes."""
+
+
+def local_world_size(text: str, environ: Mapping[str, str], host: Host, *, alone: bool = False) -> int:
+    """Number of workers on this node from torchrun's ``--nproc-per-node``.
+
+    A number, ``cpu`` (the CPUs that we may use), ``gpu`` (visible CUDA devices), the name of another
+    accelerator (its visible devices), ``auto`` (whatever devices there are, else CPUs). ``alone``: each
+    worker is shown one device, so that MIG instances count as many as are named.
+
+    Raises:
+        OptionError: it is none of these, is not positive, or there is no such device.
+    """
+    shown = f"--nproc-per-node {text!r}"
+    text = text.strip()
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdecimal():
+        if not (len(text) <= 9 and 1 <= int(text) <= MOST_WORKERS):
+            raise OptionError(f"{shown}: it must be 1 to {MOST_WORKERS}")
+        return int(text)
+    if text == "cpu":
+        return len(set(host.allowed_cpus()))
+    name = node_accelerator(text, environ, host) if text == "auto" else text
+    if name in ("gpu", "cuda"):
+        devices = visible_cuda_count(
+            environ, host.count_cuda(), lambda: [gpu.uuid for gpu in host.gpus()], alone=alone
+        )
+    elif name in ACCELERATORS:
+        from dsl.devices.others import count_devices
+
+        devices = count_devices(name, environ, host.count_cuda, host.count_other)
+    else:
+        raise OptionError(f"{shown}: expected a number, auto, cpu or gpu, or an accelerator such as xpu")
+    if devices or text == "auto":
+        return devices or len(set(host.allowed_cpus()))
+    kind = "CUDA" if name in ("gpu", "cuda") else name
+    raise OptionError(f"{shown}: no {kind} device can be seen on this machine, give a number or cpu")
+
+
+def node_accelerator(nproc_per_node: str, environ: Mapping[str, str], host: Host) -> str:
+    """The accelerator of this node's workers: the one that ``--nproc-per-node`` names, else the machine's.
+
+    Another than CUDA comes first, as everywhere, unless its variable hides all its devices. ``cuda`` also
+    stands for a machine without any.
+    """
+    name = nproc_per_node.strip()
+    if name in ACCELERATORS or name == "gpu":
+        return "cuda" if name == "gpu" else name
+    other = host.find_other()
+    return "cuda" if other is None or are_hidden(other, environ) else other
+
+
+def own_devices(
+    request: TorchRequest, environ: Mapping[str, str], count: int, host: Host
+) -> tuple[Mapping[str, str], ...]:
+    """The variables by which each of ``count`` workers sees one device alone; empty if all see the same.
+
+    torchrun sets ``CUDA_VISIBLE_DEVICES``, whatever devices there are. So do we for the accelerators that
+    have this variable, among them Kunlun's, which passes for CUDA, and on a machine without any: Metal and
+    the CPU take no notice. All others get their own variable. Gaudi is refused: ``HABANA_VISIBLE_MODULES``
+    must be the same for all processes, each of which takes the module at the place of its local rank, and
+    with this option all local ranks are 0 (Gaudi documentation, "Gaudi-to-process Assignment").
+
+    Raises:
+        OptionError: the devices that we may use are too few, or cannot be shown to one worker alone.
+    """
+    if not request.virtual_local_rank:
+        return ()
+    name = node_accelerator(request.nproc_per_node, environ, host)
+    if name == "hpu":
+        raise OptionError(
+            "--virtual-local-rank: hpu devices cannot be shown to one worker each, because "
+            "HABANA_VISIBLE_MODULES has to be the same for all of them, leave the option out"
+        )
+    variable = ACCELERATORS[name].visible_variable
+    try:
+        if variable == DEVICES_VARIABLE:
+            return _own_cuda_devices(environ, count)
+        values = _own_values(name, variable, environ, count, host)
+    except FilterError as error:
+        raise OptionError(f"--virtual-local-rank: {error}") from None
+    return tuple([{variable: value} for value in values])
+
+
+def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[str, str], ...]:
+    from dsl.devices.visible import masks
+
+    variable = HIP_DEVICES_VARIABLE if environ.get(HIP_DEVICES_VARIABLE) else DEVICES_VARIABLE
+    value = environ.get(variable)
+    shown = None if value is None else [entry.strip() for entry in value.split(",")]
+    names = dict.fromkeys((DEVICES_VARIABLE, variable))
+    return tuple([dict.fromkeys(names, device) for device in masks(shown, count, variable)])
+
+
+def _own_values(
+    name: str, variable: str, environ: Mapping[str, str], count: int, host: Host
+) -> Sequence[str]:
+    from dsl.devices.visible import explain_value, worker_choices
+
+    try:
+        total = host.count_other(name, environ)
+    except AcceleratorError:
+        total = MOST_WORKERS  # who starts this number of workers knows better
+    choices = worker_choices(variable, environ, total, count)
+    if len(choices) >= count:
+        return choices[:count]
+    value = environ.get(variable, "")
+    where = f"{variable}={value} shows {len(choices)}" if value else f"this machine has {total} of {name}"
+    hint = explain_value(variable, value)
+    raise FilterError(
+        f"{count} workers need as many devices, but {where}{f': {hint}' if hint is not None else ''}"
+    )

@@ -1,0 +1,49 @@
+"""What torchrun's users find beside the command: launching from Python, error files, typed failures.
+
+::
+
+    from dsl.functions import LaunchConfig, elastic_launch
+
+    # {rank: what train returned}
+    results = elastic_launch(LaunchConfig(1, 1, nproc_per_node=4), train)(epochs)
+
+The names are imported when they are asked for: a command needs none of them until a worker has failed.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dsl.functions.launcher import (
+        ChildFailedError,
+        EntrypointError,
+        LaunchConfig,
+        ProcessFailure,
+        ResultError,
+        SignalException,
+        elastic_launch,
+        launch,
+        launch_agent,
+    )
+
+__all__ = [
+    "ChildFailedError",
+    "EntrypointError",
+    "LaunchConfig",
+    "ProcessFailure",
+    "ResultError",
+    "SignalException",
+    "elastic_launch",
+    "launch",
+    "launch_agent",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("dsl.functions.launcher"), name)

@@ -1,0 +1,166 @@
+"""The process that runs a function for `dsl.functions.launcher`: ``python _worker.py CALL RESULT LOCAL_RANK``.
+
+It stands alone: nothing of dsl is imported, and of the rest only what `multiprocessing` needs to make the
+launching program's main module known here, by the rules of its start method ``spawn``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+    from typing import Any, BinaryIO
+
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+LOCAL_RANK_MACRO = "${local_rank}"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the call that lies in a file and leave its result in another.
+
+    What the function raises is recorded where torch's ``@record`` would, shown on stderr, and ends the
+    process with 1; the code of a SystemExit is kept.
+    """
+    call_path, result_path, local_rank = argv
+    try:
+        _run(call_path, result_path, local_rank)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  whatever it is, it ends the worker
+        error.__traceback__ = _without_our_frames(error.__traceback__)
+        _record(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
+
+
+def _run(call_path: str, result_path: str, local_rank: str) -> None:
+    _show_faults()
+    result = None
+    try:
+        function, args = _read_call(call_path)
+        result = function(
+            *[arg.replace(LOCAL_RANK_MACRO, local_rank) if type(arg) is str else arg for arg in args]
+        )
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    with open_private(f"{result_path}.part") as file:
+        try:
+            dump(result, file)
+        except Exception as error:  # noqa: BLE001  pickling runs code of the user
+            raise TypeError(
+                f"the result cannot be sent back: {one_line(error)}; return what can be pickled"
+            ) from None
+    os.replace(f"{result_path}.part", result_path)
+
+
+def _read_call(path: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    import pickle
+    from multiprocessing import process, spawn
+
+    current: Any = process.current_process()
+    # As in a child of multiprocessing: a main module without a guard must not start workers from here.
+    current._inheriting = True  # noqa: SLF001
+    try:
+        with open(path, "rb") as file:
+            spawn.prepare(pickle.load(file))  # noqa: S301  written by our parent
+            function, args = pickle.load(file)  # noqa: S301  as above
+    finally:
+        del current._inheriting  # noqa: SLF001
+    return function, args
+
+
+def open_private(path: str) -> BinaryIO:
+    """A new file that only this user may read, to be written. Raises OSError if there is one."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return open(fd, "w+b")
+
+
+def dump(value: object, file: BinaryIO, *, by_value: bool = False) -> None:
+    """Pickle into a file. cloudpickle, if it is installed, does what pickle cannot do, and all ``by_value``.
+
+    Raises what pickle raises, which may be anything.
+    """
+    import pickle
+
+    start = file.tell()
+    try:
+        if not (by_value and cloudpickle()):
+            pickle.dump(value, file, pickle.HIGHEST_PROTOCOL)
+            return
+    except Exception:
+        if not cloudpickle():
+            raise
+    file.seek(start)
+    file.truncate()
+    cloudpickle().dump(value, file)
+
+
+def cloudpickle() -> Any:
+    """The module, or None if it is not installed."""
+    import importlib
+
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError:
+        return None
+
+
+def one_line(error: BaseException) -> str:
+    """``TypeError: what it says``, whatever its text is."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001  a class of the user
+        text = "<its text cannot be shown>"
+    return f"{type(error).__name__}: {text}"
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _record(error: BaseException) -> None:
+    """Leave the record that torch's ``@record`` leaves (torch 2.13), unless the function already has."""
+    path = os.environ.get(ERROR_FILE_VARIABLE)
+    if not path or os.path.lexists(path):
+        return
+    import json
+    import time
+    import traceback
+
+    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  a class of the user
+        text = one_line(error)
+    extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
+    part = f"{path}.{os.getpid()}"
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            json.dump({"message": {"message": text, "extraInfo": extra}}, file)
+        os.replace(part, path)
+    except OSError:
+        return  # what happened is shown on stderr, too
+
+
+def _show_faults() -> None:
+    """A worker that dies of a fault shows where, as those of torch do."""
+    import faulthandler
+
+    try:
+        faulthandler.enable()
+    except (AttributeError, OSError, RuntimeError, ValueError):
+        return  # there is no stderr
+
+
+if __name__ == "__main__":
+    # The directory of this file holds modules with common names; none of them is meant by an import.
+    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
+        del sys.path[0]
+    main(sys.argv[1:])

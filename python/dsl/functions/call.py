@@ -1,0 +1,177 @@
+"""How a function gets to the workers and its results come back: files that only this user may read."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+
+from dsl._record import record
+from dsl.errors import DslError, UsageError
+from dsl.functions import _worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+CALL_FILE = "call.pickle"
+RESULT_FILE = "result.pickle"
+
+
+class EntrypointError(UsageError, TypeError):
+    """The function or one of its arguments cannot be sent to a worker, or is nothing that can be started."""
+
+
+class ResultError(DslError):
+    """A worker ended well, but its result is missing or cannot be read here."""
+
+
+@record
+class Call:
+    """A function and its arguments, on their way to the workers of one run."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    run_dir: str
+
+    def write(self) -> None:
+        """Put it where the workers find it.
+
+        Raises:
+            EntrypointError: the function or an argument cannot be pickled.
+            DslError: the file cannot be written.
+        """
+        preparation, knows_main = _preparation()
+        if not knows_main and not _worker.cloudpickle() and _module_of(self.function) == "__main__":
+            raise EntrypointError(
+                f"{entrypoint_name(self.function)} is defined in a program that the workers cannot import; "
+                "move it to a module, or install cloudpickle"
+            )
+        path = f"{self.run_dir}/{CALL_FILE}"
+        try:
+            with _worker.open_private(path) as file:
+                pickle.dump(preparation, file, pickle.HIGHEST_PROTOCOL)
+                self._dump(file, by_value=not knows_main)
+        except OSError as error:
+            raise DslError(f"cannot write {path}: {error.strerror}") from None
+
+    def _dump(self, file: Any, *, by_value: bool) -> None:
+        try:
+            _worker.dump((self.function, self.args), file, by_value=by_value)
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001  pickling runs code of the user
+            culprit, is_function = self._culprit()
+            mend = "define it at the top level of a module" if is_function else "pass what can be pickled"
+            mend += "" if _worker.cloudpickle() else ", or install cloudpickle"
+            raise EntrypointError(
+                f"{culprit} cannot be sent to the workers: {_worker.one_line(error)}; {mend}"
+            ) from None
+
+    def _culprit(self) -> tuple[str, bool]:
+        name = entrypoint_name(self.function)
+        for position, value in enumerate((self.function, *self.args)):
+            try:
+                pickle.dumps(value)
+            except Exception:  # noqa: BLE001  as above
+                return (f"argument {position} of {name}", False) if position else (name, True)
+        return f"the call of {name}", False
+
+    def argv(self, attempt: int, local_rank: int) -> tuple[str, ...]:
+        """The words of a worker."""
+        from multiprocessing import spawn
+        from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
+
+        executable = spawn.get_executable()
+        if not executable:
+            raise DslError("the Python interpreter is unknown, name it with multiprocessing.set_executable")
+        flags = [flag for flag in _args_from_interpreter_flags() if flag != "-u"]
+        words = (f"{self.run_dir}/{CALL_FILE}", self._result_path(attempt, local_rank), str(local_rank))
+        return (os.fsdecode(executable), *flags, "-u", os.path.abspath(_worker.__file__), *words)
+
+    def result(self, attempt: int, local_rank: int, rank: int) -> Any:
+        """What the function returned in one worker.
+
+        Raises:
+            ResultError: there is nothing, or it cannot be made an object again.
+        """
+        try:
+            with open(self._result_path(attempt, local_rank), "rb") as file:
+                return pickle.load(file)  # noqa: S301  written by our own worker
+        except FileNotFoundError:
+            raise ResultError(
+                f"rank {rank} of {entrypoint_name(self.function)} ended with exit code 0 before the function "
+                "had returned, so there is no result"
+            ) from None
+        except Exception as error:
+            raise ResultError(
+                f"the result of rank {rank} of {entrypoint_name(self.function)} cannot be read here: "
+                f"{_worker.one_line(error)}"
+            ) from error
+
+    def remove(self, last_attempt: int, count: int) -> None:
+        """Remove the files. ``count``: workers of each attempt."""
+        results = [
+            self._result_path(attempt, local_rank)
+            for attempt in range(last_attempt + 1)
+            for local_rank in range(count)
+        ]
+        for path in (f"{self.run_dir}/{CALL_FILE}", *results, *[f"{path}.part" for path in results]):
+            try:
+                os.unlink(path)
+            except OSError:
+                continue  # it was never written
+
+    def _result_path(self, attempt: int, local_rank: int) -> str:
+        return f"{self.run_dir}/attempt_{attempt}/{local_rank}/{RESULT_FILE}"
+
+
+def entrypoint_name(entrypoint: object) -> str:
+    """The name of a function, or of what is called like one."""
+    inner = getattr(entrypoint, "func", entrypoint)  # functools.partial
+    return str(getattr(inner, "__name__", type(entrypoint).__name__))
+
+
+def refuse_while_importing() -> None:
+    """Raise if a worker, or a child of multiprocessing, is just importing the launching program.
+
+    Raises:
+        EntrypointError: the program has no guard, so that each worker would start workers.
+    """
+    from multiprocessing import process
+
+    if getattr(process.current_process(), "_inheriting", False):
+        raise EntrypointError(
+            "workers are started while a worker imports the main program: put the call under "
+            "if __name__ == '__main__':"
+        )
+
+
+def _preparation() -> tuple[dict[str, Any], bool]:
+    """What `multiprocessing.spawn.prepare` needs in a worker, and whether the main module can be had there.
+
+    Not asked of `multiprocessing.spawn.get_preparation_data`: that fixes the start method of this process.
+    """
+    from multiprocessing import process
+
+    main = sys.modules["__main__"]
+    data: dict[str, Any] = {
+        "authkey": bytes(process.current_process().authkey),
+        "sys_path": [os.fspath(entry) for entry in sys.path],
+        "sys_argv": list(sys.argv),
+        "dir": os.getcwd(),
+    }
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    path = getattr(main, "__file__", None)
+    if name is not None:
+        data["init_main_from_name"] = name
+        return data, name.rpartition(".")[2] != "__main__"
+    if path is not None and os.path.isfile(path):
+        data["init_main_from_path"] = os.path.abspath(path)
+        return data, True
+    return data, False
+
+
+def _module_of(function: object) -> str | None:
+    return getattr(getattr(function, "func", function), "__module__", None)

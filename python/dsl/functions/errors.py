@@ -1,0 +1,150 @@
+"""Failed workers as a typed error, with what users of torch read from its ``ChildFailedError``.
+
+The names and attributes are those of torch.distributed.elastic.multiprocessing.errors (torch 2.13). torch is
+not imported, so an ``except`` clause has to name the class that is here.
+"""
+
+from __future__ import annotations
+
+from dsl.errors import DslError
+from dsl.report.failures import root_cause
+from dsl.report.summary import (
+    NOT_AVAILABLE,
+    format_summary,
+    generic_message,
+    iso_time,
+    seconds_of,
+    signal_name,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from dsl.report.failures import ErrorRecord, Failure
+
+
+class ProcessFailure:
+    """One failed worker, as torch shows it. ``failure`` has all that is known of it."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+    def __repr__(self) -> str:
+        return f"ProcessFailure({self.failure!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.failure == other.failure if isinstance(other, ProcessFailure) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((ProcessFailure, self.failure))
+
+    @property
+    def local_rank(self) -> int:
+        """Index within its node."""
+        return self.failure.local_rank
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 if it never started."""
+        return self.failure.pid
+
+    @property
+    def exitcode(self) -> int:
+        """Exit code, or minus the number of the signal that ended it."""
+        return self.failure.exitcode
+
+    @property
+    def error_file(self) -> str:
+        """Path of its record, ``<N/A>`` if it left none that can be read."""
+        return self.failure.error_file or NOT_AVAILABLE
+
+    @property
+    def error_file_data(self) -> dict[str, Any]:
+        """The record in the shape of the file, without keys that torch does not write."""
+        recorded = self.failure.recorded
+        if recorded is not None:
+            return _file_data(recorded)
+        data: dict[str, Any] = {"message": "<NONE>"}
+        if self.exitcode >= 0:
+            data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
+        return data
+
+    @property
+    def message(self) -> str | dict[str, Any]:
+        """What the file holds as ``message``: the parts of an exception, or text; else what torch says."""
+        recorded = self.failure.recorded
+        message: str | dict[str, Any] = _file_data(recorded)["message"] if recorded is not None else ""
+        return message or generic_message(self.failure)
+
+    @property
+    def timestamp(self) -> int:
+        """Seconds since the epoch: as it recorded, else when its death was noticed."""
+        return seconds_of(self.failure)
+
+    def signal_name(self) -> str:
+        """``SIGKILL``; ``<N/A>`` if no signal with a name ended it."""
+        return signal_name(self.failure)
+
+    def timestamp_isoformat(self) -> str:
+        """``2026-01-02_03:04:05`` in local time."""
+        return iso_time(self.failure)
+
+
+def _file_data(recorded: ErrorRecord) -> dict[str, Any]:
+    stamp = {} if recorded.time_s is None else {"timestamp": str(int(recorded.time_s))}
+    if recorded.is_text:
+        return {"message": recorded.message, **stamp}
+    message: dict[str, Any] = {
+        "message": recorded.message,
+        "extraInfo": {"py_callstack": recorded.traceback, **stamp},
+    }
+    if recorded.exit_code is not None:
+        message["errorCode"] = recorded.exit_code
+    return {"message": message}
+
+
+class ChildFailedError(DslError):
+    """Workers failed. Its text is the failure summary, which has many lines, unlike that of other errors.
+
+    ``failures`` has an entry for each rank that failed by itself, ``evidence`` more lines about the root
+    cause. ``exit_code`` is what the command would have returned (G2). Raises ValueError without failures.
+    """
+
+    def __init__(
+        self, name: str, failures: Mapping[int, ProcessFailure], evidence: Sequence[str] = ()
+    ) -> None:
+        if not failures:
+            raise ValueError("a ChildFailedError needs a failure")
+        self.name = name
+        self.failures = dict(failures)
+        self.evidence = tuple(evidence)
+        _, first = self.get_first_failure()
+        self.exit_code = first.exitcode if first.exitcode >= 0 else 128 - first.exitcode
+        super().__init__(self.format_msg())
+
+    @classmethod
+    def of(cls, name: str, failures: Sequence[Failure], evidence: Sequence[str] = ()) -> ChildFailedError:
+        """The error of what `dsl.report.failures.collect` found."""
+        return cls(name, {failure.rank: ProcessFailure(failure) for failure in failures}, evidence)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.failures, self.evidence)
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """Rank and failure of the root cause."""
+        root = root_cause([failure.failure for failure in self.failures.values()])
+        return next((rank, entry) for rank, entry in self.failures.items() if entry.failure == root)
+
+    def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
+        """The failure summary; the arguments are the characters of its rules."""
+        failures = [failure.failure for failure in self.failures.values()]
+        return format_summary(
+            self.name,
+            failures,
+            root_cause(failures),
+            self.evidence,
+            border=boarder_delim,
+            section=section_delim,
+        )

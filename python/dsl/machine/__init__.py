@@ -1,0 +1,1 @@
+"""The only readers of this machine: CPUs, ports, console, names, files."""

@@ -1,0 +1,227 @@
+"""What the user asked for, before anything is looked up: one `Request` for every front end.
+
+None means "not said". Values are as they were written where their grammar needs facts of the job or the
+machine; what is wrong with them by themselves, the front end has already refused.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal, TypeAlias
+
+    FlavourName: TypeAlias = Literal["deepspeed", "torch"]
+    BindingRule: TypeAlias = Literal["required", "cpus_required", "wanted"]
+
+DEFAULT_HOSTFILE = "/job/hostfile"
+DEFAULT_MASTER_PORT = 29500
+DEFAULT_GRACE_S = 30.0
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+"""Words of ``--log_level`` and how much each weighs."""
+
+
+@record
+class ProgramRequest:
+    """What each worker runs."""
+
+    script: str
+    """Path of a script, name of a module, or a program."""
+    args: tuple[str, ...] = ()
+    """Its arguments; ``${local_rank}`` becomes the worker's where the flavour says so."""
+    module: bool = False
+    """Run it as ``python -m`` does."""
+    no_python: bool = False
+    """Run it without an interpreter."""
+    local_rank_option: str = ""
+    """Option by which it is told its local rank, such as ``--local_rank``; empty: by none."""
+    is_call: bool = False
+    """It is an interpreter's command line that runs a pickled call (functions launched from Python)."""
+    name: str = ""
+    """What reports call it, if not by ``script``."""
+
+
+@record
+class ResourceRequest:
+    """Which hosts, slots and nodes take part, and how many workers each has."""
+
+    hostfile: str | None = None
+    """Path of the hostfile; None: hosts are not named."""
+    include: str = ""
+    """Filter of hosts and slots."""
+    exclude: str = ""
+    """The opposite filter."""
+    min_nodes: int | None = None
+    """Number of nodes, or the least of a range."""
+    max_nodes: int | None = None
+    """The most of a range; None where the user gave one number."""
+    num_gpus: int | None = None
+    """Workers on each host, as slots 0 to N - 1."""
+    nproc_per_node: str | None = None
+    """Workers on a node that counts them itself: a number, ``auto``, ``cpu``, ``gpu`` or an accelerator."""
+
+
+@record
+class MeetingRequest:
+    """Where the workers meet, and how the nodes find each other."""
+
+    master_addr: str | None = None
+    """Address of node 0."""
+    master_port: int | None = None
+    """Port there; 0: any free one."""
+    node_rank: int | None = None
+    """Place of this node, from 0."""
+    local_addr: str | None = None
+    """Address of this node."""
+    backend: str = "static"
+    """Word of ``--rdzv-backend``."""
+    endpoint: str = ""
+    """``HOST:PORT`` or ``HOST``."""
+    run_id: str = ""
+    """The user's name of the job."""
+    settings: str = ""
+    """Settings of the backend, ``KEY=VALUE,...``."""
+    standalone: bool = False
+    """One node that meets nobody."""
+
+
+@record
+class RemoteRequest:
+    """How other hosts are reached (DeepSpeed's options)."""
+
+    launcher: str = "pdsh"
+    """Word of ``--launcher``."""
+    launcher_args: str = ""
+    """More words for it."""
+    no_ssh: bool = False
+    """Start this node's workers alone: the same command runs on each host."""
+    no_ssh_check: bool = False
+    """Do not try the hosts first."""
+    force_multi: bool = False
+    """Treat even one host as remote."""
+    ssh_port: int | None = None
+    """Port of the hosts' ssh servers."""
+    venv_script: str | None = None
+    """Script to source on each host first."""
+
+
+@record
+class SignalRequest:
+    """What signals mean, by number, and how long workers get to obey."""
+
+    stop: tuple[int, ...] | None = None
+    """Signals that are passed on and end the job; None: the engine's usual table."""
+    forward: tuple[int, ...] = ()
+    """Signals that are passed on, and no more."""
+    preempt: int | None = None
+    """The signal by which a scheduler announces the end."""
+    preempt_grace_s: float | None = None
+    """Seconds between the preempt signal and SIGKILL; None: as ``grace_s``."""
+    grace_s: float = DEFAULT_GRACE_S
+    """Seconds between the stop signal and SIGKILL."""
+
+
+@record
+class OutputRequest:
+    """What the user asked for about the workers' output and input, as it was written; empty: not said."""
+
+    log_dir: str | None = None
+    """Directory below which files go."""
+    each_rank_log: str | None = None
+    """Directory of DeepSpeed's files, one a rank."""
+    redirects: str = ""
+    """Stream map (``3``, ``0:1,2:3``) of what goes to files alone."""
+    tee: str = ""
+    """Stream map of what goes to files and to the console."""
+    local_ranks: str = ""
+    """Comma list of the local ranks that the console shows."""
+    stdout_words: str = ""
+    """Comma list of words; lines of stdout with one of them are copied."""
+    stderr_words: str = ""
+    """The same for stderr."""
+    tag: str = "auto"
+    """``auto``, ``always`` or ``never``: rank before each line."""
+    template: str = ""
+    """Prefix template with ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${hostname}``."""
+    collapse: bool = False
+    """Show equal lines of several workers once."""
+    stdin: str = ""
+    """Rank of the worker that reads stdin, or ``none``."""
+    max_bytes: int | None = None
+    """Cap of each log file, in bytes."""
+    logs_specs: str | None = None
+    """Name of a plug-in that says where output goes."""
+
+
+@record
+class PlacementRequest:
+    """What the user asked for about devices, CPUs and memory of the workers."""
+
+    bind: str = "none"
+    """``auto`` or ``none``."""
+    memory: str | None = None
+    """A memory policy or ``none``; None: the binding's own."""
+    strict: bool = False
+    """Nothing less than what ``auto`` stands for."""
+    names_devices: bool = False
+    """The device of each worker is to be shown."""
+    bind_cores_to_rank: bool = False
+    """DeepSpeed's binding: equal runs of cores."""
+    core_list: str | None = None
+    """The cores of that binding."""
+    numa_binding: str | None = None
+    """torchrun's binding: ``node``, ``socket``, ``exclusive`` or ``core-complex``."""
+    virtual_local_rank: bool = False
+    """Each worker has local rank 0 and sees one device."""
+
+    def rule(self, *, binds_memory: bool) -> BindingRule:
+        """What of the bindings is a condition. Only ``auto`` makes do with what there is.
+
+        ``binds_memory``: the memory policy belongs to what the user asked for, even if ``memory`` is None.
+        """
+        if self.bind == "auto":
+            return "required" if self.strict else "wanted"
+        return "required" if binds_memory or self.memory is not None else "cpus_required"
+
+
+@record
+class ElasticRequest:
+    """Wishes that this version understands and refuses."""
+
+    autotuning: str = ""
+    """``tune`` or ``run``."""
+    training: bool = False
+    """Nodes may join and leave."""
+    min_nodes: int | None = None
+    """The least number of them."""
+    max_nodes: int | None = None
+    """The most."""
+
+
+@record
+class Request:
+    """What the user asked for. The front ends of both commands make it, and functions launched from Python."""
+
+    flavour: FlavourName
+    """Whose environment and argument habits the workers expect."""
+    program: ProgramRequest
+    resources: ResourceRequest = ResourceRequest()
+    meeting: MeetingRequest = MeetingRequest()
+    remote: RemoteRequest = RemoteRequest()
+    signals: SignalRequest = SignalRequest()
+    output: OutputRequest = OutputRequest()
+    placement: PlacementRequest = PlacementRequest()
+    elastic: ElasticRequest = ElasticRequest()
+    max_restarts: int = 0
+    """How often a group that failed is started again."""
+    role: str = "default"
+    """What the workers are called."""
+    log_level: str = "info"
+    """Word of `LEVELS`."""
+    save_pid: bool = False
+    """Keep the agent's pid in a file while the job runs."""
+    env: Mapping[str, str] | None = None
+    """Variables over the environment that each node's workers inherit."""

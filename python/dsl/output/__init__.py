@@ -1,0 +1,1 @@
+"""Where the output of each worker goes, and who reads stdin."""

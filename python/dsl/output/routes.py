@@ -1,0 +1,224 @@
+"""Where the output of each worker goes, and who reads stdin."""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.errors import OptionError
+from dsl.model import INHERIT, Route
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Literal
+
+    from dsl.model import LineFile, OutputRequest
+
+    Kind = Literal["terminal", "null", "other"]
+
+# Of the terminal's eight colours those that are read on black and on white, without red, which means trouble.
+COLOURS = (36, 32, 35, 34, 33)
+TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+
+
+@record
+class Console:
+    """What the command's own stdout and stderr are: a ``terminal``, ``null`` (/dev/null), or ``other``."""
+
+    stdout: Kind = "other"
+    stderr: Kind = "other"
+
+
+@record
+class OutputPlan:
+    """Routes (stdout, stderr or None if joined) and prefixes, one a worker, and what belongs to all."""
+
+    routes: tuple[tuple[Route, Route | None], ...]
+    prefixes: tuple[str, ...]
+    stdin: int | None = None
+    run_dirs: tuple[str, ...] = ()
+    line_files: tuple[LineFile, ...] = ()
+
+
+def plan_output(
+    request: OutputRequest,
+    ranks: Sequence[int],
+    world_size: int,
+    console: Console,
+    environ: Mapping[str, str],
+    *,
+    each_rank_logs: Sequence[str] = (),
+    run_dir: str | None = None,
+    attempt: int = 0,
+    role: str = "default",
+) -> OutputPlan:
+    """Decide for the workers of one node, whose global ranks are ``ranks``.
+
+    ``each_rank_logs``: files of ``--enable_each_rank_log``, one a worker. ``run_dir``: new directory of this
+    run, None if no option asks for files in one. ``attempt``: how often the workers were started before;
+    ``role`` is what a prefix template calls them.
+
+    Raises:
+        OptionError: a stream map, a list of ranks or ``stdin`` makes no sense for this job.
+    """
+    count = len(ranks)
+    words = _words(request)
+    attempt_dir = None if run_dir is None else f"{run_dir}/attempt_{attempt}"
+    routes: Sequence[tuple[Route, Route | None]]
+    if each_rank_logs:
+        routes = _joined_routes(request, each_rank_logs, console)
+    else:
+        routes = _routes(request, count, console, attempt_dir, {stream for stream, _, _ in words})
+    return OutputPlan(
+        routes=tuple(routes),
+        prefixes=_prefixes(request, ranks, console, environ, role=role, plain=bool(words)),
+        stdin=_stdin(request.stdin, ranks, world_size),
+        run_dirs=run_dirs(run_dir, attempt, count),
+        line_files=tuple(
+            [(stream, f"{attempt_dir}/filtered_{name}.log", some) for stream, name, some in words]
+        ),
+    )
+
+
+def needs_run_dir(request: OutputRequest) -> bool:
+    """Whether files are asked for that lie in a directory of their own."""
+    maps = [text for text in (request.redirects, request.tee) if text != "0"]
+    return any((request.log_dir, *maps, request.stdout_words, request.stderr_words))
+
+
+def _joined_routes(
+    request: OutputRequest, paths: Sequence[str], console: Console
+) -> list[tuple[Route, Route | None]]:
+    """One file for both streams of a worker, which are shown as one, too, if the map names any of them."""
+    from dsl.output.folders import parse_streams
+
+    tee = parse_streams(request.tee or "0", "--tee")
+    shown = _shown(request, len(paths))
+    return [
+        (_route(path, shown[local_rank] and tee(local_rank) != 0, 1, console.stdout), None)
+        for local_rank, path in enumerate(paths)
+    ]
+
+
+def _routes(
+    request: OutputRequest, count: int, console: Console, folder: str | None, searched: set[Literal[1, 2]]
+) -> list[tuple[Route, Route | None]]:
+    """``searched`` are the streams in which words are looked for: somebody has to see their lines."""
+    shown = _shown(request, count)
+    files = _files(request, count, folder)
+    alone = count == 1 and request.tag != "always" and not searched
+    routes: list[tuple[Route, Route | None]] = []
+    for local_rank in range(count):
+        streams = []
+        for stream, kind in ((1, console.stdout), (2, console.stderr)):
+            path, tee = files[local_rank][stream - 1]
+            show = shown[local_rank] and (path is None or tee)
+            direct = alone or (kind == "null" and stream not in searched)
+            inherits = path is None and show and direct
+            streams.append(INHERIT if inherits else _route(path, show, stream, kind))
+        routes.append((streams[0], streams[1]))
+    return routes
+
+
+def _route(path: str | None, show: bool, stream: int, kind: Kind) -> Route:  # noqa: FBT001  private
+    if not show or kind == "null":
+        return Route(path=path)
+    return Route(path=path, console=1 if stream == 1 else 2, terminal=kind == "terminal")
+
+
+def _files(request: OutputRequest, count: int, folder: str | None) -> list[list[tuple[str | None, bool]]]:
+    """For each worker and stream: its file, and whether it is shown all the same."""
+    if folder is None:
+        return [[(None, True)] * 2] * count
+    from dsl.output.folders import parse_streams
+
+    redirects = parse_streams(request.redirects or "0", "--redirects")
+    tee = parse_streams(request.tee or "0", "--tee")
+    if request.log_dir is not None and not request.redirects and not request.tee:
+        tee = parse_streams("3", "--tee")
+    files: list[list[tuple[str | None, bool]]] = []
+    for local_rank in range(count):
+        both = []
+        for stream, name in ((1, "stdout"), (2, "stderr")):
+            is_tee = bool(tee(local_rank) & stream)
+            path = f"{folder}/{local_rank}/{name}.log"
+            both.append((path if is_tee or redirects(local_rank) & stream else None, is_tee))
+        files.append(both)
+    return files
+
+
+def run_dirs(run_dir: str | None, attempt: int, count: int) -> tuple[str, ...]:
+    """Directories to make before an attempt, outermost first: the run's (once), its own, each worker's."""
+    if run_dir is None:
+        return ()
+    folder = f"{run_dir}/attempt_{attempt}"
+    own = [f"{folder}/{local_rank}" for local_rank in range(count)]
+    return (folder, *own) if attempt else (run_dir, folder, *own)
+
+
+def _shown(request: OutputRequest, count: int) -> list[bool]:
+    if not request.local_ranks:
+        return [True] * count
+    from dsl.output.folders import parse_local_ranks
+
+    chosen = parse_local_ranks(request.local_ranks)
+    return [local_rank in chosen for local_rank in range(count)]
+
+
+def _words(request: OutputRequest) -> list[tuple[Literal[1, 2], str, tuple[str, ...]]]:
+    if not (request.stdout_words or request.stderr_words):
+        return []
+    from dsl.output.folders import parse_words
+
+    found: list[tuple[Literal[1, 2], str, tuple[str, ...]]] = []
+    if words := parse_words(request.stdout_words):
+        found.append((1, "stdout", words))
+    if words := parse_words(request.stderr_words):
+        found.append((2, "stderr", words))
+    return found
+
+
+def _prefixes(
+    request: OutputRequest,
+    ranks: Sequence[int],
+    console: Console,
+    environ: Mapping[str, str],
+    *,
+    role: str,
+    plain: bool,
+) -> tuple[str, ...]:
+    """``plain``: they also go to files, where a colour is noise, as it is in a stderr that goes elsewhere."""
+    template = environ.get(TEMPLATE_VARIABLE, "")
+    on_terminal = console.stdout == "terminal"
+    wanted = request.tag == "always" or (
+        request.tag == "auto" and ((on_terminal and len(ranks) > 1) or template != "")
+    )
+    if not wanted:
+        return ("",) * len(ranks)
+    if template:
+        from dsl.output.folders import fill_template
+
+        return tuple(
+            [fill_template(template, role, rank, local_rank) for local_rank, rank in enumerate(ranks)]
+        )
+    width = len(str(max(ranks)))
+    texts = [f"[rank {rank:{width}}]" for rank in ranks]
+    plain = plain or not on_terminal or console.stderr == "other"
+    if plain or environ.get("NO_COLOR") or environ.get("TERM", "dumb") == "dumb":
+        return tuple([f"{text} " for text in texts])
+    return tuple(
+        [f"\x1b[{COLOURS[local_rank % len(COLOURS)]}m{text}\x1b[0m " for local_rank, text in enumerate(texts)]
+    )
+
+
+def _stdin(text: str, ranks: Sequence[int], world_size: int) -> int | None:
+    """Local rank of the worker that reads our stdin."""
+    if text == "":
+        return 0 if len(ranks) == 1 else None
+    if text == "none":
+        return None
+    from dsl.output.folders import parse_rank
+
+    rank = parse_rank(text)
+    if rank is None or rank >= world_size:
+        raise OptionError(f"--stdin {text!r}: it must be a rank, 0 to {world_size - 1}, or none")
+    return ranks.index(rank) if rank in ranks else None

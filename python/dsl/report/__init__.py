@@ -1,0 +1,1 @@
+"""What the user is told: the plan, what happens, how it ended and why."""

@@ -1,0 +1,264 @@
+"""Workers that failed by themselves: what the engine saw of each, what its error file says, which was first.
+
+Imported only when a worker has failed. Error files are written by strangers: whatever lies there, reading it
+neither blocks nor raises.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dsl._record import record
+from dsl.report.verdict import reason
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from dsl import Exit
+    from dsl.model import NodePlan
+
+MAX_BYTES = 1 << 20
+"""Bytes of an error file that are read."""
+
+COARSE_NS = 10_000_000
+"""Times of files lag behind the clock by up to a tick of the kernel, at most 10 ms."""
+
+TRUSTED_NS = 1_000_000_000
+"""How far outside of its worker's life a file's time may lie; beyond, another clock has made it."""
+
+# A day short of the last one of `datetime`, so that any time zone can show it.
+MAX_TIME_S = 253_402_214_400.0
+MAX_DIGITS = 40
+
+
+@record
+class ErrorRecord:
+    """What a worker recorded of the exception that ended it. Text is as it was written, line ends included.
+
+    ``time_s``: seconds since the epoch, as recorded; ``exit_code``: that of a process below the worker which
+    the record was taken over from. ``is_text``: the file holds a message alone, not an exception's parts.
+    """
+
+    message: str
+    traceback: str
+    time_s: float | None
+    exit_code: int | None
+    is_text: bool = False
+
+
+@record
+class Failure:
+    """A worker that failed by itself.
+
+    ``pid`` is 0 if it never started. ``exitcode``: its exit code, minus the number of the signal that ended
+    it, or 126 or 127 if it could not be executed. ``time_ns``: CLOCK_REALTIME when its death was noticed;
+    ``order``: position among the deaths of the group as the kernel reported them. ``error_file`` and
+    ``recorded`` are there if it left a record that can be read, ``recorded_ns`` (CLOCK_REALTIME, the time of
+    the file) if that can be believed. ``reason``: one clause.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    exitcode: int
+    time_ns: int
+    order: int
+    error_file: str | None
+    recorded: ErrorRecord | None
+    recorded_ns: int | None
+    reason: str
+
+
+def collect(plan: NodePlan, exits: Sequence[Exit], error_files: Sequence[str | None]) -> list[Failure]:
+    """Every worker that failed by itself, in the order in which they died.
+
+    ``error_files``: for each worker of the plan, where it may have left a record. A worker that was stopped
+    by us has failed by itself if it recorded an exception before the first one died.
+    """
+    found = []
+    first_ns = None
+    for exit_ in sorted(exits, key=lambda exit_: exit_.order):
+        if exit_.status == 0:
+            continue
+        if not exit_.caused_by_stop:
+            first_ns = exit_.ended_ns if first_ns is None else first_ns
+            found.append(_failure(plan, exit_, error_files[exit_.worker]))
+        elif first_ns is not None and error_files[exit_.worker] is not None:
+            failure = _failure(plan, exit_, error_files[exit_.worker])
+            if failure.recorded_ns is not None and first_ns - failure.recorded_ns > COARSE_NS:
+                found.append(failure)
+    return found
+
+
+def _failure(plan: NodePlan, exit_: Exit, path: str | None) -> Failure:
+    worker = plan.workers[exit_.worker]
+    # What lies there was not written by a worker that never ran.
+    found = _load(path) if path is not None and exit_.pid else None
+    recorded, recorded_ns = found or (None, None)
+    if recorded_ns is not None and not (
+        exit_.started_ns - TRUSTED_NS <= recorded_ns <= exit_.ended_ns + TRUSTED_NS
+    ):
+        recorded_ns = None
+    return Failure(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        host=plan.host,
+        pid=exit_.pid,
+        exitcode=-exit_.signal if exit_.signal is not None else exit_.status,
+        time_ns=exit_.ended_ns,
+        order=exit_.order,
+        error_file=path if recorded is not None else None,
+        recorded=recorded,
+        recorded_ns=recorded_ns,
+        reason=reason(exit_),
+    )
+
+
+def root_cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that the others follow from: the first death, as the kernel ordered them (G3).
+
+    A worker may raise, record that, and clean up for a while, during which its peers die of the connection
+    that broke. So the earliest record counts instead if it is clearly older than the first death. Raises
+    ValueError without failures.
+    """
+    first = min(failures, key=lambda failure: failure.order)
+    times = [
+        (failure.recorded_ns, failure.order, failure)
+        for failure in failures
+        if failure.recorded_ns is not None
+    ]
+    if not times:
+        return first
+    recorded_ns, _, earliest = min(times, key=lambda entry: entry[:2])
+    return earliest if first.time_ns - recorded_ns > COARSE_NS else first
+
+
+def read_error_file(path: str) -> ErrorRecord | None:
+    """Read what ``@record`` of torch.distributed.elastic.multiprocessing.errors wrote (torch 2.13).
+
+    None if there is no regular file (links are not followed), or nothing in it that is a record. Of a file
+    that is cut off, or longer than 1 MiB, the texts that are left; of one with values of the wrong type, the
+    others. Never raises, never waits for a writer.
+    """
+    found = _load(path)
+    return found[0] if found is not None else None
+
+
+def _load(path: str) -> tuple[ErrorRecord, int] | None:
+    """The record, and when its file was last written, in nanoseconds."""
+    found = _read(path)
+    if found is None:
+        return None
+    text = found[0].decode("utf-8-sig", "replace")
+    parsed = _parse(text) or _salvage(text)
+    return (parsed, found[1]) if parsed is not None else None
+
+
+def _read(path: str) -> tuple[bytes, int] | None:
+    import stat
+
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        file = os.open(path, flags)
+    except (OSError, ValueError):  # a path with a NUL is a ValueError
+        return None
+    try:
+        facts = os.fstat(file)
+        if not stat.S_ISREG(facts.st_mode):
+            return None
+        data = b""
+        while len(data) < MAX_BYTES:
+            part = os.read(file, MAX_BYTES - len(data))
+            if not part:
+                break
+            data += part
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return data, facts.st_mtime_ns
+
+
+def _parse(text: str) -> ErrorRecord | None:
+    import json
+
+    try:
+        data = json.loads(text, strict=False, parse_int=_int, parse_float=_float)
+    except (ValueError, RecursionError, MemoryError):
+        return None
+    message = data.get("message") if isinstance(data, dict) else None
+    if isinstance(message, str):
+        return ErrorRecord(_text(message), "", _time_s(data.get("timestamp")), None, is_text=True)
+    if not isinstance(message, dict):
+        return None
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    code = message.get("errorCode")
+    return ErrorRecord(
+        message=_text(message.get("message")),
+        traceback=_text(extra.get("py_callstack")),
+        time_s=_time_s(extra.get("timestamp")),
+        exit_code=code if isinstance(code, int) and not isinstance(code, bool) else None,
+    )
+
+
+def _salvage(text: str) -> ErrorRecord | None:
+    """The texts of a record that was cut off. They come in the order in which torch writes them."""
+    import re
+
+    head = re.match(r'\s*\{\s*"message"\s*:\s*(\{\s*"message"\s*:\s*)?"', text)
+    if head is None:
+        return None
+    message, end = _string(text, head.end())
+    between = re.compile(r'\s*,\s*"extraInfo"\s*:\s*\{\s*"py_callstack"\s*:\s*"').match(text, end)
+    stack = _string(text, between.end())[0] if head[1] and between else ""
+    return ErrorRecord(message, stack, None, None, is_text=not head[1])
+
+
+def _string(text: str, start: int) -> tuple[str, int]:
+    """The JSON string whose first character stands at ``start``, and the index behind its closing quote."""
+    import re
+
+    for mark in re.compile(r'\\.|"', re.DOTALL).finditer(text, start):
+        if mark[0] == '"':
+            return _unquoted(text[start : mark.start()]), mark.end()
+    return _unquoted(text[start:]), len(text)
+
+
+def _unquoted(body: str) -> str:
+    """A JSON string's text, without an escape at its end that is cut off."""
+    import json
+
+    for cut in range(6):  # as long as \u and three digits
+        try:
+            return _text(json.loads(f'"{body[: len(body) - cut]}"', strict=False))
+        except ValueError:
+            continue
+    return ""
+
+
+def _text(value: Any) -> str:
+    """The value if it is text, fit to be written anywhere; JSON can hold halves of characters."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+def _int(digits: str) -> int | None:
+    return int(digits) if len(digits) <= MAX_DIGITS else None
+
+
+def _float(digits: str) -> float | None:
+    return float(digits) if len(digits) <= MAX_DIGITS else None
+
+
+def _time_s(value: Any) -> float | None:
+    """Seconds since the epoch, which torch writes as text."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    try:
+        seconds = float(value[: MAX_DIGITS + 1] if isinstance(value, str) else value)
+    except (ValueError, OverflowError):
+        return None
+    return seconds if 0 <= seconds <= MAX_TIME_S else None

@@ -1,0 +1,134 @@
+"""What a plan looks like to its user: ``--dry-run`` and ``--report-bindings``.
+
+Of the environment only what the job changes is shown: the rest is the user's own, and may hold secrets.
+"""
+
+from __future__ import annotations
+
+from dsl.binding.deepspeed import format_core_list
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from dsl.model import NodePlan, WorkerPlan
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+NOTHING = "-"
+
+
+def bindings_table(plan: NodePlan) -> list[str]:
+    """Lines of a table with a row for each worker: what it is bound to."""
+    head = ("rank", "device", "pci address", "numa node", "cores", "memory", "threads")
+    return _table([head, *[_binding_row(plan, worker) for worker in plan.workers]])
+
+
+def _binding_row(plan: NodePlan, worker: WorkerPlan) -> tuple[str, ...]:
+    device = worker.device
+    node = None if device is None else device.numa_node
+    return (
+        str(worker.rank),
+        NOTHING if device is None else device.name,
+        (device.pci_address if device is not None else "") or NOTHING,
+        NOTHING if node is None else str(node),
+        "all" if worker.cpus is None else format_core_list(worker.cpus),
+        memory_words(worker),
+        worker.env.get(THREADS_VARIABLE) or plan.env.get(THREADS_VARIABLE) or NOTHING,
+    )
+
+
+def memory_words(worker: WorkerPlan) -> str:
+    """The worker's memory policy: ``preferred 0``, ``bind 0-1``, ``default``."""
+    if worker.mempolicy is None:
+        return "default"
+    mode, nodes = worker.mempolicy
+    return f"{mode} {format_core_list(sorted(nodes))}".rstrip()
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]) for row in rows]
+    return [line.rstrip() for line in lines]
+
+
+def plan_text(plan: NodePlan, environ: Mapping[str, str]) -> list[str]:
+    """The plan of this node, for people. ``environ`` is the environment that the command was started in."""
+    from shlex import join, quote
+
+    count = len(plan.workers)
+    ranks = [worker.rank for worker in plan.workers]
+    place = f"meeting at {plan.master_addr}:{plan.master_port}"
+    workers = f"{count} of {plan.world_size} workers, ranks {format_core_list(ranks)}"
+    lines = [
+        f"node {plan.node_rank} ({plan.host}): {workers}, {place}",
+        "environment of all workers, beside yours:",
+        *[f"  {name}={quote(value)}" for name, value in sorted(_changes(plan, environ).items())],
+    ]
+    lines.extend(f"  {name} is not passed on" for name in _removed(plan, environ))
+    for worker in plan.workers:
+        own = " ".join([f"{name}={quote(value)}" for name, value in sorted(worker.env.items())])
+        lines.append(f"rank {worker.rank}: {own}")
+        lines.append(f"  command: {join(worker.argv)}")
+        lines.extend(f"  {line}" for line in _placement(worker))
+    lines.extend(f"filtered lines: {path}" for _, path, _ in plan.line_files)
+    return lines
+
+
+def _placement(worker: WorkerPlan) -> list[str]:
+    lines = []
+    if worker.device is not None:
+        lines.append(f"device: {worker.device.name} {worker.device.pci_address}".rstrip())
+    if worker.cpus is not None:
+        lines.append(f"cores: {format_core_list(worker.cpus)}, memory: {memory_words(worker)}")
+    for name, route in (("stdout", worker.stdout), ("stderr", worker.stderr)):
+        if route is not None and route.path is not None:
+            lines.append(f"{name}: {route.path}{' and the console' if route.console else ''}")
+    return lines
+
+
+def plan_json(plan: NodePlan, environ: Mapping[str, str]) -> str:
+    """The plan of this node as one JSON object, for programs."""
+    from json import dumps
+
+    return dumps(
+        {
+            "node_rank": plan.node_rank,
+            "host": plan.host,
+            "world_size": plan.world_size,
+            "master_addr": plan.master_addr,
+            "master_port": plan.master_port,
+            "grace_s": plan.grace_s,
+            "environment": _changes(plan, environ),
+            "removed": _removed(plan, environ),
+            "filtered_lines": [path for _, path, _ in plan.line_files],
+            "workers": [_worker_facts(worker) for worker in plan.workers],
+        },
+        indent=2,
+    )
+
+
+def _worker_facts(worker: WorkerPlan) -> dict[str, Any]:
+    device = worker.device
+    memory = worker.mempolicy
+    return {
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "command": list(worker.argv),
+        "environment": dict(worker.env),
+        "device": None
+        if device is None
+        else {"name": device.name, "pci_address": device.pci_address, "numa_node": device.numa_node},
+        "cores": None if worker.cpus is None else list(worker.cpus),
+        "memory": None if memory is None else {"mode": memory[0], "nodes": list(memory[1])},
+        "stdout": worker.stdout.path,
+        "stderr": None if worker.stderr is None else worker.stderr.path,
+    }
+
+
+def _removed(plan: NodePlan, environ: Mapping[str, str]) -> list[str]:
+    return sorted(set(environ).difference(plan.env))
+
+
+def _changes(plan: NodePlan, environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in plan.env.items() if environ.get(name) != value}

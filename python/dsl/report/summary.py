@@ -1,0 +1,156 @@
+"""The failure summary in the shape of torchrun (torch 2.13), which people and their log parsers know.
+
+Where torch can say the same it is said in the same bytes, but for these: failures within one second show its
+fraction, what is known of the root cause stands below what torch says of it, a worker that never started
+says why, a record without a time has that of its file or of the death, one with an empty traceback shows its
+message and an empty one counts as none, many failures are counted instead of shown, very long texts lose
+their middle, and control characters are made harmless.
+"""
+
+from __future__ import annotations
+
+from dsl.report.excerpt import printable
+from dsl.report.verdict import _ranks
+from dsl.signals import SIGNALS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.report.failures import Failure
+
+MAX_OTHERS = 15
+"""Failures that are shown besides the root cause."""
+
+MAX_TEXT = 1 << 16
+"""Characters of a traceback that are shown."""
+
+MAX_WIDTH = 60
+NOT_AVAILABLE = "<N/A>"
+HINT = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+def format_summary(
+    name: str,
+    failures: Sequence[Failure],
+    root: Failure,
+    evidence: Sequence[str] = (),
+    *,
+    border: str = "=",
+    section: str = "-",
+) -> str:
+    """The text of torch's ``ChildFailedError``, with an empty line in front and no line end behind.
+
+    ``name`` is what has failed, ``root`` one of ``failures``, which are numbered in the order given.
+    ``evidence``: lines that tell more about the root cause. ``border`` and ``section`` are the characters of
+    the rules. Raises ValueError if ``root`` is none of ``failures``.
+    """
+    at = failures.index(root)
+    others = [index for index in range(len(failures)) if index != at]
+    seconds = [seconds_of(failure) for failure in failures]
+    blocks = {
+        index: _block(
+            index,
+            failures[index],
+            evidence if index == at else (),
+            with_fraction=seconds.count(seconds[index]) > 1,
+        )
+        for index in [at, *others[:MAX_OTHERS]]
+    }
+    rest = [failures[index].rank for index in others[MAX_OTHERS:]]
+    shown = [blocks[index] for index in others[:MAX_OTHERS]] or ["  <NO_OTHER_FAILURES>"]
+    if rest:
+        shown.append(f"  ... and {len(rest)} more: {_ranks(rest)}")
+    title = f"{printable(name)} FAILED"
+    lines = [title, *(line for block in blocks.values() for line in block.split("\n"))]
+    width = min(max(map(len, lines)), MAX_WIDTH)
+    return "\n".join(
+        [
+            "",
+            border * width,
+            title,
+            section * width,
+            "Failures:",
+            *shown,
+            section * width,
+            "Root Cause (first observed failure):",
+            blocks[at],
+            border * width,
+        ]
+    )
+
+
+def _block(index: int, failure: Failure, evidence: Sequence[str], *, with_fraction: bool) -> str:
+    name = signal_name(failure)
+    known = "".join(f"\n  {printable(line)}" for text in evidence for line in text.splitlines())
+    return "\n".join(
+        [
+            f"[{index}]:",
+            f"  time      : {iso_time(failure, with_fraction=with_fraction)}",
+            f"  host      : {printable(failure.host)}",
+            f"  rank      : {failure.rank} (local_rank: {failure.local_rank})",
+            f"  exitcode  : {failure.exitcode} (pid: {failure.pid}) "
+            + (f" ({name})" if name != NOT_AVAILABLE else ""),
+            f"  error_file: {printable(failure.error_file or NOT_AVAILABLE)}",
+            f"  traceback : {_account(failure)}{known}",
+        ]
+    )
+
+
+def _account(failure: Failure) -> str:
+    """What stands behind ``traceback :``. As in torch, its further lines are indented unless it is text."""
+    recorded = failure.recorded
+    text = recorded and (recorded.traceback or recorded.message)
+    if recorded is None or not text:
+        why = failure.reason
+        is_told = failure.exitcode < 0 or why in {"", f"exit code {failure.exitcode}"}
+        return generic_message(failure) + ("" if is_told or not failure.pid else f"\n  {printable(why)}")
+    if len(text) > MAX_TEXT:
+        half = MAX_TEXT // 2
+        left_out = f"... {len(text) - 2 * half} characters left out, see the error file ..."
+        text = f"{text[:half]}\n{left_out}\n{text[-half:]}"
+    lines = [printable(line.rstrip("\r")) for line in text.split("\n")]
+    return ("\n" if recorded.is_text else "\n  ").join(lines)
+
+
+def generic_message(failure: Failure) -> str:
+    """What torch says of a worker that has recorded nothing; the reason for one that never started."""
+    if failure.exitcode < 0:
+        return f"Signal {-failure.exitcode} ({signal_name(failure)}) received by PID {failure.pid}"
+    if not failure.pid and failure.reason:
+        return printable(failure.reason)
+    return HINT
+
+
+def signal_name(failure: Failure) -> str:
+    """``SIGKILL``, or ``<N/A>`` for a failure without a signal and a signal without a name."""
+    import signal
+
+    if failure.exitcode >= 0:
+        return NOT_AVAILABLE
+    try:
+        return SIGNALS.get(-failure.exitcode) or signal.Signals(-failure.exitcode).name
+    except ValueError:
+        return NOT_AVAILABLE
+
+
+def seconds_of(failure: Failure) -> int:
+    """When it failed, in whole seconds since the epoch: as it recorded, else when its death was noticed."""
+    if failure.recorded is not None and failure.recorded.time_s is not None:
+        return int(failure.recorded.time_s)
+    time_ns = failure.time_ns if failure.recorded_ns is None else failure.recorded_ns
+    return time_ns // 10**9
+
+
+def iso_time(failure: Failure, *, with_fraction: bool = False) -> str:
+    """``2026-01-02_03:04:05`` in local time, with microseconds on demand if they are known."""
+    from datetime import datetime
+
+    seconds = seconds_of(failure)
+    time_ns = failure.time_ns if failure.recorded is None else failure.recorded_ns
+    # A record is dated in whole seconds, and its file may be written in the next one.
+    if with_fraction and time_ns is not None and 0 <= time_ns - seconds * 10**9 < 2 * 10**9:
+        whole_s, rest_ns = divmod(time_ns, 10**9)
+        moment = datetime.fromtimestamp(whole_s).replace(microsecond=rest_ns // 1000)  # noqa: DTZ006  as torch
+        return moment.isoformat(sep="_", timespec="microseconds")
+    return datetime.fromtimestamp(seconds).isoformat(sep="_")  # noqa: DTZ006  as torch

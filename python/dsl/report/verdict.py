@@ -1,0 +1,208 @@
+"""The verdict: from the exits of a group to a few lines that name the cause, the victims and the evidence."""
+
+from __future__ import annotations
+
+from dsl.signals import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl import Ended, Exit
+    from dsl.model import NodePlan
+
+# Steps of a start whose engine names are no words.
+STAGES = {"stdio": "its log file or stream"}
+BINDING_STAGES = ("affinity", "affinity-check", "mempolicy", "mempolicy-check")
+
+# Characters of an exception that still fit behind the exit code; a longer one gets a line of its own.
+SHORT = 160
+
+
+def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) -> int:
+    """The command's exit code (G2).
+
+    0 only if every worker ended with 0, else the status of ``cause`` (default: the first failure), or 128 +
+    the signal by which the user ended the job.
+    """
+    cause = cause or ended.first_failure
+    if cause is not None:
+        return cause.status or 1
+    if ended.stop_signal is not None:
+        return 128 + ended.stop_signal
+    failed = [exit_.status for exit_ in exits if exit_.status != 0]
+    if failed:
+        return failed[0]
+    return 1 if ended.survivors else 0
+
+
+def verdict(
+    plan: NodePlan,
+    exits: Sequence[Exit],
+    ended: Ended,
+    evidence: str = "",
+    tail: bytes = b"",
+    log_path: str | None = None,
+    *,
+    cause: Exit | None = None,
+) -> list[str]:
+    """Lines that say why the job ended, the cause first; none for a job that succeeded (G3).
+
+    ``cause`` is the failure to blame (default: the first); ``evidence`` what is known besides of it, such as
+    an out-of-memory kill; ``tail`` the end of what that worker wrote, in bytes; ``log_path`` the file that
+    holds all of it. No line holds a control character but the tab.
+    """
+    lines = []
+    cause = cause or ended.first_failure
+    if cause is not None:
+        worker = plan.workers[cause.worker]
+        pid = f", pid {cause.pid}" if cause.pid else ""
+        where = f"rank {worker.rank} (local rank {worker.local_rank}{pid}, host {plan.host})"
+        first = " first" if len(exits) > 1 else ""
+        why = reason(cause) + (evidence and ": " + evidence)
+        said, output = _last_words(worker.rank, tail, log_path)
+        # What SIGKILL ended, or something known from elsewhere, did not end of what it had said before.
+        is_reason = bool(said) and len(said) <= SHORT and not evidence and cause.signal != 9
+        lines.append(f"{where} failed{first}: {why}{': ' + said if is_reason else ''}")
+        lines.extend([f"  {said}"] if said and not is_reason else [])
+        lines.extend(output)
+        others = [exit_ for exit_ in exits if exit_.status and not exit_.caused_by_stop]
+        others = [exit_ for exit_ in others if exit_.worker != cause.worker]
+        lines.extend(_also_failed(plan, cause, others))
+    victims: dict[str, list[int]] = {}
+    for exit_ in exits:
+        if exit_.caused_by_stop and exit_ is not cause:
+            victims.setdefault(_ending(exit_), []).append(plan.workers[exit_.worker].rank)
+    if victims and (cause is not None or ended.stop_signal is not None):
+        groups = [f"{_ranks(ranks)} ({how})" for how, ranks in victims.items()]
+        lines.append("stopped by dsl: " + ", ".join(groups))
+    lines.extend(
+        f"process {pid} ({name}, state {state}) did not die of SIGKILL"
+        for pid, state, name in ended.survivors
+    )
+    return [line if line.isprintable() else _printable(line) for line in lines]
+
+
+def _last_words(rank: int, tail: bytes, log_path: str | None) -> tuple[str, list[str]]:
+    """What the worker said of its end, in one line, and the lines that show its last output."""
+    said = ""
+    lines: list[str] = []
+    if tail:
+        from dsl.report.excerpt import excerpt
+
+        found = excerpt(tail)
+        said = found.exception or ""
+        said += f" ({found.where})" if said and found.where else ""
+        lines = [f"  | {line}".rstrip() for line in found.lines]
+    if lines:
+        lines.insert(0, f"last output of rank {rank}:")
+    return said, [*lines, *([f"full log: {log_path}"] if log_path else [])]
+
+
+def _printable(line: str) -> str:
+    from dsl.report.excerpt import printable
+
+    return printable(line)
+
+
+def _also_failed(plan: NodePlan, cause: Exit, others: Sequence[Exit]) -> list[str]:
+    shown = [
+        f"also failed: rank {plan.workers[exit_.worker].rank} "
+        f"({(exit_.ended_ns - cause.ended_ns) / 1e6:+.1f} ms): {reason(exit_)}"
+        for exit_ in others[:8]
+    ]
+    rest = [plan.workers[exit_.worker].rank for exit_ in others[8:]]
+    return [*shown, *([f"also failed: {_ranks(rest)}"] if rest else [])]
+
+
+def reason(exit_: Exit) -> str:
+    """One clause: ``exit code 3``, ``killed by SIGKILL (signal 9)``, ``could not be executed: ...``."""
+    if exit_.exec_errno is not None:
+        return _start_failure(exit_)
+    if exit_.signal is not None:
+        core = ", core dumped" if exit_.core_dumped else ""
+        return f"killed by {signal_name(exit_.signal)} (signal {exit_.signal}{core})"
+    if exit_.code is None:
+        return "its exit status was lost"
+    return f"exit code {exit_.code}"
+
+
+def _start_failure(exit_: Exit) -> str:
+    import errno
+    import os
+
+    number = exit_.exec_errno or 0
+    path = exit_.exec_path or ""
+    text = os.strerror(number)
+    if exit_.exec_stage == "chdir":
+        return f"cannot enter the working directory {path}: {text}"
+    if exit_.exec_stage in BINDING_STAGES:
+        return f"could not be started: {binding_failure(exit_.exec_stage, number)}"
+    if exit_.exec_stage != "exec":
+        stage = STAGES.get(exit_.exec_stage or "", exit_.exec_stage)
+        return f"could not be started ({stage}): {path and path + ': '}{text}"
+    hint = ""
+    if number == errno.ENOENT and os.path.exists(path):
+        hint = ", the interpreter of its #! line is missing"
+    elif number == errno.ENOENT and "/" not in path:
+        hint = ", it is not on PATH"
+    elif number == errno.ENOEXEC:
+        hint = ", a script needs a #! line"
+    elif number == errno.EACCES and os.path.isdir(path):
+        hint = ", it is a directory"
+    elif number == errno.EACCES:
+        hint = f", make it executable with chmod +x {path}"
+    elif number == errno.E2BIG:
+        hint = ", its arguments and environment are too long together"
+    return f"could not be executed: {path}: {text}{hint}"
+
+
+def binding_failure(stage: str, number: int) -> str:
+    """Why a worker is not bound: a clause about the step of the binding that failed with this errno."""
+    import errno
+    import os
+
+    if stage == "affinity-check":
+        return "it got other CPUs than it was bound to, the cpuset of this job may have changed"
+    if stage == "mempolicy-check":
+        return "it got another memory policy than it was given, the cpuset of this job may have changed"
+    if stage == "affinity":
+        return f"cannot be bound to its CPUs: {os.strerror(number)}"
+    refused = number in (errno.EPERM, errno.ENOSYS)
+    hint = ", a container needs the capability SYS_NICE for it, or use --mem-policy none" if refused else ""
+    return f"cannot be given its memory policy: {os.strerror(number)}{hint}"
+
+
+def _ending(exit_: Exit) -> str:
+    if exit_.exec_stage == "cancelled":
+        return "not started"
+    if exit_.signal is not None:
+        return signal_name(exit_.signal)
+    return f"exit code {exit_.code}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0-2,5``."""
+    parts: list[str] = []
+    ordered = sorted(ranks)
+    start = 0
+    for index, rank in enumerate(ordered):
+        if index + 1 < len(ordered) and ordered[index + 1] == rank + 1:
+            continue
+        first = ordered[start]
+        parts.append(str(first) if first == rank else f"{first}-{rank}")
+        start = index + 1
+    return f"rank{'s' if len(ordered) > 1 else ''} {','.join(parts)}"
+
+
+def memory_evidence(exit_: Exit, kernel_log: Sequence[str], oom_kills: int) -> str:
+    """What speaks for an out-of-memory kill: the kernel's own line about the pid, or a counter that moved."""
+    if exit_.signal != 9:
+        return ""
+    peak = f"peak memory {exit_.max_rss_bytes / 2**20:.0f} MiB"
+    for line in kernel_log:
+        if f"process {exit_.pid} " in line or f"pid={exit_.pid}," in line:
+            return f"the kernel killed it because memory ran out ({peak})"
+    if oom_kills > 0:
+        return f"memory of this job's cgroup ran out ({oom_kills} out-of-memory kill, {peak})"
+    return ""

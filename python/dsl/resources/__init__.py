@@ -1,0 +1,1 @@
+"""Which hosts and slots take part: hostfiles, filters, ranks over nodes."""

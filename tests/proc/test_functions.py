@@ -1,0 +1,499 @@
+"""Functions and programs launched from Python: results, typed failures, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import elastic_functions as functions
+from tests.support import processes
+from tests.support.jobs import TOKEN, until
+
+from dsl.errors import DslError
+from dsl.functions.launcher import (
+    ChildFailedError,
+    EntrypointError,
+    LaunchConfig,
+    ResultError,
+    elastic_launch,
+    launch,
+)
+
+PROGRAMS = Path(__file__).resolve().parent.parent / "workers"
+
+
+def config(nproc_per_node: int = 2, **fields: Any) -> LaunchConfig:
+    return LaunchConfig(1, 1, nproc_per_node, **{"max_restarts": 0, **fields})
+
+
+@pytest.fixture(autouse=True)
+def temp_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where runs keep their files."""
+    path = tmp_path / "temp"
+    path.mkdir()
+    monkeypatch.setenv("TMPDIR", str(path))
+    return path
+
+
+def fails(entrypoint: Any, *args: object, nproc_per_node: int = 2, **fields: Any) -> ChildFailedError:
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config(nproc_per_node, **fields), entrypoint)(*args)
+    return caught.value
+
+
+def refuses(kind: type[DslError], entrypoint: Any, *args: object) -> str:
+    with pytest.raises(kind) as caught:
+        launch(entrypoint, *args)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# Results
+
+
+def test_results_come_by_rank() -> None:
+    assert elastic_launch(config(3), functions.add)(10, 20) == {0: 30, 1: 31, 2: 32}
+    assert launch(functions.add, 1, 2, nproc_per_node=2) == [3, 4]
+
+
+def test_a_worker_knows_its_place_and_stands_where_its_parent_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen = elastic_launch(config(role="trainer", env={"EXTRA": "ä b"}), functions.describe)(
+        "${local_rank}", 7
+    )
+    for rank, place in seen.items():
+        assert place["args"] == (str(rank), 7)
+        assert (place["RANK"], place["LOCAL_RANK"], place["WORLD_SIZE"]) == (str(rank), str(rank), "2")
+        assert (place["GROUP_RANK"], place["ROLE_NAME"], place["EXTRA"]) == ("0", "trainer", "ä b")
+        assert place["cwd"] == str(tmp_path)
+        assert (place["argv"], place["path"]) == (sys.argv, sys.path)
+        assert place["threads"] is None
+
+
+def test_a_program_has_no_result_but_its_own_arguments(tmp_path: Path) -> None:
+    code = "import json, sys; json.dump(sys.argv, open(sys.argv[1], 'w'))"
+    words = ["-S", "-c", code, f"{tmp_path}/${{local_rank}}", 7, "a b"]
+    assert elastic_launch(config(), sys.executable)(*words) == {0: None, 1: None}
+    for local_rank in ("0", "1"):
+        path = tmp_path / local_rank
+        assert json.loads(path.read_text()) == ["-c", str(path), "7", "a b"]
+
+
+def test_results_and_arguments_may_be_large() -> None:
+    size = 20 << 20
+    results = elastic_launch(config(), functions.blob)(size)
+    assert {rank: (len(data), data[-1]) for rank, data in results.items()} == {0: (size, 1), 1: (size, 2)}
+    assert launch(functions.length, results[0]) == [size]
+
+
+def test_arguments_and_results_are_seen_by_this_user_only(temp_dir: Path) -> None:
+    secret = "5ecret-7-words"
+    (seen,) = launch(functions.look_at_files, secret)
+    assert seen["modes"] == {"call.pickle": 0o600}
+    assert seen["folder"] & 0o007 == 0
+    assert (seen["has_secret"], seen["shown"]) == (True, False)
+    assert list(temp_dir.iterdir()) == []
+
+
+def test_a_worker_may_launch_workers_of_its_own() -> None:
+    assert launch(functions.launch_inside, 3, nproc_per_node=2) == [[3, 4, 5], [3, 4, 5]]
+
+
+def test_an_exit_with_0_is_a_result_without_a_value() -> None:
+    assert elastic_launch(config(), functions.exit_in)(1, 0) == {0: "done", 1: None}
+    assert elastic_launch(config(), functions.exit_in)(1, None) == {0: "done", 1: None}
+
+
+def test_log_files_stay_and_what_was_passed_does_not(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs = tmp_path / "logs"
+    elastic_launch(config(log_dir=str(logs), run_id="a", redirects="3", tee="0:1"), "echo")(
+        "one ${local_rank}"
+    )
+    launch(functions.add, 1, 2, log_dir=str(logs), run_id="b", redirects={0: 3})
+    (echo,) = logs.glob("a_*")
+    (function,) = logs.glob("b_*")
+    assert (echo / "attempt_0/1/stdout.log").read_text() == "one 1\n"
+    assert sorted(path.name for path in function.rglob("*.*")) == ["stderr.log", "stdout.log"]
+    assert capfd.readouterr().out == "one 0\n"
+
+
+# Failures
+
+
+def test_an_exception_names_its_rank_and_shows_only_the_users_frames() -> None:
+    """G3."""
+    error = fails(functions.fail_in, 1, nproc_per_node=3)
+    assert (error.name, list(error.failures)) == ("fail_in", [1])
+    rank, failure = error.get_first_failure()
+    assert (rank, failure.local_rank, failure.exitcode) == (1, 1, 1)
+    message = failure.error_file_data["message"]
+    assert message["message"] == "ValueError: on\npurpose"
+    stack = message["extraInfo"]["py_callstack"]
+    assert 'raise ValueError("on\\npurpose")' in stack
+    assert "_worker.py" not in stack
+    assert abs(failure.timestamp - time.time()) < 60
+    assert json.loads(Path(failure.error_file).read_text()) == failure.error_file_data
+    assert "rank      : 1 (local_rank: 1)" in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_what_the_function_has_recorded_itself_is_kept() -> None:
+    _, failure = fails(functions.record_and_raise, "its own words", nproc_per_node=1).get_first_failure()
+    assert failure.message == "its own words"
+
+
+@pytest.mark.parametrize("code, exitcode", [(3, 3), ("a message", 1)])
+def test_an_exit_code_is_kept(code: object, exitcode: int) -> None:
+    """G2."""
+    error = fails(functions.exit_in, 1, code)
+    assert error.exit_code == exitcode
+    assert {rank: failure.exitcode for rank, failure in error.failures.items()} == {1: exitcode}
+
+
+def test_a_signal_death_is_told_as_one() -> None:
+    """G2, G3."""
+    error = fails(functions.kill_in, 0, signal.SIGKILL)
+    _, failure = error.get_first_failure()
+    assert (failure.exitcode, failure.signal_name(), error.exit_code) == (-9, "SIGKILL", 137)
+    assert failure.message == f"Signal 9 (SIGKILL) received by PID {failure.pid}"
+
+
+def test_the_last_words_of_a_program_are_evidence() -> None:
+    """G3: the program knows nothing of error files."""
+    error = fails(sys.executable, "-c", "raise ValueError('of a program')")
+    assert "ValueError: of a program" in str(error)
+
+
+def test_a_program_that_does_not_exist_is_a_failure() -> None:
+    error = fails("no-such-program")
+    assert error.exit_code == 127
+    assert "not on PATH" in str(error)
+
+
+def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank() -> None:
+    _, failure = fails(functions.make_lock, nproc_per_node=1).get_first_failure()
+    said = failure.error_file_data["message"]
+    assert said["message"].startswith("TypeError: the result cannot be sent back: TypeError: cannot pickle")
+    assert said["extraInfo"]["py_callstack"].count("\n") == 1
+
+
+def test_a_result_that_is_missing_or_unreadable_is_one_line() -> None:
+    """G8."""
+    text = refuses(ResultError, functions.leave_without_result)
+    assert "rank 0 of leave_without_result ended with exit code 0 before" in text
+    assert "RuntimeError: not here" in refuses(ResultError, functions.make_unreadable)
+
+
+def test_what_cannot_be_sent_is_one_line_that_says_how_to_mend_it(temp_dir: Path) -> None:
+    """G8."""
+    text = refuses(EntrypointError, lambda: 1)
+    assert "<lambda> cannot be sent to the workers: " in text
+    assert "top level of a module, or install cloudpickle" in text
+    assert "argument 2 of add cannot be sent" in refuses(EntrypointError, functions.add, 1, threading.Lock())
+    assert "entrypoint None" in refuses(EntrypointError, None)
+    assert list(temp_dir.iterdir()) == []
+
+
+def test_cloudpickle_sends_what_pickle_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in of a few lines: functions without a closure, by value."""
+    (tmp_path / "cloudpickle.py").write_text(
+        "import marshal, pickle, types\n"
+        "def make(code): return types.FunctionType(marshal.loads(code), {})\n"
+        "class Pickler(pickle.Pickler):\n"
+        "    def reducer_override(self, value):\n"
+        "        if isinstance(value, types.FunctionType) and value.__name__ == '<lambda>':\n"
+        "            return make, (marshal.dumps(value.__code__),)\n"
+        "        return NotImplemented\n"
+        "def dump(value, file): Pickler(file, 4).dump(value)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        (double,) = launch(lambda x: lambda y: y, 1)
+        assert double.__name__ == "<lambda>"
+        assert launch(lambda x: x * 2, 21) == [42]
+    finally:
+        sys.modules.pop("cloudpickle", None)
+
+
+# Restarts
+
+
+def test_the_second_attempt_starts_when_nothing_of_the_first_is_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G1: a daemon of each worker, in a session of its own and deaf to SIGTERM, is gone before."""
+    results = elastic_launch(config(max_restarts=1, grace_s=0.2), functions.fail_once)(str(tmp_path))
+    assert results == {0: ("1", True), 1: ("1", True)}
+    assert "rank 0 failed: exit code 3: starting all workers again, restart 1 of 1" in caplog.text
+
+
+def test_restarts_end(temp_dir: Path) -> None:
+    error = fails(functions.fail_in, 0, max_restarts=2)
+    assert "/attempt_2/0/" in error.failures[0].error_file
+    (run_dir,) = temp_dir.iterdir()
+    files = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
+    assert files == [f"attempt_{attempt}/0/error.json" for attempt in range(3)]
+
+
+# The program that launches
+
+
+def test_many_calls_in_one_process_leave_nothing(temp_dir: Path) -> None:
+    """Successes, failures and refusals in turn: no descriptor, thread, child or file stays."""
+
+    def call(number: int) -> None:
+        if number % 3 == 0:
+            assert launch(functions.add, number, 0) == [number]
+        elif number % 3 == 1:
+            fails(functions.exit_in, 0, 9)
+        else:
+            refuses(EntrypointError, functions.add, threading.Lock())
+
+    def kept() -> tuple[int, int, list[Path]]:
+        children = len(processes.children(os.getpid()))
+        return len(os.listdir("/proc/self/fd")), children, list(temp_dir.iterdir())
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    for number in range(3):  # modules are loaded
+        call(number)
+    before, threads_before = kept(), threads()
+    for number in range(20):
+        call(number)
+    assert kept() == before
+    # The kernel lists a thread for a moment after it has been joined.
+    assert until(lambda: threads() <= threads_before)
+
+
+def test_the_caller_is_left_as_it_was() -> None:
+    def state() -> list[object]:
+        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        return [dict(os.environ), list(sys.path), os.getcwd(), handlers]
+
+    before = state()
+    launch(functions.add, 1, 2)
+    assert state() == before
+    code = (
+        "import multiprocessing, sys; from dsl.functions.launcher import launch; launch(abs, 1);"
+        "print(multiprocessing.get_start_method(allow_none=True), 'torch' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert result.stdout == "None False\n"
+
+
+def test_the_callers_own_children_are_left_to_it() -> None:
+    """G1: neither reaped nor ended."""
+    own = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(17)"])
+    daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    try:
+        fails(functions.fail_in, 0)
+        assert daemon.poll() is None
+        assert own.wait(20) == 17
+    finally:
+        daemon.kill()
+        daemon.wait()
+
+
+def test_two_threads_may_launch_at_once(folder: Path) -> None:
+    """Each group waits for the other's workers, so neither waits for the other's end."""
+    found: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        found[name] = elastic_launch(config(run_id=name), functions.meet)(str(folder))
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(25)
+    both = dict.fromkeys(range(2), os.getpid())
+    assert found == {"a": both, "b": both}
+
+
+def test_static_nodes_have_their_own_ranks() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    found: dict[int, Any] = {}
+
+    def run(node_rank: int) -> None:
+        node = LaunchConfig(
+            2,
+            2,
+            2,
+            rdzv_backend="static",
+            rdzv_endpoint=f"127.0.0.1:{port}",
+            rdzv_configs={"rank": node_rank},
+        )
+        found.update(elastic_launch(node, functions.describe)())
+
+    threads = [threading.Thread(target=run, args=(node_rank,)) for node_rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(25)
+    assert {
+        rank: (one["GROUP_RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"]) for rank, one in found.items()
+    } == {
+        0: ("0", "0", "4"),
+        1: ("0", "1", "4"),
+        2: ("1", "0", "4"),
+        3: ("1", "1", "4"),
+    }
+
+
+# Programs of the user
+
+
+def program(name: str, *arguments: str, token: str = "") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAMS / name), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, TOKEN: token},
+    )
+
+
+def ready(folder: Path) -> Path:
+    until(lambda: len(list(folder.glob("ready*"))) == 2)
+    return folder
+
+
+def gone(token: str) -> bool:
+    return not processes.carrying(f"{TOKEN}={token}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "notes"
+    path.mkdir()
+    return path
+
+
+def test_functions_and_classes_of_the_main_program_are_known_to_workers() -> None:
+    output, errors = program("launch_program.py", "point").communicate(timeout=20)
+    assert output == "[5, 5]\n", errors
+
+
+def test_a_lambda_of_the_main_program_is_refused_in_one_line() -> None:
+    """G8."""
+    _, errors = program("launch_program.py", "lambda").communicate(timeout=20)
+    assert "install cloudpickle" in errors.splitlines()[-1]
+
+
+def test_a_function_of_a_program_without_a_file_is_refused_in_one_line() -> None:
+    """G8."""
+    code = "from dsl.functions.launcher import launch\ndef f(): return 1\nlaunch(f)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+    )
+    expected = "f is defined in a program that the workers cannot import; move it to a module, or install cloudpickle"
+    assert result.stderr.splitlines()[-1].endswith(f"EntrypointError: {expected}")
+
+
+def test_a_program_without_a_guard_does_not_start_workers_of_workers() -> None:
+    """G8: as with multiprocessing, but said where it helps."""
+    started = program("launch_unguarded.py")
+    _, errors = started.communicate(timeout=20)
+    assert started.returncode == 1
+    assert "put the call under if __name__ == '__main__':" in errors
+
+
+def test_ctrl_c_lets_the_workers_finish_and_then_raises(folder: Path) -> None:
+    job = program("launch_program.py", "polite", str(folder))
+    ready(folder)
+    job.send_signal(signal.SIGINT)
+    _, errors = job.communicate(timeout=20)
+    assert job.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert {path.name: path.read_text() for path in folder.glob("heard*")} == {"heard0": "2", "heard1": "2"}
+
+
+def test_deaf_workers_are_killed_after_the_grace(folder: Path, temp_dir: Path) -> None:
+    """G1."""
+    token = f"grace-{os.getpid()}-{time.monotonic_ns()}"
+    job = program("launch_program.py", "deaf", str(folder), "0.2", token=token)
+    ready(folder)
+    begin_s = time.monotonic()
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=20)
+    assert 0.2 <= time.monotonic() - begin_s < 5
+    assert gone(token)
+    assert list(temp_dir.iterdir()) == []
+
+
+def test_a_second_ctrl_c_does_not_wait(folder: Path) -> None:
+    """G1."""
+    token = f"twice-{os.getpid()}-{time.monotonic_ns()}"
+    job = program("launch_program.py", "deaf", str(folder), "600", token=token)
+    ready(folder)
+    job.send_signal(signal.SIGINT)
+    until(lambda: list(folder.glob("heard*")))
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=20)
+    assert job.returncode == -signal.SIGINT
+    assert gone(token)
+
+
+def test_sigterm_ends_the_workers_first_and_gives_143(folder: Path) -> None:
+    """G1, G2."""
+    job = program("launch_program.py", "polite", str(folder))
+    ready(folder)
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=20)
+    assert job.returncode == 143
+    assert {path.read_text() for path in folder.glob("heard*")} == {"15"}
+
+
+def test_sigterm_can_be_caught_as_an_exception(folder: Path) -> None:
+    job = program("launch_program.py", "caught", str(folder))
+    until(lambda: list(folder.glob("ready*")))
+    job.send_signal(signal.SIGTERM)
+    output, errors = job.communicate(timeout=20)
+    assert (job.returncode, output) == (0, "SIGTERM ended the job True True\n"), errors
+
+
+def test_what_a_handler_of_the_program_raises_ends_the_workers_first(folder: Path) -> None:
+    """G1"""
+    job = program("launch_program.py", "raising", str(folder))
+    ready(folder)
+    job.send_signal(signal.SIGALRM)
+    _, errors = job.communicate(timeout=20)
+    assert errors.splitlines()[-1] == "TimeoutError: too long"
+    assert [path.read_text() for path in folder.glob("heard*")] == ["15", "15"]
+
+
+def test_workers_do_not_outlive_a_program_that_is_killed(folder: Path) -> None:
+    """G1: SIGKILL of the launching program."""
+    token = f"kill-{os.getpid()}-{time.monotonic_ns()}"
+    job = program("launch_program.py", "deaf", str(folder), "600", token=token)
+    ready(folder)
+    job.kill()
+    job.communicate(timeout=20)
+    until(lambda: gone(token), timeout_s=10)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(180)
+def test_workers_reduce_over_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert elastic_launch(config(3), functions.sum_over_ranks)(1.5) == {rank: [4.5, 3.0] for rank in range(3)}

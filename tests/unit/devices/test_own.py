@@ -1,0 +1,210 @@
+"""How many workers a node of `dslrun` has, and the device of each."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.machine import make_host
+from tests.support.outcome import assert_one_line, error_of
+
+from dsl.devices.own import local_world_size, node_accelerator, own_devices
+from dsl.errors import AcceleratorError, OptionError
+from dsl.machine.host import Host
+from dsl.model import TorchRequest
+
+ALONE = TorchRequest("t.py", nproc_per_node="2", virtual_local_rank=True)
+
+
+@pytest.mark.parametrize(
+    "text, environ, cuda, count",
+    [
+        ("1", {}, 0, 1),
+        (" 3 ", {}, 0, 3),
+        ("4194304", {}, 0, 4194304),
+        ("cpu", {}, 4, 8),
+        ("gpu", {}, 4, 4),
+        ("cuda", {}, 4, 4),
+        ("auto", {}, 4, 4),
+        ("auto", {}, 0, 8),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "3,1"}, 4, 2),
+        ("auto", {"CUDA_VISIBLE_DEVICES": ""}, 4, 8),
+        ("gpu", {"CUDA_VISIBLE_DEVICES": "GPU-00000003,GPU-00000001"}, 4, 2),
+    ],
+)
+def test_the_number_of_workers(text: str, environ: dict[str, str], cuda: int, count: int) -> None:
+    assert local_world_size(text, environ, make_host(cuda=cuda)) == count
+
+
+@pytest.mark.parametrize("text", ["gpu", "auto"])
+def test_a_process_sees_one_mig_instance_unless_each_worker_has_its_own(text: str) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-aaaa,MIG-bbbb"}
+    host = make_host(cuda=1)
+    assert [local_world_size(text, environ, host, alone=alone) for alone in (False, True)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "text, environ, count",
+    [("npu", {}, 16), ("auto", {}, 16), ("auto", {"ASCEND_RT_VISIBLE_DEVICES": "1,2"}, 2), ("gpu", {}, 4)],
+)
+def test_devices_of_another_accelerator(text: str, environ: dict[str, str], count: int) -> None:
+    host = make_host(cuda=4, find_other=lambda: "npu", count_other=lambda *_: 16)
+    assert local_world_size(text, environ, host) == count
+
+
+@pytest.mark.parametrize(
+    "text, environ, other, name",
+    [
+        ("4", {}, None, "cuda"),
+        ("4", {}, "npu", "npu"),
+        ("auto", {}, "npu", "npu"),
+        ("auto", {"ASCEND_RT_VISIBLE_DEVICES": ""}, "npu", "cuda"),
+        ("4", {"ZE_AFFINITY_MASK": ""}, "xpu", "xpu"),
+        ("gpu", {}, "npu", "cuda"),
+        ("cuda", {}, "npu", "cuda"),
+        (" cpu ", {}, "npu", "cpu"),
+        ("mlu", {}, "npu", "mlu"),
+    ],
+)
+def test_the_accelerator_is_the_one_that_is_named_or_the_one_before_cuda(
+    text: str, environ: dict[str, str], other: str | None, name: str
+) -> None:
+    assert node_accelerator(text, environ, make_host(find_other=lambda: other)) == name
+
+
+def test_hidden_devices_leave_room_for_cuda() -> None:
+    host = make_host(cuda=4, find_other=lambda: "npu", count_other=lambda *_: 16)
+    assert local_world_size("auto", {"ASCEND_RT_VISIBLE_DEVICES": ""}, host) == 4
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("0", "it must be 1 to 4194304"),
+        ("-1", "it must be 1 to 4194304"),
+        ("4194305", "it must be 1 to 4194304"),
+        ("9" * 5000, "it must be 1 to 4194304"),
+        ("", "expected a number, auto, cpu or gpu"),
+        ("1.5", "expected a number, auto, cpu or gpu"),
+        ("gpus", "expected a number, auto, cpu or gpu"),
+        ("٣", "expected a number, auto, cpu or gpu"),
+        ("gpu", "no CUDA device can be seen on this machine, give a number or cpu"),
+        ("xpu", "no xpu device can be seen on this machine, give a number or cpu"),
+    ],
+)
+def test_a_number_of_workers_that_is_none_is_refused_in_one_line(text: str, said: str) -> None:
+    """G8."""
+    message = error_of(OptionError, local_world_size, text, {}, make_host())
+    assert message is not None
+    assert message.startswith("--nproc-per-node ")
+    assert said in message
+    assert_one_line(message)
+
+
+@pytest.mark.parametrize(
+    "environ, devices",
+    [
+        ({}, ("0", "1")),
+        ({"CUDA_VISIBLE_DEVICES": "7, GPU-1,3"}, ("7", "GPU-1")),
+        ({"CUDA_VISIBLE_DEVICES": "7,8", "HIP_VISIBLE_DEVICES": "3,4"}, ("3", "4")),
+        ({"CUDA_VISIBLE_DEVICES": "7,8", "HIP_VISIBLE_DEVICES": ""}, ("7", "8")),
+    ],
+)
+@pytest.mark.parametrize("other", [None, "klxpu", "mps"])
+def test_each_worker_has_a_device_of_those_that_can_be_seen(
+    environ: dict[str, str], devices: tuple[str, ...], other: str | None
+) -> None:
+    names = ["CUDA_VISIBLE_DEVICES", *(["HIP_VISIBLE_DEVICES"] if environ.get("HIP_VISIBLE_DEVICES") else [])]
+    host = make_host(find_other=lambda: other)
+    own = own_devices(ALONE, environ, 2, host)
+    assert own == tuple(dict.fromkeys(names, device) for device in devices)
+    assert own_devices(TorchRequest("t.py"), environ, 2, host) == ()
+
+
+@pytest.mark.parametrize("variable, value", [("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", "3")])
+def test_too_few_devices_are_refused_by_the_name_of_their_variable(variable: str, value: str) -> None:
+    message = error_of(OptionError, own_devices, ALONE, {variable: value}, 2, make_host())
+    assert message == f"--virtual-local-rank: 2 workers need as many devices, but {variable}={value} names 1"
+
+
+def _other(name: str, count: int) -> Host:
+    return make_host(cuda=8, find_other=lambda: name, count_other=lambda *_: count)
+
+
+@pytest.mark.parametrize(
+    "name, variable, value, devices",
+    [
+        ("npu", "ASCEND_RT_VISIBLE_DEVICES", None, ("0", "1")),
+        ("npu", "ASCEND_RT_VISIBLE_DEVICES", "2,5,7", ("2", "5")),
+        ("mlu", "MLU_VISIBLE_DEVICES", "3,1", ("3", "1")),
+        ("sdaa", "SDAA_VISIBLE_DEVICES", "06,2", ("6", "2")),
+        ("supa", "SUPA_VISIBLE_DEVICES", None, ("0", "1")),
+        ("xpu", "ZE_AFFINITY_MASK", None, ("0", "1")),
+        ("xpu", "ZE_AFFINITY_MASK", "", ("0", "1")),
+        ("xpu", "ZE_AFFINITY_MASK", "6,9,4", ("4", "6")),
+        ("xpu", "ZE_AFFINITY_MASK", "1.1,0.0,1.0", ("0.0", "1.0,1.1")),
+        ("xpu", "ZE_AFFINITY_MASK", "3.1,3.0", ("3.0", "3.1")),
+    ],
+)
+def test_devices_of_other_accelerators_are_shown_by_their_own_variable(
+    name: str, variable: str, value: str | None, devices: tuple[str, ...]
+) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "4,5"} if value is None else {variable: value}
+    own = own_devices(ALONE, environ, 2, _other(name, 8))
+    assert own == tuple({variable: device} for device in devices)
+
+
+@pytest.mark.parametrize(
+    "name, environ, count, said",
+    [
+        ("npu", {}, 1, "this machine has 1 of npu"),
+        ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "0,4"}, 4, "ASCEND_RT_VISIBLE_DEVICES=0,4 shows 1"),
+        (
+            "npu",
+            {"ASCEND_RT_VISIBLE_DEVICES": "1, 2"},
+            4,
+            "ASCEND_RT_VISIBLE_DEVICES=1, 2 shows 1: ' 2' is no device, give numbers alone",
+        ),
+        (
+            "mlu",
+            {"MLU_VISIBLE_DEVICES": "0-1"},
+            4,
+            "MLU_VISIBLE_DEVICES=0-1 shows 1: '0-1' is a range, which MLU_VISIBLE_DEVICES does not take, write 0,1",
+        ),
+        ("sdaa", {"SDAA_VISIBLE_DEVICES": "1,1"}, 4, "SDAA_VISIBLE_DEVICES=1,1 shows 0"),
+        ("xpu", {"ZE_AFFINITY_MASK": "1.0"}, 4, "ZE_AFFINITY_MASK=1.0 shows 1"),
+        (
+            "xpu",
+            {"ZE_AFFINITY_MASK": "0.0,0.1", "ZE_FLAT_DEVICE_HIERARCHY": "FLAT"},
+            4,
+            "ZE_AFFINITY_MASK=0.0,0.1 shows 0",
+        ),
+    ],
+)
+def test_too_few_devices_of_another_accelerator_are_one_line(
+    name: str, environ: dict[str, str], count: int, said: str
+) -> None:
+    """G8."""
+    message = error_of(OptionError, own_devices, ALONE, environ, 2, _other(name, count))
+    assert message == f"--virtual-local-rank: 2 workers need as many devices, but {said}"
+    assert_one_line(message)
+
+
+def test_a_plug_in_that_does_not_answer_leaves_the_number_to_the_user() -> None:
+    def refuse(*_question: object) -> int:
+        raise AcceleratorError("no answer")
+
+    host = make_host(find_other=lambda: "sdaa", count_other=refuse)
+    environ = {"SDAA_VISIBLE_DEVICES": "5,40"}
+    assert own_devices(ALONE, environ, 2, host) == tuple({"SDAA_VISIBLE_DEVICES": one} for one in ("5", "40"))
+    assert len(own_devices(ALONE, {}, 3, host)) == 3
+
+
+def test_gaudi_devices_are_refused_because_all_workers_must_have_the_same_modules() -> None:
+    """G8."""
+    environ = {"HABANA_VISIBLE_MODULES": "0,1"}
+    message = error_of(OptionError, own_devices, ALONE, environ, 2, _other("hpu", 8))
+    assert message is not None
+    assert message.startswith("--virtual-local-rank: hpu devices cannot be shown to one worker each")
+    assert message.endswith("leave the option out")
+    assert_one_line(message)
+    by_the_cpu = TorchRequest("t.py", virtual_local_rank=True, nproc_per_node="cpu")
+    assert own_devices(by_the_cpu, {}, 1, _other("hpu", 8)) == ({"CUDA_VISIBLE_DEVICES": "0"},)

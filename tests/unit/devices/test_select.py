@@ -1,0 +1,295 @@
+"""Accelerators and their devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.machine import numa_table
+from tests.unit.devices.record_nvml import load
+
+from dsl.devices import nvidia
+from dsl.devices.select import (
+    Devices,
+    count_cuda_devices,
+    find_devices,
+    select_accelerator,
+    visible_cuda_count,
+    visible_entries,
+    visible_override,
+    visible_slots,
+    visible_warning,
+)
+from dsl.errors import AcceleratorError, FilterError, NoDevicesError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    "value, entries",
+    [
+        (None, None),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("0,1", ("0", "1")),
+        (" 3, 1 ", ("3", "1")),
+        ("1,1", ("1",)),
+        ("0,-1,2", ("0",)),
+        ("0,,2", ("0",)),
+        ("GPU-1,MIG-2", ("GPU-1", "MIG-2")),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(
+    value: str | None, entries: tuple[str, ...] | None
+) -> None:
+    assert visible_entries(value) == entries
+
+
+@pytest.mark.parametrize(
+    "environ, cuda, expected",
+    [
+        ({}, 4, ("cuda", 4)),
+        ({}, 0, ("cpu", 0)),
+        ({"DS_ACCELERATOR": "cpu"}, 4, ("cpu", 0)),
+        ({"DS_ACCELERATOR": "cuda"}, 4, ("cuda", 4)),
+        ({"DS_ACCELERATOR": ""}, 4, ("cuda", 4)),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 4, ("cpu", 0)),
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, 4, ("cuda", 4)),
+    ],
+)
+def test_the_accelerator(environ: dict[str, str], cuda: int, expected: tuple[str, int]) -> None:
+    assert select_accelerator(environ, lambda: cuda) == expected
+
+
+@pytest.mark.parametrize(
+    "environ, kind, message",
+    [
+        ({"DS_ACCELERATOR": "tpu"}, AcceleratorError, "DS_ACCELERATOR must be one of cuda, cpu, xpu"),
+        ({"DS_ACCELERATOR": "npu"}, NoDevicesError, "^DS_ACCELERATOR=npu: .* this machine has no npu device"),
+        ({"DS_ACCELERATOR": "mps"}, NoDevicesError, "DS_ACCELERATOR=mps: .* this machine has no mps device"),
+        (
+            {"DS_ACCELERATOR": "npu", "ASCEND_RT_VISIBLE_DEVICES": ""},
+            NoDevicesError,
+            "ASCEND_RT_VISIBLE_DEVICES hides them all",
+        ),
+        (
+            {"DS_ACCELERATOR": "cuda"},
+            NoDevicesError,
+            "no GPU resources available: this machine has no NVIDIA or AMD device",
+        ),
+        (
+            {"DS_ACCELERATOR": "cuda", "CUDA_VISIBLE_DEVICES": "-1"},
+            NoDevicesError,
+            "no GPU resources available: CUDA_VISIBLE_DEVICES hides them all",
+        ),
+    ],
+)
+def test_an_accelerator_that_cannot_be_used(
+    environ: dict[str, str], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        select_accelerator(environ, lambda: 0, None, lambda *_: 0)
+
+
+@pytest.mark.parametrize(
+    "environ, found, expected",
+    [
+        ({}, None, ("cuda", 4)),
+        ({}, "npu", ("npu", 8)),
+        ({"DS_ACCELERATOR": "mlu"}, None, ("mlu", 8)),
+        ({"DS_ACCELERATOR": "cuda"}, "npu", ("cuda", 4)),
+        ({"DS_ACCELERATOR": "cpu"}, "npu", ("cpu", 0)),
+        ({"ASCEND_RT_VISIBLE_DEVICES": "-1"}, "npu", ("cuda", 4)),
+        ({"ASCEND_RT_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": ""}, "npu", ("cpu", 0)),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "hpu", ("hpu", 8)),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "klxpu", ("cpu", 0)),
+        ({"ZE_AFFINITY_MASK": ""}, "xpu", ("xpu", 8)),
+        ({"ZE_AFFINITY_MASK": "3"}, "xpu", ("xpu", 8)),
+    ],
+)
+def test_other_accelerators_come_before_cuda(
+    environ: dict[str, str], found: str | None, expected: tuple[str, int]
+) -> None:
+    assert select_accelerator(environ, lambda: 4, lambda: found, lambda *_: 8) == expected
+
+
+def test_an_accelerator_that_is_named_is_not_looked_for() -> None:
+    def find() -> str:
+        pytest.fail("it was looked for")
+
+    assert select_accelerator({"DS_ACCELERATOR": "npu"}, lambda: 0, find, lambda *_: 8) == ("npu", 8)
+
+
+def test_devices_of_another_accelerator_have_its_variable() -> None:
+    environ = {"ASCEND_RT_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "1"}
+    devices = find_devices(environ, lambda: 0, lambda: (), lambda: "npu", lambda *_: 8)
+    assert devices == Devices("npu", range(8), ("4", "5"), "ASCEND_RT_VISIBLE_DEVICES=4,5")
+    assert visible_slots(devices, devices.visible or ()) == [4, 5]
+
+
+def test_nothing_is_counted_for_a_job_on_the_cpu() -> None:
+    def count() -> int:
+        pytest.fail("devices were counted")
+
+    assert select_accelerator({"DS_ACCELERATOR": "cpu"}, count) == ("cpu", 0)
+    assert select_accelerator({"CUDA_VISIBLE_DEVICES": ""}, count) == ("cpu", 0)
+
+
+@pytest.mark.parametrize(
+    "local_size, nodes, slots",
+    [
+        ("", [[0]], 1),
+        ("", [], 1),
+        ("", [[0], [1]], 2),
+        ("0", [[0], [1]], 2),
+        ("-3", [[0], [1]], 2),
+        (" 5 ", [[0]], 5),
+    ],
+)
+def test_workers_of_a_cpu_node(local_size: str, nodes: list[list[int]], slots: int) -> None:
+    devices = find_devices({"LOCAL_SIZE": local_size}, lambda: 0, lambda: numa_table(*nodes))
+    assert (devices.accelerator, len(devices.slots)) == ("cpu", slots)
+    assert devices.size_from_environment == (slots == 5)
+
+
+def test_a_local_size_that_is_no_number_is_refused() -> None:
+    with pytest.raises(AcceleratorError, match="LOCAL_SIZE='two' is not a whole number"):
+        find_devices({"LOCAL_SIZE": "two"}, lambda: 0, lambda: ())
+
+
+def test_local_size_says_nothing_about_gpus() -> None:
+    assert len(find_devices({"LOCAL_SIZE": "2"}, lambda: 4, lambda: ()).slots) == 4
+
+
+def _devices(accelerator: str, count: int, value: str) -> Devices:
+    return Devices(accelerator, range(count), visible_entries(value), f"CUDA_VISIBLE_DEVICES={value}")
+
+
+@pytest.mark.parametrize(
+    "value, slots, override",
+    [("3,1", [3, 1], None), ("GPU-b,GPU-a", [0, 1], "GPU-b,GPU-a"), ("0,00", [0], None)],
+)
+def test_shown_devices_are_slots_in_the_users_order(
+    value: str, slots: list[int], override: str | None
+) -> None:
+    devices = _devices("cuda", 4, value)
+    assert visible_slots(devices, devices.visible or ()) == slots
+    assert visible_override(devices, devices.visible or ()) == override
+
+
+@pytest.mark.parametrize(
+    "accelerator, value, message",
+    [
+        (
+            "cuda",
+            "0,7",
+            "CUDA_VISIBLE_DEVICES=0,7: no slot '7' specified on host 'localhost', which has slots 0 to 3",
+        ),
+        ("cuda", "all", "CUDA_VISIBLE_DEVICES=all: 'all' is no device"),
+        ("cuda", "GPU-1,2", "'2' is no device"),
+        ("cuda", "0-2", "CUDA_VISIBLE_DEVICES=0-2: '0-2' is a range, which"),
+        ("cuda", "0.1", "'0.1' is no device, give numbers alone, or GPU-... and MIG-... names"),
+        ("cpu", "GPU-1", "CUDA_VISIBLE_DEVICES=GPU-1 names devices, but none was found on this machine"),
+    ],
+)
+def test_shown_devices_that_are_not_there(accelerator: str, value: str, message: str) -> None:
+    devices = _devices(accelerator, 4, value)
+    with pytest.raises(FilterError) as caught:
+        visible_slots(devices, devices.visible or ())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("value, slots", [("0.0,0.1", [0]), ("0.1,1", [0, 1]), ("3.0,9.0", [0])])
+def test_parts_of_intel_devices_are_counted_by_device_and_passed_on(value: str, slots: list[int]) -> None:
+    devices = Devices("xpu", range(4), visible_entries(value), f"ZE_AFFINITY_MASK={value}")
+    assert visible_slots(devices, devices.visible or ()) == slots
+    assert visible_override(devices, devices.visible or ()) == value
+
+
+def test_names_are_refused_where_the_vendor_takes_none() -> None:
+    devices = Devices("npu", range(4), ("GPU-1",), "ASCEND_RT_VISIBLE_DEVICES=GPU-1")
+    with pytest.raises(FilterError, match=r"'GPU-1' is no device, give numbers alone$"):
+        visible_slots(devices, ("GPU-1",))
+
+
+def test_several_mig_instances_are_one_device_for_each_process() -> None:
+    warning = visible_warning(("MIG-a", "MIG-b"))
+    assert warning is not None
+    assert "the first of the 2 that are named" in warning
+    assert "\n" not in warning
+    assert [visible_warning(shown) for shown in ((), ("MIG-a",), ("GPU-a", "GPU-b"), ("0", "1"))] == [
+        None
+    ] * 4
+
+
+@pytest.mark.parametrize(
+    "environ, count",
+    [
+        ({}, 4),
+        ({"CUDA_VISIBLE_DEVICES": "3,1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "1,4"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "1,1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a1,GPU-a"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b1,GPU-a1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+    ],
+)
+def test_cuda_devices_that_a_process_sees(environ: dict[str, str], count: int) -> None:
+    names = ("GPU-a1", "GPU-a2", "GPU-b1", "GPU-b2")
+    assert visible_cuda_count(environ, 4, lambda: names) == count
+
+
+def test_names_are_only_asked_for_where_names_are_given() -> None:
+    def names() -> tuple[str, ...]:
+        pytest.fail("the driver was asked")
+
+    assert visible_cuda_count({"CUDA_VISIBLE_DEVICES": "0"}, 4, names) == 1
+    assert visible_cuda_count({}, 4, names) == 4
+
+
+@pytest.mark.parametrize("value, override", [("", ""), ("-1", "-1"), ("0", None)])
+def test_devices_that_the_user_hid_stay_hidden_on_the_cpu(value: str, override: str | None) -> None:
+    assert visible_override(_devices("cpu", 1, value), ()) == override
+
+
+def _nvidia_root(root: Path, in_proc: Sequence[str], in_dev: Sequence[str]) -> str:
+    (root / "dev").mkdir()
+    for name in in_dev:
+        (root / "dev" / name).touch()
+    for name in in_proc:
+        (root / "proc/driver/nvidia/gpus" / name).mkdir(parents=True)
+    return str(root)
+
+
+CONTROL_FILES = ["nvidiactl", "nvidia-uvm", "nvidia-caps", "null"]
+
+
+@pytest.mark.parametrize(
+    "in_proc, in_dev, nvml, expected",
+    [
+        ([], [], 9, 0),
+        ([], CONTROL_FILES, 9, 0),
+        (["0000:01:00.0", "0000:02:00.0"], ["nvidia0", "nvidia1", *CONTROL_FILES], 9, 2),
+        (["0000:01:00.0", "0000:02:00.0"], ["nvidia1"], 1, 1),
+        (["0000:01:00.0", "0000:02:00.0"], ["nvidia1"], None, 1),
+        (["0000:01:00.0", "0000:02:00.0"], [], None, 2),
+        ([], ["nvidia3"], None, 1),
+        ([], ["dxg"], 1, 1),
+        ([], ["dxg"], None, 0),
+    ],
+)
+def test_cuda_devices_are_counted_without_the_driver_where_that_is_certain(
+    tmp_path: Path, in_proc: list[str], in_dev: list[str], nvml: int | None, expected: int
+) -> None:
+    assert count_cuda_devices(_nvidia_root(tmp_path, in_proc, in_dev), lambda: nvml) == expected
+
+
+@pytest.mark.parametrize("name", ["container_2_of_8", "wsl", "eight_a100", "one_lost", "none"])
+def test_cuda_devices_of_recorded_machines(name: str, tmp_path: Path) -> None:
+    driver = load(name, tmp_path)
+    expected = {"container_2_of_8": 2, "wsl": 1, "eight_a100": 8, "one_lost": 4, "none": 0}
+    # All files of the lost GPU are still there: only asking the driver, which takes long, would tell.
+    assert count_cuda_devices(str(tmp_path), lambda: nvidia.count(lambda: driver)) == expected[name]

@@ -1,0 +1,330 @@
+"""What a `LaunchConfig` asks for, what it refuses, and the small parts around a launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import io
+import json
+import pickle
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.outcome import assert_one_line
+from tests.test_imports import imports_of
+
+from dsl.errors import OptionError, UnsupportedError, UsageError
+from dsl.functions import _worker
+from dsl.functions.call import entrypoint_name, refuse_while_importing
+from dsl.functions.config import LaunchConfig, to_request
+from dsl.functions.launcher import EntrypointError, launch
+from dsl.functions.signals import HandledSignals, SignalException
+
+
+def request(environ: dict[str, str] | None = None, **fields: Any) -> Any:
+    config = LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2, **fields})
+    return to_request(config, "train", environ or {})
+
+
+class Std(enum.IntFlag):
+    """As torch's: the streams of a worker."""
+
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+class Mode(enum.Enum):
+    """As torch's: modes of NUMA binding."""
+
+    NODE = "node"
+
+
+class NumaOptions:
+    """As torch's."""
+
+    affinity_mode = Mode.NODE
+
+
+def test_the_first_fields_are_torchs_in_its_order() -> None:
+    """Source: torch.distributed.launcher.api.LaunchConfig of torch 2.13."""
+    names = [field.name for field in dataclasses.fields(LaunchConfig)]
+    assert names[:23] == [
+        *("min_nodes", "max_nodes", "nproc_per_node", "logs_specs", "run_id", "role", "rdzv_endpoint"),
+        *("rdzv_backend", "rdzv_configs", "rdzv_timeout", "max_restarts", "monitor_interval", "start_method"),
+        *("log_line_prefix_template", "metrics_cfg", "local_addr", "event_log_handler", "numa_options"),
+        *("signals_to_handle", "duplicate_stdout_filters", "duplicate_stderr_filters"),
+        *("virtual_local_rank", "shutdown_timeout"),
+    ]
+
+
+def test_every_field_is_documented() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "functions.md").read_text()
+    missing = [field.name for field in dataclasses.fields(LaunchConfig) if f"`{field.name}`" not in text]
+    assert missing == []
+
+
+def test_a_config_can_be_changed_and_copied() -> None:
+    config = LaunchConfig(1, 1, 2)
+    config.run_id = "job"
+    assert dataclasses.replace(config, nproc_per_node=3) == LaunchConfig(1, 1, 3, run_id="job")
+    assert LaunchConfig(1, 1, 2).rdzv_configs is not config.rdzv_configs
+
+
+@pytest.mark.parametrize(
+    "fields, expected",
+    [
+        ({"max_restarts": 3}, {"max_restarts": 3, "node_rank": 0, "rdzv_backend": "c10d"}),
+        ({"rdzv_backend": "etcd", "rdzv_endpoint": "host:1"}, {"rdzv_backend": "c10d", "rdzv_endpoint": ""}),
+        ({"rdzv_backend": "static"}, {"rdzv_backend": "c10d", "rdzv_endpoint": ""}),
+        (
+            {"rdzv_backend": "static", "rdzv_endpoint": "host:1"},
+            {"rdzv_backend": "static", "rdzv_endpoint": "host:1"},
+        ),
+        (
+            {
+                "min_nodes": 3,
+                "max_nodes": 3,
+                "rdzv_backend": "static",
+                "rdzv_endpoint": "host:1",
+                "rdzv_configs": {"rank": "2", "timeout": 900},
+            },
+            {"min_nodes": 3, "max_nodes": 3, "node_rank": 2, "rdzv_endpoint": "host:1"},
+        ),
+        ({"nproc_per_node": "auto"}, {"nproc_per_node": "auto"}),
+        ({"run_id": "job", "role": "trainer"}, {"rdzv_id": "job", "role": "trainer"}),
+        ({"shutdown_timeout": 5}, {"grace_s": 5.0}),
+        ({"grace_s": 0.5}, {"grace_s": 0.5}),
+        ({"signals_to_handle": "SIGTERM, usr1,"}, {"stop_signals": (15, 10), "forward_signals": ()}),
+        ({"numa_options": NumaOptions()}, {"numa_binding": "node"}),
+        ({"numa_options": "socket"}, {"numa_binding": "socket"}),
+        (
+            {"virtual_local_rank": True, "logs_specs": "mine"},
+            {"virtual_local_rank": True, "logs_specs": "mine"},
+        ),
+    ],
+)
+def test_fields_become_a_request(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = request(**fields)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "fields, expected",
+    [
+        ({"redirects": "0:1", "tee": 3}, {"redirects": "0:1", "tee": "3"}),
+        ({"redirects": Std.ALL, "tee": {0: Std.OUT, 2: 2}}, {"redirects": "3", "tee": "0:1,2:2"}),
+        ({"local_ranks_filter": {0, 2}}, {"local_ranks": "0,2"}),
+        (
+            {"duplicate_stdout_filters": ["a,b", "c"], "duplicate_stderr_filters": []},
+            {"stdout_words": "a,,b,c", "stderr_words": ""},
+        ),
+        ({"log_dir": "logs"}, {"log_dir": "logs", "stdin": "none"}),
+    ],
+)
+def test_fields_become_a_request_for_output(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = request(**fields).output
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_the_grace_comes_from_the_environment_if_no_field_names_it() -> None:
+    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}
+    assert (request(environ).grace_s, request(environ, shutdown_timeout=2).grace_s) == (7.0, 2.0)
+    assert request().grace_s == 30.0
+
+
+def test_jobs_without_a_name_get_different_ones() -> None:
+    assert request().rdzv_id != request().rdzv_id
+
+
+@pytest.mark.parametrize(
+    "kind, fields, message",
+    [
+        (OptionError, {"min_nodes": 2}, "min_nodes 2, max_nodes 1"),
+        (OptionError, {"min_nodes": 0}, "min_nodes 0"),
+        (UnsupportedError, {"max_nodes": 4}, "rdzv_backend='static'"),
+        (UnsupportedError, {"min_nodes": 2, "max_nodes": 2}, "rdzv_backend 'c10d'"),
+        (OptionError, {"min_nodes": 2, "max_nodes": 2, "rdzv_backend": "static"}, "rdzv_endpoint is missing"),
+        (
+            OptionError,
+            {"min_nodes": 2, "max_nodes": 2, "rdzv_backend": "static", "rdzv_endpoint": "a:1"},
+            "rdzv_configs['rank'] None: expected this node's rank, 0 to 1",
+        ),
+        (OptionError, {"max_restarts": -1}, "max_restarts -1"),
+        (OptionError, {"start_method": "thread"}, "start_method 'thread'"),
+        (OptionError, {"shutdown_timeout": -1}, "shutdown_timeout -1"),
+        (OptionError, {"grace_s": float("nan")}, "grace_s nan"),
+        (OptionError, {"grace_s": 1.0, "shutdown_timeout": 1}, "give one of them"),
+        (OptionError, {"signals_to_handle": "SIGFOO"}, "'SIGFOO' is no signal"),
+        (OptionError, {"signals_to_handle": "KILL"}, "KILL cannot be taken"),
+        (UnsupportedError, {"logs_specs": object()}, "use log_dir, redirects, tee"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(
+    kind: type[UsageError], fields: dict[str, Any], message: str
+) -> None:
+    """G8."""
+    with pytest.raises(kind) as caught:
+        request(**fields)
+    assert message in str(caught.value)
+    assert_one_line(str(caught.value))
+
+
+def test_a_grace_of_the_environment_that_is_no_number_is_one_line() -> None:
+    """G8."""
+    with pytest.raises(OptionError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT=soon"):
+        request({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"})
+
+
+def test_an_unknown_field_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="no_such_field"):
+        launch(abs, 1, no_such_field=1)
+
+
+class Callable:
+    """Called like a function."""
+
+    def __call__(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    "entrypoint, name", [(abs, "abs"), (functools.partial(abs, 1), "abs"), (Callable(), "Callable")]
+)
+def test_what_is_called_has_a_name(entrypoint: object, name: str) -> None:
+    assert entrypoint_name(entrypoint) == name
+
+
+def test_signals_of_the_program_stay_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handled, ignored (nohup) and default: only the last one is taken, and given back."""
+    heard = []
+    own = [
+        signal.signal(signal.SIGUSR1, lambda *_: heard.append(1)),
+        signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    ]
+    own.append(signal.signal(signal.SIGUSR2, signal.SIG_DFL))
+    try:
+        with HandledSignals([signal.SIGUSR1, signal.SIGHUP, signal.SIGUSR2]):
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(SignalException) as caught:
+                signal.raise_signal(signal.SIGUSR2)
+        assert (heard, caught.value.sigval, caught.value.code) == ([1], signal.SIGUSR2, 128 + signal.SIGUSR2)
+        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number, handler in zip((signal.SIGUSR1, signal.SIGHUP, signal.SIGUSR2), own, strict=True):
+            signal.signal(number, handler)
+
+
+def test_other_threads_take_no_signal() -> None:
+    found = []
+
+    def run() -> None:
+        with HandledSignals([signal.SIGUSR2]):
+            found.append(signal.getsignal(signal.SIGUSR2))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [signal.SIG_DFL]
+
+
+def test_a_signal_exception_survives_pickling() -> None:
+    copy = pickle.loads(pickle.dumps(SignalException(signal.SIGTERM)))
+    assert (copy.sigval, copy.code, str(copy)) == (signal.SIGTERM, 143, "SIGTERM ended the job")
+
+
+def test_nothing_starts_while_the_main_program_is_imported_by_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from multiprocessing import process
+
+    monkeypatch.setattr(process.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(EntrypointError, match="if __name__ == '__main__':"):
+        refuse_while_importing()
+
+
+class Cloud:
+    """A stand-in for cloudpickle."""
+
+    @staticmethod
+    def dump(value: object, file: Any) -> None:
+        """Say that it was here."""
+        pickle.dump(("by value", str(value)), file)
+
+
+@pytest.mark.parametrize(
+    "value, by_value, expected",
+    [(1, False, 1), (1, True, ("by value", "1")), ([1, sys._getframe], False, [1, sys._getframe])],
+)
+def test_cloudpickle_is_used_where_it_has_to_be(
+    value: object, expected: object, *, by_value: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_worker, "cloudpickle", lambda: Cloud)
+    file = io.BytesIO(b"head")
+    file.seek(4)
+    _worker.dump(value, file, by_value=by_value)
+    file.seek(4)
+    assert pickle.load(file) == expected
+
+
+def test_what_pickle_began_is_overwritten_by_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_worker, "cloudpickle", lambda: Cloud)
+    file = io.BytesIO()
+    _worker.dump([b"x" * 200_000, threading.Lock()], file)
+    file.seek(0)
+    assert pickle.load(file)[0] == "by value"
+    assert file.read() == b""
+
+
+def record(error: Exception, path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    _worker._record(error)
+    return json.loads(path.read_text())["message"]
+
+
+def test_a_record_has_the_shape_of_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = record(KeyError("ä\n"), tmp_path / "error.json", monkeypatch)
+    assert found["message"] == "KeyError: 'ä\\n'"
+    assert set(found["extraInfo"]) == {"py_callstack", "timestamp"}
+    assert found["extraInfo"]["timestamp"].isdecimal()
+    assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
+
+
+class Mute(Exception):  # noqa: N818  a class of a user
+    """Cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_exception_without_a_text_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = record(Mute(), tmp_path / "error.json", monkeypatch)
+    assert found["message"] == "Mute: <its text cannot be shown>"
+
+
+def test_a_record_that_is_there_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    path.write_text('{"message": "mine"}')
+    assert record(ValueError("later"), path, monkeypatch) == "mine"
+
+
+def test_a_record_without_a_place_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "missing" / "error.json"))
+    _worker._record(ValueError())
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    _worker._record(ValueError())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_launching_program_imports_no_tensor_library_and_the_worker_nothing_of_ours() -> None:
+    names = imports_of("import dsl.functions.launcher")
+    assert names & {"torch", "psutil", "pynvml", "numpy", "logging", "json", "subprocess"} == set()
+    worker = imports_of(f"import runpy; runpy.run_path({_worker.__file__!r}, run_name='other')")
+    assert not [name for name in worker if name.startswith("dsl")]

@@ -1,0 +1,69 @@
+"""What the plan learns of the real machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dsl.machine.host import _kind, is_this_machine, read_text, temp_dir, this_host
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP", ""])
+def test_the_folder_for_pid_files_is_the_one_that_tempfile_uses(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.setenv(variable, str(tmp_path) if variable == name else "/nonexistent")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert temp_dir() == tempfile.gettempdir()
+
+
+def test_text_comes_back_byte_for_byte_and_a_missing_file_is_none(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"caf\xe9 slots=1\n")
+    text = read_text(str(tmp_path / "f"))
+    assert text is not None
+    assert text.encode("utf-8", "surrogateescape") == b"caf\xe9 slots=1\n"
+    assert read_text(str(tmp_path / "none")) is None
+    assert read_text(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["localhost", os.uname().nodename, f"user@{os.uname().nodename}", "127.0.0.1"]
+)
+def test_names_and_addresses_of_this_machine(name: str) -> None:
+    assert is_this_machine(name)
+
+
+@pytest.mark.parametrize("name", ["192.0.2.1", "node[1-3]", "no-such-host.invalid", "x" * 300, "\udce9"])
+def test_names_and_addresses_of_others(name: str) -> None:
+    """192.0.2.0/24 is set aside for documentation (RFC 5737), .invalid for no host (RFC 2606)."""
+    assert not is_this_machine(name)
+
+
+def test_what_our_own_streams_are() -> None:
+    """A stream that is closed has nobody to read it, as /dev/null has."""
+    ours, theirs = os.openpty()
+    read, write = os.pipe()
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        assert [_kind(fd) for fd in (theirs, write, null)] == ["terminal", "other", "null"]
+    finally:
+        for fd in (ours, theirs, read, write, null):
+            os.close(fd)
+    assert _kind(-1) == "null"
+
+
+def test_the_facts_of_this_machine() -> None:
+    host = this_host()
+    assert (host.executable, host.pid) == (sys.executable, os.getpid())
+    assert set(host.allowed_cpus()) == os.sched_getaffinity(0)
+    assert len(host.stamp()) == 14
+    assert host.stamp().isdigit()
+    assert set(host.topology(host.allowed_cpus()).numa_nodes) == set(host.numa_nodes())

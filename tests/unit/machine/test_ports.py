@@ -1,0 +1,125 @@
+"""The master port."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dsl.errors import PortError
+from dsl.machine.ports import PortProbe, choose_port, name_port_holder, pick_free_port, port_is_free
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _probe(*taken: int) -> PortProbe:
+    return PortProbe(lambda port: port not in taken, lambda: 40_000, lambda _port: "pid 9 (python old.py)")
+
+
+@pytest.mark.parametrize(
+    "asked, shared, taken, expected",
+    [
+        (None, False, (), (29500, False)),
+        (None, True, (), (29500, False)),
+        (None, False, (29500,), (40_000, True)),
+        (29500, False, (), (29500, False)),
+        (1234, True, (29500,), (1234, False)),
+        (0, False, (), (40_000, False)),
+    ],
+)
+def test_the_port_that_is_used(
+    *,
+    asked: int | None,
+    shared: bool,
+    taken: tuple[int, ...],
+    expected: tuple[int, bool],
+) -> None:
+    assert choose_port(asked, shared=shared, probe=_probe(*taken)) == expected
+
+
+@pytest.mark.parametrize(
+    "asked, shared, message",
+    [
+        (
+            29500,
+            False,
+            "master port 29500 is taken by pid 9 (python old.py); choose another, or leave out --master_port",
+        ),
+        (
+            None,
+            True,
+            "master port 29500 is taken by pid 9 (python old.py); choose another with --master_port",
+        ),
+        (0, True, "--master_port 0: a job on several nodes needs the same port on each"),
+        (-2, False, "--master_port -2 is not a port, expected 1 to 65535"),
+        (65536, False, "--master_port 65536 is not a port"),
+    ],
+)
+def test_the_port_that_is_refused(asked: int | None, *, shared: bool, message: str) -> None:
+    with pytest.raises(PortError) as caught:
+        choose_port(asked, shared=shared, probe=_probe(29500))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::1", "::"])
+def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    """A socket that listens the way a store does, on one address or all."""
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with socket.socket(family) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((request.param, 0))
+        except OSError:
+            pytest.skip("needs a kernel with IPv6")
+        server.listen()
+        yield server
+
+
+def test_a_port_is_taken_while_anyone_listens_on_it_and_the_listener_is_named(
+    listener: socket.socket,
+) -> None:
+    port = listener.getsockname()[1]
+    assert not port_is_free(port)
+    assert name_port_holder(port).startswith(f"pid {os.getpid()} (")
+    listener.close()
+    assert port_is_free(port)
+
+
+def test_a_port_that_is_picked_is_free() -> None:
+    port = pick_free_port()
+    assert 1024 <= port <= 65535
+    assert port_is_free(port)
+
+
+def test_without_ipv6_the_probe_uses_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    import _socket
+
+    real = _socket.socket
+
+    def only_ipv4(family: int, kind: int) -> _socket.socket:
+        if family == _socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return real(family, kind)
+
+    monkeypatch.setattr("_socket.socket", only_ipv4)
+    assert port_is_free(pick_free_port())
+
+
+def test_a_port_that_needs_rights_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_port: int) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("dsl.machine.ports._listen", refuse)
+    with pytest.raises(
+        PortError, match="cannot listen on master port 80: permission denied, choose one above 1023"
+    ):
+        port_is_free(80)
+
+
+def test_without_psutil_the_holder_stays_unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert name_port_holder(29500).startswith("another process (psutil")

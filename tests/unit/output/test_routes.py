@@ -1,0 +1,296 @@
+"""Routes, prefixes and stdin: every rule on facts that the test makes up."""
+
+from __future__ import annotations
+
+import contextlib
+import string
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsl.errors import LogDirError, OptionError
+from dsl.model import INHERIT, OutputRequest, Route
+from dsl.output.folders import fill_template, make_run_dirs, parse_local_ranks, parse_streams, parse_words
+from dsl.output.routes import Console, OutputPlan, needs_run_dir, plan_output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+PIPE = Console("other", "other")
+TERMINAL = Console("terminal", "terminal")
+RUN = "/logs/run"
+
+
+def _plan(
+    count: int,
+    console: Console = PIPE,
+    environ: dict[str, str] | None = None,
+    *,
+    ranks: Sequence[int] = (),
+    world_size: int = 0,
+    **asked: object,
+) -> OutputPlan:
+    request = OutputRequest(**asked)  # type: ignore[arg-type]
+    ranks = ranks or range(count)
+    run_dir = RUN if needs_run_dir(request) else None
+    return plan_output(request, ranks, world_size or len(ranks), console, environ or {}, run_dir=run_dir)
+
+
+def test_a_worker_that_is_alone_has_our_own_streams() -> None:
+    plan = _plan(1, TERMINAL)
+    assert plan == OutputPlan(((INHERIT, INHERIT),), ("",), 0)
+
+
+def test_several_workers_share_the_console_line_by_line() -> None:
+    assert _plan(2).routes == ((Route(console=1), Route(console=2)),) * 2
+
+
+def test_on_a_terminal_the_workers_see_one() -> None:
+    (routes, _) = _plan(2, Console("terminal", "other")).routes
+    assert routes == (Route(console=1, terminal=True), Route(console=2))
+
+
+def test_nobody_stands_before_a_stream_that_is_thrown_away() -> None:
+    (routes, _) = _plan(2, Console("null", "other")).routes
+    assert routes == (INHERIT, Route(console=2))
+
+
+def test_a_tag_that_was_asked_for_needs_the_engine() -> None:
+    plan = _plan(1, tag="always")
+    assert (plan.routes, plan.prefixes) == (((Route(console=1), Route(console=2)),), ("[rank 0] ",))
+
+
+def _files(local_rank: int) -> tuple[str, str]:
+    base = f"{RUN}/attempt_0/{local_rank}"
+    return f"{base}/stdout.log", f"{base}/stderr.log"
+
+
+def test_a_log_directory_alone_keeps_and_shows() -> None:
+    plan = _plan(2, log_dir="/logs")
+    out, err = _files(1)
+    assert plan.routes[1] == (Route(out, 1), Route(err, 2))
+    assert plan.run_dirs == (RUN, f"{RUN}/attempt_0", f"{RUN}/attempt_0/0", f"{RUN}/attempt_0/1")
+
+
+@pytest.mark.parametrize(
+    "redirects, tee, expected",
+    [
+        ("3", "", ("file", "file")),
+        ("1", "", ("file", "shown")),
+        ("2", "1", ("both", "file")),
+        ("3", "3", ("both", "both")),
+        ("", "2", ("shown", "both")),
+        ("0:3", "", ("file", "file")),
+        ("1:3", "", ("shown", "shown")),
+        ("0", "0", ("shown", "shown")),
+    ],
+)
+def test_redirects_and_tee_of_rank_0(redirects: str, tee: str, expected: tuple[str, str]) -> None:
+    routes = _plan(2, log_dir="/logs", redirects=redirects, tee=tee).routes[0]
+    wanted = []
+    for stream, (how, path) in enumerate(zip(expected, _files(0), strict=True), start=1):
+        shown = stream if how != "file" else None
+        wanted.append(Route(path if how != "shown" else None, shown))  # type: ignore[arg-type]
+    assert list(routes) == wanted
+
+
+def test_a_worker_that_is_alone_keeps_its_streams_where_nothing_is_asked_of_them() -> None:
+    assert _plan(1, log_dir="/logs", redirects="2").routes == ((INHERIT, Route(_files(0)[1])),)
+
+
+def test_the_console_can_be_left_to_some_ranks() -> None:
+    plan = _plan(3, local_ranks="0,2,9")
+    assert [routes[0] for routes in plan.routes] == [Route(console=1), Route(), Route(console=1)]
+    kept = _plan(3, log_dir="/logs", local_ranks="0").routes[1]
+    assert kept == (Route(_files(1)[0]), Route(_files(1)[1]))
+
+
+def test_each_rank_logs_join_both_streams() -> None:
+    request = OutputRequest()
+    made = plan_output(request, range(2), 2, PIPE, {}, each_rank_logs=("/a", "/b"))
+    assert made.routes == ((Route("/a"), None), (Route("/b"), None))
+
+
+@pytest.mark.parametrize(
+    "asked, shown",
+    [
+        ({"tee": "3"}, (True, True)),
+        ({"tee": "2"}, (True, True)),
+        ({"tee": "1:1"}, (False, True)),
+        ({"tee": "0"}, (False, False)),
+        ({"tee": "3", "local_ranks": "0"}, (True, False)),
+        ({"tee": "1", "tag": "always"}, (True, True)),
+    ],
+)
+def test_joined_streams_are_shown_as_one(asked: dict[str, str], shown: tuple[bool, bool]) -> None:
+    request = OutputRequest(**asked)  # type: ignore[arg-type]
+    made = plan_output(request, range(2), 2, PIPE, {}, each_rank_logs=("/a", "/b"))
+    assert made.routes == tuple(
+        (Route(path, 1 if show else None), None) for path, show in zip(("/a", "/b"), shown, strict=True)
+    )
+
+
+def test_a_bad_map_is_refused_for_joined_streams_too() -> None:
+    with pytest.raises(OptionError, match="--tee 'x'"):
+        plan_output(OutputRequest(tee="x"), range(1), 1, PIPE, {}, each_rank_logs=("/a",))
+
+
+def test_words_make_a_file_for_each_stream_that_has_some() -> None:
+    plan = _plan(1, stdout_words="a,,b,c", stderr_words=",")
+    assert plan.line_files == ((1, f"{RUN}/attempt_0/filtered_stdout.log", ("a,b", "c")),)
+    assert plan.routes == ((Route(console=1), Route(console=2)),), "somebody has to look at the lines"
+
+
+def test_words_leave_the_files_of_a_log_directory_as_they_are() -> None:
+    plain = _plan(2, log_dir="/logs")
+    assert _plan(2, log_dir="/logs", stdout_words="loss").routes == plain.routes
+    assert _plan(2, stdout_words="loss").routes == ((Route(console=1), Route(console=2)),) * 2
+
+
+def test_words_are_looked_for_in_a_stream_that_is_thrown_away() -> None:
+    """An empty route is not our own stream: the engine reads it, because of the words."""
+    routes = _plan(2, Console("null", "null"), stdout_words="loss").routes
+    assert routes == ((Route(), INHERIT),) * 2
+
+
+@pytest.mark.parametrize(
+    "asked, expected",
+    [
+        ({}, False),
+        ({"redirects": "0", "tee": "0"}, False),
+        ({"redirects": "3"}, True),
+        ({"tee": "0:1"}, True),
+        ({"log_dir": "/logs", "tee": "0"}, True),
+        ({"stderr_words": "x"}, True),
+    ],
+)
+def test_a_directory_is_made_where_files_are_asked_for(asked: dict[str, str], *, expected: bool) -> None:
+    assert needs_run_dir(OutputRequest(**asked)) is expected  # type: ignore[arg-type]
+
+
+COLOUR = {"TERM": "xterm"}
+
+
+@pytest.mark.parametrize(
+    "console, environ, tag, tagged, coloured",
+    [
+        (TERMINAL, COLOUR, "auto", True, True),
+        (TERMINAL, {}, "auto", True, False),
+        (TERMINAL, {"TERM": "dumb"}, "auto", True, False),
+        (TERMINAL, {**COLOUR, "NO_COLOR": "1"}, "auto", True, False),
+        (TERMINAL, COLOUR, "never", False, False),
+        (Console("terminal", "null"), COLOUR, "auto", True, True),
+        (Console("terminal", "other"), COLOUR, "auto", True, False),
+        (Console("other", "terminal"), COLOUR, "auto", False, False),
+        (PIPE, COLOUR, "auto", False, False),
+        (PIPE, COLOUR, "always", True, False),
+    ],
+)
+def test_when_lines_have_a_tag_and_a_colour(
+    console: Console, environ: dict[str, str], tag: str, *, tagged: bool, coloured: bool
+) -> None:
+    prefixes = _plan(3, console, environ, tag=tag).prefixes
+    assert all(bool(prefix) is tagged for prefix in prefixes)
+    assert all(("\x1b[" in prefix) is coloured for prefix in prefixes)
+    if coloured:
+        assert len({prefix[:5] for prefix in prefixes}) == 3, "a colour each"
+        assert all(prefix.endswith("\x1b[0m ") for prefix in prefixes)
+
+
+def test_a_tag_that_also_goes_to_a_file_has_no_colour() -> None:
+    assert _plan(2, TERMINAL, COLOUR, stdout_words="loss").prefixes == ("[rank 0] ", "[rank 1] ")
+
+
+def test_tags_are_as_wide_as_the_widest() -> None:
+    plan = _plan(0, ranks=(8, 9, 10), world_size=16, tag="always")
+    assert plan.prefixes == ("[rank  8] ", "[rank  9] ", "[rank 10] ")
+
+
+def test_torchruns_template_is_a_wish_for_tags() -> None:
+    environ = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank}/${local_rank} $other>"}
+    assert _plan(0, environ=environ, ranks=(4, 5), world_size=8).prefixes == (
+        "<default 4/0 $other>",
+        "<default 5/1 $other>",
+    )
+    assert fill_template("plain", "default", 1, 2) == "plain"
+
+
+@pytest.mark.parametrize(
+    "text, ranks, world_size, expected",
+    [
+        ("", (0,), 1, 0),
+        ("", (0, 1), 2, None),
+        ("none", (0,), 1, None),
+        ("1", (0, 1), 2, 1),
+        ("5", (4, 5), 8, 1),
+        ("3", (4, 5), 8, None),
+    ],
+)
+def test_who_reads_stdin(text: str, ranks: tuple[int, ...], world_size: int, expected: int | None) -> None:
+    assert _plan(0, ranks=ranks, world_size=world_size, stdin=text).stdin == expected
+
+
+@pytest.mark.parametrize("text", ["2", "-1", "all", "\u0663", "9" * 5000])
+def test_a_rank_that_does_not_exist_cannot_read_stdin(text: str) -> None:
+    with pytest.raises(OptionError, match="0 to 1, or none"):
+        _plan(2, stdin=text)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("4", "expected 0, 1, 2 or 3"),
+        ("x", "expected 0, 1, 2 or 3"),
+        ("0:7", "not '0:7'"),
+        ("0:1,", "not ''"),
+        ("0:1,0:2", "local rank 0 is there twice"),
+        ("-1:1", "not '-1:1'"),
+        ("\u0661:1", "expected"),
+        (f"{'9' * 5000}:1", "expected"),
+    ],
+)
+def test_a_bad_stream_map_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        parse_streams(text, "--tee")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("--tee")
+
+
+@given(st.dictionaries(st.integers(0, 5000), st.integers(0, 3), min_size=1))
+def test_a_stream_map_says_what_was_written(streams: dict[int, int]) -> None:
+    parsed = parse_streams(",".join(f"{rank}:{value}" for rank, value in streams.items()), "-r")
+    assert {rank: parsed(rank) for rank in streams} == streams
+    assert parsed(max(streams) + 1) == 0
+
+
+@given(st.text(alphabet=string.printable, max_size=12))
+def test_any_text_is_a_map_or_a_usage_error(text: str) -> None:
+    with contextlib.suppress(OptionError):
+        assert parse_streams(text, "-r")(0) in {0, 1, 2, 3}
+
+
+def test_a_list_of_local_ranks() -> None:
+    assert parse_local_ranks("0, 12,3,0") == {0, 12, 3}
+
+
+@pytest.mark.parametrize("text, fault", [("0,a", "a"), (",", ""), ("0,,1", ""), ("-1", "-1"), ("0:1", "0:1")])
+def test_a_bad_list_of_local_ranks_is_one_line(text: str, fault: str) -> None:
+    """torchrun refuses an empty item, too: it would hide everything."""
+    with pytest.raises(OptionError, match=f"--local-ranks-filter '{text}': .*not '{fault}'"):
+        parse_local_ranks(text)
+
+
+def test_two_commas_are_one_in_a_word() -> None:
+    assert parse_words("x,,y,z,") == ("x,y", "z")
+    assert parse_words("") == ()
+
+
+def test_the_directory_of_a_run_must_be_new(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    make_run_dirs([str(run), str(run / "attempt_0"), str(run / "attempt_0" / "0")])
+    assert (run / "attempt_0" / "0").stat().st_mode & 0o777 == 0o750
+    with pytest.raises(LogDirError, match="directory of this run"):
+        make_run_dirs([str(run)])

@@ -1,0 +1,57 @@
+"""What ``--dry-run`` and ``--report-bindings`` show of a plan."""
+
+from __future__ import annotations
+
+import json
+
+from tests.support.machine import make_host, numa_table
+
+from dsl.machine.topology import Topology
+from dsl.model import NodePlan, PlacementRequest, TorchRequest
+from dsl.plan.torchrun import build_group, plan_attempt
+from dsl.report.plan import bindings_table, plan_json, plan_text
+
+ENVIRON = {"HOME": "/home/user", "SECRET": "x"}
+TOPOLOGY = Topology(numa_table(range(4), range(4, 8)), tuple((cpu,) for cpu in range(8)))
+
+
+def _plan(bind: str = "auto", cuda: int = 2) -> NodePlan:
+    request = TorchRequest(
+        "train.py", nproc_per_node="2", placement=PlacementRequest(bind=bind, names_devices=True)
+    )
+    host = make_host(cuda=cuda, topology=lambda _cpus: TOPOLOGY)
+    return plan_attempt(build_group(request, ("python", "my train.py"), ENVIRON, host), 0, host)
+
+
+def test_the_table_has_a_row_for_each_worker() -> None:
+    assert [line.split() for line in bindings_table(_plan())[1:]] == [
+        ["0", "H200", "0000:00:00.0", "0", "0-1", "preferred", "0", "2"],
+        ["1", "H200", "0000:01:00.0", "0", "2-3", "preferred", "0", "2"],
+    ]
+
+
+def test_without_binding_or_device_the_table_says_so() -> None:
+    assert bindings_table(_plan("none", 0))[1].split() == ["0", "-", "-", "-", "all", "default", "1"]
+
+
+def test_the_text_names_commands_and_only_what_the_job_changes() -> None:
+    text = "\n".join(plan_text(_plan(), ENVIRON))
+    assert "SECRET" not in text
+    assert "  WORLD_SIZE=2" in text
+    assert "  command: python 'my train.py'" in text
+    assert "  device: H200 0000:01:00.0" in text
+    assert "  cores: 2-3, memory: preferred 0" in text
+
+
+def test_json_says_the_same_to_programs() -> None:
+    shown = json.loads(plan_json(_plan(), {**ENVIRON, "GONE": "1"}))
+    first, second = shown["workers"]
+    assert shown["environment"]["WORLD_SIZE"] == "2"
+    assert "SECRET" not in shown["environment"]
+    assert shown["removed"] == ["GONE"]
+    assert (first["rank"], second["rank"]) == (0, 1)
+    assert second["cores"] == [2, 3]
+    assert second["memory"] == {"mode": "preferred", "nodes": [0]}
+    assert second["device"] == {"name": "H200", "pci_address": "0000:01:00.0", "numa_node": 0}
+    assert second["environment"]["OMP_NUM_THREADS"] == "2"
+    assert second["command"] == ["python", "my train.py"]

@@ -1,0 +1,319 @@
+"""The verdict and the exit code, from exits that never happened (G2, G3)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from dsl.model import NodePlan, WorkerPlan
+from dsl.report.verdict import exit_code, memory_evidence, reason, verdict
+from dsl.signals import signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl import Ended, Exit
+
+MS = 1_000_000
+
+
+def plan(workers: int, first_rank: int = 0) -> NodePlan:
+    """A node with this many workers."""
+    node = tuple(WorkerPlan(first_rank + local, local, ("prog",), {}) for local in range(workers))
+    return NodePlan("node7", 0, node, {}, "127.0.0.1", 29500, workers)
+
+
+def an_exit(
+    worker: int,
+    *,
+    code: int | None = None,
+    signal: int | None = None,
+    by_us: bool = False,
+    at_ms: float = 0,
+    core: bool = False,
+    failed_at: tuple[str, int, str | None] | None = None,
+) -> Exit:
+    """What the engine would say of one worker; `failed_at` is the stage, errno and path of a failed start."""
+    stage, number, path = failed_at or (None, None, None)
+    status = code if code is not None else 128 + signal if signal is not None else 255
+    if failed_at is not None:
+        status = 127 if number == 2 else 126
+    if stage == "cancelled":
+        status = 143
+    fields = SimpleNamespace(
+        worker=worker,
+        pid=0 if failed_at else 1000 + worker,
+        code=code,
+        signal=signal,
+        status=status,
+        core_dumped=core,
+        caused_by_stop=by_us,
+        ended_ns=int(at_ms * MS),
+        max_rss_bytes=512 << 20,
+        exec_stage=stage,
+        exec_errno=number,
+        exec_path=path,
+    )
+    return cast("Exit", fields)
+
+
+def end(
+    first_failure: Exit | None = None,
+    stop_signal: int | None = None,
+    survivors: Sequence[tuple[int, str, str]] = (),
+) -> Ended:
+    """The last event of a group."""
+    fields = SimpleNamespace(
+        first_failure=first_failure, stop_signal=stop_signal, stragglers=0, survivors=list(survivors)
+    )
+    return cast("Ended", fields)
+
+
+@pytest.mark.parametrize(
+    "exits, ended, code",
+    [
+        ([an_exit(0, code=0), an_exit(1, code=0)], end(), 0),
+        ([an_exit(1, code=3), an_exit(0, signal=15, by_us=True)], end(an_exit(1, code=3)), 3),
+        ([an_exit(0, signal=9)], end(an_exit(0, signal=9)), 137),
+        ([an_exit(0, failed_at=("exec", 2, "x"))], end(an_exit(0, failed_at=("exec", 2, "x"))), 127),
+        ([an_exit(0, failed_at=("exec", 13, "x"))], end(an_exit(0, failed_at=("exec", 13, "x"))), 126),
+        ([an_exit(0, signal=2, by_us=True)], end(stop_signal=2), 130),
+        ([an_exit(0, code=0, by_us=True)], end(stop_signal=15), 143),
+        ([an_exit(0, code=7)], end(an_exit(0, code=7), stop_signal=15), 7),
+        ([an_exit(0, signal=15, by_us=True)], end(), 143),
+        ([an_exit(0, code=0)], end(survivors=[(5, "D", "stuck")]), 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_first_failure_else_of_the_signal(
+    exits: list[Exit], ended: Ended, code: int
+) -> None:
+    assert exit_code(exits, ended) == code
+
+
+def test_a_job_that_succeeded_is_not_spoken_of() -> None:
+    assert verdict(plan(2), [an_exit(0, code=0), an_exit(1, code=0)], end()) == []
+
+
+def test_the_cause_comes_first_with_rank_host_pid_and_reason() -> None:
+    cause = an_exit(1, code=42)
+    lines = verdict(plan(3, first_rank=8), [cause, an_exit(0, signal=15, by_us=True)], end(cause))
+    assert lines[0] == "rank 9 (local rank 1, pid 1001, host node7) failed first: exit code 42"
+    assert lines[1] == "stopped by dsl: rank 8 (SIGTERM)"
+
+
+def test_victims_are_grouped_by_how_they_ended() -> None:
+    cause = an_exit(0, signal=11, core=True)
+    exits = [
+        cause,
+        *(an_exit(worker, signal=15, by_us=True) for worker in (1, 2, 3, 7)),
+        an_exit(4, signal=9, by_us=True),
+        an_exit(5, code=0, by_us=True),
+        an_exit(6, by_us=True, failed_at=("cancelled", 0, None)),
+    ]
+    first, second = verdict(plan(8), exits, end(cause))
+    assert first.endswith("killed by SIGSEGV (signal 11, core dumped)")
+    assert (
+        second
+        == "stopped by dsl: ranks 1-3,7 (SIGTERM), rank 4 (SIGKILL), rank 5 (exit code 0), rank 6 (not started)"
+    )
+
+
+def test_later_failures_of_their_own_are_told_with_their_delay() -> None:
+    cause, later = an_exit(2, code=1, at_ms=10), an_exit(0, code=5, at_ms=13.25)
+    lines = verdict(plan(3), [cause, later], end(cause))
+    assert lines[1] == "also failed: rank 0 (+3.2 ms): exit code 5"
+
+
+def test_a_crowd_of_failures_stays_short() -> None:
+    exits = [an_exit(worker, code=1, at_ms=worker) for worker in range(1000)]
+    lines = verdict(plan(1000), exits, end(exits[0]))
+    assert len(lines) == 10
+    assert lines[-1] == "also failed: ranks 9-999"
+
+
+def test_a_user_who_stopped_the_job_hears_how_the_workers_took_it() -> None:
+    exits = [an_exit(0, signal=2, by_us=True), an_exit(1, code=0, by_us=True)]
+    assert verdict(plan(2), exits, end(stop_signal=2)) == [
+        "stopped by dsl: rank 0 (SIGINT), rank 1 (exit code 0)"
+    ]
+
+
+def test_what_would_not_die_is_named() -> None:
+    lines = verdict(plan(1), [an_exit(0, code=0)], end(survivors=[(77, "D", "nfs-reader")]))
+    assert lines == ["process 77 (nfs-reader, state D) did not die of SIGKILL"]
+
+
+def test_evidence_stands_behind_the_reason() -> None:
+    cause = an_exit(0, signal=9)
+    (line,) = verdict(plan(1), [cause], end(cause), "the kernel killed it because memory ran out")
+    assert line.endswith("failed: killed by SIGKILL (signal 9): the kernel killed it because memory ran out")
+
+
+@pytest.mark.parametrize(
+    "failed_at, text",
+    [
+        (("exec", 2, "/no/prog"), "could not be executed: /no/prog: No such file or directory"),
+        (("exec", 2, "prog"), "could not be executed: prog: No such file or directory, it is not on PATH"),
+        (
+            ("exec", 2, "/bin/sh"),
+            "could not be executed: /bin/sh: No such file or directory, the interpreter of its #! line is missing",
+        ),
+        (
+            ("exec", 13, "/etc/passwd"),
+            "could not be executed: /etc/passwd: Permission denied, make it executable with chmod +x /etc/passwd",
+        ),
+        (("exec", 13, "/etc"), "could not be executed: /etc: Permission denied, it is a directory"),
+        (("exec", 8, "/s"), "could not be executed: /s: Exec format error, a script needs a #! line"),
+        (("chdir", 2, "/gone"), "cannot enter the working directory /gone: No such file or directory"),
+        (("affinity", 22, None), "could not be started: cannot be bound to its CPUs: Invalid argument"),
+        (
+            ("mempolicy", 1, None),
+            (
+                "could not be started: cannot be given its memory policy: Operation not permitted, a container needs "
+                "the capability SYS_NICE for it, or use --mem-policy none"
+            ),
+        ),
+        (
+            ("mempolicy-check", 22, None),
+            (
+                "could not be started: it got another memory policy than it was given, the cpuset of this job may "
+                "have changed"
+            ),
+        ),
+        (
+            ("stdio", 28, "/full/log"),
+            "could not be started (its log file or stream): /full/log: No space left on device",
+        ),
+    ],
+)
+def test_a_start_that_failed_says_what_to_do(failed_at: tuple[str, int, str | None], text: str) -> None:
+    assert reason(an_exit(0, failed_at=failed_at)) == text
+
+
+def test_a_lost_status_is_called_lost() -> None:
+    assert reason(an_exit(0)) == "its exit status was lost"
+
+
+@pytest.mark.parametrize(
+    "log, kills, words",
+    [
+        (
+            ["oom-kill:constraint=NONE,task=python,pid=1000,uid=0"],
+            0,
+            "the kernel killed it because memory ran out",
+        ),
+        (["Out of memory: Killed process 1000 (python)"], 0, "the kernel killed it because memory ran out"),
+        (["Out of memory: Killed process 10001 (python)"], 0, ""),
+        ([], 2, "memory of this job's cgroup ran out (2 out-of-memory kill"),
+        ([], 0, ""),
+    ],
+)
+def test_memory_evidence_is_the_kernels_line_about_the_pid_or_a_counter(
+    log: list[str], kills: int, words: str
+) -> None:
+    evidence = memory_evidence(an_exit(0, signal=9), log, kills)
+    assert evidence.startswith(words)
+    assert bool(evidence) == bool(words)
+    assert not evidence or "512 MiB" in evidence
+
+
+def test_only_a_sigkill_is_taken_for_an_out_of_memory_kill() -> None:
+    assert memory_evidence(an_exit(0, signal=15), ["Killed process 1000 (x)"], 3) == ""
+
+
+def test_signals_have_their_names() -> None:
+    import signal
+
+    for number in signal.valid_signals():
+        if number < signal.SIGRTMIN:
+            assert signal_name(number) == signal.Signals(number).name
+    assert signal_name(40) == "signal 40"
+
+
+CAUSE = "rank 1 (local rank 1, pid 1001, host node7) failed first"
+TRACEBACK = b"""\
+step 40
+Traceback (most recent call last):
+  File "/home/ann/train.py", line 41, in step
+    raise ValueError("bad batch")
+ValueError: bad batch
+"""
+
+
+def test_the_verdict_tells_the_exception_shows_the_traceback_and_names_the_log() -> None:
+    cause = an_exit(1, code=1)
+    exits = [cause, an_exit(2, code=5, at_ms=2), an_exit(0, signal=15, by_us=True)]
+    ended = end(cause, survivors=[(77, "D", "reader")])
+    assert verdict(plan(3), exits, ended, tail=TRACEBACK, log_path="/logs/1.err") == [
+        f"{CAUSE}: exit code 1: ValueError: bad batch (train.py:41 in step)",
+        "last output of rank 1:",
+        "  | Traceback (most recent call last):",
+        '  |   File "/home/ann/train.py", line 41, in step',
+        '  |     raise ValueError("bad batch")',
+        "  | ValueError: bad batch",
+        "full log: /logs/1.err",
+        "also failed: rank 2 (+2.0 ms): exit code 5",
+        "stopped by dsl: rank 0 (SIGTERM)",
+        "process 77 (reader, state D) did not die of SIGKILL",
+    ]
+
+
+def test_a_long_exception_gets_a_line_of_its_own() -> None:
+    cause = an_exit(0, code=1)
+    lines = verdict(plan(1), [cause], end(cause), tail=TRACEBACK.replace(b": bad", b": very" + b" bad" * 40))
+    assert lines[0].endswith(" failed: exit code 1")
+    assert lines[1].startswith("  ValueError: very bad bad ")
+    assert lines[1].endswith(" batch (train.py:41 in step)")
+    assert lines[2] == "last output of rank 0:"
+
+
+@pytest.mark.parametrize("evidence", ["", "the kernel killed it because memory ran out"])
+def test_an_exception_is_not_called_the_reason_of_a_kill_from_outside(evidence: str) -> None:
+    cause = an_exit(0, signal=9)
+    first, second, *_ = verdict(plan(1), [cause], end(cause), evidence, tail=TRACEBACK)
+    assert first.endswith("killed by SIGKILL (signal 9)" + (evidence and ": " + evidence))
+    assert second == "  ValueError: bad batch (train.py:41 in step)"
+
+
+def test_output_without_an_exception_is_shown_as_it_is() -> None:
+    cause = an_exit(0, code=3)
+    assert verdict(plan(1), [cause], end(cause), tail=b"loading\n\nno data in /data\n")[1:] == [
+        "last output of rank 0:",
+        "  | loading",
+        "  |",
+        "  | no data in /data",
+    ]
+
+
+def test_a_silent_worker_has_no_output_but_a_log() -> None:
+    cause = an_exit(0, code=3)
+    assert verdict(plan(1), [cause], end(cause), tail=b"\r\n", log_path="/l")[1:] == ["full log: /l"]
+
+
+def test_no_output_is_shown_of_a_job_without_a_first_failure() -> None:
+    exits = [an_exit(0, signal=2, by_us=True)]
+    assert len(verdict(plan(1), exits, end(stop_signal=2), tail=TRACEBACK, log_path="/l")) == 1
+
+
+def test_nothing_that_moves_a_terminal_is_in_the_verdict() -> None:
+    cause = an_exit(0, failed_at=("exec", 2, "/no/\x1b[2Jprog"))
+    ended = end(cause, survivors=[(77, "D", "a\x1b]0;x\x07b\nc")])
+    lines = verdict(plan(1), [cause], ended, tail=b"\x1b[31mred\tx\x07\n", log_path="/l\x1b[1m/\x9b1m")
+    assert "/no/prog" in lines[0]
+    assert lines[1:] == [
+        "last output of rank 0:",
+        "  | red\tx",
+        "full log: /l/",
+        "process 77 (ab c, state D) did not die of SIGKILL",
+    ]
+
+
+def test_the_report_is_loaded_without_what_reads_output() -> None:
+    """Reading output is the price of a failure that has some, not of every report."""
+    program = "import sys, dsl.report.verdict; print([name for name in sys.modules if name == 'dsl.report.excerpt'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
