@@ -1,76 +1,79 @@
-"""What each worker executes, and whether it can be executed, before anything is started."""
+"""The words of a worker's command."""
 
 from __future__ import annotations
 
-import os
-
-from dsl.errors import ProgramNotExecutableError, ProgramNotFoundError, ScriptError
+from dsl.errors import OptionError
+from dsl.model.job import Program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from dsl.model import Request, TorchRequest
+    from dsl.model.job import Flavour
+    from dsl.model.request import ProgramRequest
+
+LOCAL_RANK_MACRO = "${local_rank}"
+
+CALL_FILE = "call.pickle"
+"""Below the directory of a run: the function that was launched from Python, and its arguments."""
+
+RESULT_FILE = "result.pickle"
+"""Below the directory of a worker: what the function returned."""
 
 
-def worker_command(request: Request, executable: str) -> tuple[str, ...]:
-    """The words of a worker's command up to and including the script."""
-    if request.no_python:
-        return (request.script,)
-    module = ("-m",) if request.module else ()
-    return (executable, "-u", *module, request.script)
-
-
-def check_program(request: Request | TorchRequest, environ: Mapping[str, str]) -> None:
-    """Refuse a script or program that cannot run. A module is left for Python to find.
+def plan_program(asked: ProgramRequest, flag: str, module_flag: str) -> Program:
+    """Decide the kind of program. ``flag`` and ``module_flag`` are the options as the command spells them.
 
     Raises:
-        ScriptError: the script does not exist, cannot be read, or is a directory without ``__main__.py``.
-        ProgramNotFoundError: the program of ``--no_python`` does not exist.
-        ProgramNotExecutableError: it may not be executed.
+        OptionError: a program would have to be a module.
     """
-    if request.no_python:
-        _check_executable(request.script, environ)
-    elif not request.module:
-        _check_script(request.script)
+    if asked.no_python and asked.module:
+        raise OptionError(
+            f"don't use both the '{flag}' flag and the '{module_flag}' flag at the same time"
+        )
+    kind = "script"
+    if asked.is_call:
+        kind = "call"
+    elif asked.no_python or asked.module:
+        kind = "program" if asked.no_python else "module"
+    return Program(
+        kind=kind,  # type: ignore[arg-type]  # the words above
+        script=asked.script,
+        args=asked.args,
+        local_rank_option=asked.local_rank_option,
+        name=asked.name or asked.script,
+    )
 
 
-def _check_script(script: str) -> None:
-    if os.path.isdir(script):
-        if not os.path.exists(os.path.join(script, "__main__.py")):
-            raise ScriptError(
-                f"script {script!r} is a directory without a __main__.py, name the script in it"
-            )
-    elif not os.path.exists(script):
-        raise ScriptError(f"script {script!r} does not exist{_script_hint(script)}")
-    elif not os.access(script, os.R_OK):
-        raise ScriptError(f"script {script!r} cannot be read by this user, check its permissions")
+def worker_commands(
+    program: Program, flavour: Flavour, environ: Mapping[str, str], executable: str, folders: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """The command of each worker, by local rank.
+
+    ``executable`` is the interpreter of this node, which a variable of ``environ`` may replace; ``folders``
+    are the workers' own directories, of which a call needs to know: ``RUN/attempt_N/LOCAL_RANK``.
+    """
+    ranks = range(len(folders))
+    if program.kind == "call":
+        words = (program.script, *program.args)
+        return [(*words, *_call_files(folders[rank]), str(rank)) for rank in ranks]
+    head: tuple[str, ...] = (program.script,)
+    if program.kind != "program":
+        interpreter = environ.get(flavour.interpreter_variable) or executable
+        head = (interpreter, "-u", *(("-m",) if program.kind == "module" else ()), program.script)
+    option = program.local_rank_option
+    own = [(f"{option}={rank}",) if option else () for rank in ranks]
+    words = (*head, *program.args)
+    if flavour.fills_local_rank and any(LOCAL_RANK_MACRO in word for word in words):
+        return [(*_filled(head, rank), *own[rank], *_filled(program.args, rank)) for rank in ranks]
+    return [(*head, *own[rank], *program.args) for rank in ranks]
 
 
-def _script_hint(script: str) -> str:
-    from shutil import which
-
-    if script.startswith("-"):
-        return ", options of dsl come before the script"
-    if os.sep not in script and which(script):
-        return ", to run a program that is not Python give --no_python"
-    return ", check the path" if os.path.isabs(script) else ", check the path and the working directory"
+def _filled(words: Sequence[str], local_rank: int) -> list[str]:
+    return [word.replace(LOCAL_RANK_MACRO, str(local_rank)) for word in words]
 
 
-def _check_executable(program: str, environ: Mapping[str, str]) -> None:
-    if os.sep in program:
-        candidates = [program]
-    else:
-        path = environ.get("PATH", os.defpath)
-        candidates = [os.path.join(folder, program) for folder in path.split(os.pathsep)]
-    existing = [candidate for candidate in candidates if os.path.exists(candidate)]
-    if any(os.path.isfile(candidate) and os.access(candidate, os.X_OK) for candidate in existing):
-        return
-    if existing:
-        kind = "a directory" if os.path.isdir(existing[0]) else "not executable"
-        mend = "" if os.path.isdir(existing[0]) else ", mark it with chmod +x or leave out --no_python"
-        raise ProgramNotExecutableError(f"program {existing[0]!r} is {kind}{mend}")
-    if os.sep in program:
-        raise ProgramNotFoundError(f"program {program!r} does not exist, check the path")
-    hint = f", did you mean ./{program}?" if os.path.exists(program) else ""
-    raise ProgramNotFoundError(f"program {program!r} is not on PATH{hint}")
+def _call_files(folder: str) -> tuple[str, str]:
+    """Where the call is read from and its result left, see `dsl.functions.call`."""
+    run_dir = folder.rpartition("/")[0].rpartition("/")[0]
+    return f"{run_dir}/{CALL_FILE}", f"{folder}/{RESULT_FILE}"

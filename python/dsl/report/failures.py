@@ -72,12 +72,12 @@ class Failure:
     reason: str
 
 
-def collect(plan: NodePlan, exits: Sequence[Exit], error_files: Sequence[str | None]) -> list[Failure]:
+def collect(plan: NodePlan, exits: Sequence[Exit]) -> list[Failure]:
     """Every worker that failed by itself, in the order in which they died.
 
-    ``error_files``: for each worker of the plan, where it may have left a record. A worker that was stopped
-    by us has failed by itself if it recorded an exception before the first one died.
+    A worker that was stopped by us has failed by itself if it recorded an exception before the first one died.
     """
+    error_files = [worker.error_file for worker in plan.workers]
     found = []
     first_ns = None
     for exit_ in sorted(exits, key=lambda exit_: exit_.order):
