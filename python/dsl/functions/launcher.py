@@ -19,14 +19,15 @@ from dsl import Ended, EngineError, LogNotice, Supervisor, Unbound
 from dsl._record import replace
 from dsl.attempts import flush_output, run_attempt
 from dsl.errors import DslError
+from dsl.facts import this_machine
 from dsl.functions.call import Call, EntrypointError, ResultError, entrypoint_name, refuse_while_importing
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.signals import HandledSignals, SignalException
-from dsl.machine.host import this_host
+from dsl.lists import THREADS_VARIABLE
 from dsl.output.folders import make_log_dir, make_run_dirs, remove_run_dir
 from dsl.output.routes import TEMPLATE_VARIABLE
-from dsl.plan.torchrun import THREADS_VARIABLE, build_group, plan_attempt
+from dsl.plan.torchrun import build_group, plan_attempt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from dsl import Event
     from dsl.attempts import Attempt
-    from dsl.machine.host import Host
+    from dsl.facts import Facts
     from dsl.model import NodePlan
     from dsl.plan.torchrun import Group
 
@@ -110,7 +111,7 @@ def launch_agent(
     if config.log_line_prefix_template is not None:
         environ[TEMPLATE_VARIABLE] = config.log_line_prefix_template
     request = to_request(config, name, environ)
-    host = this_host()
+    host = this_machine()
     command = [] if callable(entrypoint) else [entrypoint, *map(str, args)]
     group = _without_thread_limit(build_group(request, command, environ, host), environ)
     call = Call(entrypoint, tuple(args), group.run_dir) if callable(entrypoint) else None
@@ -143,7 +144,7 @@ def _without_thread_limit(group: Group, environ: Mapping[str, str]) -> Group:
 class _Job:
     """One call from its plan to its results: attempts of a group, and the files that belong to them."""
 
-    def __init__(self, name: str, group: Group, host: Host, call: Call | None) -> None:
+    def __init__(self, name: str, group: Group, host: Facts, call: Call | None) -> None:
         self._name = name
         self._group = group
         self._host = host

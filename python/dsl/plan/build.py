@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dsl._record import replace
-from dsl.devices.select import ACCELERATORS, find_devices, visible_override, visible_slots, visible_warning
+from dsl.devices.select import find_devices, visible_override, visible_slots, visible_warning
+from dsl.devices.table import ACCELERATORS
 from dsl.errors import (
     FilterError,
     HostfileError,
@@ -12,7 +12,7 @@ from dsl.errors import (
     OptionError,
     UnsupportedError,
 )
-from dsl.machine.ports import choose_port
+from dsl.lists import THREADS_VARIABLE
 from dsl.model import (
     DEFAULT_HOSTFILE,
     DEFAULT_MASTER_PORT,
@@ -26,6 +26,7 @@ from dsl.model import (
 from dsl.output.routes import needs_run_dir, plan_output
 from dsl.plan.environ import POD_ENVIRONMENT_PATH, node_environment, parse_pod_environment, worker_environment
 from dsl.plan.program import worker_command
+from dsl.rendezvous.port import choose_port
 from dsl.resources.filters import apply_filters, trim
 from dsl.resources.world import assign_ranks
 
@@ -33,10 +34,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.binding.deepspeed import Binding
     from dsl.binding.placement import Placement
     from dsl.devices.select import Devices
-    from dsl.machine.host import Host
+    from dsl.facts import Facts
     from dsl.model import OutputRequest, Request
     from dsl.output.routes import OutputPlan
 
@@ -45,7 +45,7 @@ LOCAL_ADDRESS = "127.0.0.1"
 LAUNCHERS = ("pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi")
 
 
-def build_plan(request: Request, environ: Mapping[str, str], host: Host) -> Plan:
+def build_plan(request: Request, environ: Mapping[str, str], host: Facts) -> Plan:
     """Decide which hosts and slots take part and where their workers meet.
 
     Raises:
@@ -54,7 +54,7 @@ def build_plan(request: Request, environ: Mapping[str, str], host: Host) -> Plan
     _check_options(request)
     notices = _unused_options(request)
     pool = _read_pool(request, host, notices)
-    devices = find_devices(environ, host.count_cuda, host.numa_nodes, host.find_other, host.count_other)
+    devices = find_devices(environ, host.devices, host.cpus)
     shown = _shown_devices(request, pool, devices, notices)
     _check_counts(request, pool)
     if shown:
@@ -85,7 +85,7 @@ def build_plan(request: Request, environ: Mapping[str, str], host: Host) -> Plan
     )
 
 
-def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], host: Host) -> NodePlan:
+def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], host: Facts) -> NodePlan:
     """Decide every worker of this node.
 
     Raises:
@@ -97,30 +97,27 @@ def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], ho
         raise FilterError(
             f"host {node.host!r} has no slots in {request.hostfile}, this node has nothing to start"
         )
-    bindings = _bind(request, len(ranks), environ, host) if request.bind_cores_to_rank else None
-    _check_binding(request)
     env = node_environment(
         plan,
         environ,
         visible_variable=ACCELERATORS[plan.accelerator].visible_variable,
         pod=_pod_environment(host),
-        threads=len(bindings[0].cpus) if bindings else None,
     )
-    placement = _place(request, plan, bindings, env, environ, host)
-    if placement is not None:
-        bindings = list(placement.bindings)
+    placement = _place(request, plan, env, ranks, host)
+    if placement is not None and placement.node_threads is not None:
+        env[THREADS_VARIABLE] = str(placement.node_threads)
     log_dir, output = _plan_output(request, plan, ranks, environ, host)
     return NodePlan(
         host=node.host,
         node_rank=plan.node_rank,
-        workers=_workers(request, ranks, bindings, output, host, placement),
+        workers=_workers(request, ranks, output, host, placement),
         env=env,
         master_addr=plan.master_addr,
         master_port=plan.master_port,
         world_size=plan.world_size,
         grace_s=request.grace_s,
         binding=request.placement.rule(binds_memory=True),
-        pid_file=f"{host.temp_dir}/{host.pid}.deepspeed" if request.save_pid else None,
+        pid_file=f"{host.names.temp_dir}/{host.names.pid}.deepspeed" if request.save_pid else None,
         log_dir=log_dir,
         run_dirs=output.run_dirs,
         log_max_bytes=request.output.max_bytes,
@@ -130,14 +127,13 @@ def build_node_plan(request: Request, plan: Plan, environ: Mapping[str, str], ho
         notices=(
             *plan.notices,
             *(placement.notices if placement else ()),
-            *_binding_notices(ranks, bindings, request),
             *_log_notices(request, output),
         ),
     )
 
 
 def _plan_output(
-    request: Request, plan: Plan, ranks: range, environ: Mapping[str, str], host: Host
+    request: Request, plan: Plan, ranks: range, environ: Mapping[str, str], host: Facts
 ) -> tuple[str | None, OutputPlan]:
     """The directory to make if it is missing, and where output goes."""
     asked = request.output
@@ -147,16 +143,16 @@ def _plan_output(
         _check_each_rank_log(asked)
         from dsl.output.folders import rank_log_path
 
-        stamp = host.stamp()
+        stamp = host.names.stamp()
         each_rank_logs = [rank_log_path(request.log_dir, stamp, rank) for rank in ranks]
     elif needs_run_dir(asked):
         # Nodes that share the directory may be containers that start in the same second with the same pid.
         node = f"_node{plan.node_rank}" if len(plan.nodes) > 1 else ""
-        run = f"{host.stamp()}_{host.pid}{node}"
+        run = f"{host.names.stamp()}_{host.names.pid}{node}"
         log_dir = asked.log_dir
-        run_dir = f"{host.temp_dir}/dsl_{run}" if log_dir is None else f"{log_dir}/{run}"
+        run_dir = f"{host.names.temp_dir}/dsl_{run}" if log_dir is None else f"{log_dir}/{run}"
     output = plan_output(
-        asked, ranks, plan.world_size, host.console(), environ, each_rank_logs=each_rank_logs, run_dir=run_dir
+        asked, ranks, plan.world_size, host.console, environ, each_rank_logs=each_rank_logs, run_dir=run_dir
     )
     return log_dir, output
 
@@ -186,17 +182,16 @@ def _log_notices(request: Request, output: OutputPlan) -> tuple[Notice, ...]:
 def _workers(
     request: Request,
     ranks: range,
-    bindings: Sequence[Binding] | None,
     output: OutputPlan,
-    host: Host,
+    host: Facts,
     placement: Placement | None,
 ) -> tuple[WorkerPlan, ...]:
-    command = worker_command(request, host.executable)
+    command = worker_command(request, host.names.executable)
     workers = []
     for local_rank, rank in enumerate(ranks):
         own = () if request.no_local_rank else (f"--local_rank={local_rank}",)
         own_variables = placement.variables(local_rank) if placement else {}
-        binding = bindings[local_rank] if bindings else None
+        binding = placement.bindings[local_rank] if placement and placement.bindings else None
         stdout, stderr = output.routes[local_rank]
         workers.append(
             WorkerPlan(
@@ -240,10 +235,10 @@ def _unused_options(request: Request) -> list[Notice]:
     return notices
 
 
-def _read_pool(request: Request, host: Host, notices: list[Notice]) -> dict[str, range] | None:
+def _read_pool(request: Request, host: Facts, notices: list[Notice]) -> dict[str, range] | None:
     path = request.hostfile
     try:
-        text = host.read_text(path)
+        text = host.files.read_text(path)
     except OSError as error:
         raise HostfileError(f"{path}: hostfile cannot be read: {(error.strerror or '').lower()}") from None
     if text is None:
@@ -309,7 +304,7 @@ def _refuse_unsupported(request: Request) -> None:
             )
 
 
-def _own_node_rank(request: Request, hosts: Sequence[str], *, from_hostfile: bool, host: Host) -> int:
+def _own_node_rank(request: Request, hosts: Sequence[str], *, from_hostfile: bool, host: Facts) -> int:
     """The node that this command starts itself. Raises MultiNodeError if others have to be reached."""
     if request.no_ssh:
         if request.node_rank is None or not 0 <= request.node_rank < len(hosts):
@@ -319,7 +314,11 @@ def _own_node_rank(request: Request, hosts: Sequence[str], *, from_hostfile: boo
                 f"expected 0 to {len(hosts) - 1}, {given}"
             )
         return request.node_rank
-    if len(hosts) == 1 and not request.force_multi and (not from_hostfile or host.is_local(hosts[0])):
+    if (
+        len(hosts) == 1
+        and not request.force_multi
+        and (not from_hostfile or host.names.is_this_machine(hosts[0]))
+    ):
         return 0
     if request.launcher.lower() not in LAUNCHERS:
         raise LauncherError(f"unknown launcher {request.launcher!r}, expected one of {', '.join(LAUNCHERS)}")
@@ -350,66 +349,50 @@ def _master_address(
     return asked or LOCAL_ADDRESS
 
 
-def _master_port(request: Request, node_count: int, node_rank: int, host: Host, notices: list[Notice]) -> int:
+def _master_port(
+    request: Request, node_count: int, node_rank: int, host: Facts, notices: list[Notice]
+) -> int:
     # Rank 0 listens on the first node only: elsewhere the port may well be in use.
-    probe = host.ports if node_rank == 0 else replace(host.ports, is_free=lambda _port: True)
-    port, replaced = choose_port(request.master_port, shared=node_count > 1, probe=probe)
+    port, replaced = choose_port(
+        request.master_port, shared=node_count > 1, ports=host.ports, here=node_rank == 0
+    )
     if replaced:
         notices.append(Notice("info", f"master port {DEFAULT_MASTER_PORT} is taken, using {port}"))
     return port
 
 
-def _pod_environment(host: Host) -> dict[str, str]:
+def _pod_environment(host: Facts) -> dict[str, str]:
     try:
-        text = host.read_text(POD_ENVIRONMENT_PATH)
+        text = host.files.read_text(POD_ENVIRONMENT_PATH)
     except OSError:
         return {}
     return parse_pod_environment(text) if text else {}
 
 
-def _bind(request: Request, count: int, environ: Mapping[str, str], host: Host) -> list[Binding]:
-    from dsl.binding.deepspeed import bind_workers
-
-    allowed = sorted(host.allowed_cpus())
-    return bind_workers(count, request.bind_core_list, allowed, host.topology(allowed), environ)
-
-
-def _check_binding(request: Request) -> None:
-    if request.bind_cores_to_rank and request.placement.bind != "none":
-        raise OptionError(
-            f"--bind {request.placement.bind} cannot be used with --bind_cores_to_rank, leave one of them out"
-        )
-
-
 def _place(
-    request: Request,
-    plan: Plan,
-    bindings: Sequence[Binding] | None,
-    env: Mapping[str, str],
-    environ: Mapping[str, str],
-    host: Host,
+    request: Request, plan: Plan, env: Mapping[str, str], ranks: range, host: Facts
 ) -> Placement | None:
-    """Cores, memory and devices by the options of both commands; None if they ask for nothing."""
-    if request.placement == PlacementRequest():
+    """Cores, memory and devices; None if nothing is asked of them."""
+    asked = request.placement
+    if asked == PlacementRequest() and not request.bind_cores_to_rank:
         return None
-    from dsl.binding.placement import place, shown_devices
+    from dsl.binding.placement import NodeGroup, place
+    from dsl.model import request as wishes
 
-    count = len(plan.nodes[plan.node_rank].slots)
-    devices = shown_devices(request.placement, env, count, host, lambda: plan.accelerator)
-    return place(request.placement, count, bindings or (), devices, environ, host, sizes_threads=False)
-
-
-def _binding_notices(
-    ranks: range, bindings: Sequence[Binding] | None, request: Request
-) -> tuple[Notice, ...]:
-    if not bindings:
-        return ()
-    from dsl.binding.deepspeed import describe_all
-
-    table = [Notice("debug", text) for text in describe_all("rank", ranks.start, bindings)]
-    sizes = [len(binding.cpus) for binding in bindings]
-    least, most = min(sizes), max(sizes)
-    shown = f"{least}" if least == most else f"{least} to {most}"
-    # Only there a core comes with all its threads.
-    noun = "CPUs" if request.placement.bind == "auto" else "cores"
-    return (Notice("info", f"{noun} bound to each worker: {shown}"), *table)
+    wish = wishes.PlacementRequest(
+        bind=asked.bind,
+        memory=asked.memory,
+        strict=asked.strict,
+        names_devices=asked.names_devices,
+        bind_cores_to_rank=request.bind_cores_to_rank,
+        core_list=request.bind_core_list,
+    )
+    group = NodeGroup(
+        len(ranks),
+        env,
+        accelerator=plan.accelerator,
+        first_rank=ranks.start,
+        noun="rank",
+        announces=True,
+    )
+    return place(wish, group, host)

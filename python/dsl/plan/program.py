@@ -1,16 +1,10 @@
-"""What each worker executes, and whether it can be executed, before anything is started."""
+"""What each worker executes."""
 
 from __future__ import annotations
 
-import os
-
-from dsl.errors import ProgramNotExecutableError, ProgramNotFoundError, ScriptError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dsl.model import Request, TorchRequest
+    from dsl.model import Request
 
 
 def worker_command(request: Request, executable: str) -> tuple[str, ...]:
@@ -19,58 +13,3 @@ def worker_command(request: Request, executable: str) -> tuple[str, ...]:
         return (request.script,)
     module = ("-m",) if request.module else ()
     return (executable, "-u", *module, request.script)
-
-
-def check_program(request: Request | TorchRequest, environ: Mapping[str, str]) -> None:
-    """Refuse a script or program that cannot run. A module is left for Python to find.
-
-    Raises:
-        ScriptError: the script does not exist, cannot be read, or is a directory without ``__main__.py``.
-        ProgramNotFoundError: the program of ``--no_python`` does not exist.
-        ProgramNotExecutableError: it may not be executed.
-    """
-    if request.no_python:
-        _check_executable(request.script, environ)
-    elif not request.module:
-        _check_script(request.script)
-
-
-def _check_script(script: str) -> None:
-    if os.path.isdir(script):
-        if not os.path.exists(os.path.join(script, "__main__.py")):
-            raise ScriptError(
-                f"script {script!r} is a directory without a __main__.py, name the script in it"
-            )
-    elif not os.path.exists(script):
-        raise ScriptError(f"script {script!r} does not exist{_script_hint(script)}")
-    elif not os.access(script, os.R_OK):
-        raise ScriptError(f"script {script!r} cannot be read by this user, check its permissions")
-
-
-def _script_hint(script: str) -> str:
-    from shutil import which
-
-    if script.startswith("-"):
-        return ", options of dsl come before the script"
-    if os.sep not in script and which(script):
-        return ", to run a program that is not Python give --no_python"
-    return ", check the path" if os.path.isabs(script) else ", check the path and the working directory"
-
-
-def _check_executable(program: str, environ: Mapping[str, str]) -> None:
-    if os.sep in program:
-        candidates = [program]
-    else:
-        path = environ.get("PATH", os.defpath)
-        candidates = [os.path.join(folder, program) for folder in path.split(os.pathsep)]
-    existing = [candidate for candidate in candidates if os.path.exists(candidate)]
-    if any(os.path.isfile(candidate) and os.access(candidate, os.X_OK) for candidate in existing):
-        return
-    if existing:
-        kind = "a directory" if os.path.isdir(existing[0]) else "not executable"
-        mend = "" if os.path.isdir(existing[0]) else ", mark it with chmod +x or leave out --no_python"
-        raise ProgramNotExecutableError(f"program {existing[0]!r} is {kind}{mend}")
-    if os.sep in program:
-        raise ProgramNotFoundError(f"program {program!r} does not exist, check the path")
-    hint = f", did you mean ./{program}?" if os.path.exists(program) else ""
-    raise ProgramNotFoundError(f"program {program!r} is not on PATH{hint}")

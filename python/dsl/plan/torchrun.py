@@ -7,8 +7,9 @@ port where the workers meet, the files they may write, the count that they are t
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.devices.own import local_world_size, node_accelerator, own_devices
+from dsl.devices.own import local_world_size, own_devices
 from dsl.errors import OptionError
+from dsl.lists import THREADS_VARIABLE
 from dsl.model import NodePlan, Notice, PlacementRequest, WorkerPlan
 from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir, plan_output, run_dirs
 from dsl.rendezvous.static import (
@@ -25,18 +26,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.binding.deepspeed import Binding
+    from dsl.binding.cores import Binding
     from dsl.binding.placement import Placement
-    from dsl.machine.host import Host
+    from dsl.facts import Facts
+    from dsl.machine.console import Console
     from dsl.model import SignalMeaning, TorchRequest
     from dsl.output.plugin import LogsPlugin
-    from dsl.output.routes import Console, OutputPlan
+    from dsl.output.routes import OutputPlan
 
 LOCAL_RANK_MACRO = "${local_rank}"
 HOST_MACRO = "${hostname}"
 LOCAL_RANK_OPTIONS = {"": "", "none": "", "dash": "--local-rank", "underscore": "--local_rank"}
-# torchrun's default, unless the user has chosen.
-THREADS_VARIABLE = "OMP_NUM_THREADS"
 NCCL_VARIABLE = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
@@ -81,7 +81,7 @@ class Group:
 
 
 def build_group(
-    request: TorchRequest, command: Sequence[str], environ: Mapping[str, str], host: Host
+    request: TorchRequest, command: Sequence[str], environ: Mapping[str, str], host: Facts
 ) -> Group:
     """Decide what this node starts. ``command``: the words of a worker, `worker_words` for a script.
 
@@ -92,13 +92,17 @@ def build_group(
     if request.max_restarts < 0:
         raise OptionError(f"--max-restarts {request.max_restarts}: it must be 0 or more")
     address, port = meeting_point(request)
-    count = local_world_size(request.nproc_per_node, environ, host, alone=request.virtual_local_rank)
-    job = run_id(request, host)
+    count = local_world_size(
+        request.nproc_per_node, environ, host.devices, host.cpus, alone=request.virtual_local_rank
+    )
+    job = run_id(request, host.names)
     log_dir = request.output.log_dir
     # A name of the user's may be longer than that of a file can be, and have slashes.
-    folder = f"{job.replace('/', '_')[:128]}_{host.random()[:8]}"
-    run_dir = f"{log_dir}/{folder}" if log_dir else f"{host.temp_dir}/dslrun_{host.random()}"
-    devices = own_devices(request, environ, count, host)
+    folder = f"{job.replace('/', '_')[:128]}_{host.names.random()[:8]}"
+    run_dir = f"{log_dir}/{folder}" if log_dir else f"{host.names.temp_dir}/dslrun_{host.names.random()}"
+    devices: tuple[Mapping[str, str], ...] = ()
+    if request.virtual_local_rank:
+        devices = own_devices(request.nproc_per_node, environ, count, host.devices)
     placement = _place(request, environ, count, devices, host)
     return Group(
         request=request,
@@ -110,8 +114,8 @@ def build_group(
         run_id=job,
         run_dir=run_dir,
         keeps_run_dir=log_dir is not None,
-        host_name=host.name(),
-        console=host.console(),
+        host_name=host.names.host,
+        console=host.console,
         environ=_group_environment(request, environ, count, job),
         devices=devices,
         bindings=placement.bindings if placement else (),
@@ -124,7 +128,7 @@ def build_group(
     )
 
 
-def plan_attempt(group: Group, number: int, host: Host) -> NodePlan:
+def plan_attempt(group: Group, number: int, host: Facts) -> NodePlan:
     """Decide every worker of one attempt, counted from 0.
 
     Raises:
@@ -232,32 +236,25 @@ def _place(
     request: TorchRequest,
     environ: Mapping[str, str],
     count: int,
-    own: Sequence[Mapping[str, str]],
-    host: Host,
+    own: tuple[Mapping[str, str], ...],
+    host: Facts,
 ) -> Placement | None:
     """Cores, memory and devices of the workers; None if nothing is asked of them. ``own``: a device each."""
     asked = request.placement
     if request.numa_binding is None and asked == PlacementRequest():
         return None
-    if request.numa_binding is not None and asked.bind != "none":
-        raise OptionError(f"--bind {asked.bind} cannot be used with --numa-binding, leave one of them out")
-    from dsl.binding.placement import place, shown_devices
+    from dsl.binding.placement import NodeGroup, place
+    from dsl.model import request as wishes
 
-    bindings: tuple[Binding, ...] = ()
-    notices: tuple[Notice, ...] = ()
-    if request.numa_binding is not None:
-        from dsl.binding.torch_modes import plan_numa
-
-        numa = plan_numa(request.numa_binding, count, environ, host)
-        bindings, notices = numa.bindings, numa.notices
-    devices = shown_devices(
-        asked, environ, count, host, lambda: node_accelerator(request.nproc_per_node, environ, host), own
+    wish = wishes.PlacementRequest(
+        bind=asked.bind,
+        memory=asked.memory,
+        strict=asked.strict,
+        names_devices=asked.names_devices,
+        numa_binding=request.numa_binding,
+        virtual_local_rank=request.virtual_local_rank,
     )
-    placement = place(asked, count, bindings, devices, environ, host)
-    from dsl.binding.deepspeed import describe_all
-
-    details = [Notice("debug", text) for text in describe_all("local rank", 0, placement.bindings)]
-    return replace(placement, notices=(*notices, *placement.notices, *details))
+    return place(wish, NodeGroup(count, environ, own, workers=request.nproc_per_node), host)
 
 
 def _plugin(request: TorchRequest) -> LogsPlugin | None:

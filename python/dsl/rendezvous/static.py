@@ -8,13 +8,13 @@ would find each other through a store; with a single node there is nobody to fin
 from __future__ import annotations
 
 from dsl.errors import OptionError, PortError, UnsupportedError
-from dsl.machine.ports import choose_port
 from dsl.model import DEFAULT_MASTER_PORT, Notice
+from dsl.rendezvous.port import choose_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.machine.host import Host
-    from dsl.machine.ports import PortProbe
+    from dsl.machine.names import Names
+    from dsl.machine.ports import Ports
     from dsl.model import TorchRequest
 
 LOCAL_ADDRESS = "127.0.0.1"
@@ -130,7 +130,7 @@ def _is_host(text: str) -> bool:
     return text.strip(":") != "" and all(letter.isalnum() or letter in "_.:-%" for letter in text)
 
 
-def attempt_port(asked: int | None, request: TorchRequest, probe: PortProbe, *, again: bool = False) -> int:
+def attempt_port(asked: int | None, request: TorchRequest, probe: Ports, *, again: bool = False) -> int:
     """The port of one attempt: ``asked`` if it is free here, or a free one if None.
 
     ``again``: the job has run at ``asked`` before, so it does not end because somebody else has taken the
@@ -145,14 +145,14 @@ def attempt_port(asked: int | None, request: TorchRequest, probe: PortProbe, *, 
     # Rank 0 listens on the first node only: elsewhere the port may well be in use.
     if shared and request.node_rank != 0:
         return asked
-    return choose_port(asked, shared=shared, probe=probe)[0]
+    return choose_port(asked, shared=shared, ports=probe)[0]
 
 
-def run_id(request: TorchRequest, host: Host) -> str:
+def run_id(request: TorchRequest, names: Names) -> str:
     """The user's name of the job, or one that no other job has."""
     if request.rdzv_id and not is_alone(request):
         return request.rdzv_id
-    digits = host.random() + host.random()
+    digits = names.random() + names.random()
     return "-".join([digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]])
 
 

@@ -183,16 +183,9 @@ def _ending(exit_: Exit) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     """``rank 3`` or ``ranks 0-2,5``."""
-    parts: list[str] = []
-    ordered = sorted(ranks)
-    start = 0
-    for index, rank in enumerate(ordered):
-        if index + 1 < len(ordered) and ordered[index + 1] == rank + 1:
-            continue
-        first = ordered[start]
-        parts.append(str(first) if first == rank else f"{first}-{rank}")
-        start = index + 1
-    return f"rank{'s' if len(ordered) > 1 else ''} {','.join(parts)}"
+    from dsl.lists import format_ranges
+
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(sorted(ranks))}"
 
 
 def memory_evidence(exit_: Exit, kernel_log: Sequence[str], oom_kills: int) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.machine import FREE_PORT, make_host
+from tests.support.machine import FREE_PORT, make_facts
 
 from dsl.errors import (
-    BindingError,
     DslError,
     FilterError,
     HostfileError,
     LauncherError,
     MultiNodeError,
     OptionError,
+    PlacementError,
     PortError,
     UnsupportedError,
 )
@@ -28,14 +28,14 @@ NO_SSH: dict[str, Any] = {"hostfile": "H", "no_ssh": True, "master_addr": "10.0.
 
 def _plan(environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any) -> Plan:
     facts = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
-    return build_plan(Request("t.py", **wish), environ or {}, make_host(files=files, **facts))
+    return build_plan(Request("t.py", **wish), environ or {}, make_facts(files=files, **facts))
 
 
 def _node(
     environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any
 ) -> NodePlan:
     facts = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
-    request, host = Request("t.py", ("a b", ""), **wish), make_host(files=files, **facts)
+    request, host = Request("t.py", ("a b", ""), **wish), make_facts(files=files, **facts)
     return build_node_plan(request, build_plan(request, environ or {}, host), environ or {}, host)
 
 
@@ -180,7 +180,7 @@ def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], no
         ({**NO_SSH, "hostfile": "some", "node_rank": 1}, FilterError, "host 'b' has no slots in some"),
         (
             {"bind_cores_to_rank": True, "bind_core_list": "0-8"},
-            BindingError,
+            PlacementError,
             "core list '0-8': this process may not",
         ),
     ],
@@ -296,7 +296,7 @@ def test_the_pod_file_of_a_cluster_is_read_and_may_be_unreadable() -> None:
             raise PermissionError(13, "Permission denied")
         return None
 
-    request, host = Request("t.py"), make_host(read_text=read)
+    request, host = Request("t.py"), make_facts(read_text=read)
     assert "FC_TASK_INDEX" not in build_node_plan(request, build_plan(request, {}, host), {}, host).env
 
 
@@ -305,7 +305,7 @@ def test_a_hostfile_that_cannot_be_read_is_an_error_and_not_a_local_job() -> Non
         raise PermissionError(13, "Permission denied")
 
     with pytest.raises(HostfileError, match="/job/hostfile: hostfile cannot be read: permission denied"):
-        build_plan(Request("t.py"), {}, make_host(read_text=refuse))
+        build_plan(Request("t.py"), {}, make_facts(read_text=refuse))
 
 
 def test_a_memory_policy_goes_over_the_commands_own_binding_and_its_threads_stay() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.machine import FREE_PORT, make_host, numa_table
+from tests.support.machine import FREE_PORT, make_facts, numa_table
 from tests.support.outcome import error_of
 
 from dsl.errors import OptionError, PortError
+from dsl.machine.console import Console
 from dsl.model import NodePlan, OutputRequest, TorchRequest
-from dsl.output.routes import Console
 from dsl.plan.torchrun import Group, build_group, plan_attempt, worker_words
 
 COMMAND = ("python", "t.py", "--device=cuda:${local_rank}", "$local_rank", "$$")
@@ -18,17 +18,16 @@ COMMAND = ("python", "t.py", "--device=cuda:${local_rank}", "$local_rank", "$$")
 
 def group(environ: dict[str, str] | None = None, host: Any = None, **wish: Any) -> Group:
     request = TorchRequest("t.py", **{"nproc_per_node": "2", **wish})
-    return build_group(request, COMMAND, environ or {}, host or make_host())
+    return build_group(request, COMMAND, environ or {}, host or make_facts())
 
 
 def attempt(number: int = 0, host: Any = None, **wish: Any) -> NodePlan:
-    return plan_attempt(group(host=host, **wish), number, host or make_host())
+    return plan_attempt(group(host=host, **wish), number, host or make_facts())
 
 
 def test_each_attempt_has_a_port_a_count_and_files_of_its_own() -> None:
     ports = iter((5, 6))
-    host = make_host()
-    host = make_host(ports=type(host.ports)(host.ports.is_free, lambda: next(ports), host.ports.holder))
+    host = make_facts(pick=lambda: next(ports))
     job = group(host=host, max_restarts=1)
     first, second = (plan_attempt(job, number, host) for number in (0, 1))
     assert [plan.env["MASTER_PORT"] for plan in (first, second)] == ["5", "6"]
@@ -44,7 +43,7 @@ def test_each_attempt_has_a_port_a_count_and_files_of_its_own() -> None:
 
 def test_a_port_that_was_asked_for_stays_as_long_as_it_is_free() -> None:
     """A job that runs does not end because somebody else has taken its port, if nobody else has to know it."""
-    taken = make_host(taken=(7,))
+    taken = make_facts(taken=(7,))
     assert [attempt(number, master_port=7).master_port for number in (0, 1)] == [7, 7]
     assert error_of(PortError, lambda: attempt(0, taken, master_port=7)) is not None
     assert attempt(1, taken, master_port=7).master_port == FREE_PORT
@@ -97,7 +96,7 @@ def test_files_lie_in_a_directory_of_the_run_below_the_one_that_was_named() -> N
     job = group(output=OutputRequest(log_dir="/logs", redirects="3"), rdzv_backend="c10d", rdzv_id="a/b")
     assert job.run_dir == "/logs/a_b_01234567"
     assert job.keeps_run_dir
-    plan = plan_attempt(job, 2, make_host())
+    plan = plan_attempt(job, 2, make_facts())
     assert plan.log_dir == "/logs"
     assert plan.workers[1].stdout.path == "/logs/a_b_01234567/attempt_2/1/stdout.log"
     assert plan.workers[1].stderr is not None
@@ -138,7 +137,7 @@ def test_several_workers_have_one_thread_each_unless_the_user_has_chosen(
 
 
 def test_the_devices_of_rocm_are_told_twice() -> None:
-    plan = plan_attempt(group({"HIP_VISIBLE_DEVICES": "4,5"}, virtual_local_rank=True), 0, make_host())
+    plan = plan_attempt(group({"HIP_VISIBLE_DEVICES": "4,5"}, virtual_local_rank=True), 0, make_facts())
     assert [worker.env["CUDA_VISIBLE_DEVICES"] for worker in plan.workers] == ["4", "5"]
     assert [worker.env["HIP_VISIBLE_DEVICES"] for worker in plan.workers] == ["4", "5"]
     assert [worker.env["LOCAL_RANK"] for worker in plan.workers] == ["0", "0"]
@@ -153,7 +152,7 @@ def test_the_table_of_signals() -> None:
 
 def test_a_prefix_has_the_name_of_the_node_where_the_template_asks_for_it() -> None:
     environ = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${hostname}:${role_name}:${rank}: "}
-    plan = plan_attempt(group(environ, role="r"), 0, make_host())
+    plan = plan_attempt(group(environ, role="r"), 0, make_facts())
     assert [worker.prefix for worker in plan.workers] == ["machine:r:0: ", "machine:r:1: "]
     assert plan.env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "${hostname}:${role_name}:${rank}: "
 
@@ -176,9 +175,7 @@ def test_an_option_that_needs_another_is_said_to_have_no_effect(wish: dict[str, 
 
 
 def test_the_plan_has_what_the_engine_and_the_report_need() -> None:
-    plan = attempt(
-        grace_s=3.0, log_level="debug", host=make_host(console=lambda: Console("terminal", "terminal"))
-    )
+    plan = attempt(grace_s=3.0, log_level="debug", host=make_facts(console=Console("terminal", "terminal")))
     assert (plan.command, plan.name, plan.host, plan.grace_s, plan.log_level) == (
         "dslrun",
         "t.py",
@@ -191,5 +188,5 @@ def test_the_plan_has_what_the_engine_and_the_report_need() -> None:
 
 
 def test_workers_are_bound_only_if_that_is_asked_for() -> None:
-    host = make_host(numa_nodes=lambda: numa_table(range(4), range(4, 8)))
+    host = make_facts(numa_nodes=numa_table(range(4), range(4, 8)))
     assert [worker.cpus for worker in attempt(host=host).workers] == [None, None]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.machine import FREE_PORT, make_host
+from tests.support.machine import FREE_PORT, make_facts
 from tests.support.outcome import assert_one_line, error_of
 
 from dsl.errors import OptionError, PortError, UnsupportedError, UsageError
@@ -175,12 +175,12 @@ def test_whatever_is_given_as_an_endpoint_is_read_or_refused_in_one_line(text: s
 def test_the_port_of_an_attempt(
     asked: int | None, wish: dict[str, Any], taken: tuple[int, ...], port: int
 ) -> None:
-    assert attempt_port(asked, ask(**wish), make_host(taken=taken).ports) == port
+    assert attempt_port(asked, ask(**wish), make_facts(taken=taken).ports) == port
 
 
 @pytest.mark.parametrize("wish", [{}, TWO])
 def test_a_port_that_was_asked_for_and_is_taken_is_refused_with_its_holder(wish: dict[str, Any]) -> None:
-    probe = make_host(taken=(7,)).ports
+    probe = make_facts(taken=(7,)).ports
     message = error_of(PortError, attempt_port, 7, ask(**wish), probe)
     assert message is not None
     assert "master port 7 is taken by pid 9 (python old.py)" in message
@@ -200,7 +200,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_refused_with_its_holder(wish:
     ],
 )
 def test_the_name_of_a_job_is_the_users_unless_the_node_is_alone(wish: dict[str, Any], expected: str) -> None:
-    assert run_id(ask(**wish), make_host()) == expected
+    assert run_id(ask(**wish), make_facts().names) == expected
 
 
 @pytest.mark.parametrize(
