@@ -15,7 +15,7 @@
         |-- WorldInfoError          2    (ValueError)
         |-- AcceleratorError        2    DS_ACCELERATOR, LOCAL_SIZE (ValueError)
         |-- NoDevicesError          2    (RuntimeError)
-        |-- BindingError            2    core lists and core binding (ValueError)
+        |-- PlacementError          2    core lists and core binding (ValueError)
         |-- PortError               2    the master port is taken
         |-- ScriptError             2    the script does not exist
         |-- LogDirError             2    (ValueError)
@@ -91,7 +91,7 @@ class NoDevicesError(UsageError, RuntimeError):
     """The chosen accelerator has no device on this machine."""
 
 
-class BindingError(UsageError, ValueError):
+class PlacementError(UsageError, ValueError):
     """A core list is malformed, or cores cannot be given to every worker."""
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 from tests.contract.hwloc_inputs import numbers_of_mask
 from tests.contract.hwloc_view import View, format_groups
 
-from dsl.binding.deepspeed import format_core_list
+from dsl.lists import format_ranges
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -53,9 +53,9 @@ def _view(machine: Element) -> View:
     cores = [_set(core, "cpuset") for core in machine.iter("object") if _is(core, "Core")]
     alone = set(cpus).difference(*cores)
     return View(
-        cpus=format_core_list(cpus),
-        nodes={str(number): format_core_list(_set(nodes[number], "cpuset")) for number in sorted(nodes)},
-        memory=format_core_list(
+        cpus=format_ranges(cpus),
+        nodes={str(number): format_ranges(_set(nodes[number], "cpuset")) for number in sorted(nodes)},
+        memory=format_ranges(
             sorted(one for one in allowed if one in nodes and int(nodes[one].get("local_memory", "0")))
         ),
         packages=format_groups(_set(one, "cpuset") for one in machine.iter("object") if _is(one, "Package")),

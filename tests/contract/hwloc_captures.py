@@ -11,7 +11,7 @@ from tests.contract import hwloc_answers
 from tests.contract.hwloc_inputs import CPUS, MASKS, numbers_of_mask
 from tests.contract.hwloc_view import View, our_view
 
-from dsl.binding.deepspeed import format_core_list
+from dsl.lists import format_ranges
 from dsl.machine.topology import parse_kernel_list
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _complete(root: Path, memory: str) -> None:
             twin = path.with_name(listed)
             if not twin.exists():
                 numbers = numbers_of_mask(path.read_text(encoding="ascii"))
-                twin.write_text(f"{format_core_list(numbers)}\n", encoding="ascii")
+                twin.write_text(f"{format_ranges(numbers)}\n", encoding="ascii")
     status = root / "proc/self/status"
     if not status.exists():
         status.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.contract.torch_numa_inputs import GRACE, TABLE, TWO, XEON, Machine, build, write_sysfs
 from tests.contract.torch_numa_inputs import machines as torch_machines
 
-from dsl.binding.deepspeed import format_core_list
+from dsl.lists import format_ranges
 from dsl.machine.topology import parse_kernel_list
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def write_for_hwloc(root: Root, folder: Path) -> None:
     online = sorted({cpu for core in root.machine.cores for cpu in core})
     present = range(max(online) + 1)
     for name, numbers in (("online", online), ("present", present), ("possible", present)):
-        _write(base / name, format_core_list(numbers))
+        _write(base / name, format_ranges(numbers))
     for number in present:
         _write(base / f"cpu{number}/online", int(number in online))
     for number, core in enumerate(root.machine.cores):
@@ -130,12 +130,12 @@ def _write_nodes(root: Root, folder: Path) -> None:
             path.unlink()
         base.rmdir()
     else:
-        _write(base / "has_memory", format_core_list(root.with_memory()))
+        _write(base / "has_memory", format_ranges(root.with_memory()))
 
 
 def _write_memory(root: Root, base: Path) -> None:
     nodes = root.nodes()
-    _write(base / "online", format_core_list(nodes))
+    _write(base / "online", format_ranges(nodes))
     for number in nodes:
         kib = 4 << 20 if number in root.with_memory() else 0
         _write(base / f"node{number}/meminfo", f"Node {number} MemTotal:       {kib} kB")
@@ -165,8 +165,8 @@ def _rename(names: str, folder: Path) -> None:
 
 
 def _allowed(root: Root) -> tuple[str, str]:
-    cpus = format_core_list(sorted(root.machine.cpus()))
-    return cpus, format_core_list(sorted(root.mems) if root.cgroup else root.with_memory())
+    cpus = format_ranges(sorted(root.machine.cpus()))
+    return cpus, format_ranges(sorted(root.mems) if root.cgroup else root.with_memory())
 
 
 def _write_cgroup(root: Root, folder: Path) -> None:

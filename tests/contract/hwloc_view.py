@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dsl.binding.deepspeed import format_core_list
+from dsl.lists import format_ranges
 from dsl.machine.topology import parse_kernel_list, read_caches, read_packages, read_topology
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class View(NamedTuple):
 
 def format_groups(groups: Iterable[Collection[int]]) -> str:
     """Ascending, as often as they are there."""
-    return " ".join([format_core_list(group) for group in sorted([sorted(one) for one in groups if one])])
+    return " ".join([format_ranges(group) for group in sorted([sorted(one) for one in groups if one])])
 
 
 def our_view(folder: str, cpus: Sequence[int], allowed: Collection[int] | None = None) -> View:
@@ -37,12 +37,12 @@ def our_view(folder: str, cpus: Sequence[int], allowed: Collection[int] | None =
     topology = read_topology(asked, folder)
     mine = frozenset(asked if allowed else range(1 << 16))
     return View(
-        cpus=format_core_list(asked),
+        cpus=format_ranges(asked),
         nodes={
-            str(node.number): format_core_list([cpu for cpu in node.cpus if cpu in mine])
+            str(node.number): format_ranges([cpu for cpu in node.cpus if cpu in mine])
             for node in topology.numa_nodes
         },
-        memory=format_core_list([node.number for node in topology.numa_nodes if node.usable_memory]),
+        memory=format_ranges([node.number for node in topology.numa_nodes if node.usable_memory]),
         packages=format_groups(mine.intersection(group) for group in read_packages(asked, folder)),
         cores=format_groups(mine.intersection(group) for group in topology.cores),
         caches=format_groups(mine.intersection(group) for group in read_caches(asked, folder)),

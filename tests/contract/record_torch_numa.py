@@ -22,7 +22,7 @@ from unittest import mock
 
 from tests.contract.torch_numa_inputs import MODES, address, machines, write_sysfs
 
-from dsl.binding.deepspeed import format_core_list
+from dsl.lists import format_ranges
 
 if TYPE_CHECKING:
     from tests.contract.torch_numa_inputs import Machine
@@ -74,7 +74,7 @@ def _ask(machine: Machine, folder: str, mode: str, rank: int) -> str:
             cpus = binding._get_validated_logical_cpus_to_bind_to(gpu_index=rank, numa_options=options)
         except Exception as error:  # noqa: BLE001  whatever it raises is the answer
             return type(error).__name__
-        return format_core_list(sorted(cpus))
+        return format_ranges(sorted(cpus))
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.contract.golden_file import cases
-from tests.support.machine import make_host
+from tests.support.machine import make_facts
 
 from dsl._record import replace
 from dsl.cli.deepspeed import parse_args, to_request
@@ -32,7 +32,7 @@ DIFFERENCES: dict[tuple[bool, str | None, str], Any] = {
 
 def _decide(text: str | None, env: dict[str, str], options: list[str]) -> Plan:
     request = to_request(parse_args(["--hostfile", "H", *options, "train.py", "--x"]))
-    return build_plan(request, {**BASE, **env}, make_host(files={} if text is None else {"H": text}))
+    return build_plan(request, {**BASE, **env}, make_facts(files={} if text is None else {"H": text}))
 
 
 def _describe(plan: Plan) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_arguments_and_environment_of_workers(case: list[Any]) -> None:
     request: Request = to_request(parse_args([*options, script, "a b", ""]))
     nodes = tuple(Node(host, tuple(slots)) for host, slots in world.items())
     plan = Plan(nodes, node_rank, "cpu", "m", 29511)
-    ours = build_node_plan(request, plan, {"HOME": "/h"}, make_host())
+    ours = build_node_plan(request, plan, {"HOME": "/h"}, make_facts())
     theirs = workers
     if len({len(slots) for slots in world.values()}) > 1:
         theirs = [_with_local_rank(worker, rank) for rank, worker in enumerate(workers)]
@@ -104,9 +104,9 @@ def _with_local_rank(worker: dict[str, Any], local_rank: int) -> dict[str, Any]:
 
 
 def test_a_port_that_deepspeed_would_fight_over_is_replaced() -> None:
-    host = make_host(taken=[29500])
+    host = make_facts(taken=[29500])
     plan = build_plan(Request("t.py"), BASE, host)
     assert plan.master_port != 29500
     assert replace(plan, master_port=29500) == replace(
-        build_plan(Request("t.py"), BASE, make_host()), notices=plan.notices
+        build_plan(Request("t.py"), BASE, make_facts()), notices=plan.notices
     )

@@ -10,9 +10,10 @@ from tests.contract.golden_file import cases
 from tests.support.machine import numa_table
 
 from dsl import runner
-from dsl.binding.deepspeed import CPU_LIMIT, bind_workers, format_core_list, parse_core_list
+from dsl.binding.deepspeed import CPU_LIMIT, bind_workers, parse_core_list
 from dsl.devices.select import count_numa_nodes
 from dsl.errors import DslError
+from dsl.lists import format_ranges
 from dsl.machine.topology import Topology
 from dsl.resources.world import decode_world_info
 
@@ -78,7 +79,7 @@ def test_binding(case: list[Any]) -> None:
         mode, nodes = binding.mempolicy or ("", ())
         option = {"bind": "-m ", "preferred": "-p "}.get(mode, "")
         memory = f"{option}{','.join(map(str, nodes))} " if nodes else ""
-        ours.append(f"{memory}-C {format_core_list(binding.cpus)}")
+        ours.append(f"{memory}-C {format_ranges(binding.cpus)}")
     assert ours == words
 
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.golden_file import cases
 from tests.contract.torch_numa_inputs import MODES, TABLE, machines, write_sysfs
-from tests.support.machine import make_host
+from tests.support.machine import make_facts
 
-from dsl.binding.deepspeed import format_core_list
 from dsl.binding.torch_modes import MODES as OUR_MODES
 from dsl.binding.torch_modes import plan_numa
 from dsl.devices.nvidia import read_devices
-from dsl.errors import BindingError
+from dsl.errors import PlacementError
+from dsl.lists import format_ranges
 from dsl.machine.topology import read_caches, read_numa_nodes, read_packages, read_topology
 
 if TYPE_CHECKING:
     from tests.contract.torch_numa_inputs import Machine
 
-    from dsl.machine.host import Host
+    from dsl.facts import Facts
 
 REFUSED = "refused"
 MACHINES = dict(machines())
@@ -49,19 +49,18 @@ DIFFERENCES: dict[tuple[str, str], tuple[str, list[str]]] = {
 }
 
 
-def _host(machine: Machine, root: Path) -> Host:
+def _host(machine: Machine, root: Path) -> Facts:
     """A machine whose every fact is read from the files that torch was shown."""
     write_sysfs(machine, root)
     folder = str(root)
-    topology = read_topology(sorted(machine.cpus()), folder)
-    gpus = read_devices(folder)
-    return make_host(
-        allowed_cpus=machine.cpus,
-        numa_nodes=lambda: read_numa_nodes(folder),
-        topology=lambda _cpus: topology,
-        packages=lambda cpus: read_packages(cpus, folder),
-        caches=lambda cpus: read_caches(cpus, folder),
-        gpus=lambda: gpus,
+    cpus = sorted(machine.cpus())
+    return make_facts(
+        allowed=cpus,
+        numa_nodes=read_numa_nodes(folder),
+        topology=read_topology(cpus, folder),
+        packages=read_packages(cpus, folder),
+        caches=read_caches(cpus, folder),
+        gpus=read_devices(folder),
     )
 
 
@@ -75,7 +74,7 @@ def _socket(machine: Machine, home: int) -> str:
     if not own[home]:
         return REFUSED
     package = next((one for one in machine.sockets if own[home][0] in one), own[home])
-    return format_core_list(sorted({cpu for node in own if node and node[0] in package for cpu in node}))
+    return format_ranges(sorted({cpu for node in own if node and node[0] in package for cpu in node}))
 
 
 @cache
@@ -90,12 +89,12 @@ def _expected(name: str, mode: str) -> list[str]:
     ]
 
 
-def _ask(mode: str, count: int, host: Host) -> Any:
+def _ask(mode: str, count: int, host: Facts) -> Any:
     try:
-        bindings = plan_numa(mode, count, {}, host).bindings
-    except BindingError:
+        bindings = plan_numa(mode, count, {}, host.devices, host.cpus).bindings
+    except PlacementError:
         return REFUSED
-    return [format_core_list(binding.cpus) for binding in bindings]
+    return [format_ranges(binding.cpus) for binding in bindings]
 
 
 @pytest.mark.parametrize("name", [name for name, machine in MACHINES.items() if machine.gpus])

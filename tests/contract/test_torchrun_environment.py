@@ -11,7 +11,7 @@ import pytest
 from tests.contract import torchrun_inputs as inputs
 from tests.contract.golden_file import cases
 from tests.contract.torchrun_difference import as_torchrun
-from tests.support.machine import make_host
+from tests.support.machine import make_facts
 
 from dsl.cli.torch_options import parse_args
 from dsl.cli.torchrun import to_request
@@ -23,7 +23,7 @@ NAME = "torchrun_environment"
 def _planned(options: str, given: dict[str, str]) -> list[dict[str, str]]:
     environ = {"PATH": "/bin", **given}
     request = to_request(parse_args([*options.split(), "t.py"], environ))
-    host = make_host()
+    host = make_facts()
     plan = plan_attempt(build_group(request, ["python"], environ, host), 0, host)
     found = []
     for worker in plan.workers:

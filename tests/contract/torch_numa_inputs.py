@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from dsl.binding.deepspeed import format_core_list
+from dsl.lists import format_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -54,11 +54,11 @@ def write_sysfs(machine: Machine, root: Path) -> None:
     write(f"{node}/possible", f"0-{len(machine.nodes) + machine.possible - 1}")
     write(f"{node}/has_memory", f"0-{len(machine.nodes) - 1}")
     for number, cpus in enumerate(machine.nodes):
-        write(f"{node}/node{number}/cpulist", format_core_list(cpus))
+        write(f"{node}/node{number}/cpulist", format_ranges(cpus))
     for name, groups in (("thread_siblings_list", machine.cores), ("package_cpus_list", machine.sockets)):
         for group in groups:
             for one in group:
-                write(f"{cpu}/cpu{one}/topology/{name}", format_core_list(group))
+                write(f"{cpu}/cpu{one}/topology/{name}", format_ranges(group))
     for number, group in enumerate(machine.sockets):
         for one in group:
             write(f"{cpu}/cpu{one}/topology/physical_package_id", number)
@@ -73,7 +73,7 @@ def write_sysfs(machine: Machine, root: Path) -> None:
                 folder = f"{cpu}/cpu{one}/cache/index{index}"
                 write(f"{folder}/type", kind)
                 write(f"{folder}/level", level)
-                write(f"{folder}/shared_cpu_list", format_core_list(group))
+                write(f"{folder}/shared_cpu_list", format_ranges(group))
     for number, home in enumerate(machine.gpus):
         write(f"sys/bus/pci/devices/{address(number)}/numa_node", home)
         write(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.jobs import running
 
-from dsl.binding.deepspeed import format_core_list
-from dsl.binding.placement import place
-from dsl.machine.host import this_host
-from dsl.model import PlacementRequest
+from dsl.binding.placement import NodeGroup, place
+from dsl.facts import this_machine
+from dsl.lists import format_ranges
+from dsl.model.request import PlacementRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,8 +46,8 @@ def test_workers_have_the_cpus_the_memory_and_the_threads_of_the_plan(
     ) as job:
         assert job.wait() == 0, job.stderr()
     dumps = [json.loads((tmp_path / f"dump.{rank}").read_text()) for rank in range(workers)]
-    planned = place(PlacementRequest(bind="auto"), workers, (), (), {}, this_host()).bindings
-    assert [dump["Cpus_allowed_list"] for dump in dumps] == [format_core_list(one.cpus) for one in planned]
+    planned = place(PlacementRequest(bind="auto"), NodeGroup(workers, {}), this_machine()).bindings
+    assert [dump["Cpus_allowed_list"] for dump in dumps] == [format_ranges(one.cpus) for one in planned]
     for dump, binding in zip(dumps, planned, strict=True):
         assert dump["memory_policy"] == (
             [MPOL_PREFERRED, *binding.mempolicy[1]] if binding.mempolicy else [0]
@@ -106,7 +106,7 @@ def test_a_dry_run_starts_nothing_and_leaves_nothing(
         assert worker["command"][-2:] == ["touch", str(tmp_path / "started")]
         assert worker["cores"] == ALLOWED
     else:
-        assert f"cores: {format_core_list(ALLOWED)}" in shown
+        assert f"cores: {format_ranges(ALLOWED)}" in shown
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -118,7 +118,7 @@ def test_bindings_are_reported_before_the_workers_start(
         assert job.wait() == 0, job.stderr()
     head, row = [line for line in job.stderr().splitlines() if "  " in line][:2]
     assert "cores" in head
-    assert format_core_list(ALLOWED) in row
+    assert format_ranges(ALLOWED) in row
 
 
 def test_a_dry_run_does_not_ask_a_plug_in(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:

@@ -4,58 +4,90 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dsl._record import replace
 from dsl.devices.nvidia import Device
-from dsl.machine.host import Host
-from dsl.machine.ports import PortProbe
+from dsl.facts import Facts
+from dsl.machine.console import Console
 from dsl.machine.topology import NumaNode, Topology
-from dsl.output.routes import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 FREE_PORT = 40_001
+UNASKED = object()
+"""Stands for a fact that must not be asked for."""
+
+ROOMS = {
+    "names": ("executable", "pid", "temp_dir", "host", "stamp", "random", "is_this_machine"),
+    "files": ("read_text",),
+    "cpus": ("allowed", "numa_nodes", "topology", "packages", "caches"),
+    "devices": ("cuda_count", "other_name", "other_count", "located", "gpus", "mig_parent"),
+    "ports": ("is_free", "pick", "holder"),
+}
+"""The facts of each room, as in `dsl.facts.Facts`."""
 
 
-def numa_table(*nodes: Sequence[int]) -> tuple[NumaNode, ...]:
+class Room:
+    """Facts by name. A question for another fails the test."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.__dict__.update({name: fact for name, fact in facts.items() if fact is not UNASKED})
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the machine was asked about {name}")
+
+
+def numa_table(*nodes: Iterable[int]) -> tuple[NumaNode, ...]:
     """NUMA nodes 0, 1, ... with these CPUs."""
     return tuple(NumaNode(number, tuple(cpus)) for number, cpus in enumerate(nodes))
 
 
-def _topology(cpus: Iterable[int]) -> Topology:
-    return Topology(numa_table(range(8)), tuple((cpu,) for cpu in cpus))
+def make_gpus(homes: Iterable[int | None], model: str = "H200") -> list[Device]:
+    """NVIDIA devices at these NUMA nodes, by their numbers."""
+    return [
+        Device(f"0000:{number:02x}:00.0", f"GPU-{number:08x}", model, home)
+        for number, home in enumerate(homes)
+    ]
 
 
-def make_host(
-    *, files: dict[str, str] | None = None, cuda: int = 0, taken: Sequence[int] = (), **facts: Any
-) -> Host:
-    """A machine with one NUMA node of 8 cores, these files, CUDA devices and taken ports; `facts` are Host's fields."""
-    known = files or {}
-    host = Host(
-        executable="/opt/python",
-        pid=77,
-        temp_dir="/var/folder",
-        ports=PortProbe(
-            lambda port: port not in taken, lambda: FREE_PORT, lambda _port: "pid 9 (python old.py)"
-        ),
-        read_text=known.get,
-        stamp=lambda: "20260102030405",
-        allowed_cpus=lambda: set(range(8)),
-        count_cuda=lambda: cuda,
-        find_other=lambda: None,
-        count_other=lambda _name, _environ: 0,
-        other_devices=lambda _name, _environ: (),
-        numa_nodes=lambda: numa_table(range(8)),
-        topology=_topology,
-        packages=lambda _cpus: (),
-        caches=lambda _cpus: (),
-        gpus=lambda: [
-            Device(f"0000:{number:02x}:00.0", f"GPU-{number:08x}", "H200", 0) for number in range(cuda)
-        ],
-        mig_parent=lambda _name: None,
-        is_local=lambda name: name == "here",
-        console=Console,
-        name=lambda: "machine",
-        random=lambda: "0123456789abcdef",
-    )
-    return replace(host, **facts)
+def make_facts(
+    *,
+    files: dict[str, str] | None = None,
+    cuda: int = 0,
+    taken: Sequence[int] = (),
+    environ: Mapping[str, str] | None = None,
+    **overrides: Any,
+) -> Facts:
+    """A machine with one NUMA node of 8 cores, these files, CUDA devices, taken ports and own environment.
+
+    ``overrides`` are a ``console`` or single facts of `ROOMS`; `UNASKED` for one that must not be asked for.
+    """
+    allowed = tuple(sorted(overrides.get("allowed", range(8))))
+    facts: dict[str, Any] = {
+        "executable": "/opt/python",
+        "pid": 77,
+        "temp_dir": "/var/folder",
+        "host": "machine",
+        "stamp": lambda: "20260102030405",
+        "random": lambda: "0123456789abcdef",
+        "is_this_machine": lambda name: name == "here",
+        "read_text": (files or {}).get,
+        "numa_nodes": numa_table(range(8)),
+        "topology": Topology(numa_table(range(8)), tuple((cpu,) for cpu in allowed)),
+        "packages": (),
+        "caches": (),
+        "cuda_count": cuda,
+        "other_name": None,
+        "other_count": lambda _name, _environ: 0,
+        "located": lambda _name, _environ: (),
+        "gpus": make_gpus([0] * cuda),
+        "mig_parent": lambda _name: None,
+        "is_free": lambda port: port not in taken,
+        "pick": lambda: FREE_PORT,
+        "holder": lambda _port: "pid 9 (python old.py)",
+        **overrides,
+        "allowed": allowed,
+    }
+    rooms = {room: Room({name: facts.pop(name) for name in names}) for room, names in ROOMS.items()}
+    console = facts.pop("console", Console())
+    assert not facts, f"no room has {', '.join(facts)}"
+    return Facts(environ=environ or {}, console=console, **rooms)

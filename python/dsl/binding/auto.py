@@ -12,15 +12,16 @@ They still keep to NUMA nodes if each node's number of workers is then proportio
 
 from __future__ import annotations
 
-from dsl.binding.deepspeed import Binding, allowed_cores, format_core_list
-from dsl.errors import BindingError
+from dsl.binding.cores import Binding, allowed_cores
+from dsl.errors import PlacementError
+from dsl.lists import format_ranges
 from dsl.model import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from dsl.binding.deepspeed import Core
+    from dsl.binding.cores import Core
     from dsl.machine.topology import Topology
 
 
@@ -32,7 +33,7 @@ def bind_auto(
     ``allowed`` is the affinity mask that the workers would inherit. Memory is not bound here.
 
     Raises:
-        BindingError: ``strict``, and workers would share cores or get cores away from their device.
+        PlacementError: ``strict``, and workers would share cores or get cores away from their device.
     """
     nodes = _cores_by_node(allowed, topology)
     owners = _owners(topology, nodes)
@@ -42,7 +43,7 @@ def bind_auto(
     if lost:
         notices.append(
             f"the device of local rank {lost[0]} is at NUMA node {homes[lost[0]]}, none of whose CPUs may be "
-            f"used (only {format_core_list(sorted(allowed))})"
+            f"used (only {format_ranges(sorted(allowed))})"
         )
     elif None in places and set(places) != {None} and len(nodes) > 1:
         notices.append("the NUMA node of some workers' devices is not known, all cores are split evenly")
@@ -53,7 +54,7 @@ def bind_auto(
         total = sum(map(len, nodes.values()))
         notices.append(f"{len(homes)} workers share cores, {total} may be used")
     if strict and notices:
-        raise BindingError(f"--bind auto: {notices[0]}, start fewer workers or leave out --bind-strict")
+        raise PlacementError(f"--bind auto: {notices[0]}, start fewer workers or leave out --bind-strict")
     made = {
         first: Binding(tuple(sorted([cpu for core in own for cpu in core]))) for first, own in runs.items()
     }

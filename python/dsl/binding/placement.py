@@ -1,38 +1,71 @@
-"""Options of both commands about cores and memory, over the binding of either: ``--bind``, ``--mem-policy``.
+"""The one entry for wishes about placement: which CPUs, memory and device each worker of a node gets.
 
-Also what goes with any binding: the device of each worker, and how many threads it should have.
+``--bind_cores_to_rank`` is DeepSpeed's, ``--numa-binding`` torchrun's, ``--bind auto`` ours; at most one is
+in force. Over any of them lies ``--mem-policy``. With them goes how many threads a worker should have.
 """
 
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.binding.deepspeed import Binding, allowed_cores, memory_groups, refuse_kmp_affinity
+from dsl.binding.cores import (
+    AFFINITY_VARIABLE,
+    Binding,
+    allowed_cores,
+    describe_all,
+    memory_policy,
+    refuse_kmp_affinity,
+)
+from dsl.errors import OptionError
+from dsl.lists import THREADS_VARIABLE
 from dsl.model import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from dsl.machine.host import Host
+    from dsl.devices.facts import DeviceFacts
+    from dsl.facts import Facts
     from dsl.machine.topology import Topology
-    from dsl.model import MemoryPolicy, PlacementRequest, WorkerDevice
+    from dsl.model import WorkerDevice
+    from dsl.model.request import PlacementRequest
 
-THREADS_VARIABLE = "OMP_NUM_THREADS"
-AFFINITY_VARIABLE = "KMP_AFFINITY"
+
+@record
+class NodeGroup:
+    """The workers of a node that are to be placed."""
+
+    count: int
+    """How many there are."""
+    env: Mapping[str, str]
+    """The environment of all, but for a number of threads that nobody but the command has chosen."""
+    own: tuple[Mapping[str, str], ...] = ()
+    """What each has over it, where each sees one device alone; empty: all see the same."""
+    accelerator: str = ""
+    """What their devices are (`dsl.devices.table.ACCELERATORS`); empty: what ``workers`` stands for."""
+    workers: str = "auto"
+    """``--nproc-per-node``, which may name an accelerator."""
+    first_rank: int = 0
+    """Number of the first, in what the user is told."""
+    noun: str = "local rank"
+    """What that is the number of: ``rank`` or ``local rank``."""
+    announces: bool = False
+    """Whether the user hears how many cores each got."""
 
 
 @record
 class Placement:
-    """By local rank the binding, the device and the number of threads of each worker.
-
-    Each is empty where there is none: no binding is in force, no device was looked up or found, the threads
-    are somebody else's choice.
-    """
+    """What each worker gets, by its place among those of the node."""
 
     bindings: tuple[Binding, ...] = ()
+    """Empty: no binding is in force."""
     devices: tuple[WorkerDevice | None, ...] = ()
+    """Empty: not looked up. None for a worker that has none, or one of which nothing is known."""
     threads: tuple[int, ...] = ()
+    """How many each should start; empty: somebody else has chosen."""
+    node_threads: int | None = None
+    """How many each starts, whatever the user has said; None: the user's word holds."""
     notices: tuple[Notice, ...] = ()
+    """What the user should know, in order."""
 
     def variables(self, local_rank: int) -> dict[str, str]:
         """What the worker's environment has of it."""
@@ -43,94 +76,109 @@ class Placement:
         return self.devices[local_rank] if self.devices else None
 
 
-def shown_devices(
-    request: PlacementRequest,
-    env: Mapping[str, str],
-    count: int,
-    host: Host,
-    accelerator: Callable[[], str],
-    own: Sequence[Mapping[str, str]] = (),
-) -> tuple[WorkerDevice | None, ...]:
-    """The device of each of ``count`` workers: the one that its runtime numbers as its local rank.
+def place(wish: PlacementRequest, group: NodeGroup, facts: Facts) -> Placement:
+    """Carry out all wishes for the workers of a node.
 
-    ``env`` is the workers' environment, ``own`` what each has over it if each sees one device alone.
-    ``accelerator`` names the devices (as `dsl.devices.select.ACCELERATORS`). Empty where no request needs them:
-    then nothing is looked up. None for a worker that has no device, or one of which nothing is known.
-    """
-    if request.bind != "auto" and not request.names_devices:
-        return ()
-    name = accelerator()
-    gpus = host.gpus() if name == "cuda" else ()
-    others = () if gpus or name == "cpu" else host.other_devices(name, env)
-    if not gpus and not others:
-        return (None,) * count
-    from dsl.devices.located import worker_devices
-
-    return worker_devices(name, env, count, gpus, others, own)
-
-
-def place(
-    request: PlacementRequest,
-    count: int,
-    bindings: Sequence[Binding],
-    devices: Sequence[WorkerDevice | None],
-    environ: Mapping[str, str],
-    host: Host,
-    *,
-    sizes_threads: bool = True,
-) -> Placement:
-    """Carry out the options for ``count`` workers.
-
-    ``bindings`` are those of an option of the command's own (empty: none). Its ``sizes_threads`` says whether
-    they decide about ``OMP_NUM_THREADS``; those of ``--bind auto`` do. The user's choice is left alone.
+    ``--bind_cores_to_rank`` sets ``node_threads``, as DeepSpeed does; the other bindings set ``threads``,
+    unless the user has chosen.
 
     Raises:
-        BindingError: ``--bind-strict`` forbids what is left, or ``KMP_AFFINITY`` would undo the binding.
+        OptionError: wishes that exclude one another.
+        PlacementError: the cores cannot be given as asked, or ``KMP_AFFINITY`` would undo the binding.
+        NoDevicesError, AcceleratorError: a device was to be looked up, and could not be.
     """
-    notices = _unused_options(request, is_bound=bool(bindings))
-    is_auto = request.bind == "auto"
+    _refuse_two_bindings(wish)
+    bindings, notices = _by_command(wish, group, facts)
+    notices += _unused_options(wish, is_bound=bool(bindings))
+    devices = shown_devices(wish, group, facts.devices)
+    is_auto = wish.bind == "auto"
     if not is_auto and not bindings:
-        return Placement(devices=tuple(devices), notices=tuple(notices))
-    allowed = sorted(host.allowed_cpus())
-    topology = host.topology(allowed)
+        return Placement(devices=devices, notices=tuple(notices))
+    cpus = facts.cpus
     if is_auto:
         from dsl.binding.auto import bind_auto
 
-        refuse_kmp_affinity("--bind auto", environ)
-        homes = [device.numa_node if device else None for device in devices] or [None] * count
-        bindings, more = bind_auto(homes, allowed, topology, strict=request.strict)
-        notices.extend(more)
-    elif AFFINITY_VARIABLE in environ and sizes_threads:
+        refuse_kmp_affinity("--bind auto", group.env)
+        homes = [device.numa_node if device else None for device in devices] or [None] * group.count
+        bindings, more = bind_auto(homes, cpus.allowed, cpus.topology, strict=wish.strict)
+        notices += more
+    elif AFFINITY_VARIABLE in group.env:
         notices.append(Notice("warning", f"{AFFINITY_VARIABLE} is set and may undo the binding in OpenMP"))
-    mode = request.memory or ("preferred" if is_auto else None)
-    if mode is not None:
-        # Workers that share cores are many; what is asked of one holds for them all.
-        policies = {cpus: memory_policy(mode, cpus, topology) for cpus in {one.cpus for one in bindings}}
-        made = {cpus: Binding(cpus, policy) for cpus, policy in policies.items()}
-        bindings = [made[one.cpus] for one in bindings]
-    chosen = THREADS_VARIABLE in environ or not (is_auto or sizes_threads)
-    threads = () if chosen else _threads(bindings, allowed, topology)
-    return Placement(tuple(bindings), tuple(devices), threads, tuple(notices))
+    node_threads = len(bindings[0].cpus) if wish.bind_cores_to_rank else None
+    chosen = THREADS_VARIABLE in group.env or wish.bind_cores_to_rank
+    bindings = _with_memory(wish, bindings, cpus.topology)
+    return Placement(
+        bindings,
+        devices,
+        () if chosen else _threads(bindings, cpus.allowed, cpus.topology),
+        node_threads,
+        (*notices, *_told(wish, bindings, group)),
+    )
 
 
-def memory_policy(mode: str, cpus: Collection[int], topology: Topology) -> MemoryPolicy | None:
-    """The policy ``mode`` on the NUMA nodes of some CPUs; None where it cannot say anything.
+def _refuse_two_bindings(wish: PlacementRequest) -> None:
+    given = []
+    if wish.bind != "none":
+        given.append(f"--bind {wish.bind}")
+    if wish.numa_binding is not None:
+        given.append("--numa-binding")
+    if wish.bind_cores_to_rank:
+        given.append("--bind_cores_to_rank")
+    if len(given) > 1:
+        raise OptionError(f"{given[0]} cannot be used with {given[1]}, leave one of them out")
 
-    A preference is for one node: that in which all the CPUs lie, or the high-bandwidth memory beside it.
+
+def _by_command(
+    wish: PlacementRequest, group: NodeGroup, facts: Facts
+) -> tuple[tuple[Binding, ...], list[Notice]]:
+    """The bindings of the options that are DeepSpeed's or torchrun's; none if there is no such wish."""
+    if wish.bind_cores_to_rank:
+        from dsl.binding.deepspeed import bind_workers
+
+        cpus = facts.cpus
+        found = bind_workers(group.count, wish.core_list, cpus.allowed, cpus.topology, group.env)
+        return tuple(found), []
+    if wish.numa_binding is None:
+        return (), []
+    from dsl.binding.torch_modes import plan_numa
+
+    numa = plan_numa(wish.numa_binding, group.count, group.env, facts.devices, facts.cpus)
+    return numa.bindings, list(numa.notices)
+
+
+def shown_devices(
+    wish: PlacementRequest, group: NodeGroup, devices: DeviceFacts
+) -> tuple[WorkerDevice | None, ...]:
+    """The device of each worker: the one that its runtime numbers as its local rank.
+
+    Empty where no wish needs them: then nothing is looked up.
     """
-    if mode == "local":
-        return ("local", ())
-    near = [node for node in topology.numa_nodes if not set(cpus).isdisjoint(node.cpus)]
-    if mode == "preferred":
-        groups = memory_groups(topology.numa_nodes)
-        for node in near:
-            if node.number in groups and set(cpus) <= set(node.cpus):
-                return ("preferred", groups[node.number][1][:1])
-        return None
-    numbers = tuple([node.number for node in near if node.usable_memory])
-    if not numbers or mode == "none":
-        return None
-    return ("bind", numbers) if mode == "bind" else ("interleave", numbers)
+    if wish.bind != "auto" and not wish.names_devices:
+        return ()
+    name = group.accelerator
+    if not name:
+        from dsl.devices.own import node_accelerator
+
+        name = node_accelerator(group.workers, group.env, devices)
+    gpus = devices.gpus if name == "cuda" else ()
+    others = () if gpus or name == "cpu" else devices.located(name, group.env)
+    if not gpus and not others:
+        return (None,) * group.count
+    from dsl.devices.located import worker_devices
+
+    return worker_devices(name, group.env, group.count, gpus, others, group.own)
+
+
+def _with_memory(
+    wish: PlacementRequest, bindings: Sequence[Binding], topology: Topology
+) -> tuple[Binding, ...]:
+    mode = wish.memory or ("preferred" if wish.bind == "auto" else None)
+    if mode is None:
+        return tuple(bindings)
+    # Workers that share cores are many; what is asked of one holds for them all.
+    policies = {cpus: memory_policy(mode, cpus, topology) for cpus in {one.cpus for one in bindings}}
+    made = {cpus: Binding(cpus, policy) for cpus, policy in policies.items()}
+    return tuple([made[one.cpus] for one in bindings])
 
 
 def _threads(bindings: Sequence[Binding], allowed: Collection[int], topology: Topology) -> tuple[int, ...]:
@@ -151,10 +199,23 @@ def _threads(bindings: Sequence[Binding], allowed: Collection[int], topology: To
     return tuple([threads[binding.cpus] for binding in bindings])
 
 
-def _unused_options(request: PlacementRequest, *, is_bound: bool) -> list[Notice]:
+def _unused_options(wish: PlacementRequest, *, is_bound: bool) -> list[Notice]:
     notices = []
-    if request.strict and request.bind != "auto":
+    if wish.strict and wish.bind != "auto":
         notices.append(Notice("warning", "--bind-strict has no effect without --bind auto"))
-    if request.memory is not None and request.bind != "auto" and not is_bound:
+    if wish.memory is not None and wish.bind != "auto" and not is_bound:
         notices.append(Notice("warning", "--mem-policy has no effect without a binding, such as --bind auto"))
     return notices
+
+
+def _told(wish: PlacementRequest, bindings: Sequence[Binding], group: NodeGroup) -> list[Notice]:
+    """Their sizes if the command announces them, and a table for those who debug."""
+    table = [Notice("debug", text) for text in describe_all(group.noun, group.first_rank, bindings)]
+    if not group.announces:
+        return table
+    sizes = [len(binding.cpus) for binding in bindings]
+    least, most = min(sizes), max(sizes)
+    shown = f"{least}" if least == most else f"{least} to {most}"
+    # Only DeepSpeed's binding takes a core without the other threads of it.
+    noun = "cores" if wish.bind_cores_to_rank else "CPUs"
+    return [Notice("info", f"{noun} bound to each worker: {shown}"), *table]

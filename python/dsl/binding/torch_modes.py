@@ -19,17 +19,19 @@ elsewhere. It is a preference: where a worker is bound to the memory of a node, 
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.binding.deepspeed import Binding, format_core_list
-from dsl.devices.select import visible_entries
-from dsl.errors import BindingError
+from dsl.binding.cores import Binding
+from dsl.devices.table import hides_all
+from dsl.errors import PlacementError
+from dsl.lists import format_ranges
 from dsl.model import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from dsl.devices.facts import DeviceFacts
     from dsl.devices.nvidia import Device
-    from dsl.machine.host import Host
+    from dsl.machine.cpus import Cpus
     from dsl.machine.topology import NumaNode, Topology
     from dsl.model import MemoryPolicy
 
@@ -48,22 +50,24 @@ class NumaPlan:
 
 @record
 class _Place:
-    """What the rules need to know.
-
-    ``nodes``: CPUs that may be used of each NUMA node that has any, by its number. ``homes`` and ``names`` of
-    the devices, or of the workers where there is none. ``packages`` and ``caches`` only for the modes that
-    mean them: they take many files to read.
-    """
+    """What the rules need to know."""
 
     topology: Topology
     nodes: Mapping[int, tuple[int, ...]]
+    """CPUs that may be used of each NUMA node that has any, by its number."""
     homes: tuple[int, ...]
+    """NUMA nodes of the devices, or of the workers where there is none."""
     names: tuple[str, ...]
+    """What they are called."""
     packages: Sequence[Sequence[int]] = ()
+    """Only for the mode that means them: they take many files to read."""
     caches: Sequence[Sequence[int]] = ()
+    """The same."""
 
 
-def plan_numa(mode: str, count: int, environ: Mapping[str, str], host: Host) -> NumaPlan:
+def plan_numa(
+    mode: str, count: int, environ: Mapping[str, str], devices: DeviceFacts, cpus: Cpus
+) -> NumaPlan:
     """Bind ``count`` workers by one of `MODES`, within the affinity mask that they would inherit.
 
     ``CUDA_VISIBLE_DEVICES`` of ``environ`` says which devices there are, and in which order. Its numbers
@@ -71,26 +75,25 @@ def plan_numa(mode: str, count: int, environ: Mapping[str, str], host: Host) -> 
     does not tell is taken to lie at the first that has CPUs, as torchrun does.
 
     Raises:
-        BindingError: there are devices, but fewer than workers; no CPU beside a worker's device may be used;
-            or there are fewer cores than devices to share them exclusively.
+        PlacementError: there are devices, but fewer than workers; no CPU beside a worker's device may be
+            used; or there are fewer cores than devices to share them exclusively.
     """
-    allowed = tuple(sorted(host.allowed_cpus()))
-    topology = host.topology(allowed)
+    allowed, topology = cpus.allowed, cpus.topology
     nodes = _usable_nodes(topology.numa_nodes, allowed)
-    gpus = _visible_gpus(count, environ, host)
+    gpus = _visible_gpus(count, environ, devices)
     if gpus:
         first = next(iter(nodes))
         homes = [first if gpu.numa_node is None else gpu.numa_node for gpu in gpus]
         names = [f"device {gpu.address}" for gpu in gpus]
     else:
         distinct: dict[Sequence[int], int] = {}  # fake NUMA nodes have the same CPUs
-        for number, cpus in nodes.items():
-            distinct.setdefault(cpus, number)
+        for number, members in nodes.items():
+            distinct.setdefault(members, number)
         spread = list(distinct.values())
         homes = [spread[rank * len(spread) // count] for rank in range(count)]
         names = [f"local rank {rank}" for rank in range(count)]
-    packages = host.packages(allowed) if mode == "socket" else ()
-    caches = host.caches(allowed) if mode == "core-complex" else ()
+    packages = cpus.packages if mode == "socket" else ()
+    caches = cpus.caches if mode == "core-complex" else ()
     place = _Place(topology, nodes, tuple(homes), tuple(names), packages, caches)
     bindings = tuple([_bind(mode, rank, place, allowed) for rank in range(count)])
     return NumaPlan(bindings, tuple(_notices(mode, gpus, nodes, environ)))
@@ -103,40 +106,46 @@ def _usable_nodes(numa_nodes: Iterable[NumaNode], allowed: Sequence[int]) -> dic
     return {number: cpus for number, cpus in usable.items() if cpus} or {0: tuple(allowed)}
 
 
-def _visible_gpus(count: int, environ: Mapping[str, str], host: Host) -> list[Device]:
-    """Devices in CUDA's order. Like CUDA, nothing is read beyond an entry that is no device here."""
-    entries = visible_entries(environ.get(VISIBLE_VARIABLE))
-    gpus = [] if entries == () else list(host.gpus())
-    if not gpus:
-        return []
-    shown = gpus
-    if entries is not None:
-        shown = []
-        for entry in entries:
-            gpu = _find(entry, gpus, host)
-            if gpu is None:
-                break
-            shown.append(gpu)
-    if count > len(shown):
-        devices = f"{len(shown)} device{'' if len(shown) == 1 else 's'} can be seen"
-        where = f" ({VISIBLE_VARIABLE}={environ[VISIBLE_VARIABLE]})" if entries is not None else ""
-        raise BindingError(
-            f"--numa-binding: {devices}{where}, but each of {count} workers needs one, "
+def _visible_gpus(count: int, environ: Mapping[str, str], devices: DeviceFacts) -> Sequence[Device]:
+    """Devices in CUDA's order; none where there are none, or the user hides them all."""
+    value = environ.get(VISIBLE_VARIABLE)
+    gpus = () if value is not None and hides_all(value) else devices.gpus
+    shown = _shown(value, gpus, devices) if gpus else ()
+    if gpus and count > len(shown):
+        text = f"{len(shown)} device{'' if len(shown) == 1 else 's'} can be seen"
+        where = "" if value is None else f" ({VISIBLE_VARIABLE}={value})"
+        raise PlacementError(
+            f"--numa-binding: {text}{where}, but each of {count} workers needs one, "
             "start fewer or leave it out"
         )
     return shown
 
 
-def _find(entry: str, gpus: Sequence[Device], host: Host) -> Device | None:
-    """The device that an entry of ``CUDA_VISIBLE_DEVICES`` means, by number or the beginning of its UUID."""
-    if entry.isascii() and entry.isdigit():
-        return gpus[int(entry)] if len(entry) < 9 and int(entry) < len(gpus) else None
-    if entry.startswith("MIG-") and not entry.startswith("MIG-GPU-"):
-        address = host.mig_parent(entry)
+def _shown(value: str | None, gpus: Sequence[Device], devices: DeviceFacts) -> Sequence[Device]:
+    from dsl.devices.nvidia import visible_devices
+    from dsl.devices.visible import read_entries
+
+    entries = read_entries(value)
+    if not entries or not entries[0].startswith("MIG-"):
+        return visible_devices(value, gpus)
+    # A process sees one instance; each worker may show itself its own.
+    shown = []
+    for entry in entries:
+        gpu = _divided(entry, gpus, devices)
+        if gpu is None:
+            break
+        shown.append(gpu)
+    return shown
+
+
+def _divided(entry: str, gpus: Sequence[Device], devices: DeviceFacts) -> Device | None:
+    """The device that an instance is a part of."""
+    if not entry.startswith("MIG-GPU-"):
+        address = devices.mig_parent(entry)
         return next((gpu for gpu in gpus if gpu.address == address), None)
-    # Older drivers name a partition after its device: MIG-GPU-<uuid>/<instance>/<instance>.
-    name = entry.removeprefix("MIG-").partition("/")[0].lower()
-    matches = [gpu for gpu in gpus if gpu.uuid.lower().startswith(name)] if name.startswith("gpu-") else []
+    # Older drivers name an instance after its device: MIG-GPU-<uuid>/<instance>/<instance>.
+    name = entry.removeprefix("MIG-").partition("/")[0]
+    matches = [gpu for gpu in gpus if gpu.uuid.startswith(name)]
     return matches[0] if len(matches) == 1 else None
 
 
@@ -144,9 +153,9 @@ def _bind(mode: str, rank: int, place: _Place, allowed: Sequence[int]) -> Bindin
     home = place.homes[rank]
     own = place.nodes.get(home)
     if own is None:
-        raise BindingError(
+        raise PlacementError(
             f"--numa-binding {mode}: {place.names[rank]} is at NUMA node {home}, none of whose CPUs may be "
-            f"used (only {format_core_list(allowed)}), widen the affinity mask or leave it out"
+            f"used (only {format_ranges(allowed)}), widen the affinity mask or leave it out"
         )
     if mode == "socket":
         cpus = _socket(own, place)
@@ -170,7 +179,7 @@ def _share(rank: int, own: Sequence[int], place: _Place) -> tuple[int, ...]:
     cores = sorted(_cut(place.topology.cores, own).items())
     position, sharers = _position(rank, place)
     if len(cores) < sharers:
-        raise BindingError(
+        raise PlacementError(
             f"--numa-binding exclusive: {place.names[rank]} is one of {sharers} at NUMA node "
             f"{place.homes[rank]}, which has {len(cores)} core{'' if len(cores) == 1 else 's'} that may be "
             "used, choose another mode"

@@ -7,10 +7,10 @@ import sys
 
 from dsl.cli.command import Command
 from dsl.cli.options import deepspeed_parser, output_request, placement_request
-from dsl.machine.host import this_host
+from dsl.facts import this_machine
+from dsl.machine.check import check_program
 from dsl.model import Request
 from dsl.plan.build import build_node_plan, build_plan
-from dsl.plan.program import check_program
 from dsl.resources.filters import parse_num_nodes
 
 TYPE_CHECKING = False
@@ -128,5 +128,5 @@ def _given(count: int) -> int | None:
 
 def make_plan(request: Request) -> NodePlan:
     """Plan this machine's part of the job. Raises the `UsageError` that fits."""
-    host = this_host()
+    host = this_machine()
     return build_node_plan(request, build_plan(request, os.environ, host), os.environ, host)

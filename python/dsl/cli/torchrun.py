@@ -10,11 +10,11 @@ from dsl.cli.command import Command
 from dsl.cli.options import output_request, placement_request
 from dsl.cli.torch_options import parse_args
 from dsl.errors import OptionError
-from dsl.machine.host import this_host
+from dsl.facts import this_machine
+from dsl.machine.check import check_program
 from dsl.model import Restarts, TorchRequest
 from dsl.output.folders import make_log_dir, make_run_dirs
 from dsl.output.routes import TEMPLATE_VARIABLE
-from dsl.plan.program import check_program
 from dsl.plan.torchrun import build_group, plan_attempt, worker_words
 
 TYPE_CHECKING = False
@@ -62,8 +62,8 @@ def main(
 def _run(argv: Sequence[str], namespace: argparse.Namespace) -> int:
     request = to_request(namespace)
     environ = worker_environ(namespace, os.environ)
-    host = this_host()
-    group = build_group(request, worker_words(request, environ, host.executable), environ, host)
+    host = this_machine()
+    group = build_group(request, worker_words(request, environ, host.names.executable), environ, host)
     check_program(request, environ)
     plan = plan_attempt(group, 0, host)
     stray = COMMAND.stray_flags(argv, request.script, request.script_args, LAUNCHER_FLAGS, _with_dashes)

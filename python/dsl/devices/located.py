@@ -1,6 +1,6 @@
 """The device of each worker and where it sits, for ``--bind auto``, ``--report-bindings`` and dry runs.
 
-NVIDIA's devices are `Host.gpus`; here is what files tell of the others, which `Host.other_devices` answers.
+NVIDIA's devices are `dsl.devices.nvidia`'s; here is what files tell of the others.
 Nothing of it is imported where there is no device, or no option that asks for one.
 
 Sources: the kernel's documentation of sysfs for PCI devices (``numa_node``, -1 where it is not known), for
@@ -17,9 +17,10 @@ from __future__ import annotations
 import os
 
 from dsl._record import record
-from dsl.devices.nvidia import pci_address, read_numa_node, visible_devices
-from dsl.devices.others import gaudi_folders, intel_cards, read_fact, rocm_name, rocm_nodes
-from dsl.devices.select import ACCELERATORS
+from dsl.devices.files import list_names, pci_address, read_fact, read_fields, read_numa_node
+from dsl.devices.nvidia import visible_devices
+from dsl.devices.others import gaudi_folders, intel_cards, rocm_name, rocm_nodes
+from dsl.devices.table import ACCELERATORS
 from dsl.devices.visible import (
     GRAMMARS,
     level_zero_hierarchy,
@@ -179,14 +180,9 @@ def _gaudi_devices(root: str) -> tuple[LocatedDevice, ...]:
 def _cambricon_devices(root: str) -> tuple[LocatedDevice, ...]:
     """By the driver's files in ``/proc``, in the order of the device files, of which we may lack some."""
     base = os.path.join(root, "proc/driver/cambricon/mlus")
-    try:
-        addresses = os.listdir(base)
-    except OSError:
-        return ()
     found = []
-    for address in addresses:
-        lines = [line.partition(":") for line in read_fact(f"{base}/{address}/information").splitlines()]
-        fields = {name.strip(): value.strip() for name, _, value in lines}
+    for address in list_names(base):
+        fields = read_fields(f"{base}/{address}/information")
         file = fields.get("Device inode path", "").lstrip("/")
         number = file.removeprefix("dev/cambricon_dev")
         if number.isascii() and number.isdigit() and os.path.exists(os.path.join(root, file)):

@@ -12,7 +12,15 @@ from __future__ import annotations
 import os
 
 from dsl._record import record
-from dsl.devices.select import has_nvidia_driver
+from dsl.devices.files import (
+    has_nvidia_driver,
+    list_names,
+    numbered,
+    pci_address,
+    read_fields,
+    read_numa_node,
+)
+from dsl.devices.visible import read_entries, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,42 +36,42 @@ if TYPE_CHECKING:
 
 @record
 class MigInstance:
-    """A compute instance of a GPU that is divided: its UUID, that of its GPU, and both instance numbers.
-
-    ``profile`` is its slice as ``1g.10gb``, empty if the driver does not say. Without NVML the UUID is the
-    old form ``MIG-GPU-.../GPU-INSTANCE/COMPUTE-INSTANCE``, which CUDA understands as well.
-    """
+    """A compute instance of a GPU that is divided."""
 
     uuid: str
+    """Without NVML it is the old form ``MIG-GPU-.../GPU-INSTANCE/COMPUTE-INSTANCE``, which CUDA knows too."""
     parent: str
+    """UUID of its GPU."""
     gpu_instance: int
     compute_instance: int
     profile: str = ""
+    """Its slice as ``1g.10gb``, empty if the driver does not say."""
 
 
 @record
 class Device:
-    """A GPU: its PCI address as in sysfs, UUID, model, NUMA node, number for NVML, and size of its memory.
-
-    What the driver does not say is empty or None.
-    """
+    """A GPU. What the driver does not say is empty or None."""
 
     address: str
+    """PCI address as in sysfs."""
     uuid: str = ""
     model: str = ""
     numa_node: int | None = None
     index: int = 0
+    """Its number for NVML."""
     memory_bytes: int | None = None
     mig: tuple[MigInstance, ...] = ()
 
 
 @record
 class Survey:
-    """The devices found, who named them (``nvml``, ``files``, or nobody: no driver), and what went wrong."""
+    """The devices found."""
 
     devices: tuple[Device, ...] = ()
     source: str = ""
+    """Who named them: ``nvml``, ``files``, or nobody: there is no driver."""
     problems: tuple[str, ...] = ()
+    """What went wrong, a line each."""
 
 
 def survey(root: str = "/", nvml: Open | None = None) -> Survey:
@@ -101,7 +109,7 @@ def quick_devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ..
     """
     files = _device_files(root)
     base = os.path.join(root, "proc/driver/nvidia/gpus")
-    minors = {_read_fields(f"{base}/{name}/information").get("Device Minor", "") for name in _list(base)}
+    minors = {read_fields(f"{base}/{name}/information").get("Device Minor", "") for name in list_names(base)}
     return read_devices(root) if files and files <= minors else devices(root, nvml)
 
 
@@ -188,7 +196,7 @@ def read_devices(root: str = "/") -> tuple[Device, ...]:
     at all (they are made on first use). Devices that the driver was told to leave alone do not count.
     """
     base = os.path.join(root, "proc/driver/nvidia/gpus")
-    listed = [(name, _read_fields(f"{base}/{name}/information")) for name in _list(base)]
+    listed = [(name, read_fields(f"{base}/{name}/information")) for name in list_names(base)]
     files = _device_files(root)
     found: list[Device] = []
     places = [(pci_address(fields.get("Bus Location") or name), fields) for name, fields in listed]
@@ -217,28 +225,12 @@ def _read_instances(root: str, minor: str, parent: str) -> tuple[MigInstance, ..
     base = os.path.join(root, f"proc/driver/nvidia/capabilities/gpu{minor}/mig")
     pairs = [
         (int(gpu[2:]), int(compute[2:]))
-        for gpu in _list(base)
+        for gpu in list_names(base)
         if gpu[:2] == "gi" and gpu[2:].isdigit()
-        for compute in _list(f"{base}/{gpu}")
+        for compute in list_names(f"{base}/{gpu}")
         if compute[:2] == "ci" and compute[2:].isdigit()
     ]
     return tuple([MigInstance(f"MIG-{parent}/{gi}/{ci}", parent, gi, ci) for gi, ci in sorted(pairs)])
-
-
-def pci_address(text: str) -> str:
-    """A PCI address as sysfs spells it: NVML's ``00000000:07:00.0`` is ``0000:07:00.0``."""
-    domain, colon, rest = text.strip().lower().partition(":")
-    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if colon else ""
-
-
-def read_numa_node(address: str, root: str = "/") -> int | None:
-    """NUMA node of a PCI device by sysfs; None when the kernel does not know it (it says -1)."""
-    try:
-        with open(os.path.join(root, "sys/bus/pci/devices", address, "numa_node"), encoding="ascii") as file:
-            node = int(file.read())
-    except (OSError, ValueError):
-        return None
-    return node if node >= 0 else None
 
 
 def visible_devices(value: str | None, found: Sequence[Device], *, alone: bool = False) -> tuple[Device, ...]:
@@ -247,8 +239,6 @@ def visible_devices(value: str | None, found: Sequence[Device], *, alone: bool =
     A process sees one MIG instance at most, the first that is named; ``alone``: the GPU of every one named,
     for workers that are shown one each.
     """
-    from dsl.devices.visible import read_entries, resolve
-
     entries = read_entries(value)
     if not entries or not entries[0].startswith("MIG-"):
         return tuple(
@@ -277,22 +267,4 @@ def mig_names(instance: MigInstance) -> tuple[str, str]:
 
 def _device_files(root: str) -> set[str]:
     """Minor numbers of the device files that we have."""
-    names = _list(os.path.join(root, "dev"))
-    return {name[6:] for name in names if name[:6] == "nvidia" and name[6:].isdigit()}
-
-
-def _list(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _read_fields(path: str) -> dict[str, str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return {}
-    pairs = [line.partition(":") for line in lines]
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    return {name[6:] for name in numbered(os.path.join(root, "dev"), "nvidia")}

@@ -1,7 +1,7 @@
 """How the devices of each accelerator are counted without torch, by the files that their drivers make.
 
-The names are those of `dsl.devices.select.ACCELERATORS`, which says what every launch needs of them; this is
-imported only when there may be another than an NVIDIA device or the CPU. Where one card may be several
+The names are those of `dsl.devices.table.ACCELERATORS`. This is imported only when there may be another than
+an NVIDIA device or the CPU. Where one card may be several
 devices for torch, the accelerator's torch plug-in is asked in a child process.
 
 Sources: the kernel's documentation of its drivers (amdkfd, i915, xe, habanalabs), and the vendors'
@@ -14,54 +14,27 @@ import os
 import sys
 
 from dsl._record import record
-from dsl.devices.select import ACCELERATORS, PLACEHOLDERS, has_intel_torch, visible_cuda_count
-from dsl.devices.visible import (
-    GRAMMARS,
-    LEVEL_ZERO_VARIABLE,
-    count_rocm,
-    count_visible,
-    level_zero_hierarchy,
-    resolve_level_zero,
-)
+from dsl.devices.files import has_intel_torch, numbered, read_fact
+from dsl.devices.table import ACCELERATORS
+from dsl.devices.visible import GRAMMARS, count_rocm, count_visible, level_zero_hierarchy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dsl.devices.select import CountOther
-
     Counter = Callable[[str], int]
     """Number of devices below this root directory."""
 
 
-def _numbered(folder: str, prefix: str) -> list[str]:
-    """Names in a folder that are the prefix and a number."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    size = len(prefix)
-    return [name for name in names if name[:size] == prefix and name[size:].isdigit()]
-
-
-def read_fact(path: str) -> str:
-    """What a small file of the kernel says; empty if there is none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def count_davinci(root: str) -> int:
     """Ascend NPUs: ``/dev/davinci0``, ...; a container has those that it was given."""
-    return len(_numbered(os.path.join(root, "dev"), "davinci"))
+    return len(numbered(os.path.join(root, "dev"), "davinci"))
 
 
 def gaudi_folders(root: str) -> list[str]:
     """Where sysfs has each Gaudi of ours. Other accel devices (NPUs of laptops) have no such type."""
     found = []
-    for name in _numbered(os.path.join(root, "dev/accel"), "accel"):
+    for name in numbered(os.path.join(root, "dev/accel"), "accel"):
         device = os.path.join(root, "sys/class/accel", name, "device")
         vendor = read_fact(f"{device}/vendor")
         if read_fact(f"{device}/device_type").upper().startswith("GAUDI") or vendor == "0x1da3":
@@ -71,27 +44,27 @@ def gaudi_folders(root: str) -> list[str]:
 
 def count_gaudi(root: str) -> int:
     """Gaudi devices: ``/dev/accel/accel0``, ... of habanalabs, before Linux 6.2 ``/dev/hl0``, ..."""
-    return len(gaudi_folders(root)) or len(_numbered(os.path.join(root, "dev"), "hl"))
+    return len(gaudi_folders(root)) or len(numbered(os.path.join(root, "dev"), "hl"))
 
 
 def count_cambricon(root: str) -> int:
     """Cambricon MLUs: ``/dev/cambricon_dev0``, ..."""
-    return len(_numbered(os.path.join(root, "dev"), "cambricon_dev"))
+    return len(numbered(os.path.join(root, "dev"), "cambricon_dev"))
 
 
 def count_kunlun(root: str) -> int:
     """Kunlun XPUs: ``/dev/xpu0``, ... beside ``/dev/xpuctrl``."""
-    return len(_numbered(os.path.join(root, "dev"), "xpu"))
+    return len(numbered(os.path.join(root, "dev"), "xpu"))
 
 
 def count_teco_cards(root: str) -> int:
     """SDAA cards: ``/dev/tcaicard0``, ...; each is several devices for torch."""
-    return len(_numbered(os.path.join(root, "dev"), "tcaicard"))
+    return len(numbered(os.path.join(root, "dev"), "tcaicard"))
 
 
 def count_biren_cards(root: str) -> int:
     """Biren cards: ``/dev/biren/card_0``, ...; each may be divided into several devices."""
-    return len(_numbered(os.path.join(root, "dev/biren"), "card_"))
+    return len(numbered(os.path.join(root, "dev/biren"), "card_"))
 
 
 def count_metal(_root: str) -> int:
@@ -115,7 +88,7 @@ def intel_cards(root: str) -> list[IntelCard]:
     """
     integrated, discrete = [], []
     base = os.path.join(root, "sys/class/drm")
-    for name in _numbered(base, "renderD"):
+    for name in numbered(base, "renderD"):
         folder = f"{base}/{name}/device"
         has_node = os.path.exists(os.path.join(root, "dev/dri", name))
         if read_fact(f"{folder}/vendor") != "0x8086" or not has_node:
@@ -135,10 +108,10 @@ def count_intel(root: str, hierarchy: str = "") -> int:
 
 
 def _count_tiles(device: str) -> int:
-    tiles = len(_numbered(device, "tile"))  # xe
+    tiles = len(numbered(device, "tile"))  # xe
     if not tiles:
-        for card in _numbered(f"{device}/drm", "card"):  # i915
-            tiles = len(_numbered(f"{device}/drm/{card}/gt", "gt"))
+        for card in numbered(f"{device}/drm", "card"):  # i915
+            tiles = len(numbered(f"{device}/drm/{card}/gt", "gt"))
     return max(tiles, 1)
 
 
@@ -152,7 +125,7 @@ def rocm_nodes(root: str = "/") -> list[dict[str, str]]:
         return []
     base = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
     found = []
-    for node in sorted(_numbered(base, ""), key=int):
+    for node in sorted(numbered(base, ""), key=int):
         lines = read_fact(f"{base}/{node}/properties").splitlines()
         fields = dict([line.split(" ", 1) for line in lines if " " in line])
         render = fields.get("drm_render_minor", "0")
@@ -190,18 +163,18 @@ def count_amd(environ: Mapping[str, str], root: str = "/") -> int:
 
 @record
 class Counting:
-    """How one accelerator is found and counted.
-
-    ``torch_name``: its devices for torch and ``--nproc-per-node``. ``files`` counts its device files;
-    ``exact`` says that these are the devices. ``plug_in``: the package whose import makes torch know them
-    (empty: torch itself), and where in it the function is that counts.
-    """
+    """How one accelerator is found and counted."""
 
     torch_name: str
+    """What its devices are called by torch and ``--nproc-per-node``."""
     files: Counter
+    """Counts its device files."""
     plug_in: str
+    """The package whose import makes torch know them; empty: torch itself."""
     function: str
+    """Where in it the function is that counts."""
     exact: bool = True
+    """The device files are the devices."""
 
 
 COUNTINGS = {
@@ -272,29 +245,3 @@ def count_accelerator(
         return found
     # Module numbers are not indices: a part of the modules may have been given to us under any number.
     return min(found, count_visible(environ[variable], 64, (), GRAMMARS[variable]))
-
-
-def count_devices(
-    name: str,
-    environ: Mapping[str, str],
-    count_cuda: Callable[[], int],
-    count_other: CountOther | None = None,
-    *,
-    alone: bool = False,
-) -> int:
-    """How many devices of an accelerator a process of this environment sees; ``gpu`` is ``cuda``.
-
-    ``alone`` as for `visible_cuda_count`. Raises AcceleratorError if a plug-in has to be asked and fails, and
-    KeyError for the CPU and for what is no accelerator.
-    """
-    if name in ("cuda", "gpu"):
-        return visible_cuda_count(environ, count_cuda(), alone=alone)
-    if name == "cpu":
-        raise KeyError(name)
-    variable = ACCELERATORS[name].visible_variable
-    count = (count_other or count_accelerator)(name, environ)
-    if name in PLACEHOLDERS or variable not in environ:
-        return count
-    if variable == LEVEL_ZERO_VARIABLE:
-        return len(resolve_level_zero(environ, count))
-    return count_visible(environ[variable], count, (), GRAMMARS[variable])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dsl.devices.select import ACCELERATORS, are_hidden, visible_cuda_count
+from dsl.devices.table import ACCELERATORS, PLACEHOLDERS, are_hidden
 from dsl.errors import AcceleratorError, FilterError, OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.machine.host import Host
-    from dsl.model import TorchRequest
+    from dsl.devices.facts import DeviceFacts
+    from dsl.machine.cpus import Cpus
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 # On ROCm it says more than the other, if it is set.
@@ -19,7 +19,9 @@ MOST_WORKERS = 1 << 22
 """No machine holds more processes."""
 
 
-def local_world_size(text: str, environ: Mapping[str, str], host: Host, *, alone: bool = False) -> int:
+def local_world_size(
+    text: str, environ: Mapping[str, str], devices: DeviceFacts, cpus: Cpus, *, alone: bool = False
+) -> int:
     """Number of workers on this node from torchrun's ``--nproc-per-node``.
 
     A number, ``cpu`` (the CPUs that we may use), ``gpu`` (visible CUDA devices), the name of another
@@ -37,25 +39,43 @@ def local_world_size(text: str, environ: Mapping[str, str], host: Host, *, alone
             raise OptionError(f"{shown}: it must be 1 to {MOST_WORKERS}")
         return int(text)
     if text == "cpu":
-        return len(set(host.allowed_cpus()))
-    name = node_accelerator(text, environ, host) if text == "auto" else text
-    if name in ("gpu", "cuda"):
-        devices = visible_cuda_count(
-            environ, host.count_cuda(), lambda: [gpu.uuid for gpu in host.gpus()], alone=alone
-        )
-    elif name in ACCELERATORS:
-        from dsl.devices.others import count_devices
-
-        devices = count_devices(name, environ, host.count_cuda, host.count_other)
-    else:
+        return len(cpus.allowed)
+    name = node_accelerator(text, environ, devices) if text == "auto" else text
+    if name != "gpu" and name not in ACCELERATORS:
         raise OptionError(f"{shown}: expected a number, auto, cpu or gpu, or an accelerator such as xpu")
-    if devices or text == "auto":
-        return devices or len(set(host.allowed_cpus()))
+    count = count_visible_devices(name, environ, devices, alone=alone)
+    if count or text == "auto":
+        return count or len(cpus.allowed)
     kind = "CUDA" if name in ("gpu", "cuda") else name
     raise OptionError(f"{shown}: no {kind} device can be seen on this machine, give a number or cpu")
 
 
-def node_accelerator(nproc_per_node: str, environ: Mapping[str, str], host: Host) -> str:
+def count_visible_devices(
+    name: str, environ: Mapping[str, str], devices: DeviceFacts, *, alone: bool = False
+) -> int:
+    """How many devices of an accelerator a process of this environment sees; ``gpu`` is ``cuda``.
+
+    ``alone``: each worker is shown one device, so MIG instances count as many as are named. Raises
+    AcceleratorError if a plug-in has to be asked and fails, and KeyError for the CPU and for what is no
+    accelerator.
+    """
+    if name == "cpu":
+        raise KeyError(name)
+    is_cuda = name in ("cuda", "gpu")
+    variable = DEVICES_VARIABLE if is_cuda else ACCELERATORS[name].visible_variable
+    count = devices.cuda_count if is_cuda else devices.other_count(name, environ)
+    value = environ.get(variable)
+    if name in PLACEHOLDERS or value is None:
+        return count
+    from dsl.devices.visible import GRAMMARS, LEVEL_ZERO_VARIABLE, count_visible, resolve_level_zero
+
+    if variable == LEVEL_ZERO_VARIABLE:
+        return len(resolve_level_zero(environ, count))
+    names = [gpu.uuid for gpu in devices.gpus] if is_cuda and value.startswith("GPU-") else ()
+    return count_visible(value, count, names, GRAMMARS[variable], alone=is_cuda and alone)
+
+
+def node_accelerator(nproc_per_node: str, environ: Mapping[str, str], devices: DeviceFacts) -> str:
     """The accelerator of this node's workers: the one that ``--nproc-per-node`` names, else the machine's.
 
     Another than CUDA comes first, as everywhere, unless its variable hides all its devices. ``cuda`` also
@@ -64,14 +84,14 @@ def node_accelerator(nproc_per_node: str, environ: Mapping[str, str], host: Host
     name = nproc_per_node.strip()
     if name in ACCELERATORS or name == "gpu":
         return "cuda" if name == "gpu" else name
-    other = host.find_other()
+    other = devices.other_name
     return "cuda" if other is None or are_hidden(other, environ) else other
 
 
 def own_devices(
-    request: TorchRequest, environ: Mapping[str, str], count: int, host: Host
+    nproc_per_node: str, environ: Mapping[str, str], count: int, devices: DeviceFacts
 ) -> tuple[Mapping[str, str], ...]:
-    """The variables by which each of ``count`` workers sees one device alone; empty if all see the same.
+    """The variables by which each of ``count`` workers sees one device alone (``--virtual-local-rank``).
 
     torchrun sets ``CUDA_VISIBLE_DEVICES``, whatever devices there are. So do we for the accelerators that
     have this variable, among them Kunlun's, which passes for CUDA, and on a machine without any: Metal and
@@ -82,9 +102,7 @@ def own_devices(
     Raises:
         OptionError: the devices that we may use are too few, or cannot be shown to one worker alone.
     """
-    if not request.virtual_local_rank:
-        return ()
-    name = node_accelerator(request.nproc_per_node, environ, host)
+    name = node_accelerator(nproc_per_node, environ, devices)
     if name == "hpu":
         raise OptionError(
             "--virtual-local-rank: hpu devices cannot be shown to one worker each, because "
@@ -94,7 +112,7 @@ def own_devices(
     try:
         if variable == DEVICES_VARIABLE:
             return _own_cuda_devices(environ, count)
-        values = _own_values(name, variable, environ, count, host)
+        values = _own_values(name, variable, environ, count, devices)
     except FilterError as error:
         raise OptionError(f"--virtual-local-rank: {error}") from None
     return tuple([{variable: value} for value in values])
@@ -111,12 +129,12 @@ def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[s
 
 
 def _own_values(
-    name: str, variable: str, environ: Mapping[str, str], count: int, host: Host
+    name: str, variable: str, environ: Mapping[str, str], count: int, devices: DeviceFacts
 ) -> Sequence[str]:
     from dsl.devices.visible import explain_value, worker_choices
 
     try:
-        total = host.count_other(name, environ)
+        total = devices.other_count(name, environ)
     except AcceleratorError:
         total = MOST_WORKERS  # who starts this number of workers knows better
     choices = worker_choices(variable, environ, total, count)

@@ -1,7 +1,6 @@
-"""The master port: where the store of rank 0 will listen.
+"""TCP ports of this machine: which are free, and who holds one.
 
-Nobody wants port 29500 as such: it is used when it is free, and replaced when it is not. A port that was
-asked for is used or refused, naming its holder. The probe listens the way a TCPStore does, for an instant.
+The probe listens the way a TCPStore does, for an instant.
 """
 
 from __future__ import annotations
@@ -9,46 +8,23 @@ from __future__ import annotations
 import _socket
 import os
 
-from dsl._record import record
 from dsl.errors import PortError
-from dsl.model import DEFAULT_MASTER_PORT
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
-@record
-class PortProbe:
-    """How to learn about ports: is one free, a free one, and who holds one (in words)."""
+class Ports:
+    """TCP ports of this machine."""
 
-    is_free: Callable[[int], bool]
-    pick: Callable[[], int]
-    holder: Callable[[int], str]
+    def is_free(self, port: int) -> bool:
+        """See `port_is_free`."""
+        return port_is_free(port)
 
+    def pick(self) -> int:
+        """See `pick_free_port`."""
+        return pick_free_port()
 
-def choose_port(asked: int | None, *, shared: bool, probe: PortProbe) -> tuple[int, bool]:
-    """Return the master port, and whether it stands in for the default one because that is taken.
-
-    ``asked`` is the user's (None: not said; 0: any free one). ``shared``: other nodes must arrive at the same
-    port by themselves, so none can be chosen here.
-
-    Raises:
-        PortError: not a port, taken, not permitted, or to be chosen though it is shared.
-    """
-    if asked is not None and not 0 <= asked <= 65535:
-        raise PortError(f"--master_port {asked} is not a port, expected 1 to 65535, or 0 for any free one")
-    if asked == 0 and shared:
-        raise PortError("--master_port 0: a job on several nodes needs the same port on each, name one")
-    if asked == 0:
-        return probe.pick(), False
-    port = DEFAULT_MASTER_PORT if asked is None else asked
-    if probe.is_free(port):
-        return port, False
-    if asked is None and not shared:
-        return probe.pick(), True
-    advice = "choose another with --master_port" if shared else "choose another, or leave out --master_port"
-    raise PortError(f"master port {port} is taken by {probe.holder(port)}; {advice}")
+    def holder(self, port: int) -> str:
+        """See `name_port_holder`."""
+        return name_port_holder(port)
 
 
 def _listen(port: int) -> _socket.socket:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from dsl._record import record
+from dsl.lists import parse_range
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,13 +38,9 @@ class Topology:
 
 def parse_kernel_list(text: str) -> tuple[int, ...]:
     """The kernel's list format: ``"0-2,5"`` -> (0, 1, 2, 5); blank -> ()."""
-    numbers: list[int] = []
     # The files of Linux 5.15-rc1 end in a zero byte.
-    for part in text.strip("\0 \t\n").split(","):
-        if part:
-            first, _, last = part.partition("-")
-            numbers.extend(range(int(first), int(last or first) + 1))
-    return tuple(numbers)
+    ranges = [parse_range(part) for part in text.strip("\0 \t\n").split(",")]
+    return tuple([number for ends in ranges if ends for number in range(ends[0], ends[1] + 1)])
 
 
 def _read(path: str) -> str | None:
@@ -93,10 +90,12 @@ def read_topology(cpus: Iterable[int], root: str = "/") -> Topology:
 
     A CPU whose core the kernel does not name is a core of its own.
     """
-    return Topology(
-        read_numa_nodes(root),
-        _groups(cpus, lambda cpu: _shared(root, cpu, "core_cpus_list", "thread_siblings_list") or (cpu,)),
-    )
+    return Topology(read_numa_nodes(root), read_cores(cpus, root))
+
+
+def read_cores(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
+    """CPUs of each core that some of the given ones belong to."""
+    return _groups(cpus, lambda cpu: _shared(root, cpu, "core_cpus_list", "thread_siblings_list") or (cpu,))
 
 
 def read_packages(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, Literal, TypeVar
 
+    from dsl.machine.console import Console, Kind
     from dsl.model import LineFile, NodePlan, OutputRequest, WorkerPlan
-    from dsl.output.routes import Console, Kind
 
     _T = TypeVar("_T")
 

@@ -11,21 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal
 
+    from dsl.machine.console import Console, Kind
     from dsl.model import LineFile, OutputRequest
-
-    Kind = Literal["terminal", "null", "other"]
 
 # Of the terminal's eight colours those that are read on black and on white, without red, which means trouble.
 COLOURS = (36, 32, 35, 34, 33)
 TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-
-
-@record
-class Console:
-    """What the command's own stdout and stderr are: a ``terminal``, ``null`` (/dev/null), or ``other``."""
-
-    stdout: Kind = "other"
-    stderr: Kind = "other"
 
 
 @record

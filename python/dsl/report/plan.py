@@ -5,7 +5,7 @@ Of the environment only what the job changes is shown: the rest is the user's ow
 
 from __future__ import annotations
 
-from dsl.binding.deepspeed import format_core_list
+from dsl.lists import THREADS_VARIABLE, format_ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from dsl.model import NodePlan, WorkerPlan
 
-THREADS_VARIABLE = "OMP_NUM_THREADS"
 NOTHING = "-"
 
 
@@ -32,7 +31,7 @@ def _binding_row(plan: NodePlan, worker: WorkerPlan) -> tuple[str, ...]:
         NOTHING if device is None else device.name,
         (device.pci_address if device is not None else "") or NOTHING,
         NOTHING if node is None else str(node),
-        "all" if worker.cpus is None else format_core_list(worker.cpus),
+        "all" if worker.cpus is None else format_ranges(worker.cpus),
         memory_words(worker),
         worker.env.get(THREADS_VARIABLE) or plan.env.get(THREADS_VARIABLE) or NOTHING,
     )
@@ -43,7 +42,7 @@ def memory_words(worker: WorkerPlan) -> str:
     if worker.mempolicy is None:
         return "default"
     mode, nodes = worker.mempolicy
-    return f"{mode} {format_core_list(sorted(nodes))}".rstrip()
+    return f"{mode} {format_ranges(sorted(nodes))}".rstrip()
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -59,7 +58,7 @@ def plan_text(plan: NodePlan, environ: Mapping[str, str]) -> list[str]:
     count = len(plan.workers)
     ranks = [worker.rank for worker in plan.workers]
     place = f"meeting at {plan.master_addr}:{plan.master_port}"
-    workers = f"{count} of {plan.world_size} workers, ranks {format_core_list(ranks)}"
+    workers = f"{count} of {plan.world_size} workers, ranks {format_ranges(ranks)}"
     lines = [
         f"node {plan.node_rank} ({plan.host}): {workers}, {place}",
         "environment of all workers, beside yours:",
@@ -80,7 +79,7 @@ def _placement(worker: WorkerPlan) -> list[str]:
     if worker.device is not None:
         lines.append(f"device: {worker.device.name} {worker.device.pci_address}".rstrip())
     if worker.cpus is not None:
-        lines.append(f"cores: {format_core_list(worker.cpus)}, memory: {memory_words(worker)}")
+        lines.append(f"cores: {format_ranges(worker.cpus)}, memory: {memory_words(worker)}")
     for name, route in (("stdout", worker.stdout), ("stderr", worker.stderr)):
         if route is not None and route.path is not None:
             lines.append(f"{name}: {route.path}{' and the console' if route.console else ''}")

@@ -92,10 +92,11 @@ def slots_text(slots: Sequence[int]) -> str:
     """Ascending slots in words: ``only slot 0``, ``slots 0 to 3``, ``slots 0, 2``."""
     if not slots:
         return "no slots"
-    if len(slots) == 1:
-        return f"only slot {slots[0]}"
-    if slots[-1] - slots[0] == len(slots) - 1:
-        return f"slots {slots[0]} to {slots[-1]}"
+    from dsl.lists import find_runs
+
+    (first, last), *more = find_runs(slots)
+    if not more:
+        return f"only slot {first}" if first == last else f"slots {first} to {last}"
     return f"slots {', '.join(map(str, slots[:16]))}{', ...' if len(slots) > 16 else ''}"
 
 

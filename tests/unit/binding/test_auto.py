@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.machine import make_host, numa_table
+from tests.support.machine import make_facts, make_gpus, numa_table
+from tests.support.outcome import error_of
 
+from dsl._record import replace
 from dsl.binding.auto import bind_auto
-from dsl.binding.deepspeed import Binding, format_core_list
-from dsl.binding.placement import memory_policy, place
-from dsl.errors import BindingError
+from dsl.binding.cores import Binding, memory_policy
+from dsl.binding.placement import NodeGroup, Placement, place
+from dsl.errors import OptionError, PlacementError
+from dsl.lists import format_ranges
 from dsl.machine.topology import NumaNode, Topology
-from dsl.model import PlacementRequest, WorkerDevice
+from dsl.model.request import PlacementRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 AUTO = PlacementRequest(bind="auto")
+NUMA = PlacementRequest(numa_binding="node")
 
 
 def _machine(*nodes: Sequence[int], threads: int = 1) -> Topology:
@@ -42,7 +46,7 @@ def _cpus(
 ) -> list[str]:
     mine = [cpu for core in topology.cores for cpu in core] if allowed is None else allowed
     bindings, _ = bind_auto(homes, mine, topology, strict=False)
-    return [format_core_list(one.cpus) for one in bindings]
+    return [format_ranges(one.cpus) for one in bindings]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +109,7 @@ def test_less_than_asked_is_a_warning_and_refused_if_strict(
 ) -> None:
     (text,) = _said(homes, TWO_NODES, allowed)
     assert said in text
-    with pytest.raises(BindingError, match=said) as caught:
+    with pytest.raises(PlacementError, match=said) as caught:
         bind_auto(homes, allowed, TWO_NODES, strict=True)
     assert "\n" not in str(caught.value)
 
@@ -240,9 +244,12 @@ def test_a_policy_names_the_nodes_of_the_cores(
     assert memory_policy(mode, cpus, topology) == expected
 
 
-def _place(request: PlacementRequest, *bindings: Binding, count: int = 2, **environ: str) -> Any:
-    host = make_host(allowed_cpus=lambda: range(16), topology=lambda _cpus: THREADED)
-    return place(request, count, bindings, (), environ, host)
+def _place(wish: PlacementRequest, count: int = 2, homes: Sequence[int] = (), **environ: str) -> Placement:
+    """On the threaded machine, whose CPUs are one package, with NVIDIA devices at these NUMA nodes."""
+    facts = make_facts(
+        allowed=range(16), topology=THREADED, packages=(tuple(range(16)),), gpus=make_gpus(homes)
+    )
+    return place(wish, NodeGroup(count, environ), facts)
 
 
 def test_threads_are_physical_cores_unless_the_user_chose() -> None:
@@ -251,37 +258,33 @@ def test_threads_are_physical_cores_unless_the_user_chose() -> None:
 
 
 def test_cores_that_are_shared_count_in_parts() -> None:
-    whole = Binding(tuple(range(16)))
-    assert _place(PlacementRequest(), whole, whole).threads == (4, 4)
-    assert _place(AUTO, count=20).threads == (1,) * 20
+    assert _place(PlacementRequest(numa_binding="socket")).threads == (4, 4)
+    assert _place(AUTO, 20).threads == (1,) * 20
 
 
 def test_workers_that_share_the_cores_of_a_node_prefer_its_memory() -> None:
-    placed = _place(AUTO, count=20)
+    placed = _place(AUTO, 20)
     assert [one.mempolicy for one in placed.bindings] == [("preferred", (0,))] * 10 + [
         ("preferred", (1,))
     ] * 10
-    assert [one.mempolicy for one in _place(AUTO, count=9).bindings] == [None] * 9
+    assert [one.mempolicy for one in _place(AUTO, 9).bindings] == [None] * 9
 
 
 def test_threads_of_few_workers_beside_many_are_their_own_cores() -> None:
-    devices = [WorkerDevice("H200", f"0000:{number:02x}:00.0", int(number > 5)) for number in range(7)]
-    host = make_host(allowed_cpus=lambda: range(16), topology=lambda _cpus: THREADED)
-    assert place(AUTO, 7, (), devices, {}, host).threads == (1,) * 6 + (4,)
+    assert _place(AUTO, 7, [0] * 6 + [1]).threads == (1,) * 6 + (4,)
 
 
 def test_openmp_must_not_undo_the_binding() -> None:
-    with pytest.raises(BindingError, match=r"^KMP_AFFINITY is set and conflicts with --bind auto"):
+    with pytest.raises(PlacementError, match=r"^KMP_AFFINITY is set and conflicts with --bind auto"):
         _place(AUTO, KMP_AFFINITY="compact")
-    (notice,) = _place(PlacementRequest(), Binding((0,)), KMP_AFFINITY="compact").notices
-    assert notice.level == "warning"
+    levels = [one.level for one in _place(NUMA, KMP_AFFINITY="compact").notices if "KMP" in one.text]
+    assert levels == ["warning"]
 
 
 def test_a_policy_replaces_that_of_the_binding_in_force() -> None:
-    bound = Binding((0, 1), ("bind", (0,)))
-    assert _place(PlacementRequest(), bound).bindings == (bound,)
-    placed = _place(PlacementRequest(memory="interleave"), bound)
-    assert placed.bindings == (Binding((0, 1), ("interleave", (0,))),)
+    plain = PlacementRequest(bind_cores_to_rank=True, core_list="0-1")
+    assert _place(plain, 1).bindings == (Binding((0, 1), ("bind", (0,))),)
+    assert _place(replace(plain, memory="interleave"), 1).bindings == (Binding((0, 1), ("interleave", (0,))),)
 
 
 @pytest.mark.parametrize("facts", [{"memory": "bind"}, {"strict": True}])
@@ -292,8 +295,52 @@ def test_an_option_without_a_binding_is_a_warning(facts: dict[str, Any]) -> None
 
 
 def test_devices_decide_where_they_are_given() -> None:
-    devices = [WorkerDevice("H200", "0000:01:00.0", 1), WorkerDevice("H200", "0000:02:00.0", 0)]
-    host = make_host(allowed_cpus=lambda: range(16), topology=lambda _cpus: THREADED)
-    placed = place(AUTO, 2, (), devices, {}, host)
+    placed = _place(AUTO, 2, (1, 0))
     assert [one.mempolicy for one in placed.bindings] == [("preferred", (1,)), ("preferred", (0,))]
-    assert placed.device(1) == devices[1]
+    device = placed.device(1)
+    assert device is not None
+    assert (device.name, device.pci_address, device.numa_node) == ("H200", "0000:01:00.0", 0)
+
+
+@pytest.mark.parametrize(
+    "wish, said",
+    [
+        (
+            {"bind": "auto", "bind_cores_to_rank": True},
+            "--bind auto cannot be used with --bind_cores_to_rank",
+        ),
+        ({"bind": "auto", "numa_binding": "node"}, "--bind auto cannot be used with --numa-binding"),
+        (
+            {"numa_binding": "node", "bind_cores_to_rank": True},
+            "--numa-binding cannot be used with --bind_cores_to_rank",
+        ),
+    ],
+)
+def test_two_bindings_exclude_each_other(wish: dict[str, Any], said: str) -> None:
+    """G8."""
+    assert error_of(OptionError, _place, PlacementRequest(**wish)) == f"{said}, leave one of them out"
+
+
+def test_deepspeeds_binding_counts_the_threads_of_all_workers_whatever_the_user_says() -> None:
+    placed = _place(PlacementRequest(bind_cores_to_rank=True), OMP_NUM_THREADS="7")
+    assert (placed.node_threads, placed.threads) == (4, ())
+    assert [_place(wish).node_threads for wish in (AUTO, NUMA)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "wish, said",
+    [
+        (PlacementRequest(bind_cores_to_rank=True), "cores bound to each worker: 4"),
+        (AUTO, "CPUs bound to each worker: 8"),
+    ],
+)
+def test_a_command_may_announce_how_much_each_worker_got(wish: PlacementRequest, said: str) -> None:
+    facts = make_facts(allowed=range(16), topology=THREADED)
+    group = NodeGroup(2, {}, first_rank=4, noun="rank", announces=True)
+    notices = place(wish, group, facts).notices
+    assert [(one.level, one.text.partition(", ")[0].partition(": cores")[0]) for one in notices] == [
+        ("info", said),
+        ("debug", "rank 4"),
+        ("debug", "rank 5"),
+    ]
+    assert [one.level for one in place(wish, replace(group, announces=False), facts).notices] == ["debug"] * 2

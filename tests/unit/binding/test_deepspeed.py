@@ -8,16 +8,10 @@ from hypothesis import strategies as st
 from tests.support.machine import numa_table
 from tests.support.outcome import assert_one_line, error_of
 
-from dsl.binding.deepspeed import (
-    CPU_LIMIT,
-    Binding,
-    bind_workers,
-    describe,
-    describe_all,
-    format_core_list,
-    parse_core_list,
-)
-from dsl.errors import BindingError
+from dsl.binding.cores import Binding, describe, describe_all
+from dsl.binding.deepspeed import CPU_LIMIT, bind_workers, parse_core_list
+from dsl.errors import PlacementError
+from dsl.lists import format_ranges
 from dsl.machine.topology import NumaNode, Topology
 
 cores = st.sets(st.integers(0, CPU_LIMIT - 1), min_size=1, max_size=64).map(sorted)
@@ -25,13 +19,13 @@ cores = st.sets(st.integers(0, CPU_LIMIT - 1), min_size=1, max_size=64).map(sort
 
 @given(cores)
 def test_core_lists_survive_the_round_trip(numbers: list[int]) -> None:
-    assert parse_core_list(format_core_list(numbers)) == numbers
+    assert parse_core_list(format_ranges(numbers)) == numbers
 
 
 @given(st.text(st.sampled_from("0123456789,- ") | st.characters(), max_size=20))
 def test_any_text_gives_ascending_cores_or_a_binding_error(text: str) -> None:
     """G8."""
-    error = error_of(BindingError, parse_core_list, text)
+    error = error_of(PlacementError, parse_core_list, text)
     if error is not None:
         assert repr(text) in error
         assert_one_line(error)
@@ -56,7 +50,7 @@ def test_any_text_gives_ascending_cores_or_a_binding_error(text: str) -> None:
     ],
 )
 def test_a_bad_core_list_names_the_part_that_is_wrong(text: str, message: str) -> None:
-    with pytest.raises(BindingError) as caught:
+    with pytest.raises(PlacementError) as caught:
         parse_core_list(text)
     assert str(caught.value).startswith(f"core list {text!r}: ")
     assert message in str(caught.value)
@@ -110,7 +104,7 @@ def test_memory_that_may_not_be_used_is_never_bound(nodes: list[NumaNode], expec
 def test_cores_that_cannot_be_given(
     count: int, core_list: str | None, environ: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(BindingError) as caught:
+    with pytest.raises(PlacementError) as caught:
         bind_workers(count, core_list, {0, 1, 3}, Topology(), environ)
     assert str(caught.value).startswith(message)
 

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.machine import make_host, numa_table
+from tests.support.machine import make_facts, numa_table
 from tests.support.outcome import assert_one_line
 
 from dsl._record import replace
-from dsl.binding.deepspeed import format_core_list
-from dsl.binding.torch_modes import MODES, plan_numa
+from dsl.binding.torch_modes import MODES, NumaPlan, plan_numa
 from dsl.devices.nvidia import Device
-from dsl.errors import BindingError
+from dsl.errors import PlacementError
+from dsl.lists import format_ranges
 from dsl.machine.topology import NumaNode, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dsl.machine.host import Host
+    from dsl.facts import Facts
 
 # Two sockets of two NUMA nodes of four cores, a cache for two of them.
 NODES = numa_table(range(4), range(4, 8), range(8, 12), range(12, 16))
@@ -34,26 +34,29 @@ def _host(
     topology: Topology = TOPOLOGY,
     allowed: Iterable[int] = range(16),
     **facts: Any,
-) -> Host:
+) -> Facts:
     gpus = [Device(f"0000:{one:02x}:00.0", f"GPU-{one}abc", "H200", home) for one, home in enumerate(homes)]
     own = topology is TOPOLOGY
-    return make_host(
-        allowed_cpus=lambda: allowed,
-        topology=lambda _cpus: topology,
-        packages=lambda _cpus: PACKAGES if own else (),
-        caches=lambda _cpus: CACHES if own else (),
-        gpus=lambda: gpus,
-        **facts,
+    return make_facts(
+        allowed=allowed,
+        topology=topology,
+        packages=PACKAGES if own else (),
+        caches=CACHES if own else (),
+        **{"gpus": gpus, **facts},
     )
 
 
-def _cpus(mode: str, count: int, host: Host, **environ: str) -> list[str]:
-    return [format_core_list(one.cpus) for one in plan_numa(mode, count, environ, host).bindings]
+def _plan(mode: str, count: int, host: Facts, **environ: str) -> NumaPlan:
+    return plan_numa(mode, count, environ, host.devices, host.cpus)
 
 
-def _refusal(mode: str, count: int, host: Host, **environ: str) -> str:
-    with pytest.raises(BindingError) as caught:
-        plan_numa(mode, count, environ, host)
+def _cpus(mode: str, count: int, host: Facts, **environ: str) -> list[str]:
+    return [format_ranges(one.cpus) for one in _plan(mode, count, host, **environ).bindings]
+
+
+def _refusal(mode: str, count: int, host: Facts, **environ: str) -> str:
+    with pytest.raises(PlacementError) as caught:
+        _plan(mode, count, host, **environ)
     assert_one_line(str(caught.value))
     assert "--numa-binding" in str(caught.value)
     return str(caught.value)
@@ -67,12 +70,14 @@ FOUR = (3, 2, 1, 0)
     [
         ("2,0", ["4-7", "12-15"]),
         ("GPU-1abc,GPU-3abc", ["8-11", "0-3"]),
-        ("GPU-1,gpu-3A", ["8-11", "0-3"]),
+        ("GPU-1,GPU-3a", ["8-11", "0-3"]),
+        ("GPU-1,gpu-3A", ["8-11"]),
         ("MIG-GPU-2abc/1/0,MIG-GPU-2abc/2/0", ["4-7", "4-7"]),
         ("MIG-6f1c,MIG-77aa", ["0-3", "12-15"]),
         ("1,9,0", ["8-11"]),
         ("1,-1,0", ["8-11"]),
-        ("3,GPU-0", ["0-3", "12-15"]),
+        ("3,GPU-0", ["0-3"]),
+        ("3rd,02", ["0-3", "4-7"]),
     ],
 )
 def test_a_device_is_the_one_that_its_visible_name_means(visible: str, expected: list[str]) -> None:
@@ -81,7 +86,10 @@ def test_a_device_is_the_one_that_its_visible_name_means(visible: str, expected:
     assert _cpus("node", len(expected), host, CUDA_VISIBLE_DEVICES=visible) == expected
 
 
-@pytest.mark.parametrize("visible", ["9", "GPU-", "GPU-7", "MIG-gone", "MIG-GPU-9/1/0", "cuda:0", "9" * 5000])
+@pytest.mark.parametrize(
+    "visible",
+    ["9", "GPU-", "GPU-7", "MIG-gone", "MIG-GPU-9/1/0", "cuda:0", "9" * 5000, "0,0", "GPU-1,GPU-1a"],
+)
 def test_names_of_no_device_or_of_several_show_none(visible: str) -> None:
     """CUDA would show none either; the workers would fail later, with less said."""
     text = _refusal("node", 1, _host(FOUR), CUDA_VISIBLE_DEVICES=visible)
@@ -157,7 +165,7 @@ def test_fake_numa_nodes_are_one() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_kernel_that_tells_nothing_has_one_numa_node_of_cpus(mode: str) -> None:
     host = _host((None,), Topology((), tuple((cpu,) for cpu in range(4))), range(4))
-    (binding,) = plan_numa(mode, 1, {}, host).bindings
+    (binding,) = _plan(mode, 1, host).bindings
     assert (binding.cpus, binding.mempolicy) == ((0, 1, 2, 3), None)
 
 
@@ -174,21 +182,20 @@ def test_a_kernel_that_tells_nothing_has_one_numa_node_of_cpus(mode: str) -> Non
 def test_memory_of_the_numa_node_is_preferred_if_all_cpus_are_there(
     mode: str, allowed: Iterable[int], memory: object
 ) -> None:
-    (binding,) = plan_numa(mode, 1, {}, _host((1,), allowed=allowed)).bindings
+    (binding,) = _plan(mode, 1, _host((1,), allowed=allowed)).bindings
     assert binding.mempolicy == memory
 
 
 def test_memory_that_may_not_be_used_is_never_preferred() -> None:
     topology = Topology((NumaNode(0, (0, 1), usable_memory=False),), ((0,), (1,)))
-    (binding,) = plan_numa("node", 1, {}, _host((0,), topology, range(2))).bindings
+    (binding,) = _plan("node", 1, _host((0,), topology, range(2))).bindings
     assert (binding.cpus, binding.mempolicy) == ((0, 1), None)
 
 
 def _said(homes: Sequence[int | None], models: Sequence[str] = (), **environ: str) -> list[tuple[str, str]]:
-    host = _host(homes)
-    named = zip(host.gpus(), models or ["H200"] * len(homes), strict=True)
+    named = zip(_host(homes).devices.gpus, models or ["H200"] * len(homes), strict=True)
     gpus = [replace(gpu, model=model) for gpu, model in named]
-    notices = plan_numa("node", 1, environ, replace(host, gpus=lambda: gpus)).notices
+    notices = _plan("node", 1, _host(gpus=gpus), **environ).notices
     return [(notice.level, notice.text) for notice in notices]
 
 
@@ -228,8 +235,8 @@ def test_no_worker_leaves_the_affinity_mask(
     allowed = data.draw(st.sets(st.integers(0, 15), min_size=1))
     host = _host(homes, allowed=allowed)
     try:
-        bindings = plan_numa(mode, count, {}, host).bindings
-    except BindingError as error:
+        bindings = _plan(mode, count, host).bindings
+    except PlacementError as error:
         assert_one_line(str(error))
         return
     assert len(bindings) == count

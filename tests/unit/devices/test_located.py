@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.machine import make_host, numa_table
+from tests.support.machine import ROOMS, UNASKED, make_facts, numa_table
 
-from dsl.binding.placement import shown_devices
+from dsl import model
+from dsl.binding.placement import NodeGroup, shown_devices
 from dsl.devices.located import LocatedDevice, read_devices
-from dsl.model import PlacementRequest, TorchRequest, WorkerDevice
+from dsl.model import TorchRequest, WorkerDevice
+from dsl.model.request import PlacementRequest
 from dsl.plan.torchrun import build_group, plan_attempt
 
 if TYPE_CHECKING:
@@ -80,8 +82,9 @@ def see(
     name: str, root: object, environ: Mapping[str, str], count: int, own: Sequence[Mapping[str, str]] = ()
 ) -> list[tuple[str, int | None] | None]:
     """Address and NUMA node of the device of each worker on a machine with this root and no NVIDIA device."""
-    host = make_host(other_devices=lambda kind, env: read_devices(kind, env, str(root)))
-    found = shown_devices(NAMED, environ, count, host, lambda: name, own)
+    group = NodeGroup(count, environ, tuple(own), accelerator=name)
+    facts = make_facts(located=lambda kind, env: read_devices(kind, env, str(root)))
+    found = shown_devices(NAMED, group, facts.devices)
     return [None if one is None else (one.pci_address, one.numa_node) for one in found]
 
 
@@ -234,30 +237,19 @@ def test_workers_that_are_shown_one_device_each_have_that_one(tmp_path: Path) ->
 
 
 def test_nvidia_devices_come_from_the_driver_and_nothing_else_is_asked() -> None:
-    def refuse(*_question: object) -> Any:
-        pytest.fail("files of other devices were read")
-
-    host = make_host(cuda=4, other_devices=refuse)
-    environ = {"CUDA_VISIBLE_DEVICES": "2,GPU-00000001"}
-    assert shown_devices(NAMED, environ, 2, host, lambda: "cuda") == (
-        WorkerDevice("H200", "0000:02:00.0", 0),
-        None,
-    )
-    alone = [{"CUDA_VISIBLE_DEVICES": "GPU-00000001"}, {"CUDA_VISIBLE_DEVICES": "3"}]
-    assert [one and one.pci_address for one in shown_devices(NAMED, {}, 2, host, lambda: "cuda", alone)] == [
-        "0000:01:00.0",
-        "0000:03:00.0",
-    ]
+    devices = make_facts(cuda=4, located=UNASKED).devices
+    group = NodeGroup(2, {"CUDA_VISIBLE_DEVICES": "2,GPU-00000001"}, accelerator="cuda")
+    assert shown_devices(NAMED, group, devices) == (WorkerDevice("H200", "0000:02:00.0", 0), None)
+    own = ({"CUDA_VISIBLE_DEVICES": "GPU-00000001"}, {"CUDA_VISIBLE_DEVICES": "3"})
+    found = shown_devices(NAMED, NodeGroup(2, {}, own, accelerator="cuda"), devices)
+    assert [one and one.pci_address for one in found] == ["0000:01:00.0", "0000:03:00.0"]
 
 
 def test_nothing_is_looked_up_for_a_launch_that_does_not_need_it() -> None:
     """G7."""
-
-    def refuse(*_question: object) -> Any:
-        pytest.fail("the machine was asked about its devices")
-
-    host = make_host(gpus=refuse, other_devices=refuse, find_other=refuse, count_other=refuse)
-    assert shown_devices(PlacementRequest(memory="bind"), {}, 2, host, refuse) == ()
+    unasked: dict[str, Any] = dict.fromkeys(ROOMS["devices"], UNASKED)
+    host = make_facts(**unasked)
+    assert shown_devices(PlacementRequest(memory="bind"), NodeGroup(2, {}), host.devices) == ()
     request = TorchRequest("t.py", nproc_per_node="2")
     assert build_group(request, ("python", "t.py"), {}, host).placement is None
 
@@ -270,18 +262,18 @@ def test_workers_with_a_device_of_another_accelerator_each_are_bound_beside_it()
     """The whole way: masks of the accelerator's own, and the cores of the NUMA nodes of what they show."""
     found = [_located(node, number) for number, node in enumerate((1, 1, 0, 0))]
     table = numa_table(range(4), range(4, 8))
-    topology = make_host().topology(range(8))
-    host = make_host(
-        find_other=lambda: "xpu",
-        count_other=lambda *_: 4,
-        other_devices=lambda name, _environ: found if name == "xpu" else (),
-        topology=lambda _cpus: type(topology)(table, topology.cores),
+    topology = make_facts().cpus.topology
+    host = make_facts(
+        other_name="xpu",
+        other_count=lambda *_: 4,
+        located=lambda name, _environ: found if name == "xpu" else (),
+        topology=type(topology)(table, topology.cores),
     )
     request = TorchRequest(
         "t.py",
         nproc_per_node="auto",
         virtual_local_rank=True,
-        placement=PlacementRequest(bind="auto", names_devices=True),
+        placement=model.PlacementRequest(bind="auto", names_devices=True),
     )
     group = build_group(request, ("python", "t.py"), {"ZE_AFFINITY_MASK": "3,0"}, host)
     plan = plan_attempt(group, 0, host)

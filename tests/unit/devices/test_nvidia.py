@@ -11,16 +11,15 @@ import pytest
 from tests.support.outcome import assert_one_line
 from tests.unit.devices.record_nvml import FOLDER, Recording, Replay, key, load
 
+from dsl.devices.files import pci_address, read_numa_node
 from dsl.devices.nvidia import (
     Device,
     MigInstance,
     count,
     devices,
     mig_parent,
-    pci_address,
     quick_devices,
     read_devices,
-    read_numa_node,
     survey,
     visible_devices,
 )

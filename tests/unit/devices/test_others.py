@@ -12,17 +12,17 @@ import pytest
 from tests.support.outcome import assert_one_line
 
 from dsl.devices.ask_torch import ask_plug_in
+from dsl.devices.facts import OTHER_FILES, count_cuda_devices, find_other_accelerator
 from dsl.devices.others import (
     COUNTINGS,
     count_accelerator,
     count_amd,
-    count_devices,
     count_gaudi,
     count_intel,
     find_accelerator,
     rocm_names,
 )
-from dsl.devices.select import ACCELERATORS, OTHER_FILES, count_cuda_devices, find_other_accelerator
+from dsl.devices.table import ACCELERATORS
 from dsl.errors import AcceleratorError
 
 if TYPE_CHECKING:
@@ -241,44 +241,12 @@ def test_the_first_look_at_a_machine_without_devices_imports_nothing(tmp_path: P
     """G7."""
     root = lay(tmp_path, ["dev/null", "dev/dri/card0", "dev/kvm", "dev/hwrng"])
     code = (
-        "import sys; from dsl.devices.select import *; before = set(sys.modules);"
+        "import sys; from dsl.devices.facts import *; before = set(sys.modules);"
         "print(find_other_accelerator(sys.argv[1]), count_cuda_devices(sys.argv[1]), set(sys.modules) - before)"
     )
     argv = [sys.executable, "-I", "-c", code, root]
     result = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20)
     assert result.stdout.strip() == "None 0 set()"
-
-
-@pytest.mark.parametrize(
-    "name, environ, count",
-    [
-        ("gpu", {}, 4),
-        ("cuda", {"CUDA_VISIBLE_DEVICES": "3,1"}, 2),
-        ("cuda", {"CUDA_VISIBLE_DEVICES": "1,1"}, 0),
-        ("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1),
-        ("npu", {}, 8),
-        ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "1,2,9"}, 2),
-        ("npu", {"CUDA_VISIBLE_DEVICES": "1"}, 8),
-        ("xpu", {"ZE_AFFINITY_MASK": "0.0,0.1,3"}, 2),
-        ("xpu", {"ZE_AFFINITY_MASK": ""}, 8),
-        ("hpu", {"CUDA_VISIBLE_DEVICES": ""}, 8),
-        ("mlu", {"MLU_VISIBLE_DEVICES": "-1"}, 0),
-        ("klxpu", {"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
-    ],
-)
-def test_devices_that_a_process_sees(name: str, environ: dict[str, str], count: int) -> None:
-    assert count_devices(name, environ, lambda: 4, lambda *_: 8) == count
-
-
-def test_instances_count_one_by_one_for_workers_that_see_one_each() -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
-    assert count_devices("gpu", environ, lambda: 4, alone=True) == 2
-
-
-@pytest.mark.parametrize("name", ["cpu", "tpu"])
-def test_what_is_no_device_cannot_be_counted(name: str) -> None:
-    with pytest.raises(KeyError):
-        count_devices(name, {}, lambda: 4)
 
 
 def _torch(root: Path, plug_in: str) -> dict[str, str]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from tests.support.machine import make_host
+from tests.support.machine import UNASKED, make_facts
 from tests.support.outcome import assert_one_line, error_of
 
-from dsl.devices.own import local_world_size, node_accelerator, own_devices
+from dsl.devices.nvidia import Device
+from dsl.devices.own import count_visible_devices, local_world_size, node_accelerator, own_devices
 from dsl.errors import AcceleratorError, OptionError
-from dsl.machine.host import Host
-from dsl.model import TorchRequest
 
-ALONE = TorchRequest("t.py", nproc_per_node="2", virtual_local_rank=True)
+if TYPE_CHECKING:
+    from dsl.devices.facts import DeviceFacts
+    from dsl.facts import Facts
+
+
+def _size(text: str, environ: dict[str, str], facts: Facts, *, alone: bool = False) -> int:
+    return local_world_size(text, environ, facts.devices, facts.cpus, alone=alone)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +38,14 @@ ALONE = TorchRequest("t.py", nproc_per_node="2", virtual_local_rank=True)
     ],
 )
 def test_the_number_of_workers(text: str, environ: dict[str, str], cuda: int, count: int) -> None:
-    assert local_world_size(text, environ, make_host(cuda=cuda)) == count
+    assert _size(text, environ, make_facts(cuda=cuda)) == count
 
 
 @pytest.mark.parametrize("text", ["gpu", "auto"])
 def test_a_process_sees_one_mig_instance_unless_each_worker_has_its_own(text: str) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-aaaa,MIG-bbbb"}
-    host = make_host(cuda=1)
-    assert [local_world_size(text, environ, host, alone=alone) for alone in (False, True)] == [1, 2]
+    host = make_facts(cuda=1)
+    assert [_size(text, environ, host, alone=alone) for alone in (False, True)] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -46,8 +53,8 @@ def test_a_process_sees_one_mig_instance_unless_each_worker_has_its_own(text: st
     [("npu", {}, 16), ("auto", {}, 16), ("auto", {"ASCEND_RT_VISIBLE_DEVICES": "1,2"}, 2), ("gpu", {}, 4)],
 )
 def test_devices_of_another_accelerator(text: str, environ: dict[str, str], count: int) -> None:
-    host = make_host(cuda=4, find_other=lambda: "npu", count_other=lambda *_: 16)
-    assert local_world_size(text, environ, host) == count
+    host = make_facts(cuda=4, other_name="npu", other_count=lambda *_: 16)
+    assert _size(text, environ, host) == count
 
 
 @pytest.mark.parametrize(
@@ -67,12 +74,12 @@ def test_devices_of_another_accelerator(text: str, environ: dict[str, str], coun
 def test_the_accelerator_is_the_one_that_is_named_or_the_one_before_cuda(
     text: str, environ: dict[str, str], other: str | None, name: str
 ) -> None:
-    assert node_accelerator(text, environ, make_host(find_other=lambda: other)) == name
+    assert node_accelerator(text, environ, make_facts(other_name=other).devices) == name
 
 
 def test_hidden_devices_leave_room_for_cuda() -> None:
-    host = make_host(cuda=4, find_other=lambda: "npu", count_other=lambda *_: 16)
-    assert local_world_size("auto", {"ASCEND_RT_VISIBLE_DEVICES": ""}, host) == 4
+    host = make_facts(cuda=4, other_name="npu", other_count=lambda *_: 16)
+    assert _size("auto", {"ASCEND_RT_VISIBLE_DEVICES": ""}, host) == 4
 
 
 @pytest.mark.parametrize(
@@ -92,7 +99,7 @@ def test_hidden_devices_leave_room_for_cuda() -> None:
 )
 def test_a_number_of_workers_that_is_none_is_refused_in_one_line(text: str, said: str) -> None:
     """G8."""
-    message = error_of(OptionError, local_world_size, text, {}, make_host())
+    message = error_of(OptionError, _size, text, {}, make_facts())
     assert message is not None
     assert message.startswith("--nproc-per-node ")
     assert said in message
@@ -113,20 +120,19 @@ def test_each_worker_has_a_device_of_those_that_can_be_seen(
     environ: dict[str, str], devices: tuple[str, ...], other: str | None
 ) -> None:
     names = ["CUDA_VISIBLE_DEVICES", *(["HIP_VISIBLE_DEVICES"] if environ.get("HIP_VISIBLE_DEVICES") else [])]
-    host = make_host(find_other=lambda: other)
-    own = own_devices(ALONE, environ, 2, host)
+    host = make_facts(other_name=other)
+    own = own_devices("2", environ, 2, host.devices)
     assert own == tuple(dict.fromkeys(names, device) for device in devices)
-    assert own_devices(TorchRequest("t.py"), environ, 2, host) == ()
 
 
 @pytest.mark.parametrize("variable, value", [("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", "3")])
 def test_too_few_devices_are_refused_by_the_name_of_their_variable(variable: str, value: str) -> None:
-    message = error_of(OptionError, own_devices, ALONE, {variable: value}, 2, make_host())
+    message = error_of(OptionError, own_devices, "2", {variable: value}, 2, make_facts().devices)
     assert message == f"--virtual-local-rank: 2 workers need as many devices, but {variable}={value} names 1"
 
 
-def _other(name: str, count: int) -> Host:
-    return make_host(cuda=8, find_other=lambda: name, count_other=lambda *_: count)
+def _other(name: str, count: int) -> DeviceFacts:
+    return make_facts(cuda=4, other_name=name, other_count=lambda *_: count).devices
 
 
 @pytest.mark.parametrize(
@@ -148,7 +154,7 @@ def test_devices_of_other_accelerators_are_shown_by_their_own_variable(
     name: str, variable: str, value: str | None, devices: tuple[str, ...]
 ) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "4,5"} if value is None else {variable: value}
-    own = own_devices(ALONE, environ, 2, _other(name, 8))
+    own = own_devices("2", environ, 2, _other(name, 8))
     assert own == tuple({variable: device} for device in devices)
 
 
@@ -183,7 +189,7 @@ def test_too_few_devices_of_another_accelerator_are_one_line(
     name: str, environ: dict[str, str], count: int, said: str
 ) -> None:
     """G8."""
-    message = error_of(OptionError, own_devices, ALONE, environ, 2, _other(name, count))
+    message = error_of(OptionError, own_devices, "2", environ, 2, _other(name, count))
     assert message == f"--virtual-local-rank: 2 workers need as many devices, but {said}"
     assert_one_line(message)
 
@@ -192,19 +198,73 @@ def test_a_plug_in_that_does_not_answer_leaves_the_number_to_the_user() -> None:
     def refuse(*_question: object) -> int:
         raise AcceleratorError("no answer")
 
-    host = make_host(find_other=lambda: "sdaa", count_other=refuse)
+    host = make_facts(other_name="sdaa", other_count=refuse).devices
     environ = {"SDAA_VISIBLE_DEVICES": "5,40"}
-    assert own_devices(ALONE, environ, 2, host) == tuple({"SDAA_VISIBLE_DEVICES": one} for one in ("5", "40"))
-    assert len(own_devices(ALONE, {}, 3, host)) == 3
+    assert own_devices("2", environ, 2, host) == tuple({"SDAA_VISIBLE_DEVICES": one} for one in ("5", "40"))
+    assert len(own_devices("2", {}, 3, host)) == 3
 
 
 def test_gaudi_devices_are_refused_because_all_workers_must_have_the_same_modules() -> None:
     """G8."""
     environ = {"HABANA_VISIBLE_MODULES": "0,1"}
-    message = error_of(OptionError, own_devices, ALONE, environ, 2, _other("hpu", 8))
+    message = error_of(OptionError, own_devices, "2", environ, 2, _other("hpu", 8))
     assert message is not None
     assert message.startswith("--virtual-local-rank: hpu devices cannot be shown to one worker each")
     assert message.endswith("leave the option out")
     assert_one_line(message)
-    by_the_cpu = TorchRequest("t.py", virtual_local_rank=True, nproc_per_node="cpu")
-    assert own_devices(by_the_cpu, {}, 1, _other("hpu", 8)) == ({"CUDA_VISIBLE_DEVICES": "0"},)
+    assert own_devices("cpu", {}, 1, _other("hpu", 8)) == ({"CUDA_VISIBLE_DEVICES": "0"},)
+
+
+@pytest.mark.parametrize(
+    "name, environ, count",
+    [
+        ("gpu", {}, 4),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "3,1"}, 2),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "1,1"}, 0),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1),
+        ("npu", {}, 8),
+        ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "1,2,9"}, 2),
+        ("npu", {"CUDA_VISIBLE_DEVICES": "1"}, 8),
+        ("xpu", {"ZE_AFFINITY_MASK": "0.0,0.1,3"}, 2),
+        ("xpu", {"ZE_AFFINITY_MASK": ""}, 8),
+        ("hpu", {"CUDA_VISIBLE_DEVICES": ""}, 8),
+        ("mlu", {"MLU_VISIBLE_DEVICES": "-1"}, 0),
+        ("klxpu", {"CUDA_VISIBLE_DEVICES": "0,1"}, 2),
+    ],
+)
+def test_devices_that_a_process_sees(name: str, environ: dict[str, str], count: int) -> None:
+    assert count_visible_devices(name, environ, _other("npu", 8)) == count
+
+
+def test_instances_count_one_by_one_for_workers_that_see_one_each() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
+    assert count_visible_devices("gpu", environ, _other("npu", 8), alone=True) == 2
+
+
+@pytest.mark.parametrize("name", ["cpu", "tpu"])
+def test_what_is_no_device_cannot_be_counted(name: str) -> None:
+    with pytest.raises(KeyError):
+        count_visible_devices(name, {}, _other("npu", 8))
+
+
+@pytest.mark.parametrize(
+    "environ, count",
+    [
+        ({}, 4),
+        ({"CUDA_VISIBLE_DEVICES": "3,1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "1,4"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "1,1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a1,GPU-a"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b1,GPU-a1"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+    ],
+)
+def test_cuda_devices_that_a_process_sees(environ: dict[str, str], count: int) -> None:
+    gpus = [Device("", name) for name in ("GPU-a1", "GPU-a2", "GPU-b1", "GPU-b2")]
+    assert count_visible_devices("cuda", environ, make_facts(cuda=4, gpus=gpus).devices) == count
+
+
+def test_names_are_only_asked_for_where_names_are_given() -> None:
+    devices = make_facts(cuda=4, gpus=UNASKED).devices
+    assert count_visible_devices("cuda", {"CUDA_VISIBLE_DEVICES": "0"}, devices) == 1
+    assert count_visible_devices("cuda", {}, devices) == 4

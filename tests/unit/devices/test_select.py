@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.machine import numa_table
+from tests.support.machine import UNASKED, make_facts, numa_table
 from tests.unit.devices.record_nvml import load
 
 from dsl.devices import nvidia
+from dsl.devices.facts import count_cuda_devices
 from dsl.devices.select import (
     Devices,
-    count_cuda_devices,
     find_devices,
+    read_slots,
     select_accelerator,
-    visible_cuda_count,
-    visible_entries,
     visible_override,
     visible_slots,
     visible_warning,
@@ -25,6 +24,11 @@ from dsl.errors import AcceleratorError, FilterError, NoDevicesError
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+
+def _find(environ: dict[str, str], **facts: Any) -> Devices:
+    host = make_facts(**facts)
+    return find_devices(environ, host.devices, host.cpus)
 
 
 @pytest.mark.parametrize(
@@ -42,10 +46,10 @@ if TYPE_CHECKING:
         ("GPU-1,MIG-2", ("GPU-1", "MIG-2")),
     ],
 )
-def test_visible_devices_are_read_as_cuda_reads_them(
+def test_words_of_the_variable_are_slots_as_deepspeed_reads_them(
     value: str | None, entries: tuple[str, ...] | None
 ) -> None:
-    assert visible_entries(value) == entries
+    assert read_slots(value) == entries
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,7 @@ def test_visible_devices_are_read_as_cuda_reads_them(
     ],
 )
 def test_the_accelerator(environ: dict[str, str], cuda: int, expected: tuple[str, int]) -> None:
-    assert select_accelerator(environ, lambda: cuda) == expected
+    assert select_accelerator(environ, make_facts(cuda=cuda).devices) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +95,7 @@ def test_an_accelerator_that_cannot_be_used(
     environ: dict[str, str], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        select_accelerator(environ, lambda: 0, None, lambda *_: 0)
+        select_accelerator(environ, make_facts().devices)
 
 
 @pytest.mark.parametrize(
@@ -113,29 +117,26 @@ def test_an_accelerator_that_cannot_be_used(
 def test_other_accelerators_come_before_cuda(
     environ: dict[str, str], found: str | None, expected: tuple[str, int]
 ) -> None:
-    assert select_accelerator(environ, lambda: 4, lambda: found, lambda *_: 8) == expected
+    devices = make_facts(cuda=4, other_name=found, other_count=lambda *_: 8).devices
+    assert select_accelerator(environ, devices) == expected
 
 
 def test_an_accelerator_that_is_named_is_not_looked_for() -> None:
-    def find() -> str:
-        pytest.fail("it was looked for")
-
-    assert select_accelerator({"DS_ACCELERATOR": "npu"}, lambda: 0, find, lambda *_: 8) == ("npu", 8)
+    devices = make_facts(other_name=UNASKED, other_count=lambda *_: 8).devices
+    assert select_accelerator({"DS_ACCELERATOR": "npu"}, devices) == ("npu", 8)
 
 
 def test_devices_of_another_accelerator_have_its_variable() -> None:
     environ = {"ASCEND_RT_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "1"}
-    devices = find_devices(environ, lambda: 0, lambda: (), lambda: "npu", lambda *_: 8)
+    devices = _find(environ, other_name="npu", other_count=lambda *_: 8)
     assert devices == Devices("npu", range(8), ("4", "5"), "ASCEND_RT_VISIBLE_DEVICES=4,5")
     assert visible_slots(devices, devices.visible or ()) == [4, 5]
 
 
 def test_nothing_is_counted_for_a_job_on_the_cpu() -> None:
-    def count() -> int:
-        pytest.fail("devices were counted")
-
-    assert select_accelerator({"DS_ACCELERATOR": "cpu"}, count) == ("cpu", 0)
-    assert select_accelerator({"CUDA_VISIBLE_DEVICES": ""}, count) == ("cpu", 0)
+    devices = make_facts(cuda_count=UNASKED).devices
+    assert select_accelerator({"DS_ACCELERATOR": "cpu"}, devices) == ("cpu", 0)
+    assert select_accelerator({"CUDA_VISIBLE_DEVICES": ""}, devices) == ("cpu", 0)
 
 
 @pytest.mark.parametrize(
@@ -150,22 +151,22 @@ def test_nothing_is_counted_for_a_job_on_the_cpu() -> None:
     ],
 )
 def test_workers_of_a_cpu_node(local_size: str, nodes: list[list[int]], slots: int) -> None:
-    devices = find_devices({"LOCAL_SIZE": local_size}, lambda: 0, lambda: numa_table(*nodes))
+    devices = _find({"LOCAL_SIZE": local_size}, numa_nodes=numa_table(*nodes))
     assert (devices.accelerator, len(devices.slots)) == ("cpu", slots)
     assert devices.size_from_environment == (slots == 5)
 
 
 def test_a_local_size_that_is_no_number_is_refused() -> None:
     with pytest.raises(AcceleratorError, match="LOCAL_SIZE='two' is not a whole number"):
-        find_devices({"LOCAL_SIZE": "two"}, lambda: 0, lambda: ())
+        _find({"LOCAL_SIZE": "two"})
 
 
 def test_local_size_says_nothing_about_gpus() -> None:
-    assert len(find_devices({"LOCAL_SIZE": "2"}, lambda: 4, lambda: ()).slots) == 4
+    assert len(_find({"LOCAL_SIZE": "2"}, cuda=4).slots) == 4
 
 
 def _devices(accelerator: str, count: int, value: str) -> Devices:
-    return Devices(accelerator, range(count), visible_entries(value), f"CUDA_VISIBLE_DEVICES={value}")
+    return Devices(accelerator, range(count), read_slots(value), f"CUDA_VISIBLE_DEVICES={value}")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_shown_devices_that_are_not_there(accelerator: str, value: str, message:
 
 @pytest.mark.parametrize("value, slots", [("0.0,0.1", [0]), ("0.1,1", [0, 1]), ("3.0,9.0", [0])])
 def test_parts_of_intel_devices_are_counted_by_device_and_passed_on(value: str, slots: list[int]) -> None:
-    devices = Devices("xpu", range(4), visible_entries(value), f"ZE_AFFINITY_MASK={value}")
+    devices = Devices("xpu", range(4), read_slots(value), f"ZE_AFFINITY_MASK={value}")
     assert visible_slots(devices, devices.visible or ()) == slots
     assert visible_override(devices, devices.visible or ()) == value
 
@@ -223,31 +224,6 @@ def test_several_mig_instances_are_one_device_for_each_process() -> None:
     assert [visible_warning(shown) for shown in ((), ("MIG-a",), ("GPU-a", "GPU-b"), ("0", "1"))] == [
         None
     ] * 4
-
-
-@pytest.mark.parametrize(
-    "environ, count",
-    [
-        ({}, 4),
-        ({"CUDA_VISIBLE_DEVICES": "3,1"}, 2),
-        ({"CUDA_VISIBLE_DEVICES": "1,4"}, 1),
-        ({"CUDA_VISIBLE_DEVICES": "1,1"}, 0),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-a1,GPU-a"}, 1),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-b1,GPU-a1"}, 2),
-        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
-    ],
-)
-def test_cuda_devices_that_a_process_sees(environ: dict[str, str], count: int) -> None:
-    names = ("GPU-a1", "GPU-a2", "GPU-b1", "GPU-b2")
-    assert visible_cuda_count(environ, 4, lambda: names) == count
-
-
-def test_names_are_only_asked_for_where_names_are_given() -> None:
-    def names() -> tuple[str, ...]:
-        pytest.fail("the driver was asked")
-
-    assert visible_cuda_count({"CUDA_VISIBLE_DEVICES": "0"}, 4, names) == 1
-    assert visible_cuda_count({}, 4, names) == 4
 
 
 @pytest.mark.parametrize("value, override", [("", ""), ("-1", "-1"), ("0", None)])

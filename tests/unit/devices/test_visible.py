@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.devices.select import ACCELERATORS
+from dsl.devices.table import ACCELERATORS
 from dsl.devices.visible import (
     ASCEND,
     CUDA,

@@ -1,4 +1,4 @@
-"""The master port."""
+"""TCP ports of this machine."""
 
 from __future__ import annotations
 
@@ -10,59 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.errors import PortError
-from dsl.machine.ports import PortProbe, choose_port, name_port_holder, pick_free_port, port_is_free
+from dsl.machine.ports import name_port_holder, pick_free_port, port_is_free
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def _probe(*taken: int) -> PortProbe:
-    return PortProbe(lambda port: port not in taken, lambda: 40_000, lambda _port: "pid 9 (python old.py)")
-
-
-@pytest.mark.parametrize(
-    "asked, shared, taken, expected",
-    [
-        (None, False, (), (29500, False)),
-        (None, True, (), (29500, False)),
-        (None, False, (29500,), (40_000, True)),
-        (29500, False, (), (29500, False)),
-        (1234, True, (29500,), (1234, False)),
-        (0, False, (), (40_000, False)),
-    ],
-)
-def test_the_port_that_is_used(
-    *,
-    asked: int | None,
-    shared: bool,
-    taken: tuple[int, ...],
-    expected: tuple[int, bool],
-) -> None:
-    assert choose_port(asked, shared=shared, probe=_probe(*taken)) == expected
-
-
-@pytest.mark.parametrize(
-    "asked, shared, message",
-    [
-        (
-            29500,
-            False,
-            "master port 29500 is taken by pid 9 (python old.py); choose another, or leave out --master_port",
-        ),
-        (
-            None,
-            True,
-            "master port 29500 is taken by pid 9 (python old.py); choose another with --master_port",
-        ),
-        (0, True, "--master_port 0: a job on several nodes needs the same port on each"),
-        (-2, False, "--master_port -2 is not a port, expected 1 to 65535"),
-        (65536, False, "--master_port 65536 is not a port"),
-    ],
-)
-def test_the_port_that_is_refused(asked: int | None, *, shared: bool, message: str) -> None:
-    with pytest.raises(PortError) as caught:
-        choose_port(asked, shared=shared, probe=_probe(29500))
-    assert str(caught.value).startswith(message)
 
 
 @pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::1", "::"])

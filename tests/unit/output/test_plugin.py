@@ -10,14 +10,14 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
-from tests.support.machine import make_host
+from tests.support.machine import make_facts
 from tests.support.outcome import assert_one_line
 
 from dsl._record import replace
 from dsl.errors import OptionError
+from dsl.machine.console import Console
 from dsl.model import INHERIT, OutputRequest, Route, TorchRequest
 from dsl.output.plugin import load_plugin, plan_with_plugin, without_files
-from dsl.output.routes import Console
 from dsl.plan.torchrun import build_group, plan_attempt
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 def _plan(plugin: LogsPlugin, attempt: int = 0, console: Console = PIPE, **asked: Any) -> NodePlan:
     """As `plan_attempt` plans for a request with a plug-in."""
     output = OutputRequest(**asked)
-    host = make_host(console=lambda: console)
+    host = make_facts(console=console)
     group = build_group(
         TorchRequest("t.py", nproc_per_node="2", output=without_files(output)), ("t",), {"A": "b"}, host
     )

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import LogDirError, OptionError
+from dsl.machine.console import Console
 from dsl.model import INHERIT, OutputRequest, Route
 from dsl.output.folders import fill_template, make_run_dirs, parse_local_ranks, parse_streams, parse_words
-from dsl.output.routes import Console, OutputPlan, needs_run_dir, plan_output
+from dsl.output.routes import OutputPlan, needs_run_dir, plan_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

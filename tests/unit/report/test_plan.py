@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.support.machine import make_host, numa_table
+from tests.support.machine import make_facts, numa_table
 
 from dsl.machine.topology import Topology
 from dsl.model import NodePlan, PlacementRequest, TorchRequest
@@ -19,7 +19,7 @@ def _plan(bind: str = "auto", cuda: int = 2) -> NodePlan:
     request = TorchRequest(
         "train.py", nproc_per_node="2", placement=PlacementRequest(bind=bind, names_devices=True)
     )
-    host = make_host(cuda=cuda, topology=lambda _cpus: TOPOLOGY)
+    host = make_facts(cuda=cuda, topology=TOPOLOGY)
     return plan_attempt(build_group(request, ("python", "my train.py"), ENVIRON, host), 0, host)
 
 

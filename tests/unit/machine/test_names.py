@@ -1,4 +1,4 @@
-"""What the plan learns of the real machine."""
+"""What this machine and this process are called, their files, streams and CPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dsl.machine.host import _kind, is_this_machine, read_text, temp_dir, this_host
+from dsl.facts import this_machine
+from dsl.machine.console import stream_kind
+from dsl.machine.files import read_text
+from dsl.machine.names import is_this_machine, temp_dir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,17 +56,21 @@ def test_what_our_own_streams_are() -> None:
     read, write = os.pipe()
     null = os.open(os.devnull, os.O_WRONLY)
     try:
-        assert [_kind(fd) for fd in (theirs, write, null)] == ["terminal", "other", "null"]
+        assert [stream_kind(fd) for fd in (theirs, write, null)] == ["terminal", "other", "null"]
     finally:
         for fd in (ours, theirs, read, write, null):
             os.close(fd)
-    assert _kind(-1) == "null"
+    assert stream_kind(-1) == "null"
 
 
 def test_the_facts_of_this_machine() -> None:
-    host = this_host()
-    assert (host.executable, host.pid) == (sys.executable, os.getpid())
-    assert set(host.allowed_cpus()) == os.sched_getaffinity(0)
-    assert len(host.stamp()) == 14
-    assert host.stamp().isdigit()
-    assert set(host.topology(host.allowed_cpus()).numa_nodes) == set(host.numa_nodes())
+    facts = this_machine()
+    assert (facts.names.executable, facts.names.pid) == (sys.executable, os.getpid())
+    assert facts.names.host == os.uname().nodename
+    assert set(facts.cpus.allowed) == os.sched_getaffinity(0)
+    assert list(facts.cpus.allowed) == sorted(facts.cpus.allowed)
+    assert len(facts.names.stamp()) == 14
+    assert facts.names.stamp().isdigit()
+    assert facts.names.random() != facts.names.random()
+    assert facts.cpus.topology.numa_nodes == facts.cpus.numa_nodes
+    assert facts.environ is os.environ

@@ -1,0 +1,136 @@
+"""The accelerators of this machine, found without importing torch. Each answer is kept.
+
+Here is the first look that every launch takes: a few file names. What only some machines need is imported
+there: `dsl.devices.others` (devices other than CUDA's), `dsl.devices.nvidia` (what the driver says),
+`dsl.devices.located` (where a device sits).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cached_property
+
+from dsl.devices.files import has_intel_torch, has_nvidia_driver, list_names
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dsl.devices.located import LocatedDevice
+    from dsl.devices.nvidia import Device
+
+OTHER_FILES = ("davinci", "accel", "hl", "cambricon_dev", "xpu", "tcaicard", "biren")
+"""How names in ``/dev`` start that may be accelerators besides GPUs."""
+
+
+class DeviceFacts:
+    """Devices of the machine below ``root``, those that the environment hides too."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = root
+        self._counts: dict[str, int] = {}
+        self._places: dict[tuple[str, str], Sequence[LocatedDevice]] = {}
+
+    @cached_property
+    def cuda_count(self) -> int:
+        """Devices that torch calls CUDA devices, see `count_cuda_devices`."""
+        return count_cuda_devices(self._root)
+
+    @cached_property
+    def other_name(self) -> str | None:
+        """The accelerator that comes before CUDA, None if there is none, see `find_other_accelerator`."""
+        return find_other_accelerator(self._root)
+
+    def other_count(self, name: str, environ: Mapping[str, str]) -> int:
+        """Devices of an accelerator that is neither ``cuda`` nor ``cpu``.
+
+        A plug-in may have to be asked, in the first ``environ`` that is given: that takes seconds.
+
+        Raises:
+            AcceleratorError: it did not answer.
+        """
+        if name not in self._counts:
+            from dsl.devices.others import count_accelerator
+
+            self._counts[name] = count_accelerator(name, environ, self._root)
+        return self._counts[name]
+
+    def located(self, name: str, environ: Mapping[str, str]) -> Sequence[LocatedDevice]:
+        """Where those devices are, and AMD's as ``cuda``, in the order of their runtime."""
+        if name == "cuda" and not os.path.exists(os.path.join(self._root, "dev/kfd")):
+            return ()
+        from dsl.devices.located import read_devices
+        from dsl.devices.visible import level_zero_hierarchy
+
+        key = (name, level_zero_hierarchy(environ))
+        if key not in self._places:
+            self._places[key] = read_devices(name, environ, self._root)
+        return self._places[key]
+
+    @cached_property
+    def gpus(self) -> Sequence[Device]:
+        """NVIDIA devices by PCI address."""
+        if not has_nvidia_driver(self._root):
+            return ()
+        from dsl.devices.nvidia import quick_devices
+
+        return quick_devices(self._root)
+
+    @cached_property
+    def _surveyed(self) -> Sequence[Device]:
+        from dsl.devices.nvidia import devices
+
+        return devices(self._root)
+
+    def mig_parent(self, name: str) -> str | None:
+        """PCI address of the device that a ``MIG-...`` name is a part of, None when it is not known."""
+        from dsl.devices.nvidia import mig_parent
+
+        return mig_parent(name, self._surveyed)
+
+
+def find_other_accelerator(root: str = "/") -> str | None:
+    """The accelerator that comes before CUDA on this machine, None if there is none.
+
+    See `dsl.devices.others.find_accelerator`, which is imported only if some file in ``/dev`` may be one.
+    """
+    names = list_names(os.path.join(root, "dev"))
+    # Most machines have a graphics device; few have a torch for one of Intel's.
+    is_intel = "dri" in names and any(has_intel_torch(folder) for folder in sys.path)
+    if not is_intel and not any(name.startswith(OTHER_FILES) for name in names):
+        return None
+    from dsl.devices.others import find_accelerator
+
+    return find_accelerator(root)
+
+
+def count_cuda_devices(
+    root: str = "/",
+    ask_driver: Callable[[], int | None] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> int:
+    """NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says, else AMD ones.
+
+    The driver's directory in ``/proc`` and the device files in ``/dev`` answer in microseconds. Only when
+    they disagree (a container that was given some devices, device files not yet made, WSL) is the driver
+    asked, through pynvml; without pynvml the device files decide.
+
+    torch calls AMD devices CUDA devices too. They are those that ``ROCR_VISIBLE_DEVICES`` and
+    ``HIP_VISIBLE_DEVICES`` of ``environ`` (ours, if None) leave.
+    """
+    in_proc = len(list_names(os.path.join(root, "proc/driver/nvidia/gpus")))
+    names = list_names(os.path.join(root, "dev"))
+    in_dev = len([name for name in names if name.startswith("nvidia") and name[6:].isdigit()])
+    if not in_proc and not in_dev and "kfd" in names:
+        from dsl.devices.others import count_amd
+
+        return count_amd(os.environ if environ is None else environ, root)
+    if in_proc == in_dev and (in_proc or "dxg" not in names):
+        return in_proc
+    if ask_driver is None:
+        from dsl.devices import nvidia
+
+        ask_driver = nvidia.count
+    answer = ask_driver()
+    return (in_dev or in_proc) if answer is None else answer

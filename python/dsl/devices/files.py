@@ -1,0 +1,62 @@
+"""Files of the kernel and of drivers in ``/dev``, ``/proc`` and ``/sys`` that tell of devices."""
+
+from __future__ import annotations
+
+import os
+
+
+def list_names(folder: str) -> list[str]:
+    """Names in a folder; none if it cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def numbered(folder: str, prefix: str) -> list[str]:
+    """Names in a folder that are the prefix and a number."""
+    size = len(prefix)
+    return [name for name in list_names(folder) if name[:size] == prefix and name[size:].isdigit()]
+
+
+def read_fact(path: str) -> str:
+    """What a small file of the kernel says; empty if there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def read_fields(path: str) -> dict[str, str]:
+    """A file of lines ``NAME: VALUE``; empty if there is none."""
+    pairs = [line.partition(":") for line in read_fact(path).splitlines()]
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def pci_address(text: str) -> str:
+    """A PCI address as sysfs spells it: NVML's ``00000000:07:00.0`` is ``0000:07:00.0``."""
+    domain, colon, rest = text.strip().lower().partition(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if colon else ""
+
+
+def read_numa_node(address: str, root: str = "/") -> int | None:
+    """NUMA node of a PCI device by sysfs; None when the kernel does not know it (it says -1)."""
+    try:
+        with open(os.path.join(root, "sys/bus/pci/devices", address, "numa_node"), encoding="ascii") as file:
+            node = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def has_nvidia_driver(root: str = "/") -> bool:
+    """Whether there are files of an NVIDIA driver (on WSL: of a driver of any GPU)."""
+    names = ("proc/driver/nvidia", "dev/nvidiactl", "dev/dxg")
+    return any(os.path.exists(os.path.join(root, name)) for name in names)
+
+
+def has_intel_torch(folder: str) -> bool:
+    """Whether a torch for Intel GPUs is installed in this folder of packages."""
+    names = ("torch/lib/libtorch_xpu.so", "intel_extension_for_pytorch")
+    return any(os.path.exists(os.path.join(folder, name)) for name in names)

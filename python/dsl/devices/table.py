@@ -1,0 +1,63 @@
+"""The accelerators: their names, the variables that limit them, and what of the environment is theirs.
+
+All of it is DeepSpeed's, whose classes of accelerators say the same.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@record
+class Accelerator:
+    """One kind of device."""
+
+    name: str
+    """As in ``DS_ACCELERATOR``."""
+    visible_variable: str
+    """Limits which devices a process sees."""
+    export_prefixes: tuple[str, ...] = ()
+    """Variables whose names start with one of these go to every node."""
+
+
+ACCELERATORS = {
+    accelerator.name: accelerator
+    for accelerator in (
+        Accelerator("cuda", "CUDA_VISIBLE_DEVICES", ("NCCL",)),
+        Accelerator("cpu", "CUDA_VISIBLE_DEVICES"),
+        Accelerator("xpu", "ZE_AFFINITY_MASK"),
+        Accelerator("npu", "ASCEND_RT_VISIBLE_DEVICES", ("ASCEND", "HCCL", "LD_LIBRARY", "PATH")),
+        Accelerator("hpu", "CUDA_VISIBLE_DEVICES"),
+        Accelerator("mps", "CUDA_VISIBLE_DEVICES"),
+        Accelerator("mlu", "MLU_VISIBLE_DEVICES", ("NEUWARE_HOME", "CNCL", "LD_LIBRARY", "PATH")),
+        Accelerator("sdaa", "SDAA_VISIBLE_DEVICES", ("NCCL", "LD_LIBRARY", "PATH")),
+        Accelerator("supa", "SUPA_VISIBLE_DEVICES", ("BCCL", "BIREN", "SUPA", "LD_LIBRARY", "PATH")),
+        Accelerator("klxpu", "CUDA_VISIBLE_DEVICES", ("BKCL", "XPU", "XMLIR", "LD_LIBRARY", "PATH")),
+    )
+}
+
+PLACEHOLDERS = ("cpu", "hpu", "mps")
+"""Accelerators whose runtime does not read the variable: it picks slots here, and hides nothing."""
+
+
+def are_hidden(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether the user hides all devices of an accelerator from every process."""
+    # An empty mask of Level Zero shows all; -1 and the like are read the same way everywhere.
+    value = environ.get(ACCELERATORS[name].visible_variable)
+    if value is None or name in PLACEHOLDERS or (name == "xpu" and not value.strip()):
+        return False
+    return hides_all(value)
+
+
+def hides_all(value: str) -> bool:
+    """Whether a value means that no device is to be seen. One that names none by a slip does not."""
+    return ends_list(value.partition(",")[0].strip())
+
+
+def ends_list(entry: str) -> bool:
+    """Whether an entry hides all devices from there on: empty, negative, ``NoDevFiles`` (Slurm's word)."""
+    return not entry or entry == "NoDevFiles" or (entry.startswith("-") and entry[1:].isdigit())

@@ -1,0 +1,82 @@
+"""Whether a program can be executed, before anything is started."""
+
+from __future__ import annotations
+
+import os
+
+from dsl.errors import ProgramNotExecutableError, ProgramNotFoundError, ScriptError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Protocol
+
+    class Program(Protocol):
+        """What a request says of the program."""
+
+        @property
+        def script(self) -> str:
+            """Path of a script, name of a module, or a program."""
+
+        @property
+        def module(self) -> bool:
+            """It is a module."""
+
+        @property
+        def no_python(self) -> bool:
+            """It is a program."""
+
+
+def check_program(program: Program, environ: Mapping[str, str]) -> None:
+    """Refuse a script or program that cannot run. A module is left for Python to find.
+
+    Raises:
+        ScriptError: the script does not exist, cannot be read, or is a directory without ``__main__.py``.
+        ProgramNotFoundError: the program of ``--no_python`` does not exist.
+        ProgramNotExecutableError: it may not be executed.
+    """
+    if program.no_python:
+        _check_executable(program.script, environ)
+    elif not program.module:
+        _check_script(program.script)
+
+
+def _check_script(script: str) -> None:
+    if os.path.isdir(script):
+        if not os.path.exists(os.path.join(script, "__main__.py")):
+            raise ScriptError(
+                f"script {script!r} is a directory without a __main__.py, name the script in it"
+            )
+    elif not os.path.exists(script):
+        raise ScriptError(f"script {script!r} does not exist{_script_hint(script)}")
+    elif not os.access(script, os.R_OK):
+        raise ScriptError(f"script {script!r} cannot be read by this user, check its permissions")
+
+
+def _script_hint(script: str) -> str:
+    from shutil import which
+
+    if script.startswith("-"):
+        return ", options of dsl come before the script"
+    if os.sep not in script and which(script):
+        return ", to run a program that is not Python give --no_python"
+    return ", check the path" if os.path.isabs(script) else ", check the path and the working directory"
+
+
+def _check_executable(program: str, environ: Mapping[str, str]) -> None:
+    if os.sep in program:
+        candidates = [program]
+    else:
+        path = environ.get("PATH", os.defpath)
+        candidates = [os.path.join(folder, program) for folder in path.split(os.pathsep)]
+    existing = [candidate for candidate in candidates if os.path.exists(candidate)]
+    if any(os.path.isfile(candidate) and os.access(candidate, os.X_OK) for candidate in existing):
+        return
+    if existing:
+        kind = "a directory" if os.path.isdir(existing[0]) else "not executable"
+        mend = "" if os.path.isdir(existing[0]) else ", mark it with chmod +x or leave out --no_python"
+        raise ProgramNotExecutableError(f"program {existing[0]!r} is {kind}{mend}")
+    if os.sep in program:
+        raise ProgramNotFoundError(f"program {program!r} does not exist, check the path")
+    hint = f", did you mean ./{program}?" if os.path.exists(program) else ""
+    raise ProgramNotFoundError(f"program {program!r} is not on PATH{hint}")

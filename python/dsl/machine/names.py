@@ -1,0 +1,75 @@
+"""What this machine and this process are called, and names for things that are made anew."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+class Names:
+    """Names of this machine and process."""
+
+    def __init__(self) -> None:
+        # Taken once: the workers' agent is forked off later, and has another.
+        self.pid = os.getpid()
+        """The process that the user's shell sees."""
+
+    @property
+    def executable(self) -> str:
+        """The Python that runs us."""
+        return sys.executable
+
+    @property
+    def temp_dir(self) -> str:
+        """Where files go that nobody has named a place for."""
+        return temp_dir()
+
+    @property
+    def host(self) -> str:
+        """Name of this machine (``uname -n``)."""
+        return os.uname().nodename
+
+    def stamp(self) -> str:
+        """The local time as YYYYmmddHHMMSS."""
+        from time import strftime
+
+        return strftime("%Y%m%d%H%M%S")
+
+    def random(self) -> str:
+        """16 hexadecimal digits that nobody can guess, new ones each time."""
+        return os.urandom(8).hex()
+
+    def is_this_machine(self, host: str) -> bool:
+        """See `is_this_machine`."""
+        return is_this_machine(host)
+
+
+def temp_dir() -> str:
+    """The directory `tempfile.gettempdir` would name, without its import."""
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    for folder in (*named, "/tmp", "/var/tmp", "/usr/tmp"):  # noqa: S108  the search order of tempfile
+        if folder and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return os.path.abspath(folder)
+    return os.curdir
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host of the hostfile is this machine: by its name, else by owning one of its addresses."""
+    name = host.rpartition("@")[2]
+    own = os.uname().nodename
+    if name in ("localhost", own) or name.partition(".")[0] == own or own.partition(".")[0] == name:
+        return True
+    import socket
+
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, _, _, address in found:
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.bind(address)
+        except OSError:
+            continue
+        return True
+    return False
