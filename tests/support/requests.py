@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsl._record import replace
+from dsl.agent.planner import Planner
 from dsl.model.request import ProgramRequest, Request
+from dsl.plan.job import plan_job
+
+if TYPE_CHECKING:
+    from dsl.facts import Facts
+    from dsl.model.node import NodePlan
 
 PARTS = ("program", "resources", "meeting", "remote", "signals", "output", "placement", "elastic")
 # Names of options where they say more than those of the fields.
@@ -47,3 +53,8 @@ def _find(request: Request, name: str) -> tuple[str, str]:
         return "resources", name
     assert len(found) == 1, f"{name} is a field of {found}"
     return found[0], name
+
+
+def plan_of(request: Request, facts: Facts, attempt: int = 0) -> NodePlan:
+    """What this machine would start for the request."""
+    return Planner(plan_job(request, facts), facts).plan(attempt)

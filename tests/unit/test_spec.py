@@ -10,7 +10,7 @@ import pytest
 
 from dsl import spec
 from dsl._record import replace
-from dsl.model import NodePlan, Route, WorkerPlan
+from dsl.model.node import NodePlan, Route, WorkerPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

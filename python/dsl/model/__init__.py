@@ -4,4 +4,3 @@ All of it is frozen, and none of it touches the machine: records hold text, numb
 records, so that a request can be compared and a job can be written to bytes and read back.
 """
 
-from dsl.model.node import *  # noqa: F403

@@ -23,7 +23,7 @@ import os
 
 from dsl._record import record, replace
 from dsl.errors import OptionError
-from dsl.model import INHERIT, Route
+from dsl.model.node import INHERIT, Route
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeVar
 
     from dsl.machine.console import Console, Kind
-    from dsl.model import LineFile, NodePlan, OutputRequest, WorkerPlan
+    from dsl.model.node import LineFile, NodePlan, WorkerPlan
+    from dsl.model.request import OutputRequest
 
     _T = TypeVar("_T")
 

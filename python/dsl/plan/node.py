@@ -10,7 +10,9 @@ from dsl.lists import THREADS_VARIABLE
 from dsl.model.job import Notice
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.request import PlacementRequest
-from dsl.output.routes import needs_run_dir, plan_output, run_dirs
+from dsl.output.folders import rank_log_path
+from dsl.output.plugin import without_files
+from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir, plan_output, run_dirs
 from dsl.plan.environ import (
     POD_ENVIRONMENT_PATH,
     group_environment,
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from dsl.model.request import OutputRequest
     from dsl.output.plugin import StreamFiles
     from dsl.output.routes import OutputPlan
+
+
+HOST_MACRO = "${hostname}"
 
 
 @record
@@ -231,9 +236,30 @@ def _plan_output(
     job: Job, meeting: Meeting, files: AttemptFiles, inherited: Mapping[str, str], facts: Facts
 ) -> OutputPlan:
     asked = job.output
-    if not job.flavour.logs_by_folder:
+    if asked.logs_specs is not None:
+        asked = without_files(asked)
+    elif not job.flavour.logs_by_folder:
+        # Without maps torchrun writes no files, wherever they would lie.
         asked = replace(asked, log_dir=None)
-    XXX
+    template = inherited.get(TEMPLATE_VARIABLE, "")
+    if HOST_MACRO in template:
+        filled = template.replace(HOST_MACRO, _host_name(job, meeting, facts))
+        inherited = {**inherited, TEMPLATE_VARIABLE: filled}
+    each_rank_logs: list[str] = []
+    if asked.each_rank_log is not None:
+        stamp = facts.names.stamp()
+        each_rank_logs = [rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks]
+    return plan_output(
+        asked,
+        meeting.ranks,
+        meeting.world_size,
+        facts.console,
+        inherited,
+        each_rank_logs=each_rank_logs,
+        run_dir=files.run_dir,
+        attempt=meeting.attempt,
+        role=job.role,
+    )
 
 
 def _log_dir(job: Job, files: AttemptFiles) -> str | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl import Exit
-    from dsl.model import NodePlan
+    from dsl.model.node import NodePlan
 
 MAX_BYTES = 1 << 20
 """Bytes of an error file that are read."""

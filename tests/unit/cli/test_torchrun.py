@@ -13,7 +13,9 @@ import pytest
 from dsl.cli import torchrun
 from dsl.cli.torch_options import parse_args
 from dsl.errors import OptionError
-from dsl.model import NodePlan, OutputRequest, Restarts
+from dsl.model.UNKNOWN import Restarts
+from dsl.model.node import NodePlan
+from dsl.model.request import OutputRequest
 
 if TYPE_CHECKING:
     from pathlib import Path

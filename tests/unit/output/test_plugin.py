@@ -16,7 +16,9 @@ from tests.support.outcome import assert_one_line
 from dsl._record import replace
 from dsl.errors import OptionError
 from dsl.machine.console import Console
-from dsl.model import INHERIT, OutputRequest, Route, TorchRequest
+from dsl.model.UNKNOWN import TorchRequest
+from dsl.model.node import INHERIT, Route
+from dsl.model.request import OutputRequest
 from dsl.output.plugin import load_plugin, plan_with_plugin, without_files
 from dsl.plan.torchrun import build_group, plan_attempt
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from dsl.model import NodePlan
+    from dsl.model.node import NodePlan
     from dsl.output.plugin import LogsPlugin
 
 PACKAGE = '''

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dsl.errors import LogDirError, OptionError
 from dsl.machine.console import Console
-from dsl.model import INHERIT, OutputRequest, Route
+from dsl.model.node import INHERIT, Route
+from dsl.model.request import OutputRequest
 from dsl.output.folders import fill_template, make_run_dirs, parse_local_ranks, parse_streams, parse_words
 from dsl.output.routes import OutputPlan, needs_run_dir, plan_output
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -325,7 +324,7 @@ def test_the_pod_file_of_a_cluster_is_read_and_may_be_unreadable() -> None:
             raise PermissionError(13, "Permission denied")
         return None
 
-    facts = make_facts(files=SimpleNamespace(read_text=read))
+    facts = make_facts(read_text=read)
     assert "FC_TASK_INDEX" not in Planner(plan_job(_request({}), facts), facts).plan(0).env
 
 
@@ -334,7 +333,7 @@ def test_a_hostfile_that_cannot_be_read_is_an_error_and_not_a_local_job() -> Non
         raise PermissionError(13, "Permission denied")
 
     with pytest.raises(HostfileError, match="/job/hostfile: hostfile cannot be read: permission denied"):
-        plan_job(_request({}), make_facts(files=SimpleNamespace(read_text=refuse)))
+        plan_job(_request({}), make_facts(read_text=refuse))
 
 
 def test_a_memory_policy_goes_over_the_commands_own_binding_and_its_threads_stay() -> None:

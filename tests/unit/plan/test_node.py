@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ def attempt(number: int = 0, facts: Any = None, environ: dict[str, str] | None =
 
 def test_each_attempt_has_a_port_a_count_and_files_of_its_own() -> None:
     ports = iter((5, 6))
-    facts = make_facts(ports=SimpleNamespace(is_free=lambda _port: True, pick=lambda: next(ports)))
+    facts = make_facts(pick=lambda: next(ports))
     job = planner(facts=facts, max_restarts=1)
     first, second = (job.plan(number) for number in (0, 1))
     assert [plan.env["MASTER_PORT"] for plan in (first, second)] == ["5", "6"]
