@@ -58,3 +58,9 @@ def _find(request: Request, name: str) -> tuple[str, str]:
 def plan_of(request: Request, facts: Facts, attempt: int = 0) -> NodePlan:
     """What this machine would start for the request."""
     return Planner(plan_job(request, facts), facts).plan(attempt)
+
+
+def wish_of(request: Request, name: str) -> Any:
+    """The value of a field by its flat name, as `make_request` takes it."""
+    part, field = NAMES.get(name) or _find(request, name)
+    return getattr(getattr(request, part) if part else request, field)

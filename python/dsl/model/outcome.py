@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from dsl import Ended, Exit
     from dsl.errors import DslError
     from dsl.model.node import Label, NodePlan
-    from dsl.report.failures import Failure
+    from dsl.model.failure import Failure
 
     DecisionKind: TypeAlias = Literal["go_on", "restart", "stop", "end"]
 

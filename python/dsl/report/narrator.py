@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from dsl import Exited, Killing, LogNotice, SignalReceived, Stopping, Unbound
-from dsl.agent.policy import crash_loop
 from dsl.model.outcome import REQUEUE_CODE, AttemptEnded, AttemptStarted, Outcome, RestartFailed
 from dsl.model.request import LEVELS
+from dsl.report.loops import crash_loop
 from dsl.report.speak import say, write
 from dsl.report.verdict import Evidence, verdict
 

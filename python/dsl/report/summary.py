@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.report.failures import Failure
+    from dsl.model.failure import Failure
 
 MAX_OTHERS = 15
 """Failures that are shown besides the root cause."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.events import a_plan, an_attempt, an_exit, end, exited
 
-from dsl.agent.policy import crash_loop, decide, exit_code
+from dsl.agent.policy import decide, exit_code
 from dsl.model.outcome import REQUEUE_CODE, Decision, History, Membership, MembershipChanged
 
 if TYPE_CHECKING:
@@ -86,16 +86,3 @@ def test_the_code_is_that_of_the_cause_and_never_0_for_a_failure() -> None:
     other = an_exit(0, code=3)
     assert exit_code([other, FAILED], end(FAILED), other) == 3
     assert exit_code([an_exit(0, code=0)], end(an_exit(0, code=0))) == 1
-
-
-def test_equal_failures_soon_after_the_start_are_a_crash_loop() -> None:
-    def attempts(*codes: int, seconds: float = 1.5) -> list[Any]:
-        exits = [an_exit(0, code=code) for code in codes]
-        return [an_attempt(a_plan(1), [one], end(one), duration_s=seconds) for one in exits]
-
-    assert crash_loop([]) == ""
-    assert crash_loop(attempts(3)) == ""
-    assert crash_loop(attempts(3, 4)) == ""
-    assert crash_loop(attempts(3, 3, seconds=61)) == ""
-    text = "crash loop: 2 attempts in a row failed the same way within 1.5 s of their start"
-    assert crash_loop(attempts(4, 3, 3)) == text
