@@ -215,9 +215,7 @@ def test_one_function_starts_attempts() -> None:
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "launch_spec"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "launch_spec"
     ]
     assert starters == [("dsl.agent.agent", "_attempt")]
 
@@ -239,7 +237,8 @@ LIVE = re.compile(
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in modules() if name.startswith(("dsl.model", "dsl.plan", "dsl.binding", "dsl.output"))]
+    "name",
+    [name for name in modules() if name.startswith(("dsl.model", "dsl.plan", "dsl.binding", "dsl.output"))],
 )
 def test_no_record_on_the_way_to_the_plan_holds_a_callable_or_a_live_object(name: str) -> None:
     found = [

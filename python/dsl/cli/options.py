@@ -6,7 +6,14 @@ import argparse
 import os
 
 from dsl.errors import NumNodesError
-from dsl.model.request import DEFAULT_GRACE_S, DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LEVELS, OutputRequest, PlacementRequest
+from dsl.model.request import (
+    DEFAULT_GRACE_S,
+    DEFAULT_HOSTFILE,
+    DEFAULT_MASTER_PORT,
+    LEVELS,
+    OutputRequest,
+    PlacementRequest,
+)
 from dsl.resources.filters import parse_num_nodes
 
 TYPE_CHECKING = False

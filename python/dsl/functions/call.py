@@ -8,12 +8,12 @@ import sys
 
 from dsl.errors import DslError, UsageError
 from dsl.functions import _worker
+from dsl.plan.program import CALL_FILE, RESULT_FILE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
 
 
 class EntrypointError(UsageError, TypeError):

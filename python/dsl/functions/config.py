@@ -91,9 +91,7 @@ class LaunchConfig:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def to_request(
-    config: LaunchConfig, program: ProgramRequest, environ: Mapping[str, str]
-) -> Request:
+def to_request(config: LaunchConfig, program: ProgramRequest, environ: Mapping[str, str]) -> Request:
     """What the config asks for; ``program`` is what is started, ``environ`` the environment of this process.
 
     Raises:

@@ -232,7 +232,9 @@ class _Log:
         last = history.attempts[-1]
         again = f"starting all workers again, restart {history.restarts} of {history.max_restarts}"
         cause = last.ended.first_failure
-        why = f"{last.plan.workers[cause.worker].label} failed: {reason(cause)}: " if cause is not None else ""
+        why = (
+            f"{last.plan.workers[cause.worker].label} failed: {reason(cause)}: " if cause is not None else ""
+        )
         _log("warning", f"{why}{again}")
 
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     from dsl import Ended, Exit
     from dsl.errors import DslError
-    from dsl.model.node import Label, NodePlan
     from dsl.model.failure import Failure
+    from dsl.model.node import Label, NodePlan
 
     DecisionKind: TypeAlias = Literal["go_on", "restart", "stop", "end"]
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.devices.select import find_devices, visible_override, visible_slots, visible_warning
-from dsl.errors import FilterError, HostfileError, LauncherError, MultiNodeError, OptionError, UnsupportedError
+from dsl.errors import (
+    FilterError,
+    HostfileError,
+    LauncherError,
+    MultiNodeError,
+    OptionError,
+    UnsupportedError,
+)
 from dsl.model.job import Host, Notice
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.resources.filters import apply_filters, trim
@@ -179,7 +186,9 @@ def _own_node_rank(request: Request, hosts: Sequence[Host], facts: Facts, *, fro
         shown = ", ".join([host.name for host in hosts[:4]]) + (", ..." if len(hosts) > 4 else "")
         why = f"{len(hosts)} hosts ({shown}) take part"
     else:
-        why = "--force_multi was given" if remote.force_multi else f"host {hosts[0].name!r} is not this machine"
+        why = (
+            "--force_multi was given" if remote.force_multi else f"host {hosts[0].name!r} is not this machine"
+        )
     raise MultiNodeError(
         f"{why}, and starting workers on other hosts is not in this version of dsl; "
         "on each host run the same command with --no_ssh --node_rank RANK --master_addr ADDRESS"

@@ -29,9 +29,7 @@ MOST_NODES = 1 << 22
 
 def is_alone(asked: MeetingRequest, nodes: NodeRange) -> bool:
     """Whether this is a job of one node that meets nobody, at a port of its choice."""
-    nothing_said = (
-        asked.backend == STATIC and not asked.endpoint and asked.master_port is None
-    )
+    nothing_said = asked.backend == STATIC and not asked.endpoint and asked.master_port is None
     return asked.standalone or (nothing_said and nodes[1] == 1)
 
 

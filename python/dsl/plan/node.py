@@ -200,9 +200,7 @@ def _accelerator(job: Job, inherited: Mapping[str, str], facts: Facts) -> str:
     return job.accelerator or select_accelerator(inherited, facts.devices)[0]
 
 
-def _shown_slots(
-    job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts
-) -> dict[str, str]:
+def _shown_slots(job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts) -> dict[str, str]:
     """The visible-devices variable: the slots of this node, or what stands in their place."""
     shown = job.visible_devices
     if shown is None:
@@ -294,7 +292,12 @@ def _notices(
             if name not in inherited
         ]
     placed = placement.notices if placement else ()
-    return (*meeting.notices, *threads, *placed, *_log_notices(asked, files, by_folder=flavour.logs_by_folder))
+    return (
+        *meeting.notices,
+        *threads,
+        *placed,
+        *_log_notices(asked, files, by_folder=flavour.logs_by_folder),
+    )
 
 
 def _log_notices(asked: OutputRequest, files: AttemptFiles, *, by_folder: bool) -> list[Notice]:

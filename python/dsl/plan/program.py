@@ -28,9 +28,7 @@ def plan_program(asked: ProgramRequest, flag: str, module_flag: str) -> Program:
         OptionError: a program would have to be a module.
     """
     if asked.no_python and asked.module:
-        raise OptionError(
-            f"don't use both the '{flag}' flag and the '{module_flag}' flag at the same time"
-        )
+        raise OptionError(f"don't use both the '{flag}' flag and the '{module_flag}' flag at the same time")
     kind = "script"
     if asked.is_call:
         kind = "call"

@@ -65,7 +65,9 @@ class Ear:
         self.heard.append(event)
 
 
-def run(source: Plans, *attempts: Sequence[Any], channels: Sequence[Any] = ()) -> tuple[Outcome, FakeSupervisor, Ear]:
+def run(
+    source: Plans, *attempts: Sequence[Any], channels: Sequence[Any] = ()
+) -> tuple[Outcome, FakeSupervisor, Ear]:
     supervisor, ear = FakeSupervisor(*attempts), Ear()
     agent = Agent(supervisor, source, lambda: [ear], channels)  # type: ignore[arg-type]
     return agent.run(source.plan(0)), supervisor, ear

@@ -18,7 +18,9 @@ FAILED = an_exit(1, code=7)
 FINE = an_exit(0, code=0)
 
 
-def after(ended: Ended, *exits: Exit, membership: Membership = ALONE, plan: Any = None, **fields: Any) -> Decision:
+def after(
+    ended: Ended, *exits: Exit, membership: Membership = ALONE, plan: Any = None, **fields: Any
+) -> Decision:
     attempt = an_attempt(plan or a_plan(2), exits, ended)
     history = History(**{"max_restarts": 0, "attempts": (attempt,), **fields})
     return decide(history, ended, membership)

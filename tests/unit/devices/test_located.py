@@ -8,7 +8,6 @@ import pytest
 from tests.support.machine import ROOMS, UNASKED, make_facts, numa_table
 from tests.support.requests import make_request, plan_of
 
-from dsl import model
 from dsl.binding.placement import NodeGroup, shown_devices
 from dsl.devices.located import LocatedDevice, read_devices
 from dsl.model.node import WorkerDevice

@@ -136,7 +136,10 @@ def test_fields_become_a_request_for_output(fields: dict[str, Any], expected: di
 
 def test_the_grace_comes_from_the_environment_if_no_field_names_it() -> None:
     environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}
-    assert [wish_of(one, "grace_s") for one in (request(environ), request(environ, shutdown_timeout=2))] == [7.0, 2.0]
+    assert [wish_of(one, "grace_s") for one in (request(environ), request(environ, shutdown_timeout=2))] == [
+        7.0,
+        2.0,
+    ]
     assert wish_of(request(), "grace_s") == 30.0
 
 

@@ -32,9 +32,14 @@ PROGRAMS = st.builds(
     name=TEXTS,
 )
 POINTS = st.builds(
-    MeetingPoint, kind=st.sampled_from(["alone", "static"]), address=TEXTS, port=st.none() | st.integers(0, 65535)
+    MeetingPoint,
+    kind=st.sampled_from(["alone", "static"]),
+    address=TEXTS,
+    port=st.none() | st.integers(0, 65535),
 )
-HOSTS = st.lists(st.builds(Host, TEXTS, st.lists(st.integers(0, 64), max_size=4).map(tuple)), max_size=3).map(tuple)
+HOSTS = st.lists(st.builds(Host, TEXTS, st.lists(st.integers(0, 64), max_size=4).map(tuple)), max_size=3).map(
+    tuple
+)
 OUTPUTS = st.builds(
     OutputRequest,
     log_dir=st.none() | WORDS,
@@ -79,12 +84,16 @@ def test_a_job_comes_back_as_it_was_written(job: Job) -> None:
     assert data.isascii()
     again = job_from_bytes(data)
     assert again == job
-    assert [os.fsencode(word) for word in again.program.args] == [os.fsencode(word) for word in job.program.args]
+    assert [os.fsencode(word) for word in again.program.args] == [
+        os.fsencode(word) for word in job.program.args
+    ]
 
 
 def test_every_part_of_a_job_can_be_written() -> None:
     """A record that is added to a job has to be added to the codec, too."""
-    job = Job(FLAVOURS["torch"], Program("script", "t"), MeetingPoint("alone", "a", 0), hosts=(Host("h", (0,)),))
+    job = Job(
+        FLAVOURS["torch"], Program("script", "t"), MeetingPoint("alone", "a", 0), hosts=(Host("h", (0,)),)
+    )
     found: set[str] = set()
 
     def walk(value: Any) -> None:

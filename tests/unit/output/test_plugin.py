@@ -10,17 +10,17 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+from dsl.model.UNKNOWN import TorchRequest
+from dsl.plan.torchrun import build_group, plan_attempt
 from tests.support.machine import make_facts
 from tests.support.outcome import assert_one_line
 
 from dsl._record import replace
 from dsl.errors import OptionError
 from dsl.machine.console import Console
-from dsl.model.UNKNOWN import TorchRequest
 from dsl.model.node import INHERIT, Route
 from dsl.model.request import OutputRequest
 from dsl.output.plugin import load_plugin, plan_with_plugin, without_files
-from dsl.plan.torchrun import build_group, plan_attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

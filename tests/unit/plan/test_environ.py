@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.support.machine import make_facts
 
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program

@@ -56,9 +56,7 @@ class Planned:
         return getattr(self.plan, name)
 
 
-def _node(
-    environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any
-) -> Any:
+def _node(environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any) -> Any:
     given = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
     facts = make_facts(environ=environ or {}, files=files, **given)
     planned = plan_job(_request(wish, "a b", ""), facts)

@@ -27,7 +27,9 @@ def planner(environ: dict[str, str] | None = None, facts: Any = None, **wish: An
     return Planner(plan_job(request, facts), facts)
 
 
-def attempt(number: int = 0, facts: Any = None, environ: dict[str, str] | None = None, **wish: Any) -> NodePlan:
+def attempt(
+    number: int = 0, facts: Any = None, environ: dict[str, str] | None = None, **wish: Any
+) -> NodePlan:
     return planner(environ, facts, **wish).plan(number)
 
 
@@ -62,7 +64,8 @@ def test_the_macro_becomes_the_local_rank_and_nothing_else_is_touched() -> None:
     """G5. torchrun would also fill in ``$local_rank``, and make one dollar of two."""
     plan = attempt(min_nodes=2, max_nodes=2, node_rank=1)
     assert [worker.argv for worker in plan.workers] == [
-        ("/opt/python", "-u", "t.py", f"--device=cuda:{local_rank}", "$local_rank", "$$") for local_rank in (0, 1)
+        ("/opt/python", "-u", "t.py", f"--device=cuda:{local_rank}", "$local_rank", "$$")
+        for local_rank in (0, 1)
     ]
     assert [(worker.rank, worker.local_rank) for worker in plan.workers] == [(2, 0), (3, 1)]
 
@@ -108,7 +111,9 @@ def test_a_program_is_no_module() -> None:
 
 
 def test_restarts_are_not_negative() -> None:
-    assert error_of(OptionError, lambda: planner(max_restarts=-1)) == "--max-restarts -1: it must be 0 or more"
+    assert (
+        error_of(OptionError, lambda: planner(max_restarts=-1)) == "--max-restarts -1: it must be 0 or more"
+    )
 
 
 def test_files_lie_in_a_directory_of_the_run_below_the_one_that_was_named() -> None:
@@ -199,9 +204,7 @@ def test_an_option_that_needs_another_is_said_to_have_no_effect(wish: dict[str, 
 
 
 def test_the_plan_has_what_the_engine_and_the_report_need() -> None:
-    plan = attempt(
-        grace_s=3.0, log_level="debug", facts=make_facts(console=Console("terminal", "terminal"))
-    )
+    plan = attempt(grace_s=3.0, log_level="debug", facts=make_facts(console=Console("terminal", "terminal")))
     assert (plan.command, plan.name, plan.host, plan.grace_s, plan.log_level) == (
         "dslrun",
         "t.py",
