@@ -119,7 +119,7 @@ def own_devices(
 
 
 def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[str, str], ...]:
-    from dsl.devices.visible import masks
+    from dsl.devices.choices import masks
 
     variable = HIP_DEVICES_VARIABLE if environ.get(HIP_DEVICES_VARIABLE) else DEVICES_VARIABLE
     value = environ.get(variable)
@@ -131,7 +131,7 @@ def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[s
 def _own_values(
     name: str, variable: str, environ: Mapping[str, str], count: int, devices: DeviceFacts
 ) -> Sequence[str]:
-    from dsl.devices.visible import explain_value, worker_choices
+    from dsl.devices.choices import explain_value, worker_choices
 
     try:
         total = devices.other_count(name, environ)
