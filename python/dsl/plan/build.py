@@ -23,7 +23,7 @@ from dsl.model import (
     Plan,
     WorkerPlan,
 )
-from dsl.output.routes import needs_run_dir, plan_output
+from dsl.output.routes import LogPlace, Shown, needs_run_dir, plan_output
 from dsl.plan.environ import POD_ENVIRONMENT_PATH, node_environment, parse_pod_environment, worker_environment
 from dsl.plan.program import worker_command
 from dsl.rendezvous.port import choose_port
@@ -33,6 +33,7 @@ from dsl.resources.world import assign_ranks
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from dsl.binding.placement import Placement
     from dsl.devices.select import Devices
@@ -136,12 +137,12 @@ def _plan_output(
     request: Request, plan: Plan, ranks: range, environ: Mapping[str, str], host: Facts
 ) -> tuple[str | None, OutputPlan]:
     """The directory to make if it is missing, and where output goes."""
-    asked = request.output
+    asked: Any = request.output
     each_rank_logs: list[str] = []
     log_dir, run_dir = request.log_dir, None
     if request.log_dir is not None:
         _check_each_rank_log(asked)
-        from dsl.output.folders import rank_log_path
+        from dsl.output.grammar import rank_log_path
 
         stamp = host.names.stamp()
         each_rank_logs = [rank_log_path(request.log_dir, stamp, rank) for rank in ranks]
@@ -151,9 +152,8 @@ def _plan_output(
         run = f"{host.names.stamp()}_{host.names.pid}{node}"
         log_dir = asked.log_dir
         run_dir = f"{host.names.temp_dir}/dsl_{run}" if log_dir is None else f"{log_dir}/{run}"
-    output = plan_output(
-        asked, ranks, plan.world_size, host.console, environ, each_rank_logs=each_rank_logs, run_dir=run_dir
-    )
+    shown = Shown(ranks, plan.world_size, host.console, environ)
+    output = plan_output(asked, shown, LogPlace(run_dir, each_rank_logs=tuple(each_rank_logs)))
     return log_dir, output
 
 
@@ -229,7 +229,8 @@ def _unused_options(request: Request) -> list[Notice]:
         notices.append(Notice("warning", "--node_rank has no effect without --no_ssh"))
     if request.bind_core_list is not None and not request.bind_cores_to_rank:
         notices.append(Notice("warning", "--bind_core_list has no effect without --bind_cores_to_rank"))
-    has_files = request.log_dir is not None or needs_run_dir(request.output)
+    asked: Any = request.output
+    has_files = request.log_dir is not None or needs_run_dir(asked)
     if request.output.max_bytes is not None and not has_files:
         notices.append(Notice("warning", "--log-max-size has no effect without log files, such as --log-dir"))
     return notices

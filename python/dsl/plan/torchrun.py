@@ -11,7 +11,7 @@ from dsl.devices.own import local_world_size, own_devices
 from dsl.errors import OptionError
 from dsl.lists import THREADS_VARIABLE
 from dsl.model import NodePlan, Notice, PlacementRequest, WorkerPlan
-from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir, plan_output, run_dirs
+from dsl.output.routes import TEMPLATE_VARIABLE, LogPlace, Shown, needs_run_dir, plan_output, run_dirs
 from dsl.rendezvous.static import (
     attempt_port,
     check_meeting,
@@ -25,6 +25,7 @@ from dsl.signals import SIGNALS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from dsl.binding.cores import Binding
     from dsl.binding.placement import Placement
@@ -138,21 +139,16 @@ def plan_attempt(group: Group, number: int, host: Facts) -> NodePlan:
     request = group.request
     port = attempt_port(group.master_port, request, host.ports, again=number > 0)
     # Without maps torchrun writes no files, wherever they would lie.
-    asked = replace(request.output, log_dir=None)
+    asked: Any = replace(request.output, log_dir=None)
     if group.plugin is not None:
-        from dsl.output.plugin import plan_with_plugin, without_files
+        from dsl.output.plugin import plan_with_plugin
+        from dsl.output.routes import without_files
 
         asked = without_files(asked)
-    output = plan_output(
-        asked,
-        group.ranks,
-        group.world_size,
-        group.console,
-        _console_environment(group),
-        run_dir=group.run_dir,
-        attempt=number,
-        role=request.role,
+    shown = Shown(
+        group.ranks, group.world_size, group.console, _console_environment(group), role=request.role
     )
+    output = plan_output(asked, shown, LogPlace(group.run_dir, number))
     env = dict(group.environ)
     env["MASTER_ADDR"] = group.master_addr
     env["MASTER_PORT"] = str(port)
@@ -262,7 +258,8 @@ def _plugin(request: TorchRequest) -> LogsPlugin | None:
         return None
     from dsl.output.plugin import load_plugin
 
-    return load_plugin(request.logs_specs, request.output)
+    output: Any = request.output
+    return load_plugin(request.logs_specs, output)
 
 
 def _notices(
@@ -272,7 +269,8 @@ def _notices(
     if count > 1 and not sizes_threads and THREADS_VARIABLE not in environ:
         text = f"{THREADS_VARIABLE}=1 for each worker, set it to choose another number of threads"
         notices.append(Notice("info", text))
-    if request.logs_specs is None and needs_run_dir(replace(request.output, log_dir=None)):
+    output: Any = replace(request.output, log_dir=None)
+    if request.logs_specs is None and needs_run_dir(output):
         notices.append(Notice("info", f"log files are in {run_dir}"))
     elif request.logs_specs is None and request.output.max_bytes is not None:
         notices.append(Notice("warning", "--log-max-size has no effect without log files, such as --tee 3"))

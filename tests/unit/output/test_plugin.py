@@ -13,11 +13,15 @@ import pytest
 from tests.support.machine import make_facts
 from tests.support.outcome import assert_one_line
 
+from dsl import model
 from dsl._record import replace
 from dsl.errors import OptionError
 from dsl.machine.console import Console
-from dsl.model import INHERIT, OutputRequest, Route, TorchRequest
-from dsl.output.plugin import load_plugin, plan_with_plugin, without_files
+from dsl.model import INHERIT, Route, TorchRequest
+from dsl.model.request import OutputRequest
+from dsl.output.answer import StreamFile
+from dsl.output.plugin import load_plugin, plan_with_plugin
+from dsl.output.routes import without_files
 from dsl.plan.torchrun import build_group, plan_attempt
 
 if TYPE_CHECKING:
@@ -127,11 +131,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def _plan(plugin: LogsPlugin, attempt: int = 0, console: Console = PIPE, **asked: Any) -> NodePlan:
     """As `plan_attempt` plans for a request with a plug-in."""
-    output = OutputRequest(**asked)
+    rest = without_files(OutputRequest(**asked))
+    output = model.OutputRequest(stdout_words=rest.stdout_words, stderr_words=rest.stderr_words)
     host = make_facts(console=console)
-    group = build_group(
-        TorchRequest("t.py", nproc_per_node="2", output=without_files(output)), ("t",), {"A": "b"}, host
-    )
+    group = build_group(TorchRequest("t.py", nproc_per_node="2", output=output), ("t",), {"A": "b"}, host)
     return plan_with_plugin(plugin, plan_attempt(group, attempt, host), console)
 
 
@@ -276,6 +279,36 @@ def test_threads_of_a_plug_in_are_never_interrupted_in_our_place(package: Packag
     (mask,) = package().calls
     assert {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1} <= mask
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_code_of_others_runs_with_the_garbage_collector_of_every_program(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own command switches it off for itself."""
+    calls = package().calls
+
+    class Own:
+        restore = staticmethod(lambda: calls.append("restored"))
+
+    monkeypatch.setitem(sys.modules, "dsl._own_process", Own)
+    plugin = load_plugin("files", OutputRequest())
+    first = calls.index("restored")
+    assert first < next(index for index, call in enumerate(calls) if isinstance(call, tuple))
+    del calls[:]
+    plugin.ask({0: {}})
+    assert calls == ["restored", {0: {}}]
+
+
+def test_its_answer_is_data(package: Package) -> None:
+    variables = {0: {"RANK": "4"}, 1: {"RANK": "5"}}
+    found = load_plugin("files", OutputRequest()).ask(variables, [1])
+    second = found.workers[1]
+    assert (second.stdout, second.stderr) == (StreamFile("/l/1/1.out"), StreamFile("/l/1/1.err"))
+    assert found.workers[0].stdout == StreamFile("/l/1/0.out", is_shown=True)
+    assert second.error_file == "/l/1/1.json"
+    assert second.env == {"TORCHELASTIC_ERROR_FILE": "/l/1/1.json", "ROLE_NAME": "mine"}
+    assert (found.filtered_stdout, found.filtered_stderr) == ("/l/1/some.out", "")
+    assert variables == {0: {"RANK": "4"}, 1: {"RANK": "5"}}
 
 
 @pytest.mark.torch
