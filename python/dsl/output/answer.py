@@ -68,6 +68,14 @@ class StreamFiles:
     filtered_stderr: str = ""
     """The same for stderr."""
 
+    def error_file(self, local_rank: int) -> str | None:
+        """Where a worker leaves an account of its end."""
+        return self.workers[local_rank].error_file
+
+    def variables(self, local_rank: int) -> Mapping[str, str]:
+        """What a worker's environment has of the answer."""
+        return self.workers[local_rank].env
+
 
 def told(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """The variables of one worker that a plug-in is told: some of all workers, and its ``own``."""

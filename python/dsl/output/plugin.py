@@ -26,8 +26,8 @@ from dsl.output.routes import OutputPlan, with_stream_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from typing import Any, Literal, TypeVar
+    from collections.abc import Callable
+    from typing import Any, TypeVar
 
     from dsl.machine.console import Console
     from dsl.model import NodePlan
@@ -48,17 +48,14 @@ class LogsPlugin:
         self.name = name
         self._specs = specs
 
-    def ask(
-        self, variables: Mapping[int, Mapping[str, str]], searched: Collection[Literal[1, 2]] = ()
-    ) -> StreamFiles:
-        """Its answer for one attempt.
-
-        ``variables``: what `dsl.output.answer.told` has of each worker, by local rank; ``searched``: streams
-        in which the user looks for words.
+    def ask(self, plan: NodePlan) -> StreamFiles:
+        """Its answer for one attempt, as ``plan`` has it with `dsl.output.routes.without_files`.
 
         Raises:
             OptionError: it raises, or its answer is not as it must be.
         """
+        variables = {worker.local_rank: told(plan.env, worker.env) for worker in plan.workers}
+        searched = [stream for stream, _, _ in plan.line_files]
         envs = {local_rank: dict(env) for local_rank, env in variables.items()}
         answer = _guarded(self.name, "reify", lambda: self._specs.reify(envs))
         return read_answer(self.name, answer, variables, envs, searched)
@@ -94,8 +91,7 @@ def plan_with_plugin(plugin: LogsPlugin, plan: NodePlan, console: Console) -> No
     ``plan`` is made for `dsl.output.routes.without_files` of the request, ``console`` is what the command's
     own streams are. Raises what `LogsPlugin.ask` raises.
     """
-    variables = {worker.local_rank: told(plan.env, worker.env) for worker in plan.workers}
-    files = plugin.ask(variables, [stream for stream, _, _ in plan.line_files])
+    files = plugin.ask(plan)
     ours = OutputPlan(
         tuple([(worker.stdout, worker.stderr) for worker in plan.workers]),
         tuple([worker.prefix for worker in plan.workers]),

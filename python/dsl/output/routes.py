@@ -170,7 +170,7 @@ def _route(path: str | None, show: bool, stream: int, kind: Kind) -> Route:  # n
 
 def _files(request: OutputRequest, count: int, folder: str | None) -> list[list[tuple[str | None, bool]]]:
     """For each worker and stream: its file, and whether it is shown all the same."""
-    if folder is None:
+    if folder is None or not (request.log_dir or request.redirects or request.tee):
         return [[(None, True)] * 2] * count
     from dsl.output.grammar import parse_streams
 

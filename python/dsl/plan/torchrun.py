@@ -93,9 +93,7 @@ def build_group(
     if request.max_restarts < 0:
         raise OptionError(f"--max-restarts {request.max_restarts}: it must be 0 or more")
     address, port = meeting_point(request)
-    count = local_world_size(
-        request.nproc_per_node, environ, host.devices, host.cpus, alone=request.virtual_local_rank
-    )
+    count = local_world_size(request.nproc_per_node, environ, host, alone=request.virtual_local_rank)
     job = run_id(request, host.names)
     log_dir = request.output.log_dir
     # A name of the user's may be longer than that of a file can be, and have slashes.

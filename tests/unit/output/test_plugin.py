@@ -295,20 +295,21 @@ def test_code_of_others_runs_with_the_garbage_collector_of_every_program(
     first = calls.index("restored")
     assert first < next(index for index, call in enumerate(calls) if isinstance(call, tuple))
     del calls[:]
-    plugin.ask({0: {}})
-    assert calls == ["restored", {0: {}}]
+    plugin.ask(_plan(load_plugin("console", OutputRequest())))
+    assert calls[-2] == "restored"
+    assert set(calls[-1]) == {0, 1}
 
 
 def test_its_answer_is_data(package: Package) -> None:
-    variables = {0: {"RANK": "4"}, 1: {"RANK": "5"}}
-    found = load_plugin("files", OutputRequest()).ask(variables, [1])
+    plan = _plan(load_plugin("files", OutputRequest()), stdout_words="loss")
+    found = load_plugin("files", OutputRequest()).ask(plan)
     second = found.workers[1]
     assert (second.stdout, second.stderr) == (StreamFile("/l/1/1.out"), StreamFile("/l/1/1.err"))
     assert found.workers[0].stdout == StreamFile("/l/1/0.out", is_shown=True)
-    assert second.error_file == "/l/1/1.json"
-    assert second.env == {"TORCHELASTIC_ERROR_FILE": "/l/1/1.json", "ROLE_NAME": "mine"}
+    assert found.error_file(1) == "/l/1/1.json"
+    assert found.variables(1)["TORCHELASTIC_ERROR_FILE"] == "/l/1/1.json"
+    assert "RANK" not in found.variables(1)
     assert (found.filtered_stdout, found.filtered_stderr) == ("/l/1/some.out", "")
-    assert variables == {0: {"RANK": "4"}, 1: {"RANK": "5"}}
 
 
 @pytest.mark.torch
