@@ -13,7 +13,7 @@ from tests.contract.golden_file import cases
 from dsl.cli.torch_options import parse_args, torchrun_parser
 from dsl.cli.torchrun import to_request
 from dsl.errors import UsageError
-from dsl.output.folders import parse_words
+from dsl.output.grammar import parse_words
 
 if TYPE_CHECKING:
     from argparse import Namespace

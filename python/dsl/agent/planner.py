@@ -20,8 +20,16 @@ if TYPE_CHECKING:
 class Planner:
     """Makes the plans of this node's part of a job, and what they need on the file system."""
 
-    def __init__(self, planned: JobPlan, facts: Facts, rendezvous: Rendezvous | None = None) -> None:
+    def __init__(
+        self,
+        planned: JobPlan,
+        facts: Facts,
+        rendezvous: Rendezvous | None = None,
+        plugin: LogsPlugin | None = None,
+    ) -> None:
         """``rendezvous`` is where the nodes meet; None: at what the job has agreed beforehand.
+
+        ``plugin`` is the one that the job names, if it is loaded already.
 
         Raises:
             UsageError: this node cannot say how many workers it has, or the logs plug-in cannot be used.
@@ -33,7 +41,7 @@ class Planner:
         self._rendezvous = rendezvous or Static(job, planned.node_rank, facts.ports)
         self.local_world_size = count_workers(job, planned.node_rank, facts)
         self.run_dir = choose_run_dir(job, planned.node_rank, facts.names)
-        self._plugin = _load_plugin(job.output)
+        self._plugin = plugin or _load_plugin(job.output)
 
     def plan(self, attempt: int) -> NodePlan:
         """Decide what this node starts in an attempt, counted from 0.

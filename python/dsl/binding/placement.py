@@ -85,7 +85,6 @@ def place(wish: PlacementRequest, group: NodeGroup, facts: Facts) -> Placement:
     Raises:
         OptionError: wishes that exclude one another.
         PlacementError: the cores cannot be given as asked, or ``KMP_AFFINITY`` would undo the binding.
-        NoDevicesError, AcceleratorError: a device was to be looked up, and could not be.
     """
     _refuse_two_bindings(wish)
     bindings, notices = _by_command(wish, group, facts)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.devices.facts import DeviceFacts
-    from dsl.machine.cpus import Cpus
+    from dsl.facts import Facts
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 # On ROCm it says more than the other, if it is set.
@@ -19,9 +19,7 @@ MOST_WORKERS = 1 << 22
 """No machine holds more processes."""
 
 
-def local_world_size(
-    text: str, environ: Mapping[str, str], devices: DeviceFacts, cpus: Cpus, *, alone: bool = False
-) -> int:
+def local_world_size(text: str, environ: Mapping[str, str], facts: Facts, *, alone: bool = False) -> int:
     """Number of workers on this node from torchrun's ``--nproc-per-node``.
 
     A number, ``cpu`` (the CPUs that we may use), ``gpu`` (visible CUDA devices), the name of another
@@ -39,13 +37,13 @@ def local_world_size(
             raise OptionError(f"{shown}: it must be 1 to {MOST_WORKERS}")
         return int(text)
     if text == "cpu":
-        return len(cpus.allowed)
-    name = node_accelerator(text, environ, devices) if text == "auto" else text
+        return len(facts.cpus.allowed)
+    name = node_accelerator(text, environ, facts.devices) if text == "auto" else text
     if name != "gpu" and name not in ACCELERATORS:
         raise OptionError(f"{shown}: expected a number, auto, cpu or gpu, or an accelerator such as xpu")
-    count = count_visible_devices(name, environ, devices, alone=alone)
+    count = count_visible_devices(name, environ, facts.devices, alone=alone)
     if count or text == "auto":
-        return count or len(cpus.allowed)
+        return count or len(facts.cpus.allowed)
     kind = "CUDA" if name in ("gpu", "cuda") else name
     raise OptionError(f"{shown}: no {kind} device can be seen on this machine, give a number or cpu")
 
@@ -119,7 +117,7 @@ def own_devices(
 
 
 def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[str, str], ...]:
-    from dsl.devices.visible import masks
+    from dsl.devices.choices import masks
 
     variable = HIP_DEVICES_VARIABLE if environ.get(HIP_DEVICES_VARIABLE) else DEVICES_VARIABLE
     value = environ.get(variable)
@@ -131,7 +129,7 @@ def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[s
 def _own_values(
     name: str, variable: str, environ: Mapping[str, str], count: int, devices: DeviceFacts
 ) -> Sequence[str]:
-    from dsl.devices.visible import explain_value, worker_choices
+    from dsl.devices.choices import explain_value, worker_choices
 
     try:
         total = devices.other_count(name, environ)

@@ -62,7 +62,7 @@ def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
         return slots
     if devices.accelerator == "cpu":
         raise FilterError(f"{setting} names devices, but none was found on this machine; unset the variable")
-    from dsl.devices.visible import count_named
+    from dsl.devices.choices import count_named
 
     try:
         return list(range(count_named(setting.partition("=")[0], shown, len(devices.slots))))

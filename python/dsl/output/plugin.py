@@ -19,43 +19,22 @@ the process that waits for the job. They block every signal, as do programs that
 
 from __future__ import annotations
 
-import os
-
-from dsl._record import record, replace
 from dsl.errors import OptionError
-from dsl.model.node import INHERIT, Route
+from dsl.output.answer import read_answer, told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, Literal, TypeVar
+    from collections.abc import Callable
+    from typing import Any, TypeVar
 
-    from dsl.machine.console import Console, Kind
-    from dsl.model.node import LineFile, NodePlan, WorkerPlan
+    from dsl.model.node import NodePlan
     from dsl.model.request import OutputRequest
+    from dsl.output.answer import StreamFiles
 
     _T = TypeVar("_T")
 
 GROUP = "torchrun.logs_specs"
-ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 TORCH_MODULE = "torch.distributed.elastic.multiprocessing.api"
-VARIABLES = (
-    "GROUP_RANK",
-    "ROLE_NAME",
-    "LOCAL_WORLD_SIZE",
-    "WORLD_SIZE",
-    "GROUP_WORLD_SIZE",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "OMP_NUM_THREADS",
-)
-"""What torchrun tells a plug-in of all workers alike, as far as it is set."""
 
 
 class LogsPlugin:
@@ -66,17 +45,17 @@ class LogsPlugin:
         self.name = name
         self._specs = specs
 
-    def ask(self, envs: dict[int, dict[str, str]]) -> Any:
-        """Its answer for one attempt. Raises OptionError with what it raises."""
-        return _guarded(self.name, "reify", lambda: self._specs.reify(envs))
+    def ask(self, plan: NodePlan) -> StreamFiles:
+        """Its answer for one attempt, as ``plan`` has it with `dsl.output.routes.without_files`.
 
-
-@record
-class _Streams:
-    """What a plug-in says of one output stream: the file of each local rank, and which are shown as well."""
-
-    files: Mapping[int, str]
-    shown: Mapping[int, str]
+        Raises:
+            OptionError: it raises, or its answer is not as it must be.
+        """
+        variables = {worker.local_rank: told(plan.env, worker.env) for worker in plan.workers}
+        searched = [stream for stream, _, _ in plan.line_files]
+        envs = {local_rank: dict(env) for local_rank, env in variables.items()}
+        answer = _guarded(self.name, "reify", lambda: self._specs.reify(envs))
+        return read_answer(self.name, answer, variables, envs, searched)
 
 
 def load_plugin(name: str, request: OutputRequest) -> LogsPlugin:
@@ -86,7 +65,7 @@ def load_plugin(name: str, request: OutputRequest) -> LogsPlugin:
         OptionError: there is none, it cannot be loaded or constructed, or the user's stream maps or list of
             local ranks are malformed.
     """
-    from dsl.output.folders import parse_local_ranks
+    from dsl.output.grammar import parse_local_ranks
 
     ranks = set(parse_local_ranks(request.local_ranks)) if request.local_ranks else None
     redirects = _stream_map(request.redirects, "--redirects")
@@ -101,50 +80,6 @@ def load_plugin(name: str, request: OutputRequest) -> LogsPlugin:
         )
 
     return LogsPlugin(name, _guarded(name, entry.value, construct))
-
-
-def without_files(request: OutputRequest) -> OutputRequest:
-    """The request for the output that a plug-in leaves to us: all of it on the console, in no file."""
-    return replace(request, log_dir=None, redirects="", tee="", local_ranks="")
-
-
-def plan_with_plugin(plugin: LogsPlugin, plan: NodePlan, console: Console) -> NodePlan:
-    """The plan of one attempt with the files that the plug-in wants.
-
-    ``plan`` is made for `without_files` of the request: its routes stay where the plug-in names the console.
-    ``console`` is what the command's own streams are.
-
-    Raises:
-        OptionError: the plug-in raises, or its answer is not as it must be.
-    """
-    before = {worker.local_rank: _variables(plan.env, worker.env) for worker in plan.workers}
-    envs = {local_rank: dict(env) for local_rank, env in before.items()}
-    answer = plugin.ask(envs)
-    stdout = _streams(plugin.name, answer, "stdouts", len(before))
-    stderr = _streams(plugin.name, answer, "stderrs", len(before))
-    error_files = _paths(plugin.name, answer, "error_files")
-    workers = []
-    for worker in plan.workers:
-        local_rank = worker.local_rank
-        error_file = _file(error_files.get(local_rank, ""))
-        changes = _changes(plugin.name, envs[local_rank], before[local_rank])
-        changes.setdefault(ERROR_FILE_VARIABLE, error_file or "")
-        workers.append(
-            replace(
-                worker,
-                env={**worker.env, **changes},
-                stdout=_route(worker, stdout, 1, console.stdout),
-                stderr=_route(worker, stderr, 2, console.stderr),
-                error_file=error_file,
-            )
-        )
-    return replace(
-        plan,
-        workers=tuple(workers),
-        log_dir=None,
-        run_dirs=(),
-        line_files=tuple([_line_file(plugin.name, answer, one) for one in plan.line_files]),
-    )
 
 
 def _entry_point(name: str) -> Any:
@@ -168,6 +103,7 @@ def _guarded(name: str, what: str, call: Callable[[], _T]) -> _T:
     """
     import signal
 
+    _collect_garbage()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         return call()
@@ -177,6 +113,15 @@ def _guarded(name: str, what: str, call: Callable[[], _T]) -> _T:
         raise OptionError(f"--logs-specs {name!r}: {what} raised {text.rstrip('.')}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _collect_garbage() -> None:
+    """Undo what our own command spares itself: code of others may make garbage."""
+    from sys import modules
+
+    restore = getattr(modules.get("dsl._own_process"), "restore", None)
+    if restore is not None:
+        restore()
 
 
 def _stream_flags() -> Callable[[int], Any]:
@@ -199,74 +144,10 @@ def _stream_flags() -> Callable[[int], Any]:
 
 def _stream_map(text: str, option: str) -> Callable[[Callable[[int], Any]], Any]:
     """Makes flags for all local ranks, or by local rank if the user gave a list."""
-    from dsl.output.folders import parse_streams
+    from dsl.output.grammar import parse_streams
 
     streams = parse_streams(text or "0", option)
     if ":" not in text:
         return lambda flags: flags(streams(0))
     ranks = [int(item.partition(":")[0]) for item in text.split(",")]
     return lambda flags: {rank: flags(streams(rank)) for rank in ranks}
-
-
-def _variables(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    variables = {name: env[name] for name in VARIABLES if name in env}
-    variables.update(own)
-    variables.pop(ERROR_FILE_VARIABLE, None)
-    return variables
-
-
-def _changes(name: str, env: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    changes = {variable: value for variable, value in env.items() if before.get(variable) != value}
-    for variable, value in changes.items():
-        if not isinstance(value, str):
-            raise OptionError(f"--logs-specs {name!r}: reify set {variable} to {value!r}, which is no text")
-    return changes
-
-
-def _paths(name: str, answer: Any, field: str) -> dict[int, str]:
-    """A mapping of the plug-in's answer, from local rank to path."""
-    try:
-        return {int(rank): os.fsdecode(path) for rank, path in getattr(answer, field).items()}
-    except (AttributeError, TypeError, ValueError):
-        found = getattr(answer, field, None)
-        raise OptionError(
-            f"--logs-specs {name!r}: the {field} of reify must map local ranks to paths, got {found!r:.80}"
-        ) from None
-
-
-def _streams(name: str, answer: Any, field: Literal["stdouts", "stderrs"], count: int) -> _Streams:
-    files = _paths(name, answer, field)
-    missing = [rank for rank in range(count) if rank not in files]
-    if missing:
-        raise OptionError(f"--logs-specs {name!r}: the {field} of reify lack local rank {missing[0]}")
-    shown = _paths(name, answer, f"tee_{field}")
-    for rank, path in shown.items():
-        if _file(path) is not None and files.get(rank) != path:
-            raise OptionError(
-                f"--logs-specs {name!r}: tee_{field} of reify must name files of {field}, but has {path!r} "
-                f"for local rank {rank}"
-            )
-    return _Streams(files, shown)
-
-
-def _file(path: str) -> str | None:
-    return None if path in ("", os.devnull) else path
-
-
-def _route(worker: WorkerPlan, streams: _Streams, stream: Literal[1, 2], kind: Kind) -> Route:
-    path = streams.files[worker.local_rank]
-    if path == "":
-        return (worker.stdout if stream == 1 else worker.stderr) or INHERIT
-    is_shown = _file(streams.shown.get(worker.local_rank, "")) is not None and kind != "null"
-    if not is_shown:
-        return Route(_file(path))
-    return Route(path, console=stream, terminal=kind == "terminal")
-
-
-def _line_file(name: str, answer: Any, line_file: LineFile) -> LineFile:
-    stream, _, words = line_file
-    field = "filtered_stdout" if stream == 1 else "filtered_stderr"
-    path = getattr(answer, field, "")
-    if not path:
-        raise OptionError(f"--logs-specs {name!r}: reify has no {field}, leave out the words to look for")
-    return stream, os.fsdecode(path), words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import record, replace
 from dsl.errors import OptionError
 from dsl.model.node import INHERIT, Route
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dsl.machine.console import Console, Kind
     from dsl.model.node import LineFile
     from dsl.model.request import OutputRequest
+    from dsl.output.answer import StreamFile, StreamFiles
 
 # Of the terminal's eight colours those that are read on black and on white, without red, which means trouble.
 COLOURS = (36, 32, 35, 34, 33)
@@ -21,54 +22,107 @@ TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
 @record
+class Shown:
+    """Whose output it is, and who looks at it."""
+
+    ranks: Sequence[int]
+    """Global ranks of the workers of this node, by local rank."""
+    world_size: int
+    """Number of workers of the job."""
+    environ: Mapping[str, str]
+    """``NO_COLOR``, ``TERM`` and the prefix template are read of it."""
+    role: str = "default"
+    """What a prefix template calls the workers."""
+
+
+@record
+class LogPlace:
+    """Where log files lie, if any are asked for."""
+
+    run_dir: str | None = None
+    """New directory of this run; None: no option asks for files in one."""
+    attempt: int = 0
+    """How often the workers were started before."""
+    each_rank_logs: tuple[str, ...] = ()
+    """Files of ``--enable_each_rank_log``, one a worker."""
+
+
+@record
 class OutputPlan:
-    """Routes (stdout, stderr or None if joined) and prefixes, one a worker, and what belongs to all."""
+    """Where the output of a node's workers goes, by local rank, and who reads stdin."""
 
     routes: tuple[tuple[Route, Route | None], ...]
+    """Of stdout and stderr; None: it is joined to stdout."""
     prefixes: tuple[str, ...]
+    """What stands before each line on the console."""
     stdin: int | None = None
+    """Local rank of the worker that reads our stdin."""
     run_dirs: tuple[str, ...] = ()
+    """Directories to make, outermost first; the first must be new."""
     line_files: tuple[LineFile, ...] = ()
+    """Files for lines with some words."""
+
+
+NO_FILES = LogPlace()
 
 
 def plan_output(
-    request: OutputRequest,
-    ranks: Sequence[int],
-    world_size: int,
-    console: Console,
-    environ: Mapping[str, str],
-    *,
-    each_rank_logs: Sequence[str] = (),
-    run_dir: str | None = None,
-    attempt: int = 0,
-    role: str = "default",
+    request: OutputRequest, shown: Shown, console: Console, place: LogPlace = NO_FILES
 ) -> OutputPlan:
-    """Decide for the workers of one node, whose global ranks are ``ranks``.
-
-    ``each_rank_logs``: files of ``--enable_each_rank_log``, one a worker. ``run_dir``: new directory of this
-    run, None if no option asks for files in one. ``attempt``: how often the workers were started before;
-    ``role`` is what a prefix template calls them.
+    """Decide for the workers of one node. ``console`` is what our own streams are.
 
     Raises:
         OptionError: a stream map, a list of ranks or ``stdin`` makes no sense for this job.
     """
-    count = len(ranks)
+    count = len(shown.ranks)
     words = _words(request)
-    attempt_dir = None if run_dir is None else f"{run_dir}/attempt_{attempt}"
+    attempt_dir = None if place.run_dir is None else f"{place.run_dir}/attempt_{place.attempt}"
     routes: Sequence[tuple[Route, Route | None]]
-    if each_rank_logs:
-        routes = _joined_routes(request, each_rank_logs, console)
+    if place.each_rank_logs:
+        routes = _joined_routes(request, place.each_rank_logs, console)
     else:
         routes = _routes(request, count, console, attempt_dir, {stream for stream, _, _ in words})
     return OutputPlan(
         routes=tuple(routes),
-        prefixes=_prefixes(request, ranks, console, environ, role=role, plain=bool(words)),
-        stdin=_stdin(request.stdin, ranks, world_size),
-        run_dirs=run_dirs(run_dir, attempt, count),
+        prefixes=_prefixes(request, shown, console, plain=bool(words)),
+        stdin=_stdin(request.stdin, shown.ranks, shown.world_size),
+        run_dirs=run_dirs(place.run_dir, place.attempt, count),
         line_files=tuple(
             [(stream, f"{attempt_dir}/filtered_{name}.log", some) for stream, name, some in words]
         ),
     )
+
+
+def with_stream_files(output: OutputPlan, files: StreamFiles, console: Console) -> OutputPlan:
+    """Put the files of a plug-in in place of ours. Where it names the console, the routes stay as they are.
+
+    ``output`` is made for `without_files` of the request.
+    """
+    routes = []
+    for (stdout, stderr), worker in zip(output.routes, files.workers, strict=True):
+        ours = stderr or INHERIT
+        routes.append(
+            (
+                _plugin_route(stdout, worker.stdout, 1, console.stdout),
+                _plugin_route(ours, worker.stderr, 2, console.stderr),
+            )
+        )
+    paths = {1: files.filtered_stdout, 2: files.filtered_stderr}
+    return replace(
+        output,
+        routes=tuple(routes),
+        run_dirs=(),
+        line_files=tuple([(stream, paths[stream], words) for stream, _, words in output.line_files]),
+    )
+
+
+def _plugin_route(ours: Route, file: StreamFile, stream: int, kind: Kind) -> Route:
+    return ours if file.on_console else _route(file.path, file.is_shown, stream, kind)
+
+
+def without_files(request: OutputRequest) -> OutputRequest:
+    """The request for the output that a plug-in leaves to us: all of it on the console, in no file."""
+    return replace(request, log_dir=None, redirects="", tee="", local_ranks="")
 
 
 def needs_run_dir(request: OutputRequest) -> bool:
@@ -81,7 +135,7 @@ def _joined_routes(
     request: OutputRequest, paths: Sequence[str], console: Console
 ) -> list[tuple[Route, Route | None]]:
     """One file for both streams of a worker, which are shown as one, too, if the map names any of them."""
-    from dsl.output.folders import parse_streams
+    from dsl.output.grammar import parse_streams
 
     tee = parse_streams(request.tee or "0", "--tee")
     shown = _shown(request, len(paths))
@@ -119,9 +173,9 @@ def _route(path: str | None, show: bool, stream: int, kind: Kind) -> Route:  # n
 
 def _files(request: OutputRequest, count: int, folder: str | None) -> list[list[tuple[str | None, bool]]]:
     """For each worker and stream: its file, and whether it is shown all the same."""
-    if folder is None:
+    if folder is None or not (request.log_dir or request.redirects or request.tee):
         return [[(None, True)] * 2] * count
-    from dsl.output.folders import parse_streams
+    from dsl.output.grammar import parse_streams
 
     redirects = parse_streams(request.redirects or "0", "--redirects")
     tee = parse_streams(request.tee or "0", "--tee")
@@ -150,7 +204,7 @@ def run_dirs(run_dir: str | None, attempt: int, count: int) -> tuple[str, ...]:
 def _shown(request: OutputRequest, count: int) -> list[bool]:
     if not request.local_ranks:
         return [True] * count
-    from dsl.output.folders import parse_local_ranks
+    from dsl.output.grammar import parse_local_ranks
 
     chosen = parse_local_ranks(request.local_ranks)
     return [local_rank in chosen for local_rank in range(count)]
@@ -159,7 +213,7 @@ def _shown(request: OutputRequest, count: int) -> list[bool]:
 def _words(request: OutputRequest) -> list[tuple[Literal[1, 2], str, tuple[str, ...]]]:
     if not (request.stdout_words or request.stderr_words):
         return []
-    from dsl.output.folders import parse_words
+    from dsl.output.grammar import parse_words
 
     found: list[tuple[Literal[1, 2], str, tuple[str, ...]]] = []
     if words := parse_words(request.stdout_words):
@@ -169,16 +223,9 @@ def _words(request: OutputRequest) -> list[tuple[Literal[1, 2], str, tuple[str, 
     return found
 
 
-def _prefixes(
-    request: OutputRequest,
-    ranks: Sequence[int],
-    console: Console,
-    environ: Mapping[str, str],
-    *,
-    role: str,
-    plain: bool,
-) -> tuple[str, ...]:
+def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: bool) -> tuple[str, ...]:
     """``plain``: they also go to files, where a colour is noise, as it is in a stderr that goes elsewhere."""
+    ranks, environ = shown.ranks, shown.environ
     template = environ.get(TEMPLATE_VARIABLE, "")
     on_terminal = console.stdout == "terminal"
     wanted = request.tag == "always" or (
@@ -187,10 +234,10 @@ def _prefixes(
     if not wanted:
         return ("",) * len(ranks)
     if template:
-        from dsl.output.folders import fill_template
+        from dsl.output.grammar import fill_template
 
         return tuple(
-            [fill_template(template, role, rank, local_rank) for local_rank, rank in enumerate(ranks)]
+            [fill_template(template, shown.role, rank, local_rank) for local_rank, rank in enumerate(ranks)]
         )
     width = len(str(max(ranks)))
     texts = [f"[rank {rank:{width}}]" for rank in ranks]
@@ -208,9 +255,9 @@ def _stdin(text: str, ranks: Sequence[int], world_size: int) -> int | None:
         return 0 if len(ranks) == 1 else None
     if text == "none":
         return None
-    from dsl.output.folders import parse_rank
+    from dsl.lists import parse_number
 
-    rank = parse_rank(text)
+    rank = parse_number(text)
     if rank is None or rank >= world_size:
         raise OptionError(f"--stdin {text!r}: it must be a rank, 0 to {world_size - 1}, or none")
     return ranks.index(rank) if rank in ranks else None

@@ -10,9 +10,17 @@ from dsl.lists import THREADS_VARIABLE
 from dsl.model.job import Notice
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.request import PlacementRequest
-from dsl.output.folders import rank_log_path
-from dsl.output.plugin import without_files
-from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir, plan_output, run_dirs
+from dsl.output.grammar import rank_log_path
+from dsl.output.routes import (
+    TEMPLATE_VARIABLE,
+    LogPlace,
+    Shown,
+    needs_run_dir,
+    plan_output,
+    run_dirs,
+    with_stream_files,
+    without_files,
+)
 from dsl.plan.environ import (
     POD_ENVIRONMENT_PATH,
     group_environment,
@@ -33,9 +41,9 @@ if TYPE_CHECKING:
     from dsl.model.job import Job, Meeting
     from dsl.model.node import SignalMeaning
     from dsl.model.request import OutputRequest
-    from dsl.output.plugin import StreamFiles
+    from dsl.output.answer import StreamFiles
     from dsl.output.routes import OutputPlan
-
+        
 
 HOST_MACRO = "${hostname}"
 
@@ -59,9 +67,7 @@ def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
     if job.hosts:
         return len(job.hosts[node_rank].slots)
     environ = inherited_environment(job, facts.environ)
-    return local_world_size(
-        job.workers, environ, facts.devices, facts.cpus, alone=job.placement.virtual_local_rank
-    )
+    return local_world_size(job.workers, environ, facts, alone=job.placement.virtual_local_rank)
 
 
 def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
@@ -239,25 +245,27 @@ def _plan_output(
     elif not job.flavour.logs_by_folder:
         # Without maps torchrun writes no files, wherever they would lie.
         asked = replace(asked, log_dir=None)
-    template = inherited.get(TEMPLATE_VARIABLE, "")
-    if HOST_MACRO in template:
-        filled = template.replace(HOST_MACRO, _host_name(job, meeting, facts))
-        inherited = {**inherited, TEMPLATE_VARIABLE: filled}
-    each_rank_logs: list[str] = []
+    each_rank_logs: tuple[str, ...] = ()
     if asked.each_rank_log is not None:
         stamp = facts.names.stamp()
-        each_rank_logs = [rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks]
-    return plan_output(
+        each_rank_logs = tuple([rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks])
+    output = plan_output(
         asked,
-        meeting.ranks,
-        meeting.world_size,
+        Shown(meeting.ranks, meeting.world_size, _prefix_environment(job, meeting, inherited, facts), job.role),
         facts.console,
-        inherited,
-        each_rank_logs=each_rank_logs,
-        run_dir=files.run_dir,
-        attempt=meeting.attempt,
-        role=job.role,
+        LogPlace(files.run_dir, meeting.attempt, each_rank_logs),
     )
+    return output if files.chosen is None else with_stream_files(output, files.chosen, facts.console)
+
+
+def _prefix_environment(
+    job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts
+) -> Mapping[str, str]:
+    """The environment that decides about prefixes, with this node's name filled in."""
+    template = inherited.get(TEMPLATE_VARIABLE, "")
+    if HOST_MACRO not in template:
+        return inherited
+    return {**inherited, TEMPLATE_VARIABLE: template.replace(HOST_MACRO, _host_name(job, meeting, facts))}
 
 
 def _log_dir(job: Job, files: AttemptFiles) -> str | None:

@@ -14,11 +14,6 @@ from dsl.errors import AcceleratorError, OptionError
 
 if TYPE_CHECKING:
     from dsl.devices.facts import DeviceFacts
-    from dsl.facts import Facts
-
-
-def _size(text: str, environ: dict[str, str], facts: Facts, *, alone: bool = False) -> int:
-    return local_world_size(text, environ, facts.devices, facts.cpus, alone=alone)
 
 
 @pytest.mark.parametrize(
@@ -38,14 +33,14 @@ def _size(text: str, environ: dict[str, str], facts: Facts, *, alone: bool = Fal
     ],
 )
 def test_the_number_of_workers(text: str, environ: dict[str, str], cuda: int, count: int) -> None:
-    assert _size(text, environ, make_facts(cuda=cuda)) == count
+    assert local_world_size(text, environ, make_facts(cuda=cuda)) == count
 
 
 @pytest.mark.parametrize("text", ["gpu", "auto"])
 def test_a_process_sees_one_mig_instance_unless_each_worker_has_its_own(text: str) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "MIG-aaaa,MIG-bbbb"}
     host = make_facts(cuda=1)
-    assert [_size(text, environ, host, alone=alone) for alone in (False, True)] == [1, 2]
+    assert [local_world_size(text, environ, host, alone=alone) for alone in (False, True)] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +49,7 @@ def test_a_process_sees_one_mig_instance_unless_each_worker_has_its_own(text: st
 )
 def test_devices_of_another_accelerator(text: str, environ: dict[str, str], count: int) -> None:
     host = make_facts(cuda=4, other_name="npu", other_count=lambda *_: 16)
-    assert _size(text, environ, host) == count
+    assert local_world_size(text, environ, host) == count
 
 
 @pytest.mark.parametrize(
@@ -79,7 +74,7 @@ def test_the_accelerator_is_the_one_that_is_named_or_the_one_before_cuda(
 
 def test_hidden_devices_leave_room_for_cuda() -> None:
     host = make_facts(cuda=4, other_name="npu", other_count=lambda *_: 16)
-    assert _size("auto", {"ASCEND_RT_VISIBLE_DEVICES": ""}, host) == 4
+    assert local_world_size("auto", {"ASCEND_RT_VISIBLE_DEVICES": ""}, host) == 4
 
 
 @pytest.mark.parametrize(
@@ -99,7 +94,7 @@ def test_hidden_devices_leave_room_for_cuda() -> None:
 )
 def test_a_number_of_workers_that_is_none_is_refused_in_one_line(text: str, said: str) -> None:
     """G8."""
-    message = error_of(OptionError, _size, text, {}, make_facts())
+    message = error_of(OptionError, local_world_size, text, {}, make_facts())
     assert message is not None
     assert message.startswith("--nproc-per-node ")
     assert said in message

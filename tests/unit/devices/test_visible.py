@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsl.devices.choices import count_named, explain_value, masks, worker_choices
 from dsl.devices.table import ACCELERATORS
 from dsl.devices.visible import (
     ASCEND,
@@ -20,17 +21,13 @@ from dsl.devices.visible import (
     NUMBERS,
     ROCR,
     Grammar,
-    count_named,
     count_rocm,
     count_visible,
-    explain_value,
     level_zero_hierarchy,
-    masks,
     read_entries,
     resolve,
     resolve_level_zero,
     resolve_rocm,
-    worker_choices,
 )
 from dsl.errors import FilterError
 

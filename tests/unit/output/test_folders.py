@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.errors import LogDirError
-from dsl.output.folders import make_log_dir, rank_log_path
+from dsl.output.folders import make_log_dir, make_run_dirs
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def test_the_name_of_a_log_file() -> None:
-    """DeepSpeed's name, which scripts look for."""
-    assert rank_log_path("out/logs", "20260102030405", 12) == "out/logs/20260102030405_rank12.log"
 
 
 def test_the_directory_is_made_with_its_parents_and_kept_when_there(tmp_path: Path) -> None:
@@ -43,3 +38,11 @@ def test_a_directory_that_cannot_be_written_is_refused(
     monkeypatch.setattr(os, "access", lambda *_args: False)
     with pytest.raises(LogDirError, match="cannot be written by this user"):
         make_log_dir(str(tmp_path))
+
+
+def test_the_directory_of_a_run_must_be_new(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    make_run_dirs([str(run), str(run / "attempt_0"), str(run / "attempt_0" / "0")])
+    assert (run / "attempt_0" / "0").stat().st_mode & 0o777 == 0o750
+    with pytest.raises(LogDirError, match="directory of this run"):
+        make_run_dirs([str(run)])

@@ -10,17 +10,18 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
-from dsl.model.UNKNOWN import TorchRequest
-from dsl.plan.torchrun import build_group, plan_attempt
 from tests.support.machine import make_facts
 from tests.support.outcome import assert_one_line
+from tests.support.requests import make_request
 
-from dsl._record import replace
+from dsl.agent.planner import Planner
 from dsl.errors import OptionError
 from dsl.machine.console import Console
-from dsl.model.node import INHERIT, Route
+from dsl.model.node import Route
 from dsl.model.request import OutputRequest
-from dsl.output.plugin import load_plugin, plan_with_plugin, without_files
+from dsl.output.answer import StreamFile
+from dsl.output.plugin import load_plugin
+from dsl.plan.job import plan_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,13 +129,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def _plan(plugin: LogsPlugin, attempt: int = 0, console: Console = PIPE, **asked: Any) -> NodePlan:
-    """As `plan_attempt` plans for a request with a plug-in."""
-    output = OutputRequest(**asked)
-    host = make_facts(console=console)
-    group = build_group(
-        TorchRequest("t.py", nproc_per_node="2", output=without_files(output)), ("t",), {"A": "b"}, host
-    )
-    return plan_with_plugin(plugin, plan_attempt(group, attempt, host), console)
+    """The plan of an attempt for a request with a plug-in."""
+    facts = make_facts(environ={"A": "b"}, console=console)
+    request = make_request("torch", nproc_per_node="2", logs_specs=plugin.name, **asked)
+    return Planner(plan_job(request, facts), facts, plugin=plugin).plan(attempt)
 
 
 def test_it_is_constructed_once_with_what_the_user_asked_for(package: Package) -> None:
@@ -202,9 +200,6 @@ def test_the_console_is_as_without_a_plug_in(package: Package) -> None:
     ] * 2
     assert [worker.error_file for worker in plan.workers] == [None, None]
     assert plan.workers[0].env["TORCHELASTIC_ERROR_FILE"] == ""
-    alone = replace(plan, workers=(replace(plan.workers[0], stdout=INHERIT, stderr=INHERIT),))
-    again = plan_with_plugin(load_plugin("null", OutputRequest()), alone, Console())
-    assert (again.workers[0].stdout, again.workers[0].stderr) == (Route(), INHERIT)
 
 
 def test_what_goes_nowhere_is_no_file(package: Package) -> None:
@@ -278,6 +273,37 @@ def test_threads_of_a_plug_in_are_never_interrupted_in_our_place(package: Packag
     (mask,) = package().calls
     assert {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1} <= mask
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_code_of_others_runs_with_the_garbage_collector_of_every_program(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own command switches it off for itself."""
+    calls = package().calls
+
+    class Own:
+        restore = staticmethod(lambda: calls.append("restored"))
+
+    monkeypatch.setitem(sys.modules, "dsl._own_process", Own)
+    plugin = load_plugin("files", OutputRequest())
+    first = calls.index("restored")
+    assert first < next(index for index, call in enumerate(calls) if isinstance(call, tuple))
+    del calls[:]
+    plugin.ask(_plan(load_plugin("console", OutputRequest())))
+    assert calls[-2] == "restored"
+    assert set(calls[-1]) == {0, 1}
+
+
+def test_its_answer_is_data(package: Package) -> None:
+    plan = _plan(load_plugin("files", OutputRequest()), stdout_words="loss")
+    found = load_plugin("files", OutputRequest()).ask(plan)
+    second = found.workers[1]
+    assert (second.stdout, second.stderr) == (StreamFile("/l/1/1.out"), StreamFile("/l/1/1.err"))
+    assert found.workers[0].stdout == StreamFile("/l/1/0.out", is_shown=True)
+    assert found.error_file(1) == "/l/1/1.json"
+    assert found.variables(1)["TORCHELASTIC_ERROR_FILE"] == "/l/1/1.json"
+    assert "RANK" not in found.variables(1)
+    assert (found.filtered_stdout, found.filtered_stderr) == ("/l/1/some.out", "")
 
 
 @pytest.mark.torch

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import string
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dsl.errors import LogDirError, OptionError
+from dsl.errors import OptionError
 from dsl.machine.console import Console
 from dsl.model.node import INHERIT, Route
 from dsl.model.request import OutputRequest
-from dsl.output.folders import fill_template, make_run_dirs, parse_local_ranks, parse_streams, parse_words
-from dsl.output.routes import OutputPlan, needs_run_dir, plan_output
+from dsl.output.answer import StreamFile, StreamFiles, WorkerFiles
+from dsl.output.routes import (
+    LogPlace,
+    OutputPlan,
+    Shown,
+    needs_run_dir,
+    plan_output,
+    with_stream_files,
+    without_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 PIPE = Console("other", "other")
 TERMINAL = Console("terminal", "terminal")
@@ -38,7 +41,8 @@ def _plan(
     request = OutputRequest(**asked)  # type: ignore[arg-type]
     ranks = ranks or range(count)
     run_dir = RUN if needs_run_dir(request) else None
-    return plan_output(request, ranks, world_size or len(ranks), console, environ or {}, run_dir=run_dir)
+    shown = Shown(ranks, world_size or len(ranks), environ or {})
+    return plan_output(request, shown, console, LogPlace(run_dir))
 
 
 def test_a_worker_that_is_alone_has_our_own_streams() -> None:
@@ -112,7 +116,7 @@ def test_the_console_can_be_left_to_some_ranks() -> None:
 
 def test_each_rank_logs_join_both_streams() -> None:
     request = OutputRequest()
-    made = plan_output(request, range(2), 2, PIPE, {}, each_rank_logs=("/a", "/b"))
+    made = plan_output(request, Shown(range(2), 2, {}), PIPE, LogPlace(each_rank_logs=("/a", "/b")))
     assert made.routes == ((Route("/a"), None), (Route("/b"), None))
 
 
@@ -129,7 +133,7 @@ def test_each_rank_logs_join_both_streams() -> None:
 )
 def test_joined_streams_are_shown_as_one(asked: dict[str, str], shown: tuple[bool, bool]) -> None:
     request = OutputRequest(**asked)  # type: ignore[arg-type]
-    made = plan_output(request, range(2), 2, PIPE, {}, each_rank_logs=("/a", "/b"))
+    made = plan_output(request, Shown(range(2), 2, {}), PIPE, LogPlace(each_rank_logs=("/a", "/b")))
     assert made.routes == tuple(
         (Route(path, 1 if show else None), None) for path, show in zip(("/a", "/b"), shown, strict=True)
     )
@@ -137,7 +141,7 @@ def test_joined_streams_are_shown_as_one(asked: dict[str, str], shown: tuple[boo
 
 def test_a_bad_map_is_refused_for_joined_streams_too() -> None:
     with pytest.raises(OptionError, match="--tee 'x'"):
-        plan_output(OutputRequest(tee="x"), range(1), 1, PIPE, {}, each_rank_logs=("/a",))
+        plan_output(OutputRequest(tee="x"), Shown(range(1), 1, {}), PIPE, LogPlace(each_rank_logs=("/a",)))
 
 
 def test_words_make_a_file_for_each_stream_that_has_some() -> None:
@@ -217,7 +221,6 @@ def test_torchruns_template_is_a_wish_for_tags() -> None:
         "<default 4/0 $other>",
         "<default 5/1 $other>",
     )
-    assert fill_template("plain", "default", 1, 2) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -241,58 +244,27 @@ def test_a_rank_that_does_not_exist_cannot_read_stdin(text: str) -> None:
         _plan(2, stdin=text)
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("4", "expected 0, 1, 2 or 3"),
-        ("x", "expected 0, 1, 2 or 3"),
-        ("0:7", "not '0:7'"),
-        ("0:1,", "not ''"),
-        ("0:1,0:2", "local rank 0 is there twice"),
-        ("-1:1", "not '-1:1'"),
-        ("\u0661:1", "expected"),
-        (f"{'9' * 5000}:1", "expected"),
-    ],
-)
-def test_a_bad_stream_map_is_one_line(text: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message) as caught:
-        parse_streams(text, "--tee")
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("--tee")
+def test_files_of_a_plug_in_replace_ours_and_the_console_stays_as_it_was() -> None:
+    asked = OutputRequest(log_dir="/logs", tee="3", local_ranks="0", stdout_words="loss", tag="always")
+    rest = without_files(asked)
+    assert (rest.log_dir, rest.tee, rest.local_ranks, rest.stdout_words) == (None, "", "", "loss")
+    console = Console("terminal", "null")
+    ours = plan_output(rest, Shown(range(2), 2, {}), console, LogPlace(RUN))
+    shown, nowhere = StreamFile("/l/a", is_shown=True), StreamFile()
+    files = StreamFiles(
+        (WorkerFiles(shown, shown, None, {}), WorkerFiles(nowhere, StreamFile(on_console=True), None, {})),
+        filtered_stdout="/l/some",
+    )
+    made = with_stream_files(ours, files, console)
+    assert made.routes == (
+        (Route("/l/a", console=1, terminal=True), Route("/l/a")),
+        (Route(), ours.routes[1][1]),
+    )
+    assert made.line_files == ((1, "/l/some", ("loss",)),)
+    assert (made.prefixes, made.stdin, made.run_dirs) == (ours.prefixes, ours.stdin, ())
 
 
-@given(st.dictionaries(st.integers(0, 5000), st.integers(0, 3), min_size=1))
-def test_a_stream_map_says_what_was_written(streams: dict[int, int]) -> None:
-    parsed = parse_streams(",".join(f"{rank}:{value}" for rank, value in streams.items()), "-r")
-    assert {rank: parsed(rank) for rank in streams} == streams
-    assert parsed(max(streams) + 1) == 0
-
-
-@given(st.text(alphabet=string.printable, max_size=12))
-def test_any_text_is_a_map_or_a_usage_error(text: str) -> None:
-    with contextlib.suppress(OptionError):
-        assert parse_streams(text, "-r")(0) in {0, 1, 2, 3}
-
-
-def test_a_list_of_local_ranks() -> None:
-    assert parse_local_ranks("0, 12,3,0") == {0, 12, 3}
-
-
-@pytest.mark.parametrize("text, fault", [("0,a", "a"), (",", ""), ("0,,1", ""), ("-1", "-1"), ("0:1", "0:1")])
-def test_a_bad_list_of_local_ranks_is_one_line(text: str, fault: str) -> None:
-    """torchrun refuses an empty item, too: it would hide everything."""
-    with pytest.raises(OptionError, match=f"--local-ranks-filter '{text}': .*not '{fault}'"):
-        parse_local_ranks(text)
-
-
-def test_two_commas_are_one_in_a_word() -> None:
-    assert parse_words("x,,y,z,") == ("x,y", "z")
-    assert parse_words("") == ()
-
-
-def test_the_directory_of_a_run_must_be_new(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    make_run_dirs([str(run), str(run / "attempt_0"), str(run / "attempt_0" / "0")])
-    assert (run / "attempt_0" / "0").stat().st_mode & 0o777 == 0o750
-    with pytest.raises(LogDirError, match="directory of this run"):
-        make_run_dirs([str(run)])
+def test_a_plug_in_answers_for_every_worker() -> None:
+    ours = plan_output(OutputRequest(), Shown(range(2), 2, {}), PIPE)
+    with pytest.raises(ValueError, match="zip"):
+        with_stream_files(ours, StreamFiles(()), PIPE)

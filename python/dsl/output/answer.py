@@ -1,0 +1,164 @@
+"""What a plug-in of ``--logs-specs`` is told, and its answer as data. `dsl.output.plugin` asks it."""
+
+from __future__ import annotations
+
+import os
+
+from dsl._record import record
+from dsl.errors import OptionError
+from dsl.lists import THREADS_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Any, Literal
+
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+VARIABLES = (
+    "GROUP_RANK",
+    "ROLE_NAME",
+    "LOCAL_WORLD_SIZE",
+    "WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    THREADS_VARIABLE,
+)
+"""What torchrun tells a plug-in of all workers alike, as far as it is set."""
+
+
+@record
+class StreamFile:
+    """Where a plug-in wants one output stream of a worker."""
+
+    path: str | None = None
+    """Its file; None: it goes to none."""
+    is_shown: bool = False
+    """The console shows it as well."""
+    on_console: bool = False
+    """The console shows it, and there is no file."""
+
+
+@record
+class WorkerFiles:
+    """What a plug-in says of one worker."""
+
+    stdout: StreamFile
+    stderr: StreamFile
+    error_file: str | None
+    """Where the worker leaves an account of its end, None: nowhere."""
+    env: Mapping[str, str]
+    """Variables over those of the worker: those that the plug-in has changed, and the error file's."""
+
+
+@record
+class StreamFiles:
+    """A plug-in's answer for one attempt."""
+
+    workers: tuple[WorkerFiles, ...]
+    """By local rank."""
+    filtered_stdout: str = ""
+    """File for lines of stdout with some words; empty: none is looked for."""
+    filtered_stderr: str = ""
+    """The same for stderr."""
+
+    def error_file(self, local_rank: int) -> str | None:
+        """Where a worker leaves an account of its end."""
+        return self.workers[local_rank].error_file
+
+    def variables(self, local_rank: int) -> Mapping[str, str]:
+        """What a worker's environment has of the answer."""
+        return self.workers[local_rank].env
+
+
+def told(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The variables of one worker that a plug-in is told: some of all workers, and its ``own``."""
+    variables = {name: env[name] for name in VARIABLES if name in env}
+    variables.update(own)
+    variables.pop(ERROR_FILE_VARIABLE, None)
+    return variables
+
+
+def read_answer(
+    name: str,
+    answer: Any,
+    before: Mapping[int, Mapping[str, str]],
+    after: Mapping[int, Mapping[str, str]],
+    searched: Collection[Literal[1, 2]],
+) -> StreamFiles:
+    """What ``reify`` of the plug-in ``name`` has returned.
+
+    ``before`` and ``after`` are the variables of each local rank as it got and left them, ``searched`` the
+    streams in which the user looks for words.
+
+    Raises:
+        OptionError: the answer is not as it must be.
+    """
+    stdouts = _streams(name, answer, "stdouts", len(before))
+    stderrs = _streams(name, answer, "stderrs", len(before))
+    error_files = _paths(name, answer, "error_files")
+    workers = []
+    for local_rank, env in sorted(before.items()):
+        error_file = _file(error_files.get(local_rank, ""))
+        changes = _changes(name, after[local_rank], env)
+        changes.setdefault(ERROR_FILE_VARIABLE, error_file or "")
+        workers.append(WorkerFiles(stdouts[local_rank], stderrs[local_rank], error_file, changes))
+    return StreamFiles(
+        tuple(workers),
+        _filtered(name, answer, "filtered_stdout") if 1 in searched else "",
+        _filtered(name, answer, "filtered_stderr") if 2 in searched else "",
+    )
+
+
+def _changes(name: str, env: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    changes = {variable: value for variable, value in env.items() if before.get(variable) != value}
+    for variable, value in changes.items():
+        if not isinstance(value, str):
+            raise OptionError(f"--logs-specs {name!r}: reify set {variable} to {value!r}, which is no text")
+    return changes
+
+
+def _paths(name: str, answer: Any, field: str) -> dict[int, str]:
+    """A mapping of the plug-in's answer, from local rank to path."""
+    try:
+        return {int(rank): os.fsdecode(path) for rank, path in getattr(answer, field).items()}
+    except (AttributeError, TypeError, ValueError):
+        found = getattr(answer, field, None)
+        raise OptionError(
+            f"--logs-specs {name!r}: the {field} of reify must map local ranks to paths, got {found!r:.80}"
+        ) from None
+
+
+def _streams(name: str, answer: Any, field: Literal["stdouts", "stderrs"], count: int) -> list[StreamFile]:
+    files = _paths(name, answer, field)
+    missing = [rank for rank in range(count) if rank not in files]
+    if missing:
+        raise OptionError(f"--logs-specs {name!r}: the {field} of reify lack local rank {missing[0]}")
+    shown = _paths(name, answer, f"tee_{field}")
+    for rank, path in shown.items():
+        if _file(path) is not None and files.get(rank) != path:
+            raise OptionError(
+                f"--logs-specs {name!r}: tee_{field} of reify must name files of {field}, but has {path!r} "
+                f"for local rank {rank}"
+            )
+    return [
+        StreamFile(_file(files[rank]), _file(shown.get(rank, "")) is not None, on_console=files[rank] == "")
+        for rank in range(count)
+    ]
+
+
+def _file(path: str) -> str | None:
+    return None if path in ("", os.devnull) else path
+
+
+def _filtered(name: str, answer: Any, field: str) -> str:
+    path = getattr(answer, field, "")
+    if not path:
+        raise OptionError(f"--logs-specs {name!r}: reify has no {field}, leave out the words to look for")
+    return os.fsdecode(path)
