@@ -5,7 +5,7 @@
 //!
 //! * It runs on a stack of its own and touches nothing but that stack and the [`Plan`], which the caller keeps
 //!   alive; every string and table in it was made before the clone.
-//! * It makes raw system calls only: libc's wrappers would write our `errno`.
+//! * It makes raw system calls only, those of [`calls`]: libc's wrappers would write our `errno`.
 //! * It neither allocates nor locks nor unwinds: [`child::child_main`] is `extern "C"`, free of indexing and formatting.
 //! * All signals are blocked, so no handler of ours can run in it; handlers are reset before the mask is restored.
 //! * Its first act is to put its own pidfd into our epoll set: put in by us, after it runs, a worker that dies at
@@ -24,6 +24,7 @@ use super::signal::SignalSet;
 use crate::spec::Binding;
 
 mod binding;
+mod calls;
 mod child;
 
 pub(crate) use binding::MemoryPolicy;
