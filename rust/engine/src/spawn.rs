@@ -20,7 +20,7 @@ use crate::mux::{open_log, open_terminal};
 use crate::poller::Poller;
 use crate::spec::{EnvEntry, LaunchSpec, MemoryMode, Stdio, WorkerSpec};
 use crate::sys::clone::{
-    self, ChildStack, Descriptors, Failure, Group, Interfaces, MemoryPolicy, Plan, PointerArray, Source,
+    self, ChildStack, Descriptors, Failure, Group, Interfaces, MemoryPolicy, Plan, PointerArray, Source, Step,
 };
 use crate::sys::signal::SignalSet;
 use crate::tree::TOKEN_VARIABLE;
@@ -205,7 +205,8 @@ impl Spawner {
             open_files: Some(self.open_files),
             cpus: &cpus,
             memory: memory.as_ref(),
-            binding: launch.binding,
+            requires_cpus: launch.binding.requires_cpus(),
+            requires_memory: launch.binding.requires_memory(),
             mask: self.mask,
             // In a copy of our table another file may have the pidfd's number by chance.
             watch: self.close_range.then(|| (shared.poller.as_fd(), token)),
@@ -223,15 +224,7 @@ impl Spawner {
                 files: ends.files,
                 unbound: spawned.unbound,
             }),
-            Err(failure) => Err(StartFailure {
-                stage: failure.stage,
-                errno: failure.errno,
-                path: match failure.stage {
-                    Stage::Exec => Some(path),
-                    Stage::Chdir => spec.cwd.clone(),
-                    _ => None,
-                },
-            }),
+            Err(failure) => Err(refused(failure, spec, path)),
         }
     }
 
@@ -338,6 +331,18 @@ impl Spawner {
     }
 }
 
+fn refused(failure: Failure, spec: &WorkerSpec, program: CString) -> StartFailure {
+    StartFailure {
+        stage: failure.step.into(),
+        errno: failure.errno,
+        path: match failure.step {
+            Step::Exec => Some(program),
+            Step::Chdir => spec.cwd.clone(),
+            _ => None,
+        },
+    }
+}
+
 /// Starts the child; where the kernel refuses an interface, uses the next older one from then on. Says also
 /// whether the child is in the attempt's cgroup.
 fn run(
@@ -353,9 +358,9 @@ fn run(
             Ok(spawned) => return Ok((spawned, cgroup.is_some())),
             Err(failure) => failure,
         };
-        match (failure.stage, failure.errno) {
-            (Stage::Spawn, errno) if cgroup.is_some() && errno != libc::EAGAIN => cgroup = None,
-            (Stage::Spawn, libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::E2BIG) if interfaces.clone3 => {
+        match (failure.step, failure.errno) {
+            (Step::Clone, errno) if cgroup.is_some() && errno != libc::EAGAIN => cgroup = None,
+            (Step::Clone, libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::E2BIG) if interfaces.clone3 => {
                 interfaces.clone3 = false;
             }
             _ => return Err(failure),

@@ -345,7 +345,7 @@ impl Supervisor {
         if let Some(refused) = started.unbound {
             self.events.push(Event::Unbound {
                 worker: index,
-                stage: refused.stage,
+                stage: refused.step.into(),
                 errno: refused.errno,
             });
         }

@@ -8,7 +8,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::*;
 use crate::procfs::fake_root::FakeRoot;
-use crate::spec::{Binding, LogOptions, OnFailure};
+use crate::spec::{LogOptions, OnFailure, Strictness};
 use crate::sys::signal;
 
 fn entry(text: &str) -> EnvEntry {
@@ -60,7 +60,7 @@ fn start_watched(
         env: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: Duration::ZERO,
-        binding: Binding::Required,
+        binding: Strictness::Required,
         logs: LogOptions::default(),
     };
     let shared = Shared {

@@ -21,7 +21,6 @@ use std::ptr::{null, null_mut};
 
 use super::arch;
 use super::signal::SignalSet;
-use crate::spec::Binding;
 
 mod binding;
 mod calls;
@@ -30,75 +29,21 @@ mod child;
 pub(crate) use binding::MemoryPolicy;
 use child::child_main;
 
-/// The step of a start that failed.
+/// A step of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-pub enum Stage {
-    /// No process could be made.
-    Spawn = 0,
-    /// The descriptor table could not be separated or cleaned.
-    Descriptors = 1,
-    /// Process group.
-    Group = 2,
-    /// A standard stream could not be opened or put in place.
-    Stdio = 3,
-    /// Working directory.
-    Chdir = 4,
-    /// Parent-death signal.
-    ParentDeath = 5,
-    /// Open-files limit.
-    Limit = 6,
-    /// CPU affinity.
-    Affinity = 7,
-    /// The CPUs that were set are not those that were asked for.
-    AffinityCheck = 8,
-    /// NUMA memory policy.
-    MemoryPolicy = 9,
-    /// The memory policy that was set is not the one that was asked for.
-    MemoryPolicyCheck = 10,
-    /// The program itself.
-    Exec = 11,
-}
-
-impl Stage {
-    /// Name of the step, as shown to users.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Spawn => "spawn",
-            Self::Descriptors => "descriptors",
-            Self::Group => "group",
-            Self::Stdio => "stdio",
-            Self::Chdir => "chdir",
-            Self::ParentDeath => "parent-death",
-            Self::Limit => "limit",
-            Self::Affinity => "affinity",
-            Self::AffinityCheck => "affinity-check",
-            Self::MemoryPolicy => "mempolicy",
-            Self::MemoryPolicyCheck => "mempolicy-check",
-            Self::Exec => "exec",
-        }
-    }
-
-    fn from_raw(raw: i32) -> Self {
-        const STAGES: [Stage; 12] = [
-            Stage::Spawn,
-            Stage::Descriptors,
-            Stage::Group,
-            Stage::Stdio,
-            Stage::Chdir,
-            Stage::ParentDeath,
-            Stage::Limit,
-            Stage::Affinity,
-            Stage::AffinityCheck,
-            Stage::MemoryPolicy,
-            Stage::MemoryPolicyCheck,
-            Stage::Exec,
-        ];
-        usize::try_from(raw)
-            .ok()
-            .and_then(|raw| STAGES.get(raw).copied())
-            .unwrap_or(Self::Spawn)
-    }
+pub(crate) enum Step {
+    Clone,
+    Descriptors,
+    Group,
+    Stdio,
+    Chdir,
+    ParentDeath,
+    OpenFiles,
+    Cpus,
+    CpusCheck,
+    Memory,
+    MemoryCheck,
+    Exec,
 }
 
 /// Where a standard stream of the child comes from.
@@ -145,8 +90,10 @@ pub(crate) struct Plan<'a> {
     pub(crate) open_files: Option<(u64, u64)>,
     pub(crate) cpus: &'a [u64],
     pub(crate) memory: Option<&'a MemoryPolicy>,
-    /// Which of these the child is not to run without.
-    pub(crate) binding: Binding,
+    /// The child is not to run without its CPUs.
+    pub(crate) requires_cpus: bool,
+    /// The child is not to run without its memory policy.
+    pub(crate) requires_memory: bool,
     pub(crate) mask: SignalSet,
     /// Our epoll set, and the token of the child's death in it.
     pub(crate) watch: Option<(std::os::fd::BorrowedFd<'a>, u64)>,
@@ -196,7 +143,7 @@ pub(crate) struct Spawned {
 /// Why a child did not start, of which nothing is left then, or was not bound.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Failure {
-    pub(crate) stage: Stage,
+    pub(crate) step: Step,
     pub(crate) errno: i32,
 }
 
@@ -270,9 +217,11 @@ struct Shared<'a> {
     pidfd: i32,
     watched: bool,
     reached_exec: bool,
-    stage: i32,
+    /// What failed, if `errno` says that something did. Two fields, each written in one go: the child may be
+    /// killed between them.
+    step: Step,
     errno: i32,
-    unbound_stage: i32,
+    unbound_step: Step,
     unbound_errno: i32,
 }
 
@@ -285,17 +234,17 @@ impl<'a> Shared<'a> {
             pidfd: -1,
             watched: false,
             reached_exec: false,
-            stage: 0,
+            step: Step::Clone,
             errno: 0,
-            unbound_stage: 0,
+            unbound_step: Step::Clone,
             unbound_errno: 0,
         }
     }
 
     fn unbound(&self) -> Option<Failure> {
         let errno = written(&self.unbound_errno);
-        let stage = Stage::from_raw(written(&self.unbound_stage));
-        (errno != 0).then_some(Failure { stage, errno })
+        let step = written(&self.unbound_step);
+        (errno != 0).then_some(Failure { step, errno })
     }
 }
 
@@ -334,7 +283,7 @@ pub(crate) fn spawn(
     };
     if pid < 0 {
         return Err(Failure {
-            stage: Stage::Spawn,
+            step: Step::Clone,
             errno: -pid as i32,
         });
     }
@@ -352,21 +301,18 @@ pub(crate) fn spawn(
             unbound: shared.unbound(),
         });
     }
-    let stage = written(&shared.stage);
+    let step = written(&shared.step);
     // The child has called exit already; its death may not be visible yet, so this wait blocks.
     // SAFETY: waits for a pid that we made and have not reaped; no status is asked for.
     unsafe { libc::waitpid(pid, null_mut(), libc::__WALL) };
     if errno == 0 {
         // Killed before it could act: a cgroup that was ever killed does this to its newborns.
         return Err(Failure {
-            stage: Stage::Spawn,
+            step: Step::Clone,
             errno: libc::EINTR,
         });
     }
-    Err(Failure {
-        stage: Stage::from_raw(stage),
-        errno,
-    })
+    Err(Failure { step, errno })
 }
 
 /// A field that the kernel or the child has written behind the compiler's back.

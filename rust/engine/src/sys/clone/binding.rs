@@ -5,7 +5,7 @@
 
 use super::calls;
 use super::child::at;
-use super::{Failure, Stage};
+use super::{Failure, Step};
 
 /// Words of the largest CPU mask that is read back; a kernel with more CPUs than these refuses.
 const CPU_WORDS: usize = 1024;
@@ -28,21 +28,21 @@ pub(super) fn bind(cpus: &[u64], memory: Option<&MemoryPolicy>) -> Result<(), Fa
 }
 
 fn bind_cpus(cpus: &[u64]) -> Result<(), Failure> {
-    calls::set_cpus(cpus).map_err(at(Stage::Affinity))?;
+    calls::set_cpus(cpus).map_err(at(Step::Cpus))?;
     let mut kept = [0u64; CPU_WORDS];
-    calls::read_cpus(&mut kept).map_err(at(Stage::Affinity))?;
+    calls::read_cpus(&mut kept).map_err(at(Step::Cpus))?;
     let is_kept = pairs(&kept, cpus).all(|(kept, asked)| kept == asked);
-    check(Stage::AffinityCheck, is_kept)
+    check(Step::CpusCheck, is_kept)
 }
 
 fn bind_memory(policy: &MemoryPolicy) -> Result<(), Failure> {
     let asked = policy.nodes.as_slice();
-    calls::set_memory_policy(policy.mode, asked).map_err(at(Stage::MemoryPolicy))?;
+    calls::set_memory_policy(policy.mode, asked).map_err(at(Step::Memory))?;
     if asked.is_empty() {
         return Ok(()); // kernels differ in what they call the local policy
     }
     let mut kept = [0u64; NODE_WORDS];
-    let mode = calls::read_memory_policy(&mut kept).map_err(at(Stage::MemoryPolicy))?;
+    let mode = calls::read_memory_policy(&mut kept).map_err(at(Step::Memory))?;
     let mut nodes = pairs(&kept, asked);
     let is_kept = if policy.mode == libc::MPOL_PREFERRED {
         // Of several preferred nodes the kernel keeps one.
@@ -51,7 +51,7 @@ fn bind_memory(policy: &MemoryPolicy) -> Result<(), Failure> {
     } else {
         nodes.all(|(kept, asked)| kept == asked)
     };
-    check(Stage::MemoryPolicyCheck, is_kept && mode == policy.mode)
+    check(Step::MemoryCheck, is_kept && mode == policy.mode)
 }
 
 /// Words of a mask that the kernel keeps, each with that of the mask that was asked for.
@@ -60,10 +60,10 @@ fn pairs<'a>(kept: &'a [u64], asked: &'a [u64]) -> impl Iterator<Item = (u64, u6
     kept.iter().copied().zip(asked)
 }
 
-fn check(stage: Stage, is_kept: bool) -> Result<(), Failure> {
+fn check(step: Step, is_kept: bool) -> Result<(), Failure> {
     if is_kept {
         Ok(())
     } else {
-        Err(at(stage)(libc::EINVAL))
+        Err(at(step)(libc::EINVAL))
     }
 }

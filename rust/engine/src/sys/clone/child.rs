@@ -6,12 +6,12 @@ use core::ffi::c_void;
 
 use super::binding::bind;
 use super::calls::{self, Errno, OwnTable};
-use super::{Descriptors, Failure, Group, Shared, Source, Stage};
+use super::{Descriptors, Failure, Group, Shared, Source, Step};
 
 /// The last of the kernel's signals.
 const LAST_SIGNAL: i32 = 64;
 
-/// The child. Returns only on failure, after noting the stage and errno for the parent.
+/// The child. Returns only on failure, after noting the step and errno for the parent.
 ///
 /// # Safety
 /// `shared` must point to a [`Shared`] that nobody else uses while the child runs.
@@ -22,41 +22,41 @@ pub(super) unsafe extern "C" fn child_main(shared: *mut c_void) -> i32 {
         Ok(()) => execute(shared),
         Err(failure) => failure,
     };
-    shared.stage = failure.stage as i32;
+    shared.step = failure.step;
     shared.errno = failure.errno;
     127
 }
 
 /// Names the step of a call that was refused.
-pub(super) fn at(stage: Stage) -> impl FnOnce(Errno) -> Failure {
-    move |errno| Failure { stage, errno }
+pub(super) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
+    move |errno| Failure { step, errno }
 }
 
 fn prepare(shared: &mut Shared<'_>) -> Result<(), Failure> {
     let plan = shared.plan;
     watch_own_death(shared);
     // SAFETY: `spawn` cloned this process by the same plan, which keeps all that is used below.
-    let table = unsafe { OwnTable::take(plan.descriptors) }.map_err(at(Stage::Descriptors))?;
-    join_group(plan.group).map_err(at(Stage::Group))?;
+    let table = unsafe { OwnTable::take(plan.descriptors) }.map_err(at(Step::Descriptors))?;
+    join_group(plan.group).map_err(at(Step::Group))?;
     reset_signals(shared.reset_handlers);
     for (target, source) in (0i32..).zip(plan.stdio) {
-        place(&table, target, source).map_err(at(Stage::Stdio))?;
+        place(&table, target, source).map_err(at(Step::Stdio))?;
     }
     if let Some(cwd) = plan.cwd {
-        calls::change_directory(cwd).map_err(at(Stage::Chdir))?;
+        calls::change_directory(cwd).map_err(at(Step::Chdir))?;
     }
     if let Some(signal) = plan.parent_death_signal {
-        calls::die_with_parent(signal).map_err(at(Stage::ParentDeath))?;
+        calls::die_with_parent(signal).map_err(at(Step::ParentDeath))?;
         // The parent may have died before the line above took effect.
         if calls::parent() != shared.parent {
-            return Err(at(Stage::ParentDeath)(libc::ESRCH));
+            return Err(at(Step::ParentDeath)(libc::ESRCH));
         }
     }
     if let Some((soft, hard)) = plan.open_files {
-        calls::limit_open_files(soft, hard).map_err(at(Stage::Limit))?;
+        calls::limit_open_files(soft, hard).map_err(at(Step::OpenFiles))?;
     }
     bind_if_possible(shared)?;
-    close_rest(&table, plan.descriptors).map_err(at(Stage::Descriptors))
+    close_rest(&table, plan.descriptors).map_err(at(Step::Descriptors))
 }
 
 fn execute(shared: &mut Shared<'_>) -> Failure {
@@ -65,7 +65,7 @@ fn execute(shared: &mut Shared<'_>) -> Failure {
     let _ = calls::set_signal_mask(plan.mask);
     // SAFETY: an aligned field of a live value.
     unsafe { (&raw mut shared.reached_exec).write_volatile(true) };
-    at(Stage::Exec)(calls::execute(plan.path, plan.argv, plan.envp))
+    at(Step::Exec)(calls::execute(plan.path, plan.argv, plan.envp))
 }
 
 /// A failure is no reason not to run: the parent sees that it is not watched.
@@ -119,14 +119,14 @@ fn bind_if_possible(shared: &mut Shared<'_>) -> Result<(), Failure> {
     let Err(failure) = bind(plan.cpus, plan.memory) else {
         return Ok(());
     };
-    let is_required = match failure.stage {
-        Stage::Affinity | Stage::AffinityCheck => plan.binding.requires_cpus(),
-        _ => plan.binding.requires_memory(),
+    let is_required = match failure.step {
+        Step::Cpus | Step::CpusCheck => plan.requires_cpus,
+        _ => plan.requires_memory,
     };
     if is_required {
         return Err(failure);
     }
-    shared.unbound_stage = failure.stage as i32;
+    shared.unbound_step = failure.step;
     shared.unbound_errno = failure.errno;
     Ok(())
 }
