@@ -20,7 +20,8 @@ use crate::mux::{open_log, open_terminal};
 use crate::poller::Poller;
 use crate::spec::{EnvEntry, LaunchSpec, MemoryMode, Stdio, WorkerSpec};
 use crate::sys::clone::{
-    self, ChildStack, Descriptors, Failure, Group, Interfaces, MemoryPolicy, Plan, PointerArray, Source, Step,
+    self, ChildPlan, ChildStack, Descriptors, Failure, Interfaces, MemoryPolicy, PointerArray, ProcessGroup,
+    StdioSource, Step,
 };
 use crate::sys::signal::SignalSet;
 use crate::tree::TOKEN_VARIABLE;
@@ -185,7 +186,7 @@ impl Spawner {
             .memory
             .as_ref()
             .map(|(mode, nodes)| memory_policy(*mode, nodes));
-        let plan = Plan {
+        let plan = ChildPlan {
             path: &path,
             argv: &argv,
             envp: &envp,
@@ -197,9 +198,9 @@ impl Spawner {
                 Descriptors::CloseListed(&self.inheritable)
             },
             group: match shared.foreground_group {
-                Some(group) if spec.foreground => Group::Join(group),
-                None if spec.foreground => Group::Inherit,
-                _ => Group::Own,
+                Some(group) if spec.foreground => ProcessGroup::Join(group),
+                None if spec.foreground => ProcessGroup::Inherit,
+                _ => ProcessGroup::Own,
             },
             parent_death_signal: Some(libc::SIGKILL),
             open_files: Some(self.open_files),
@@ -259,8 +260,12 @@ impl Spawner {
         })
     }
 
-    fn place_streams(&mut self, spec: &WorkerSpec, ends: &mut Ends) -> Result<[Source; 3], StartFailure> {
-        let mut sources = [Source::Same; 3];
+    fn place_streams(
+        &mut self,
+        spec: &WorkerSpec,
+        ends: &mut Ends,
+    ) -> Result<[StdioSource; 3], StartFailure> {
+        let mut sources = [StdioSource::Same; 3];
         for (stream, stdio) in spec.stdio.iter().enumerate() {
             sources[stream] = self
                 .place_stream(stream, stdio, spec, ends)
@@ -283,10 +288,10 @@ impl Spawner {
         stdio: &Stdio,
         spec: &WorkerSpec,
         ends: &mut Ends,
-    ) -> Result<Source, Errno> {
+    ) -> Result<StdioSource, Errno> {
         match stdio {
-            Stdio::Inherit => return Ok(Source::Same),
-            Stdio::Stdout => return Ok(Source::Stdout),
+            Stdio::Inherit => return Ok(StdioSource::Same),
+            Stdio::Stdout => return Ok(StdioSource::Stdout),
             Stdio::Null => {}
             Stdio::File { path, append } => {
                 let file = open_stream(path, stream == 0, *append)?;
@@ -312,7 +317,7 @@ impl Spawner {
                 ends.pipes[stream - 1] = Some(read);
             }
         }
-        Ok(Source::Slot(self.slots[stream].as_raw_fd()))
+        Ok(StdioSource::Slot(self.slots[stream].as_raw_fd()))
     }
 
     fn fill_slot(&mut self, stream: usize, source: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -346,7 +351,7 @@ fn refused(failure: Failure, spec: &WorkerSpec, program: CString) -> StartFailur
 /// Starts the child; where the kernel refuses an interface, uses the next older one from then on. Says also
 /// whether the child is in the attempt's cgroup.
 fn run(
-    plan: &Plan<'_>,
+    plan: &ChildPlan<'_>,
     stack: &mut ChildStack,
     interfaces: &mut Interfaces,
     attempt: Option<&Attempt>,

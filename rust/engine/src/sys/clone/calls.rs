@@ -12,8 +12,6 @@ use super::{Descriptors, PointerArray};
 use crate::sys::arch::syscall;
 use crate::sys::signal::{SET_BYTES, SignalSet};
 
-const CLOSE_RANGE_UNSHARE: u32 = 2;
-
 /// The errno of a call that was refused.
 pub(super) type Errno = i32;
 
@@ -48,7 +46,7 @@ impl OwnTable {
     pub(super) unsafe fn take(descriptors: Descriptors<'_>) -> Result<Self, Errno> {
         let table = Self(());
         if let Descriptors::Unshare(keep) = descriptors {
-            table.close_range(keep, CLOSE_RANGE_UNSHARE)?;
+            table.close_range(keep, libc::CLOSE_RANGE_UNSHARE)?;
         }
         Ok(table)
     }

@@ -6,7 +6,7 @@ use core::ffi::c_void;
 
 use super::binding::bind;
 use super::calls::{self, Errno, OwnTable};
-use super::{Descriptors, Failure, Group, Shared, Source, Step};
+use super::{Descriptors, Exchange, Failure, ProcessGroup, StdioSource, Step};
 
 /// The last of the kernel's signals.
 const LAST_SIGNAL: i32 = 64;
@@ -14,16 +14,16 @@ const LAST_SIGNAL: i32 = 64;
 /// The child. Returns only on failure, after noting the step and errno for the parent.
 ///
 /// # Safety
-/// `shared` must point to a [`Shared`] that nobody else uses while the child runs.
-pub(super) unsafe extern "C" fn child_main(shared: *mut c_void) -> i32 {
-    // SAFETY: the parent passes a live `Shared` and waits until this process is done with it.
-    let shared = unsafe { &mut *shared.cast::<Shared<'_>>() };
-    let failure = match prepare(shared) {
-        Ok(()) => execute(shared),
+/// `exchange` must point to an [`Exchange`] that nobody else uses while the child runs.
+pub(super) unsafe extern "C" fn child_main(exchange: *mut c_void) -> i32 {
+    // SAFETY: the parent passes a live `Exchange` and waits until this process is done with it.
+    let exchange = unsafe { &mut *exchange.cast::<Exchange<'_>>() };
+    let failure = match prepare(exchange) {
+        Ok(()) => execute(exchange),
         Err(failure) => failure,
     };
-    shared.step = failure.step;
-    shared.errno = failure.errno;
+    exchange.step = failure.step;
+    exchange.errno = failure.errno;
     127
 }
 
@@ -32,13 +32,13 @@ pub(super) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
     move |errno| Failure { step, errno }
 }
 
-fn prepare(shared: &mut Shared<'_>) -> Result<(), Failure> {
-    let plan = shared.plan;
-    watch_own_death(shared);
+fn prepare(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
+    let plan = exchange.plan;
+    watch_own_death(exchange);
     // SAFETY: `spawn` cloned this process by the same plan, which keeps all that is used below.
     let table = unsafe { OwnTable::take(plan.descriptors) }.map_err(at(Step::Descriptors))?;
     join_group(plan.group).map_err(at(Step::Group))?;
-    reset_signals(shared.reset_handlers);
+    reset_signals(exchange.reset_handlers);
     for (target, source) in (0i32..).zip(plan.stdio) {
         place(&table, target, source).map_err(at(Step::Stdio))?;
     }
@@ -48,41 +48,41 @@ fn prepare(shared: &mut Shared<'_>) -> Result<(), Failure> {
     if let Some(signal) = plan.parent_death_signal {
         calls::die_with_parent(signal).map_err(at(Step::ParentDeath))?;
         // The parent may have died before the line above took effect.
-        if calls::parent() != shared.parent {
+        if calls::parent() != exchange.parent {
             return Err(at(Step::ParentDeath)(libc::ESRCH));
         }
     }
     if let Some((soft, hard)) = plan.open_files {
         calls::limit_open_files(soft, hard).map_err(at(Step::OpenFiles))?;
     }
-    bind_if_possible(shared)?;
+    bind_if_possible(exchange)?;
     close_rest(&table, plan.descriptors).map_err(at(Step::Descriptors))
 }
 
-fn execute(shared: &mut Shared<'_>) -> Failure {
-    let plan = shared.plan;
+fn execute(exchange: &mut Exchange<'_>) -> Failure {
+    let plan = exchange.plan;
     // Fails only on a bad address or size.
     let _ = calls::set_signal_mask(plan.mask);
     // SAFETY: an aligned field of a live value.
-    unsafe { (&raw mut shared.reached_exec).write_volatile(true) };
+    unsafe { (&raw mut exchange.reached_exec).write_volatile(true) };
     at(Step::Exec)(calls::execute(plan.path, plan.argv, plan.envp))
 }
 
 /// A failure is no reason not to run: the parent sees that it is not watched.
-fn watch_own_death(shared: &mut Shared<'_>) {
-    let (Some((epoll, token)), pidfd @ 0..) = (shared.plan.watch, shared.pidfd) else {
+fn watch_own_death(exchange: &mut Exchange<'_>) {
+    let (Some((epoll, token)), pidfd @ 0..) = (exchange.plan.watch, exchange.pidfd) else {
         return;
     };
     let watched = calls::watch(epoll, pidfd, token).is_ok();
     // SAFETY: an aligned field of a live value.
-    unsafe { (&raw mut shared.watched).write_volatile(watched) };
+    unsafe { (&raw mut exchange.watched).write_volatile(watched) };
 }
 
-fn join_group(group: Group) -> Result<(), Errno> {
+fn join_group(group: ProcessGroup) -> Result<(), Errno> {
     match group {
-        Group::Own => calls::set_process_group(0),
-        Group::Join(group) => calls::set_process_group(group),
-        Group::Inherit => Ok(()),
+        ProcessGroup::Own => calls::set_process_group(0),
+        ProcessGroup::Join(group) => calls::set_process_group(group),
+        ProcessGroup::Inherit => Ok(()),
     }
 }
 
@@ -104,18 +104,18 @@ fn reset_signals(all_handlers: bool) {
 }
 
 /// Puts a standard stream in place.
-fn place(table: &OwnTable, target: i32, source: Source) -> Result<(), Errno> {
+fn place(table: &OwnTable, target: i32, source: StdioSource) -> Result<(), Errno> {
     let fd = match source {
         // An inherited stream may be marked close-on-exec in the parent; the child's copy must not be.
-        Source::Same => return calls::keep_across_exec(target),
-        Source::Stdout => 1,
-        Source::Slot(fd) => fd,
+        StdioSource::Same => return calls::keep_across_exec(target),
+        StdioSource::Stdout => 1,
+        StdioSource::Slot(fd) => fd,
     };
     table.replace(target, fd)
 }
 
-fn bind_if_possible(shared: &mut Shared<'_>) -> Result<(), Failure> {
-    let plan = shared.plan;
+fn bind_if_possible(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
+    let plan = exchange.plan;
     let Err(failure) = bind(plan.cpus, plan.memory) else {
         return Ok(());
     };
@@ -126,8 +126,8 @@ fn bind_if_possible(shared: &mut Shared<'_>) -> Result<(), Failure> {
     if is_required {
         return Err(failure);
     }
-    shared.unbound_step = failure.step;
-    shared.unbound_errno = failure.errno;
+    exchange.unbound_step = failure.step;
+    exchange.unbound_errno = failure.errno;
     Ok(())
 }
 
