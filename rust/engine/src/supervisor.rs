@@ -17,7 +17,7 @@ use crate::guard::Agent;
 use crate::mux::Mux;
 use crate::orphans::{Orphans, reap_orphans};
 use crate::poller::Poller;
-use crate::spawn::{EnvTable, Shared, Spawner, Started, open_files_limit};
+use crate::spawn::{AttemptContext, EnvTable, Spawner, Started, open_files_limit};
 use crate::spec::{LaunchSpec, Stdio};
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
@@ -289,14 +289,14 @@ impl Supervisor {
             }
             let index = job.next;
             job.next += 1;
-            let shared = Shared {
+            let context = AttemptContext {
                 env: &job.env,
                 attempt: job.attempt.as_ref(),
                 foreground_group: self.host.as_ref().map(|host| host.foreground_group),
                 poller: &self.poller,
             };
             let token = Source::Worker(index).encode();
-            let result = self.spawner.start(&job.spec, index, token, &shared);
+            let result = self.spawner.start(&job.spec, index, token, &context);
             let now = SystemTime::now();
             match result {
                 Ok(started) => self.worker_started(index, started, now),
