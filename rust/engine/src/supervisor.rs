@@ -22,19 +22,19 @@ use crate::spec::{LaunchSpec, Stdio};
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
 
-mod host;
+mod guard_link;
 mod intake;
 mod job;
 mod pipes;
 mod prepare;
 mod remains;
-mod source;
+mod watched;
 
-use host::Host;
+use guard_link::GuardLink;
 use job::{Job, State};
 use prepare::{check_binding, log_stream, log_thread, raise_limits, token_entry};
 use remains::Remains;
-use source::Source;
+use watched::Watched;
 
 /// Workers started between two looks at what has happened meanwhile.
 const SPAWN_SLICE: usize = 16;
@@ -54,7 +54,7 @@ pub struct Supervisor {
     spawner: Spawner,
     /// Some worker's death cannot be heard of: all are looked at in every turn.
     sweeps: bool,
-    host: Option<Host>,
+    link: Option<GuardLink>,
     /// A signal to end the job that came before there was a group, or while one ended for another reason.
     early_stop: Option<i32>,
     token: String,
@@ -81,7 +81,7 @@ impl Supervisor {
         let wake = eventfd(0, flags)
             .map_err(io::Error::from)
             .map_err(Error::os("eventfd"))?;
-        poller.watch(&wake, Source::Wake.encode())?;
+        poller.watch(&wake, Watched::Wake.encode())?;
         let blocked = signal::set_mask(SignalSet::ALL);
         let embedded = agent.is_none();
         let (features, mask, open_files, token, cgroup) = if let Some(agent) = &agent {
@@ -97,13 +97,13 @@ impl Supervisor {
             (features, blocked, open_files_limit(), token, cgroup)
         };
         let spawner = Spawner::new(features, mask, open_files).map_err(Error::os("set up spawning"))?;
-        let host = agent.map(|agent| Host::new(&poller, agent)).transpose()?;
+        let link = agent.map(|agent| GuardLink::new(&poller, agent)).transpose()?;
         Ok(Self {
             poller,
             wake: Arc::new(wake),
             spawner,
             sweeps: !features.pidfd,
-            host,
+            link,
             early_stop: None,
             remains: Remains::new(!embedded, token.clone()),
             token,
@@ -140,7 +140,7 @@ impl Supervisor {
         if self.job.is_some() {
             return Err(Error::Busy);
         }
-        if self.host.is_none() && signal::is_ignored(libc::SIGCHLD) {
+        if self.link.is_none() && signal::is_ignored(libc::SIGCHLD) {
             return Err(Error::ChildSignalIgnored);
         }
         spec.validate()?;
@@ -166,10 +166,10 @@ impl Supervisor {
         self.attempts += 1;
         let attempt = job.attempt(number).ok()?;
         // An agent hears of the last process by SIGCHLD.
-        if self.host.is_none()
+        if self.link.is_none()
             && self
                 .poller
-                .watch_changes(attempt.events(), Source::Cgroup.encode())
+                .watch_changes(attempt.events(), Watched::Cgroup.encode())
                 .is_err()
         {
             attempt.remove();
@@ -218,26 +218,26 @@ impl Supervisor {
     pub fn turn(&mut self) -> Result<(), Error> {
         self.start_some();
         let ready = self.poller.wait(self.timeout())?;
-        let ready: Vec<Source> = ready.into_iter().filter_map(Source::decode).collect();
+        let ready: Vec<Watched> = ready.into_iter().filter_map(Watched::decode).collect();
         let now = SystemTime::now();
         // Deaths first, in the kernel's order, and all of them before anything is done about the first.
         let mut inputs = Vec::new();
-        for source in &ready {
-            if let Source::Worker(index) = *source {
+        for watched in &ready {
+            if let Watched::Worker(index) = *watched {
                 inputs.extend(self.reap(index, now));
             }
         }
-        for source in ready {
-            match source {
-                Source::Worker(_) => {}
-                Source::Intake => self.take_signals(&mut inputs)?,
-                Source::Guard => self.guard_lost(),
-                Source::Pipe(index, stream) => self.read_pipe(index, stream),
-                Source::Wake => {
+        for watched in ready {
+            match watched {
+                Watched::Worker(_) => {}
+                Watched::Intake => self.take_signals(&mut inputs)?,
+                Watched::Guard => self.guard_lost(),
+                Watched::Pipe(index, stream) => self.read_pipe(index, stream),
+                Watched::Wake => {
                     drain(&self.wake);
                     self.listen_to_mux();
                 }
-                Source::Cgroup => self.cgroup_changed(),
+                Watched::Cgroup => self.cgroup_changed(),
             }
         }
         if self.sweeps {
@@ -268,7 +268,7 @@ impl Supervisor {
         }
         let now = Instant::now();
         let job = self.job.as_ref();
-        let polling = job.filter(|_| self.host.is_none());
+        let polling = job.filter(|_| self.link.is_none());
         let due = [
             job.and_then(|job| job.group.next_tick()),
             self.orphans_due,
@@ -292,10 +292,10 @@ impl Supervisor {
             let context = AttemptContext {
                 env: &job.env,
                 attempt: job.attempt.as_ref(),
-                foreground_group: self.host.as_ref().map(|host| host.foreground_group),
+                foreground_group: self.link.as_ref().map(|link| link.foreground_group),
                 poller: &self.poller,
             };
-            let token = Source::Worker(index).encode();
+            let token = Watched::Worker(index).encode();
             let result = self.spawner.start(&job.spec, index, token, &context);
             let now = SystemTime::now();
             match result {
@@ -326,7 +326,7 @@ impl Supervisor {
                 ));
             } else {
                 if self.reading {
-                    let _ = self.poller.watch(&pipe, Source::Pipe(index, stream).encode());
+                    let _ = self.poller.watch(&pipe, Watched::Pipe(index, stream).encode());
                 }
                 job.workers[index].pipes[stream] = Some(pipe);
             }
@@ -369,7 +369,7 @@ impl Supervisor {
         let now = Instant::now();
         if self.orphans_due.is_some_and(|due| due <= now) {
             self.orphans_due = None;
-            if self.host.is_some() && reap_orphans(&self.running_pids()) == Orphans::Hidden {
+            if self.link.is_some() && reap_orphans(&self.running_pids()) == Orphans::Hidden {
                 self.orphans_due = Some(now + ORPHAN_DELAY);
             }
         }
@@ -377,7 +377,7 @@ impl Supervisor {
         if due.is_some_and(|due| due <= now) {
             self.step(Input::Tick);
         }
-        if self.host.is_none() {
+        if self.link.is_none() {
             self.check_if_clearing();
         }
     }
@@ -520,7 +520,7 @@ impl Drop for Supervisor {
             }
         }
         // An agent's cgroup is its guard's to remove.
-        if let (None, Some(cgroup)) = (&self.host, &self.cgroup) {
+        if let (None, Some(cgroup)) = (&self.link, &self.cgroup) {
             cgroup.remove();
         }
     }
