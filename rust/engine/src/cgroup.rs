@@ -93,10 +93,10 @@ impl JobCgroup {
     }
 
     /// Makes the fresh cgroup of an attempt; `AlreadyExists` when this number was made before.
-    pub fn attempt(&self, number: u32) -> io::Result<Attempt> {
+    pub fn attempt(&self, number: u32) -> io::Result<AttemptCgroup> {
         let path = self.0.path.join(format!("a{number}"));
         rustix::fs::mkdirat(CWD, &path, Mode::from_raw_mode(0o755))?;
-        Cgroup::open(&path).map(Attempt).inspect_err(|_| {
+        Cgroup::open(&path).map(AttemptCgroup).inspect_err(|_| {
             remove_tree(&path);
         })
     }
@@ -134,15 +134,15 @@ impl JobCgroup {
 
 /// The cgroup of one attempt: the workers and all that they start.
 #[derive(Debug)]
-pub struct Attempt(Cgroup);
+pub struct AttemptCgroup(Cgroup);
 
-impl Attempt {
+impl AttemptCgroup {
     /// The directory, for `CLONE_INTO_CGROUP`.
     pub fn dir(&self) -> BorrowedFd<'_> {
         self.0.dir.as_fd()
     }
 
-    /// The open `cgroup.events`: wait for `EPOLLPRI`, then ask [`Attempt::populated`], which also rearms it.
+    /// The open `cgroup.events`: wait for `EPOLLPRI`, then ask [`AttemptCgroup::populated`], which also rearms it.
     ///
     /// The kernel reports at most once in 10 ms: ask too after the last worker was reaped.
     pub fn events(&self) -> BorrowedFd<'_> {

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 
 use rustix::process::Rlimit;
 
-use crate::cgroup::Attempt;
+use crate::cgroup::AttemptCgroup;
 use crate::event::StartFailure;
 use crate::features::Features;
 use crate::poller::Poller;
@@ -61,7 +61,7 @@ pub(crate) struct Spawner {
 /// What all workers of one attempt share.
 pub(crate) struct AttemptContext<'a> {
     pub(crate) env: &'a EnvTable,
-    pub(crate) attempt: Option<&'a Attempt>,
+    pub(crate) cgroup: Option<&'a AttemptCgroup>,
     /// Process group of a foreground worker.
     pub(crate) foreground_group: Option<i32>,
     /// The set that hears of deaths.
@@ -155,7 +155,7 @@ impl Spawner {
             // In a copy of our table another file may have the pidfd's number by chance.
             watch: self.close_range.then(|| (context.poller.as_fd(), token)),
         };
-        let result = run(&plan, &mut self.stack, &mut self.interfaces, context.attempt);
+        let result = run(&plan, &mut self.stack, &mut self.interfaces, context.cgroup);
         self.slots.release();
         match result {
             Ok((spawned, in_cgroup)) => Ok(Started {
@@ -191,9 +191,9 @@ fn run(
     plan: &ChildPlan<'_>,
     stack: &mut ChildStack,
     interfaces: &mut Interfaces,
-    attempt: Option<&Attempt>,
+    cgroup: Option<&AttemptCgroup>,
 ) -> Result<(clone::Spawned, bool), Failure> {
-    let mut cgroup = attempt.map(Attempt::dir);
+    let mut cgroup = cgroup.map(AttemptCgroup::dir);
     loop {
         cgroup = cgroup.filter(|_| interfaces.clone3);
         let failure = match clone::spawn(plan, stack, *interfaces, cgroup) {

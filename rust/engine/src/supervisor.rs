@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::getpid;
 
-use crate::cgroup::{self, Attempt, JobCgroup};
+use crate::cgroup::{self, AttemptCgroup, JobCgroup};
 use crate::error::Error;
 use crate::event::{Ending, Event, StopReason, Survivor};
 use crate::features::Features;
@@ -149,41 +149,41 @@ impl Supervisor {
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
         self.mux = log_thread(&spec, &self.wake)?;
-        let attempt = self.new_attempt();
-        self.job = Some(Job::new(spec, env, attempt));
+        let cgroup = self.attempt_cgroup();
+        self.job = Some(Job::new(spec, env, cgroup));
         self.catch_up();
         Ok(())
     }
 
     /// A cgroup in which every worker is born; one that a worker would have to be moved to afterwards is of no
     /// use, because what the worker has forked by then stays outside.
-    fn new_attempt(&mut self) -> Option<Attempt> {
+    fn attempt_cgroup(&mut self) -> Option<AttemptCgroup> {
         let job = self
             .cgroup
             .as_ref()
             .filter(|_| self.spawner.can_enter_cgroups())?;
         let number = self.attempts;
         self.attempts += 1;
-        let attempt = job.attempt(number).ok()?;
+        let cgroup = job.attempt(number).ok()?;
         // An agent hears of the last process by SIGCHLD.
         if self.link.is_none()
             && self
                 .poller
-                .watch_changes(attempt.events(), Watched::Cgroup.encode())
+                .watch_changes(cgroup.events(), Watched::Cgroup.encode())
                 .is_err()
         {
-            attempt.remove();
+            cgroup.remove();
             return None;
         }
-        Some(attempt)
+        Some(cgroup)
     }
 
     /// The process table is searched from now on.
-    fn drop_attempt(&mut self) {
-        let attempt = self.job.as_mut().and_then(|job| job.attempt.take());
-        if let Some(attempt) = attempt {
-            self.poller.forget(attempt.events());
-            attempt.remove();
+    fn drop_cgroup(&mut self) {
+        let cgroup = self.job.as_mut().and_then(|job| job.cgroup.take());
+        if let Some(cgroup) = cgroup {
+            self.poller.forget(cgroup.events());
+            cgroup.remove();
         }
     }
 
@@ -291,7 +291,7 @@ impl Supervisor {
             job.next += 1;
             let context = AttemptContext {
                 env: &job.env,
-                attempt: job.attempt.as_ref(),
+                cgroup: job.cgroup.as_ref(),
                 foreground_group: self.link.as_ref().map(|link| link.foreground_group),
                 poller: &self.poller,
             };
@@ -307,7 +307,7 @@ impl Supervisor {
 
     fn worker_started(&mut self, index: usize, started: Started, now: SystemTime) {
         if !started.in_cgroup {
-            self.drop_attempt();
+            self.drop_cgroup();
         }
         let Some(job) = &mut self.job else { return };
         self.sweeps |= started.pidfd.is_none();
@@ -383,10 +383,10 @@ impl Supervisor {
     }
 
     fn cgroup_changed(&mut self) {
-        let attempt = self.job.as_ref().and_then(|job| job.attempt.as_ref());
-        if let Some(attempt) = attempt {
+        let cgroup = self.job.as_ref().and_then(|job| job.cgroup.as_ref());
+        if let Some(cgroup) = cgroup {
             // Rearms the event, which would come again at once.
-            let _ = attempt.populated();
+            let _ = cgroup.populated();
         }
         self.check_if_clearing();
     }
@@ -427,7 +427,7 @@ impl Supervisor {
             }
             Action::CheckTree => {
                 let workers: Vec<i32> = job.running().map(|(_, pid)| pid).collect();
-                let empty = self.remains.are_none(job.attempt.as_ref(), &workers);
+                let empty = self.remains.are_none(job.cgroup.as_ref(), &workers);
                 self.step(Input::Tree { empty });
             }
             Action::TerminateTree => {
@@ -461,7 +461,7 @@ impl Supervisor {
         job.mark_ending();
         job.broadcast(libc::SIGKILL, false);
         let (workers, pids): (Vec<usize>, Vec<i32>) = job.running().unzip();
-        let tier = self.remains.kill(job.attempt.as_ref(), &pids, !first);
+        let tier = self.remains.kill(job.cgroup.as_ref(), &pids, !first);
         if first {
             self.events.push(Event::Killing { workers, tier });
         }
@@ -477,7 +477,7 @@ impl Supervisor {
         for index in 0..count {
             self.close_pipes(index);
         }
-        self.drop_attempt();
+        self.drop_cgroup();
         let Some(job) = &mut self.job else { return };
         let abandoned = job.abandon(SystemTime::now());
         self.events.extend(abandoned.into_iter().map(Event::Exited));

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use dsl_engine::cgroup::{Attempt, JobCgroup, job_name, keyed_value, sweep_in, sweep_stale};
+use dsl_engine::cgroup::{AttemptCgroup, JobCgroup, job_name, keyed_value, sweep_in, sweep_stale};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_getfd};
 
@@ -68,7 +68,7 @@ fn until(mut is_so: impl FnMut() -> bool) -> bool {
 }
 
 /// Waits on the events of an attempt, as the engine does.
-fn wait_until_empty(attempt: &Attempt) {
+fn wait_until_empty(attempt: &AttemptCgroup) {
     let timeout = Timespec {
         tv_sec: 20,
         tv_nsec: 0,

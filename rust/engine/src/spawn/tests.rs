@@ -68,7 +68,7 @@ fn start_watched(
     };
     let context = AttemptContext {
         env,
-        attempt: None,
+        cgroup: None,
         foreground_group: None,
         poller,
     };
