@@ -19,7 +19,7 @@ mod dir;
 pub mod mount;
 
 pub use dir::keyed_value;
-use dir::{Cgroup, collect_pids, remove_tree, require_cgroup2};
+use dir::{Cgroup, remove_tree, require_cgroup2};
 use mount::Hierarchy;
 
 const PREFIX: &str = "dsl-";
@@ -162,22 +162,6 @@ impl AttemptCgroup {
     /// Sends SIGKILL to every process in it or below. Does not wait.
     pub fn kill(&self) -> io::Result<()> {
         self.0.kill()
-    }
-
-    /// Moves a process in, for kernels that cannot clone into a cgroup.
-    ///
-    /// Tens of milliseconds for the first of a burst (a grace period of the kernel).
-    pub fn join(&self, pid: i32) -> io::Result<()> {
-        let procs = self.0.open_for_write("cgroup.procs")?;
-        rustix::io::write(&procs, pid.to_string().as_bytes())?;
-        Ok(())
-    }
-
-    /// Processes in it and below, in no order. A leader that is a zombie can be among them.
-    pub fn pids(&self) -> io::Result<Vec<i32>> {
-        let mut pids = Vec::new();
-        collect_pids(&self.0.path, &mut pids, 0)?;
-        Ok(pids)
     }
 
     /// How many of its processes the kernel's out-of-memory killer took; `None` without the memory controller.
