@@ -71,9 +71,7 @@ impl Guard {
     /// workers (`None`: the group's grace).
     pub fn new(features: Features, table: Table, preempt_grace: Option<Duration>) -> Result<Self, Error> {
         fill_standard_streams().map_err(Error::os("open /dev/null"))?;
-        set_child_subreaper(Some(getpid()))
-            .map_err(io::Error::from)
-            .map_err(Error::os("prctl"))?;
+        set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
         signal::reset_child_signal().map_err(Error::os("sigaction"))?;
         let table = table.without_those(signal::is_ignored);
         let job_token = token::random();
@@ -106,12 +104,8 @@ impl Guard {
 
     /// In the child of the fork: leaves the terminal's foreground group, becomes subreaper and watches the guard.
     pub fn enter_agent(&self) -> Result<Agent, Error> {
-        setpgid(None, None)
-            .map_err(io::Error::from)
-            .map_err(Error::os("setpgid"))?;
-        set_child_subreaper(Some(getpid()))
-            .map_err(io::Error::from)
-            .map_err(Error::os("prctl"))?;
+        setpgid(None, None).map_err(Error::os("setpgid"))?;
+        set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
         let guard = watch_guard(self.pid, self.features)?;
         Ok(Agent {
             guard,

@@ -1,6 +1,5 @@
 //! The loop: owns the workers, the descriptors and the time; every decision is [`crate::group`]'s.
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -78,9 +77,7 @@ impl Supervisor {
     pub fn new(agent: Option<Agent>) -> Result<Self, Error> {
         let poller = Poller::new()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags)
-            .map_err(io::Error::from)
-            .map_err(Error::os("eventfd"))?;
+        let wake = eventfd(0, flags).map_err(Error::os("eventfd"))?;
         poller.watch(&wake, Watched::Wake.encode())?;
         let blocked = signal::set_mask(SignalSet::ALL);
         let embedded = agent.is_none();
@@ -137,7 +134,7 @@ impl Supervisor {
 
     /// Checks the limits and takes the group; the workers are started by the turns that follow.
     pub fn start(&mut self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
-        if self.job.is_some() {
+        if self.is_running() {
             return Err(Error::Busy);
         }
         if self.link.is_none() && signal::is_ignored(libc::SIGCHLD) {
@@ -512,9 +509,9 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         // Workers get SIGKILL by parent death when this thread ends; their trees are ended here.
-        if self.job.is_some() {
+        if self.is_running() {
             self.kill();
-            while self.job.is_some() && self.turn().is_ok() {
+            while self.is_running() && self.turn().is_ok() {
                 // Nobody takes them, and with events to take no turn waits.
                 self.events.clear();
             }

@@ -1,10 +1,10 @@
 //! Between guard and agent: how each sees the other die, and the way of signals from one to the other.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Rlimit, Signal, getpid, getppid, kill_process, pidfd_open};
 
 use crate::error::Error;
@@ -40,9 +40,7 @@ pub(super) fn watch_guard(guard_pid: i32, features: Features) -> Result<Option<O
     }
     // What was asked for above is about the guard only if the guard was alive still after that.
     if !is_parent(guard_pid) {
-        return Err(Error::os("the guard process is gone")(
-            io::Error::from_raw_os_error(libc::ESRCH),
-        ));
+        return Err(Error::os("the guard process is gone")(Errno::SRCH));
     }
     Ok(guard)
 }
