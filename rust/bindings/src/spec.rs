@@ -262,9 +262,9 @@ impl LaunchSpec {
             }
         };
         let binding = match binding {
-            "required" => engine::Binding::Required,
-            "cpus_required" => engine::Binding::CpusRequired,
-            "wanted" => engine::Binding::Wanted,
+            "required" => engine::Strictness::Required,
+            "cpus_required" => engine::Strictness::CpusRequired,
+            "wanted" => engine::Strictness::Wanted,
             other => {
                 return Err(spec_error(format!(
                     "binding {other:?} is not one of required, cpus_required, wanted"

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::time::{Duration, SystemTime};
 
-pub use crate::sys::clone::Stage;
+pub use crate::stage::Stage;
 
 /// How a worker ended.
 #[derive(Debug, Clone, PartialEq, Eq)]

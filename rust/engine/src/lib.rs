@@ -34,6 +34,7 @@ pub mod procfs;
 mod signals;
 mod spawn;
 pub mod spec;
+mod stage;
 mod supervisor;
 mod sys;
 mod token;

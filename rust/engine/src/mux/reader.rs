@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::stdio::{stderr, stdout};
 use rustix::termios::isatty;
 
 use crate::event::LogNotice;
@@ -399,10 +400,9 @@ fn file_failed(worker: Option<usize>, path: &CString, errno: Errno) -> LogNotice
 
 /// Whether our stdout and stderr lead to the same place.
 fn same_file() -> bool {
-    let stat = |number| {
-        let fd = crate::sys::duplicate(number).ok()?;
-        let stat = rustix::fs::fstat(&fd).ok()?;
+    let stat = |fd| {
+        let stat = rustix::fs::fstat(fd).ok()?;
         Some((stat.st_dev, stat.st_ino, stat.st_rdev))
     };
-    matches!((stat(1), stat(2)), (Some(stdout), Some(stderr)) if stdout == stderr)
+    matches!((stat(stdout()), stat(stderr())), (Some(stdout), Some(stderr)) if stdout == stderr)
 }

@@ -1,9 +1,11 @@
 //! One console, and the rule for what it does not take.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::stdio::{stderr, stdout};
 use rustix::termios::isatty;
 
 use crate::mux::compose::Composer;
@@ -21,8 +23,7 @@ const BLOCK_BYTES: usize = 256 * 1024;
 
 /// One console with what is composed for it; stdout and stderr share one where they are the same file.
 pub(super) struct Side {
-    /// Our stream's number.
-    number: i32,
+    stream: BorrowedFd<'static>,
     console: Console,
     pub(super) composer: Composer,
     spare: Vec<u8>,
@@ -48,13 +49,16 @@ pub(super) enum Fate {
 impl Side {
     /// `None` if that stream of ours is not open, or no thread can be had for it.
     pub(super) fn open(kind: Kind, bell: Arc<OwnedFd>, fold: bool) -> Option<Self> {
-        let number = if kind == Kind::Stdout { 1 } else { 2 };
-        let fd = crate::sys::duplicate(number).ok()?;
+        let stream = match kind {
+            Kind::Stdout => stdout(),
+            Kind::Stderr => stderr(),
+        };
+        let fd = fcntl_dupfd_cloexec(stream, 3).ok()?;
         let is_terminal = isatty(&fd);
         let has_screen = is_terminal && terminal::can_move_cursor();
         let size = has_screen.then(|| terminal::size_of(fd.as_fd()));
         Some(Self {
-            number,
+            stream,
             console: Console::new(fd, bell).ok()?,
             composer: Composer::new(size, fold),
             spare: Vec::new(),
@@ -68,8 +72,8 @@ impl Side {
 
     /// The terminal's size may have changed.
     pub(super) fn resize(&mut self) {
-        if let (true, Ok(fd)) = (self.is_terminal, crate::sys::duplicate(self.number)) {
-            self.composer.resize(terminal::size_of(fd.as_fd()));
+        if self.is_terminal {
+            self.composer.resize(terminal::size_of(self.stream));
         }
     }
 

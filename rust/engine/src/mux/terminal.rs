@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::stdio::{stderr, stdout};
 use rustix::termios::{
     LocalModes, OptionalActions, OutputModes, Winsize, isatty, tcgetattr, tcgetwinsize, tcsetattr,
     tcsetwinsize,
@@ -36,8 +37,8 @@ pub(crate) fn open_terminal(prefix: &[u8]) -> Result<(OwnedFd, OwnedFd), Errno> 
 
 /// Size of the terminal that our stdout or stderr is.
 pub(super) fn own_size() -> Option<Size> {
-    let fd = |number| crate::sys::duplicate(number).ok().filter(|fd| isatty(fd));
-    fd(1).or_else(|| fd(2)).map(|fd| size_of(fd.as_fd()))
+    let terminal = [stdout(), stderr()].into_iter().find(|fd| isatty(fd));
+    terminal.map(size_of)
 }
 
 /// Whether our terminal understands more than lines of text.

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::cgroup::Attempt;
+use crate::cgroup::AttemptCgroup;
 use crate::event::{Ending, Exit};
 use crate::group::{Group, Input};
 use crate::poller::Poller;
@@ -40,12 +40,12 @@ pub(super) struct Job {
     pub(super) group: Group,
     pub(super) first_failure: Option<Exit>,
     pub(super) stragglers: usize,
-    pub(super) attempt: Option<Attempt>,
+    pub(super) cgroup: Option<AttemptCgroup>,
     deaths: usize,
 }
 
 impl Job {
-    pub(super) fn new(spec: Arc<LaunchSpec>, env: EnvTable, attempt: Option<Attempt>) -> Self {
+    pub(super) fn new(spec: Arc<LaunchSpec>, env: EnvTable, cgroup: Option<AttemptCgroup>) -> Self {
         let pending = || Worker {
             state: State::Pending,
             ending: false,
@@ -59,7 +59,7 @@ impl Job {
             next: 0,
             first_failure: None,
             stragglers: 0,
-            attempt,
+            cgroup,
             deaths: 0,
         }
     }

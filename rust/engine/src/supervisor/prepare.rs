@@ -1,7 +1,6 @@
 //! What is checked and made before the first worker of a group is started.
 
 use std::ffi::CString;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -90,9 +89,7 @@ pub(super) fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
         current: Some(files),
         maximum: open_files_limit().maximum,
     };
-    setrlimit(Resource::Nofile, limit)
-        .map_err(io::Error::from)
-        .map_err(Error::os("raise the limit of open files"))
+    setrlimit(Resource::Nofile, limit).map_err(Error::os("raise the limit of open files"))
 }
 
 pub(super) fn check_binding(spec: &LaunchSpec) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use dsl_engine::event::{Exit, Survivor};
-use dsl_engine::spec::{Binding, EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, WorkerSpec};
+use dsl_engine::spec::{EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, Strictness, WorkerSpec};
 use dsl_engine::{Event, Supervisor};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
@@ -55,7 +55,7 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
         env: vec![env("PATH", b"/usr/bin:/bin")],
         on_failure: OnFailure::Stop,
         grace: GRACE,
-        binding: Binding::Required,
+        binding: Strictness::Required,
         logs: LogOptions::default(),
     }
 }
