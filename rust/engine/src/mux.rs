@@ -6,14 +6,12 @@
 //! what is shown only there waits for it, unless it is a terminal.
 
 use std::ffi::CString;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, eventfd};
-
+use crate::bell::Bell;
 use crate::error::Error;
 use crate::event::LogNotice;
 use crate::poller::Poller;
@@ -80,9 +78,9 @@ struct Shared {
     poller: Poller,
     mailbox: Mutex<Mailbox>,
     /// Wakes the reading thread.
-    bell: Arc<OwnedFd>,
+    bell: Arc<Bell>,
     /// Wakes the owner.
-    wake: Arc<OwnedFd>,
+    wake: Arc<Bell>,
     hurry: AtomicBool,
 }
 
@@ -103,15 +101,11 @@ pub(crate) struct Mux {
 impl Mux {
     /// Starts the thread. `wake` is rung when there are notices or the outcome; `expected` is how many streams
     /// will be shown on stdout and on stderr.
-    pub(crate) fn new(options: LogOptions, expected: [usize; 2], wake: Arc<OwnedFd>) -> Result<Self, Error> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let bell = eventfd(0, flags)
-            .map_err(io::Error::from)
-            .map_err(Error::os("eventfd"))?;
+    pub(crate) fn new(options: LogOptions, expected: [usize; 2], wake: Arc<Bell>) -> Result<Self, Error> {
         let shared = Arc::new(Shared {
             poller: Poller::new()?,
             mailbox: Mutex::default(),
-            bell: Arc::new(bell),
+            bell: Arc::new(Bell::new()?),
             wake,
             hurry: AtomicBool::new(false),
         });
@@ -161,7 +155,7 @@ impl Mux {
 
     fn order(&self, order: Order) {
         self.shared.mailbox().orders.push(order);
-        ring(&self.shared.bell);
+        self.shared.bell.ring();
     }
 
     pub(crate) fn take_notices(&self) -> Vec<LogNotice> {
@@ -185,9 +179,4 @@ impl Drop for Mux {
         self.hurry();
         self.finish(None);
     }
-}
-
-fn ring(bell: &OwnedFd) {
-    // The counter cannot overflow in any number of events that fits in memory.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

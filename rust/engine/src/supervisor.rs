@@ -1,13 +1,11 @@
 //! The loop: owns the workers, the descriptors and the time; every decision is [`crate::group`]'s.
 
-use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::getpid;
 
+use crate::bell::Bell;
 use crate::cgroup::{self, Attempt, JobCgroup};
 use crate::error::Error;
 use crate::event::{Ending, Event, StopReason, Survivor};
@@ -50,7 +48,7 @@ const READ_BYTES: usize = 64 * 1024;
 /// Starts, watches and ends one worker group at a time. Must stay on one thread.
 pub struct Supervisor {
     poller: Poller,
-    wake: Arc<OwnedFd>,
+    wake: Arc<Bell>,
     spawner: Spawner,
     /// Some worker's death cannot be heard of: all are looked at in every turn.
     sweeps: bool,
@@ -77,10 +75,7 @@ impl Supervisor {
     /// only with an `agent` link.
     pub fn new(agent: Option<Agent>) -> Result<Self, Error> {
         let poller = Poller::new()?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags)
-            .map_err(io::Error::from)
-            .map_err(Error::os("eventfd"))?;
+        let wake = Bell::new()?;
         poller.watch(&wake, Source::Wake.encode())?;
         let blocked = signal::set_mask(SignalSet::ALL);
         let embedded = agent.is_none();
@@ -125,8 +120,8 @@ impl Supervisor {
         self.spawner.set_mask(SignalSet(mask));
     }
 
-    /// A descriptor to write to (as an eventfd) from another thread to make [`Supervisor::turn`] return.
-    pub fn waker(&self) -> Arc<OwnedFd> {
+    /// What another thread rings to make [`Supervisor::turn`] return.
+    pub fn waker(&self) -> Arc<Bell> {
         Arc::clone(&self.wake)
     }
 
@@ -234,7 +229,7 @@ impl Supervisor {
                 Source::Guard => self.guard_lost(),
                 Source::Pipe(index, stream) => self.read_pipe(index, stream),
                 Source::Wake => {
-                    drain(&self.wake);
+                    self.wake.silence();
                     self.listen_to_mux();
                 }
                 Source::Cgroup => self.cgroup_changed(),
@@ -524,10 +519,4 @@ impl Drop for Supervisor {
             cgroup.remove();
         }
     }
-}
-
-fn drain(wake: &OwnedFd) {
-    let mut counter = [0u8; 8];
-    // Empty if somebody has drained it already.
-    let _ = rustix::io::read(wake, &mut counter);
 }

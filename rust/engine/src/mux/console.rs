@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use crate::bell::Bell;
+
 /// Bytes that may wait for the console.
 pub(super) const LIMIT_BYTES: usize = 8 << 20;
 /// Bytes written at once: progress is seen after each.
@@ -45,7 +47,7 @@ pub(super) struct Console {
 
 impl Console {
     /// Starts the thread. `bell` is rung whenever the queue falls below half its limit, or the console closes.
-    pub(super) fn new(fd: OwnedFd, bell: Arc<OwnedFd>) -> std::io::Result<Self> {
+    pub(super) fn new(fd: OwnedFd, bell: Arc<Bell>) -> std::io::Result<Self> {
         let state = State {
             blocks: VecDeque::new(),
             bytes: 0,
@@ -152,7 +154,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn serve(&self, fd: &OwnedFd, bell: &OwnedFd) {
+    fn serve(&self, fd: &OwnedFd, bell: &Bell) {
         loop {
             let mut state = self.lock();
             let block = loop {
@@ -176,7 +178,7 @@ impl Shared {
     }
 
     /// False when the console is no more.
-    fn write_block(&self, fd: &OwnedFd, bell: &OwnedFd, block: &[u8]) -> bool {
+    fn write_block(&self, fd: &OwnedFd, bell: &Bell, block: &[u8]) -> bool {
         let mut rest = block;
         while !rest.is_empty() {
             match rustix::io::write(fd, &rest[..rest.len().min(CHUNK)]) {
@@ -193,7 +195,7 @@ impl Shared {
                         self.changed.notify_all();
                     }
                     if room {
-                        ring(bell);
+                        bell.ring();
                     }
                 }
                 Err(Errno::INTR) => {}
@@ -208,7 +210,7 @@ impl Shared {
                     state.blocks.clear();
                     drop(state);
                     self.changed.notify_all();
-                    ring(bell);
+                    bell.ring();
                     return false;
                 }
             }
@@ -217,22 +219,15 @@ impl Shared {
     }
 }
 
-fn ring(bell: &OwnedFd) {
-    // The counter cannot overflow in any number of events that fits in memory.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-
-    use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
 
     fn console() -> (Console, std::fs::File) {
         let (read, write) = rustix::pipe::pipe().unwrap();
-        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let bell = Arc::new(Bell::new().unwrap());
         (Console::new(write, bell).unwrap(), std::fs::File::from(read))
     }
 

@@ -16,7 +16,7 @@ use crate::mux::file::LogFile;
 use crate::mux::ring::Ring;
 use crate::mux::search::{Lines, Search};
 use crate::mux::side::{Fate, Side};
-use crate::mux::{BELL, Order, Outcome, Shared, Stream, ring, terminal};
+use crate::mux::{BELL, Order, Outcome, Shared, Stream, terminal};
 use crate::spec::{Console as Kind, LogOptions};
 
 /// Bytes read from one stream before the next gets its turn.
@@ -125,9 +125,7 @@ impl Reader {
     /// Carries out orders; a value when it is time to finish, and the worker whose tail is wanted.
     #[expect(clippy::option_option, reason = "whether to finish, and whose tail is wanted")]
     fn obey(&mut self) -> Option<Option<usize>> {
-        let mut counter = [0u8; 8];
-        // Empty if it was rung while it was being read.
-        let _ = rustix::io::read(&self.shared.bell, &mut counter);
+        self.shared.bell.silence();
         self.welcome();
         let orders = std::mem::take(&mut self.shared.mailbox().orders);
         let mut finish = None;
@@ -212,7 +210,7 @@ impl Reader {
     /// Streams end in flocks, and to be woken for each would take the processor from workers that start: the
     /// next ones are gathered for a moment.
     fn nap(&self) {
-        let mut bell = [PollFd::new(&self.shared.bell, PollFlags::IN)];
+        let mut bell = [PollFd::new(&*self.shared.bell, PollFlags::IN)];
         let timeout = self.timeout().map_or(FLOCK, |timeout| timeout.min(FLOCK));
         let timeout = Timespec {
             tv_sec: 0,
@@ -351,7 +349,7 @@ impl Reader {
         }
         let tail = tail_of.map_or_else(Vec::new, |worker| self.tail(worker));
         self.shared.mailbox().outcome = Some(Outcome { tail });
-        ring(&self.shared.wake);
+        self.shared.wake.ring();
     }
 
     fn drain(&mut self, token: usize) {
@@ -386,7 +384,7 @@ impl Reader {
 
 fn notify(shared: &Shared, notice: LogNotice) {
     shared.mailbox().notices.push(notice);
-    ring(&shared.wake);
+    shared.wake.ring();
 }
 
 fn file_failed(worker: Option<usize>, path: &CString, errno: Errno) -> LogNotice {

@@ -1,11 +1,12 @@
 //! One console, and the rule for what it does not take.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::termios::isatty;
 
+use crate::bell::Bell;
 use crate::mux::compose::Composer;
 use crate::mux::console::{Console, LIMIT_BYTES};
 use crate::mux::terminal;
@@ -47,7 +48,7 @@ pub(super) enum Fate {
 
 impl Side {
     /// `None` if that stream of ours is not open, or no thread can be had for it.
-    pub(super) fn open(kind: Kind, bell: Arc<OwnedFd>, fold: bool) -> Option<Self> {
+    pub(super) fn open(kind: Kind, bell: Arc<Bell>, fold: bool) -> Option<Self> {
         let number = if kind == Kind::Stdout { 1 } else { 2 };
         let fd = crate::sys::duplicate(number).ok()?;
         let is_terminal = isatty(&fd);

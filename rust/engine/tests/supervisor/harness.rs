@@ -130,7 +130,7 @@ impl Scene {
         let (alive, over) = channel();
         std::thread::spawn(move || {
             if over.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-                rustix::io::write(&waker, &1u64.to_ne_bytes()).unwrap();
+                waker.ring();
             }
         });
         alive
