@@ -343,9 +343,36 @@ class Supervisor:
         Raises `LimitError`, `BindingError`, `EngineError` before anything is started.
         """
     def wait(self, timeout_s: float | None = None, *, routine: bool = True) -> list[Event]:
-        """Next events, in order; an empty list after ``timeout_s``. Python signal handlers run while waiting.
+        """Next events, in order. Python signal handlers run while waiting.
 
-        With ``routine`` false it sleeps through starts and clean exits, which come with the next event.
+        An empty list means that ``timeout_s`` is over, that somebody has called `wake`, or that another
+        thread has closed the supervisor meanwhile. With ``routine`` false it sleeps through starts and clean
+        exits, which come with the next event.
+
+        Raises `EngineError` on a closed supervisor, and when the engine thread has ended of itself.
+        """
+    def fileno(self) -> int:
+        """A descriptor that `select`, `poll`, `epoll` or an event loop finds readable when there are events.
+
+        It is readable exactly when ``wait(0)`` would return events, or raise because the engine thread has
+        ended; while workers are being started, up to 20 ms later. The pattern is::
+
+            select.select([supervisor, *others], [], [])
+            for event in supervisor.wait(0):
+                ...
+
+        ``routine`` of the last `wait` holds for it, too: after ``wait(0, routine=False)`` it sleeps through
+        starts and clean exits, and is readable when the same call would return events. A `wake` does not make
+        it readable, since it is no event. Only `wait` may read it. `close` makes it readable for the last
+        time, and then closes it: forget it before.
+
+        Raises `EngineError` on a closed supervisor.
+        """
+    def wake(self) -> None:
+        """Make the `wait` that another thread is in, or else the next one, return an empty list at once.
+
+        From any thread, and from a signal handler. Wakes before that `wait` count as one. Events keep for the
+        `wait` after it. Does nothing on a closed supervisor.
         """
     def signal(self, signum: int, worker: int | None = None) -> None:
         """Send a signal to one worker's process group, or to all."""
