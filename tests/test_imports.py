@@ -39,7 +39,6 @@ LAUNCH_MODULES = {
     "_locale",
     "locale",
     "dsl.cli.options",
-    "dsl.evidence",
     "_socket",
     "errno",
     "gc",

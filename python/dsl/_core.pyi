@@ -292,8 +292,17 @@ class Ended:
     def stragglers(self) -> int:
         """Descendants that outlived their worker and were ended by us."""
     @property
-    def survivors(self) -> list[tuple[int, str, str]]:
-        """(pid, state, name) of processes that SIGKILL did not end in time (state D, another user's)."""
+    def survivors(self) -> list[tuple[int, str, str, str | None]]:
+        """(pid, state, name, wchan) of processes that SIGKILL did not end in time (state D, another user's).
+
+        ``wchan`` is the kernel function that it sleeps in, None if that cannot be known.
+        """
+    @property
+    def oom_kills(self) -> int:
+        """Out-of-memory kills while the group ran, as the memory cgroup of this process counts them.
+
+        That of the workers, if the engine has made one that counts and says more. 0 where nobody counts.
+        """
     @property
     def tail(self) -> bytes:
         """Last output (16 KiB at most) of the worker that failed first.
@@ -400,8 +409,8 @@ class GuardOutcome:
     def ended(self) -> int:
         """Processes of the job that the guard had to kill."""
     @property
-    def survivors(self) -> list[tuple[int, str, str]]:
-        """(pid, state, name) of processes that would not die."""
+    def survivors(self) -> list[tuple[int, str, str, str | None]]:
+        """(pid, state, name, wchan) of processes that would not die, as in `Ended.survivors`."""
     @property
     def terminal_interrupt(self) -> bool:
         """The terminal's Ctrl-C was among the signals."""

@@ -149,8 +149,11 @@ def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
 
         name = signal_name(outcome.agent_signal)
         _say(plan, f"the agent (pid {pid}) was killed by {name}: its workers were ended")
-    for survivor, state, name in outcome.survivors:
-        _say(plan, f"process {survivor} ({name}, state {state}) did not die of SIGKILL")
+    if outcome.survivors:
+        from dsl.report import survivor
+
+        for one in outcome.survivors:
+            _say(plan, survivor(*one))
 
 
 def _die_of_interrupt() -> None:

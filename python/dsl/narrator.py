@@ -43,15 +43,12 @@ class Narrator:
 
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
-        self._kills_before = 0
         self._unbound: set[str] = set()
 
     def prepare(self) -> Callable[[Event, int], None]:
         """Make ready what is needed at the end, while the workers start; returns `hear`."""
         import dsl.report  # noqa: F401  for the verdict
-        from dsl.evidence import oom_kills
 
-        self._kills_before = oom_kills()
         return self.hear
 
     def say(self, text: str, level: str = "critical") -> None:
@@ -151,10 +148,10 @@ class Narrator:
 
                 tail = last_bytes(path)
         if cause is not None and cause.signal == 9:
-            from dsl.evidence import kernel_log, oom_kills
+            from dsl.evidence import kernel_log
             from dsl.report import memory_evidence
 
-            evidence = memory_evidence(cause, kernel_log(attempt.begin_s), oom_kills() - self._kills_before)
+            evidence = memory_evidence(cause, kernel_log(attempt.begin_s), ended.oom_kills)
         if cause is not None and not tail and not evidence:
             evidence = _recorded(attempt, cause)
         return verdict(plan, attempt.exits, ended, evidence, tail, path, cause=cause)

@@ -76,11 +76,14 @@ def verdict(
     if victims and (cause is not None or ended.stop_signal is not None):
         groups = [f"{_ranks(ranks)} ({how})" for how, ranks in victims.items()]
         lines.append("stopped by dsl: " + ", ".join(groups))
-    lines.extend(
-        f"process {pid} ({name}, state {state}) did not die of SIGKILL"
-        for pid, state, name in ended.survivors
-    )
+    lines.extend(survivor(*one) for one in ended.survivors)
     return [line if line.isprintable() else _printable(line) for line in lines]
+
+
+def survivor(pid: int, state: str, name: str, wchan: str | None) -> str:
+    """A line about one of `dsl.Ended.survivors`, or of a guard's."""
+    where = f" (waits in {wchan})" if wchan else ""
+    return f"process {pid} ({name}, state {state}) did not die of SIGKILL{where}"
 
 
 def _last_words(rank: int, tail: bytes, log_path: str | None) -> tuple[str, list[str]]:

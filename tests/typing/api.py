@@ -84,8 +84,10 @@ def ending(exit_: Exit) -> str:
 
 def last(event: Ended) -> str:
     cause: Exit | None = event.first_failure
-    pids: list[int] = [pid for pid, _state, _name in event.survivors]
-    return f"{cause} {event.stop_signal} {event.stragglers} {pids} {event.tail.decode()}"
+    pids: list[int] = [pid for pid, _state, _name, _wchan in event.survivors]
+    return (
+        f"{cause} {event.stop_signal} {event.stragglers} {event.oom_kills + 1} {pids} {event.tail.decode()}"
+    )
 
 
 def run(spec: LaunchSpec) -> list[str]:

@@ -64,7 +64,7 @@ def an_exit(
 def end(
     first_failure: Exit | None = None,
     stop_signal: int | None = None,
-    survivors: Sequence[tuple[int, str, str]] = (),
+    survivors: Sequence[tuple[int, str, str, str | None]] = (),
 ) -> Ended:
     """The last event of a group."""
     fields = SimpleNamespace(
@@ -85,7 +85,7 @@ def end(
         ([an_exit(0, code=0, by_us=True)], end(stop_signal=15), 143),
         ([an_exit(0, code=7)], end(an_exit(0, code=7), stop_signal=15), 7),
         ([an_exit(0, signal=15, by_us=True)], end(), 143),
-        ([an_exit(0, code=0)], end(survivors=[(5, "D", "stuck")]), 1),
+        ([an_exit(0, code=0)], end(survivors=[(5, "D", "stuck", None)]), 1),
     ],
 )
 def test_the_exit_code_is_that_of_the_first_failure_else_of_the_signal(
@@ -143,8 +143,8 @@ def test_a_user_who_stopped_the_job_hears_how_the_workers_took_it() -> None:
 
 
 def test_what_would_not_die_is_named() -> None:
-    lines = verdict(plan(1), [an_exit(0, code=0)], end(survivors=[(77, "D", "nfs-reader")]))
-    assert lines == ["process 77 (nfs-reader, state D) did not die of SIGKILL"]
+    lines = verdict(plan(1), [an_exit(0, code=0)], end(survivors=[(77, "D", "nfs-reader", "nfs_wait")]))
+    assert lines == ["process 77 (nfs-reader, state D) did not die of SIGKILL (waits in nfs_wait)"]
 
 
 def test_evidence_stands_behind_the_reason() -> None:
@@ -247,7 +247,7 @@ ValueError: bad batch
 def test_the_verdict_tells_the_exception_shows_the_traceback_and_names_the_log() -> None:
     cause = an_exit(1, code=1)
     exits = [cause, an_exit(2, code=5, at_ms=2), an_exit(0, signal=15, by_us=True)]
-    ended = end(cause, survivors=[(77, "D", "reader")])
+    ended = end(cause, survivors=[(77, "D", "reader", None)])
     assert verdict(plan(3), exits, ended, tail=TRACEBACK, log_path="/logs/1.err") == [
         f"{CAUSE}: exit code 1: ValueError: bad batch (train.py:41 in step)",
         "last output of rank 1:",
@@ -301,14 +301,14 @@ def test_no_output_is_shown_of_a_job_without_a_first_failure() -> None:
 
 def test_nothing_that_moves_a_terminal_is_in_the_verdict() -> None:
     cause = an_exit(0, failed_at=("exec", 2, "/no/\x1b[2Jprog"))
-    ended = end(cause, survivors=[(77, "D", "a\x1b]0;x\x07b\nc")])
+    ended = end(cause, survivors=[(77, "D", "a\x1b]0;x\x07b\nc", "x\x1b[1my")])
     lines = verdict(plan(1), [cause], ended, tail=b"\x1b[31mred\tx\x07\n", log_path="/l\x1b[1m/\x9b1m")
     assert "/no/prog" in lines[0]
     assert lines[1:] == [
         "last output of rank 0:",
         "  | red\tx",
         "full log: /l/",
-        "process 77 (ab c, state D) did not die of SIGKILL",
+        "process 77 (ab c, state D) did not die of SIGKILL (waits in xy)",
     ]
 
 

@@ -149,7 +149,6 @@ class _Job:
         self._host = host
         self._call = call
         self._number = 0
-        self._kills_before = 0
         self._unbound: set[str] = set()
 
     def run(self) -> dict[int, Any]:
@@ -160,7 +159,7 @@ class _Job:
             if attempt.ended.first_failure is not None:
                 from dsl.elastic.outcome import failure_of
 
-                raise failure_of(self._name, attempt, self._kills_before)
+                raise failure_of(self._name, attempt)
             results = {
                 worker.rank: None
                 if self._call is None
@@ -217,9 +216,6 @@ class _Job:
         return replace(plan, workers=tuple(workers))
 
     def _prepare(self) -> Callable[[Event, int], None]:
-        from dsl.evidence import oom_kills
-
-        self._kills_before = oom_kills()
         return self._hear
 
     def _hear(self, event: Event, _ended: int) -> None:
@@ -264,8 +260,11 @@ def _cause(attempt: Attempt) -> str:
 
 
 def _log_survivors(attempt: Attempt) -> None:
-    for pid, state, name in attempt.ended.survivors:
-        _log("warning", f"process {pid} ({name}, state {state}) did not die of SIGKILL")
+    if attempt.ended.survivors:
+        from dsl.report import survivor
+
+        for one in attempt.ended.survivors:
+            _log("warning", survivor(*one))
 
 
 def _log(level: str, text: str) -> None:

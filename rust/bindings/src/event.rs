@@ -170,7 +170,8 @@ pub(crate) struct Ended {
     first_failure: Option<Py<Exit>>,
     stop_signal: Option<i32>,
     stragglers: usize,
-    survivors: Vec<(i32, String, String)>,
+    survivors: Vec<Survivor>,
+    oom_kills: u64,
     tail: Py<PyBytes>,
 }
 
@@ -213,9 +214,12 @@ impl From<engine::LogNotice> for LogNotice {
     }
 }
 
-pub(crate) fn survivors(list: Vec<engine::Survivor>) -> Vec<(i32, String, String)> {
+/// (pid, state, name, kernel function that it sleeps in).
+pub(crate) type Survivor = (i32, String, String, Option<String>);
+
+pub(crate) fn survivors(list: Vec<engine::Survivor>) -> Vec<Survivor> {
     list.into_iter()
-        .map(|one| (one.pid, one.state.to_string(), one.name))
+        .map(|one| (one.pid, one.state.to_string(), one.name, one.wchan))
         .collect()
 }
 
@@ -313,6 +317,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
             stop_signal,
             stragglers,
             survivors: left,
+            oom_kills,
             tail,
         } => {
             let first_failure = first_failure.map(|exit| Py::new(py, Exit(exit))).transpose()?;
@@ -323,6 +328,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
                     stop_signal,
                     stragglers,
                     survivors: survivors(left),
+                    oom_kills,
                     tail: PyBytes::new(py, &tail).unbind(),
                 },
             )?

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::getpid;
 
 use crate::bell::Bell;
-use crate::cgroup::{self, Attempt, JobCgroup};
+use crate::cgroup::{self, Attempt, JobCgroup, OomCounter};
 use crate::error::Error;
 use crate::event::{Ending, Event, StopReason, Survivor};
 use crate::features::Features;
@@ -57,6 +57,7 @@ pub struct Supervisor {
     early_stop: Option<i32>,
     token: String,
     cgroup: Option<JobCgroup>,
+    oom: OomCounter,
     attempts: u32,
     remains: Remains,
     job: Option<Job>,
@@ -103,6 +104,7 @@ impl Supervisor {
             remains: Remains::new(!embedded, token.clone()),
             token,
             cgroup,
+            oom: OomCounter::own(),
             attempts: 0,
             job: None,
             mux: None,
@@ -145,7 +147,7 @@ impl Supervisor {
         let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
         self.mux = log_thread(&spec, &self.wake)?;
         let attempt = self.new_attempt();
-        self.job = Some(Job::new(spec, env, attempt));
+        self.job = Some(Job::new(spec, env, attempt, self.oom.kills()));
         self.catch_up();
         Ok(())
     }
@@ -472,6 +474,9 @@ impl Supervisor {
         for index in 0..count {
             self.close_pipes(index);
         }
+        if let Some(job) = &mut self.job {
+            job.count_oom_kills(self.oom.kills());
+        }
         self.drop_attempt();
         let Some(job) = &mut self.job else { return };
         let abandoned = job.abandon(SystemTime::now());
@@ -499,6 +504,7 @@ impl Supervisor {
             stop_signal: job.group.stop_signal(),
             stragglers: job.stragglers,
             survivors: std::mem::take(&mut self.survivors),
+            oom_kills: job.oom_kills,
             tail,
         });
     }
