@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 from typing_extensions import Self
 
 __all__ = [
+    "EVENT_VERSION",
     "BindingError",
     "Ended",
     "EngineError",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 __version__: str
+EVENT_VERSION: Final[int]
+"""Version of what ``to_dict`` of the events returns (docs/events.md)."""
 
 def build_info() -> dict[str, str]:
     """Version, target triple and profile of the extension."""
@@ -196,6 +199,10 @@ class Exit:
     @property
     def ended_ns(self) -> int:
         """CLOCK_REALTIME nanoseconds when the death was noticed."""
+    def to_dict(self) -> dict[str, Any]:
+        """Its facts as plain data, as they stand inside an event (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Started:
@@ -207,6 +214,10 @@ class Started:
     def pid(self) -> int: ...
     @property
     def time_ns(self) -> int: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Unbound:
@@ -225,6 +236,10 @@ class Unbound:
         """
     @property
     def errno(self) -> int: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Exited:
@@ -232,6 +247,10 @@ class Exited:
 
     @property
     def exit(self) -> Exit: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Output:
@@ -243,6 +262,10 @@ class Output:
     def stream(self) -> Literal[1, 2]: ...
     @property
     def data(self) -> bytes: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class SignalReceived:
@@ -255,6 +278,10 @@ class SignalReceived:
         """What is done about it; ``ignore`` for a first stop signal to a job that is ending already."""
     @property
     def from_terminal(self) -> bool: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Stopping:
@@ -267,6 +294,10 @@ class Stopping:
         """Signal that was sent to the workers."""
     @property
     def grace_s(self) -> float: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Killing:
@@ -277,6 +308,10 @@ class Killing:
         """Indices of the workers that were still alive."""
     @property
     def tier(self) -> Literal["cgroup", "scan"]: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Ended:
@@ -309,6 +344,10 @@ class Ended:
 
         Of its stderr, if that is a `Stdio.log` stream; else empty.
         """
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class LogNotice:
@@ -332,6 +371,10 @@ class LogNotice:
     @property
     def count(self) -> int:
         """Bytes or lines."""
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 Event: TypeAlias = (
     Started | Unbound | Exited | Output | LogNotice | SignalReceived | Stopping | Killing | Ended
