@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 
 from typing_extensions import Self
 
@@ -89,10 +89,30 @@ class Stdio:
         with the worker's prefix, to this process's stdout (``console=1``) or stderr (``console=2``). With
         ``terminal`` the worker sees a terminal of its own.
         """
+    @property
+    def kind(self) -> Literal["inherit", "null", "file", "fd", "pipe", "stdout", "log"]:
+        """Name of the method that made it."""
+    @property
+    def path(self) -> str | None:
+        """File of a ``file`` or a ``log``."""
+    @property
+    def append(self) -> bool:
+        """Of a ``file``; a ``log`` always appends."""
+    @property
+    def descriptor(self) -> int | None:
+        """The number of an ``fd``."""
+    @property
+    def console(self) -> Literal[1, 2] | None:
+        """Where a ``log`` is shown."""
+    @property
+    def terminal(self) -> bool:
+        """Whether the worker sees a terminal instead of a pipe, of a ``log``."""
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
 @final
 class WorkerSpec:
-    """One worker: what to execute and how. Immutable."""
+    """One worker: what to execute and how. Immutable; equal to another that means the same."""
 
     def __new__(
         cls,
@@ -118,10 +138,34 @@ class WorkerSpec:
         """
     @property
     def argv(self) -> list[str]: ...
+    @property
+    def env(self) -> dict[str, str]: ...
+    @property
+    def cwd(self) -> str | None: ...
+    @property
+    def stdin(self) -> Stdio: ...
+    @property
+    def stdout(self) -> Stdio: ...
+    @property
+    def stderr(self) -> Stdio: ...
+    @property
+    def cpus(self) -> list[int]:
+        """Empty: as inherited."""
+    @property
+    def mempolicy(self) -> tuple[Literal["bind", "preferred", "interleave", "local"], list[int]] | None: ...
+    @property
+    def foreground(self) -> bool: ...
+    @property
+    def prefix(self) -> bytes: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
 @final
 class LaunchSpec:
-    """Everything the engine needs to start and end one worker group. Immutable; holds no decisions."""
+    """Everything the engine needs to start and end one worker group.
+
+    Immutable; holds no decisions. Equal to another that means the same.
+    """
 
     def __new__(
         cls,
@@ -147,6 +191,25 @@ class LaunchSpec:
         Raises `SpecError`.
         """
     def __len__(self) -> int: ...
+    @property
+    def workers(self) -> list[WorkerSpec]: ...
+    @property
+    def env(self) -> dict[str, str]:
+        """What every worker gets, less its own."""
+    @property
+    def on_failure(self) -> Literal["stop", "report"]: ...
+    @property
+    def grace_s(self) -> float: ...
+    @property
+    def binding(self) -> Literal["required", "cpus_required", "wanted"]: ...
+    @property
+    def log_max_bytes(self) -> int | None: ...
+    @property
+    def collapse(self) -> bool: ...
+    @property
+    def line_files(self) -> list[tuple[Literal[1, 2], str, list[bytes]]]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
 @final
 class Exit:
