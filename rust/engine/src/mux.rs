@@ -27,6 +27,7 @@ mod screen;
 mod search;
 mod side;
 mod terminal;
+mod text;
 
 pub(crate) use file::open_log;
 pub(crate) use terminal::open_terminal;
