@@ -16,9 +16,12 @@ use rustix::io::Errno;
 use crate::procfs::number;
 
 mod dir;
+mod memory;
 pub mod mount;
 
 pub use dir::keyed_value;
+pub(crate) use memory::OomCounter;
+
 use dir::{Cgroup, remove_tree, require_cgroup2};
 use mount::Hierarchy;
 

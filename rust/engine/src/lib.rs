@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 
 pub mod affinity;
+mod bell;
 pub mod cgroup;
 pub mod error;
 pub mod event;
@@ -40,6 +41,7 @@ mod sys;
 mod token;
 mod tree;
 
+pub use bell::Bell;
 pub use error::Error;
 pub use event::Event;
 pub use features::Features;

@@ -1,13 +1,12 @@
 //! The loop: owns the workers, the descriptors and the time; every decision is [`crate::group`]'s.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::getpid;
 
-use crate::cgroup::{self, AttemptCgroup, JobCgroup};
+use crate::bell::Bell;
+use crate::cgroup::{self, AttemptCgroup, JobCgroup, OomCounter};
 use crate::error::Error;
 use crate::event::{Ending, Event, StopReason, Survivor};
 use crate::features::Features;
@@ -49,7 +48,7 @@ const READ_BYTES: usize = 64 * 1024;
 /// Starts, watches and ends one worker group at a time. Must stay on one thread.
 pub struct Supervisor {
     poller: Poller,
-    wake: Arc<OwnedFd>,
+    wake: Arc<Bell>,
     spawner: Spawner,
     /// Some worker's death cannot be heard of: all are looked at in every turn.
     sweeps: bool,
@@ -58,6 +57,7 @@ pub struct Supervisor {
     early_stop: Option<i32>,
     token: String,
     cgroup: Option<JobCgroup>,
+    oom: OomCounter,
     attempts: u32,
     remains: Remains,
     job: Option<Job>,
@@ -76,8 +76,7 @@ impl Supervisor {
     /// only with an `agent` link.
     pub fn new(agent: Option<Agent>) -> Result<Self, Error> {
         let poller = Poller::new()?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags).map_err(Error::os("eventfd"))?;
+        let wake = Bell::new()?;
         poller.watch(&wake, Watched::Wake.encode())?;
         let blocked = signal::set_mask(SignalSet::ALL);
         let embedded = agent.is_none();
@@ -105,6 +104,7 @@ impl Supervisor {
             remains: Remains::new(!embedded, token.clone()),
             token,
             cgroup,
+            oom: OomCounter::own(),
             attempts: 0,
             job: None,
             mux: None,
@@ -122,8 +122,8 @@ impl Supervisor {
         self.spawner.set_mask(SignalSet(mask));
     }
 
-    /// A descriptor to write to (as an eventfd) from another thread to make [`Supervisor::turn`] return.
-    pub fn waker(&self) -> Arc<OwnedFd> {
+    /// What another thread rings to make [`Supervisor::turn`] return.
+    pub fn waker(&self) -> Arc<Bell> {
         Arc::clone(&self.wake)
     }
 
@@ -147,7 +147,7 @@ impl Supervisor {
         let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
         self.mux = log_thread(&spec, &self.wake)?;
         let cgroup = self.attempt_cgroup();
-        self.job = Some(Job::new(spec, env, cgroup));
+        self.job = Some(Job::new(spec, env, cgroup, self.oom.kills()));
         self.catch_up();
         Ok(())
     }
@@ -231,7 +231,7 @@ impl Supervisor {
                 Watched::Guard => self.guard_lost(),
                 Watched::Pipe(index, stream) => self.read_pipe(index, stream),
                 Watched::Wake => {
-                    drain(&self.wake);
+                    self.wake.silence();
                     self.listen_to_mux();
                 }
                 Watched::Cgroup => self.cgroup_changed(),
@@ -474,6 +474,9 @@ impl Supervisor {
         for index in 0..count {
             self.close_pipes(index);
         }
+        if let Some(job) = &mut self.job {
+            job.count_oom_kills(self.oom.kills());
+        }
         self.drop_cgroup();
         let Some(job) = &mut self.job else { return };
         let abandoned = job.abandon(SystemTime::now());
@@ -501,6 +504,7 @@ impl Supervisor {
             stop_signal: job.group.stop_signal(),
             stragglers: job.stragglers,
             survivors: std::mem::take(&mut self.survivors),
+            oom_kills: job.oom_kills,
             tail,
         });
     }
@@ -521,10 +525,4 @@ impl Drop for Supervisor {
             cgroup.remove();
         }
     }
-}
-
-fn drain(wake: &OwnedFd) {
-    let mut counter = [0u8; 8];
-    // Empty if somebody has drained it already.
-    let _ = rustix::io::read(wake, &mut counter);
 }

@@ -1,6 +1,6 @@
 //! One console, and the rule for what it does not take.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,11 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::stdio::{stderr, stdout};
 use rustix::termios::isatty;
 
+use crate::bell::Bell;
 use crate::mux::compose::Composer;
-use crate::mux::console::{Console, LIMIT_BYTES};
 use crate::mux::terminal;
-use crate::spec::Console as Kind;
+use crate::mux::writer::{LIMIT_BYTES, Writer};
+use crate::spec::Console;
 
 /// A console that takes nothing for so long is taken to be stopped.
 const STALL: Duration = Duration::from_secs(1);
@@ -24,7 +25,7 @@ const BLOCK_BYTES: usize = 256 * 1024;
 /// One console with what is composed for it; stdout and stderr share one where they are the same file.
 pub(super) struct Side {
     stream: BorrowedFd<'static>,
-    console: Console,
+    writer: Writer,
     pub(super) composer: Composer,
     spare: Vec<u8>,
     is_terminal: bool,
@@ -48,10 +49,10 @@ pub(super) enum Fate {
 
 impl Side {
     /// `None` if that stream of ours is not open, or no thread can be had for it.
-    pub(super) fn open(kind: Kind, bell: Arc<OwnedFd>, fold: bool) -> Option<Self> {
-        let stream = match kind {
-            Kind::Stdout => stdout(),
-            Kind::Stderr => stderr(),
+    pub(super) fn open(console: Console, bell: Arc<Bell>, fold: bool) -> Option<Self> {
+        let stream = match console {
+            Console::Stdout => stdout(),
+            Console::Stderr => stderr(),
         };
         let fd = fcntl_dupfd_cloexec(stream, 3).ok()?;
         let is_terminal = isatty(&fd);
@@ -59,7 +60,7 @@ impl Side {
         let size = has_screen.then(|| terminal::size_of(fd.as_fd()));
         Some(Self {
             stream,
-            console: Console::new(fd, bell).ok()?,
+            writer: Writer::new(fd, bell).ok()?,
             composer: Composer::new(size, fold),
             spare: Vec::new(),
             is_terminal,
@@ -82,7 +83,7 @@ impl Side {
         if self.closed {
             return Fate::Show;
         }
-        let (bytes, idle) = self.console.backlog();
+        let (bytes, idle) = self.writer.backlog();
         let limit = if self.dropping {
             LIMIT_BYTES / 2
         } else {
@@ -113,7 +114,7 @@ impl Side {
 
     /// A stream that had to wait may be read again.
     pub(super) fn may_resume(&self, kept_in_file: bool) -> bool {
-        let (bytes, idle) = self.console.backlog();
+        let (bytes, idle) = self.writer.backlog();
         let droppable = kept_in_file || self.is_terminal;
         self.closed || bytes < LIMIT_BYTES / 2 || (droppable && idle >= STALL)
     }
@@ -138,13 +139,13 @@ impl Side {
         if self.composer.is_ready(now) {
             let spare = std::mem::take(&mut self.spare);
             let block = self.composer.take(spare, now);
-            self.spare = self.console.write(block);
+            self.spare = self.writer.write(block);
         }
     }
 
     /// Nobody reads it any more, and that is news.
     pub(super) fn has_just_closed(&mut self) -> bool {
-        let closed = self.console.is_closed();
+        let closed = self.writer.is_closed();
         closed && !std::mem::replace(&mut self.closed, closed)
     }
 
@@ -157,8 +158,8 @@ impl Side {
             LAST_PIPE
         };
         let patience = if self.dropping { Duration::ZERO } else { STALL };
-        self.dropped_total += self.console.flush(patience, longest, given_up);
-        if self.console.is_closed() {
+        self.dropped_total += self.writer.flush(patience, longest, given_up);
+        if self.writer.is_closed() {
             return 0;
         }
         self.dropped_total as u64

@@ -10,7 +10,8 @@ use rustix::termios::{
     tcsetwinsize,
 };
 
-use crate::mux::screen::{Size, width};
+use crate::mux::screen::Size;
+use crate::mux::text::width;
 
 /// The narrowest screen that a worker is told of.
 const FEWEST_COLUMNS: u16 = 20;

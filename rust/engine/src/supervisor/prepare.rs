@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::affinity::{Allowed, validate, validate_nodes};
+use crate::bell::Bell;
 use crate::error::Error;
 use crate::limits::{Need, preflight};
 use crate::mux::{Mux, Stream};
@@ -30,7 +31,7 @@ pub(super) fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Er
 }
 
 /// The thread that reads the workers' output, if any of it is to be passed on.
-pub(super) fn log_thread(spec: &LaunchSpec, wake: &Arc<OwnedFd>) -> Result<Option<Mux>, Error> {
+pub(super) fn log_thread(spec: &LaunchSpec, wake: &Arc<Bell>) -> Result<Option<Mux>, Error> {
     let mut expected = [0, 0];
     let mut any = false;
     for stdio in spec.workers.iter().flat_map(|worker| &worker.stdio) {
