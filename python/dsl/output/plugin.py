@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 
+from dsl import _own_process
 from dsl._record import record, replace
 from dsl.errors import OptionError
 from dsl.model import INHERIT, Route
@@ -91,6 +92,7 @@ def load_plugin(name: str, request: OutputRequest) -> LogsPlugin:
     redirects = _stream_map(request.redirects, "--redirects")
     tee = _stream_map(request.tee, "--tee")
     entry = _entry_point(name)
+    _own_process.restore()
     specs = _guarded(name, entry.value, entry.load)
     flags = _stream_flags()
 

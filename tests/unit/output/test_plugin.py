@@ -13,6 +13,7 @@ import pytest
 from tests.support.machine import make_host
 from tests.support.outcome import assert_one_line
 
+from dsl import _own_process
 from dsl._record import replace
 from dsl.errors import OptionError
 from dsl.model import INHERIT, OutputRequest, Route, TorchRequest
@@ -96,6 +97,9 @@ class Masked:
     def __init__(self, **asked):
         import signal
         calls.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+import gc
+collects = gc.isenabled()
 '''
 NAMES = "Files Console Null ErrorFilesAlone Lacks NoPaths NoMapping OtherTee NoAnswer Raises Variables Refuses Masked"
 
@@ -143,6 +147,13 @@ def test_it_is_constructed_once_with_what_the_user_asked_for(package: Package) -
     assert (log_dir, redirects, tee, ranks) == ("/x", 3, {0: 1, 12: 2}, {0, 2})
     assert (redirects.name, tee[0].name, tee[12].name) == ("ALL", "OUT", "ERR")
     assert nothing == (None, 0, 0, None)
+
+
+def test_it_is_imported_in_a_process_as_python_leaves_it(package: Package) -> None:
+    """The commands turn the collector off for themselves."""
+    _own_process.claim()
+    load_plugin("console", OutputRequest())
+    assert package().collects
 
 
 def test_maps_are_of_torchs_flags_if_the_plug_in_has_imported_torch(
