@@ -10,7 +10,7 @@ from tests.contract.golden_file import cases
 from tests.support.machine import make_host
 
 from dsl._record import replace
-from dsl.cli.deepspeed import parse_args, to_request
+from dsl.cli.deepspeed import old_request, parse_args, to_request
 from dsl.errors import UsageError
 from dsl.model import Node, Plan, Request
 from dsl.plan.build import build_node_plan, build_plan
@@ -31,7 +31,7 @@ DIFFERENCES: dict[tuple[bool, str | None, str], Any] = {
 
 
 def _decide(text: str | None, env: dict[str, str], options: list[str]) -> Plan:
-    request = to_request(parse_args(["--hostfile", "H", *options, "train.py", "--x"]))
+    request = old_request(to_request(parse_args(["--hostfile", "H", *options, "train.py", "--x"])))
     return build_plan(request, {**BASE, **env}, make_host(files={} if text is None else {"H": text}))
 
 
@@ -78,7 +78,7 @@ def test_arguments_and_environment_of_workers(case: list[Any]) -> None:
     """G5. Local ranks are ours: DeepSpeed rotates them on nodes of unequal size (docs/compat.md)."""
     world, node_rank, options, workers = case
     script = "dump" if "--module" in options else "SCRIPT"
-    request: Request = to_request(parse_args([*options, script, "a b", ""]))
+    request: Request = old_request(to_request(parse_args([*options, script, "a b", ""])))
     nodes = tuple(Node(host, tuple(slots)) for host, slots in world.items())
     plan = Plan(nodes, node_rank, "cpu", "m", 29511)
     ours = build_node_plan(request, plan, {"HOME": "/h"}, make_host())

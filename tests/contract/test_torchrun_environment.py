@@ -13,8 +13,7 @@ from tests.contract.golden_file import cases
 from tests.contract.torchrun_difference import as_torchrun
 from tests.support.machine import make_host
 
-from dsl.cli.torch_options import parse_args
-from dsl.cli.torchrun import to_request
+from dsl.cli.torchrun import old_request, parse_args, to_request
 from dsl.plan.torchrun import build_group, plan_attempt
 
 NAME = "torchrun_environment"
@@ -22,7 +21,7 @@ NAME = "torchrun_environment"
 
 def _planned(options: str, given: dict[str, str]) -> list[dict[str, str]]:
     environ = {"PATH": "/bin", **given}
-    request = to_request(parse_args([*options.split(), "t.py"], environ))
+    request = old_request(to_request(parse_args([*options.split(), "t.py"], environ)))
     host = make_host()
     plan = plan_attempt(build_group(request, ["python"], environ, host), 0, host)
     found = []

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.golden_file import cases
 
-from dsl.cli.torch_options import parse_args, torchrun_parser
-from dsl.cli.torchrun import to_request
+from dsl.cli.torchrun import make_parser, old_request, parse_args, to_request
 from dsl.errors import UsageError
 from dsl.output.folders import parse_words
 from dsl.plan.torchrun import worker_words
@@ -49,7 +48,7 @@ def _as_torchrun(options: Namespace) -> dict[str, Any]:
 
 
 def test_every_option_of_torchrun_is_there_and_has_its_default() -> None:
-    parser = torchrun_parser("dslrun", {})
+    parser = make_parser()
     ours = _as_torchrun(parser.parse_script_args(["t.py"]))
     for option in cases(NAME, "options"):
         for flag in option["flags"]:
@@ -79,7 +78,7 @@ def _words(argv: list[str], env: dict[str, str], **facts: str) -> list[str] | No
     if isinstance(options, int):
         return None
     try:
-        return list(worker_words(to_request(options), env, "PYTHON"))
+        return list(worker_words(old_request(to_request(options)), env, "PYTHON"))
     except UsageError:
         return None
 

@@ -9,14 +9,14 @@ from dsl.report.plan import bindings_table, plan_json, plan_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Mapping
 
+    from dsl.cli.reader import Options
     from dsl.model import NodePlan
 
 
 def show_plan(
-    options: argparse.Namespace, plan: NodePlan, environ: Mapping[str, str], say: Callable[[str], None]
+    options: Options, plan: NodePlan, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> bool:
     """Print what the options ask for; whether that was all the user wants (a dry run).
 

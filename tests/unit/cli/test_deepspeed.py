@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.cli import deepspeed
-from dsl.model import NodePlan, OutputRequest, Request
+from dsl.model import NodePlan, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,70 +246,6 @@ def test_nobody_has_to_read_what_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     for stream in (None, Broken()):
         monkeypatch.setattr(sys, "stderr", stream)
         assert deepspeed.main(["nope.py"]) == 2
-
-
-def test_every_wish_reaches_the_request() -> None:
-    line = (
-        "-H h -i a -e b --num_nodes 1:2 --min_elastic_nodes 1 --max_elastic_nodes 2 --num_gpus 3 --master_port 4 "
-        "--master_addr m --node_rank 5 --launcher slurm --launcher_args x --module --no_python --no_local_rank "
-        "--no_ssh --no_ssh_check --force_multi --save_pid --enable_each_rank_log logs --autotuning run "
-        "--elastic_training --bind_cores_to_rank --bind_core_list 0 --ssh_port 6 --venv_script v --log_level debug "
-        "--grace 7 --log-dir d -r 1 -t 0:2 --local_ranks_filter 0 --duplicate-stdout-filters a "
-        "--duplicate_stderr_filters b --tag-output never --collapse --stdin none --log_max_size 64k t.py --x"
-    )
-    assert deepspeed.to_request(deepspeed.parse_args(line.split())) == Request(
-        script="t.py",
-        script_args=("--x",),
-        module=True,
-        no_python=True,
-        no_local_rank=True,
-        hostfile="h",
-        include="a",
-        exclude="b",
-        num_nodes=1,
-        max_nodes=2,
-        num_gpus=3,
-        master_addr="m",
-        master_port=4,
-        node_rank=5,
-        launcher="slurm",
-        launcher_args="x",
-        no_ssh=True,
-        no_ssh_check=True,
-        force_multi=True,
-        ssh_port=6,
-        venv_script="v",
-        save_pid=True,
-        log_dir="logs",
-        autotuning="run",
-        elastic_training=True,
-        min_elastic_nodes=1,
-        max_elastic_nodes=2,
-        bind_cores_to_rank=True,
-        bind_core_list="0",
-        log_level="debug",
-        grace_s=7.0,
-        output=OutputRequest(
-            log_dir="d",
-            redirects="1",
-            tee="0:2",
-            local_ranks="0",
-            stdout_words="a",
-            stderr_words="b",
-            tag="never",
-            collapse=True,
-            stdin="none",
-            max_bytes=1 << 16,
-        ),
-    )
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["t.py", "--num_gpus -1 --num_nodes -1 --node_rank -1 --enable_each_rank_log None --log-dir= t.py"],
-)
-def test_nothing_said_is_the_default_request(line: str) -> None:
-    assert deepspeed.to_request(deepspeed.parse_args(line.split())) == Request("t.py")
 
 
 def test_arguments_are_those_of_the_process_by_default(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.cli import torchrun
-from dsl.cli.torch_options import parse_args
-from dsl.errors import OptionError
-from dsl.model import NodePlan, OutputRequest, Restarts
+from dsl.model import NodePlan, Restarts
+from dsl.model.request import OutputRequest
+from dsl.signals import parse_signals
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -209,10 +209,8 @@ def test_no_log_files_at_all_by_torchruns_word_for_it(started: Started, machine:
     ((plan, restarts),) = started
     assert not plan.has_log_files
     assert restarts.run_dir.startswith(f"{machine}/tmp/")
-    assert (
-        torchrun.to_request(parse_args(["--log-dir", "/dev/null", "-r", "3", "t.py"], {})).output
-        == OutputRequest()
-    )
+    request, _ = torchrun.read(["--log-dir", "/dev/null", "-r", "3", "t.py"], {})
+    assert request.output == OutputRequest()
 
 
 def test_a_template_of_prefixes_is_taken_from_the_option_before_the_environment(
@@ -240,20 +238,11 @@ def test_a_template_of_prefixes_is_taken_from_the_option_before_the_environment(
 def test_a_signal_that_is_named_for_one_meaning_leaves_the_defaults_of_the_others(
     line: str, stop: str, forward: str, preempt: str | None
 ) -> None:
-    found = torchrun.parse_signal_options(parse_args([*line.split(), "t.py"], {}))
-    expected = [torchrun.parse_signals(text or "", "--forward-signals") for text in (stop, forward, preempt)]
-    assert found == (expected[0], expected[1], expected[2][0] if preempt else None)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "SIGFOO", "0", "65", "999", "-1", "TERM;INT", "SIG", "KILL", "CHLD", "33"]
-)
-def test_a_list_of_signals_is_read_or_refused(text: str) -> None:
-    if text == "":
-        assert torchrun.parse_signals(text, "--x") == ()
-        return
-    with pytest.raises(OptionError):
-        torchrun.parse_signals(text, "--x")
+    request, _ = torchrun.read([*line.split(), "t.py"], {})
+    found = request.signals
+    expected = [parse_signals(text or "", "--x", job_control="") for text in (stop, forward, preempt)]
+    assert (found.stop, found.forward) == (expected[0], expected[1])
+    assert found.preempt == (expected[2][0] if preempt else None)
 
 
 @pytest.mark.parametrize(
