@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import configparser
 import importlib.metadata
 import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -19,6 +19,7 @@ import dsl
 import dsl._core
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = ("dsl", "dslrun")
 
 pytestmark = pytest.mark.timeout(900)  # the first build of the extension may happen here
 
@@ -67,14 +68,59 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
     assert {"dsl/_core.pyi", "dsl/cli/deepspeed.py"} <= sources
-    assert shipped == sources | {"dsl/_core.abi3.so", "dsl/py.typed"}
+    scripts = {f"dsl-{dsl.__version__}.data/scripts/{name}" for name in COMMANDS}
+    assert shipped == sources | scripts | {"dsl/_core.abi3.so", "dsl/py.typed"}
 
 
-def test_the_wheel_brings_the_command_and_the_licence(metadata: Path) -> None:
-    scripts = configparser.ConfigParser()
-    scripts.read(metadata / "entry_points.txt")
-    assert dict(scripts["console_scripts"]) == {"dsl": "dsl.__main__:main", "dslrun": "dsl.run:main"}
+def test_the_wheel_brings_the_licence(metadata: Path) -> None:
     assert "Apache License" in (metadata / "licenses" / "LICENSE").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def prefix(wheel: Path) -> Path:
+    """Where the wheel is installed, as a user's installer does it."""
+    folder = wheel.parent / "prefix"
+    build("pip", "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", "--prefix", str(folder),
+          str(wheel))  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_installed_command_runs_in_the_interpreter_it_was_installed_with(
+    prefix: Path, command: str
+) -> None:
+    script = prefix / "bin" / command
+    # An interpreter whose path is too long for a first line is named in the second.
+    first = script.read_text(encoding="utf-8").splitlines()[:2]
+    assert first[0].startswith("#!/")
+    assert sys.executable in "".join(first)
+    result = subprocess.run(
+        [script, "--help"], env=environment(prefix), capture_output=True, text=True, check=True
+    )
+    assert result.stdout.startswith(f"usage: {command} [OPTIONS] SCRIPT [ARGUMENTS]")
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_installed_command_brings_no_module_that_a_launch_does_not_need(
+    prefix: Path, command: str
+) -> None:
+    """The scripts that installers write for entry points import `re`."""
+    words = [sys.executable, "-X", "importtime", str(prefix / "bin" / command), "--no_python", "true"]
+    result = subprocess.run(
+        words, env=environment(prefix), capture_output=True, text=True, check=False, timeout=30
+    )
+    names = set(re.findall(r"^import time:.*\|\s+(\S+)$", result.stderr, re.MULTILINE))
+    assert result.returncode == 0, result.stderr
+    assert "dsl.app" in names or "dsl.cli.process" in names
+    assert names & {"re", "argparse", "enum", "gettext", "locale"} == set()
+
+
+def environment(prefix: Path) -> dict[str, str]:
+    """An environment in which the installed package is found, and one worker is started."""
+    bases = {"base": str(prefix), "platbase": str(prefix)}
+    packages = sysconfig.get_path("platlib", vars=bases)
+    return {**os.environ, "PYTHONPATH": packages, "DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "1"}
 
 
 def test_a_launcher_does_not_pull_in_torch(metadata: Path) -> None:
@@ -100,3 +146,4 @@ def test_the_source_archive_can_build_the_package(tmp_path: Path) -> None:
     crates = {"rust/engine/Cargo.toml", "rust/engine/src/lib.rs", "rust/bindings/src/lib.rs"}
     assert crates <= names
     assert {"Cargo.lock", "LICENSE", "README.md", "pyproject.toml", "python/dsl/_core.pyi"} <= names
+    assert {f"python/dsl.data/scripts/{command}" for command in COMMANDS} <= names

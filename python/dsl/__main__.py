@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import dsl._own_process  # noqa: F401  comes first
-from dsl.cli.deepspeed import main
+from dsl import _own_process
+
+_own_process.claim()  # before anything else is imported
+
+from dsl.cli.deepspeed import main  # noqa: E402  as said
 
 __all__ = ["main"]
 

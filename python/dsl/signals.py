@@ -1,4 +1,4 @@
-"""Names of signals."""
+"""Names of signals, and the grammar of those that users write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,53 @@ SIGNALS = {
     30: "SIGPWR", 31: "SIGSYS",
 }  # fmt: skip
 
+LAST = 64
+"""Real-time signals up to this one have a number and no name."""
+
+UNTAKEABLE = (9, 19, 17, 4, 5, 6, 7, 8, 11, 31, 32, 33)
+"""What cannot or must not be taken: end, stop, news of children, a program's own faults, two of libc's."""
+
+JOB_CONTROL = (20, 18, 28)
+"""TSTP, CONT and WINCH, which belong to the shell and the terminal."""
+
 
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9; ``signal 40`` for a number without a name."""
     return SIGNALS.get(number, f"signal {number}")
+
+
+def signal_word(number: int) -> str:
+    """The signal as `parse_signals` reads it: ``SIGKILL`` for 9, ``40`` for a number without a name."""
+    return SIGNALS.get(number, str(number))
+
+
+def parse_signals(text: str, option: str, *, job_control: str = "is always forwarded") -> tuple[int, ...]:
+    """``SIGUSR1,usr2,34`` as numbers, each once.
+
+    ``option`` is what a message calls the text. ``job_control`` says why `JOB_CONTROL` is refused; empty: it
+    may be named.
+
+    Raises:
+        OptionError: an item is no signal, or one that cannot be taken.
+    """
+    numbers = {name: number for number, name in SIGNALS.items()}
+    found: dict[int, None] = {}
+    for item in text.split(","):
+        word = item.strip().upper()
+        if not word:
+            continue
+        number = numbers.get(word if word.startswith("SIG") else f"SIG{word}", 0)
+        if word.isascii() and word.isdecimal() and len(word) < 4:
+            number = int(word)
+        why = "cannot be taken" if number in UNTAKEABLE else ""
+        if number in JOB_CONTROL:
+            why = job_control
+        if why or not 1 <= number <= LAST:
+            from dsl.errors import OptionError
+
+            problem = f"{signal_word(number)} {why}"
+            if not why:
+                problem = f"{item.strip()!r} is no signal, expected names such as SIGUSR1"
+            raise OptionError(f"{option} {text!r}: {problem}")
+        found[number] = None
+    return tuple(found)

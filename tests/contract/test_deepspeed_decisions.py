@@ -6,15 +6,17 @@ import builtins
 from typing import Any
 
 import pytest
-from dsl.model.UNKNOWN import Node, Plan
-from dsl.plan.build import build_node_plan, build_plan
 from tests.contract.golden_file import cases
 from tests.support.machine import make_facts
+from tests.support.requests import make_request
 
 from dsl._record import replace
 from dsl.cli.deepspeed import parse_args, to_request
 from dsl.errors import UsageError
-from dsl.model.request import Request
+from dsl.model.job import Host, Meeting
+from dsl.plan.job import plan_job
+from dsl.plan.node import AttemptFiles, plan_node
+from dsl.rendezvous.static import Static
 
 BASE = {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "4"}
 REFUSED = "refused"
@@ -31,17 +33,17 @@ DIFFERENCES: dict[tuple[bool, str | None, str], Any] = {
 }
 
 
-def _decide(text: str | None, env: dict[str, str], options: list[str]) -> Plan:
+def _decide(text: str | None, env: dict[str, str], options: list[str]) -> dict[str, Any]:
     request = to_request(parse_args(["--hostfile", "H", *options, "train.py", "--x"]))
-    return build_plan(request, {**BASE, **env}, make_facts(files={} if text is None else {"H": text}))
-
-
-def _describe(plan: Plan) -> dict[str, Any]:
+    facts = make_facts(environ={**BASE, **env}, files={} if text is None else {"H": text})
+    planned = plan_job(request, facts)
+    hosts = planned.job.hosts
+    meeting = Static(planned.job, planned.node_rank, facts.ports).meet(0, len(hosts[planned.node_rank].slots))
     return {
-        "world": [[node.host, list(node.slots)] for node in plan.nodes],
-        "master_addr": plan.master_addr,
-        "master_port": plan.master_port,
-        "node_rank": plan.node_rank,
+        "world": [[host.name, list(host.slots)] for host in hosts],
+        "master_addr": meeting.address,
+        "master_port": meeting.port,
+        "node_rank": planned.node_rank,
     }
 
 
@@ -56,7 +58,7 @@ def test_a_decision(case: list[Any]) -> None:
         builtin = getattr(builtins, answer.get("error", "Exception"))
         assert builtin is AssertionError or isinstance(caught.value, builtin)
     else:
-        ours = _describe(_decide(text, env, options))
+        ours = _decide(text, env, options)
         assert ours["world"] == expected
         if key not in DIFFERENCES:
             assert ours == answer
@@ -79,14 +81,16 @@ def test_arguments_and_environment_of_workers(case: list[Any]) -> None:
     """G5. Local ranks are ours: DeepSpeed rotates them on nodes of unequal size (docs/compat.md)."""
     world, node_rank, options, workers = case
     script = "dump" if "--module" in options else "SCRIPT"
-    request: Request = to_request(parse_args([*options, script, "a b", ""]))
-    nodes = tuple(Node(host, tuple(slots)) for host, slots in world.items())
-    plan = Plan(nodes, node_rank, "cpu", "m", 29511)
-    ours = build_node_plan(request, plan, {"HOME": "/h"}, make_facts())
+    request = to_request(parse_args([*options, script, "a b", ""]))
+    facts = make_facts(environ={"HOME": "/h"})
+    hosts = tuple([Host(name, tuple(slots)) for name, slots in world.items()])
+    job = replace(plan_job(request, facts).job, hosts=hosts, node_count=len(hosts), accelerator="cpu")
+    meeting = Meeting(0, node_rank, tuple([len(host.slots) for host in hosts]), "m", 29511)
+    ours = plan_node(job, meeting, AttemptFiles(None), facts)
     theirs = workers
     if len({len(slots) for slots in world.values()}) > 1:
         theirs = [_with_local_rank(worker, rank) for rank, worker in enumerate(workers)]
-    assert [list(worker.argv[0 if request.no_python else 1 :]) for worker in ours.workers] == [
+    assert [list(worker.argv[0 if request.program.no_python else 1 :]) for worker in ours.workers] == [
         worker["words"] for worker in theirs
     ]
     for worker, other in zip(ours.workers, theirs, strict=True):
@@ -105,9 +109,7 @@ def _with_local_rank(worker: dict[str, Any], local_rank: int) -> dict[str, Any]:
 
 
 def test_a_port_that_deepspeed_would_fight_over_is_replaced() -> None:
-    host = make_facts(taken=[29500])
-    plan = build_plan(Request("t.py"), BASE, host)
-    assert plan.master_port != 29500
-    assert replace(plan, master_port=29500) == replace(
-        build_plan(Request("t.py"), BASE, make_facts()), notices=plan.notices
-    )
+    facts = make_facts(environ=BASE, taken=[29500])
+    planned = plan_job(make_request("deepspeed"), facts)
+    assert Static(planned.job, 0, facts.ports).meet(0, 4).port != 29500
+    assert Static(planned.job, 0, make_facts(environ=BASE).ports).meet(0, 4).port == 29500

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.golden_file import cases
 
 from dsl import runner
-from dsl.cli.options import deepspeed_parser
+from dsl.cli.deepspeed import make_parser
 
 # Ours does more than an int here: docs/compat.md, "Command line".
 OWN_TYPES = {"num_nodes": "node_count"}
@@ -26,7 +26,7 @@ def _parse(argv: list[str]) -> dict[str, Any]:
 
 
 DEFAULTS = _parse(["script"])
-ACTIONS = deepspeed_parser("dsl")._option_string_actions
+ACTIONS = make_parser()._option_string_actions
 
 
 @pytest.mark.parametrize("option", cases("flags", "options"), ids=lambda option: str(option["flags"][-1]))

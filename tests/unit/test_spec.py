@@ -8,7 +8,7 @@ import pytest
 
 from dsl import LaunchSpec, Stdio, WorkerSpec
 from dsl._record import replace
-from dsl.model import NodePlan, Route, WorkerPlan
+from dsl.model.node import NodePlan, Route, WorkerPlan
 from dsl.spec import launch_spec
 
 

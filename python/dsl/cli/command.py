@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from dsl.facts import Facts
+    from dsl.model.node import NodePlan
     from dsl.model.request import Request, ShowRequest
 
 
@@ -65,9 +66,14 @@ class Command:
             if show_plan(show, plan, facts.environ, self.say):
                 return 0
         planner.prepare(plan)
+        return self.run_job(planner, plan, stdin_is_terminal=facts.console.stdin_is_terminal)
+
+    @staticmethod
+    def run_job(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) -> int:
+        """Start what was planned; see `dsl.cli.process.run_guarded`."""
         from dsl.cli.process import run_guarded
 
-        return run_guarded(planner, plan, stdin_is_terminal=facts.console.stdin_is_terminal)
+        return run_guarded(planner, plan, stdin_is_terminal=stdin_is_terminal)
 
     def stray_flags(
         self,

@@ -6,37 +6,28 @@ import os
 import sys
 
 from dsl.cli.command import Command
-from dsl.cli.options import deepspeed_parser, output_request, placement_request
-from dsl.facts import this_machine
-from dsl.machine.check import check_program
-from dsl.model.request import Request
-from dsl.plan.build import build_node_plan, build_plan
+from dsl.cli.options_deepspeed import COMMAND_LINE
+from dsl.cli.reader import Options, read_words
+from dsl.cli.requests import output_request, placement_request, show_request
+from dsl.model.request import (
+    ElasticRequest,
+    MeetingRequest,
+    ProgramRequest,
+    RemoteRequest,
+    Request,
+    ResourceRequest,
+    SignalRequest,
+)
 from dsl.resources.filters import parse_num_nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from dsl.model.node import NodePlan
+    from dsl.cli.parser import Parser
 
 COMMAND = Command("dsl")
-
-# Options that scripts rarely have: after the script they are most likely a slip.
-LAUNCHER_FLAGS = (
-    "--bind_core_list",
-    "--bind_cores_to_rank",
-    "--enable_each_rank_log",
-    "--force_multi",
-    "--hostfile",
-    "--master_addr",
-    "--master_port",
-    "--no_local_rank",
-    "--no_ssh",
-    "--num_accelerators",
-    "--num_gpus",
-    "--num_nodes",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,84 +40,100 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    namespace = parse_args(argv)
-    request = to_request(namespace)
-    stray = COMMAND.stray_flags(argv, request.script, request.script_args, LAUNCHER_FLAGS)
+    request, options = read(argv, os.environ)
+    program = request.program
+    stray = COMMAND.stray_flags(argv, program.script, program.args, COMMAND_LINE.slips)
     COMMAND.show(stray, request.log_level)
-    plan = make_plan(request)
-    COMMAND.show(plan.notices, request.log_level)
-    check_program(request, os.environ)
-    if request.placement.names_devices:
-        from dsl.cli.show import show_plan
+    return COMMAND.start(request, show_request(options))
 
-        if show_plan(namespace, plan, os.environ, COMMAND.say):
-            return 0
-    if plan.log_dir is not None or plan.run_dirs:
-        from dsl.output.folders import make_log_dir, make_run_dirs
 
-        if plan.log_dir is not None:
-            make_log_dir(plan.log_dir)
-        make_run_dirs(plan.run_dirs)
-    from dsl.app import run_node
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Request, Options]:  # noqa: ARG001  as dslrun's
+    """What the command line asks for, and the values of its options. Exits with 2 for bad usage.
 
-    return run_node(plan)
+    Raises:
+        UsageError: of the kind that fits.
+    """
+    options = read_words(argv, COMMAND_LINE) or Options(vars(parse_args(argv)))
+    return to_request(options), options
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """Parse as DeepSpeed's runner does: the same names, the same defaults. Exits with 2 for bad usage."""
-    return deepspeed_parser(COMMAND.name).parse_script_args(argv)
+    return make_parser().parse_script_args(argv)
 
 
-def to_request(options: argparse.Namespace) -> Request:
-    """What DeepSpeed's namespace asks for; its stand-ins for "not said" (-1, "None") become None.
+def make_parser() -> Parser:
+    """The argparse parser of DeepSpeed's runner: every option of every version, and ours."""
+    from dsl.cli.parser import Parser
+
+    return Parser(COMMAND_LINE, COMMAND.name)
+
+
+def to_request(options: Options | argparse.Namespace) -> Request:
+    """What the options ask for; DeepSpeed's stand-ins for "not said" (-1, "None", "") become None.
 
     Raises:
         NumNodesError: MIN:MAX without elastic training.
     """
+    return Request(
+        flavour="deepspeed",
+        program=ProgramRequest(
+            script=options.user_script,
+            args=tuple(options.user_args),
+            module=options.module,
+            no_python=options.no_python,
+            local_rank_option="" if options.no_local_rank else "--local_rank",
+        ),
+        resources=_resources(options),
+        meeting=MeetingRequest(
+            master_addr=options.master_addr or None,
+            master_port=options.master_port if options.master_port_given else None,
+            node_rank=None if options.node_rank == -1 else options.node_rank,
+        ),
+        remote=RemoteRequest(
+            launcher=options.launcher,
+            launcher_args=options.launcher_args,
+            no_ssh=options.no_ssh,
+            no_ssh_check=options.no_ssh_check,
+            force_multi=options.force_multi,
+            ssh_port=options.ssh_port,
+            venv_script=options.venv_script,
+        ),
+        signals=SignalRequest(grace_s=options.grace),
+        output=output_request(
+            options,
+            each_rank_log=None
+            if options.enable_each_rank_log in ("", "None")
+            else options.enable_each_rank_log,
+        ),
+        placement=placement_request(
+            options,
+            bind_cores_to_rank=options.bind_cores_to_rank,
+            core_list=options.bind_core_list,
+        ),
+        elastic=ElasticRequest(
+            autotuning=options.autotuning,
+            training=options.elastic_training,
+            min_nodes=_given(options.min_elastic_nodes),
+            max_nodes=_given(options.max_elastic_nodes),
+        ),
+        log_level="error" if options.quiet else options.log_level,
+        save_pid=options.save_pid,
+    )
+
+
+def _resources(options: Options | argparse.Namespace) -> ResourceRequest:
     least, most = parse_num_nodes(str(options.num_nodes), options.elastic_training)
     is_range = isinstance(options.num_nodes, str)
-    return Request(
-        script=options.user_script,
-        script_args=tuple(options.user_args),
-        module=options.module,
-        no_python=options.no_python,
-        no_local_rank=options.no_local_rank,
+    return ResourceRequest(
         hostfile=options.hostfile,
         include=options.include,
         exclude=options.exclude,
-        num_nodes=least if is_range else _given(least),
+        min_nodes=least if is_range else _given(least),
         max_nodes=most if is_range else None,
         num_gpus=_given(options.num_gpus),
-        master_addr=options.master_addr,
-        master_port=options.master_port if options.master_port_given else None,
-        node_rank=None if options.node_rank == -1 else options.node_rank,
-        launcher=options.launcher,
-        launcher_args=options.launcher_args,
-        no_ssh=options.no_ssh,
-        no_ssh_check=options.no_ssh_check,
-        force_multi=options.force_multi,
-        ssh_port=options.ssh_port,
-        venv_script=options.venv_script,
-        save_pid=options.save_pid,
-        log_dir=None if options.enable_each_rank_log in ("", "None") else options.enable_each_rank_log,
-        autotuning=options.autotuning,
-        elastic_training=options.elastic_training,
-        min_elastic_nodes=_given(options.min_elastic_nodes),
-        max_elastic_nodes=_given(options.max_elastic_nodes),
-        bind_cores_to_rank=options.bind_cores_to_rank,
-        bind_core_list=options.bind_core_list,
-        log_level="error" if options.quiet else options.log_level,
-        grace_s=options.grace,
-        output=output_request(options),
-        placement=placement_request(options),
     )
 
 
 def _given(count: int) -> int | None:
     return None if count < 0 else count
-
-
-def make_plan(request: Request) -> NodePlan:
-    """Plan this machine's part of the job. Raises the `UsageError` that fits."""
-    host = this_machine()
-    return build_node_plan(request, build_plan(request, os.environ, host), os.environ, host)

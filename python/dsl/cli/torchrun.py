@@ -5,45 +5,30 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl._record import replace
 from dsl.cli.command import Command
-from dsl.cli.options import output_request, placement_request
-from dsl.cli.torch_options import parse_args
+from dsl.cli.options_torch import (
+    COMMAND_LINE,
+    DEFAULT_FORWARD,
+    DEFAULT_STOP,
+    ENVIRONMENT_PREFIX,
+    LOCAL_RANK_OPTIONS,
+    SHUTDOWN_VARIABLE,
+)
+from dsl.cli.reader import Options, read_words
+from dsl.cli.requests import output_request, placement_request, show_request
 from dsl.errors import OptionError
-from dsl.facts import this_machine
-from dsl.machine.check import check_program
-from dsl.model.UNKNOWN import Restarts, TorchRequest
-from dsl.output.folders import make_log_dir, make_run_dirs
-from dsl.output.routes import TEMPLATE_VARIABLE
-from dsl.plan.torchrun import build_group, plan_attempt, worker_words
+from dsl.model.request import MeetingRequest, ProgramRequest, Request, ResourceRequest, SignalRequest
+from dsl.signals import parse_signals, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
+    from dsl.cli.parser import Parser
     from dsl.model.request import OutputRequest
 
 COMMAND = Command("dslrun")
-
-# What cannot or must not be taken: end, stop, news of children, a program's own faults, the C library's two.
-UNTAKEABLE = (9, 19, 17, 4, 5, 6, 7, 8, 11, 31, 32, 33)
-# TSTP, CONT and WINCH belong to the shell and the terminal.
-JOB_CONTROL = (20, 18, 28)
-
-# Options that scripts rarely have: after the script they are most likely a slip.
-LAUNCHER_FLAGS = (
-    "--nnodes",
-    "--nproc-per-node",
-    "--node-rank",
-    "--master-addr",
-    "--master-port",
-    "--max-restarts",
-    "--rdzv-backend",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-    "--standalone",
-)
 
 
 def main(
@@ -56,100 +41,140 @@ def main(
     on stderr; bad usage exits like argparse does, with 2.
     """
     words = sys.argv[1:] if argv is None else argv
-    return COMMAND.run(lambda: _run(words, parse_args(words, program=program, local_rank_arg=local_rank_arg)))
+    return COMMAND.run(lambda: _run(words, program, local_rank_arg))
 
 
-def _run(argv: Sequence[str], namespace: argparse.Namespace) -> int:
-    request = to_request(namespace)
-    environ = worker_environ(namespace, os.environ)
-    host = this_machine()
-    group = build_group(request, worker_words(request, environ, host.names.executable), environ, host)
-    check_program(request, environ)
-    plan = plan_attempt(group, 0, host)
-    stray = COMMAND.stray_flags(argv, request.script, request.script_args, LAUNCHER_FLAGS, _with_dashes)
-    COMMAND.show((*stray, *plan.notices), request.log_level)
-    if request.placement.names_devices:
-        from dsl.cli.show import show_plan
-
-        if show_plan(namespace, plan, os.environ, COMMAND.say):
-            return 0
-    if plan.log_dir is not None:
-        make_log_dir(plan.log_dir)
-    make_run_dirs(plan.run_dirs)
-    from dsl.app import run_node
-
-    restarts = Restarts(
-        request.max_restarts,
-        lambda number: plan_attempt(group, number, host),
-        group.run_dir,
-        group.keeps_run_dir,
-    )
-    return run_node(plan, restarts)
+def _run(argv: Sequence[str], program: str, local_rank_arg: str) -> int:
+    request, options = read(argv, os.environ, program=program, local_rank_arg=local_rank_arg)
+    asked = request.program
+    stray = COMMAND.stray_flags(argv, asked.script, asked.args, COMMAND_LINE.slips, _with_dashes)
+    COMMAND.show(stray, request.log_level)
+    return COMMAND.start(request, show_request(options))
 
 
-def worker_environ(options: argparse.Namespace, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment that the workers inherit: our own, and the template of prefixes if one was given."""
-    if not options.log_line_prefix_template:
-        return environ
-    return {**environ, TEMPLATE_VARIABLE: options.log_line_prefix_template}
+def read(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    program: str = COMMAND.name,
+    local_rank_arg: str = "none",
+) -> tuple[Request, Options]:
+    """What the command line asks for, and the values of its options. Exits with 2 for bad usage.
 
-
-def to_request(options: argparse.Namespace) -> TorchRequest:
-    """What torchrun's namespace asks for.
+    ``environ`` has defaults of options; the rest is as for `main`.
 
     Raises:
-        OptionError: nodes or signals are not written as they must be.
+        UsageError: of the kind that fits.
+    """
+    options = _read_plain(argv, environ, local_rank_arg)
+    if options is None:
+        namespace = parse_args(argv, environ, program=program, local_rank_arg=local_rank_arg)
+        options = Options(vars(namespace))
+    return to_request(options), options
+
+
+def _read_plain(argv: Sequence[str], environ: Mapping[str, str], local_rank_arg: str) -> Options | None:
+    for name in environ:
+        if name.startswith(ENVIRONMENT_PREFIX):
+            return None
+    shutdown = environ.get(SHUTDOWN_VARIABLE)
+    inherited = {} if shutdown is None else {"grace": shutdown}
+    return read_words(argv, COMMAND_LINE, {"local_rank_arg": local_rank_arg}, inherited)
+
+
+def parse_args(
+    argv: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    program: str = COMMAND.name,
+    local_rank_arg: str = "none",
+) -> argparse.Namespace:
+    """Parse as torchrun does; ``PET_NAME`` is the default of ``--name``. Exits with 2 for bad usage.
+
+    ``program`` is what the command is called in messages; ``local_rank_arg`` the default of that option.
+    """
+    from dsl.cli.parser import read_inherited
+
+    parser = make_parser(program, environ, local_rank_arg)
+    namespace = parser.parse_script_args(argv)
+    read_inherited(parser, namespace)
+    return namespace
+
+
+def make_parser(
+    program: str = COMMAND.name, environ: Mapping[str, str] | None = None, local_rank_arg: str = "none"
+) -> Parser:
+    """The argparse parser of torchrun: every option with its default or what the environment says instead."""
+    from dsl.cli.parser import Parser, inherit
+
+    parser = Parser(COMMAND_LINE, program)
+    parser.set_defaults(local_rank_arg=local_rank_arg)
+    inherit(parser, environ or {})
+    return parser
+
+
+def to_request(options: Options | argparse.Namespace) -> Request:
+    """What the options ask for.
+
+    Raises:
+        OptionError: nodes or signals are not written as they must be, or options contradict each other.
     """
     least, most = parse_nnodes(options.nnodes)
-    stop, forward, preempt = parse_signal_options(options)
-    # It takes precedence over the other two. Each worker is an interpreter of its own here.
-    runs_path = options.run_path
-    local_rank_arg = "none" if options.use_env else options.local_rank_arg
-    if options.no_python and not runs_path and local_rank_arg != "none":
-        raise OptionError("--no-python: a program is not told its local rank by an option, give --use-env")
+    signals = _signals(options)
+    program = _program(options)
     if options.logs_specs is not None and (options.dry_run or options.dry_run_json):
         raise OptionError(
             "--dry-run cannot ask the plug-in of --logs-specs, which may make files, leave one of them out"
         )
-    return TorchRequest(
-        script=options.training_script,
-        script_args=tuple(options.training_script_args),
-        module=options.module and not runs_path,
-        no_python=options.no_python and not runs_path,
-        run_path=runs_path,
-        min_nodes=least,
-        max_nodes=most,
-        nproc_per_node=options.nproc_per_node,
-        node_rank=options.node_rank,
-        master_addr=options.master_addr,
-        master_port=options.master_port,
-        local_addr=options.local_addr,
-        rdzv_backend=options.rdzv_backend,
-        rdzv_endpoint=options.rdzv_endpoint,
-        rdzv_id=options.rdzv_id,
-        rdzv_conf=options.rdzv_conf,
-        standalone=options.standalone,
-        role=options.role,
-        max_restarts=options.max_restarts,
-        virtual_local_rank=options.virtual_local_rank,
-        local_rank_arg=local_rank_arg,
-        numa_binding=options.numa_binding,
-        logs_specs=options.logs_specs,
-        stop_signals=stop,
-        forward_signals=forward,
-        preempt_signal=preempt,
-        preempt_grace_s=options.preempt_grace,
-        log_level=options.log_level,
-        grace_s=options.grace,
+    return Request(
+        flavour="torch",
+        program=program,
+        resources=ResourceRequest(min_nodes=least, max_nodes=most, nproc_per_node=options.nproc_per_node),
+        meeting=MeetingRequest(
+            master_addr=options.master_addr,
+            master_port=options.master_port,
+            node_rank=options.node_rank,
+            local_addr=options.local_addr,
+            backend=options.rdzv_backend,
+            endpoint=options.rdzv_endpoint,
+            run_id=options.rdzv_id,
+            settings=options.rdzv_conf,
+            standalone=options.standalone,
+        ),
+        signals=signals,
         output=_output(options),
-        placement=placement_request(options),
+        placement=placement_request(
+            options, numa_binding=options.numa_binding, virtual_local_rank=options.virtual_local_rank
+        ),
+        max_restarts=options.max_restarts,
+        role=options.role,
+        log_level=options.log_level,
     )
 
 
-def _output(options: argparse.Namespace) -> OutputRequest:
-    output = output_request(options)
-    # torchrun's word for no log files at all.
-    return replace(output, log_dir=None, redirects="", tee="") if output.log_dir == os.devnull else output
+def _program(options: Options | argparse.Namespace) -> ProgramRequest:
+    # It takes precedence over the other two. Each worker is an interpreter of its own here.
+    runs_path = options.run_path
+    local_rank_arg = "none" if options.use_env else options.local_rank_arg
+    no_python = options.no_python and not runs_path
+    if no_python and local_rank_arg != "none":
+        raise OptionError("--no-python: a program is not told its local rank by an option, give --use-env")
+    return ProgramRequest(
+        script=options.training_script,
+        args=tuple(options.training_script_args),
+        module=options.module and not runs_path,
+        no_python=no_python,
+        local_rank_option=LOCAL_RANK_OPTIONS[local_rank_arg],
+    )
+
+
+def _output(options: Options | argparse.Namespace) -> OutputRequest:
+    template, logs_specs = options.log_line_prefix_template, options.logs_specs
+    if options.log_dir == os.devnull:  # torchrun's word for no log files at all
+        return output_request(
+            options, log_dir=None, redirects="", tee="", template=template, logs_specs=logs_specs
+        )
+    return output_request(options, template=template, logs_specs=logs_specs)
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:
@@ -160,21 +185,17 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[-1])
 
 
-def parse_signal_options(options: argparse.Namespace) -> tuple[tuple[int, ...], tuple[int, ...], int | None]:
-    """Signals that stop the job, that are only forwarded, and the one that preempts it.
-
-    A signal that the user names for one of these is taken out of the defaults of the others.
+def _signals(options: Options | argparse.Namespace) -> SignalRequest:
+    """What signals mean. One that the user names for a meaning is taken out of the defaults of the others.
 
     Raises:
         OptionError: a name is no signal, or one is named for two.
     """
     stop = parse_signals(options.signals_to_handle, "--signals-to-handle")
-    forward = parse_signals(options.forward_signals, "--forward-signals")
+    forward = parse_signals(options.forward_signals, "--forward-signals", job_control="")
     preempt = parse_signals(options.preempt_signal or "", "--preempt-signal")
     if len(preempt) > 1:
         raise OptionError(f"--preempt-signal {options.preempt_signal!r}: name one signal")
-    from dsl.cli.torch_options import DEFAULT_FORWARD, DEFAULT_STOP
-
     if options.forward_signals != DEFAULT_FORWARD and options.signals_to_handle == DEFAULT_STOP:
         stop = tuple([one for one in stop if one not in forward])
     if options.forward_signals == DEFAULT_FORWARD:
@@ -183,41 +204,17 @@ def parse_signal_options(options: argparse.Namespace) -> tuple[tuple[int, ...], 
         stop = tuple([one for one in stop if one not in preempt])
     twice = {*stop} & {*forward} | {*preempt} & {*stop, *forward}
     if twice:
-        from dsl.signals import signal_name
-
         raise OptionError(
             f"{signal_name(min(twice))} is named for two meanings, of --signals-to-handle, --forward-signals "
             "and --preempt-signal"
         )
-    return stop, forward, preempt[0] if preempt else None
-
-
-def parse_signals(text: str, option: str) -> tuple[int, ...]:
-    """``SIGUSR1,USR2,34`` as numbers, each once.
-
-    Raises:
-        OptionError: an item is no signal, or one that cannot be taken.
-    """
-    from dsl.signals import SIGNALS
-
-    numbers = {name: number for number, name in SIGNALS.items()}
-    found: dict[int, None] = {}
-    for item in text.split(","):
-        word = item.strip().upper()
-        if not word:
-            continue
-        number = numbers.get(word if word.startswith("SIG") else f"SIG{word}", 0)
-        if word.isascii() and word.isdecimal() and len(word) < 4:
-            number = int(word)
-        if not 1 <= number <= 64:
-            raise OptionError(
-                f"{option} {text!r}: {item.strip()!r} is no signal, expected names such as SIGUSR1"
-            )
-        if number in UNTAKEABLE or (number in JOB_CONTROL and option != "--forward-signals"):
-            why = "is always forwarded" if number in JOB_CONTROL else "cannot be taken"
-            raise OptionError(f"{option} {text!r}: {SIGNALS.get(number, number)} {why}")
-        found[number] = None
-    return tuple(found)
+    return SignalRequest(
+        stop=stop,
+        forward=forward,
+        preempt=preempt[0] if preempt else None,
+        preempt_grace_s=options.preempt_grace,
+        grace_s=options.grace,
+    )
 
 
 def _with_dashes(option: str) -> str:

@@ -15,7 +15,7 @@ from dsl.model.request import (
     ResourceRequest,
     SignalRequest,
 )
-from dsl.signals import SIGNALS
+from dsl.signals import parse_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -215,15 +215,12 @@ def _words(words: Collection[str] | None) -> str:
 
 
 def _signals(text: str) -> tuple[int, ...]:
-    numbers = {name: number for number, name in SIGNALS.items()}
-    found = []
-    for word in filter(None, (item.strip().upper() for item in text.split(","))):
-        number = numbers.get(word if word.startswith("SIG") else f"SIG{word}")
-        if number is None:
-            raise OptionError(
-                f"signals_to_handle {text!r}: {word!r} is no signal, expected names such as SIGTERM"
-            )
-        if SIGNALS[number] in ("SIGKILL", "SIGSTOP", "SIGCHLD"):
-            raise OptionError(f"signals_to_handle {text!r}: {word} cannot be taken")
-        found.append(number)
-    return tuple(found)
+    from signal import Signals
+
+    # Nothing is forwarded here: job control is the program's own, or that of its terminal.
+    numbers = parse_signals(text, "signals_to_handle", job_control="cannot be taken")
+    named = {int(one) for one in Signals}
+    for number in numbers:
+        if number not in named:  # `SignalException` tells of it by Python's name
+            raise OptionError(f"signals_to_handle {text!r}: Python has no name for {number}, choose another")
+    return numbers

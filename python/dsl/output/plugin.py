@@ -19,6 +19,7 @@ the process that waits for the job. They block every signal, as do programs that
 
 from __future__ import annotations
 
+from dsl import _own_process
 from dsl.errors import OptionError
 from dsl.output.answer import read_answer, told
 
@@ -103,7 +104,7 @@ def _guarded(name: str, what: str, call: Callable[[], _T]) -> _T:
     """
     import signal
 
-    _collect_garbage()
+    _own_process.restore()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         return call()
@@ -113,15 +114,6 @@ def _guarded(name: str, what: str, call: Callable[[], _T]) -> _T:
         raise OptionError(f"--logs-specs {name!r}: {what} raised {text.rstrip('.')}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _collect_garbage() -> None:
-    """Undo what our own command spares itself: code of others may make garbage."""
-    from sys import modules
-
-    restore = getattr(modules.get("dsl._own_process"), "restore", None)
-    if restore is not None:
-        restore()
 
 
 def _stream_flags() -> Callable[[int], Any]:

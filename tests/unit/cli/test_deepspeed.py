@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dsl.cli import deepspeed
+from dsl.cli.command import Command
 from dsl.model.node import NodePlan
-from dsl.model.request import OutputRequest, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,14 +34,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[NodePlan]:
     """Plans that were handed to the engine, which here ends each job with 7."""
     plans: list[NodePlan] = []
-    app = ModuleType("dsl.app")
 
-    def run_node(plan: NodePlan) -> int:
+    def run_job(_planner: object, plan: NodePlan, **_facts: object) -> int:
         plans.append(plan)
         return 7
 
-    vars(app).update(run_node=run_node)
-    monkeypatch.setitem(sys.modules, "dsl.app", app)
+    monkeypatch.setattr(Command, "run_job", staticmethod(run_job))
     return plans
 
 
@@ -99,12 +96,12 @@ def test_bad_input_is_one_line_and_its_exit_code(
     message: str,
     machine: Path,
     started: list[NodePlan],
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """G8, G2: nothing is started, nothing is left."""
     before = sorted(os.listdir(machine))
     assert deepspeed.main(line.split()) == code
-    (text,) = capsys.readouterr().err.splitlines()
+    (text,) = capfd.readouterr().err.splitlines()
     assert text.startswith("dsl: error: ")
     assert message in text
     assert not text.endswith(".")
@@ -122,20 +119,20 @@ def test_bad_input_is_one_line_and_its_exit_code(
     ],
 )
 def test_a_bad_environment_is_one_line_too(
-    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, value)
     assert deepspeed.main(["t.py", "--quiet"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"dsl: error: {message}")
+    assert capfd.readouterr().err.splitlines()[-1].startswith(f"dsl: error: {message}")
 
 
 def test_a_port_that_was_asked_for_and_is_taken_names_its_holder(
-    started: list[NodePlan], capsys: pytest.CaptureFixture[str]
+    started: list[NodePlan], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert deepspeed.main(["--master_port", str(port), "t.py"]) == 2
-    assert f"master port {port} is taken by pid {os.getpid()} (" in capsys.readouterr().err
+    assert f"master port {port} is taken by pid {os.getpid()} (" in capfd.readouterr().err
     assert started == []
 
 
@@ -172,25 +169,25 @@ def test_where_the_files_lie_is_said_unless_a_directory_was_given(
     said: bool,
     machine: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (machine / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(machine / "tmp"))
     assert deepspeed.main(["-t", "3", "--log_level", level, "t.py"]) == 7
     (run,) = (machine / "tmp").iterdir()
     assert run.stat().st_mode & 0o777 == 0o750
-    assert (f"dsl: log files are in {run}" in capsys.readouterr().err.splitlines()) is said
+    assert (f"dsl: log files are in {run}" in capfd.readouterr().err.splitlines()) is said
 
 
 def test_an_interrupt_before_the_launch_is_130_and_silent(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(_request: Request) -> NodePlan:
+    def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(deepspeed, "make_plan", interrupt)
+    monkeypatch.setattr(Command, "start", interrupt)
     assert deepspeed.main(["t.py"]) == 130
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -204,12 +201,12 @@ def test_an_interrupt_before_the_launch_is_130_and_silent(
     ],
 )
 def test_an_option_of_ours_after_the_script_is_passed_on_with_a_warning(
-    line: str, flag: str | None, started: list[NodePlan], capsys: pytest.CaptureFixture[str]
+    line: str, flag: str | None, started: list[NodePlan], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert deepspeed.main(line.split()) == 7
     words = line.split()
     assert started[0].workers[0].argv[4:] == tuple(words[words.index("t.py") + 1 :])
-    warnings = [text for text in capsys.readouterr().err.splitlines() if "warning" in text]
+    warnings = [text for text in capfd.readouterr().err.splitlines() if "warning" in text]
     expected = f"dsl: warning: {flag} comes after the script and goes to t.py"
     assert [text.startswith(expected) for text in warnings] == ([True] if flag else [])
 
@@ -230,11 +227,11 @@ def test_an_option_of_ours_after_the_script_is_passed_on_with_a_warning(
     ],
 )
 def test_the_log_level_decides_what_is_said(
-    options: list[str], lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str], lines: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert deepspeed.main([*options, "--master_port", "0", "--node_rank", "3", "t.py"]) == 7
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert said.out == ""
     assert [text[: len(line)] for text, line in zip(said.err.splitlines(), lines, strict=True)] == lines
 
@@ -247,70 +244,6 @@ def test_nobody_has_to_read_what_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     for stream in (None, Broken()):
         monkeypatch.setattr(sys, "stderr", stream)
         assert deepspeed.main(["nope.py"]) == 2
-
-
-def test_every_wish_reaches_the_request() -> None:
-    line = (
-        "-H h -i a -e b --num_nodes 1:2 --min_elastic_nodes 1 --max_elastic_nodes 2 --num_gpus 3 --master_port 4 "
-        "--master_addr m --node_rank 5 --launcher slurm --launcher_args x --module --no_python --no_local_rank "
-        "--no_ssh --no_ssh_check --force_multi --save_pid --enable_each_rank_log logs --autotuning run "
-        "--elastic_training --bind_cores_to_rank --bind_core_list 0 --ssh_port 6 --venv_script v --log_level debug "
-        "--grace 7 --log-dir d -r 1 -t 0:2 --local_ranks_filter 0 --duplicate-stdout-filters a "
-        "--duplicate_stderr_filters b --tag-output never --collapse --stdin none --log_max_size 64k t.py --x"
-    )
-    assert deepspeed.to_request(deepspeed.parse_args(line.split())) == Request(
-        script="t.py",
-        script_args=("--x",),
-        module=True,
-        no_python=True,
-        no_local_rank=True,
-        hostfile="h",
-        include="a",
-        exclude="b",
-        num_nodes=1,
-        max_nodes=2,
-        num_gpus=3,
-        master_addr="m",
-        master_port=4,
-        node_rank=5,
-        launcher="slurm",
-        launcher_args="x",
-        no_ssh=True,
-        no_ssh_check=True,
-        force_multi=True,
-        ssh_port=6,
-        venv_script="v",
-        save_pid=True,
-        log_dir="logs",
-        autotuning="run",
-        elastic_training=True,
-        min_elastic_nodes=1,
-        max_elastic_nodes=2,
-        bind_cores_to_rank=True,
-        bind_core_list="0",
-        log_level="debug",
-        grace_s=7.0,
-        output=OutputRequest(
-            log_dir="d",
-            redirects="1",
-            tee="0:2",
-            local_ranks="0",
-            stdout_words="a",
-            stderr_words="b",
-            tag="never",
-            collapse=True,
-            stdin="none",
-            max_bytes=1 << 16,
-        ),
-    )
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["t.py", "--num_gpus -1 --num_nodes -1 --node_rank -1 --enable_each_rank_log None --log-dir= t.py"],
-)
-def test_nothing_said_is_the_default_request(line: str) -> None:
-    assert deepspeed.to_request(deepspeed.parse_args(line.split())) == Request("t.py")
 
 
 def test_arguments_are_those_of_the_process_by_default(

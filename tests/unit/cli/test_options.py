@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.cli.options import byte_size, deepspeed_parser
+from dsl.cli.deepspeed import make_parser
+from dsl.cli.options import byte_size
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-PARSER = deepspeed_parser("dsl")
+PARSER = make_parser()
 VALUES = ["2", "-1", "a:0,1", "run", "debug", "x y", "", "-", "--", "-q", "train.py", "1:2", "--x"]
 words = st.one_of(
     st.sampled_from(sorted(PARSER._option_string_actions)),
@@ -124,7 +125,7 @@ def test_help_names_every_option_and_fits_the_terminal(
     columns: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    text = deepspeed_parser("dsl").format_help()
+    text = make_parser().format_help()
     assert max(map(len, text.splitlines())) <= width
     assert [flag for flag in _spellings() if flag not in text] == []
     assert "(default: 29500)" in " ".join(text.split())

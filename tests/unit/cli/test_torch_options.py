@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.cli.options import Parser, add_common_options
-from dsl.cli.torch_options import parse_args, torchrun_parser
+from dsl.cli.options import COMMON
+from dsl.cli.torchrun import make_parser, parse_args
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
-PARSER = torchrun_parser("dslrun", {})
+PARSER = make_parser()
 OURS = {
     "--bind",
     "--bind-strict",
@@ -215,7 +215,7 @@ def test_help_names_every_option_and_what_the_environment_says(
     columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    text = torchrun_parser("dslrun", {"PET_NNODES": "7", "PET_MASTER_PORT": "broken"}).format_help()
+    text = make_parser(environ={"PET_NNODES": "7", "PET_MASTER_PORT": "broken"}).format_help()
     assert max(map(len, text.splitlines())) <= int(columns)
     assert [flag for flag in _spellings() if flag not in text] == []
     assert "(default: 7, from PET_NNODES)" in " ".join(text.split())
@@ -225,14 +225,8 @@ def test_the_documentation_names_every_option() -> None:
     text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
     section = text[text.index("\n# dslrun") :]
     found = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", section))
-    shared = {flag for action in _common().actions() for flag in action.option_strings}
+    shared = {flag for option in COMMON for flag in option.names}
     assert _spellings() - shared - found == set()
-
-
-def _common() -> Parser:
-    parser = Parser("x", "x", "x")
-    add_common_options(parser)
-    return parser
 
 
 def _spellings() -> set[str]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
-from dsl.model.UNKNOWN import Restarts
 
 from dsl.cli import torchrun
-from dsl.cli.torch_options import parse_args
-from dsl.errors import OptionError
+from dsl.cli.command import Command
 from dsl.model.node import NodePlan
 from dsl.model.request import OutputRequest
+from dsl.signals import parse_signals
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    Started = list[tuple[NodePlan, Restarts]]
+    from dsl.agent.planner import Planner
+
+    Started = list[tuple[NodePlan, Planner]]
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +39,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What was handed to the engine, which here ends each job with 7."""
     jobs: Started = []
-    app = ModuleType("dsl.app")
 
-    def run_node(plan: NodePlan, restarts: Restarts) -> int:
-        jobs.append((plan, restarts))
+    def run_job(planner: Planner, plan: NodePlan, **_facts: object) -> int:
+        jobs.append((plan, planner))
         return 7
 
-    vars(app).update(run_node=run_node)
-    monkeypatch.setitem(sys.modules, "dsl.app", app)
+    monkeypatch.setattr(Command, "run_job", staticmethod(run_job))
     return jobs
 
 
@@ -115,14 +113,14 @@ def test_bad_input_is_one_line_and_its_exit_code(
     machine: Path,
     started: Started,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """G8, G2: nothing is started, nothing is left."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     before = _tree(machine)
     assert torchrun.main(line.split()) == code
-    (text,) = capsys.readouterr().err.splitlines()
+    (text,) = capfd.readouterr().err.splitlines()
     assert text.startswith("dslrun: error: ")
     assert message in text
     assert not text.endswith(".")
@@ -143,12 +141,12 @@ def test_bad_input_is_one_line_and_its_exit_code(
     ],
 )
 def test_what_the_parser_refuses_is_its_usage_and_one_line(
-    line: str, said: str, machine: Path, started: Started, capsys: pytest.CaptureFixture[str]
+    line: str, said: str, machine: Path, started: Started, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = _tree(machine)
     with pytest.raises(SystemExit) as caught:
         torchrun.main(line.split())
-    _, error = capsys.readouterr().err.splitlines()
+    _, error = capfd.readouterr().err.splitlines()
     assert caught.value.code == 2
     assert error.startswith("dslrun: error: ")
     assert said in error
@@ -157,13 +155,13 @@ def test_what_the_parser_refuses_is_its_usage_and_one_line(
 
 
 def test_a_port_that_is_taken_is_refused_with_its_holder(
-    started: Started, capsys: pytest.CaptureFixture[str]
+    started: Started, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         for options in ([], ["--nnodes", "2", "--master-addr", "127.0.0.1"]):
             assert torchrun.main([*options, "--master-port", str(port), "t.py"]) == 2
-            (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+            (error,) = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
             assert f"master port {port} is taken by pid {os.getpid()} (" in error
         # Rank 0 listens on the first node.
         assert torchrun.main(["--nnodes", "2", "--node-rank", "1", "--master-port", str(port), "t.py"]) == 7
@@ -173,12 +171,12 @@ def test_a_port_that_is_taken_is_refused_with_its_holder(
 def test_the_job_and_its_restarts_are_handed_over(started: Started, machine: Path) -> None:
     line = ["--nproc-per-node", "2", "--max-restarts", "2", "--grace", "3", "t.py", "a b", ""]
     assert torchrun.main(line) == 7
-    ((plan, restarts),) = started
+    ((plan, planner),) = started
     assert [worker.argv for worker in plan.workers] == [(sys.executable, "-u", "t.py", "a b", "")] * 2
     assert (plan.grace_s, plan.command, plan.name) == (3, "dslrun", "t.py")
-    assert (restarts.maximum, restarts.keeps_run_dir) == (2, False)
-    assert restarts.run_dir.startswith(f"{machine}/tmp/dslrun_")
-    second = restarts.plan(1)
+    assert planner.max_restarts == 2
+    assert (planner.run_dir or "").startswith(f"{machine}/tmp/dslrun_")
+    second = planner.plan(1)
     assert (second.attempt, second.env["TORCHELASTIC_RESTART_COUNT"]) == (1, "1")
     assert all(os.path.isdir(folder) for folder in plan.run_dirs)
     assert not any(os.path.exists(folder) for folder in second.run_dirs)
@@ -208,13 +206,11 @@ def test_a_path_is_run_by_an_interpreter_of_its_own_whatever_else_was_asked_for(
 
 def test_no_log_files_at_all_by_torchruns_word_for_it(started: Started, machine: Path) -> None:
     assert torchrun.main(["--log-dir", "/dev/null", "-r", "3", "-t", "3", "t.py"]) == 7
-    ((plan, restarts),) = started
+    ((plan, planner),) = started
     assert not plan.has_log_files
-    assert restarts.run_dir.startswith(f"{machine}/tmp/")
-    assert (
-        torchrun.to_request(parse_args(["--log-dir", "/dev/null", "-r", "3", "t.py"], {})).output
-        == OutputRequest()
-    )
+    assert (planner.run_dir or "").startswith(f"{machine}/tmp/")
+    request, _ = torchrun.read(["--log-dir", "/dev/null", "-r", "3", "t.py"], {})
+    assert request.output == OutputRequest()
 
 
 def test_a_template_of_prefixes_is_taken_from_the_option_before_the_environment(
@@ -242,20 +238,11 @@ def test_a_template_of_prefixes_is_taken_from_the_option_before_the_environment(
 def test_a_signal_that_is_named_for_one_meaning_leaves_the_defaults_of_the_others(
     line: str, stop: str, forward: str, preempt: str | None
 ) -> None:
-    found = torchrun.parse_signal_options(parse_args([*line.split(), "t.py"], {}))
-    expected = [torchrun.parse_signals(text or "", "--forward-signals") for text in (stop, forward, preempt)]
-    assert found == (expected[0], expected[1], expected[2][0] if preempt else None)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "SIGFOO", "0", "65", "999", "-1", "TERM;INT", "SIG", "KILL", "CHLD", "33"]
-)
-def test_a_list_of_signals_is_read_or_refused(text: str) -> None:
-    if text == "":
-        assert torchrun.parse_signals(text, "--x") == ()
-        return
-    with pytest.raises(OptionError):
-        torchrun.parse_signals(text, "--x")
+    request, _ = torchrun.read([*line.split(), "t.py"], {})
+    found = request.signals
+    expected = [parse_signals(text or "", "--x", job_control="") for text in (stop, forward, preempt)]
+    assert (found.stop, found.forward) == (expected[0], expected[1])
+    assert found.preempt == (expected[2][0] if preempt else None)
 
 
 @pytest.mark.parametrize(
@@ -269,10 +256,10 @@ def test_a_list_of_signals_is_read_or_refused(text: str) -> None:
     ],
 )
 def test_an_option_of_ours_after_the_script_is_the_scripts_with_a_warning(
-    line: str, flag: str | None, started: Started, capsys: pytest.CaptureFixture[str]
+    line: str, flag: str | None, started: Started, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert torchrun.main(line.split()) == 7
-    warnings = [text for text in capsys.readouterr().err.splitlines() if "warning" in text]
+    warnings = [text for text in capfd.readouterr().err.splitlines() if "warning" in text]
     expected = f"dslrun: warning: {flag} comes after the script and goes to t.py, put it before the script"
     assert [text.startswith(expected) for text in warnings] == ([True] if flag else [])
     assert started[0][0].workers[0].argv[3:] == tuple(line.split("t.py ")[1].split())
@@ -280,9 +267,9 @@ def test_an_option_of_ours_after_the_script_is_the_scripts_with_a_warning(
 
 @pytest.mark.parametrize("level, shown", [("info", True), ("error", False)])
 def test_notices_are_as_loud_as_the_user_wants(
-    level: str, *, shown: bool, capsys: pytest.CaptureFixture[str]
+    level: str, *, shown: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert torchrun.main(["--log-level", level, "--nproc-per-node", "2", "--node-rank", "3", "t.py"]) == 7
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert ("OMP_NUM_THREADS=1 for each worker" in said) == shown
     assert ("warning: --node-rank has no effect with one node" in said) == shown

@@ -103,6 +103,7 @@ def test_a_config_can_be_changed_and_copied() -> None:
         ({"shutdown_timeout": 5}, {"grace_s": 5.0}),
         ({"grace_s": 0.5}, {"grace_s": 0.5}),
         ({"signals_to_handle": "SIGTERM, usr1,"}, {"stop_signals": (15, 10), "forward_signals": ()}),
+        ({"signals_to_handle": "34,15,TERM"}, {"stop_signals": (34, 15), "forward_signals": ()}),
         ({"numa_options": NumaOptions()}, {"numa_binding": "node"}),
         ({"numa_options": "socket"}, {"numa_binding": "socket"}),
         (
@@ -167,6 +168,13 @@ def test_jobs_without_a_name_get_different_ones() -> None:
         (OptionError, {"grace_s": 1.0, "shutdown_timeout": 1}, "give one of them"),
         (OptionError, {"signals_to_handle": "SIGFOO"}, "'SIGFOO' is no signal"),
         (OptionError, {"signals_to_handle": "KILL"}, "KILL cannot be taken"),
+        (
+            OptionError,
+            {"signals_to_handle": "SIGTERM,SIGSEGV"},
+            "signals_to_handle 'SIGTERM,SIGSEGV': SIGSEGV cannot be taken",
+        ),
+        (OptionError, {"signals_to_handle": "TSTP"}, "SIGTSTP cannot be taken"),
+        (OptionError, {"signals_to_handle": "34,40"}, "Python has no name for 40"),
         (UnsupportedError, {"logs_specs": object()}, "use log_dir, redirects, tee"),
     ],
 )

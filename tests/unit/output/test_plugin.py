@@ -14,6 +14,7 @@ from tests.support.machine import make_facts
 from tests.support.outcome import assert_one_line
 from tests.support.requests import make_request
 
+from dsl import _own_process
 from dsl.agent.planner import Planner
 from dsl.errors import OptionError
 from dsl.machine.console import Console
@@ -99,6 +100,9 @@ class Masked:
     def __init__(self, **asked):
         import signal
         calls.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+import gc
+collects = gc.isenabled()
 '''
 NAMES = "Files Console Null ErrorFilesAlone Lacks NoPaths NoMapping OtherTee NoAnswer Raises Variables Refuses Masked"
 
@@ -143,6 +147,13 @@ def test_it_is_constructed_once_with_what_the_user_asked_for(package: Package) -
     assert (log_dir, redirects, tee, ranks) == ("/x", 3, {0: 1, 12: 2}, {0, 2})
     assert (redirects.name, tee[0].name, tee[12].name) == ("ALL", "OUT", "ERR")
     assert nothing == (None, 0, 0, None)
+
+
+def test_it_is_imported_in_a_process_as_python_leaves_it(package: Package) -> None:
+    """The commands turn the collector off for themselves."""
+    _own_process.claim()
+    load_plugin("console", OutputRequest())
+    assert package().collects
 
 
 def test_maps_are_of_torchs_flags_if_the_plug_in_has_imported_torch(

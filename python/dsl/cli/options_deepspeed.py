@@ -1,0 +1,129 @@
+"""The command line of ``dsl``: DeepSpeed's options of every version, and those that both commands have."""
+
+from __future__ import annotations
+
+from dsl.cli.options import (
+    COMMON,
+    DEEPSPEED,
+    JOB,
+    LAUNCHER,
+    NODE,
+    BadValueError,
+    CommandLine,
+    flag,
+    value,
+)
+from dsl.model.request import DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LEVELS
+
+
+def node_count(text: str) -> int | str:
+    """``N`` as a number; ``MIN:MAX`` as it stands, until it is known whether the job is elastic."""
+    from dsl.errors import NumNodesError
+    from dsl.resources.filters import parse_num_nodes
+
+    try:
+        least, _ = parse_num_nodes(text, elastic_training=True)
+    except NumNodesError:
+        raise BadValueError(f"invalid int value, nor MIN:MAX: {text!r}") from None
+    return text if ":" in text else least
+
+
+_WHERE = "where to run"
+_HOSTS = "several hosts"
+_WORKERS = "workers"
+
+_OPTIONS = (
+    value(
+        DEEPSPEED, LAUNCHER, _WHERE, "-H --hostfile", "PATH",
+        "file of lines 'HOST slots=N'; without it the job runs on this machine",
+        DEFAULT_HOSTFILE, is_slip=True,
+    ),
+    value(
+        DEEPSPEED, LAUNCHER, _WHERE, "-i --include", "FILTER", "use only HOST[:SLOT,...][@HOST...]", "",
+    ),
+    value(
+        DEEPSPEED, LAUNCHER, _WHERE, "-e --exclude", "FILTER", "use all but HOST[:SLOT,...][@HOST...]", "",
+    ),
+    value(
+        DEEPSPEED, LAUNCHER, _WHERE, "--num_nodes", "N", "use the first N hosts; MIN:MAX if elastic",
+        -1, read=node_count, is_slip=True,
+    ),
+    value(
+        DEEPSPEED, LAUNCHER, _WHERE, "--num_gpus --num_accelerators", "N", "workers on each host",
+        -1, read=int, is_slip=True,
+    ),
+    value(
+        DEEPSPEED, JOB, _WHERE, "--master_port", "PORT",
+        "where the workers meet; another is chosen if the default is taken, 0 chooses always",
+        # A default that is spelled out is a wish.
+        DEFAULT_MASTER_PORT, read=int, given="master_port_given", is_slip=True,
+    ),
+    value(
+        DEEPSPEED, JOB, _WHERE, "--master_addr", "ADDRESS", "address of the first host", "", is_slip=True,
+    ),
+    value(DEEPSPEED, JOB, _WHERE, "--min_elastic_nodes", "N", "with --elastic_training", -1, read=int),
+    value(DEEPSPEED, JOB, _WHERE, "--max_elastic_nodes", "N", "with --elastic_training", -1, read=int),
+    flag(DEEPSPEED, JOB, _WHERE, "--elastic_training", "let nodes join and leave"),
+    value(
+        DEEPSPEED, LAUNCHER, _WHERE, "--autotuning", "", "look for the best configuration",
+        "", choices=("tune", "run"),
+    ),
+    flag(
+        DEEPSPEED, LAUNCHER, _HOSTS, "--no_ssh",
+        "start only this host's workers; the same command runs on each host", is_slip=True,
+    ),
+    value(
+        DEEPSPEED, NODE, _HOSTS, "--node_rank", "RANK",
+        "with --no_ssh: place of this host, from 0", -1, read=int,
+    ),
+    flag(DEEPSPEED, LAUNCHER, _HOSTS, "--no_ssh_check", "do not try the hosts first"),
+    flag(DEEPSPEED, LAUNCHER, _HOSTS, "--force_multi", "treat even one host as remote", is_slip=True),
+    value(
+        DEEPSPEED, LAUNCHER, _HOSTS, "--launcher", "NAME",
+        "pdsh, openmpi, mvapich, slurm, mpich, impi", "pdsh",
+    ),
+    value(
+        DEEPSPEED, LAUNCHER, _HOSTS, "--launcher_args", "WORDS", "more arguments for the launcher", "",
+    ),
+    value(
+        DEEPSPEED, LAUNCHER, _HOSTS, "--ssh_port", "PORT", "port of the hosts' ssh servers", read=int,
+    ),
+    value(
+        DEEPSPEED, LAUNCHER, _HOSTS, "--venv_script", "PATH", "script to source on each host first",
+    ),
+    flag(DEEPSPEED, JOB, _WORKERS, "--module", "run the script as 'python -m' does"),
+    flag(DEEPSPEED, JOB, _WORKERS, "--no_python", "run the script itself, without python"),
+    flag(
+        DEEPSPEED, JOB, _WORKERS, "--no_local_rank", "do not pass --local_rank=N to the script",
+        is_slip=True,
+    ),
+    flag(
+        DEEPSPEED, JOB, _WORKERS, "--bind_cores_to_rank",
+        "give each worker its own cores and their memory", is_slip=True,
+    ),
+    value(
+        DEEPSPEED, JOB, _WORKERS, "--bind_core_list", "LIST",
+        "the cores to give, such as 0-27,32-59", is_slip=True,
+    ),
+    value(
+        DEEPSPEED, JOB, _WORKERS, "--enable_each_rank_log", "DIR",
+        "write the output of each worker to its own file here", "None", is_slip=True,
+    ),
+    flag(
+        DEEPSPEED, NODE, _WORKERS, "--save_pid",
+        "keep the pid of the supervisor in TMPDIR/PID.deepspeed",
+    ),
+    value(
+        DEEPSPEED, JOB, _WORKERS, "--log_level", "", "how much dsl says about what it does",
+        "info", choices=tuple(LEVELS),
+    ),
+    flag(DEEPSPEED, JOB, _WORKERS, "-q --quiet", "the same as --log_level error"),
+)  # fmt: skip
+
+COMMAND_LINE = CommandLine(
+    DEEPSPEED,
+    (*_OPTIONS, *COMMON),
+    "user_script",
+    "user_args",
+    "Run a training script on every slot of this machine, or of several.",
+)

@@ -1,0 +1,130 @@
+"""The command line of ``dslrun``: torchrun's options of every version, ours, and those of both commands."""
+
+from __future__ import annotations
+
+from dsl.cli.options import COMMON, JOB, NODE, OURS, TORCHRUN, CommandLine, flag, seconds, value
+from dsl.model.request import LEVELS
+
+ENVIRONMENT_PREFIX = "PET_"
+"""``PET_NAME`` is the default of ``--name``."""
+
+SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Torch's own default of the grace."""
+
+DEFAULT_STOP = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+DEFAULT_FORWARD = "SIGUSR1,SIGUSR2"
+
+LOCAL_RANK_OPTIONS = {"none": "", "dash": "--local-rank", "underscore": "--local_rank"}
+"""Words of ``--local-rank-arg``, and the option by which a script is told its local rank."""
+
+_WHERE = "where to run"
+_MEETING = "where to meet"
+_WORKERS = "workers"
+_SIGNALS = "signals"
+
+_OPTIONS = (
+    value(
+        TORCHRUN, JOB, _WHERE, "--nnodes", "N", "number of nodes, or MIN:MAX", "1:1", is_slip=True,
+    ),
+    value(
+        TORCHRUN, JOB, _WHERE, "--nproc-per-node", "N",
+        "workers on this node: a number, auto, cpu, gpu or the name of a device", "1", is_slip=True,
+    ),
+    value(
+        TORCHRUN, NODE, _WHERE, "--node-rank", "RANK", "place of this node among them, from 0",
+        0, read=int, is_slip=True,
+    ),
+    value(TORCHRUN, JOB, _WHERE, "--role", "NAME", "what the workers are called", "default"),
+    value(
+        TORCHRUN, JOB, _WHERE, "--max-restarts", "N", "how often a group that failed is started again",
+        0, read=int, is_slip=True,
+    ),
+    value(
+        TORCHRUN, JOB, _WHERE, "--monitor-interval", "SECONDS",
+        "has no effect: a failure is noticed at once", 0.1, read=float,
+    ),
+    value(
+        TORCHRUN, JOB, _MEETING, "--master-addr", "ADDRESS", "address of node 0", "127.0.0.1",
+        is_slip=True,
+    ),
+    value(
+        TORCHRUN, JOB, _MEETING, "--master-port", "PORT",
+        "port there; on one node a free one is chosen, on several it is 29500", read=int, is_slip=True,
+    ),
+    value(TORCHRUN, NODE, _MEETING, "--local-addr", "ADDRESS", "address of this node"),
+    flag(
+        TORCHRUN, JOB, _MEETING, "--standalone",
+        "one node that meets nobody: a free port and an id of its own", is_slip=True,
+    ),
+    value(
+        TORCHRUN, JOB, _MEETING, "--rdzv-backend", "NAME", "how nodes find each other: static", "static",
+        is_slip=True,
+    ),
+    value(
+        TORCHRUN, JOB, _MEETING, "--rdzv-endpoint", "HOST:PORT",
+        "the same as --master-addr and --master-port", "", is_slip=True,
+    ),
+    value(TORCHRUN, JOB, _MEETING, "--rdzv-id", "ID", "name of the job", "none", is_slip=True),
+    value(TORCHRUN, JOB, _MEETING, "--rdzv-conf", "KEY=VALUE,...", "settings of the backend", ""),
+    flag(TORCHRUN, JOB, _WORKERS, "-m --module", "run the script as 'python -m' does"),
+    flag(TORCHRUN, JOB, _WORKERS, "--no-python", "run the script itself, without python"),
+    flag(
+        TORCHRUN, JOB, _WORKERS, "--run-path", "the same as without: a new interpreter runs the script",
+    ),
+    value(
+        TORCHRUN, JOB, _WORKERS, "--start-method", "",
+        "has no effect on scripts: each is a new process",
+        "spawn", choices=("spawn", "fork", "forkserver"),
+    ),
+    flag(
+        TORCHRUN, JOB, _WORKERS, "--virtual-local-rank",
+        "each worker sees its own device alone, as number 0",
+    ),
+    value(
+        TORCHRUN, JOB, _WORKERS, "--numa-binding", "", "bind each worker to the cores beside its device",
+        choices=("node", "socket", "exclusive", "core-complex"),
+    ),
+    value(TORCHRUN, JOB, _WORKERS, "--logs-specs", "NAME", "plug-in of the group torchrun.logs_specs"),
+    value(
+        OURS, JOB, _WORKERS, "--log-line-prefix-template", "TEXT",
+        "put before each line on the console: ${role_name}, ${rank}, ${local_rank}, ${hostname}", "",
+    ),
+    value(TORCHRUN, JOB, _WORKERS, "--event-log-handler", "NAME", "has no effect", "null"),
+    value(
+        OURS, JOB, _WORKERS, "--local-rank-arg", "",
+        "pass --local-rank=N or --local_rank=N to the script, as torch.distributed.launch does",
+        "none", choices=tuple(LOCAL_RANK_OPTIONS),
+    ),
+    flag(OURS, JOB, _WORKERS, "--use-env", "the same as --local-rank-arg none"),
+)  # fmt: skip
+
+_SIGNAL_OPTIONS = (
+    value(
+        TORCHRUN, JOB, _SIGNALS, "--signals-to-handle", "NAMES",
+        "signals that are passed on and end the job", DEFAULT_STOP,
+    ),
+    value(
+        OURS, JOB, _SIGNALS, "--forward-signals", "NAMES", "signals that are passed on, and no more",
+        DEFAULT_FORWARD,
+    ),
+    value(
+        OURS, JOB, _SIGNALS, "--preempt-signal", "NAME",
+        "signal by which a scheduler announces the end: passed on, for a checkpoint",
+    ),
+    value(
+        OURS, JOB, _SIGNALS, "--preempt-grace", "SECONDS",
+        "time for that checkpoint (default: --grace)", read=seconds,
+    ),
+    value(
+        OURS, JOB, _SIGNALS, "--log-level", "", "how much dslrun says about what it does",
+        "info", choices=tuple(LEVELS),
+    ),
+)  # fmt: skip
+
+COMMAND_LINE = CommandLine(
+    TORCHRUN,
+    (*_OPTIONS, *COMMON, *_SIGNAL_OPTIONS),
+    "training_script",
+    "training_script_args",
+    "Run a training script in several workers on this machine, as one of the nodes of a job.",
+)

@@ -1,0 +1,243 @@
+"""Reads a command line with argparse: help, mistakes, abbreviations, all that `dsl.cli.reader` declines."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from dsl._record import record
+from dsl.cli.options import BadValueError
+from dsl.cli.options_torch import ENVIRONMENT_PREFIX, SHUTDOWN_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, NoReturn
+
+    from dsl.cli.options import CommandLine, Option
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Help with defaults, as wide as the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        # Without a width argparse imports shutil to learn it, whenever an option is added.
+        super().__init__(prog, max_help_position=32, width=_terminal_width())
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        # One spelling of a word is enough to read, and its value once.
+        names = list(action.option_strings)
+        shown = [name for name in names if not ("_" in name and _dashed(name) in names)]
+        if not names or action.nargs == 0:
+            return ", ".join(shown) if names else super()._format_action_invocation(action)
+        return f"{', '.join(shown)} {self._format_args(action, action.dest.upper())}"
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shown = action.default not in (None, False, "", -1, "None", argparse.SUPPRESS)
+        return f"{action.help} (default: %(default)s)" if shown else action.help
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _terminal_width() -> int:
+    try:
+        columns = int(os.environ.get("COLUMNS", "0")) or os.get_terminal_size().columns
+    except (ValueError, OSError):
+        columns = 80
+    return max(columns - 2, 40)
+
+
+class _GivenAction(argparse.Action):
+    """Store the value, and in a second one that it was given."""
+
+    def __init__(self, *args: Any, given: str, **facts: Any) -> None:
+        super().__init__(*args, **facts)
+        self._given = given
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002  the signature is argparse's
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002  as above
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        setattr(namespace, self._given, True)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser for ``OPTIONS SCRIPT ARGUMENTS`` that never looks at what follows the script.
+
+    argparse alone does: it refuses ``train.py --n 3`` because ``--n`` could stand for several of its options.
+    """
+
+    def __init__(self, line: CommandLine, prog: str) -> None:
+        super().__init__(
+            prog=prog,
+            usage="%(prog)s [OPTIONS] SCRIPT [ARGUMENTS]",
+            description=line.description,
+            formatter_class=HelpFormatter,
+        )
+        self._whole: set[str] = set()
+        """Spellings that are taken only as they are, so that others can be shortened."""
+        self._rest = line.rest
+        groups: dict[str, Any] = {}
+        for option in line.options:
+            if option.group not in groups:
+                groups[option.group] = self.add_argument_group(option.group)
+            groups[option.group].add_argument(*option.names, **_facts(option))
+            if option.given:
+                self.set_defaults(**{option.given: False})
+            whole = option.names if option.origin != line.origin else option.own_names
+            self._whole.update([name for name in whole if name.startswith("--")])
+        self.add_argument(line.script, metavar="SCRIPT", help="what each worker runs")
+        action = self.add_argument(
+            line.rest, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
+        )
+        action.required = False
+
+    def option(self, name: str) -> argparse.Action:
+        """The option of that spelling."""
+        return self._option_string_actions[name]
+
+    def actions(self) -> list[argparse.Action]:
+        """All options but ``--help``."""
+        return [action for action in self._actions if action.option_strings and action.dest != "help"]
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except BadValueError as error:
+            raise argparse.ArgumentError(action, str(error)) from None
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        # Asked only for a word that is no option as it stands.
+        found: list[Any] = super()._get_option_tuples(option_string)
+        found = [
+            item for item in found if item[1] not in self._whole or item[1] == option_string.partition("=")[0]
+        ]
+        # Two spellings of one option are no reason to ask back.
+        return found[:1] if len({id(item[0]) for item in found}) == 1 else found
+
+    def error(self, message: str) -> NoReturn:
+        """End with 2 and one line; an option that does not exist is likely to be a slip of one that does."""
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            from difflib import get_close_matches
+
+            flag = unknown.split()[0].partition("=")[0]
+            near = get_close_matches(flag, self._option_string_actions, 1)
+            message = f"{message}, did you mean {near[0]}?" if near else f"{message}, see {self.prog} --help"
+        super().error(message)
+
+    def parse_script_args(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse up to the script; what follows is kept unchanged. Exits with 2 for bad usage.
+
+        As with argparse, the first ``--`` is a separator if it stands before the script or right after it.
+        """
+        end = self._find_script(argv) + 1
+        own, rest = argv[:end], argv[end:]
+        namespace = self.parse_args(own)
+        follows = rest[1:] if rest[:1] == ["--"] and "--" not in own else rest
+        setattr(namespace, self._rest, list(follows))
+        return namespace
+
+    def _find_script(self, argv: Sequence[str]) -> int:
+        """Index of the first word that is neither an option nor its value. Faults are left to argparse."""
+        index = 0
+        while index < len(argv):
+            word = argv[index]
+            if word == "--":
+                return index + 1
+            action, has_value = self._read_option(word)
+            if action is None and (word[:1] != "-" or word == "-" or self._is_value(word)):
+                return index
+            takes_next = action is not None and action.nargs is None and not has_value
+            index += 2 if takes_next else 1
+        return index
+
+    def _is_value(self, word: str) -> bool:
+        return " " in word or self._negative_number_matcher.match(word) is not None
+
+    def _read_option(self, word: str) -> tuple[argparse.Action | None, bool]:
+        """The last option that argparse sees in a word, if any, and whether the word holds its value too."""
+        actions = self._option_string_actions
+        name, equals, _ = word.partition("=")
+        if name in actions:
+            return actions[name], bool(equals)
+        if name.startswith("--"):
+            matches = [
+                action
+                for option, action in actions.items()
+                if option.startswith(name) and option not in self._whole
+            ]
+            return (matches[0] if len(set(map(id, matches))) == 1 else None), bool(equals)
+        action = None
+        if word[:1] == "-":
+            for index, letter in enumerate(word[1:], start=2):  # flags may be joined: -qH PATH
+                action = actions.get(f"-{letter}")
+                if action is None or action.nargs is None:
+                    return action, index < len(word)
+        return action, False
+
+
+def _facts(option: Option) -> dict[str, Any]:
+    """What `argparse.ArgumentParser.add_argument` is told of an option."""
+    facts: dict[str, Any] = {"help": option.help, "default": option.default}
+    if option.is_flag:
+        return {**facts, "action": "store_true"}
+    if option.given:
+        facts.update(action=_GivenAction, given=option.given)
+    facts.update(type=option.read, metavar=option.metavar or None)
+    facts["choices"] = None if option.choices is None else list(option.choices)
+    return facts
+
+
+@record
+class _Inherited:
+    """What a variable of the environment says of an option; read only if the command line says nothing."""
+
+    variable: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.text}, from {self.variable}"
+
+
+def inherit(parser: Parser, environ: Mapping[str, str]) -> None:
+    """Take the defaults of torchrun's options from the environment, where it has them."""
+    shutdown = environ.get(SHUTDOWN_VARIABLE)
+    if shutdown is not None:
+        parser.option("--grace").default = _Inherited(SHUTDOWN_VARIABLE, shutdown)
+    for action in parser.actions():
+        for option in action.option_strings:
+            variable = ENVIRONMENT_PREFIX + option.lstrip("-").replace("-", "_").upper()
+            if option.startswith("--") and variable in environ:
+                action.default = _Inherited(variable, environ[variable])
+
+
+def read_inherited(parser: Parser, namespace: argparse.Namespace) -> None:
+    """Read what `inherit` took, where the command line has said nothing. Exits with 2 for bad values."""
+    for action in parser.actions():
+        value = getattr(namespace, action.dest)
+        if isinstance(value, _Inherited):
+            setattr(namespace, action.dest, _read_inherited(parser, action, value))
+
+
+def _read_inherited(parser: Parser, action: argparse.Action, inherited: _Inherited) -> Any:
+    """The value of an option, checked as if it stood on the command line."""
+    text, shown = inherited.text, f"{inherited.variable}={inherited.text!r}"
+    try:
+        if action.nargs == 0:
+            return bool(int(text))
+        value = action.type(text)  # type: ignore[operator,misc]
+    except BadValueError as error:
+        parser.error(f"{inherited.variable}: {error}")
+    except ValueError:
+        kind = "value, expected 0 or 1" if action.nargs == 0 else f"{action.type.__name__} value"  # type: ignore[union-attr]
+        parser.error(f"{shown}: invalid {kind}")
+    if action.choices is not None and value not in action.choices:
+        parser.error(f"{shown}: invalid choice, expected one of {', '.join(map(str, action.choices))}")
+    return value

@@ -1,0 +1,100 @@
+"""Reads a command line that is written out in full, without argparse, whose import costs half a launch.
+
+Whatever is not plain (abbreviations, joined flags, help, mistakes) is declined, and `dsl.cli.parser` reads
+the same words. It is also the judge: where this one accepts, both mean the same.
+"""
+
+from __future__ import annotations
+
+from dsl.cli.options import BadValueError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from dsl.cli.options import CommandLine, Option
+
+
+class Options:
+    """The values of all options, the script and its arguments, as attributes."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def read_words(
+    argv: Sequence[str],
+    line: CommandLine,
+    defaults: Mapping[str, Any] | None = None,
+    inherited: Mapping[str, str] | None = None,
+) -> Options | None:
+    """The values of a command line; None if it is not plain.
+
+    ``defaults`` replaces those of the table. ``inherited`` has words of the environment, which are read only
+    for options that are not there.
+    """
+    by_name = {name: option for option in line.options for name in option.names}
+    given: dict[str, Any] = {}
+    words = iter(argv)
+    try:
+        for word in words:
+            option = by_name.get(word)
+            if option is None and not _is_value(word):
+                name, equals, text = word.partition("=")
+                option = by_name.get(name)
+                # argparse takes a lone "--" for a separator even here.
+                if option is None or option.is_flag or not equals or name[:2] != "--" or text == "--":
+                    return None
+                _give(given, option, text)
+            elif option is None:
+                given[line.script] = word
+                break
+            elif option.is_flag:
+                given[option.dest] = True
+            else:
+                text = next(words, "--")
+                if not _is_value(text):
+                    return None
+                _give(given, option, text)
+        else:
+            return None  # there is no script
+        return Options(_complete(given, list(words), line, defaults or {}, inherited or {}))
+    except (BadValueError, ValueError, TypeError):
+        return None
+
+
+def _is_value(word: str) -> bool:
+    """Whether argparse takes the word for a value or a script for sure."""
+    return word[:1] != "-" or (word[1:].isascii() and word[1:].isdecimal())
+
+
+def _give(given: dict[str, Any], option: Option, text: str) -> None:
+    value = option.read(text)
+    if option.choices is not None and value not in option.choices:
+        raise BadValueError(text)
+    given[option.dest] = value
+    if option.given:
+        given[option.given] = True
+
+
+def _complete(
+    given: dict[str, Any],
+    rest: list[str],
+    line: CommandLine,
+    defaults: Mapping[str, Any],
+    inherited: Mapping[str, str],
+) -> dict[str, Any]:
+    values: dict[str, Any] = {line.rest: rest[1:] if rest[:1] == ["--"] else rest}
+    for option in line.options:
+        dest = option.dest
+        if dest in inherited and dest not in given:
+            _give(given, option, inherited[dest])
+        values[dest] = defaults.get(dest, option.default)
+        if option.given:
+            values[option.given] = False
+    return {**values, **given}

@@ -1,0 +1,287 @@
+"""Two readers of one table: the small one says what argparse says, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
+from dsl.cli.reader import read_words
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable
+
+    from dsl.cli.options import CommandLine, Option
+
+ROOT = Path(__file__).parents[3]
+LINES = {"dsl": options_deepspeed.COMMAND_LINE, "dslrun": options_torch.COMMAND_LINE}
+PARSERS = {"dsl": deepspeed.make_parser(), "dslrun": torchrun.make_parser()}
+OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
+VALUES = [
+    *("2", "-1", "+3", " 4 ", "1_0", "-1.5", ".5", "-.5", "1e3", "nan", "inf", "x", "0x1", "٣", "-٣", "1:2"),
+    *(
+        "2:1",
+        "64K",
+        "1M",
+        "",
+        " ",
+        "a b",
+        "-a b",
+        "-",
+        "--",
+        "---",
+        "-q",
+        "-x",
+        "--x",
+        "a=b",
+        "=",
+        "run",
+        "node",
+    ),
+    *("auto", "debug", "spawn", "h:1", "t.py", "-m", "--module", "--num_gpus", "--nnodes=2"),
+]
+
+
+def _by_argparse(parse: Callable[[], Namespace]) -> dict[str, Any] | None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            return vars(parse())
+        except SystemExit:
+            return None
+
+
+def _shown(values: dict[str, Any] | None) -> dict[str, str] | None:
+    """Values with their types; NaN is equal to itself."""
+    return None if values is None else {name: repr(value) for name, value in sorted(values.items())}
+
+
+def _words(line: CommandLine) -> st.SearchStrategy[list[str]]:
+    """A few words of a command line: an option with its value in one or two words, or any word at all."""
+    names = st.sampled_from(
+        [*sorted(name for option in line.options for name in option.names), "--help", "-h"]
+    )
+    values = st.sampled_from(VALUES)
+    choices = st.sampled_from(sorted({word for option in line.options for word in option.choices or ()}))
+    good = st.sampled_from([option for option in line.options if not option.is_flag]).flatmap(
+        lambda option: st.tuples(
+            st.sampled_from(option.names), st.sampled_from(option.choices or ("1", "-1", "64K", "a b", ""))
+        )
+    )
+    return st.one_of(
+        good.map(list),
+        good.map(lambda pair: [f"{pair[0]}={pair[1]}"]),
+        st.sampled_from([option for option in line.options if option.is_flag]).map(
+            lambda one: [one.names[-1]]
+        ),
+        st.tuples(names, values | choices).map(list),
+        st.builds("{}={}".format, names, values | choices).map(lambda word: [word]),
+        st.builds(lambda name, end: [name[:end]], names, st.integers(2, 12)),
+        st.builds(lambda name, end: [f"{name[:end]}=1"], names, st.integers(2, 12)),
+        st.builds(lambda name, text: [name[:2] + text], names, values),
+        (names | values).map(lambda word: [word]),
+    )
+
+
+def _argv(line: CommandLine) -> st.SearchStrategy[list[str]]:
+    own = st.lists(_words(line), max_size=4).map(lambda parts: [word for part in parts for word in part])
+    rest = st.lists(_words(line), max_size=2).map(lambda parts: [word for part in parts for word in part])
+    return st.builds(
+        lambda own, script, rest: [*own, *script, *rest], own, st.sampled_from([[], ["t.py"]]), rest
+    )
+
+
+@given(st.sampled_from(sorted(LINES)).flatmap(lambda one: st.tuples(st.just(one), _argv(LINES[one]))))
+def test_what_the_small_reader_accepts_means_the_same_to_argparse(case: tuple[str, list[str]]) -> None:
+    command, argv = case
+    found = read_words(argv, LINES[command])
+    assume(found is not None)
+    assert found is not None
+    assert _shown(vars(found)) == _shown(_by_argparse(lambda: PARSERS[command].parse_script_args(argv)))
+
+
+def _good_value(option: Option) -> str:
+    choices = [word for word in option.choices or () if word != option.default]
+    return choices[-1] if choices else {"log_max_size": "1M"}.get(option.dest, "7")
+
+
+@pytest.mark.parametrize(
+    "command, option", OPTIONS, ids=[f"{command} {option.dest}" for command, option in OPTIONS]
+)
+def test_every_spelling_is_accepted_and_means_what_it_means_to_argparse(command: str, option: Option) -> None:
+    for name in option.names:
+        written = [[name]] if option.is_flag else [[name, _good_value(option)]]
+        if not option.is_flag and name.startswith("--"):
+            written.append([f"{name}={_good_value(option)}"])
+        for words in written:
+            argv = [*words, "t.py", name, "--", "-x"]
+            found = read_words(argv, LINES[command])
+            assert found is not None, argv
+            assert _shown(vars(found)) == _shown(vars(PARSERS[command].parse_script_args(argv)))
+            assert getattr(found, option.dest) != option.default
+
+
+DECLINED = [
+    *("", "--num_gpus", "--num_gpus 2", "-h", "--help t.py", "--num_g 2 t.py", "-Hhosts t.py"),
+    *(
+        "-H=h t.py",
+        "-qH h t.py",
+        "--module=1 t.py",
+        "--module= t.py",
+        "--num_gpus x t.py",
+        "--num_gpus= t.py",
+    ),
+    *(
+        "--autotuning x t.py",
+        "--hostfile -q t.py",
+        "--hostfile -- t.py",
+        "--hostfile=-- t.py",
+        "-- t.py",
+        "- x",
+    ),
+    *("-1.5 x", "--zzz t.py", "-x t.py", "--log-max-size 1 t.py", "--grace -1 t.py", "--grace nan t.py"),
+]
+
+
+@pytest.mark.parametrize("text", DECLINED)
+def test_what_is_not_plain_is_left_to_argparse(text: str) -> None:
+    assert read_words(text.split(), LINES["dsl"]) is None
+
+
+@pytest.mark.parametrize("argv, rest", [(["t.py", "--", "a"], ["a"]), (["t.py", "a", "--"], ["a", "--"])])
+def test_one_separator_right_after_the_script_is_no_argument(argv: list[str], rest: list[str]) -> None:
+    found = read_words(argv, LINES["dsl"])
+    assert found is not None
+    assert found.user_args == rest
+
+
+def test_the_table_never_has_a_spelling_twice() -> None:
+    for line in LINES.values():
+        names = [name for option in line.options for name in option.names]
+        values = [option.dest for option in line.options]
+        assert len(set(names)) == len(names)
+        assert len(set(values)) == len(values)
+
+
+def test_a_default_needs_no_reading() -> None:
+    """argparse would read a default that is text."""
+    for _, option in OPTIONS:
+        assert not isinstance(option.default, str) or option.read is str
+
+
+@pytest.mark.parametrize(
+    "argv, text",
+    [
+        (["t.py"], "9"),
+        (["--grace", "3", "t.py"], "9"),
+        (["--shutdown_timeout=3", "t.py"], "soon"),
+        (["t.py"], "-0"),
+        (["t.py"], " 4.5 "),
+    ],
+)
+def test_torchs_variable_for_the_grace_means_the_same_to_both(argv: list[str], text: str) -> None:
+    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": text}
+    found = torchrun._read_plain(argv, environ, "none")
+    assert found is not None
+    assert _shown(vars(found)) == _shown(vars(torchrun.parse_args(argv, environ)))
+
+
+@pytest.mark.parametrize("text", ["soon", "", "-1", "nan"])
+def test_a_bad_value_of_that_variable_is_left_to_argparse(text: str) -> None:
+    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": text}
+    assert torchrun._read_plain(["t.py"], environ, "none") is None
+    with contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit):
+        torchrun.read(["t.py"], environ)
+
+
+def test_variables_that_stand_for_options_are_left_to_argparse() -> None:
+    assert torchrun._read_plain(["t.py"], {"PET_NNODES": "2"}, "none") is None
+    assert torchrun.read(["t.py"], {"PET_NNODES": "2"})[0].resources.min_nodes == 2
+
+
+@pytest.mark.parametrize("local_rank_arg", ["none", "dash"])
+def test_the_default_of_a_face_is_that_of_both_readers(local_rank_arg: str) -> None:
+    for argv in (["t.py"], ["--local-rank-arg=underscore", "t.py"]):
+        found = torchrun._read_plain(argv, {}, local_rank_arg)
+        assert found is not None
+        assert vars(found) == vars(torchrun.parse_args(argv, {}, local_rank_arg=local_rank_arg))
+
+
+def _documented() -> list[tuple[str, list[str]]]:
+    """Command lines that the documents show as code: (command, its words)."""
+    found = []
+    for name in ("README.md", "docs/cli.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        shown = [
+            line.strip()
+            for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+            for line in block.split("\n")
+        ]
+        shown += [line[4:] for line in text.split("\n") if line.startswith("    ")]
+        shown += [line[2:] for line in text.split("\n") if line.startswith("$ ")]
+        shown += re.findall(r"`([^`\n]+)`", text)
+        for line in shown:
+            match = re.match(r"(?:[A-Z_]+=\S+ )*(dsl|dslrun) (.*)", line)
+            words = shlex.split(match[2], comments=True) if match else []
+            if match and words and "[OPTIONS]" not in words and not words[-1].startswith("-"):
+                found.append((match[1], words))
+    return found
+
+
+DOCUMENTED = _documented()
+COMMON = [
+    ("dsl", "train.py"),
+    ("dsl", "--num_gpus 8 train.py --lr 1e-3 --deepspeed ds.json"),
+    ("dsl", "--num_gpus=8 --master_port 29501 -H hosts --module pkg.train --num_gpus 3"),
+    (
+        "dsl",
+        "--hostfile hosts --include worker-0@worker-1:0,2 --no_ssh --node_rank 1 --master_addr h train.py",
+    ),
+    ("dsl", "--no_python --num_gpus 2 -q /bin/true"),
+    ("dslrun", "--standalone --nproc-per-node=gpu train.py --lr -1"),
+    ("dslrun", "--nnodes=2 --nproc_per_node=8 --node_rank=0 --master_addr=h --master_port=29500 train.py -x"),
+    ("dslrun", "-m --max-restarts 3 -r 3 -t 1 --log-dir logs pkg.train"),
+    ("dslrun", "--rdzv-backend=c10d --rdzv-endpoint=h:29400 --rdzv-id=7 --nnodes=1:4 train.py"),
+    ("dslrun", "--log-line-prefix-template ${rank}: --signals-to-handle TERM,USR1 --grace 3 train.py"),
+]
+PLAIN = [*DOCUMENTED, *[(command, line.split()) for command, line in COMMON]]
+
+
+def test_the_documents_show_command_lines() -> None:
+    assert len(DOCUMENTED) >= 18
+    assert {command for command, _ in DOCUMENTED} == {"dsl", "dslrun"}
+
+
+@pytest.mark.parametrize(
+    "command, words", PLAIN, ids=[shlex.join([command, *words]) for command, words in PLAIN]
+)
+def test_a_common_command_line_is_plain(command: str, words: list[str]) -> None:
+    found = read_words(words, LINES[command])
+    assert found is not None
+    assert _shown(vars(found)) == _shown(vars(PARSERS[command].parse_script_args(words)))
+
+
+def test_a_common_command_line_is_read_without_argparse() -> None:
+    """Start-up is a budget."""
+    code = f"""
+import sys
+from dsl.cli import deepspeed, torchrun
+for command, words in {PLAIN!r}:
+    (deepspeed if command == "dsl" else torchrun).read(words, {{"PATH": "/bin"}})
+print(sorted({{"argparse", "enum", "gettext", "locale", "re", "typing"}} & set(sys.modules)))
+"""
+    result = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
+        capture_output=True, text=True, check=False, timeout=20,
+    )  # fmt: skip
+    assert (result.stdout, result.stderr) == ("[]\n", "")

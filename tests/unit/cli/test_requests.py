@@ -1,0 +1,261 @@
+"""What each option of the two commands asks for: one field of the `Request`, and no other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
+from dsl.model.request import (
+    ElasticRequest,
+    MeetingRequest,
+    OutputRequest,
+    PlacementRequest,
+    ProgramRequest,
+    RemoteRequest,
+    Request,
+    ResourceRequest,
+    SignalRequest,
+)
+
+if TYPE_CHECKING:
+    from dsl.cli.options import CommandLine, Option
+
+FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
+LINES: dict[str, CommandLine] = {
+    "dsl": options_deepspeed.COMMAND_LINE,
+    "dslrun": options_torch.COMMAND_LINE,
+}
+
+# Words after the option -> the field that changes, and its value. "": it is a flag.
+BOTH: dict[str, tuple[str, str, Any]] = {
+    "grace": ("7", "signals.grace_s", 7.0),
+    "log_dir": ("d", "output.log_dir", "d"),
+    "redirects": ("0:1", "output.redirects", "0:1"),
+    "tee": ("0:2", "output.tee", "0:2"),
+    "local_ranks_filter": ("0,2", "output.local_ranks", "0,2"),
+    "duplicate_stdout_filters": ("a", "output.stdout_words", "a"),
+    "duplicate_stderr_filters": ("b", "output.stderr_words", "b"),
+    "tag_output": ("never", "output.tag", "never"),
+    "collapse": ("", "output.collapse", True),
+    "stdin": ("none", "output.stdin", "none"),
+    "log_max_size": ("64K", "output.max_bytes", 1 << 16),
+    "bind": ("auto", "placement.bind", "auto"),
+    "bind_strict": ("", "placement.strict", True),
+    "mem_policy": ("local", "placement.memory", "local"),
+    "report_bindings": ("", "placement.names_devices", True),
+    "dry_run": ("", "placement.names_devices", True),
+    "dry_run_json": ("", "placement.names_devices", True),
+    "log_level": ("debug", "log_level", "debug"),
+}
+DEEPSPEED: dict[str, tuple[str, str, Any]] = {
+    "hostfile": ("h", "resources.hostfile", "h"),
+    "include": ("a", "resources.include", "a"),
+    "exclude": ("b", "resources.exclude", "b"),
+    "num_nodes": ("2", "resources.min_nodes", 2),
+    "num_gpus": ("3", "resources.num_gpus", 3),
+    "master_port": ("29500", "meeting.master_port", 29500),
+    "master_addr": ("m", "meeting.master_addr", "m"),
+    "min_elastic_nodes": ("1", "elastic.min_nodes", 1),
+    "max_elastic_nodes": ("2", "elastic.max_nodes", 2),
+    "elastic_training": ("", "elastic.training", True),
+    "autotuning": ("run", "elastic.autotuning", "run"),
+    "no_ssh": ("", "remote.no_ssh", True),
+    "node_rank": ("0", "meeting.node_rank", 0),
+    "no_ssh_check": ("", "remote.no_ssh_check", True),
+    "force_multi": ("", "remote.force_multi", True),
+    "launcher": ("slurm", "remote.launcher", "slurm"),
+    "launcher_args": ("x y", "remote.launcher_args", "x y"),
+    "ssh_port": ("6", "remote.ssh_port", 6),
+    "venv_script": ("v", "remote.venv_script", "v"),
+    "module": ("", "program.module", True),
+    "no_python": ("", "program.no_python", True),
+    "no_local_rank": ("", "program.local_rank_option", ""),
+    "bind_cores_to_rank": ("", "placement.bind_cores_to_rank", True),
+    "bind_core_list": ("0-3", "placement.core_list", "0-3"),
+    "enable_each_rank_log": ("logs", "output.each_rank_log", "logs"),
+    "save_pid": ("", "save_pid", True),
+    "quiet": ("", "log_level", "error"),
+}
+TORCH: dict[str, tuple[str, str, Any]] = {
+    "nproc_per_node": ("gpu", "resources.nproc_per_node", "gpu"),
+    "node_rank": ("1", "meeting.node_rank", 1),
+    "role": ("r", "role", "r"),
+    "max_restarts": ("3", "max_restarts", 3),
+    "master_addr": ("m", "meeting.master_addr", "m"),
+    "master_port": ("29500", "meeting.master_port", 29500),
+    "local_addr": ("l", "meeting.local_addr", "l"),
+    "standalone": ("", "meeting.standalone", True),
+    "rdzv_backend": ("c10d", "meeting.backend", "c10d"),
+    "rdzv_endpoint": ("h:1", "meeting.endpoint", "h:1"),
+    "rdzv_id": ("7", "meeting.run_id", "7"),
+    "rdzv_conf": ("a=1", "meeting.settings", "a=1"),
+    "module": ("", "program.module", True),
+    "no_python": ("", "program.no_python", True),
+    "virtual_local_rank": ("", "placement.virtual_local_rank", True),
+    "numa_binding": ("socket", "placement.numa_binding", "socket"),
+    "logs_specs": ("mine", "output.logs_specs", "mine"),
+    "log_line_prefix_template": ("${rank}:", "output.template", "${rank}:"),
+    "local_rank_arg": ("dash", "program.local_rank_option", "--local-rank"),
+    "signals_to_handle": ("TERM", "signals.stop", (15,)),
+    "forward_signals": ("USR1", "signals.forward", (10,)),
+    "preempt_signal": ("34", "signals.preempt", 34),
+    "preempt_grace": ("9", "signals.preempt_grace_s", 9.0),
+}
+FIELDS = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
+# Options that torchrun has and that change nothing here, and those that have a test of their own below.
+WITHOUT_EFFECT = {"monitor_interval", "start_method", "event_log_handler"}
+APART = {"nnodes", "run_path", "use_env"}
+OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
+
+
+def _read(command: str, *words: str, **facts: str) -> Request:
+    request: Request = FRONT_ENDS[command].read([*words, "t.py", "--x"], {}, **facts)[0]
+    return request
+
+
+def _fields(record: Any, path: str = "") -> dict[str, Any]:
+    """The fields of a record and of the records in it, by their path."""
+    found: dict[str, Any] = {}
+    for name in record.__slots__:
+        field = getattr(record, name)
+        nested = isinstance(getattr(type(field), "__slots__", None), tuple) and hasattr(
+            type(field), "_defaults"
+        )
+        found.update(_fields(field, f"{path}{name}.") if nested else {f"{path}{name}": field})
+    return found
+
+
+def _changes(command: str, *words: str, **facts: str) -> dict[str, Any]:
+    """What the words change in the request."""
+    before, after = _fields(_read(command, **facts)), _fields(_read(command, *words, **facts))
+    return {name: value for name, value in after.items() if value != before[name]}
+
+
+@pytest.mark.parametrize(
+    "command, option", OPTIONS, ids=[f"{command} {option.dest}" for command, option in OPTIONS]
+)
+def test_each_option_changes_its_field_of_the_request_and_no_other(command: str, option: Option) -> None:
+    if option.dest in APART:
+        return
+    if option.dest in WITHOUT_EFFECT:
+        assert _changes(command, option.names[0], option.choices[-1] if option.choices else "5") == {}
+        return
+    words, field, value = FIELDS[command][option.dest]
+    assert option.is_flag == (not words)
+    for name in option.names:
+        assert _changes(command, name, *([words] if words else [])) == {field: value}
+
+
+def test_every_row_of_this_file_is_an_option() -> None:
+    for command, line in LINES.items():
+        names = {option.dest for option in line.options}
+        assert set(FIELDS[command]) == names - WITHOUT_EFFECT - APART
+
+
+def test_the_scope_of_each_option() -> None:
+    """The values of all others travel in the job."""
+    scopes = {
+        (command, scope): {one.dest for one in line.options if one.scope == scope}
+        for command, line in LINES.items()
+        for scope in ("node", "launcher")
+    }
+    assert scopes == {
+        ("dsl", "node"): {"node_rank", "save_pid"},
+        ("dslrun", "node"): {"node_rank", "local_addr"},
+        ("dslrun", "launcher"): {"dry_run", "dry_run_json"},
+        ("dsl", "launcher"): {
+            *("dry_run", "dry_run_json", "hostfile", "include", "exclude", "num_nodes", "num_gpus"),
+            *("no_ssh", "no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port"),
+            *("venv_script", "autotuning"),
+        },
+    }
+
+
+def test_nothing_said_is_the_default_request() -> None:
+    program = ProgramRequest("t.py", ("--x",), local_rank_option="--local_rank")
+    expected = Request("deepspeed", program, ResourceRequest(hostfile="/job/hostfile"))
+    assert _read("dsl") == expected
+    said = "--num_gpus -1 --num_nodes -1 --node_rank -1 --enable_each_rank_log None --log-dir= --master_addr="
+    assert _read("dsl", *said.split()) == expected
+    assert _read("dslrun") == Request(
+        "torch",
+        ProgramRequest("t.py", ("--x",)),
+        ResourceRequest(min_nodes=1, max_nodes=1, nproc_per_node="1"),
+        MeetingRequest(master_addr="127.0.0.1", node_rank=0, run_id="none"),
+        signals=SignalRequest(stop=(15, 2, 1, 3), forward=(10, 12)),
+    )
+
+
+def test_every_wish_of_dsl_reaches_its_record() -> None:
+    line = (
+        "-H h -i a -e b --num_nodes 1:2 --min_elastic_nodes 1 --max_elastic_nodes 2 --num_gpus 3 --master_port 4 "
+        "--master_addr m --node_rank 5 --launcher slurm --launcher_args x --module --no_python --no_local_rank "
+        "--no_ssh --no_ssh_check --force_multi --save_pid --enable_each_rank_log logs --autotuning run "
+        "--elastic_training --bind_cores_to_rank --bind_core_list 0 --ssh_port 6 --venv_script v --log_level debug "
+        "--grace 7 --log-dir d -r 1 -t 0:2 --local_ranks_filter 0 --duplicate-stdout-filters a "
+        "--duplicate_stderr_filters b --tag-output never --collapse --stdin none --log_max_size 64k"
+    )
+    assert _read("dsl", *line.split()) == Request(
+        "deepspeed",
+        ProgramRequest("t.py", ("--x",), module=True, no_python=True),
+        ResourceRequest(hostfile="h", include="a", exclude="b", min_nodes=1, max_nodes=2, num_gpus=3),
+        MeetingRequest(master_addr="m", master_port=4, node_rank=5),
+        RemoteRequest(
+            "slurm", "x", no_ssh=True, no_ssh_check=True, force_multi=True, ssh_port=6, venv_script="v"
+        ),
+        SignalRequest(grace_s=7.0),
+        OutputRequest(
+            log_dir="d",
+            each_rank_log="logs",
+            redirects="1",
+            tee="0:2",
+            local_ranks="0",
+            stdout_words="a",
+            stderr_words="b",
+            tag="never",
+            collapse=True,
+            stdin="none",
+            max_bytes=1 << 16,
+        ),
+        PlacementRequest(bind_cores_to_rank=True, core_list="0"),
+        ElasticRequest(autotuning="run", training=True, min_nodes=1, max_nodes=2),
+        log_level="debug",
+        save_pid=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "words, least, most",
+    [("3", 3, 3), ("1:4", 1, 4), (" 2 : 5 ", 2, 5), ("1:1", 1, 1), ("4:2", 4, 2)],
+)
+def test_nodes_of_dslrun(words: str, least: int, most: int) -> None:
+    resources = _read("dslrun", "--nnodes", words).resources
+    assert (resources.min_nodes, resources.max_nodes) == (least, most)
+
+
+def test_a_path_overrules_what_else_was_said_of_the_program() -> None:
+    assert _changes("dslrun", "--run-path", "--module", "--no-python") == {}
+    assert (
+        _read("dslrun", "--run-path", "--local-rank-arg", "dash").program.local_rank_option == "--local-rank"
+    )
+
+
+def test_a_script_is_told_its_local_rank_unless_it_uses_the_environment() -> None:
+    launch = {"local_rank_arg": "dash"}
+    assert _read("dslrun", **launch).program.local_rank_option == "--local-rank"
+    assert _changes("dslrun", "--use-env", **launch) == {"program.local_rank_option": ""}
+    assert _changes("dslrun", "--local-rank-arg", "underscore", **launch) == {
+        "program.local_rank_option": "--local_rank"
+    }
+
+
+def test_quiet_wins_over_a_level() -> None:
+    assert _changes("dsl", "--log_level", "debug", "-q") == {"log_level": "error"}
+
+
+def test_a_device_without_files_is_no_directory_for_logs() -> None:
+    assert _changes("dslrun", "--log-dir", "/dev/null", "-r", "3", "-t", "3", "--logs-specs", "mine") == {
+        "output.logs_specs": "mine"
+    }
