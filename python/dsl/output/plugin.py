@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from dsl.machine.console import Console
-    from dsl.model import NodePlan
+    from dsl.model.node import NodePlan
     from dsl.model.request import OutputRequest
     from dsl.output.answer import StreamFiles
 

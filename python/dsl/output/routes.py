@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import record, replace
 from dsl.errors import OptionError
-from dsl.model import INHERIT, Route
+from dsl.model.node import INHERIT, Route
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from dsl.machine.console import Console, Kind
-    from dsl.model import LineFile
+    from dsl.model.node import LineFile
     from dsl.model.request import OutputRequest
     from dsl.output.answer import StreamFile, StreamFiles
 

@@ -10,26 +10,22 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
-from tests.support.machine import make_facts
 from tests.support.outcome import assert_one_line
 
-from dsl import model
 from dsl._record import replace
 from dsl.errors import OptionError
 from dsl.machine.console import Console
-from dsl.model import INHERIT, Route, TorchRequest
+from dsl.model.node import INHERIT, NodePlan, Route, WorkerPlan
 from dsl.model.request import OutputRequest
 from dsl.output.answer import StreamFile
 from dsl.output.plugin import load_plugin, plan_with_plugin
-from dsl.output.routes import without_files
-from dsl.plan.torchrun import build_group, plan_attempt
+from dsl.output.routes import LogPlace, Shown, plan_output, without_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import ModuleType
 
-    from dsl.model import NodePlan
     from dsl.output.plugin import LogsPlugin
 
 PACKAGE = '''
@@ -130,12 +126,45 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def _plan(plugin: LogsPlugin, attempt: int = 0, console: Console = PIPE, **asked: Any) -> NodePlan:
-    """As `plan_attempt` plans for a request with a plug-in."""
-    rest = without_files(OutputRequest(**asked))
-    output = model.OutputRequest(stdout_words=rest.stdout_words, stderr_words=rest.stderr_words)
-    host = make_facts(console=console)
-    group = build_group(TorchRequest("t.py", nproc_per_node="2", output=output), ("t",), {"A": "b"}, host)
-    return plan_with_plugin(plugin, plan_attempt(group, attempt, host), console)
+    """The plan of an attempt of two workers with what the plug-in wants."""
+    output = plan_output(
+        without_files(OutputRequest(**asked)), Shown(range(2), 2, console, {}), LogPlace("/run", attempt)
+    )
+    workers = [
+        WorkerPlan(
+            rank,
+            rank,
+            ("t",),
+            {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_ERROR_FILE": "/run/error.json"},
+            stdout=stdout,
+            stderr=stderr,
+            error_file="/run/error.json",
+        )
+        for rank, (stdout, stderr) in enumerate(output.routes)
+    ]
+    env = {
+        "A": "b",
+        "GROUP_RANK": "0",
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "7",
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_RUN_ID": "run",
+    }
+    plan = NodePlan(
+        "machine",
+        0,
+        tuple(workers),
+        env,
+        "127.0.0.1",
+        7,
+        2,
+        log_dir="/x",
+        run_dirs=output.run_dirs,
+        line_files=output.line_files,
+    )
+    return plan_with_plugin(plugin, plan, console)
 
 
 def test_it_is_constructed_once_with_what_the_user_asked_for(package: Package) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dsl.errors import OptionError
 from dsl.machine.console import Console
-from dsl.model import INHERIT, Route
+from dsl.model.node import INHERIT, Route
 from dsl.model.request import OutputRequest
 from dsl.output.answer import StreamFile, StreamFiles, WorkerFiles
 from dsl.output.routes import (
