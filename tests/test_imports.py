@@ -13,26 +13,46 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "python" / "dsl"
 
-# A module may import from its own line or from a line above it.
-LAYERS = (
-    ("errors", "model", "signals", "_record", "_own_process"),
-    ("plan",),
-    ("launchers",),
-    ("excerpt",),
-    ("report", "evidence"),
-    ("spec",),
-    ("attempts", "elastic"),
-    ("narrator",),
-    ("app",),
-    ("cli",),
-    ("run", "launch", "__main__"),
-    ("runner",),  # the names users import, taken from everywhere
-)
-# Siblings: none of them may import another.
-SIBLINGS = ("plan", "launchers", "report")
-# The package's own face hands out names of these layers, and is imported by all of them.
+# Rooms from the ground up, and in each its modules in the same order. A module may import from what stands before
+# it: from any module of a room above it on this page, and from those before it in its own. Whatever a module names in
+# its text counts, also inside a function and for the type checker alone.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "": ("errors", "_record", "_own_process", "signals", "lists"),
+    "model": ("request", "job", "node", "failure", "outcome", "codec"),
+    "resources": ("hostfile", "filters", "world"),
+    "machine": ("topology", "cpus", "console", "files", "names", "ports", "check"),
+    "devices": (
+        "table", "files", "visible", "nvml", "nvidia", "ask_torch", "others", "located", "facts", "select", "own",
+    ),
+    "facts": (),
+    "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),
+    "output": ("grammar", "answer", "routes", "plugin", "folders"),
+    "rendezvous": ("port", "base", "static"),
+    "plan": ("flavours", "program", "environ", "hosts", "meeting", "job", "node"),
+    "report": (
+        "speak", "excerpt", "evidence", "verdict", "failures", "summary", "loops", "narrator", "plan",
+    ),
+    "spec": (),
+    "agent": ("policy", "pid_file", "agent", "planner"),
+    "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
+    "cli": ("command",),
+    "__main__": (),
+    "run": (),
+    "launch": (),
+    "runner": (),
+}  # fmt: skip
+# The package's own face hands out the extension's names, and is imported by all.
 FACE = "dsl"
 MAY_IMPORT_EXTENSION = {"dsl", "dsl.spec"}
+# Rooms that only compute: values in, values out. What they know of the machine they are given.
+PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers")
+PURE_MODULES = ("dsl.agent.policy", "dsl.output.grammar", "dsl.output.routes", "dsl.output.answer")
+IMPURE = {
+    "os", "sys", "io", "time", "datetime", "socket", "_socket", "select", "subprocess", "multiprocessing", "shutil",
+    "tempfile", "pathlib", "glob", "random", "secrets", "uuid", "signal", "threading", "asyncio", "logging", "mmap",
+}  # fmt: skip
+IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
+ENDS_PROCESSES = {"_exit", "fork", "forkpty", "abort", "execv", "execve", "execvp", "execvpe"}
 # All that a launch on one node may import beyond what argparse, os and sys bring.
 LAUNCH_MODULES = {
     "__future__",
@@ -109,29 +129,127 @@ def imported(name: str, *, at_run_time: bool = False) -> list[tuple[int, str]]:
     return found
 
 
-def layer(name: str) -> tuple[int, str]:
-    """Rank and name of the layer a module belongs to."""
-    part = name.split(".")[1]
-    for rank, members in enumerate(LAYERS):
-        if part in members:
-            return rank, part
-    pytest.fail(f"{name} belongs to no layer: add it to LAYERS")
+def order() -> dict[str, int]:
+    """Place of every module on the page of rooms; a package itself stands before its modules."""
+    names = []
+    for room, members in ROOMS.items():
+        prefix = f"dsl.{room}" if room else "dsl"
+        names += [prefix] if room else []
+        names += [f"{prefix}.{member}" for member in members]
+    return {name: place for place, name in enumerate(names)}
 
 
-def test_every_module_imports_only_from_layers_below_it() -> None:
+def test_every_module_imports_only_from_what_stands_before_it() -> None:
+    """One direction, also inside a room: so there can be no circle."""
+    places = order()
     wrong = []
     for name in modules():
         if name == FACE:
             continue
-        rank, part = layer(name)
+        assert name in places, f"{name} stands in no room: add it to ROOMS"
         for line, target in imported(name):
-            if not target.startswith("dsl.") or target == "dsl._core":
-                continue
-            target_rank, target_part = layer(target)
-            siblings = part in SIBLINGS and target_part in SIBLINGS and part != target_part
-            if target_rank > rank or siblings:
+            inner = target.startswith("dsl.") and target != "dsl._core"
+            if inner and places[target] >= places[name]:
                 wrong.append(f"{name}:{line} imports {target}")
     assert not wrong
+    assert not set(places) - set(modules()), "rooms that are not there any more"
+
+
+def test_there_is_no_circle_of_imports_lazy_ones_counted() -> None:
+    """The same without a page: what a module reaches never reaches it back."""
+    arrows = {
+        name: {target for _, target in imported(name) if target in modules() and target not in (FACE, name)}
+        for name in modules()
+        if name != FACE
+    }
+    while leaves := {name for name, targets in arrows.items() if not targets}:
+        arrows = {name: targets - leaves for name, targets in arrows.items() if name not in leaves}
+    assert arrows == {}
+
+
+def pure_modules() -> list[str]:
+    return [name for name in modules() if name.startswith(PURE_ROOMS) or name in PURE_MODULES]
+
+
+@pytest.mark.parametrize("name", pure_modules())
+def test_what_only_computes_touches_no_clock_file_socket_process_or_environment(name: str) -> None:
+    tree = modules()[name]
+    found = [
+        f"{line}: import {target}"
+        for line, target in imported(name, at_run_time=True)
+        if target.split(".")[0] in IMPURE
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            found.append(f"{node.lineno}: {node.func.id}()")
+    assert found == []
+
+
+def test_only_the_commands_fork_or_end_their_process() -> None:
+    """Whoever runs an agent elsewhere gets its outcome."""
+    users = {
+        name
+        for name, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ENDS_PROCESSES
+    }
+    assert users == {"dsl.cli.process"}
+
+
+def test_one_function_makes_the_plans_of_workers() -> None:
+    makers = [
+        (name, function.name)
+        for name, tree in modules().items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "WorkerPlan"
+    ]
+    assert makers == [("dsl.plan.node", "_workers")]
+
+
+def test_one_function_starts_attempts() -> None:
+    starters = [
+        (name, function.name)
+        for name, tree in modules().items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "launch_spec"
+    ]
+    assert starters == [("dsl.agent.agent", "_attempt")]
+
+
+def records(name: str) -> list[ast.ClassDef]:
+    return [
+        node
+        for node in ast.walk(modules()[name])
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(mark, ast.Name) and mark.id == "record" for mark in node.decorator_list)
+    ]
+
+
+# What no record may hold that reaches a plan: things that act, and things that live.
+LIVE = re.compile(
+    r"\b(Callable|Iterator|IO|TextIO|BinaryIO|Any|object|Facts|Console|Names|Files|Cpus|DeviceFacts|Ports|LogsPlugin"
+    r"|Supervisor|Guard|Rendezvous|Planner|Agent)\b"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in modules() if name.startswith(("dsl.model", "dsl.plan", "dsl.binding", "dsl.output"))],
+)
+def test_no_record_on_the_way_to_the_plan_holds_a_callable_or_a_live_object(name: str) -> None:
+    found = [
+        f"{one.name}.{field.target.id}: {ast.unparse(field.annotation)}"
+        for one in records(name)
+        for field in one.body
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and LIVE.search(ast.unparse(field.annotation))
+    ]
+    assert found == []
 
 
 def test_nothing_below_the_command_line_imports_it() -> None:

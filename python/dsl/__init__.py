@@ -8,6 +8,7 @@ names that DeepSpeed users import from `dsl.runner` stand on the same engine.
 from __future__ import annotations
 
 from dsl._core import (
+    EVENT_VERSION,
     BindingError,
     Ended,
     EngineError,
@@ -33,6 +34,7 @@ from dsl._core import (
 )
 
 __all__ = [
+    "EVENT_VERSION",
     "BindingError",
     "Ended",
     "EngineError",

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Literal, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 
 from typing_extensions import Self
 
 __all__ = [
+    "EVENT_VERSION",
     "BindingError",
     "Ended",
     "EngineError",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 __version__: str
+EVENT_VERSION: Final[int]
+"""Version of what ``to_dict`` of the events returns (docs/events.md)."""
 
 def build_info() -> dict[str, str]:
     """Version, target triple and profile of the extension."""
@@ -86,10 +89,30 @@ class Stdio:
         with the worker's prefix, to this process's stdout (``console=1``) or stderr (``console=2``). With
         ``terminal`` the worker sees a terminal of its own.
         """
+    @property
+    def kind(self) -> Literal["inherit", "null", "file", "fd", "pipe", "stdout", "log"]:
+        """Name of the method that made it."""
+    @property
+    def path(self) -> str | None:
+        """File of a ``file`` or a ``log``."""
+    @property
+    def append(self) -> bool:
+        """Of a ``file``; a ``log`` always appends."""
+    @property
+    def descriptor(self) -> int | None:
+        """The number of an ``fd``."""
+    @property
+    def console(self) -> Literal[1, 2] | None:
+        """Where a ``log`` is shown."""
+    @property
+    def terminal(self) -> bool:
+        """Whether the worker sees a terminal instead of a pipe, of a ``log``."""
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
 @final
 class WorkerSpec:
-    """One worker: what to execute and how. Immutable."""
+    """One worker: what to execute and how. Immutable; equal to another that means the same."""
 
     def __new__(
         cls,
@@ -115,10 +138,34 @@ class WorkerSpec:
         """
     @property
     def argv(self) -> list[str]: ...
+    @property
+    def env(self) -> dict[str, str]: ...
+    @property
+    def cwd(self) -> str | None: ...
+    @property
+    def stdin(self) -> Stdio: ...
+    @property
+    def stdout(self) -> Stdio: ...
+    @property
+    def stderr(self) -> Stdio: ...
+    @property
+    def cpus(self) -> list[int]:
+        """Empty: as inherited."""
+    @property
+    def mempolicy(self) -> tuple[Literal["bind", "preferred", "interleave", "local"], list[int]] | None: ...
+    @property
+    def foreground(self) -> bool: ...
+    @property
+    def prefix(self) -> bytes: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
 @final
 class LaunchSpec:
-    """Everything the engine needs to start and end one worker group. Immutable; holds no decisions."""
+    """Everything the engine needs to start and end one worker group.
+
+    Immutable; holds no decisions. Equal to another that means the same.
+    """
 
     def __new__(
         cls,
@@ -144,6 +191,25 @@ class LaunchSpec:
         Raises `SpecError`.
         """
     def __len__(self) -> int: ...
+    @property
+    def workers(self) -> list[WorkerSpec]: ...
+    @property
+    def env(self) -> dict[str, str]:
+        """What every worker gets, less its own."""
+    @property
+    def on_failure(self) -> Literal["stop", "report"]: ...
+    @property
+    def grace_s(self) -> float: ...
+    @property
+    def binding(self) -> Literal["required", "cpus_required", "wanted"]: ...
+    @property
+    def log_max_bytes(self) -> int | None: ...
+    @property
+    def collapse(self) -> bool: ...
+    @property
+    def line_files(self) -> list[tuple[Literal[1, 2], str, list[bytes]]]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
 @final
 class Exit:
@@ -196,6 +262,10 @@ class Exit:
     @property
     def ended_ns(self) -> int:
         """CLOCK_REALTIME nanoseconds when the death was noticed."""
+    def to_dict(self) -> dict[str, Any]:
+        """Its facts as plain data, as they stand inside an event (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Started:
@@ -207,6 +277,10 @@ class Started:
     def pid(self) -> int: ...
     @property
     def time_ns(self) -> int: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Unbound:
@@ -225,6 +299,10 @@ class Unbound:
         """
     @property
     def errno(self) -> int: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Exited:
@@ -232,6 +310,10 @@ class Exited:
 
     @property
     def exit(self) -> Exit: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Output:
@@ -243,6 +325,10 @@ class Output:
     def stream(self) -> Literal[1, 2]: ...
     @property
     def data(self) -> bytes: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class SignalReceived:
@@ -255,6 +341,10 @@ class SignalReceived:
         """What is done about it; ``ignore`` for a first stop signal to a job that is ending already."""
     @property
     def from_terminal(self) -> bool: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Stopping:
@@ -267,6 +357,10 @@ class Stopping:
         """Signal that was sent to the workers."""
     @property
     def grace_s(self) -> float: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Killing:
@@ -277,6 +371,10 @@ class Killing:
         """Indices of the workers that were still alive."""
     @property
     def tier(self) -> Literal["cgroup", "scan"]: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Ended:
@@ -292,14 +390,27 @@ class Ended:
     def stragglers(self) -> int:
         """Descendants that outlived their worker and were ended by us."""
     @property
-    def survivors(self) -> list[tuple[int, str, str]]:
-        """(pid, state, name) of processes that SIGKILL did not end in time (state D, another user's)."""
+    def survivors(self) -> list[tuple[int, str, str, str | None]]:
+        """(pid, state, name, wchan) of processes that SIGKILL did not end in time (state D, another user's).
+
+        ``wchan`` is the kernel function that it sleeps in, None if that cannot be known.
+        """
+    @property
+    def oom_kills(self) -> int:
+        """Out-of-memory kills while the group ran, as the memory cgroup of this process counts them.
+
+        That of the workers, if the engine has made one that counts and says more. 0 where nobody counts.
+        """
     @property
     def tail(self) -> bytes:
         """Last output (16 KiB at most) of the worker that failed first.
 
         Of its stderr, if that is a `Stdio.log` stream; else empty.
         """
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class LogNotice:
@@ -323,6 +434,10 @@ class LogNotice:
     @property
     def count(self) -> int:
         """Bytes or lines."""
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 Event: TypeAlias = (
     Started | Unbound | Exited | Output | LogNotice | SignalReceived | Stopping | Killing | Ended
@@ -343,9 +458,36 @@ class Supervisor:
         Raises `LimitError`, `BindingError`, `EngineError` before anything is started.
         """
     def wait(self, timeout_s: float | None = None, *, routine: bool = True) -> list[Event]:
-        """Next events, in order; an empty list after ``timeout_s``. Python signal handlers run while waiting.
+        """Next events, in order. Python signal handlers run while waiting.
 
-        With ``routine`` false it sleeps through starts and clean exits, which come with the next event.
+        An empty list means that ``timeout_s`` is over, that somebody has called `wake`, or that another
+        thread has closed the supervisor meanwhile. With ``routine`` false it sleeps through starts and clean
+        exits, which come with the next event.
+
+        Raises `EngineError` on a closed supervisor, and when the engine thread has ended of itself.
+        """
+    def fileno(self) -> int:
+        """A descriptor that `select`, `poll`, `epoll` or an event loop finds readable when there are events.
+
+        It is readable exactly when ``wait(0)`` would return events, or raise because the engine thread has
+        ended; while workers are being started, up to 20 ms later. The pattern is::
+
+            select.select([supervisor, *others], [], [])
+            for event in supervisor.wait(0):
+                ...
+
+        ``routine`` of the last `wait` holds for it, too: after ``wait(0, routine=False)`` it sleeps through
+        starts and clean exits, and is readable when the same call would return events. A `wake` does not make
+        it readable, since it is no event. Only `wait` may read it. `close` makes it readable for the last
+        time, and then closes it: forget it before.
+
+        Raises `EngineError` on a closed supervisor.
+        """
+    def wake(self) -> None:
+        """Make the `wait` that another thread is in, or else the next one, return an empty list at once.
+
+        From any thread, and from a signal handler. Wakes before that `wait` count as one. Events keep for the
+        `wait` after it. Does nothing on a closed supervisor.
         """
     def signal(self, signum: int, worker: int | None = None) -> None:
         """Send a signal to one worker's process group, or to all."""
@@ -373,8 +515,8 @@ class GuardOutcome:
     def ended(self) -> int:
         """Processes of the job that the guard had to kill."""
     @property
-    def survivors(self) -> list[tuple[int, str, str]]:
-        """(pid, state, name) of processes that would not die."""
+    def survivors(self) -> list[tuple[int, str, str, str | None]]:
+        """(pid, state, name, wchan) of processes that would not die, as in `Ended.survivors`."""
     @property
     def terminal_interrupt(self) -> bool:
         """The terminal's Ctrl-C was among the signals."""

@@ -20,6 +20,7 @@
         |-- ScriptError             2    the script does not exist
         |-- LogDirError             2    (ValueError)
         |-- LauncherError           2    --launcher names no launcher (NotImplementedError)
+        |-- JobFormatError          2    the description of a job that came from another host (ValueError)
         `-- UnsupportedError        2    understood, but not in this version
             `-- MultiNodeError      2    the same, for jobs on several hosts
 
@@ -108,6 +109,10 @@ class LogDirError(UsageError, ValueError):
 
 class LauncherError(UsageError, NotImplementedError):
     """``--launcher`` names no launcher."""
+
+
+class JobFormatError(UsageError, ValueError):
+    """The bytes that describe a job are damaged, or another version of dsl has written them."""
 
 
 class UnsupportedError(UsageError):

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from dsl._core import LaunchSpec, Stdio
-    from dsl.model import NodePlan, Route
+    from dsl.model.node import NodePlan, Route
 
 
 def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:

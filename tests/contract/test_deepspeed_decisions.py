@@ -6,14 +6,15 @@ import builtins
 from typing import Any
 
 import pytest
+from dsl.model.UNKNOWN import Node, Plan
+from dsl.plan.build import build_node_plan, build_plan
 from tests.contract.golden_file import cases
 from tests.support.machine import make_facts
 
 from dsl._record import replace
 from dsl.cli.deepspeed import parse_args, to_request
 from dsl.errors import UsageError
-from dsl.model import Node, Plan, Request
-from dsl.plan.build import build_node_plan, build_plan
+from dsl.model.request import Request
 
 BASE = {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "4"}
 REFUSED = "refused"

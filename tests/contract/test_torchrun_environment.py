@@ -12,10 +12,9 @@ from tests.contract import torchrun_inputs as inputs
 from tests.contract.golden_file import cases
 from tests.contract.torchrun_difference import as_torchrun
 from tests.support.machine import make_facts
+from tests.support.requests import plan_of
 
-from dsl.cli.torch_options import parse_args
-from dsl.cli.torchrun import to_request
-from dsl.plan.torchrun import build_group, plan_attempt
+from dsl.cli.torchrun import parse_args, to_request
 
 NAME = "torchrun_environment"
 
@@ -23,8 +22,7 @@ NAME = "torchrun_environment"
 def _planned(options: str, given: dict[str, str]) -> list[dict[str, str]]:
     environ = {"PATH": "/bin", **given}
     request = to_request(parse_args([*options.split(), "t.py"], environ))
-    host = make_facts()
-    plan = plan_attempt(build_group(request, ["python"], environ, host), 0, host)
+    plan = plan_of(request, make_facts(environ=environ))
     found = []
     for worker in plan.workers:
         env = {**plan.env, **worker.env}

@@ -7,13 +7,13 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from dsl.plan.torchrun import worker_words
 from tests.contract.golden_file import cases
 
 from dsl.cli.torch_options import parse_args, torchrun_parser
 from dsl.cli.torchrun import to_request
 from dsl.errors import UsageError
 from dsl.output.grammar import parse_words
-from dsl.plan.torchrun import worker_words
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -170,6 +170,33 @@ def test_a_worker_that_the_kernel_kills_for_memory(
     assert "rank 1" in job.stderr()
 
 
+COUNT_KILLS = """
+import sys
+from dsl import Ended, LaunchSpec, Supervisor, WorkerSpec
+supervisor = Supervisor()
+for size in ("400", "1", "400"):
+    supervisor.start(LaunchSpec([WorkerSpec([sys.argv[1], "alloc", size])]))
+    events = []
+    while not (events and isinstance(events[-1], Ended)):
+        events += supervisor.wait()
+    print(events[-1].oom_kills)
+"""
+
+
+@pytest.mark.root
+def test_the_last_event_counts_the_kills_for_memory_of_its_group_alone(
+    testchild: Path, tmp_path: Path
+) -> None:
+    from tests.support.memory import memory_limit
+
+    with memory_limit(200 << 20) as inside:
+        if inside is None:
+            pytest.skip("needs a writable cgroup v2")
+        with running(inside([sys.executable, "-c", COUNT_KILLS, str(testchild)]), tmp_path) as job:
+            assert job.wait() == 0
+    assert job.stdout().split() == ["1", "0", "1"]
+
+
 def test_the_interpreter_is_the_one_that_runs_the_command(dsl_command: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys; print(sys.executable)\n")

@@ -25,13 +25,15 @@ class Group:
         env: dict[str, str] | None = None,
         on_failure: Literal["stop", "report"] = "stop",
         grace_s: float = 5.0,
+        binding: Literal["required", "cpus_required", "wanted"] = "required",
     ) -> None:
         self.events: list[Event] = []
         specs = [one if isinstance(one, WorkerSpec) else WorkerSpec(one) for one in workers]
         self._size = len(specs)
         self.supervisor = Supervisor()
         try:
-            self.supervisor.start(LaunchSpec(specs, env=env, on_failure=on_failure, grace_s=grace_s))
+            spec = LaunchSpec(specs, env=env, on_failure=on_failure, grace_s=grace_s, binding=binding)
+            self.supervisor.start(spec)
         except Exception:
             self.supervisor.close()
             raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import select
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsl import (
+    EVENT_VERSION,
     BindingError,
     Ended,
     EngineError,
@@ -84,8 +86,26 @@ def ending(exit_: Exit) -> str:
 
 def last(event: Ended) -> str:
     cause: Exit | None = event.first_failure
-    pids: list[int] = [pid for pid, _state, _name in event.survivors]
-    return f"{cause} {event.stop_signal} {event.stragglers} {pids} {event.tail.decode()}"
+    pids: list[int] = [pid for pid, _state, _name, _wchan in event.survivors]
+    return (
+        f"{cause} {event.stop_signal} {event.stragglers} {event.oom_kills + 1} {pids} {event.tail.decode()}"
+    )
+
+
+def record(event: Event) -> str:
+    """As data, for somebody else's program."""
+    return f"{EVENT_VERSION + 0} {event.to_dict()['event']} {hash(event)}"
+
+
+def programs(spec: LaunchSpec) -> dict[str, str | None]:
+    """What a spec holds, as plain values."""
+    return {worker.argv[0]: worker.stdout.path or worker.env.get("LOG") for worker in spec.workers}
+
+
+def poll(supervisor: Supervisor) -> list[Event]:
+    """Beside other things to wait for."""
+    supervisor.wake()
+    return supervisor.wait(0) if select.select([supervisor], [], [], 1.0)[0] else []
 
 
 def run(spec: LaunchSpec) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dsl.binding.cores import Binding, allowed_cores
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
-from dsl.model import Notice
+from dsl.model.job import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

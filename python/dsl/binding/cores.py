@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from dsl.machine.topology import NumaNode, Topology
-    from dsl.model import MemoryPolicy
+    from dsl.model.node import MemoryPolicy
 
     Core = tuple[int, ...]
 

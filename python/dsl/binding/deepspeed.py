@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from dsl.machine.topology import NumaNode, Topology
-    from dsl.model import MemoryPolicy
+    from dsl.model.node import MemoryPolicy
 
 CPU_LIMIT = 65_536
 """CPU numbers end below this; no kernel is built for as many."""

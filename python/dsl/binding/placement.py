@@ -17,7 +17,7 @@ from dsl.binding.cores import (
 )
 from dsl.errors import OptionError
 from dsl.lists import THREADS_VARIABLE
-from dsl.model import Notice
+from dsl.model.job import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dsl.devices.facts import DeviceFacts
     from dsl.facts import Facts
     from dsl.machine.topology import Topology
-    from dsl.model import WorkerDevice
+    from dsl.model.node import WorkerDevice
     from dsl.model.request import PlacementRequest
 
 

@@ -23,7 +23,7 @@ from dsl.binding.cores import Binding
 from dsl.devices.table import hides_all
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
-from dsl.model import Notice
+from dsl.model.job import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dsl.devices.nvidia import Device
     from dsl.machine.cpus import Cpus
     from dsl.machine.topology import NumaNode, Topology
-    from dsl.model import MemoryPolicy
+    from dsl.model.node import MemoryPolicy
 
 MODES = ("node", "socket", "exclusive", "core-complex")
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"

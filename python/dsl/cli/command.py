@@ -1,15 +1,22 @@
-"""What both commands do around their plan: speak to the user, and make an exit code of a mistake."""
+"""What both commands do with a request: plan it, tell the user, and run it."""
 
 from __future__ import annotations
 
-import sys
-
+from dsl.agent.planner import Planner
 from dsl.errors import DslError
-from dsl.model import LEVELS, Notice
+from dsl.facts import this_machine
+from dsl.machine.check import check_program
+from dsl.model.job import Notice
+from dsl.model.request import LEVELS
+from dsl.plan.job import plan_job
+from dsl.report.speak import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+    from dsl.facts import Facts
+    from dsl.model.request import Request, ShowRequest
 
 
 class Command:
@@ -30,18 +37,37 @@ class Command:
 
     def say(self, text: str) -> None:
         """One line on stderr."""
-        if sys.stderr is None:
-            return
-        try:
-            print(f"{self.name}: {' '.join(text.splitlines())}", file=sys.stderr, flush=True)
-        except OSError:
-            return  # nobody reads it
+        say(self.name, text)
 
     def show(self, notices: Sequence[Notice], log_level: str) -> None:
         """The notices that are at least of this level."""
         for notice in notices:
             if LEVELS[notice.level] >= LEVELS[log_level]:
                 self.say(f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text)
+
+    def start(self, request: Request, show: ShowRequest, facts: Facts | None = None) -> int:
+        """Plan a job and run this node's part of it, or show what would be started.
+
+        The command's exit code comes back only if nothing was started: a job ends this process.
+
+        Raises:
+            DslError: the job cannot be planned or prepared.
+        """
+        facts = this_machine() if facts is None else facts
+        planned = plan_job(request, facts)
+        check_program(planned.job.program, facts.environ)
+        planner = Planner(planned, facts)
+        plan = planner.plan(0)
+        self.show((*planned.notices, *plan.notices), request.log_level)
+        if show.is_asked:
+            from dsl.cli.show import show_plan
+
+            if show_plan(show, plan, facts.environ, self.say):
+                return 0
+        planner.prepare(plan)
+        from dsl.cli.process import run_guarded
+
+        return run_guarded(planner, plan, stdin_is_terminal=facts.console.stdin_is_terminal)
 
     def stray_flags(
         self,

@@ -9,7 +9,7 @@ from dsl.cli.command import Command
 from dsl.cli.options import deepspeed_parser, output_request, placement_request
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
-from dsl.model import Request
+from dsl.model.request import Request
 from dsl.plan.build import build_node_plan, build_plan
 from dsl.resources.filters import parse_num_nodes
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from dsl.model import NodePlan
+    from dsl.model.node import NodePlan
 
 COMMAND = Command("dsl")
 

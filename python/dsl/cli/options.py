@@ -6,7 +6,7 @@ import argparse
 import os
 
 from dsl.errors import NumNodesError
-from dsl.model import (
+from dsl.model.request import (
     DEFAULT_GRACE_S,
     DEFAULT_HOSTFILE,
     DEFAULT_MASTER_PORT,

@@ -9,27 +9,27 @@ from dsl.report.plan import bindings_table, plan_json, plan_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Mapping
 
-    from dsl.model import NodePlan
+    from dsl.model.node import NodePlan
+    from dsl.model.request import ShowRequest
 
 
 def show_plan(
-    options: argparse.Namespace, plan: NodePlan, environ: Mapping[str, str], say: Callable[[str], None]
+    asked: ShowRequest, plan: NodePlan, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> bool:
-    """Print what the options ask for; whether that was all the user wants (a dry run).
+    """Print what is asked for; whether that was all the user wants (a dry run).
 
     ``environ`` is the environment that the command was started in; ``say`` puts a line on stderr.
     """
-    if options.report_bindings:
+    if asked.bindings:
         for line in bindings_table(plan):
             say(line)
-    if options.dry_run_json:
+    if asked.dry_run_json:
         _print(plan_json(plan, environ))
-    elif options.dry_run:
+    elif asked.dry_run:
         _print("\n".join(plan_text(plan, environ)))
-    return bool(options.dry_run or options.dry_run_json)
+    return asked.dry_run or asked.dry_run_json
 
 
 def _print(text: str) -> None:

@@ -7,7 +7,7 @@ import os
 
 from dsl._record import record
 from dsl.cli.options import Parser, add_common_options, add_script, seconds, spellings
-from dsl.model import LEVELS
+from dsl.model.request import LEVELS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dsl.cli.torch_options import parse_args
 from dsl.errors import OptionError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
-from dsl.model import Restarts, TorchRequest
+from dsl.model.UNKNOWN import Restarts, TorchRequest
 from dsl.output.folders import make_log_dir, make_run_dirs
 from dsl.output.routes import TEMPLATE_VARIABLE
 from dsl.plan.torchrun import build_group, plan_attempt, worker_words
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from dsl.model import OutputRequest
+    from dsl.model.request import OutputRequest
 
 COMMAND = Command("dslrun")
 

@@ -29,7 +29,7 @@ from dsl.devices.visible import (
     resolve_level_zero,
     resolve_rocm,
 )
-from dsl.model import WorkerDevice
+from dsl.model.node import WorkerDevice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,17 +6,14 @@ import os
 import pickle
 import sys
 
-from dsl._record import record
 from dsl.errors import DslError, UsageError
 from dsl.functions import _worker
+from dsl.plan.program import CALL_FILE, RESULT_FILE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-CALL_FILE = "call.pickle"
-RESULT_FILE = "result.pickle"
 
 
 class EntrypointError(UsageError, TypeError):
@@ -27,13 +24,13 @@ class ResultError(DslError):
     """A worker ended well, but its result is missing or cannot be read here."""
 
 
-@record
 class Call:
-    """A function and its arguments, on their way to the workers of one run."""
+    """A function and its arguments, on their way to the workers of one run, whose directory is ``run_dir``."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    run_dir: str
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], run_dir: str) -> None:
+        self.function = function
+        self.args = args
+        self.run_dir = run_dir
 
     def write(self) -> None:
         """Put it where the workers find it.
@@ -78,18 +75,6 @@ class Call:
                 return (f"argument {position} of {name}", False) if position else (name, True)
         return f"the call of {name}", False
 
-    def argv(self, attempt: int, local_rank: int) -> tuple[str, ...]:
-        """The words of a worker."""
-        from multiprocessing import spawn
-        from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
-
-        executable = spawn.get_executable()
-        if not executable:
-            raise DslError("the Python interpreter is unknown, name it with multiprocessing.set_executable")
-        flags = [flag for flag in _args_from_interpreter_flags() if flag != "-u"]
-        words = (f"{self.run_dir}/{CALL_FILE}", self._result_path(attempt, local_rank), str(local_rank))
-        return (os.fsdecode(executable), *flags, "-u", os.path.abspath(_worker.__file__), *words)
-
     def result(self, attempt: int, local_rank: int, rank: int) -> Any:
         """What the function returned in one worker.
 
@@ -125,6 +110,22 @@ class Call:
 
     def _result_path(self, attempt: int, local_rank: int) -> str:
         return f"{self.run_dir}/attempt_{attempt}/{local_rank}/{RESULT_FILE}"
+
+
+def interpreter_words() -> tuple[str, ...]:
+    """The interpreter of a worker that runs a call, up to where the plan names the worker's files.
+
+    Raises:
+        DslError: nobody knows the interpreter of this program.
+    """
+    from multiprocessing import spawn
+    from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
+
+    executable = spawn.get_executable()
+    if not executable:
+        raise DslError("the Python interpreter is unknown, name it with multiprocessing.set_executable")
+    flags = [flag for flag in _args_from_interpreter_flags() if flag != "-u"]
+    return (os.fsdecode(executable), *flags, "-u", os.path.abspath(_worker.__file__))
 
 
 def entrypoint_name(entrypoint: object) -> str:

@@ -6,13 +6,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dsl.errors import OptionError, UnsupportedError
-from dsl.model import DEFAULT_GRACE_S, OutputRequest, TorchRequest
+from dsl.model.request import (
+    DEFAULT_GRACE_S,
+    MeetingRequest,
+    OutputRequest,
+    PlacementRequest,
+    Request,
+    ResourceRequest,
+    SignalRequest,
+)
 from dsl.signals import SIGNALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from typing import Any
+
+    from dsl.model.request import ProgramRequest
 
 STATIC = "static"
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -81,8 +91,8 @@ class LaunchConfig:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def to_request(config: LaunchConfig, name: str, environ: Mapping[str, str]) -> TorchRequest:
-    """What the config asks for; ``name`` is what is started, ``environ`` the environment of this process.
+def to_request(config: LaunchConfig, program: ProgramRequest, environ: Mapping[str, str]) -> Request:
+    """What the config asks for; ``program`` is what is started, ``environ`` the environment of this process.
 
     Raises:
         OptionError: a field makes no sense.
@@ -91,34 +101,41 @@ def to_request(config: LaunchConfig, name: str, environ: Mapping[str, str]) -> T
     _check(config)
     nodes = config.max_nodes
     is_static = config.rdzv_backend == STATIC and config.rdzv_endpoint != ""
-    return TorchRequest(
-        script=name,
-        no_python=True,
-        min_nodes=nodes,
-        max_nodes=nodes,
-        nproc_per_node=str(config.nproc_per_node),
-        node_rank=_node_rank(config) if nodes > 1 else 0,
-        local_addr=config.local_addr,
-        rdzv_backend=STATIC if is_static else "c10d",
-        rdzv_endpoint=config.rdzv_endpoint if is_static else "",
-        rdzv_id=config.run_id or _random_id(),
-        role=config.role,
-        max_restarts=config.max_restarts,
-        virtual_local_rank=config.virtual_local_rank,
-        numa_binding=_numa_mode(config.numa_options),
-        logs_specs=config.logs_specs,
-        stop_signals=_signals(config.signals_to_handle),
-        forward_signals=(),
-        grace_s=_grace_s(config, environ),
-        output=OutputRequest(
-            log_dir=config.log_dir,
-            redirects=_streams(config.redirects),
-            tee=_streams(config.tee),
-            local_ranks=",".join(map(str, config.local_ranks_filter or ())),
-            stdout_words=_words(config.duplicate_stdout_filters),
-            stderr_words=_words(config.duplicate_stderr_filters),
-            stdin="none",
+    return Request(
+        flavour="functions",
+        program=program,
+        resources=ResourceRequest(
+            min_nodes=nodes, max_nodes=nodes, nproc_per_node=str(config.nproc_per_node)
         ),
+        meeting=MeetingRequest(
+            node_rank=_node_rank(config) if nodes > 1 else 0,
+            local_addr=config.local_addr,
+            backend=STATIC if is_static else "c10d",
+            endpoint=config.rdzv_endpoint if is_static else "",
+            run_id=config.run_id or _random_id(),
+        ),
+        signals=SignalRequest(stop=_signals(config.signals_to_handle), grace_s=_grace_s(config, environ)),
+        output=_output(config),
+        placement=PlacementRequest(
+            numa_binding=_numa_mode(config.numa_options), virtual_local_rank=config.virtual_local_rank
+        ),
+        max_restarts=config.max_restarts,
+        role=config.role,
+        env=tuple(config.env.items()),
+    )
+
+
+def _output(config: LaunchConfig) -> OutputRequest:
+    return OutputRequest(
+        log_dir=config.log_dir,
+        redirects=_streams(config.redirects),
+        tee=_streams(config.tee),
+        local_ranks=",".join(map(str, config.local_ranks_filter or ())),
+        stdout_words=_words(config.duplicate_stdout_filters),
+        stderr_words=_words(config.duplicate_stderr_filters),
+        template=config.log_line_prefix_template or "",
+        stdin="none",
+        logs_specs=config.logs_specs,
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from dsl.report.failures import ErrorRecord, Failure
+    from dsl.model.failure import ErrorRecord, Failure
 
 
 class ProcessFailure:

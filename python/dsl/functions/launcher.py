@@ -13,32 +13,37 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 from dsl import Ended, EngineError, LogNotice, Supervisor, Unbound
-from dsl._record import replace
-from dsl.attempts import flush_output, run_attempt
+from dsl.agent.agent import Agent
+from dsl.agent.planner import Planner
 from dsl.errors import DslError
 from dsl.facts import this_machine
-from dsl.functions.call import Call, EntrypointError, ResultError, entrypoint_name, refuse_while_importing
+from dsl.functions.call import (
+    Call,
+    EntrypointError,
+    ResultError,
+    entrypoint_name,
+    interpreter_words,
+    refuse_while_importing,
+)
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.signals import HandledSignals, SignalException
-from dsl.lists import THREADS_VARIABLE
-from dsl.output.folders import make_log_dir, make_run_dirs, remove_run_dir
-from dsl.output.routes import TEMPLATE_VARIABLE
-from dsl.plan.torchrun import build_group, plan_attempt
+from dsl.model.outcome import AttemptEnded
+from dsl.model.request import ProgramRequest
+from dsl.plan.job import plan_job
+from dsl.report.speak import flush_output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from dsl import Event
-    from dsl.attempts import Attempt
     from dsl.facts import Facts
-    from dsl.model import NodePlan
-    from dsl.plan.torchrun import Group
+    from dsl.model.node import NodePlan
+    from dsl.model.outcome import Outcome
+    from dsl.plan.job import JobPlan
 
 __all__ = [
     "ChildFailedError",
@@ -51,9 +56,6 @@ __all__ = [
     "launch",
     "launch_agent",
 ]
-
-SILENCE_S = 1.0
-"""A group that runs says at once that it is being stopped; after this long, none does."""
 
 
 class elastic_launch:  # noqa: N801  torch's name
@@ -105,125 +107,106 @@ def launch_agent(
         EngineError: the workers cannot be started on this machine.
     """
     refuse_while_importing()
-    _check(entrypoint)
-    name = _name(entrypoint, args)
+    program = _program(entrypoint, args)
     environ = {**os.environ, **config.env}
-    if config.log_line_prefix_template is not None:
-        environ[TEMPLATE_VARIABLE] = config.log_line_prefix_template
-    request = to_request(config, name, environ)
-    host = this_machine()
-    command = [] if callable(entrypoint) else [entrypoint, *map(str, args)]
-    group = _without_thread_limit(build_group(request, command, environ, host), environ)
-    call = Call(entrypoint, tuple(args), group.run_dir) if callable(entrypoint) else None
-    with HandledSignals(request.stop_signals):
-        return _Job(name, group, host, call).run()
+    request = to_request(config, program, environ)
+    facts = this_machine()
+    planned = plan_job(request, facts)
+    source = _Source(planned, facts, (entrypoint, tuple(args)) if callable(entrypoint) else None)
+    with HandledSignals(request.signals.stop or ()):
+        return _run(source, planned)
 
 
-def _check(entrypoint: object) -> None:
-    if not callable(entrypoint) and (not isinstance(entrypoint, str) or entrypoint == ""):
+def _program(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> ProgramRequest:
+    if callable(entrypoint):
+        words = interpreter_words()
+        return ProgramRequest(words[0], words[1:], is_call=True, name=entrypoint_name(entrypoint))
+    if not isinstance(entrypoint, str) or entrypoint == "":
         raise EntrypointError(f"entrypoint {entrypoint!r}: expected a function or the name of a program")
+    texts = tuple(map(str, args))
+    name = entrypoint
+    if entrypoint == sys.executable:
+        name = next((text for text in texts if not text.startswith("-")), entrypoint)
+    return ProgramRequest(entrypoint, texts, no_python=True, name=name)
 
 
-def _name(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> str:
-    if not isinstance(entrypoint, str):
-        return entrypoint_name(entrypoint)
-    if entrypoint != sys.executable:
-        return entrypoint
-    return next((text for text in map(str, args) if not text.startswith("-")), entrypoint)
+class _Source(Planner):
+    """A planner whose workers may run a function: it goes to them by a file, and so do its results."""
 
+    def __init__(
+        self, planned: JobPlan, facts: Facts, call: tuple[Callable[..., Any], tuple[Any, ...]] | None
+    ) -> None:
+        super().__init__(planned, facts)
+        self._call = None if call is None or self.run_dir is None else Call(*call, self.run_dir)
 
-def _without_thread_limit(group: Group, environ: Mapping[str, str]) -> Group:
-    """The limit is the command's; torch's launcher, called from Python, sets none."""
-    if THREADS_VARIABLE in environ:
-        return group
-    env = {name: value for name, value in group.environ.items() if name != THREADS_VARIABLE}
-    notices = tuple([notice for notice in group.notices if THREADS_VARIABLE not in notice.text])
-    return replace(group, environ=env, notices=notices)
-
-
-class _Job:
-    """One call from its plan to its results: attempts of a group, and the files that belong to them."""
-
-    def __init__(self, name: str, group: Group, host: Facts, call: Call | None) -> None:
-        self._name = name
-        self._group = group
-        self._host = host
-        self._call = call
-        self._number = 0
-        self._kills_before = 0
-        self._unbound: set[str] = set()
-
-    def run(self) -> dict[int, Any]:
-        """Run attempts until one ends well or none is left. Raises as `launch_agent` does."""
-        succeeded = False
-        try:
-            attempt = self._supervise()
-            if attempt.ended.first_failure is not None:
-                from dsl.functions.outcome import failure_of
-
-                raise failure_of(self._name, attempt, self._kills_before)
-            results = {
-                worker.rank: None
-                if self._call is None
-                else self._call.result(self._number, worker.local_rank, worker.rank)
-                for worker in attempt.plan.workers
-            }
-            succeeded = True
-        finally:
-            self._tidy(succeeded=succeeded)
-        return results
-
-    def _supervise(self) -> Attempt:
-        supervisor = Supervisor()
-        try:
-            return self._attempts(supervisor)
-        except (DslError, EngineError):
-            raise  # nothing runs
-        except BaseException as error:
-            _end(supervisor, error, self._group.request.grace_s)
-            raise
-        finally:
-            supervisor.close()
-
-    def _attempts(self, supervisor: Supervisor) -> Attempt:
-        plan = self._plan()
-        if plan.log_dir is not None:
-            make_log_dir(plan.log_dir)
-        make_run_dirs(plan.run_dirs)
-        if self._call is not None:
+    def prepare(self, plan: NodePlan) -> None:
+        """Make the directories of an attempt and, before the first one, write the call."""
+        super().prepare(plan)
+        if self._call is not None and plan.attempt == 0:
             self._call.write()
-        for notice in plan.notices:
+
+    def results(self, plan: NodePlan) -> dict[int, Any]:
+        """What the function returned, by rank; None for a program. Raises ResultError."""
+        call = self._call
+        return {
+            worker.rank: None if call is None else call.result(plan.attempt, worker.local_rank, worker.rank)
+            for worker in plan.workers
+        }
+
+    def finish(self, *, succeeded: bool) -> None:
+        """Remove what was passed, and the directory of the run unless something in it is worth keeping."""
+        if self._call is not None:
+            self._call.remove(self.attempts - 1, self.local_world_size)
+        super().finish(succeeded=succeeded)
+
+
+def _run(source: _Source, planned: JobPlan) -> dict[int, Any]:
+    succeeded = False
+    try:
+        plan = source.plan(0)
+        source.prepare(plan)
+        for notice in (*planned.notices, *plan.notices):
             _log(notice.level, notice.text)
         flush_output()
-        maximum = self._group.request.max_restarts
-        while True:
-            attempt = run_attempt(supervisor, plan, self._prepare)
-            _log_survivors(attempt)
-            if self._number >= maximum or not attempt.can_be_restarted:
-                return attempt
-            self._number += 1
-            again = f"starting all workers again, restart {self._number} of {maximum}"
-            _log("warning", f"{_cause(attempt)}: {again}")
-            plan = self._plan()
-            make_run_dirs(plan.run_dirs)
+        outcome = _supervise(source, plan)
+        if outcome.cause is not None:
+            from dsl.functions.outcome import failure_of
 
-    def _plan(self) -> NodePlan:
-        plan = plan_attempt(self._group, self._number, self._host)
-        call = self._call
-        if call is None:
-            return plan
-        workers = [
-            replace(worker, argv=call.argv(self._number, worker.local_rank)) for worker in plan.workers
-        ]
-        return replace(plan, workers=tuple(workers))
+            raise failure_of(plan.name, outcome.last) from outcome.error
+        results = source.results(outcome.last.plan)
+        succeeded = True
+    finally:
+        source.finish(succeeded=succeeded)
+    return results
 
-    def _prepare(self) -> Callable[[Event, int], None]:
-        from dsl.report.evidence import oom_kills
 
-        self._kills_before = oom_kills()
-        return self._hear
+def _supervise(source: _Source, plan: NodePlan) -> Outcome:
+    supervisor = Supervisor()
+    agent = Agent(supervisor, source, lambda: [_Log(plan)])
+    try:
+        return agent.run(plan)
+    except (DslError, EngineError):
+        raise  # nothing runs
+    except BaseException as error:
+        # Stop the workers in order. Another exception kills them at once, in `close`.
+        signum = 2 if isinstance(error, KeyboardInterrupt) else 15
+        if isinstance(error, SignalException):
+            signum = int(error.sigval)
+        agent.stop(signum, plan.grace_s)
+        raise
+    finally:
+        supervisor.close()
 
-    def _hear(self, event: Event, _ended: int) -> None:
+
+class _Log:
+    """Tells the logger ``dsl`` what the user should know."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._plan = plan
+        self._unbound: set[str] = set()
+
+    def hear(self, event: object) -> None:
+        """Note an event."""
         if isinstance(event, LogNotice):
             where = f" {event.path}" if event.path else ""
             reason = f": {os.strerror(event.errno)}" if event.errno else ""
@@ -234,39 +217,25 @@ class _Job:
 
             self._unbound.add(event.stage)
             _log("warning", f"worker {event.worker} {binding_failure(event.stage, event.errno)} (said once)")
+        elif isinstance(event, Ended):
+            from dsl.report.verdict import survivor
 
-    def _tidy(self, *, succeeded: bool) -> None:
-        """Remove what was passed, and the directory of the run unless something in it is worth keeping."""
-        group = self._group
-        if self._call is not None:
-            self._call.remove(self._number, group.local_world_size)
-        if not group.keeps_run_dir:
-            remove_run_dir(group.run_dir, self._number, group.local_world_size, succeeded=succeeded)
+            for one in event.survivors:
+                _log("warning", survivor(*one))
+        elif isinstance(event, AttemptEnded) and event.decision.kind == "restart":
+            self._hear_restart(event)
 
+    def _hear_restart(self, event: AttemptEnded) -> None:
+        from dsl.report.verdict import reason
 
-def _end(supervisor: Supervisor, error: BaseException, grace_s: float) -> None:
-    """Stop the workers in order because of an exception. Another one kills them at once, in `close`."""
-    signum = 2 if isinstance(error, KeyboardInterrupt) else 15
-    if isinstance(error, SignalException):
-        signum = int(error.sigval)
-    supervisor.stop(signum=signum, grace_s=grace_s)
-    deadline_s = time.monotonic() + grace_s + SILENCE_S
-    events = supervisor.wait(SILENCE_S)
-    while events and not any(isinstance(event, Ended) for event in events):
-        events = supervisor.wait(max(0.0, deadline_s - time.monotonic()))
-
-
-def _cause(attempt: Attempt) -> str:
-    from dsl.report.verdict import reason
-
-    cause = attempt.ended.first_failure
-    assert cause is not None
-    return f"rank {attempt.plan.workers[cause.worker].rank} failed: {reason(cause)}"
-
-
-def _log_survivors(attempt: Attempt) -> None:
-    for pid, state, name in attempt.ended.survivors:
-        _log("warning", f"process {pid} ({name}, state {state}) did not die of SIGKILL")
+        history = event.history
+        last = history.attempts[-1]
+        again = f"starting all workers again, restart {history.restarts} of {history.max_restarts}"
+        cause = last.ended.first_failure
+        why = (
+            f"{last.plan.workers[cause.worker].label} failed: {reason(cause)}: " if cause is not None else ""
+        )
+        _log("warning", f"{why}{again}")
 
 
 def _log(level: str, text: str) -> None:

@@ -9,22 +9,8 @@ from dsl.errors import ProgramNotExecutableError, ProgramNotFoundError, ScriptEr
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Protocol
 
-    class Program(Protocol):
-        """What a request says of the program."""
-
-        @property
-        def script(self) -> str:
-            """Path of a script, name of a module, or a program."""
-
-        @property
-        def module(self) -> bool:
-            """It is a module."""
-
-        @property
-        def no_python(self) -> bool:
-            """It is a program."""
+    from dsl.model.job import Program
 
 
 def check_program(program: Program, environ: Mapping[str, str]) -> None:
@@ -35,9 +21,9 @@ def check_program(program: Program, environ: Mapping[str, str]) -> None:
         ProgramNotFoundError: the program of ``--no_python`` does not exist.
         ProgramNotExecutableError: it may not be executed.
     """
-    if program.no_python:
+    if program.kind == "program":
         _check_executable(program.script, environ)
-    elif not program.module:
+    elif program.kind == "script":
         _check_script(program.script)
 
 

@@ -3,5 +3,3 @@
 All of it is frozen, and none of it touches the machine: records hold text, numbers, tuples, mappings and other
 records, so that a request can be compared and a job can be written to bytes and read back.
 """
-
-from dsl.model.node import *  # noqa: F403

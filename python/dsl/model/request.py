@@ -10,10 +10,9 @@ from dsl._record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Literal, TypeAlias
 
-    FlavourName: TypeAlias = Literal["deepspeed", "torch"]
+    FlavourName: TypeAlias = Literal["deepspeed", "torch", "functions"]
     BindingRule: TypeAlias = Literal["required", "cpus_required", "wanted"]
 
 DEFAULT_HOSTFILE = "/job/hostfile"
@@ -223,5 +222,22 @@ class Request:
     """Word of `LEVELS`."""
     save_pid: bool = False
     """Keep the agent's pid in a file while the job runs."""
-    env: Mapping[str, str] | None = None
+    env: tuple[tuple[str, str], ...] = ()
     """Variables over the environment that each node's workers inherit."""
+
+
+@record
+class ShowRequest:
+    """What of the plan is to be shown before the workers start, or instead."""
+
+    bindings: bool = False
+    """A table of devices, cores and memory, on stderr."""
+    dry_run: bool = False
+    """The plan for people, on stdout; nothing is started."""
+    dry_run_json: bool = False
+    """The plan for programs, on stdout; nothing is started."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anything is to be shown."""
+        return self.bindings or self.dry_run or self.dry_run_json

@@ -19,17 +19,14 @@ the process that waits for the job. They block every signal, as do programs that
 
 from __future__ import annotations
 
-from dsl._record import replace
 from dsl.errors import OptionError
 from dsl.output.answer import read_answer, told
-from dsl.output.routes import OutputPlan, with_stream_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
 
-    from dsl.machine.console import Console
     from dsl.model.node import NodePlan
     from dsl.model.request import OutputRequest
     from dsl.output.answer import StreamFiles
@@ -83,30 +80,6 @@ def load_plugin(name: str, request: OutputRequest) -> LogsPlugin:
         )
 
     return LogsPlugin(name, _guarded(name, entry.value, construct))
-
-
-def plan_with_plugin(plugin: LogsPlugin, plan: NodePlan, console: Console) -> NodePlan:
-    """The plan of one attempt with the files that the plug-in wants.
-
-    ``plan`` is made for `dsl.output.routes.without_files` of the request, ``console`` is what the command's
-    own streams are. Raises what `LogsPlugin.ask` raises.
-    """
-    files = plugin.ask(plan)
-    ours = OutputPlan(
-        tuple([(worker.stdout, worker.stderr) for worker in plan.workers]),
-        tuple([worker.prefix for worker in plan.workers]),
-        line_files=plan.line_files,
-    )
-    output = with_stream_files(ours, files, console)
-    workers = [
-        replace(
-            worker, env={**worker.env, **its.env}, stdout=stdout, stderr=stderr, error_file=its.error_file
-        )
-        for worker, its, (stdout, stderr) in zip(plan.workers, files.workers, output.routes, strict=True)
-    ]
-    return replace(
-        plan, workers=tuple(workers), log_dir=None, run_dirs=output.run_dirs, line_files=output.line_files
-    )
 
 
 def _entry_point(name: str) -> Any:

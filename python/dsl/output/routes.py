@@ -29,8 +29,6 @@ class Shown:
     """Global ranks of the workers of this node, by local rank."""
     world_size: int
     """Number of workers of the job."""
-    console: Console
-    """What our own streams are."""
     environ: Mapping[str, str]
     """``NO_COLOR``, ``TERM`` and the prefix template are read of it."""
     role: str = "default"
@@ -65,8 +63,13 @@ class OutputPlan:
     """Files for lines with some words."""
 
 
-def plan_output(request: OutputRequest, shown: Shown, place: LogPlace = LogPlace()) -> OutputPlan:  # noqa: B008
-    """Decide for the workers of one node.
+NO_FILES = LogPlace()
+
+
+def plan_output(
+    request: OutputRequest, shown: Shown, console: Console, place: LogPlace = NO_FILES
+) -> OutputPlan:
+    """Decide for the workers of one node. ``console`` is what our own streams are.
 
     Raises:
         OptionError: a stream map, a list of ranks or ``stdin`` makes no sense for this job.
@@ -76,12 +79,12 @@ def plan_output(request: OutputRequest, shown: Shown, place: LogPlace = LogPlace
     attempt_dir = None if place.run_dir is None else f"{place.run_dir}/attempt_{place.attempt}"
     routes: Sequence[tuple[Route, Route | None]]
     if place.each_rank_logs:
-        routes = _joined_routes(request, place.each_rank_logs, shown.console)
+        routes = _joined_routes(request, place.each_rank_logs, console)
     else:
-        routes = _routes(request, count, shown.console, attempt_dir, {stream for stream, _, _ in words})
+        routes = _routes(request, count, console, attempt_dir, {stream for stream, _, _ in words})
     return OutputPlan(
         routes=tuple(routes),
-        prefixes=_prefixes(request, shown, plain=bool(words)),
+        prefixes=_prefixes(request, shown, console, plain=bool(words)),
         stdin=_stdin(request.stdin, shown.ranks, shown.world_size),
         run_dirs=run_dirs(place.run_dir, place.attempt, count),
         line_files=tuple(
@@ -220,9 +223,9 @@ def _words(request: OutputRequest) -> list[tuple[Literal[1, 2], str, tuple[str, 
     return found
 
 
-def _prefixes(request: OutputRequest, shown: Shown, *, plain: bool) -> tuple[str, ...]:
+def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: bool) -> tuple[str, ...]:
     """``plain``: they also go to files, where a colour is noise, as it is in a stderr that goes elsewhere."""
-    ranks, console, environ = shown.ranks, shown.console, shown.environ
+    ranks, environ = shown.ranks, shown.environ
     template = environ.get(TEMPLATE_VARIABLE, "")
     on_terminal = console.stdout == "terminal"
     wanted = request.tag == "always" or (

@@ -1,16 +1,14 @@
-"""The environment of a worker.
-
-The names are DeepSpeed's (``LOCAL_SIZE``, ``CROSS_RANK``, ``CROSS_SIZE``) and torchrun's
-(``LOCAL_WORLD_SIZE``, ``GROUP_RANK``, ``NODE_RANK``): scripts written for either find what they look for.
-"""
+"""The environment of a worker: what it inherits, and the facts of its job that a flavour has names for."""
 
 from __future__ import annotations
+
+from dsl.signals import SIGNALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dsl.model import Plan
+    from dsl.model.job import Flavour, Job, Meeting
 
 POD_ENVIRONMENT_PATH = "/dlts-runtime/env/pod.env"
 """Where DLTS clusters describe a pod to its processes."""
@@ -37,34 +35,45 @@ def parse_pod_environment(text: str) -> dict[str, str]:
     return found
 
 
-def node_environment(
-    plan: Plan,
-    environ: Mapping[str, str],
-    *,
-    visible_variable: str,
-    pod: Mapping[str, str],
-    threads: int | None = None,
-) -> dict[str, str]:
-    """Environment that all workers of a node share: the inherited one and the job's variables over it.
+def inherited_environment(job: Job, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """What the workers of a node inherit: the environment of its agent, and the job's variables over it."""
+    return {**environ, **dict(job.env)} if job.env else environ
 
-    ``threads`` becomes ``OMP_NUM_THREADS`` (cores of a worker, when workers are bound; None: left alone).
-    """
-    node = plan.nodes[plan.node_rank]
-    visible = plan.visible_devices
-    env = dict(environ)
-    env.update(pod)
-    env["MASTER_ADDR"] = plan.master_addr
-    env["MASTER_PORT"] = str(plan.master_port)
-    env["WORLD_SIZE"] = str(plan.world_size)
-    env["LOCAL_SIZE"] = env["LOCAL_WORLD_SIZE"] = str(len(node.slots))
-    env["CROSS_RANK"] = env["GROUP_RANK"] = env["NODE_RANK"] = str(plan.node_rank)
-    env["CROSS_SIZE"] = str(len(plan.nodes))
-    env[visible_variable] = ",".join(map(str, node.slots)) if visible is None else visible
-    if threads is not None:
-        env["OMP_NUM_THREADS"] = str(threads)
+
+def group_environment(job: Job, meeting: Meeting, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment that all workers of a node share, but for defaults (see `set_defaults`)."""
+    facts = group_facts(job, meeting)
+    env = dict(inherited)
+    env.update([(name, facts[fact]) for name, fact in job.flavour.group_variables])
+    env.update(job.flavour.constants)
     return env
 
 
-def worker_environment(rank: int, local_rank: int) -> dict[str, str]:
+def set_defaults(env: dict[str, str], flavour: Flavour, local_world_size: int) -> None:
+    """Add the variables that the flavour sets where neither the user nor a binding has chosen."""
+    crowd = flavour.crowd_defaults if local_world_size > 1 else ()
+    for name, value in (*flavour.defaults, *crowd):
+        env.setdefault(name, value)
+
+
+def group_facts(job: Job, meeting: Meeting) -> dict[str, str]:
+    """What variables can tell all workers of a node, by the names that flavours use."""
+    return {
+        "master_addr": meeting.address,
+        "master_port": str(meeting.port),
+        "world_size": str(meeting.world_size),
+        "local_world_size": str(meeting.local_world_size),
+        "node_rank": str(meeting.node_rank),
+        "node_count": str(meeting.node_count),
+        "attempt": str(meeting.attempt),
+        "max_restarts": str(job.max_restarts),
+        "run_id": job.run_id,
+        "role": job.role,
+        "stop_signals": ",".join([SIGNALS.get(number, str(number)) for number in job.signals.stop or ()]),
+    }
+
+
+def worker_environment(flavour: Flavour, rank: int, local_rank: int, error_file: str = "") -> dict[str, str]:
     """What one worker's environment has over that of its node."""
-    return {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+    facts = {"rank": str(rank), "local_rank": str(local_rank), "error_file": error_file}
+    return {name: facts[fact] for name, fact in flavour.worker_variables}

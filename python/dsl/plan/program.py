@@ -1,15 +1,77 @@
-"""What each worker executes."""
+"""The words of a worker's command."""
 
 from __future__ import annotations
 
+from dsl.errors import OptionError
+from dsl.model.job import Program
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.model import Request
+    from collections.abc import Mapping, Sequence
+
+    from dsl.model.job import Flavour
+    from dsl.model.request import ProgramRequest
+
+LOCAL_RANK_MACRO = "${local_rank}"
+
+CALL_FILE = "call.pickle"
+"""Below the directory of a run: the function that was launched from Python, and its arguments."""
+
+RESULT_FILE = "result.pickle"
+"""Below the directory of a worker: what the function returned."""
 
 
-def worker_command(request: Request, executable: str) -> tuple[str, ...]:
-    """The words of a worker's command up to and including the script."""
-    if request.no_python:
-        return (request.script,)
-    module = ("-m",) if request.module else ()
-    return (executable, "-u", *module, request.script)
+def plan_program(asked: ProgramRequest, flag: str, module_flag: str) -> Program:
+    """Decide the kind of program. ``flag`` and ``module_flag`` are the options as the command spells them.
+
+    Raises:
+        OptionError: a program would have to be a module.
+    """
+    if asked.no_python and asked.module:
+        raise OptionError(f"don't use both the '{flag}' flag and the '{module_flag}' flag at the same time")
+    kind = "script"
+    if asked.is_call:
+        kind = "call"
+    elif asked.no_python or asked.module:
+        kind = "program" if asked.no_python else "module"
+    return Program(
+        kind=kind,  # type: ignore[arg-type]  # the words above
+        script=asked.script,
+        args=asked.args,
+        local_rank_option=asked.local_rank_option,
+        name=asked.name or asked.script,
+    )
+
+
+def worker_commands(
+    program: Program, flavour: Flavour, environ: Mapping[str, str], executable: str, folders: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """The command of each worker, by local rank.
+
+    ``executable`` is the interpreter of this node, which a variable of ``environ`` may replace; ``folders``
+    are the workers' own directories, of which a call needs to know: ``RUN/attempt_N/LOCAL_RANK``.
+    """
+    ranks = range(len(folders))
+    if program.kind == "call":
+        words = (program.script, *program.args)
+        return [(*words, *_call_files(folders[rank]), str(rank)) for rank in ranks]
+    head: tuple[str, ...] = (program.script,)
+    if program.kind != "program":
+        interpreter = environ.get(flavour.interpreter_variable) or executable
+        head = (interpreter, "-u", *(("-m",) if program.kind == "module" else ()), program.script)
+    option = program.local_rank_option
+    own = [(f"{option}={rank}",) if option else () for rank in ranks]
+    words = (*head, *program.args)
+    if flavour.fills_local_rank and any(LOCAL_RANK_MACRO in word for word in words):
+        return [(*_filled(head, rank), *own[rank], *_filled(program.args, rank)) for rank in ranks]
+    return [(*head, *own[rank], *program.args) for rank in ranks]
+
+
+def _filled(words: Sequence[str], local_rank: int) -> list[str]:
+    return [word.replace(LOCAL_RANK_MACRO, str(local_rank)) for word in words]
+
+
+def _call_files(folder: str) -> tuple[str, str]:
+    """Where the call is read from and its result left, see `dsl.functions.call`."""
+    run_dir = folder.rpartition("/")[0].rpartition("/")[0]
+    return f"{run_dir}/{CALL_FILE}", f"{folder}/{RESULT_FILE}"

@@ -44,15 +44,6 @@ def _stamp_s(record: str) -> float:
     return int(fields[2]) / 1e6 if len(fields) > 2 and fields[2].isdecimal() else float("inf")
 
 
-def oom_kills() -> int:
-    """Out-of-memory kills counted in this process's memory cgroup so far; 0 where nobody counts."""
-    for path in _counters():
-        for line in _read(path).splitlines():
-            if line.startswith(b"oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
 def last_bytes(path: str, count: int = 16384) -> bytes:
     """The end of a log file; empty when it cannot be read."""
     try:
@@ -62,31 +53,6 @@ def last_bytes(path: str, count: int = 16384) -> bytes:
     try:
         os.lseek(file, max(0, os.fstat(file).st_size - count), os.SEEK_SET)
         return os.read(file, count)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
-
-
-def _counters() -> list[bytes]:
-    paths = []
-    for line in _read(b"/proc/self/cgroup").splitlines():
-        number, controllers, path = (*line.split(b":", 2), b"", b"")[:3]
-        if b"memory" in controllers.split(b","):
-            paths.append(b"/sys/fs/cgroup/memory" + path + b"/memory.oom_control")
-        elif number == b"0":
-            paths.append(b"/sys/fs/cgroup" + path + b"/memory.events")
-    return paths
-
-
-def _read(path: bytes) -> bytes:
-    """A small file of the kernel, without the cost of a text stream; empty when it cannot be read."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(file, 65536)
     except OSError:
         return b""
     finally:

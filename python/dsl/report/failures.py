@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from dsl._record import record
+from dsl.model.failure import ErrorRecord, Failure
 from dsl.report.verdict import reason
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl import Exit
-    from dsl.model import NodePlan
+    from dsl.model.node import NodePlan
 
 MAX_BYTES = 1 << 20
 """Bytes of an error file that are read."""
@@ -33,51 +33,12 @@ MAX_TIME_S = 253_402_214_400.0
 MAX_DIGITS = 40
 
 
-@record
-class ErrorRecord:
-    """What a worker recorded of the exception that ended it. Text is as it was written, line ends included.
-
-    ``time_s``: seconds since the epoch, as recorded; ``exit_code``: that of a process below the worker which
-    the record was taken over from. ``is_text``: the file holds a message alone, not an exception's parts.
-    """
-
-    message: str
-    traceback: str
-    time_s: float | None
-    exit_code: int | None
-    is_text: bool = False
-
-
-@record
-class Failure:
-    """A worker that failed by itself.
-
-    ``pid`` is 0 if it never started. ``exitcode``: its exit code, minus the number of the signal that ended
-    it, or 126 or 127 if it could not be executed. ``time_ns``: CLOCK_REALTIME when its death was noticed;
-    ``order``: position among the deaths of the group as the kernel reported them. ``error_file`` and
-    ``recorded`` are there if it left a record that can be read, ``recorded_ns`` (CLOCK_REALTIME, the time of
-    the file) if that can be believed. ``reason``: one clause.
-    """
-
-    rank: int
-    local_rank: int
-    host: str
-    pid: int
-    exitcode: int
-    time_ns: int
-    order: int
-    error_file: str | None
-    recorded: ErrorRecord | None
-    recorded_ns: int | None
-    reason: str
-
-
-def collect(plan: NodePlan, exits: Sequence[Exit], error_files: Sequence[str | None]) -> list[Failure]:
+def collect(plan: NodePlan, exits: Sequence[Exit]) -> list[Failure]:
     """Every worker that failed by itself, in the order in which they died.
 
-    ``error_files``: for each worker of the plan, where it may have left a record. A worker that was stopped
-    by us has failed by itself if it recorded an exception before the first one died.
+    A worker that was stopped by us has failed by itself if it recorded an exception before the first one died.
     """
+    error_files = [worker.error_file for worker in plan.workers]
     found = []
     first_ns = None
     for exit_ in sorted(exits, key=lambda exit_: exit_.order):

@@ -4,75 +4,61 @@ from __future__ import annotations
 
 import os
 
-from dsl import Killing, LogNotice, SignalReceived, Stopping, Unbound
-from dsl.model import LEVELS
+from dsl import Exited, Killing, LogNotice, SignalReceived, Stopping, Unbound
+from dsl.model.outcome import REQUEUE_CODE, AttemptEnded, AttemptStarted, Outcome, RestartFailed
+from dsl.model.request import LEVELS
+from dsl.report.loops import crash_loop
+from dsl.report.speak import say, write
+from dsl.report.verdict import Evidence, verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from dsl import Exit
+    from dsl.model.node import NodePlan
+    from dsl.model.outcome import AttemptOutcome
 
-    from dsl import Event, Exit
-    from dsl.attempts import Attempt
-    from dsl.model import NodePlan
-
-STALL_MS = 500
 LONGEST_MESSAGE = 300
 
 
-def say(command: str, text: str) -> None:
-    """One line on stderr, unless nobody takes it: a stopped terminal or pager must not hold the job."""
-    write(f"{command}: {' '.join(text.splitlines())}\n")
-
-
-def write(text: str) -> None:
-    """Text on stderr, as it is, unless nobody takes it."""
-    import select
-
-    rest = text.encode(errors="backslashreplace")
-    try:
-        poller = select.poll()
-        poller.register(2, select.POLLOUT)
-        while rest and poller.poll(STALL_MS):
-            rest = rest[os.write(2, rest[: select.PIPE_BUF]) :]
-    except OSError:
-        return  # nobody reads it
-
-
 class Narrator:
-    """Speaks for one job, as loud as its plan says."""
+    """Listens for one job, and speaks as loud as its plan says."""
 
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
-        self._kills_before = 0
+        self._ended = 0
         self._unbound: set[str] = set()
-
-    def prepare(self) -> Callable[[Event, int], None]:
-        """Make ready what is needed at the end, while the workers start; returns `hear`."""
-        import dsl.report.verdict  # noqa: F401  for the verdict
-        from dsl.report.evidence import oom_kills
-
-        self._kills_before = oom_kills()
-        return self.hear
 
     def say(self, text: str, level: str = "critical") -> None:
         """One line, if the user wants to hear what is of this level."""
         if LEVELS[level] >= LEVELS[self._plan.log_level]:
             say(self._plan.command, text)
 
-    def hear(self, event: Event, ended: int) -> None:
-        """Pass on what the user should know, while ``ended`` workers have ended."""
-        if isinstance(event, LogNotice):
+    def hear(self, event: object) -> None:
+        """Pass on what the user should know of an event."""
+        if isinstance(event, Exited):
+            self._ended += 1
+        elif isinstance(event, AttemptStarted):
+            self._plan, self._ended = event.plan, 0
+        elif isinstance(event, LogNotice):
             self.say(f"warning: {_describe(event)}", "warning")
         elif isinstance(event, SignalReceived):
             if event.action != "forward":
-                self._hear_signal(event, len(self._plan.workers) - ended)
+                self._hear_signal(event, len(self._plan.workers) - self._ended)
         elif isinstance(event, Killing):
             if event.workers:
                 self.say(f"killing {_workers(len(event.workers))} still alive", "info")
         elif isinstance(event, Unbound):
             self._hear_unbound(event)
-        elif isinstance(event, Stopping) and event.reason == "guard_lost":
-            self.say("the guard process is gone: killing the job", "info")
+        elif isinstance(event, Stopping):
+            if event.reason == "guard_lost":
+                self.say("the guard process is gone: killing the job", "info")
+        elif isinstance(event, AttemptEnded):
+            if event.decision.kind == "restart":
+                self._hear_restart(event)
+        elif isinstance(event, RestartFailed):
+            self.say(f"error: the workers cannot be started again: {event.error}")
+        elif isinstance(event, Outcome):
+            self._hear_outcome(event)
 
     def _hear_unbound(self, event: Unbound) -> None:
         """Once for each reason: what one worker is refused the others will be, too."""
@@ -81,10 +67,10 @@ class Narrator:
         self._unbound.add(event.stage)
         from dsl.report.verdict import binding_failure
 
-        rank = self._plan.workers[event.worker].rank
+        label = self._plan.workers[event.worker].label
         reason = binding_failure(event.stage, event.errno)
         strict = ", --bind-strict makes it an error" if self._plan.binding == "wanted" else ""
-        self.say(f"warning: rank {rank} {reason} (said once{strict})", "warning")
+        self.say(f"warning: {label} {reason} (said once{strict})", "warning")
 
     def _hear_signal(self, event: SignalReceived, left: int) -> None:
         from dsl.signals import signal_name
@@ -102,67 +88,62 @@ class Narrator:
         else:
             self.say(f"{name} received: already stopping, a second signal kills at once", "info")
 
-    def restart(self, failed: Sequence[Attempt], maximum: int) -> None:
-        """Say why the attempts so far have failed, and that there will be another one."""
-        from dsl.attempts import crash_loop
-
-        self.say(self._verdict(failed[-1])[0], "error")
-        loop = crash_loop(failed)
+    def _hear_restart(self, event: AttemptEnded) -> None:
+        """Say why the last attempt has failed, and that there will be another one."""
+        history = event.history
         count = len(self._plan.workers)
         who = "the worker" if count == 1 else f"all {count} workers"
-        text = f"starting {who} again, restart {len(failed)} of {maximum}"
+        if not event.decision.counted:
+            self.say(f"starting {who} again: the nodes of the job have changed", "info")
+            return
+        self.say(self._verdict(history.attempts[-1])[0], "error")
+        loop = crash_loop(history.attempts)
+        text = f"starting {who} again, restart {history.restarts} of {history.max_restarts}"
         self.say(f"{text} ({loop})" if loop else text, "warning")
 
-    def end(self, attempts: Sequence[Attempt]) -> None:
+    def _hear_outcome(self, outcome: Outcome) -> None:
         """Say how the job ended, in its last attempt."""
-        last = attempts[-1]
+        last = outcome.last
         if last.is_preempted:
-            from dsl.attempts import REQUEUE_CODE
-
             self.say(f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again", "info")
         lines = self._verdict(last)
         for line in lines:
             self.say(line)
-        if len(attempts) > 1 and last.ended.first_failure is not None:
-            from dsl.attempts import crash_loop
-
-            loop = crash_loop(attempts)
-            self.say(loop or f"{len(attempts)} attempts have failed", "error")
-        failures = last.failures()
-        if failures and LEVELS["critical"] >= LEVELS[self._plan.log_level]:
+        if len(outcome.attempts) > 1 and last.ended.first_failure is not None:
+            loop = crash_loop(outcome.attempts)
+            self.say(loop or f"{len(outcome.attempts)} attempts have failed", "error")
+        if last.failures and LEVELS["critical"] >= LEVELS[self._plan.log_level]:
             from dsl.report.failures import root_cause
             from dsl.report.summary import format_summary
 
-            root = root_cause(failures)
+            root = root_cause(last.failures)
             evidence = lines[:1] if root.recorded is None else []
-            write(format_summary(self._plan.name, failures, root, evidence) + "\n")
+            write(format_summary(self._plan.name, last.failures, root, evidence) + "\n")
 
-    def _verdict(self, attempt: Attempt) -> list[str]:
-        from dsl.report.verdict import verdict
-
-        plan, ended = attempt.plan, attempt.ended
-        evidence, tail, path = "", b"", None
-        cause = attempt.cause()
+    def _verdict(self, attempt: AttemptOutcome) -> list[str]:
+        cause, ended = attempt.cause, attempt.ended
+        memory, tail, path = "", b"", None
         if cause is not None and ended.first_failure is not None:
             tail = ended.tail if cause.worker == ended.first_failure.worker else b""
-            path = plan.workers[cause.worker].log_path
+            path = attempt.plan.workers[cause.worker].log_path
             if path is not None and not tail:
                 from dsl.report.evidence import last_bytes
 
                 tail = last_bytes(path)
         if cause is not None and cause.signal == 9:
-            from dsl.report.evidence import kernel_log, oom_kills
+            from dsl.report.evidence import kernel_log
             from dsl.report.verdict import memory_evidence
 
-            evidence = memory_evidence(cause, kernel_log(attempt.begin_s), oom_kills() - self._kills_before)
-        if cause is not None and not tail and not evidence:
-            evidence = _recorded(attempt, cause)
-        return verdict(plan, attempt.exits, ended, evidence, tail, path, cause=cause)
+            memory = memory_evidence(cause, kernel_log(attempt.begin_s), ended.oom_kills)
+        known = memory
+        if cause is not None and not tail and not memory:
+            known = _recorded(attempt, cause)
+        return verdict(attempt, Evidence(known, tail, path))
 
 
-def _recorded(attempt: Attempt, cause: Exit) -> str:
+def _recorded(attempt: AttemptOutcome, cause: Exit) -> str:
     """What the worker recorded of its end, in one line; empty if it did not."""
-    for failure in attempt.failures():
+    for failure in attempt.failures:
         if failure.order == cause.order and failure.recorded is not None:
             return " ".join(failure.recorded.message.split())[:LONGEST_MESSAGE]
     return ""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from dsl.model import NodePlan, WorkerPlan
+    from dsl.model.node import NodePlan, WorkerPlan
 
 NOTHING = "-"
 

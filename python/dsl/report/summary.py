@@ -9,15 +9,16 @@ their middle, and control characters are made harmless.
 
 from __future__ import annotations
 
+from dsl.model.node import Label
 from dsl.report.excerpt import printable
-from dsl.report.verdict import _ranks
+from dsl.report.verdict import name_labels
 from dsl.signals import SIGNALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.report.failures import Failure
+    from dsl.model.failure import Failure
 
 MAX_OTHERS = 15
 """Failures that are shown besides the root cause."""
@@ -60,7 +61,8 @@ def format_summary(
     rest = [failures[index].rank for index in others[MAX_OTHERS:]]
     shown = [blocks[index] for index in others[:MAX_OTHERS]] or ["  <NO_OTHER_FAILURES>"]
     if rest:
-        shown.append(f"  ... and {len(rest)} more: {_ranks(rest)}")
+        labels = [Label("rank", str(rank)) for rank in rest]
+        shown.append(f"  ... and {len(rest)} more: {name_labels(labels)}")
     title = f"{printable(name)} FAILED"
     lines = [title, *(line for block in blocks.values() for line in block.split("\n"))]
     width = min(max(map(len, lines)), MAX_WIDTH)

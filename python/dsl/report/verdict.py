@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dsl._record import record
+from dsl.lists import format_ranges
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl import Ended, Exit
-    from dsl.model import NodePlan
+    from dsl import Exit
+    from dsl.model.node import Label, NodePlan, WorkerPlan
+    from dsl.model.outcome import AttemptOutcome
 
 # Steps of a start whose engine names are no words.
 STAGES = {"stdio": "its log file or stream"}
@@ -19,71 +22,69 @@ BINDING_STAGES = ("affinity", "affinity-check", "mempolicy", "mempolicy-check")
 SHORT = 160
 
 
-def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) -> int:
-    """The command's exit code (G2).
+@record
+class Evidence:
+    """What is known of a failure besides the exit."""
 
-    0 only if every worker ended with 0, else the status of ``cause`` (default: the first failure), or 128 +
-    the signal by which the user ended the job.
-    """
-    cause = cause or ended.first_failure
-    if cause is not None:
-        return cause.status or 1
-    if ended.stop_signal is not None:
-        return 128 + ended.stop_signal
-    failed = [exit_.status for exit_ in exits if exit_.status != 0]
-    if failed:
-        return failed[0]
-    return 1 if ended.survivors else 0
+    known: str = ""
+    """One clause from elsewhere, such as an out-of-memory kill or a recorded exception."""
+    tail: bytes = b""
+    """The end of what the worker wrote."""
+    log_path: str | None = None
+    """The file that holds all of it."""
 
 
-def verdict(
-    plan: NodePlan,
-    exits: Sequence[Exit],
-    ended: Ended,
-    evidence: str = "",
-    tail: bytes = b"",
-    log_path: str | None = None,
-    *,
-    cause: Exit | None = None,
-) -> list[str]:
+NO_EVIDENCE = Evidence()
+
+
+def verdict(attempt: AttemptOutcome, evidence: Evidence = NO_EVIDENCE) -> list[str]:
     """Lines that say why the job ended, the cause first; none for a job that succeeded (G3).
 
-    ``cause`` is the failure to blame (default: the first); ``evidence`` what is known besides of it, such as
-    an out-of-memory kill; ``tail`` the end of what that worker wrote, in bytes; ``log_path`` the file that
-    holds all of it. No line holds a control character but the tab.
+    ``evidence`` is about the cause. No line holds a control character but the tab.
     """
     lines = []
-    cause = cause or ended.first_failure
+    exits, ended, cause = attempt.exits, attempt.ended, attempt.cause
+    workers = attempt.plan.workers
     if cause is not None:
-        worker = plan.workers[cause.worker]
-        pid = f", pid {cause.pid}" if cause.pid else ""
-        where = f"rank {worker.rank} (local rank {worker.local_rank}{pid}, host {plan.host})"
-        first = " first" if len(exits) > 1 else ""
-        why = reason(cause) + (evidence and ": " + evidence)
-        said, output = _last_words(worker.rank, tail, log_path)
-        # What SIGKILL ended, or something known from elsewhere, did not end of what it had said before.
-        is_reason = bool(said) and len(said) <= SHORT and not evidence and cause.signal != 9
-        lines.append(f"{where} failed{first}: {why}{': ' + said if is_reason else ''}")
-        lines.extend([f"  {said}"] if said and not is_reason else [])
-        lines.extend(output)
+        worker = workers[cause.worker]
+        lines.extend(_blame(attempt.plan, cause, evidence, is_alone=len(exits) == 1))
         others = [exit_ for exit_ in exits if exit_.status and not exit_.caused_by_stop]
-        others = [exit_ for exit_ in others if exit_.worker != cause.worker]
-        lines.extend(_also_failed(plan, cause, others))
-    victims: dict[str, list[int]] = {}
+        others = [exit_ for exit_ in others if workers[exit_.worker] is not worker]
+        lines.extend(_also_failed(workers, cause, others))
+    victims: dict[str, list[Label]] = {}
     for exit_ in exits:
         if exit_.caused_by_stop and exit_ is not cause:
-            victims.setdefault(_ending(exit_), []).append(plan.workers[exit_.worker].rank)
+            victims.setdefault(_ending(exit_), []).append(workers[exit_.worker].label)
     if victims and (cause is not None or ended.stop_signal is not None):
-        groups = [f"{_ranks(ranks)} ({how})" for how, ranks in victims.items()]
+        groups = [f"{name_labels(labels)} ({how})" for how, labels in victims.items()]
         lines.append("stopped by dsl: " + ", ".join(groups))
-    lines.extend(
-        f"process {pid} ({name}, state {state}) did not die of SIGKILL"
-        for pid, state, name in ended.survivors
-    )
+    lines.extend(survivor(*one) for one in ended.survivors)
     return [line if line.isprintable() else _printable(line) for line in lines]
 
 
-def _last_words(rank: int, tail: bytes, log_path: str | None) -> tuple[str, list[str]]:
+def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -> list[str]:
+    """The cause and its reason in one line, then what it wrote last."""
+    worker = plan.workers[cause.worker]
+    pid = f", pid {cause.pid}" if cause.pid else ""
+    place = f"local rank {worker.local_rank}{pid}, host {plan.host}"
+    if worker.noun != "rank":
+        place = f"pid {cause.pid}" if cause.pid else "not started"
+    first = "" if is_alone else " first"
+    why = reason(cause) + (evidence.known and ": " + evidence.known)
+    said, output = _last_words(worker.label, evidence.tail, evidence.log_path)
+    # What SIGKILL ended, or something known from elsewhere, did not end of what it had said before.
+    is_reason = bool(said) and len(said) <= SHORT and not evidence.known and cause.signal != 9
+    line = f"{worker.label} ({place}) failed{first}: {why}{': ' + said if is_reason else ''}"
+    return [line, *([f"  {said}"] if said and not is_reason else []), *output]
+
+
+def survivor(pid: int, state: str, name: str, wchan: str | None) -> str:
+    """A line about one of `dsl.Ended.survivors`, or of a guard's."""
+    where = f" (waits in {wchan})" if wchan else ""
+    return f"process {pid} ({name}, state {state}) did not die of SIGKILL{where}"
+
+
+def _last_words(label: Label, tail: bytes, log_path: str | None) -> tuple[str, list[str]]:
     """What the worker said of its end, in one line, and the lines that show its last output."""
     said = ""
     lines: list[str] = []
@@ -95,7 +96,7 @@ def _last_words(rank: int, tail: bytes, log_path: str | None) -> tuple[str, list
         said += f" ({found.where})" if said and found.where else ""
         lines = [f"  | {line}".rstrip() for line in found.lines]
     if lines:
-        lines.insert(0, f"last output of rank {rank}:")
+        lines.insert(0, f"last output of {label}:")
     return said, [*lines, *([f"full log: {log_path}"] if log_path else [])]
 
 
@@ -105,14 +106,14 @@ def _printable(line: str) -> str:
     return printable(line)
 
 
-def _also_failed(plan: NodePlan, cause: Exit, others: Sequence[Exit]) -> list[str]:
+def _also_failed(workers: Sequence[WorkerPlan], cause: Exit, others: Sequence[Exit]) -> list[str]:
     shown = [
-        f"also failed: rank {plan.workers[exit_.worker].rank} "
+        f"also failed: {workers[exit_.worker].label} "
         f"({(exit_.ended_ns - cause.ended_ns) / 1e6:+.1f} ms): {reason(exit_)}"
         for exit_ in others[:8]
     ]
-    rest = [plan.workers[exit_.worker].rank for exit_ in others[8:]]
-    return [*shown, *([f"also failed: {_ranks(rest)}"] if rest else [])]
+    rest = [workers[exit_.worker].label for exit_ in others[8:]]
+    return [*shown, *([f"also failed: {name_labels(rest)}"] if rest else [])]
 
 
 def reason(exit_: Exit) -> str:
@@ -181,11 +182,13 @@ def _ending(exit_: Exit) -> str:
     return f"exit code {exit_.code}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0-2,5``."""
-    from dsl.lists import format_ranges
-
-    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(sorted(ranks))}"
+def name_labels(labels: Sequence[Label]) -> str:
+    """``rank 3``, ``ranks 0-2,5``, ``hosts n1,n2``: labels of one noun."""
+    noun = f"{labels[0].noun}s" if len(labels) > 1 else labels[0].noun
+    names = [label.name for label in labels]
+    if all(name.isdecimal() for name in names):
+        return f"{noun} {format_ranges(sorted(map(int, names)))}"
+    return f"{noun} {','.join(names)}"
 
 
 def memory_evidence(exit_: Exit, kernel_log: Sequence[str], oom_kills: int) -> str:

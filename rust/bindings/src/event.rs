@@ -1,118 +1,32 @@
-//! Engine events as frozen classes.
+//! Engine events as frozen classes with the dict form of docs/events.md.
 
 use std::ffi::{CString, OsString};
+use std::hash::{Hash, Hasher};
 use std::os::unix::ffi::OsStringExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dsl_engine::event::{self as engine, Ending, KillTier, SignalAction, StopReason};
+use dsl_engine::event as engine;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::PyDict;
+
+mod convert;
+mod exit;
+mod plain;
+
+pub(crate) use convert::to_python;
+pub(crate) use exit::Exit;
+pub(crate) use plain::EVENT_VERSION;
+use plain::Record;
 
 fn nanoseconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// How one worker ended.
-#[pyclass(frozen, module = "dsl._core")]
-pub(crate) struct Exit(engine::Exit);
-
-impl Exit {
-    fn failure(&self) -> Option<&engine::StartFailure> {
-        match &self.0.ending {
-            Ending::NotStarted(failure) => Some(failure),
-            _ => None,
-        }
-    }
-}
-
-#[pymethods]
-impl Exit {
-    #[getter]
-    fn worker(&self) -> usize {
-        self.0.worker
-    }
-    #[getter]
-    fn pid(&self) -> i32 {
-        self.0.pid
-    }
-    #[getter]
-    fn code(&self) -> Option<u8> {
-        match self.0.ending {
-            Ending::Code(code) => Some(code),
-            _ => None,
-        }
-    }
-    #[getter]
-    fn signal(&self) -> Option<i32> {
-        match self.0.ending {
-            Ending::Signal { number, .. } => Some(number),
-            _ => None,
-        }
-    }
-    #[getter]
-    fn core_dumped(&self) -> bool {
-        matches!(self.0.ending, Ending::Signal { core: true, .. })
-    }
-    #[getter]
-    fn exec_stage(&self) -> Option<&'static str> {
-        match &self.0.ending {
-            Ending::NotStarted(failure) => Some(failure.stage.name()),
-            Ending::Cancelled => Some("cancelled"),
-            _ => None,
-        }
-    }
-    #[getter]
-    fn exec_errno(&self) -> Option<i32> {
-        self.failure().map(|failure| failure.errno)
-    }
-    #[getter]
-    fn exec_path(&self) -> Option<OsString> {
-        let path = self.failure()?.path.as_ref()?;
-        Some(OsString::from_vec(path.as_bytes().to_vec()))
-    }
-    #[getter]
-    fn status(&self) -> u8 {
-        self.0.status()
-    }
-    #[getter]
-    fn order(&self) -> usize {
-        self.0.order
-    }
-    #[getter]
-    fn caused_by_stop(&self) -> bool {
-        self.0.caused_by_stop
-    }
-    #[getter]
-    fn cpu_user_s(&self) -> f64 {
-        self.0.user.as_secs_f64()
-    }
-    #[getter]
-    fn cpu_system_s(&self) -> f64 {
-        self.0.system.as_secs_f64()
-    }
-    #[getter]
-    fn max_rss_bytes(&self) -> u64 {
-        self.0.max_rss
-    }
-    #[getter]
-    fn started_ns(&self) -> u64 {
-        self.0.started.map_or(0, nanoseconds)
-    }
-    #[getter]
-    fn ended_ns(&self) -> u64 {
-        nanoseconds(self.0.ended)
-    }
-    fn __repr__(&self) -> String {
-        format!(
-            "<Exit worker={} pid={} {:?}>",
-            self.0.worker, self.0.pid, self.0.ending
-        )
-    }
-}
-
 /// The worker's program is running.
-#[pyclass(frozen, get_all, module = "dsl._core")]
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Started {
     worker: usize,
     pid: i32,
@@ -120,7 +34,8 @@ pub(crate) struct Started {
 }
 
 /// The worker runs, but is not bound as its spec says.
-#[pyclass(frozen, get_all, module = "dsl._core")]
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Unbound {
     worker: usize,
     stage: &'static str,
@@ -128,21 +43,23 @@ pub(crate) struct Unbound {
 }
 
 /// The worker ended, or could not be started.
-#[pyclass(frozen, get_all, module = "dsl._core")]
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
 pub(crate) struct Exited {
     exit: Py<Exit>,
 }
 
 /// Bytes from a piped stream; empty at its end.
-#[pyclass(frozen, get_all, module = "dsl._core")]
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Output {
     worker: usize,
     stream: u8,
-    data: Py<PyBytes>,
+    data: PyBackedBytes,
 }
 
 /// A signal reached this job.
-#[pyclass(frozen, get_all, module = "dsl._core")]
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct SignalReceived {
     signum: i32,
     action: &'static str,
@@ -150,7 +67,8 @@ pub(crate) struct SignalReceived {
 }
 
 /// The group is being stopped.
-#[pyclass(frozen, get_all, module = "dsl._core")]
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq)]
 pub(crate) struct Stopping {
     reason: &'static str,
     signum: i32,
@@ -158,24 +76,27 @@ pub(crate) struct Stopping {
 }
 
 /// Every process of the group gets SIGKILL.
-#[pyclass(frozen, get_all, module = "dsl._core")]
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Killing {
     workers: Vec<usize>,
     tier: &'static str,
 }
 
 /// Last event of a group.
-#[pyclass(frozen, get_all, module = "dsl._core")]
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
 pub(crate) struct Ended {
     first_failure: Option<Py<Exit>>,
     stop_signal: Option<i32>,
     stragglers: usize,
-    survivors: Vec<(i32, String, String)>,
-    tail: Py<PyBytes>,
+    survivors: Vec<Survivor>,
+    oom_kills: u64,
+    tail: PyBackedBytes,
 }
 
 /// Something that happened to output that the engine passes on.
-#[pyclass(frozen, get_all, module = "dsl._core")]
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct LogNotice {
     kind: &'static str,
     worker: Option<usize>,
@@ -213,120 +134,88 @@ impl From<engine::LogNotice> for LogNotice {
     }
 }
 
-pub(crate) fn survivors(list: Vec<engine::Survivor>) -> Vec<(i32, String, String)> {
+/// (pid, state, name, kernel function that it sleeps in).
+pub(crate) type Survivor = (i32, String, String, Option<String>);
+
+pub(crate) fn survivors(list: Vec<engine::Survivor>) -> Vec<Survivor> {
     list.into_iter()
-        .map(|one| (one.pid, one.state.to_string(), one.name))
+        .map(|one| (one.pid, one.state.to_string(), one.name, one.wchan))
         .collect()
 }
 
-/// One engine event as its Python class.
-#[expect(clippy::too_many_lines, reason = "one arm an event, nothing else")]
-pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyAny>> {
-    Ok(match event {
-        engine::Event::Started { worker, pid, time } => Py::new(
-            py,
-            Started {
-                worker,
-                pid,
-                time_ns: nanoseconds(time),
-            },
-        )?
-        .into_any(),
-        engine::Event::Unbound { worker, stage, errno } => Py::new(
-            py,
-            Unbound {
-                worker,
-                stage: stage.name(),
-                errno,
-            },
-        )?
-        .into_any(),
-        engine::Event::Exited(exit) => Py::new(
-            py,
-            Exited {
-                exit: Py::new(py, Exit(exit))?,
-            },
-        )?
-        .into_any(),
-        engine::Event::Output { worker, stream, data } => Py::new(
-            py,
-            Output {
-                worker,
-                stream,
-                data: PyBytes::new(py, &data).unbind(),
-            },
-        )?
-        .into_any(),
-        engine::Event::SignalReceived {
-            signal,
-            action,
-            from_terminal,
-        } => {
-            let action = match action {
-                SignalAction::Forward => "forward",
-                SignalAction::Stop => "stop",
-                SignalAction::Preempt => "preempt",
-                SignalAction::Reopen => "reopen",
-                SignalAction::Ignore => "ignore",
+/// Names the fields of an event class for what it can say of itself.
+macro_rules! record {
+    ($($class:ident { $($field:ident),* })*) => {$(
+        impl Record for $class {
+            const FIELDS: &'static [&'static str] = {
+                // A field that is forgotten here does not compile.
+                let _ = |it: &Self| { let Self { $($field: _),* } = it; };
+                &[$(stringify!($field)),*]
             };
-            Py::new(
-                py,
-                SignalReceived {
-                    signum: signal,
-                    action,
-                    from_terminal,
-                },
-            )?
-            .into_any()
         }
-        engine::Event::Stopping {
-            reason,
-            signal,
-            grace,
-        } => {
-            let reason = match reason {
-                StopReason::Failure => "failure",
-                StopReason::Request => "request",
-                StopReason::Signal(_) => "signal",
-                StopReason::GuardLost => "guard_lost",
-            };
-            Py::new(
-                py,
-                Stopping {
-                    reason,
-                    signum: signal,
-                    grace_s: grace.as_secs_f64(),
-                },
-            )?
-            .into_any()
+
+        #[pymethods]
+        impl $class {
+            /// The event as plain data.
+            fn to_dict<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
+                plain::event(slf)
+            }
+            fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+                plain::repr(slf)
+            }
         }
-        engine::Event::Killing { workers, tier } => {
-            let tier = match tier {
-                KillTier::Cgroup => "cgroup",
-                KillTier::Scan => "scan",
-            };
-            Py::new(py, Killing { workers, tier })?.into_any()
-        }
-        engine::Event::Log(notice) => Py::new(py, LogNotice::from(notice))?.into_any(),
-        engine::Event::Ended {
-            first_failure,
-            stop_signal,
-            stragglers,
-            survivors: left,
-            tail,
-        } => {
-            let first_failure = first_failure.map(|exit| Py::new(py, Exit(exit))).transpose()?;
-            Py::new(
-                py,
-                Ended {
-                    first_failure,
-                    stop_signal,
-                    stragglers,
-                    survivors: survivors(left),
-                    tail: PyBytes::new(py, &tail).unbind(),
-                },
-            )?
-            .into_any()
-        }
-    })
+    )*};
+}
+
+record! {
+    Started { worker, pid, time_ns }
+    Unbound { worker, stage, errno }
+    Exited { exit }
+    Output { worker, stream, data }
+    SignalReceived { signum, action, from_terminal }
+    Stopping { reason, signum, grace_s }
+    Killing { workers, tier }
+    LogNotice { kind, worker, path, errno, count }
+    Ended { first_failure, stop_signal, stragglers, survivors, oom_kills, tail }
+}
+
+impl PartialEq for Exited {
+    fn eq(&self, other: &Self) -> bool {
+        self.exit.get() == other.exit.get()
+    }
+}
+
+impl Hash for Exited {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.exit.get().hash(state);
+    }
+}
+
+impl Hash for Stopping {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.reason, self.signum).hash(state);
+    }
+}
+
+impl Ended {
+    fn failure(&self) -> Option<&Exit> {
+        self.first_failure.as_ref().map(Py::get)
+    }
+}
+
+impl PartialEq for Ended {
+    fn eq(&self, other: &Self) -> bool {
+        self.failure() == other.failure()
+            && self.stop_signal == other.stop_signal
+            && self.stragglers == other.stragglers
+            && self.survivors == other.survivors
+            && self.oom_kills == other.oom_kills
+            && self.tail == other.tail
+    }
+}
+
+impl Hash for Ended {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.failure(), self.stop_signal, &self.survivors, &self.tail).hash(state);
+    }
 }

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::{spec_error, to_python};
-use crate::event::survivors;
+use crate::event::{Survivor, survivors};
 use crate::spec::{items, seconds};
 
 /// The process that the shell sees.
@@ -68,7 +68,7 @@ pub(crate) struct GuardOutcome {
     code: u8,
     agent_signal: Option<i32>,
     ended: usize,
-    survivors: Vec<(i32, String, String)>,
+    survivors: Vec<Survivor>,
     terminal_interrupt: bool,
 }
 

@@ -49,6 +49,7 @@ mod _core {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("EVENT_VERSION", super::event::EVENT_VERSION)?;
         let py = module.py();
         let mut union = py.get_type::<Started>().into_any();
         for class in [

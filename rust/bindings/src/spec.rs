@@ -1,5 +1,6 @@
 //! Launch specs: Python values in, plain engine data out.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
@@ -7,11 +8,36 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dsl_engine::spec as engine;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::error::spec_error;
+
+mod call;
+mod stdio;
+mod worker;
+
+use call::Call;
+pub(crate) use stdio::Stdio;
+use stdio::{number, stream};
+pub(crate) use worker::WorkerSpec;
+use worker::are_equal;
+
+const POLICIES: [(&str, engine::OnFailure); 2] = [
+    ("stop", engine::OnFailure::Stop),
+    ("report", engine::OnFailure::Report),
+];
+const BINDINGS: [(&str, engine::Strictness); 3] = [
+    ("required", engine::Strictness::Required),
+    ("cpus_required", engine::Strictness::CpusRequired),
+    ("wanted", engine::Strictness::Wanted),
+];
+
+fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
+    let found = names.iter().find(|(_, known)| *known == value);
+    found.map_or("", |(name, _)| name)
+}
 
 /// A string or path as the bytes that the kernel gets.
 fn bytes_of(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
@@ -41,6 +67,24 @@ pub(crate) fn items<'py>(mapping: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyL
     }
 }
 
+/// What the kernel gets as Python writes it.
+fn text(bytes: &[u8]) -> OsString {
+    OsString::from_vec(bytes.to_vec())
+}
+
+/// The variables that a program would find: of equal names the last wins.
+fn effective(entries: &[engine::EnvEntry]) -> BTreeMap<&[u8], &[u8]> {
+    entries.iter().map(|entry| (entry.key(), entry.value())).collect()
+}
+
+fn variables<'py>(py: Python<'py>, entries: &[engine::EnvEntry]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for entry in entries {
+        dict.set_item(text(entry.key()), text(entry.value()))?;
+    }
+    Ok(dict)
+}
+
 fn environment(mapping: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::EnvEntry>> {
     let Some(mapping) = mapping else {
         return Ok(Vec::new());
@@ -52,84 +96,6 @@ fn environment(mapping: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::EnvEn
         entries.push(engine::EnvEntry::new(&bytes_of(&key)?, &bytes_of(&value)?).map_err(spec_error)?);
     }
     Ok(entries)
-}
-
-/// Where one standard stream of a worker goes.
-#[pyclass(frozen, module = "dsl._core")]
-pub(crate) struct Stdio(engine::Stdio);
-
-#[pymethods]
-impl Stdio {
-    /// The same stream of this process.
-    #[staticmethod]
-    fn inherit() -> Self {
-        Self(engine::Stdio::Inherit)
-    }
-
-    /// ``/dev/null``.
-    #[staticmethod]
-    fn null() -> Self {
-        Self(engine::Stdio::Null)
-    }
-
-    /// A file that the worker writes directly.
-    #[staticmethod]
-    #[pyo3(signature = (path, *, append = false))]
-    fn file(path: &Bound<'_, PyAny>, append: bool) -> PyResult<Self> {
-        Ok(Self(engine::Stdio::File {
-            path: c_string(path, "path of a stream")?,
-            append,
-        }))
-    }
-
-    /// A descriptor of this process.
-    #[staticmethod]
-    fn fd(fd: i32) -> Self {
-        Self(engine::Stdio::Fd(fd))
-    }
-
-    /// A pipe read by the engine.
-    #[staticmethod]
-    fn pipe() -> Self {
-        Self(engine::Stdio::Pipe)
-    }
-
-    /// For stderr only: the worker's stdout.
-    #[staticmethod]
-    fn stdout() -> Self {
-        Self(engine::Stdio::Stdout)
-    }
-
-    /// A stream that the engine reads and passes on.
-    #[staticmethod]
-    #[pyo3(signature = (path = None, *, console = None, terminal = false))]
-    fn log(path: Option<&Bound<'_, PyAny>>, console: Option<u8>, terminal: bool) -> PyResult<Self> {
-        Ok(Self(engine::Stdio::Log {
-            path: path
-                .map(|path| c_string(path, "path of a log file"))
-                .transpose()?,
-            console: console.map(stream).transpose()?,
-            terminal,
-        }))
-    }
-
-    fn __repr__(&self) -> String {
-        format!("<Stdio {:?}>", self.0)
-    }
-}
-
-/// One worker: what to execute and how.
-#[pyclass(frozen, module = "dsl._core")]
-pub(crate) struct WorkerSpec(engine::WorkerSpec);
-
-fn stream(number: u8) -> PyResult<engine::Console> {
-    match number {
-        1 => Ok(engine::Console::Stdout),
-        2 => Ok(engine::Console::Stderr),
-        other => Err(spec_error(format!(
-            "a console is 1 (stdout) or 2 (stderr), not {other}"
-        ))),
-    }
 }
 
 fn line_files(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::LineFile>> {
@@ -145,88 +111,8 @@ fn line_files(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::LineFile
     given.try_iter()?.map(line_file).collect()
 }
 
-fn stdio(given: Option<&Bound<'_, Stdio>>, default: engine::Stdio) -> engine::Stdio {
-    given.map_or(default, |given| given.get().0.clone())
-}
-
-fn memory(given: Option<(String, Vec<u32>)>) -> PyResult<Option<(engine::MemoryMode, Vec<u32>)>> {
-    let Some((mode, nodes)) = given else {
-        return Ok(None);
-    };
-    let mode = match mode.as_str() {
-        "bind" => engine::MemoryMode::Bind,
-        "preferred" => engine::MemoryMode::Preferred,
-        "interleave" => engine::MemoryMode::Interleave,
-        "local" => engine::MemoryMode::Local,
-        other => {
-            return Err(spec_error(format!(
-                "memory policy {other:?} is not one of bind, preferred, interleave, local"
-            )));
-        }
-    };
-    Ok(Some((mode, nodes)))
-}
-
-#[pymethods]
-impl WorkerSpec {
-    #[new]
-    #[pyo3(signature = (argv, *, env = None, cwd = None, stdin = None, stdout = None, stderr = None, cpus = None, mempolicy = None, foreground = false, prefix = None))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "keyword arguments of a Python constructor"
-    )]
-    fn new(
-        argv: &Bound<'_, PyAny>,
-        env: Option<&Bound<'_, PyAny>>,
-        cwd: Option<&Bound<'_, PyAny>>,
-        stdin: Option<&Bound<'_, Stdio>>,
-        stdout: Option<&Bound<'_, Stdio>>,
-        stderr: Option<&Bound<'_, Stdio>>,
-        cpus: Option<Vec<u32>>,
-        mempolicy: Option<(String, Vec<u32>)>,
-        foreground: bool,
-        prefix: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
-        if argv.extract::<OsString>().is_ok() || argv.is_instance_of::<PyBytes>() {
-            return Err(PyTypeError::new_err(
-                "argv must be a sequence of strings, not one string",
-            ));
-        }
-        let argv = argv
-            .try_iter()?
-            .map(|word| c_string(&word?, "an argument"))
-            .collect::<PyResult<Vec<_>>>()?;
-        if argv.first().is_none_or(|program| program.is_empty()) {
-            return Err(spec_error("a worker has an empty argv: name a program"));
-        }
-        Ok(Self(engine::WorkerSpec {
-            argv,
-            env: environment(env)?,
-            cwd: cwd.map(|cwd| c_string(cwd, "cwd")).transpose()?,
-            stdio: [
-                stdio(stdin, engine::Stdio::Null),
-                stdio(stdout, engine::Stdio::Inherit),
-                stdio(stderr, engine::Stdio::Inherit),
-            ],
-            cpus: cpus.unwrap_or_default(),
-            memory: memory(mempolicy)?,
-            foreground,
-            prefix: prefix.map(bytes_of).transpose()?.unwrap_or_default(),
-        }))
-    }
-
-    #[getter]
-    fn argv(&self) -> Vec<OsString> {
-        self.0
-            .argv
-            .iter()
-            .map(|word| OsString::from_vec(word.as_bytes().to_vec()))
-            .collect()
-    }
-}
-
 /// Everything the engine needs to start and end one worker group.
-#[pyclass(frozen, module = "dsl._core")]
+#[pyclass(frozen, eq, module = "dsl._core")]
 pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 
 #[pymethods]
@@ -252,24 +138,15 @@ impl LaunchSpec {
             .try_iter()?
             .map(|worker| Ok(worker?.cast::<WorkerSpec>()?.get().0.clone()))
             .collect::<PyResult<Vec<_>>>()?;
-        let on_failure = match on_failure {
-            "stop" => engine::OnFailure::Stop,
-            "report" => engine::OnFailure::Report,
-            other => {
-                return Err(spec_error(format!(
-                    "on_failure {other:?} is neither \"stop\" nor \"report\""
-                )));
-            }
+        let Some((_, on_failure)) = POLICIES.iter().find(|(name, _)| *name == on_failure) else {
+            return Err(spec_error(format!(
+                "on_failure {on_failure:?} is neither \"stop\" nor \"report\""
+            )));
         };
-        let binding = match binding {
-            "required" => engine::Binding::Required,
-            "cpus_required" => engine::Binding::CpusRequired,
-            "wanted" => engine::Binding::Wanted,
-            other => {
-                return Err(spec_error(format!(
-                    "binding {other:?} is not one of required, cpus_required, wanted"
-                )));
-            }
+        let Some((_, binding)) = BINDINGS.iter().find(|(name, _)| *name == binding) else {
+            return Err(spec_error(format!(
+                "binding {binding:?} is not one of required, cpus_required, wanted"
+            )));
         };
         let env = match env {
             Some(env) => environment(Some(env))?,
@@ -278,9 +155,9 @@ impl LaunchSpec {
         let spec = engine::LaunchSpec {
             workers,
             env,
-            on_failure,
+            on_failure: *on_failure,
             grace: seconds(grace_s)?,
-            binding,
+            binding: *binding,
             logs: engine::LogOptions {
                 max_bytes: log_max_bytes,
                 collapse,
@@ -293,6 +170,89 @@ impl LaunchSpec {
 
     fn __len__(&self) -> usize {
         self.0.workers.len()
+    }
+
+    #[getter]
+    fn workers(&self) -> Vec<WorkerSpec> {
+        self.0.workers.iter().cloned().map(WorkerSpec).collect()
+    }
+
+    #[getter]
+    fn env<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        variables(py, &self.0.env)
+    }
+
+    #[getter]
+    fn on_failure(&self) -> &'static str {
+        name_of(&POLICIES, self.0.on_failure)
+    }
+
+    #[getter]
+    fn grace_s(&self) -> f64 {
+        self.0.grace.as_secs_f64()
+    }
+
+    #[getter]
+    fn binding(&self) -> &'static str {
+        name_of(&BINDINGS, self.0.binding)
+    }
+
+    #[getter]
+    fn log_max_bytes(&self) -> Option<u64> {
+        self.0.logs.max_bytes
+    }
+
+    #[getter]
+    fn collapse(&self) -> bool {
+        self.0.logs.collapse
+    }
+
+    #[getter]
+    fn line_files<'py>(&self, py: Python<'py>) -> Vec<(u8, OsString, Vec<Bound<'py, PyBytes>>)> {
+        let words = |file: &engine::LineFile| file.words.iter().map(|word| PyBytes::new(py, word)).collect();
+        let files = self.0.logs.line_files.iter();
+        files
+            .map(|file| (number(file.stream), text(file.path.as_bytes()), words(file)))
+            .collect()
+    }
+
+    /// Values of variables may be secret, and are not shown.
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let mut call = Call::new(py, "LaunchSpec".to_owned());
+        call.value(self.workers())?;
+        call.count("env", effective(&self.0.env).len());
+        call.keyword("on_failure", self.on_failure(), "stop")?;
+        call.keyword("grace_s", self.grace_s(), 30.0)?;
+        call.keyword("binding", self.binding(), "required")?;
+        call.keyword("log_max_bytes", self.log_max_bytes(), None)?;
+        call.keyword("collapse", self.collapse(), false)?;
+        call.keyword("line_files", self.line_files(py), Vec::new())?;
+        Ok(call.finish())
+    }
+}
+
+/// As [`are_equal`] for workers.
+impl PartialEq for LaunchSpec {
+    fn eq(&self, other: &Self) -> bool {
+        let engine::LaunchSpec {
+            workers,
+            env,
+            on_failure,
+            grace,
+            binding,
+            logs,
+        } = &*self.0;
+        let other = &*other.0;
+        workers.len() == other.workers.len()
+            && workers
+                .iter()
+                .zip(&other.workers)
+                .all(|(one, other)| are_equal(one, other))
+            && effective(env) == effective(&other.env)
+            && *on_failure == other.on_failure
+            && *grace == other.grace
+            && *binding == other.binding
+            && *logs == other.logs
     }
 }
 

@@ -1,5 +1,6 @@
 //! The supervisor: every method converts, lets go of the interpreter, and calls.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -75,12 +76,25 @@ impl Supervisor {
             .map_err(to_python)?;
         match waited {
             Waited::Interrupted => Err(raised.unwrap_or_else(|| to_python(Error::Closed))),
-            Waited::TimedOut => Ok(Vec::new()),
+            Waited::TimedOut | Waited::Woken => Ok(Vec::new()),
             Waited::Events(events) => events
                 .into_iter()
                 .map(|event| event::to_python(py, event))
                 .collect(),
         }
+    }
+
+    /// Make the present or the next wait return an empty list.
+    fn wake(&self) {
+        // A signal handler may come when the supervisor has just been closed, and then nobody waits.
+        if let Some(handle) = &*self.slot() {
+            handle.wake();
+        }
+    }
+
+    /// A descriptor that is readable while `wait(0)` would return events.
+    fn fileno(&self) -> PyResult<i32> {
+        Ok(self.handle()?.as_fd().as_raw_fd())
     }
 
     /// Send a signal to one worker's process group, or to all.

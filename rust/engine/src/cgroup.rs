@@ -16,10 +16,13 @@ use rustix::io::Errno;
 use crate::procfs::number;
 
 mod dir;
+mod memory;
 pub mod mount;
 
 pub use dir::keyed_value;
-use dir::{Cgroup, collect_pids, remove_tree, require_cgroup2};
+pub(crate) use memory::OomCounter;
+
+use dir::{Cgroup, remove_tree, require_cgroup2};
 use mount::Hierarchy;
 
 const PREFIX: &str = "dsl-";
@@ -93,10 +96,10 @@ impl JobCgroup {
     }
 
     /// Makes the fresh cgroup of an attempt; `AlreadyExists` when this number was made before.
-    pub fn attempt(&self, number: u32) -> io::Result<Attempt> {
+    pub fn attempt(&self, number: u32) -> io::Result<AttemptCgroup> {
         let path = self.0.path.join(format!("a{number}"));
         rustix::fs::mkdirat(CWD, &path, Mode::from_raw_mode(0o755))?;
-        Cgroup::open(&path).map(Attempt).inspect_err(|_| {
+        Cgroup::open(&path).map(AttemptCgroup).inspect_err(|_| {
             remove_tree(&path);
         })
     }
@@ -134,15 +137,15 @@ impl JobCgroup {
 
 /// The cgroup of one attempt: the workers and all that they start.
 #[derive(Debug)]
-pub struct Attempt(Cgroup);
+pub struct AttemptCgroup(Cgroup);
 
-impl Attempt {
+impl AttemptCgroup {
     /// The directory, for `CLONE_INTO_CGROUP`.
     pub fn dir(&self) -> BorrowedFd<'_> {
         self.0.dir.as_fd()
     }
 
-    /// The open `cgroup.events`: wait for `EPOLLPRI`, then ask [`Attempt::populated`], which also rearms it.
+    /// The open `cgroup.events`: wait for `EPOLLPRI`, then ask [`AttemptCgroup::populated`], which also rearms it.
     ///
     /// The kernel reports at most once in 10 ms: ask too after the last worker was reaped.
     pub fn events(&self) -> BorrowedFd<'_> {
@@ -162,22 +165,6 @@ impl Attempt {
     /// Sends SIGKILL to every process in it or below. Does not wait.
     pub fn kill(&self) -> io::Result<()> {
         self.0.kill()
-    }
-
-    /// Moves a process in, for kernels that cannot clone into a cgroup.
-    ///
-    /// Tens of milliseconds for the first of a burst (a grace period of the kernel).
-    pub fn join(&self, pid: i32) -> io::Result<()> {
-        let procs = self.0.open_for_write("cgroup.procs")?;
-        rustix::io::write(&procs, pid.to_string().as_bytes())?;
-        Ok(())
-    }
-
-    /// Processes in it and below, in no order. A leader that is a zombie can be among them.
-    pub fn pids(&self) -> io::Result<Vec<i32>> {
-        let mut pids = Vec::new();
-        collect_pids(&self.0.path, &mut pids, 0)?;
-        Ok(pids)
     }
 
     /// How many of its processes the kernel's out-of-memory killer took; `None` without the memory controller.

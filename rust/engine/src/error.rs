@@ -37,7 +37,11 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn os(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| Self::Os { what, source }
+    /// For `map_err` on answers of the standard library and of rustix.
+    pub(crate) fn os<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |error| Self::Os {
+            what,
+            source: error.into(),
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::time::{Duration, SystemTime};
 
-pub use crate::sys::clone::Stage;
+pub use crate::stage::Stage;
 
 /// How a worker ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,6 +134,8 @@ pub struct Survivor {
     pub state: char,
     /// Its name.
     pub name: String,
+    /// The kernel function that it sleeps in, if that can be known.
+    pub wchan: Option<String>,
 }
 
 /// Something that happened to the workers' output.
@@ -235,6 +237,9 @@ pub enum Event {
         stragglers: usize,
         /// What could not be killed.
         survivors: Vec<Survivor>,
+        /// Out-of-memory kills while the group ran, in the memory cgroup of this process or, if that has a counter
+        /// of its own and it says more, of the workers. 0 where nobody counts.
+        oom_kills: u64,
         /// Last output of the worker that failed first: of its stderr, if the engine passes that on.
         tail: Vec<u8>,
     },

@@ -1,25 +1,22 @@
 //! A supervisor on a thread of its own, for callers that must not block.
 
-use std::collections::VecDeque;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
-
+use crate::bell::Bell;
 use crate::error::Error;
-use crate::event::Event;
 use crate::guard::Agent;
 use crate::spec::LaunchSpec;
 use crate::supervisor::Supervisor;
-use crate::sys::signal::{self, SignalSet, Wake};
+use crate::sys::signal::{self, SignalSet};
 
-/// Output bytes that may wait for the owner before the workers' pipes are left unread.
-const BACKLOG_BYTES: usize = 8 << 20;
+mod news;
+
+pub use news::Waited;
+use news::{News, held_up_pipes};
 
 enum Command {
     Start(Arc<LaunchSpec>, Sender<Result<(), Error>>),
@@ -29,57 +26,22 @@ enum Command {
     Close,
 }
 
-#[derive(Default)]
-struct Queue {
-    events: VecDeque<Event>,
-    bytes: usize,
-    /// The owner has been told of what is in the queue.
-    told: bool,
-    /// The thread has ended; nothing more comes.
-    over: bool,
-}
-
-struct Channel {
-    queue: Mutex<Queue>,
-    ready: OwnedFd,
-    /// The owner wants to hear of starts and clean exits at once.
-    routine: AtomicBool,
-}
-
-/// Why [`Handle::wait`] came back.
-#[derive(Debug)]
-pub enum Waited {
-    /// Events, in order; none when the supervisor is closed.
-    Events(Vec<Event>),
-    /// The time is over.
-    TimedOut,
-    /// A signal handler of this process ran on the calling thread.
-    Interrupted,
-}
-
 /// Owns a supervisor thread. Closing it ends the group.
 pub struct Handle {
-    channel: Arc<Channel>,
+    news: Arc<News>,
     commands: Sender<Command>,
-    wake: Arc<OwnedFd>,
+    /// Wakes the thread.
+    bell: Arc<Bell>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Handle {
     /// Starts the thread, with all signals blocked in it.
     pub fn new(agent: Option<Agent>) -> Result<Self, Error> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let ready = eventfd(0, flags)
-            .map_err(io::Error::from)
-            .map_err(Error::os("eventfd"))?;
-        let channel = Arc::new(Channel {
-            queue: Mutex::new(Queue::default()),
-            ready,
-            routine: AtomicBool::new(true),
-        });
-        let (commands, receiver) = channel_pair();
-        let (report, made) = std::sync::mpsc::channel();
-        let theirs = Arc::clone(&channel);
+        let news = Arc::new(News::new()?);
+        let (commands, receiver) = channel();
+        let (report, made) = channel();
+        let theirs = Arc::clone(&news);
         // The new thread inherits this mask: no signal of the host program may land on it.
         let mask = signal::set_mask(SignalSet::ALL);
         let spawned = std::thread::Builder::new()
@@ -88,18 +50,18 @@ impl Handle {
             .spawn(move || serve(agent, mask, &theirs, &receiver, &report));
         signal::set_mask(mask);
         let thread = spawned.map_err(Error::os("start the engine thread"))?;
-        let wake = made.recv().map_err(|_| Error::Closed)??;
+        let bell = made.recv().map_err(|_| Error::Closed)??;
         Ok(Self {
-            channel,
+            news,
             commands,
-            wake,
+            bell,
             thread: Mutex::new(Some(thread)),
         })
     }
 
     /// Checks the spec and the limits and begins to start the group.
     pub fn start(&self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
-        let (report, answer) = std::sync::mpsc::channel();
+        let (report, answer) = channel();
         self.send(Command::Start(spec, report))?;
         answer.recv().map_err(|_| Error::Closed)?
     }
@@ -121,72 +83,38 @@ impl Handle {
 
     fn send(&self, command: Command) -> Result<(), Error> {
         self.commands.send(command).map_err(|_| Error::Closed)?;
-        ring(&self.wake);
+        self.bell.ring();
         Ok(())
     }
 
     /// Waits for events. With `routine` false it sleeps through starts and clean exits.
     ///
     /// Signals that the calling thread lets through interrupt it without a race: they are blocked from before
-    /// `pending` is asked (return true to stop waiting) until the kernel waits.
+    /// `pending` is asked (return true to stop waiting) until the kernel waits. Fails when the thread has ended
+    /// of itself.
     pub fn wait(
         &self,
         timeout: Option<Duration>,
         routine: bool,
-        mut pending: impl FnMut() -> bool,
+        pending: impl FnMut() -> bool,
     ) -> Result<Waited, Error> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
-        self.channel.routine.store(routine, Ordering::SeqCst);
-        if routine {
-            self.tell_of_waiting();
+        let waited = self.news.wait(timeout, routine, pending)?;
+        if matches!(&waited, Waited::Events(events) if held_up_pipes(events)) {
+            self.bell.ring();
         }
-        let mask = signal::set_mask(SignalSet::ALL);
-        let result = loop {
-            if pending() {
-                break Ok(Waited::Interrupted);
-            }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            match signal::wait_readable(self.channel.ready.as_fd(), left, mask) {
-                Ok(Wake::Readable) => break Ok(Waited::Events(self.take())),
-                Ok(Wake::TimedOut) => break Ok(Waited::TimedOut),
-                Ok(Wake::Interrupted) => {}
-                Err(error) => break Err(Error::os("poll")(error)),
-            }
-        };
-        signal::set_mask(mask);
-        result
+        Ok(waited)
     }
 
-    /// Routine events may be waiting that nobody was told of.
-    fn tell_of_waiting(&self) {
-        let mut queue = lock(&self.channel.queue);
-        if !queue.events.is_empty() && !queue.told {
-            queue.told = true;
-            ring(&self.channel.ready);
-        }
-    }
-
-    fn take(&self) -> Vec<Event> {
-        let mut queue = lock(&self.channel.queue);
-        if !queue.over {
-            let mut counter = [0u8; 8];
-            let _ = rustix::io::read(&self.channel.ready, &mut counter);
-        }
-        queue.told = false;
-        let full = queue.bytes > BACKLOG_BYTES;
-        queue.bytes = 0;
-        let events = queue.events.drain(..).collect();
-        drop(queue);
-        if full {
-            ring(&self.wake);
-        }
-        events
+    /// Ends the present wait of one thread, or else the next. Events keep.
+    pub fn wake(&self) {
+        self.news.wake();
     }
 
     /// Kills what is left, waits for it and ends the thread. Whoever waits for events gets none.
     pub fn close(&self) {
         let mut slot = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = slot.take() {
+            self.news.close();
             // Fails only if the thread has ended.
             let _ = self.send(Command::Close);
             let _ = thread.join();
@@ -200,38 +128,35 @@ impl Drop for Handle {
     }
 }
 
-fn channel_pair() -> (Sender<Command>, Receiver<Command>) {
-    channel()
-}
-
-fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
-    // The queue is whole between any two statements that hold the lock.
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn ring(bell: &OwnedFd) {
-    // The counter cannot overflow in any number of events that fits in memory.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+/// Readable when a wait for no time, with the `routine` of the last wait (true at first), would not be in vain.
+/// While workers are being started it can be 20 ms late.
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.news.as_fd()
+    }
 }
 
 /// Tells the owner that nothing more comes, also when the thread unwinds.
-struct Over<'a>(&'a Channel);
+struct Ending<'a> {
+    news: &'a News,
+    failure: Option<Error>,
+}
 
-impl Drop for Over<'_> {
+impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        lock(&self.0.queue).over = true;
-        ring(&self.0.ready);
+        self.news.end(self.failure.take());
     }
 }
 
 fn serve(
     agent: Option<Agent>,
     mask: SignalSet,
-    channel: &Channel,
+    news: &News,
     commands: &Receiver<Command>,
-    report: &Sender<Result<Arc<OwnedFd>, Error>>,
+    report: &Sender<Result<Arc<Bell>, Error>>,
 ) {
-    let _over = Over(channel);
+    // Dropped after the supervisor, which ends what is left of the group.
+    let mut ending = Ending { news, failure: None };
     let embedded = agent.is_none();
     let mut supervisor = match Supervisor::new(agent) {
         Ok(supervisor) => supervisor,
@@ -246,15 +171,14 @@ fn serve(
     if report.send(Ok(supervisor.waker())).is_err() {
         return;
     }
-    let mut last_told = Instant::now();
-    loop {
-        if !obey(&mut supervisor, commands) {
+    while obey(&mut supervisor, commands) {
+        let turned = supervisor.turn();
+        let has_room = news.publish(supervisor.take_events(), supervisor.is_starting());
+        if let Err(error) = turned {
+            ending.failure = Some(error);
             return;
         }
-        if supervisor.turn().is_err() {
-            return;
-        }
-        publish(&mut supervisor, channel, &mut last_told);
+        supervisor.set_reading(has_room);
     }
 }
 
@@ -271,27 +195,5 @@ fn obey(supervisor: &mut Supervisor, commands: &Receiver<Command>) -> bool {
             Ok(Command::Close) | Err(TryRecvError::Disconnected) => return false,
             Err(TryRecvError::Empty) => return true,
         }
-    }
-}
-
-fn publish(supervisor: &mut Supervisor, channel: &Channel, last_told: &mut Instant) {
-    let events = supervisor.take_events();
-    let routine = channel.routine.load(Ordering::SeqCst);
-    let urgent = events.iter().any(|event| routine || event.is_urgent());
-    let mut queue = lock(&channel.queue);
-    for event in &events {
-        if let Event::Output { data, .. } = event {
-            queue.bytes += data.len();
-        }
-    }
-    let fresh = !events.is_empty();
-    queue.events.extend(events);
-    supervisor.set_reading(queue.bytes <= BACKLOG_BYTES);
-    // While workers are being started the owner is told now and then only: waking it costs a processor.
-    let patient = supervisor.is_starting() && routine && last_told.elapsed() < Duration::from_millis(20);
-    if ((fresh && urgent) || (routine && !queue.events.is_empty())) && !queue.told && !patient {
-        queue.told = true;
-        *last_told = Instant::now();
-        ring(&channel.ready);
     }
 }

@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 
 pub mod affinity;
+mod bell;
 pub mod cgroup;
 pub mod error;
 pub mod event;
@@ -34,11 +35,13 @@ pub mod procfs;
 mod signals;
 mod spawn;
 pub mod spec;
+mod stage;
 mod supervisor;
 mod sys;
 mod token;
 mod tree;
 
+pub use bell::Bell;
 pub use error::Error;
 pub use event::Event;
 pub use features::Features;

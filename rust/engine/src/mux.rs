@@ -2,25 +2,22 @@
 //!
 //! A thread of its own reads the streams, so that neither a disk nor a console can hold up exits and signals.
 //! Each stream's bytes go to its file unchanged, and line by line to the console ([`compose`]), which yet
-//! another thread writes ([`console`]). What is kept in a file may be left out on a console that nobody reads;
+//! another thread writes ([`writer`]). What is kept in a file may be left out on a console that nobody reads;
 //! what is shown only there waits for it, unless it is a terminal.
 
 use std::ffi::CString;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, eventfd};
-
+use crate::bell::Bell;
 use crate::error::Error;
 use crate::event::LogNotice;
 use crate::poller::Poller;
 use crate::spec::{Console, LogOptions};
 
 mod compose;
-mod console;
 mod file;
 mod fold;
 mod reader;
@@ -29,6 +26,8 @@ mod screen;
 mod search;
 mod side;
 mod terminal;
+mod text;
+mod writer;
 
 pub(crate) use file::open_log;
 pub(crate) use terminal::open_terminal;
@@ -76,17 +75,18 @@ struct Mailbox {
     outcome: Option<Outcome>,
 }
 
-struct Shared {
+/// What the owner and the reading thread share.
+struct Link {
     poller: Poller,
     mailbox: Mutex<Mailbox>,
     /// Wakes the reading thread.
-    bell: Arc<OwnedFd>,
+    bell: Arc<Bell>,
     /// Wakes the owner.
-    wake: Arc<OwnedFd>,
+    wake: Arc<Bell>,
     hurry: AtomicBool,
 }
 
-impl Shared {
+impl Link {
     fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
         // The mailbox is whole between any two statements that hold the lock.
         self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
@@ -95,7 +95,7 @@ impl Shared {
 
 /// The reading thread of one group.
 pub(crate) struct Mux {
-    shared: Arc<Shared>,
+    link: Arc<Link>,
     thread: Option<JoinHandle<()>>,
     streams: u64,
 }
@@ -103,27 +103,23 @@ pub(crate) struct Mux {
 impl Mux {
     /// Starts the thread. `wake` is rung when there are notices or the outcome; `expected` is how many streams
     /// will be shown on stdout and on stderr.
-    pub(crate) fn new(options: LogOptions, expected: [usize; 2], wake: Arc<OwnedFd>) -> Result<Self, Error> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let bell = eventfd(0, flags)
-            .map_err(io::Error::from)
-            .map_err(Error::os("eventfd"))?;
-        let shared = Arc::new(Shared {
+    pub(crate) fn new(options: LogOptions, expected: [usize; 2], wake: Arc<Bell>) -> Result<Self, Error> {
+        let link = Arc::new(Link {
             poller: Poller::new()?,
             mailbox: Mutex::default(),
-            bell: Arc::new(bell),
+            bell: Arc::new(Bell::new()?),
             wake,
             hurry: AtomicBool::new(false),
         });
-        shared.poller.watch(&shared.bell, BELL)?;
-        let theirs = Arc::clone(&shared);
+        link.poller.watch(&link.bell, BELL)?;
+        let theirs = Arc::clone(&link);
         let thread = std::thread::Builder::new()
             .name("dsl-mux".into())
             .stack_size(512 * 1024)
             .spawn(move || reader::serve(theirs, options, expected))
             .map_err(Error::os("start the log thread"))?;
         Ok(Self {
-            shared,
+            link,
             thread: Some(thread),
             streams: 0,
         })
@@ -132,8 +128,8 @@ impl Mux {
     /// Reads a stream from now on.
     pub(crate) fn add(&mut self, stream: Stream) -> Result<(), Error> {
         // The thread looks into the mailbox for a stream that it does not know.
-        let mut mailbox = self.shared.mailbox();
-        self.shared.poller.watch(&stream.fd, self.streams)?;
+        let mut mailbox = self.link.mailbox();
+        self.link.poller.watch(&stream.fd, self.streams)?;
         self.streams += 1;
         mailbox.streams.push(stream);
         Ok(())
@@ -156,21 +152,21 @@ impl Mux {
 
     /// Stops waiting for a slow console.
     pub(crate) fn hurry(&self) {
-        self.shared.hurry.store(true, Ordering::SeqCst);
+        self.link.hurry.store(true, Ordering::SeqCst);
     }
 
     fn order(&self, order: Order) {
-        self.shared.mailbox().orders.push(order);
-        ring(&self.shared.bell);
+        self.link.mailbox().orders.push(order);
+        self.link.bell.ring();
     }
 
     pub(crate) fn take_notices(&self) -> Vec<LogNotice> {
-        std::mem::take(&mut self.shared.mailbox().notices)
+        std::mem::take(&mut self.link.mailbox().notices)
     }
 
     /// What became of the streams, once [`Mux::finish`] has been carried out; the thread is gone by then.
     pub(crate) fn take_outcome(&mut self) -> Option<Outcome> {
-        let outcome = self.shared.mailbox().outcome.take()?;
+        let outcome = self.link.mailbox().outcome.take()?;
         if let Some(thread) = self.thread.take() {
             // All that it had left to do was to close its files. A panic in it has been told by its hook.
             let _ = thread.join();
@@ -185,9 +181,4 @@ impl Drop for Mux {
         self.hurry();
         self.finish(None);
     }
-}
-
-fn ring(bell: &OwnedFd) {
-    // The counter cannot overflow in any number of events that fits in memory.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }

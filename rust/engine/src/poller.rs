@@ -1,6 +1,5 @@
 //! An epoll set whose events carry a number of the owner's choice.
 
-use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -25,9 +24,7 @@ pub(crate) struct Poller {
 
 impl Poller {
     pub(crate) fn new() -> Result<Self, Error> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(io::Error::from)
-            .map_err(Error::os("epoll"))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::os("epoll"))?;
         Ok(Self { epoll })
     }
 
@@ -42,9 +39,7 @@ impl Poller {
     }
 
     fn add(&self, fd: impl AsFd, token: u64, flags: epoll::EventFlags) -> Result<(), Error> {
-        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags)
-            .map_err(io::Error::from)
-            .map_err(Error::os("epoll_ctl"))
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags).map_err(Error::os("epoll_ctl"))
     }
 
     /// Takes a descriptor out before it is closed: a forked helper may hold a copy, which would keep the entry.
@@ -63,7 +58,7 @@ impl Poller {
         match epoll::wait(&self.epoll, &mut list, timeout.as_ref()) {
             Ok((ready, _)) => Ok(ready.iter().map(|event| event.data.u64()).collect()),
             Err(rustix::io::Errno::INTR) => Ok(Vec::new()),
-            Err(error) => Err(Error::os("epoll_wait")(error.into())),
+            Err(error) => Err(Error::os("epoll_wait")(error)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a signal to the job means: one table.
+//! What a signal to the job means: one table, and what agent and guard do about it.
 
 use crate::sys::signal::{Received, SignalSet};
 
@@ -176,7 +176,7 @@ pub(crate) enum Moment {
     Ending,
 }
 
-/// What to do about a signal, given what came before.
+/// What an agent does about a signal, given what came before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Pass it on.
@@ -193,7 +193,7 @@ pub(crate) enum Verdict {
     Ignore,
 }
 
-/// Decides about one signal. `stops`: signals of the stopping kind that came before.
+/// Decides what an agent does about one signal. `stops`: signals of the stopping kind that came before.
 pub(crate) fn decide(meaning: Option<Meaning>, stops: usize, moment: Moment) -> Verdict {
     match (meaning, moment) {
         (Some(Meaning::Forward), Moment::Running) => Verdict::Forward,
@@ -205,6 +205,40 @@ pub(crate) fn decide(meaning: Option<Meaning>, stops: usize, moment: Moment) -> 
         // A group that is being stopped must be able to run, and needs nothing else any more. Schedulers repeat
         // the notice of a preemption.
         (Some(Meaning::Forward | Meaning::Preempt) | None, _) => Verdict::Ignore,
+    }
+}
+
+/// What a guard does about a signal. What it means for the group its agent decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passage {
+    /// Nothing: it is the same request once more.
+    Repeated,
+    /// Pass it on.
+    Plain,
+    /// Pass it on, and stop like it: the shell waits for its own child to stop.
+    Suspend,
+    /// Pass it on to an agent that can act, and leave it the grace at most.
+    Stop,
+    /// Pass it on to an agent that can act, and leave it the time of a preemption.
+    Preempt,
+}
+
+/// Decides what a guard does about one signal. `is_repeated`: the same one came from the same process a moment ago.
+/// `reopens`: the job has log files.
+pub(crate) fn decide_passage(table: &Table, received: Received, is_repeated: bool, reopens: bool) -> Passage {
+    let meaning = table.meaning(received.signal);
+    // Without a sender it may be another's.
+    if is_repeated && received.sender != 0 && meaning != Some(Meaning::Forward) {
+        return Passage::Repeated;
+    }
+    if reopens && table.is_reopening(received) {
+        return Passage::Plain;
+    }
+    match meaning {
+        Some(Meaning::Stop) => Passage::Stop,
+        Some(Meaning::Preempt) => Passage::Preempt,
+        Some(Meaning::Forward) if received.signal == libc::SIGTSTP => Passage::Suspend,
+        Some(Meaning::Forward) | None => Passage::Plain,
     }
 }
 

@@ -149,7 +149,7 @@ pub enum OnFailure {
 
 /// What becomes of a worker that cannot be bound to its CPUs and memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Binding {
+pub enum Strictness {
     /// It is not started; a group that asks for what this process may not use is refused.
     #[default]
     Required,
@@ -159,7 +159,7 @@ pub enum Binding {
     Wanted,
 }
 
-impl Binding {
+impl Strictness {
     /// Whether a worker is not to run without its CPUs.
     pub fn requires_cpus(self) -> bool {
         self != Self::Wanted
@@ -183,7 +183,7 @@ pub struct LaunchSpec {
     /// Time between the stop signal and SIGKILL.
     pub grace: Duration,
     /// Whether the workers' `cpus` and `memory` are a condition.
-    pub binding: Binding,
+    pub binding: Strictness,
     /// What is done with the workers' output.
     pub logs: LogOptions,
 }

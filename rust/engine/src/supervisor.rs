@@ -1,14 +1,12 @@
 //! The loop: owns the workers, the descriptors and the time; every decision is [`crate::group`]'s.
 
-use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::getpid;
 
-use crate::cgroup::{self, Attempt, JobCgroup};
+use crate::bell::Bell;
+use crate::cgroup::{self, AttemptCgroup, JobCgroup, OomCounter};
 use crate::error::Error;
 use crate::event::{Ending, Event, StopReason, Survivor};
 use crate::features::Features;
@@ -17,24 +15,24 @@ use crate::guard::Agent;
 use crate::mux::Mux;
 use crate::orphans::{Orphans, reap_orphans};
 use crate::poller::Poller;
-use crate::spawn::{EnvTable, Shared, Spawner, Started, open_files_limit};
+use crate::spawn::{AttemptContext, EnvTable, Spawner, Started, open_files_limit};
 use crate::spec::{LaunchSpec, Stdio};
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
 
-mod host;
+mod guard_link;
 mod intake;
 mod job;
 mod pipes;
 mod prepare;
 mod remains;
-mod source;
+mod watched;
 
-use host::Host;
+use guard_link::GuardLink;
 use job::{Job, State};
 use prepare::{check_binding, log_stream, log_thread, raise_limits, token_entry};
 use remains::Remains;
-use source::Source;
+use watched::Watched;
 
 /// Workers started between two looks at what has happened meanwhile.
 const SPAWN_SLICE: usize = 16;
@@ -50,15 +48,16 @@ const READ_BYTES: usize = 64 * 1024;
 /// Starts, watches and ends one worker group at a time. Must stay on one thread.
 pub struct Supervisor {
     poller: Poller,
-    wake: Arc<OwnedFd>,
+    wake: Arc<Bell>,
     spawner: Spawner,
     /// Some worker's death cannot be heard of: all are looked at in every turn.
     sweeps: bool,
-    host: Option<Host>,
+    link: Option<GuardLink>,
     /// A signal to end the job that came before there was a group, or while one ended for another reason.
     early_stop: Option<i32>,
     token: String,
     cgroup: Option<JobCgroup>,
+    oom: OomCounter,
     attempts: u32,
     remains: Remains,
     job: Option<Job>,
@@ -77,11 +76,8 @@ impl Supervisor {
     /// only with an `agent` link.
     pub fn new(agent: Option<Agent>) -> Result<Self, Error> {
         let poller = Poller::new()?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags)
-            .map_err(io::Error::from)
-            .map_err(Error::os("eventfd"))?;
-        poller.watch(&wake, Source::Wake.encode())?;
+        let wake = Bell::new()?;
+        poller.watch(&wake, Watched::Wake.encode())?;
         let blocked = signal::set_mask(SignalSet::ALL);
         let embedded = agent.is_none();
         let (features, mask, open_files, token, cgroup) = if let Some(agent) = &agent {
@@ -97,17 +93,18 @@ impl Supervisor {
             (features, blocked, open_files_limit(), token, cgroup)
         };
         let spawner = Spawner::new(features, mask, open_files).map_err(Error::os("set up spawning"))?;
-        let host = agent.map(|agent| Host::new(&poller, agent)).transpose()?;
+        let link = agent.map(|agent| GuardLink::new(&poller, agent)).transpose()?;
         Ok(Self {
             poller,
             wake: Arc::new(wake),
             spawner,
             sweeps: !features.pidfd,
-            host,
+            link,
             early_stop: None,
             remains: Remains::new(!embedded, token.clone()),
             token,
             cgroup,
+            oom: OomCounter::own(),
             attempts: 0,
             job: None,
             mux: None,
@@ -125,8 +122,8 @@ impl Supervisor {
         self.spawner.set_mask(SignalSet(mask));
     }
 
-    /// A descriptor to write to (as an eventfd) from another thread to make [`Supervisor::turn`] return.
-    pub fn waker(&self) -> Arc<OwnedFd> {
+    /// What another thread rings to make [`Supervisor::turn`] return.
+    pub fn waker(&self) -> Arc<Bell> {
         Arc::clone(&self.wake)
     }
 
@@ -137,10 +134,10 @@ impl Supervisor {
 
     /// Checks the limits and takes the group; the workers are started by the turns that follow.
     pub fn start(&mut self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
-        if self.job.is_some() {
+        if self.is_running() {
             return Err(Error::Busy);
         }
-        if self.host.is_none() && signal::is_ignored(libc::SIGCHLD) {
+        if self.link.is_none() && signal::is_ignored(libc::SIGCHLD) {
             return Err(Error::ChildSignalIgnored);
         }
         spec.validate()?;
@@ -149,41 +146,41 @@ impl Supervisor {
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
         self.mux = log_thread(&spec, &self.wake)?;
-        let attempt = self.new_attempt();
-        self.job = Some(Job::new(spec, env, attempt));
+        let cgroup = self.attempt_cgroup();
+        self.job = Some(Job::new(spec, env, cgroup, self.oom.kills()));
         self.catch_up();
         Ok(())
     }
 
     /// A cgroup in which every worker is born; one that a worker would have to be moved to afterwards is of no
     /// use, because what the worker has forked by then stays outside.
-    fn new_attempt(&mut self) -> Option<Attempt> {
+    fn attempt_cgroup(&mut self) -> Option<AttemptCgroup> {
         let job = self
             .cgroup
             .as_ref()
             .filter(|_| self.spawner.can_enter_cgroups())?;
         let number = self.attempts;
         self.attempts += 1;
-        let attempt = job.attempt(number).ok()?;
+        let cgroup = job.attempt(number).ok()?;
         // An agent hears of the last process by SIGCHLD.
-        if self.host.is_none()
+        if self.link.is_none()
             && self
                 .poller
-                .watch_changes(attempt.events(), Source::Cgroup.encode())
+                .watch_changes(cgroup.events(), Watched::Cgroup.encode())
                 .is_err()
         {
-            attempt.remove();
+            cgroup.remove();
             return None;
         }
-        Some(attempt)
+        Some(cgroup)
     }
 
     /// The process table is searched from now on.
-    fn drop_attempt(&mut self) {
-        let attempt = self.job.as_mut().and_then(|job| job.attempt.take());
-        if let Some(attempt) = attempt {
-            self.poller.forget(attempt.events());
-            attempt.remove();
+    fn drop_cgroup(&mut self) {
+        let cgroup = self.job.as_mut().and_then(|job| job.cgroup.take());
+        if let Some(cgroup) = cgroup {
+            self.poller.forget(cgroup.events());
+            cgroup.remove();
         }
     }
 
@@ -218,26 +215,26 @@ impl Supervisor {
     pub fn turn(&mut self) -> Result<(), Error> {
         self.start_some();
         let ready = self.poller.wait(self.timeout())?;
-        let ready: Vec<Source> = ready.into_iter().filter_map(Source::decode).collect();
+        let ready: Vec<Watched> = ready.into_iter().filter_map(Watched::decode).collect();
         let now = SystemTime::now();
         // Deaths first, in the kernel's order, and all of them before anything is done about the first.
         let mut inputs = Vec::new();
-        for source in &ready {
-            if let Source::Worker(index) = *source {
+        for watched in &ready {
+            if let Watched::Worker(index) = *watched {
                 inputs.extend(self.reap(index, now));
             }
         }
-        for source in ready {
-            match source {
-                Source::Worker(_) => {}
-                Source::Intake => self.take_signals(&mut inputs)?,
-                Source::Guard => self.guard_lost(),
-                Source::Pipe(index, stream) => self.read_pipe(index, stream),
-                Source::Wake => {
-                    drain(&self.wake);
+        for watched in ready {
+            match watched {
+                Watched::Worker(_) => {}
+                Watched::Intake => self.take_signals(&mut inputs)?,
+                Watched::Guard => self.guard_lost(),
+                Watched::Pipe(index, stream) => self.read_pipe(index, stream),
+                Watched::Wake => {
+                    self.wake.silence();
                     self.listen_to_mux();
                 }
-                Source::Cgroup => self.cgroup_changed(),
+                Watched::Cgroup => self.cgroup_changed(),
             }
         }
         if self.sweeps {
@@ -268,7 +265,7 @@ impl Supervisor {
         }
         let now = Instant::now();
         let job = self.job.as_ref();
-        let polling = job.filter(|_| self.host.is_none());
+        let polling = job.filter(|_| self.link.is_none());
         let due = [
             job.and_then(|job| job.group.next_tick()),
             self.orphans_due,
@@ -289,14 +286,14 @@ impl Supervisor {
             }
             let index = job.next;
             job.next += 1;
-            let shared = Shared {
+            let context = AttemptContext {
                 env: &job.env,
-                attempt: job.attempt.as_ref(),
-                foreground_group: self.host.as_ref().map(|host| host.foreground_group),
+                cgroup: job.cgroup.as_ref(),
+                foreground_group: self.link.as_ref().map(|link| link.foreground_group),
                 poller: &self.poller,
             };
-            let token = Source::Worker(index).encode();
-            let result = self.spawner.start(&job.spec, index, token, &shared);
+            let token = Watched::Worker(index).encode();
+            let result = self.spawner.start(&job.spec, index, token, &context);
             let now = SystemTime::now();
             match result {
                 Ok(started) => self.worker_started(index, started, now),
@@ -307,7 +304,7 @@ impl Supervisor {
 
     fn worker_started(&mut self, index: usize, started: Started, now: SystemTime) {
         if !started.in_cgroup {
-            self.drop_attempt();
+            self.drop_cgroup();
         }
         let Some(job) = &mut self.job else { return };
         self.sweeps |= started.pidfd.is_none();
@@ -326,7 +323,7 @@ impl Supervisor {
                 ));
             } else {
                 if self.reading {
-                    let _ = self.poller.watch(&pipe, Source::Pipe(index, stream).encode());
+                    let _ = self.poller.watch(&pipe, Watched::Pipe(index, stream).encode());
                 }
                 job.workers[index].pipes[stream] = Some(pipe);
             }
@@ -345,7 +342,7 @@ impl Supervisor {
         if let Some(refused) = started.unbound {
             self.events.push(Event::Unbound {
                 worker: index,
-                stage: refused.stage,
+                stage: refused.step.into(),
                 errno: refused.errno,
             });
         }
@@ -369,7 +366,7 @@ impl Supervisor {
         let now = Instant::now();
         if self.orphans_due.is_some_and(|due| due <= now) {
             self.orphans_due = None;
-            if self.host.is_some() && reap_orphans(&self.running_pids()) == Orphans::Hidden {
+            if self.link.is_some() && reap_orphans(&self.running_pids()) == Orphans::Hidden {
                 self.orphans_due = Some(now + ORPHAN_DELAY);
             }
         }
@@ -377,16 +374,16 @@ impl Supervisor {
         if due.is_some_and(|due| due <= now) {
             self.step(Input::Tick);
         }
-        if self.host.is_none() {
+        if self.link.is_none() {
             self.check_if_clearing();
         }
     }
 
     fn cgroup_changed(&mut self) {
-        let attempt = self.job.as_ref().and_then(|job| job.attempt.as_ref());
-        if let Some(attempt) = attempt {
+        let cgroup = self.job.as_ref().and_then(|job| job.cgroup.as_ref());
+        if let Some(cgroup) = cgroup {
             // Rearms the event, which would come again at once.
-            let _ = attempt.populated();
+            let _ = cgroup.populated();
         }
         self.check_if_clearing();
     }
@@ -427,7 +424,7 @@ impl Supervisor {
             }
             Action::CheckTree => {
                 let workers: Vec<i32> = job.running().map(|(_, pid)| pid).collect();
-                let empty = self.remains.are_none(job.attempt.as_ref(), &workers);
+                let empty = self.remains.are_none(job.cgroup.as_ref(), &workers);
                 self.step(Input::Tree { empty });
             }
             Action::TerminateTree => {
@@ -461,7 +458,7 @@ impl Supervisor {
         job.mark_ending();
         job.broadcast(libc::SIGKILL, false);
         let (workers, pids): (Vec<usize>, Vec<i32>) = job.running().unzip();
-        let tier = self.remains.kill(job.attempt.as_ref(), &pids, !first);
+        let tier = self.remains.kill(job.cgroup.as_ref(), &pids, !first);
         if first {
             self.events.push(Event::Killing { workers, tier });
         }
@@ -477,7 +474,10 @@ impl Supervisor {
         for index in 0..count {
             self.close_pipes(index);
         }
-        self.drop_attempt();
+        if let Some(job) = &mut self.job {
+            job.count_oom_kills(self.oom.kills());
+        }
+        self.drop_cgroup();
         let Some(job) = &mut self.job else { return };
         let abandoned = job.abandon(SystemTime::now());
         self.events.extend(abandoned.into_iter().map(Event::Exited));
@@ -504,6 +504,7 @@ impl Supervisor {
             stop_signal: job.group.stop_signal(),
             stragglers: job.stragglers,
             survivors: std::mem::take(&mut self.survivors),
+            oom_kills: job.oom_kills,
             tail,
         });
     }
@@ -512,22 +513,16 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         // Workers get SIGKILL by parent death when this thread ends; their trees are ended here.
-        if self.job.is_some() {
+        if self.is_running() {
             self.kill();
-            while self.job.is_some() && self.turn().is_ok() {
+            while self.is_running() && self.turn().is_ok() {
                 // Nobody takes them, and with events to take no turn waits.
                 self.events.clear();
             }
         }
         // An agent's cgroup is its guard's to remove.
-        if let (None, Some(cgroup)) = (&self.host, &self.cgroup) {
+        if let (None, Some(cgroup)) = (&self.link, &self.cgroup) {
             cgroup.remove();
         }
     }
-}
-
-fn drain(wake: &OwnedFd) {
-    let mut counter = [0u8; 8];
-    // Empty if somebody has drained it already.
-    let _ = rustix::io::read(wake, &mut counter);
 }

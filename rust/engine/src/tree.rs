@@ -149,6 +149,7 @@ impl Tree {
             pid: stat.pid,
             state: char::from(stat.state),
             name: self.procfs.comm(stat.pid),
+            wchan: self.procfs.wchan(stat.pid),
         };
         members.iter().map(describe).collect()
     }
@@ -172,5 +173,27 @@ impl Tree {
             Err(Errno::NOSYS | Errno::PERM) => kill_process(pid, signal).is_ok(),
             Err(_) => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The process of this test: its first thread sleeps until the test is over.
+    #[test]
+    fn a_survivor_is_described_with_where_it_sleeps() {
+        let own = getpid().as_raw_nonzero().get();
+        let scope = Scope {
+            own_descendants: false,
+            roots: &[own],
+            token: None,
+            strangers: &[],
+        };
+        let survivors = Tree::open().unwrap().survivors(scope);
+        let found = survivors.iter().find(|survivor| survivor.pid == own).unwrap();
+        let wchan = std::fs::read_to_string(format!("/proc/{own}/wchan")).unwrap();
+        assert_eq!(found.wchan.as_deref().unwrap_or("0"), wchan);
+        assert_eq!(found.state, 'S');
     }
 }

@@ -50,7 +50,7 @@ fn codes_and_signals_are_told_apart() {
     let mut orders: Vec<usize> = exits.iter().map(|exit| exit.order).collect();
     orders.sort_unstable();
     assert_eq!(orders, [0, 1, 2, 3, 4, 5]);
-    assert!(ended.survivors.is_empty() && ended.stragglers == 0);
+    assert!(ended.survivors.is_empty() && ended.stragglers == 0 && ended.oom_kills == 0);
     assert_eq!(ended.stop_signal, None);
 }
 

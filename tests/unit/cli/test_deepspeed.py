@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.cli import deepspeed
-from dsl.model import NodePlan, OutputRequest, Request
+from dsl.model.node import NodePlan
+from dsl.model.request import OutputRequest, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

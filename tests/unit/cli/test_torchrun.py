@@ -9,11 +9,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
+from dsl.model.UNKNOWN import Restarts
 
 from dsl.cli import torchrun
 from dsl.cli.torch_options import parse_args
 from dsl.errors import OptionError
-from dsl.model import NodePlan, OutputRequest, Restarts
+from dsl.model.node import NodePlan
+from dsl.model.request import OutputRequest
 
 if TYPE_CHECKING:
     from pathlib import Path

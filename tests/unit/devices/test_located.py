@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.machine import ROOMS, UNASKED, make_facts, numa_table
+from tests.support.requests import make_request, plan_of
 
-from dsl import model
 from dsl.binding.placement import NodeGroup, shown_devices
 from dsl.devices.located import LocatedDevice, read_devices
-from dsl.model import TorchRequest, WorkerDevice
+from dsl.model.node import WorkerDevice
 from dsl.model.request import PlacementRequest
-from dsl.plan.torchrun import build_group, plan_attempt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -250,8 +249,8 @@ def test_nothing_is_looked_up_for_a_launch_that_does_not_need_it() -> None:
     unasked: dict[str, Any] = dict.fromkeys(ROOMS["devices"], UNASKED)
     host = make_facts(**unasked)
     assert shown_devices(PlacementRequest(memory="bind"), NodeGroup(2, {}), host.devices) == ()
-    request = TorchRequest("t.py", nproc_per_node="2")
-    assert build_group(request, ("python", "t.py"), {}, host).placement is None
+    plan = plan_of(make_request("torch", nproc_per_node="2"), make_facts(**unasked))
+    assert [worker.device for worker in plan.workers] == [None, None]
 
 
 def _located(node: int, number: int) -> LocatedDevice:
@@ -263,20 +262,17 @@ def test_workers_with_a_device_of_another_accelerator_each_are_bound_beside_it()
     found = [_located(node, number) for number, node in enumerate((1, 1, 0, 0))]
     table = numa_table(range(4), range(4, 8))
     topology = make_facts().cpus.topology
-    host = make_facts(
+    facts = make_facts(
+        environ={"ZE_AFFINITY_MASK": "3,0"},
         other_name="xpu",
         other_count=lambda *_: 4,
         located=lambda name, _environ: found if name == "xpu" else (),
         topology=type(topology)(table, topology.cores),
     )
-    request = TorchRequest(
-        "t.py",
-        nproc_per_node="auto",
-        virtual_local_rank=True,
-        placement=model.PlacementRequest(bind="auto", names_devices=True),
+    request = make_request(
+        "torch", nproc_per_node="auto", virtual_local_rank=True, bind="auto", names_devices=True
     )
-    group = build_group(request, ("python", "t.py"), {"ZE_AFFINITY_MASK": "3,0"}, host)
-    plan = plan_attempt(group, 0, host)
+    plan = plan_of(request, facts)
     assert [worker.env["ZE_AFFINITY_MASK"] for worker in plan.workers] == ["0", "3"]
     assert [worker.env["LOCAL_RANK"] for worker in plan.workers] == ["0", "0"]
     assert all("CUDA_VISIBLE_DEVICES" not in worker.env for worker in plan.workers)

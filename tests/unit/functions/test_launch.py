@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.support.outcome import assert_one_line
+from tests.support.requests import wish_of
 from tests.test_imports import imports_of
 
 from dsl.errors import OptionError, UnsupportedError, UsageError
@@ -24,11 +25,12 @@ from dsl.functions.call import entrypoint_name, refuse_while_importing
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.launcher import EntrypointError, launch
 from dsl.functions.signals import HandledSignals, SignalException
+from dsl.model.request import ProgramRequest
 
 
 def request(environ: dict[str, str] | None = None, **fields: Any) -> Any:
     config = LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2, **fields})
-    return to_request(config, "train", environ or {})
+    return to_request(config, ProgramRequest("python", is_call=True, name="train"), environ or {})
 
 
 class Std(enum.IntFlag):
@@ -111,7 +113,7 @@ def test_a_config_can_be_changed_and_copied() -> None:
 )
 def test_fields_become_a_request(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     found = request(**fields)
-    assert {name: getattr(found, name) for name in expected} == expected
+    assert {name: wish_of(found, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -134,12 +136,15 @@ def test_fields_become_a_request_for_output(fields: dict[str, Any], expected: di
 
 def test_the_grace_comes_from_the_environment_if_no_field_names_it() -> None:
     environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}
-    assert (request(environ).grace_s, request(environ, shutdown_timeout=2).grace_s) == (7.0, 2.0)
-    assert request().grace_s == 30.0
+    assert [wish_of(one, "grace_s") for one in (request(environ), request(environ, shutdown_timeout=2))] == [
+        7.0,
+        2.0,
+    ]
+    assert wish_of(request(), "grace_s") == 30.0
 
 
 def test_jobs_without_a_name_get_different_ones() -> None:
-    assert request().rdzv_id != request().rdzv_id
+    assert wish_of(request(), "rdzv_id") != wish_of(request(), "rdzv_id")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from dsl.errors import DslError, ProgramNotExecutableError, ProgramNotFoundError, ScriptError
 from dsl.machine.check import check_program
-from dsl.model.request import ProgramRequest
+from dsl.model.job import Program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,15 +32,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "request_",
     [
-        ProgramRequest("train.py"),
-        ProgramRequest("package"),
-        ProgramRequest("no.such.module", module=True),
-        ProgramRequest("./run.sh", no_python=True),
-        ProgramRequest("tool", no_python=True),
+        Program("script", "train.py"),
+        Program("script", "package"),
+        Program("module", "no.such.module"),
+        Program("program", "./run.sh"),
+        Program("program", "tool"),
     ],
     ids=lambda request: request.script,
 )
-def test_what_can_run_passes(folder: Path, request_: ProgramRequest) -> None:
+def test_what_can_run_passes(folder: Path, request_: Program) -> None:
     check_program(request_, {"PATH": f"/nonexistent:{folder}/bin"})
 
 
@@ -48,52 +48,52 @@ def test_what_can_run_passes(folder: Path, request_: ProgramRequest) -> None:
     "request_, kind, message",
     [
         (
-            ProgramRequest("nope.py"),
+            Program("script", "nope.py"),
             ScriptError,
             "script 'nope.py' does not exist, check the path and the working directory",
         ),
-        (ProgramRequest("/no/pe.py"), ScriptError, "script '/no/pe.py' does not exist, check the path"),
+        (Program("script", "/no/pe.py"), ScriptError, "script '/no/pe.py' does not exist, check the path"),
         (
-            ProgramRequest("sh"),
+            Program("script", "sh"),
             ScriptError,
             "script 'sh' does not exist, to run a program that is not Python give --no_python",
         ),
         (
-            ProgramRequest("-x"),
+            Program("script", "-x"),
             ScriptError,
             "script '-x' does not exist, options of dsl come before the script",
         ),
         (
-            ProgramRequest("bin"),
+            Program("script", "bin"),
             ScriptError,
             "script 'bin' is a directory without a __main__.py, name the script in it",
         ),
         (
-            ProgramRequest("run.sh", no_python=True),
+            Program("program", "run.sh"),
             ProgramNotFoundError,
             "program 'run.sh' is not on PATH, did you mean ./run.sh?",
         ),
         (
-            ProgramRequest("./nope", no_python=True),
+            Program("program", "./nope"),
             ProgramNotFoundError,
             "program './nope' does not exist, check the path",
         ),
-        (ProgramRequest("nope", no_python=True), ProgramNotFoundError, "program 'nope' is not on PATH"),
+        (Program("program", "nope"), ProgramNotFoundError, "program 'nope' is not on PATH"),
         (
-            ProgramRequest("./train.py", no_python=True),
+            Program("program", "./train.py"),
             ProgramNotExecutableError,
             "program './train.py' is not executable, mark it with chmod +x or leave out --no_python",
         ),
         (
-            ProgramRequest("./bin", no_python=True),
+            Program("program", "./bin"),
             ProgramNotExecutableError,
             "program './bin' is a directory",
         ),
     ],
-    ids=lambda value: value.script if isinstance(value, ProgramRequest) else "",
+    ids=lambda value: value.script if isinstance(value, Program) else "",
 )
 def test_what_cannot_run_is_refused_before_anything_starts(
-    folder: Path, request_: ProgramRequest, kind: type[DslError], message: str
+    folder: Path, request_: Program, kind: type[DslError], message: str
 ) -> None:
     """G2, G8."""
     with pytest.raises(kind) as caught:
@@ -103,11 +103,11 @@ def test_what_cannot_run_is_refused_before_anything_starts(
 
 def test_a_program_on_path_that_may_not_be_executed(folder: Path) -> None:
     with pytest.raises(ProgramNotExecutableError, match="bin/data' is not executable"):
-        check_program(ProgramRequest("data", no_python=True), {"PATH": f"{folder}/bin"})
+        check_program(Program("program", "data"), {"PATH": f"{folder}/bin"})
 
 
 def test_a_script_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may read everything, so the permission bits alone prove nothing here.
     monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.R_OK)
     with pytest.raises(ScriptError, match=r"'train\.py' cannot be read by this user"):
-        check_program(ProgramRequest("train.py"), {})
+        check_program(Program("script", "train.py"), {})

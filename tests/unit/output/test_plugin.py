@@ -10,22 +10,25 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+from tests.support.machine import make_facts
 from tests.support.outcome import assert_one_line
+from tests.support.requests import make_request
 
-from dsl._record import replace
+from dsl.agent.planner import Planner
 from dsl.errors import OptionError
 from dsl.machine.console import Console
-from dsl.model.node import INHERIT, NodePlan, Route, WorkerPlan
+from dsl.model.node import Route
 from dsl.model.request import OutputRequest
 from dsl.output.answer import StreamFile
-from dsl.output.plugin import load_plugin, plan_with_plugin
-from dsl.output.routes import LogPlace, Shown, plan_output, without_files
+from dsl.output.plugin import load_plugin
+from dsl.plan.job import plan_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import ModuleType
 
+    from dsl.model.node import NodePlan
     from dsl.output.plugin import LogsPlugin
 
 PACKAGE = '''
@@ -126,45 +129,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def _plan(plugin: LogsPlugin, attempt: int = 0, console: Console = PIPE, **asked: Any) -> NodePlan:
-    """The plan of an attempt of two workers with what the plug-in wants."""
-    output = plan_output(
-        without_files(OutputRequest(**asked)), Shown(range(2), 2, console, {}), LogPlace("/run", attempt)
-    )
-    workers = [
-        WorkerPlan(
-            rank,
-            rank,
-            ("t",),
-            {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_ERROR_FILE": "/run/error.json"},
-            stdout=stdout,
-            stderr=stderr,
-            error_file="/run/error.json",
-        )
-        for rank, (stdout, stderr) in enumerate(output.routes)
-    ]
-    env = {
-        "A": "b",
-        "GROUP_RANK": "0",
-        "ROLE_NAME": "default",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "7",
-        "TORCHELASTIC_RESTART_COUNT": str(attempt),
-        "TORCHELASTIC_RUN_ID": "run",
-    }
-    plan = NodePlan(
-        "machine",
-        0,
-        tuple(workers),
-        env,
-        "127.0.0.1",
-        7,
-        2,
-        log_dir="/x",
-        run_dirs=output.run_dirs,
-        line_files=output.line_files,
-    )
-    return plan_with_plugin(plugin, plan, console)
+    """The plan of an attempt for a request with a plug-in."""
+    facts = make_facts(environ={"A": "b"}, console=console)
+    request = make_request("torch", nproc_per_node="2", logs_specs=plugin.name, **asked)
+    return Planner(plan_job(request, facts), facts, plugin=plugin).plan(attempt)
 
 
 def test_it_is_constructed_once_with_what_the_user_asked_for(package: Package) -> None:
@@ -232,9 +200,6 @@ def test_the_console_is_as_without_a_plug_in(package: Package) -> None:
     ] * 2
     assert [worker.error_file for worker in plan.workers] == [None, None]
     assert plan.workers[0].env["TORCHELASTIC_ERROR_FILE"] == ""
-    alone = replace(plan, workers=(replace(plan.workers[0], stdout=INHERIT, stderr=INHERIT),))
-    again = plan_with_plugin(load_plugin("null", OutputRequest()), alone, Console())
-    assert (again.workers[0].stdout, again.workers[0].stderr) == (Route(), INHERIT)
 
 
 def test_what_goes_nowhere_is_no_file(package: Package) -> None:

@@ -41,8 +41,8 @@ def _plan(
     request = OutputRequest(**asked)  # type: ignore[arg-type]
     ranks = ranks or range(count)
     run_dir = RUN if needs_run_dir(request) else None
-    shown = Shown(ranks, world_size or len(ranks), console, environ or {})
-    return plan_output(request, shown, LogPlace(run_dir))
+    shown = Shown(ranks, world_size or len(ranks), environ or {})
+    return plan_output(request, shown, console, LogPlace(run_dir))
 
 
 def test_a_worker_that_is_alone_has_our_own_streams() -> None:
@@ -116,7 +116,7 @@ def test_the_console_can_be_left_to_some_ranks() -> None:
 
 def test_each_rank_logs_join_both_streams() -> None:
     request = OutputRequest()
-    made = plan_output(request, Shown(range(2), 2, PIPE, {}), LogPlace(each_rank_logs=("/a", "/b")))
+    made = plan_output(request, Shown(range(2), 2, {}), PIPE, LogPlace(each_rank_logs=("/a", "/b")))
     assert made.routes == ((Route("/a"), None), (Route("/b"), None))
 
 
@@ -133,7 +133,7 @@ def test_each_rank_logs_join_both_streams() -> None:
 )
 def test_joined_streams_are_shown_as_one(asked: dict[str, str], shown: tuple[bool, bool]) -> None:
     request = OutputRequest(**asked)  # type: ignore[arg-type]
-    made = plan_output(request, Shown(range(2), 2, PIPE, {}), LogPlace(each_rank_logs=("/a", "/b")))
+    made = plan_output(request, Shown(range(2), 2, {}), PIPE, LogPlace(each_rank_logs=("/a", "/b")))
     assert made.routes == tuple(
         (Route(path, 1 if show else None), None) for path, show in zip(("/a", "/b"), shown, strict=True)
     )
@@ -141,7 +141,7 @@ def test_joined_streams_are_shown_as_one(asked: dict[str, str], shown: tuple[boo
 
 def test_a_bad_map_is_refused_for_joined_streams_too() -> None:
     with pytest.raises(OptionError, match="--tee 'x'"):
-        plan_output(OutputRequest(tee="x"), Shown(range(1), 1, PIPE, {}), LogPlace(each_rank_logs=("/a",)))
+        plan_output(OutputRequest(tee="x"), Shown(range(1), 1, {}), PIPE, LogPlace(each_rank_logs=("/a",)))
 
 
 def test_words_make_a_file_for_each_stream_that_has_some() -> None:
@@ -249,7 +249,7 @@ def test_files_of_a_plug_in_replace_ours_and_the_console_stays_as_it_was() -> No
     rest = without_files(asked)
     assert (rest.log_dir, rest.tee, rest.local_ranks, rest.stdout_words) == (None, "", "", "loss")
     console = Console("terminal", "null")
-    ours = plan_output(rest, Shown(range(2), 2, console, {}), LogPlace(RUN))
+    ours = plan_output(rest, Shown(range(2), 2, {}), console, LogPlace(RUN))
     shown, nowhere = StreamFile("/l/a", is_shown=True), StreamFile()
     files = StreamFiles(
         (WorkerFiles(shown, shown, None, {}), WorkerFiles(nowhere, StreamFile(on_console=True), None, {})),
@@ -265,6 +265,6 @@ def test_files_of_a_plug_in_replace_ours_and_the_console_stays_as_it_was() -> No
 
 
 def test_a_plug_in_answers_for_every_worker() -> None:
-    ours = plan_output(OutputRequest(), Shown(range(2), 2, PIPE, {}))
+    ours = plan_output(OutputRequest(), Shown(range(2), 2, {}), PIPE)
     with pytest.raises(ValueError, match="zip"):
         with_stream_files(ours, StreamFiles(()), PIPE)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.machine import make_facts
 
-from dsl.model import Node, Plan
-from dsl.plan.environ import node_environment, parse_pod_environment
+from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program
+from dsl.plan.environ import POD_ENVIRONMENT_PATH, parse_pod_environment
+from dsl.plan.flavours import DEEPSPEED
+from dsl.plan.node import AttemptFiles, plan_node
 
 
 @pytest.mark.parametrize(
@@ -26,10 +29,19 @@ def test_the_pod_file_is_read_and_its_oddities_are_skipped(text: str, found: dic
 
 
 def _environment(environ: dict[str, str], visible_devices: str | None = None) -> dict[str, str]:
-    plan = Plan((Node("a", (0,)), Node("b", (4, 6))), 1, "cuda", "10.0.0.1", 5, visible_devices)
-    return node_environment(
-        plan, environ, visible_variable="CUDA_VISIBLE_DEVICES", pod={"FC_TASK_INDEX": "2"}
+    """That of the second of two nodes."""
+    job = Job(
+        DEEPSPEED,
+        Program("script", "t.py"),
+        MeetingPoint("static", "10.0.0.1", 5),
+        hosts=(Host("a", (0,)), Host("b", (4, 6))),
+        node_count=2,
+        accelerator="cuda",
+        visible_devices=visible_devices,
     )
+    facts = make_facts(environ=environ, files={POD_ENVIRONMENT_PATH: "export FC_TASK_INDEX=2"})
+    meeting = Meeting(0, 1, (1, 2), "10.0.0.1", 5)
+    return dict(plan_node(job, meeting, AttemptFiles(None), facts).env)
 
 
 def test_names_of_torchrun_stand_beside_those_of_deepspeed() -> None:

@@ -1,233 +1,75 @@
-"""Where the workers of `dslrun` meet: three kinds of jobs, and every way to say it wrong."""
+"""The meetings of nodes that have agreed beforehand: sizes, places and ports, attempt by attempt."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.support.machine import FREE_PORT, make_facts
-from tests.support.outcome import assert_one_line, error_of
+from tests.support.outcome import error_of
 
-from dsl.errors import OptionError, PortError, UnsupportedError, UsageError
-from dsl.model import TorchRequest
-from dsl.rendezvous.static import (
-    attempt_port,
-    check_meeting,
-    is_alone,
-    meeting_notices,
-    meeting_point,
-    node_count,
-    parse_endpoint,
-    run_id,
-)
+from dsl.errors import PortError
+from dsl.model.job import Host, Job, MeetingPoint, Program
+from dsl.model.outcome import Membership
+from dsl.plan.flavours import DEEPSPEED, TORCH
+from dsl.rendezvous.static import Static
 
-NODES: dict[str, Any] = {"min_nodes": 2, "max_nodes": 2}
-TWO: dict[str, Any] = {**NODES, "master_addr": "a"}
+PROGRAM = Program("script", "t.py")
+HOSTS = (Host("alpha", (0, 1, 2, 3)), Host("beta", (0, 1)))
 
 
-def ask(**wish: Any) -> TorchRequest:
-    return TorchRequest("t.py", **wish)
+def torch_job(port: int | None, nodes: int = 1) -> Job:
+    return Job(TORCH, PROGRAM, MeetingPoint("static", "a", port), node_count=nodes, workers="2")
+
+
+def test_named_hosts_say_how_many_workers_each_has() -> None:
+    job = Job(DEEPSPEED, PROGRAM, MeetingPoint("static", "10.0.0.1", None), hosts=HOSTS, node_count=2)
+    meeting = Static(job, 1, make_facts().ports).meet(0, 2)
+    assert meeting.local_world_sizes == (4, 2)
+    assert (meeting.world_size, meeting.node_count, meeting.local_world_size) == (6, 2, 2)
+    assert (meeting.address, meeting.port, list(meeting.ranks)) == ("10.0.0.1", 29500, [4, 5])
+
+
+def test_nodes_without_names_are_taken_to_be_alike() -> None:
+    meeting = Static(torch_job(7, nodes=3), 2, make_facts().ports).meet(1, 4)
+    assert meeting.local_world_sizes == (4, 4, 4)
+    assert (meeting.attempt, list(meeting.ranks)) == (1, [8, 9, 10, 11])
 
 
 @pytest.mark.parametrize(
-    "wish, alone, nodes, point",
+    "asked, nodes, rank, taken, attempt, port",
     [
-        ({}, True, 1, ("127.0.0.1", None)),
-        ({"standalone": True, **NODES, "master_port": 7}, True, 1, ("127.0.0.1", None)),
-        ({"local_addr": "10.0.0.9"}, True, 1, ("10.0.0.9", None)),
-        ({"master_addr": "10.0.0.1"}, True, 1, ("127.0.0.1", None)),
-        ({"rdzv_backend": "c10d"}, False, 1, ("127.0.0.1", None)),
-        ({"rdzv_backend": "c10d", "rdzv_endpoint": "h:29400"}, False, 1, ("127.0.0.1", None)),
-        ({"rdzv_backend": "etcd", "local_addr": "10.0.0.9"}, False, 1, ("10.0.0.9", None)),
-        ({"master_port": 7}, False, 1, ("127.0.0.1", 7)),
-        ({"master_port": 0}, False, 1, ("127.0.0.1", None)),
-        ({"master_addr": "h", "master_port": 7, "local_addr": "l"}, False, 1, ("h", 7)),
-        ({"rdzv_endpoint": "h:7"}, False, 1, ("h", 7)),
-        ({"rdzv_endpoint": "h:0"}, False, 1, ("h", None)),
-        ({"rdzv_endpoint": "[fe80::1%eth0]:7"}, False, 1, ("fe80::1%eth0", 7)),
-        (TWO, False, 2, ("a", 29500)),
-        ({**TWO, "master_port": 7, "node_rank": 1}, False, 2, ("a", 7)),
-        ({**NODES, "master_addr": "[::1]"}, False, 2, ("::1", 29500)),
-        ({**NODES, "master_addr": "::1"}, False, 2, ("::1", 29500)),
-        ({**NODES, "rdzv_endpoint": "h:7", "master_addr": "other", "master_port": 9}, False, 2, ("h", 7)),
-        ({"max_nodes": 2, "master_addr": "a"}, False, 2, ("a", 29500)),
-    ],
-)
-def test_the_kind_of_a_job_and_its_meeting_point(
-    wish: dict[str, Any], *, alone: bool, nodes: int, point: tuple[str, int | None]
-) -> None:
-    request = ask(**wish)
-    check_meeting(request)
-    assert (is_alone(request), node_count(request), meeting_point(request)) == (alone, nodes, point)
-
-
-@pytest.mark.parametrize(
-    "wish, kind, said",
-    [
-        ({"min_nodes": 0}, OptionError, "--nnodes 0:1: MIN must be at least 1"),
-        ({"min_nodes": 3, "max_nodes": 2}, OptionError, "--nnodes 3:2"),
-        ({"max_nodes": 1 << 23}, OptionError, "at most 4194304 nodes can take part"),
-        ({"rdzv_backend": "zeus"}, OptionError, "--rdzv-backend 'zeus': expected one of static, c10d"),
-        ({"standalone": True, "rdzv_backend": "zeus"}, OptionError, "--rdzv-backend 'zeus'"),
-        (
-            {**NODES, "rdzv_backend": "c10d"},
-            UnsupportedError,
-            "nodes that find each other are not in this version",
-        ),
-        (
-            {"max_nodes": 4, "rdzv_backend": "etcd-v2"},
-            UnsupportedError,
-            "--rdzv-backend etcd-v2: nodes that find",
-        ),
-        ({"node_rank": 1, "master_port": 7}, OptionError, "--node-rank 1: with 1 node it must be 0"),
-        ({**TWO, "node_rank": 2}, OptionError, "--node-rank 2: with 2 nodes it must be 0 to 1"),
-        ({**TWO, "node_rank": -1}, OptionError, "--node-rank -1"),
-        ({**TWO, "master_port": 65536}, PortError, "--master-port 65536 is not a port"),
-        ({**TWO, "master_port": -1}, PortError, "--master-port -1 is not a port"),
-        (
-            {**TWO, "master_port": 0},
-            PortError,
-            "port 0 of a: a job on several nodes needs the same port on each",
-        ),
-        ({**TWO, "master_port": 0, "node_rank": 1}, PortError, "port 0 of a"),
-        ({**NODES, "rdzv_endpoint": "h"}, OptionError, "--rdzv-endpoint 'h': the port is missing"),
-        ({**NODES, "rdzv_endpoint": "[::1]"}, OptionError, "the port is missing"),
-        ({**NODES, "master_addr": ""}, OptionError, "--master-addr '': expected a host name or an address"),
-        ({**NODES, "master_addr": "h h"}, OptionError, "--master-addr 'h h'"),
-        ({**NODES, "master_addr": "http://h"}, OptionError, "--master-addr 'http://h'"),
-        (
-            {"rdzv_conf": "timeout"},
-            OptionError,
-            "--rdzv-conf 'timeout': expected KEY=VALUE,... but there is 'timeout'",
-        ),
-        ({"rdzv_conf": "a=1,,b=2"}, OptionError, "but there is ''"),
-        ({"rdzv_conf": "=1"}, OptionError, "but there is '=1'"),
-        ({"rdzv_conf": "a="}, OptionError, "but there is 'a='"),
-    ],
-)
-def test_a_meeting_that_makes_no_sense_is_refused_in_one_line(
-    wish: dict[str, Any], kind: type[UsageError], said: str
-) -> None:
-    """G8."""
-
-    def decide() -> None:
-        check_meeting(ask(**wish))
-        meeting_point(ask(**wish))
-
-    message = error_of(kind, decide)
-    assert message is not None
-    assert said in message
-    assert_one_line(message)
-
-
-@pytest.mark.parametrize("text", ["", " ", "timeout=9", "a = 1 , b=x=y"])
-def test_settings_of_a_backend_are_pairs(text: str) -> None:
-    check_meeting(ask(rdzv_conf=text))
-
-
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("h:7", ("h", 7)),
-        (" h:7 ", ("h", 7)),
-        ("h", ("h", None)),
-        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
-        ("[::1]:7", ("::1", 7)),
-        ("[::1]", ("::1", None)),
-        ("fe80::1:7", ("fe80::1", 7)),
-        ("a_b-c.d:7", ("a_b-c.d", 7)),
-    ],
-)
-def test_an_endpoint(text: str, expected: tuple[str, int | None]) -> None:
-    assert parse_endpoint(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text", ["h:", "h:x", "h:65536", "h:123456", "h:-1", "h:٣", ":7", "[]:7", "h/x:7", "::1"]
-)
-def test_an_endpoint_that_is_none(text: str) -> None:
-    assert error_of(OptionError, parse_endpoint, text) is not None
-
-
-@given(st.text(max_size=12))
-def test_whatever_is_given_as_an_endpoint_is_read_or_refused_in_one_line(text: str) -> None:
-    message = error_of(OptionError, parse_endpoint, text)
-    if message is None:
-        host, port = parse_endpoint(text)
-        assert host
-        assert port is None or 0 <= port < 65536
-    else:
-        assert_one_line(message)
-
-
-@pytest.mark.parametrize(
-    "asked, wish, taken, port",
-    [
-        (None, {}, (), FREE_PORT),
-        (7, {}, (), 7),
-        (7, TWO, (), 7),
+        (0, 1, 0, (), 0, FREE_PORT),
+        (7, 1, 0, (), 0, 7),
+        (7, 2, 0, (), 0, 7),
         # Rank 0 does not listen there.
-        (7, {**TWO, "node_rank": 1}, (7,), 7),
+        (7, 2, 1, (7,), 0, 7),
+        (None, 2, 1, (29500,), 0, 29500),
+        (None, 1, 0, (), 0, 29500),
+        # The job has run there, and nobody else has to know where it goes.
+        (7, 1, 0, (), 1, 7),
+        (7, 1, 0, (7,), 1, FREE_PORT),
+        (7, 2, 1, (7,), 1, 7),
     ],
 )
 def test_the_port_of_an_attempt(
-    asked: int | None, wish: dict[str, Any], taken: tuple[int, ...], port: int
+    asked: int | None, nodes: int, rank: int, taken: tuple[int, ...], attempt: int, port: int
 ) -> None:
-    assert attempt_port(asked, ask(**wish), make_facts(taken=taken).ports) == port
+    rendezvous = Static(torch_job(asked, nodes), rank, make_facts(taken=taken).ports)
+    assert rendezvous.meet(attempt, 2).port == port
 
 
-@pytest.mark.parametrize("wish", [{}, TWO])
-def test_a_port_that_was_asked_for_and_is_taken_is_refused_with_its_holder(wish: dict[str, Any]) -> None:
-    probe = make_facts(taken=(7,)).ports
-    message = error_of(PortError, attempt_port, 7, ask(**wish), probe)
+@pytest.mark.parametrize("nodes, attempt", [(1, 0), (2, 0), (2, 1)])
+def test_a_port_that_was_asked_for_and_is_taken_is_refused_with_its_holder(nodes: int, attempt: int) -> None:
+    rendezvous = Static(torch_job(7, nodes), 0, make_facts(taken=(7,)).ports)
+    message = error_of(PortError, lambda: rendezvous.meet(attempt, 2))
     assert message is not None
     assert "master port 7 is taken by pid 9 (python old.py)" in message
 
 
-@pytest.mark.parametrize(
-    "wish, expected",
-    [
-        ({}, "01234567-89ab-cdef-0123-456789abcdef"),
-        ({"rdzv_id": "mine"}, "01234567-89ab-cdef-0123-456789abcdef"),
-        ({"rdzv_id": "mine", "standalone": True}, "01234567-89ab-cdef-0123-456789abcdef"),
-        ({"rdzv_id": "", "rdzv_backend": "c10d"}, "01234567-89ab-cdef-0123-456789abcdef"),
-        ({"rdzv_id": "mine", "rdzv_backend": "c10d"}, "mine"),
-        ({"master_port": 7}, "none"),
-        (TWO, "none"),
-        ({**TWO, "rdzv_id": "mine"}, "mine"),
-    ],
-)
-def test_the_name_of_a_job_is_the_users_unless_the_node_is_alone(wish: dict[str, Any], expected: str) -> None:
-    assert run_id(ask(**wish), make_facts().names) == expected
+def test_a_port_that_stands_in_for_the_usual_one_is_said() -> None:
+    meeting = Static(torch_job(None), 0, make_facts(taken=(29500,)).ports).meet(0, 1)
+    assert meeting.port == FREE_PORT
+    assert [notice.text for notice in meeting.notices] == [f"master port 29500 is taken, using {FREE_PORT}"]
 
 
-@pytest.mark.parametrize(
-    "wish, said",
-    [
-        ({}, []),
-        ({**TWO, "node_rank": 1, "master_port": 7}, []),
-        ({"node_rank": 3}, ["--node-rank has no effect with one node"]),
-        ({"rdzv_backend": "c10d", "node_rank": 3}, ["--node-rank has no effect with --rdzv-backend c10d"]),
-        (
-            {"rdzv_backend": "c10d", "master_port": 7},
-            ["--master-port has no effect with --rdzv-backend c10d"],
-        ),
-        (
-            {"standalone": True, **NODES, "master_port": 7},
-            [
-                "--nnodes has no effect with --standalone, which is one node",
-                "--master-port has no effect with --standalone",
-            ],
-        ),
-        (
-            {"max_nodes": 3},
-            ["--nnodes 1:3: nodes cannot join later, the job starts when all 3 are there"],
-        ),
-    ],
-)
-def test_what_has_no_effect_is_said(wish: dict[str, Any], said: list[str]) -> None:
-    notices = meeting_notices(ask(**wish))
-    assert [notice.text for notice in notices] == said
-    assert {notice.level for notice in notices} <= {"warning"}
+def test_who_takes_part_never_changes() -> None:
+    assert Static(torch_job(7, nodes=3), 0, make_facts().ports).membership() == Membership(3)

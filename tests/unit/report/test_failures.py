@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dsl._record import replace
 from dsl.errors import DslError
 from dsl.functions.errors import ChildFailedError, ProcessFailure
-from dsl.model import NodePlan, WorkerPlan
+from dsl.model.node import NodePlan, WorkerPlan
 from dsl.report.failures import (
     COARSE_NS,
     MAX_BYTES,
@@ -292,9 +292,13 @@ def test_what_torch_writes_is_read_as_it_was(
     assert record == a_record(message, stack, time_s=float(time_s))
 
 
-def a_plan(workers: int) -> NodePlan:
-    node = tuple(WorkerPlan(8 + local, local, ("prog",), {}) for local in range(workers))
-    return NodePlan("node7", 2, node, {}, "127.0.0.1", 29500, 8 + workers)
+def a_plan(*error_files: str | None) -> NodePlan:
+    """A node of workers from rank 8 on, each with such an error file."""
+    node = tuple(
+        WorkerPlan(rank=8 + local, local_rank=local, argv=("prog",), env={}, error_file=file)
+        for local, file in enumerate(error_files)
+    )
+    return NodePlan("node7", 2, node, {}, "127.0.0.1", 29500, 8 + len(node))
 
 
 def an_exit(worker: int, order: int, **fields: Any) -> Exit:
@@ -325,7 +329,7 @@ def test_workers_that_failed_by_themselves_are_collected_in_the_order_of_their_d
         an_exit(1, 3, code=None, signal=9, status=137, caused_by_stop=True),
         an_exit(4, 1, code=7, status=7),
     ]
-    failures = collect(a_plan(5), exits, [None] * 5)
+    failures = collect(a_plan(*[None] * 5), exits)
     assert failures == [
         Failure(12, 4, "node7", 1004, 7, NOW_NS + 1 * MS, 1, None, None, None, "exit code 7"),
         Failure(
@@ -343,7 +347,7 @@ def test_a_worker_that_could_not_be_executed_fails_with_its_status(
     (tmp_path / "error.json").write_text(WRITTEN)
     facts = {"code": None, "pid": 0, "started_ns": 0, "exec_stage": "exec", "exec_errno": errno}
     exit_ = an_exit(0, 0, status=status, exec_path="/x/prog", **facts)
-    (failure,) = collect(a_plan(1), [exit_], [str(tmp_path / "error.json")])
+    (failure,) = collect(a_plan(str(tmp_path / "error.json")), [exit_])
     assert (failure.exitcode, failure.pid, failure.recorded, failure.error_file) == (status, 0, None, None)
     assert failure.reason.startswith(f"could not be executed: /x/prog: {words}")
 
@@ -359,7 +363,7 @@ def test_a_record_comes_with_the_time_of_its_file_if_that_lies_in_the_life_of_it
     path.write_text(WRITTEN)
     written_ns = NOW_NS + written_ms * MS
     os.utime(path, ns=(0, written_ns))
-    (failure,) = collect(a_plan(2), [an_exit(1, 0)], [None, str(path)])
+    (failure,) = collect(a_plan(None, str(path)), [an_exit(1, 0)])
     assert failure.error_file == str(path)
     assert failure.recorded is not None
     assert failure.recorded.traceback == STACK
@@ -368,7 +372,7 @@ def test_a_record_comes_with_the_time_of_its_file_if_that_lies_in_the_life_of_it
 
 def test_an_error_file_that_holds_no_record_is_not_named(tmp_path: Path) -> None:
     (tmp_path / "error.json").write_text("{")
-    (failure,) = collect(a_plan(1), [an_exit(0, 0)], [str(tmp_path / "error.json")])
+    (failure,) = collect(a_plan(str(tmp_path / "error.json")), [an_exit(0, 0)])
     assert (failure.error_file, failure.recorded, failure.recorded_ns) == (None, None, None)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from tests.support.machine import make_facts, numa_table
+from tests.support.requests import make_request, plan_of
 
 from dsl.machine.topology import Topology
-from dsl.model import NodePlan, PlacementRequest, TorchRequest
-from dsl.plan.torchrun import build_group, plan_attempt
+from dsl.model.node import NodePlan
 from dsl.report.plan import bindings_table, plan_json, plan_text
 
 ENVIRON = {"HOME": "/home/user", "SECRET": "x"}
@@ -16,11 +16,8 @@ TOPOLOGY = Topology(numa_table(range(4), range(4, 8)), tuple((cpu,) for cpu in r
 
 
 def _plan(bind: str = "auto", cuda: int = 2) -> NodePlan:
-    request = TorchRequest(
-        "train.py", nproc_per_node="2", placement=PlacementRequest(bind=bind, names_devices=True)
-    )
-    host = make_facts(cuda=cuda, topology=TOPOLOGY)
-    return plan_attempt(build_group(request, ("python", "my train.py"), ENVIRON, host), 0, host)
+    request = make_request("torch", "my train.py", nproc_per_node="2", bind=bind, names_devices=True)
+    return plan_of(request, make_facts(environ=ENVIRON, cuda=cuda, topology=TOPOLOGY))
 
 
 def test_the_table_has_a_row_for_each_worker() -> None:
@@ -38,7 +35,7 @@ def test_the_text_names_commands_and_only_what_the_job_changes() -> None:
     text = "\n".join(plan_text(_plan(), ENVIRON))
     assert "SECRET" not in text
     assert "  WORLD_SIZE=2" in text
-    assert "  command: python 'my train.py'" in text
+    assert "  command: /opt/python -u 'my train.py'" in text
     assert "  device: H200 0000:01:00.0" in text
     assert "  cores: 2-3, memory: preferred 0" in text
 
@@ -54,4 +51,4 @@ def test_json_says_the_same_to_programs() -> None:
     assert second["memory"] == {"mode": "preferred", "nodes": [0]}
     assert second["device"] == {"name": "H200", "pci_address": "0000:01:00.0", "numa_node": 0}
     assert second["environment"]["OMP_NUM_THREADS"] == "2"
-    assert second["command"] == ["python", "my train.py"]
+    assert second["command"] == ["/opt/python", "-u", "my train.py"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl._record import replace
-from dsl.report.failures import ErrorRecord, Failure
+from dsl.model.failure import ErrorRecord, Failure
 from dsl.report.summary import MAX_OTHERS, MAX_TEXT, format_summary
 
 if TYPE_CHECKING:

@@ -4,73 +4,32 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.events import a_plan, an_attempt, an_exit, end
 
-from dsl.model import NodePlan, WorkerPlan
-from dsl.report.verdict import exit_code, memory_evidence, reason, verdict
+from dsl.agent.policy import exit_code
+from dsl.model.node import Label
+from dsl.report.verdict import Evidence, memory_evidence, name_labels, reason, verdict
 from dsl.signals import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsl import Ended, Exit
-
-MS = 1_000_000
-
-
-def plan(workers: int, first_rank: int = 0) -> NodePlan:
-    """A node with this many workers."""
-    node = tuple(WorkerPlan(first_rank + local, local, ("prog",), {}) for local in range(workers))
-    return NodePlan("node7", 0, node, {}, "127.0.0.1", 29500, workers)
+    from dsl.model.node import NodePlan
 
 
-def an_exit(
-    worker: int,
-    *,
-    code: int | None = None,
-    signal: int | None = None,
-    by_us: bool = False,
-    at_ms: float = 0,
-    core: bool = False,
-    failed_at: tuple[str, int, str | None] | None = None,
-) -> Exit:
-    """What the engine would say of one worker; `failed_at` is the stage, errno and path of a failed start."""
-    stage, number, path = failed_at or (None, None, None)
-    status = code if code is not None else 128 + signal if signal is not None else 255
-    if failed_at is not None:
-        status = 127 if number == 2 else 126
-    if stage == "cancelled":
-        status = 143
-    fields = SimpleNamespace(
-        worker=worker,
-        pid=0 if failed_at else 1000 + worker,
-        code=code,
-        signal=signal,
-        status=status,
-        core_dumped=core,
-        caused_by_stop=by_us,
-        ended_ns=int(at_ms * MS),
-        max_rss_bytes=512 << 20,
-        exec_stage=stage,
-        exec_errno=number,
-        exec_path=path,
-    )
-    return cast("Exit", fields)
-
-
-def end(
-    first_failure: Exit | None = None,
-    stop_signal: int | None = None,
-    survivors: Sequence[tuple[int, str, str]] = (),
-) -> Ended:
-    """The last event of a group."""
-    fields = SimpleNamespace(
-        first_failure=first_failure, stop_signal=stop_signal, stragglers=0, survivors=list(survivors)
-    )
-    return cast("Ended", fields)
+def judge(
+    plan: NodePlan,
+    exits: Sequence[Exit],
+    ended: Ended,
+    known: str = "",
+    tail: bytes = b"",
+    log_path: str | None = None,
+) -> list[str]:
+    return verdict(an_attempt(plan, exits, ended), Evidence(known, tail, log_path))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +44,7 @@ def end(
         ([an_exit(0, code=0, by_us=True)], end(stop_signal=15), 143),
         ([an_exit(0, code=7)], end(an_exit(0, code=7), stop_signal=15), 7),
         ([an_exit(0, signal=15, by_us=True)], end(), 143),
-        ([an_exit(0, code=0)], end(survivors=[(5, "D", "stuck")]), 1),
+        ([an_exit(0, code=0)], end(survivors=[(5, "D", "stuck", None)]), 1),
     ],
 )
 def test_the_exit_code_is_that_of_the_first_failure_else_of_the_signal(
@@ -95,12 +54,12 @@ def test_the_exit_code_is_that_of_the_first_failure_else_of_the_signal(
 
 
 def test_a_job_that_succeeded_is_not_spoken_of() -> None:
-    assert verdict(plan(2), [an_exit(0, code=0), an_exit(1, code=0)], end()) == []
+    assert judge(a_plan(2), [an_exit(0, code=0), an_exit(1, code=0)], end()) == []
 
 
 def test_the_cause_comes_first_with_rank_host_pid_and_reason() -> None:
     cause = an_exit(1, code=42)
-    lines = verdict(plan(3, first_rank=8), [cause, an_exit(0, signal=15, by_us=True)], end(cause))
+    lines = judge(a_plan(3, first_rank=8), [cause, an_exit(0, signal=15, by_us=True)], end(cause))
     assert lines[0] == "rank 9 (local rank 1, pid 1001, host node7) failed first: exit code 42"
     assert lines[1] == "stopped by dsl: rank 8 (SIGTERM)"
 
@@ -114,7 +73,7 @@ def test_victims_are_grouped_by_how_they_ended() -> None:
         an_exit(5, code=0, by_us=True),
         an_exit(6, by_us=True, failed_at=("cancelled", 0, None)),
     ]
-    first, second = verdict(plan(8), exits, end(cause))
+    first, second = judge(a_plan(8), exits, end(cause))
     assert first.endswith("killed by SIGSEGV (signal 11, core dumped)")
     assert (
         second
@@ -124,32 +83,32 @@ def test_victims_are_grouped_by_how_they_ended() -> None:
 
 def test_later_failures_of_their_own_are_told_with_their_delay() -> None:
     cause, later = an_exit(2, code=1, at_ms=10), an_exit(0, code=5, at_ms=13.25)
-    lines = verdict(plan(3), [cause, later], end(cause))
+    lines = judge(a_plan(3), [cause, later], end(cause))
     assert lines[1] == "also failed: rank 0 (+3.2 ms): exit code 5"
 
 
 def test_a_crowd_of_failures_stays_short() -> None:
     exits = [an_exit(worker, code=1, at_ms=worker) for worker in range(1000)]
-    lines = verdict(plan(1000), exits, end(exits[0]))
+    lines = judge(a_plan(1000), exits, end(exits[0]))
     assert len(lines) == 10
     assert lines[-1] == "also failed: ranks 9-999"
 
 
 def test_a_user_who_stopped_the_job_hears_how_the_workers_took_it() -> None:
     exits = [an_exit(0, signal=2, by_us=True), an_exit(1, code=0, by_us=True)]
-    assert verdict(plan(2), exits, end(stop_signal=2)) == [
+    assert judge(a_plan(2), exits, end(stop_signal=2)) == [
         "stopped by dsl: rank 0 (SIGINT), rank 1 (exit code 0)"
     ]
 
 
 def test_what_would_not_die_is_named() -> None:
-    lines = verdict(plan(1), [an_exit(0, code=0)], end(survivors=[(77, "D", "nfs-reader")]))
+    lines = judge(a_plan(1), [an_exit(0, code=0)], end(survivors=[(77, "D", "nfs-reader", None)]))
     assert lines == ["process 77 (nfs-reader, state D) did not die of SIGKILL"]
 
 
 def test_evidence_stands_behind_the_reason() -> None:
     cause = an_exit(0, signal=9)
-    (line,) = verdict(plan(1), [cause], end(cause), "the kernel killed it because memory ran out")
+    (line,) = judge(a_plan(1), [cause], end(cause), "the kernel killed it because memory ran out")
     assert line.endswith("failed: killed by SIGKILL (signal 9): the kernel killed it because memory ran out")
 
 
@@ -247,8 +206,8 @@ ValueError: bad batch
 def test_the_verdict_tells_the_exception_shows_the_traceback_and_names_the_log() -> None:
     cause = an_exit(1, code=1)
     exits = [cause, an_exit(2, code=5, at_ms=2), an_exit(0, signal=15, by_us=True)]
-    ended = end(cause, survivors=[(77, "D", "reader")])
-    assert verdict(plan(3), exits, ended, tail=TRACEBACK, log_path="/logs/1.err") == [
+    ended = end(cause, survivors=[(77, "D", "reader", "nfs_wait")])
+    assert judge(a_plan(3), exits, ended, tail=TRACEBACK, log_path="/logs/1.err") == [
         f"{CAUSE}: exit code 1: ValueError: bad batch (train.py:41 in step)",
         "last output of rank 1:",
         "  | Traceback (most recent call last):",
@@ -258,13 +217,13 @@ def test_the_verdict_tells_the_exception_shows_the_traceback_and_names_the_log()
         "full log: /logs/1.err",
         "also failed: rank 2 (+2.0 ms): exit code 5",
         "stopped by dsl: rank 0 (SIGTERM)",
-        "process 77 (reader, state D) did not die of SIGKILL",
+        "process 77 (reader, state D) did not die of SIGKILL (waits in nfs_wait)",
     ]
 
 
 def test_a_long_exception_gets_a_line_of_its_own() -> None:
     cause = an_exit(0, code=1)
-    lines = verdict(plan(1), [cause], end(cause), tail=TRACEBACK.replace(b": bad", b": very" + b" bad" * 40))
+    lines = judge(a_plan(1), [cause], end(cause), tail=TRACEBACK.replace(b": bad", b": very" + b" bad" * 40))
     assert lines[0].endswith(" failed: exit code 1")
     assert lines[1].startswith("  ValueError: very bad bad ")
     assert lines[1].endswith(" batch (train.py:41 in step)")
@@ -274,14 +233,14 @@ def test_a_long_exception_gets_a_line_of_its_own() -> None:
 @pytest.mark.parametrize("evidence", ["", "the kernel killed it because memory ran out"])
 def test_an_exception_is_not_called_the_reason_of_a_kill_from_outside(evidence: str) -> None:
     cause = an_exit(0, signal=9)
-    first, second, *_ = verdict(plan(1), [cause], end(cause), evidence, tail=TRACEBACK)
+    first, second, *_ = judge(a_plan(1), [cause], end(cause), evidence, tail=TRACEBACK)
     assert first.endswith("killed by SIGKILL (signal 9)" + (evidence and ": " + evidence))
     assert second == "  ValueError: bad batch (train.py:41 in step)"
 
 
 def test_output_without_an_exception_is_shown_as_it_is() -> None:
     cause = an_exit(0, code=3)
-    assert verdict(plan(1), [cause], end(cause), tail=b"loading\n\nno data in /data\n")[1:] == [
+    assert judge(a_plan(1), [cause], end(cause), tail=b"loading\n\nno data in /data\n")[1:] == [
         "last output of rank 0:",
         "  | loading",
         "  |",
@@ -291,18 +250,18 @@ def test_output_without_an_exception_is_shown_as_it_is() -> None:
 
 def test_a_silent_worker_has_no_output_but_a_log() -> None:
     cause = an_exit(0, code=3)
-    assert verdict(plan(1), [cause], end(cause), tail=b"\r\n", log_path="/l")[1:] == ["full log: /l"]
+    assert judge(a_plan(1), [cause], end(cause), tail=b"\r\n", log_path="/l")[1:] == ["full log: /l"]
 
 
 def test_no_output_is_shown_of_a_job_without_a_first_failure() -> None:
     exits = [an_exit(0, signal=2, by_us=True)]
-    assert len(verdict(plan(1), exits, end(stop_signal=2), tail=TRACEBACK, log_path="/l")) == 1
+    assert len(judge(a_plan(1), exits, end(stop_signal=2), tail=TRACEBACK, log_path="/l")) == 1
 
 
 def test_nothing_that_moves_a_terminal_is_in_the_verdict() -> None:
     cause = an_exit(0, failed_at=("exec", 2, "/no/\x1b[2Jprog"))
-    ended = end(cause, survivors=[(77, "D", "a\x1b]0;x\x07b\nc")])
-    lines = verdict(plan(1), [cause], ended, tail=b"\x1b[31mred\tx\x07\n", log_path="/l\x1b[1m/\x9b1m")
+    ended = end(cause, survivors=[(77, "D", "a\x1b]0;x\x07b\nc", None)])
+    lines = judge(a_plan(1), [cause], ended, tail=b"\x1b[31mred\tx\x07\n", log_path="/l\x1b[1m/\x9b1m")
     assert "/no/prog" in lines[0]
     assert lines[1:] == [
         "last output of rank 0:",
@@ -310,6 +269,21 @@ def test_nothing_that_moves_a_terminal_is_in_the_verdict() -> None:
         "full log: /l/",
         "process 77 (ab c, state D) did not die of SIGKILL",
     ]
+
+
+def test_what_is_supervised_is_called_by_its_label() -> None:
+    """A program that reaches a host is no rank."""
+    cause = an_exit(1, code=255)
+    lines = judge(a_plan(2, noun="host"), [cause, an_exit(0, signal=15, by_us=True)], end(cause))
+    assert lines == ["host 1 (pid 1001) failed first: exit code 255", "stopped by dsl: host 0 (SIGTERM)"]
+
+
+@pytest.mark.parametrize(
+    "names, text",
+    [(["3"], "rank 3"), (["5", "0", "1", "2"], "ranks 0-2,5"), (["n1", "n2"], "ranks n1,n2")],
+)
+def test_labels_of_one_noun_are_named_together(names: list[str], text: str) -> None:
+    assert name_labels([Label("rank", name) for name in names]) == text
 
 
 def test_the_report_is_loaded_without_what_reads_output() -> None:

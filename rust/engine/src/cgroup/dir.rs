@@ -9,7 +9,6 @@ use rustix::io::Errno;
 
 use crate::procfs::number;
 
-const CGROUP2_MAGIC: u64 = 0x6367_7270;
 /// How often the removal of one directory is tried; between two tries only the processor is yielded.
 const REMOVE_TRIES: u32 = 4;
 /// Cgroups nest as deep as their owner likes; what is deeper than this is left alone.
@@ -76,9 +75,9 @@ impl Cgroup {
 pub(super) fn require_cgroup2(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let dir = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
-    // The type's width differs from one architecture to the next.
+    // The width of both differs from one architecture to the next.
     let kind = u64::try_from(rustix::fs::fstatfs(&dir)?.f_type);
-    if kind == Ok(CGROUP2_MAGIC) {
+    if kind == u64::try_from(libc::CGROUP2_SUPER_MAGIC) {
         return Ok(dir);
     }
     Err(io::Error::new(
@@ -127,22 +126,6 @@ fn remove_once(path: &Path, depth: u32) -> Result<(), Errno> {
         let _ = remove_once(child, depth + 1);
     }
     remove()
-}
-
-/// Adds the processes in a cgroup and below it.
-pub(super) fn collect_pids(path: &Path, pids: &mut Vec<i32>, depth: u32) -> io::Result<()> {
-    let text = std::fs::read(path.join("cgroup.procs"))?;
-    // A process of another pid namespace is listed as 0.
-    pids.extend(
-        text.split(|&byte| byte == b'\n')
-            .filter_map(number)
-            .filter(|&pid: &i32| pid > 0),
-    );
-    for child in subdirectories(path).into_iter().filter(|_| depth < DEPTH_MAX) {
-        // It may have been removed since, or its list may be that of a threaded cgroup.
-        let _ = collect_pids(&child, pids, depth + 1);
-    }
-    Ok(())
 }
 
 fn subdirectories(path: &Path) -> Vec<PathBuf> {

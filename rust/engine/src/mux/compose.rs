@@ -19,8 +19,8 @@ const BAR_PAUSE: Duration = Duration::from_secs(10);
 const INSIDE_PAUSE: Duration = Duration::from_millis(500);
 const AFTER_PAUSE: Duration = Duration::from_millis(50);
 /// A traceback that goes on for longer than this, or grows beyond this, is shown as far as it is.
-const GROUP_TIME: Duration = Duration::from_secs(2);
-const GROUP_BYTES: usize = 256 * 1024;
+const TRACEBACK_TIME: Duration = Duration::from_secs(2);
+const TRACEBACK_BYTES: usize = 256 * 1024;
 /// A longer line is shown in pieces.
 const LINE_BYTES: usize = 16 << 20;
 /// Marks the place where a line was cut.
@@ -39,16 +39,17 @@ pub(super) struct Style {
     pub(super) grouped: bool,
 }
 
+/// A stream as it is shown.
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about a stream")]
-struct Stream {
+struct Shown {
     style: Style,
     /// The unfinished line.
     carry: Vec<u8>,
     /// When its first byte came, and the last one.
     since: Option<Instant>,
     touched: Option<Instant>,
-    group: Option<Group>,
+    traceback: Option<Traceback>,
     /// It has moved the cursor back to the begin of a line.
     has_bar: bool,
     /// The begin of the present line was dropped, so its rest is too.
@@ -58,8 +59,9 @@ struct Stream {
     closed: bool,
 }
 
+/// One that is still being written.
 #[derive(Debug)]
-struct Group {
+struct Traceback {
     text: Vec<u8>,
     since: Instant,
     inside: bool,
@@ -68,7 +70,7 @@ struct Group {
 /// Composes one console.
 #[derive(Debug, Default)]
 pub(super) struct Composer {
-    streams: Vec<Stream>,
+    streams: Vec<Shown>,
     out: Vec<u8>,
     /// The stream whose unfinished line stands at the end of the console.
     open: Option<usize>,
@@ -98,9 +100,9 @@ impl Composer {
     /// A new stream; its number.
     pub(super) fn add(&mut self, style: Style) -> usize {
         self.to_come = self.to_come.saturating_sub(1);
-        self.streams.push(Stream {
+        self.streams.push(Shown {
             style,
-            ..Stream::default()
+            ..Shown::default()
         });
         self.living += 1;
         self.streams.len() - 1
@@ -197,17 +199,17 @@ impl Composer {
         } else {
             text
         };
-        if this.style.grouped && (this.group.is_some() || starts_traceback(text)) {
-            let group = this.group.get_or_insert_with(|| Group {
+        if this.style.grouped && (this.traceback.is_some() || starts_traceback(text)) {
+            let traceback = this.traceback.get_or_insert_with(|| Traceback {
                 text: Vec::new(),
                 since: now,
                 inside: true,
             });
-            group.inside = starts_traceback(text) || is_indented(text);
-            group.text.extend_from_slice(text);
-            group.text.push(b'\n');
-            if group.text.len() > GROUP_BYTES {
-                self.show_group(stream);
+            traceback.inside = starts_traceback(text) || is_indented(text);
+            traceback.text.extend_from_slice(text);
+            traceback.text.push(b'\n');
+            if traceback.text.len() > TRACEBACK_BYTES {
+                self.show_traceback(stream);
             } else {
                 self.list(stream);
             }
@@ -237,10 +239,10 @@ impl Composer {
         self.out.extend_from_slice(&self.streams[stream].style.prefix);
     }
 
-    fn show_group(&mut self, stream: usize) {
+    fn show_traceback(&mut self, stream: usize) {
         self.show_folded(None);
-        if let Some(group) = self.streams[stream].group.take() {
-            for line in group.text.split_inclusive(|byte| *byte == b'\n') {
+        if let Some(traceback) = self.streams[stream].traceback.take() {
+            for line in traceback.text.split_inclusive(|byte| *byte == b'\n') {
                 self.show(stream, line.strip_suffix(b"\n").unwrap_or(line));
             }
         }
@@ -293,8 +295,8 @@ impl Composer {
         if !carry.is_empty() {
             self.line(stream, &carry, now);
         }
-        if self.streams[stream].group.is_some() {
-            self.show_group(stream);
+        if self.streams[stream].traceback.is_some() {
+            self.show_traceback(stream);
         }
         let this = &mut self.streams[stream];
         if !std::mem::replace(&mut this.closed, true) {
@@ -319,9 +321,13 @@ impl Composer {
     fn due(&self, stream: usize) -> Option<Instant> {
         let this = &self.streams[stream];
         let touched = this.touched?;
-        let group = this.group.as_ref().map(|group| {
-            let pause = if group.inside { INSIDE_PAUSE } else { AFTER_PAUSE };
-            (touched + pause).min(group.since + GROUP_TIME)
+        let traceback = this.traceback.as_ref().map(|traceback| {
+            let pause = if traceback.inside {
+                INSIDE_PAUSE
+            } else {
+                AFTER_PAUSE
+            };
+            (touched + pause).min(traceback.since + TRACEBACK_TIME)
         });
         let carry = if this.carry.is_empty() || this.closed {
             None
@@ -337,9 +343,9 @@ impl Composer {
         } else {
             this.since.filter(|_| this.has_bar).map(|since| since + BAR_PAUSE)
         };
-        match (group, carry) {
-            (Some(group), Some(carry)) => Some(group.min(carry)),
-            (group, carry) => group.or(carry),
+        match (traceback, carry) {
+            (Some(traceback), Some(carry)) => Some(traceback.min(carry)),
+            (traceback, carry) => traceback.or(carry),
         }
     }
 
@@ -380,10 +386,14 @@ impl Composer {
     fn overdue(&mut self, stream: usize, now: Instant, bars: &mut Vec<usize>) {
         let this = &self.streams[stream];
         let touched = this.touched.unwrap_or(now);
-        if let Some(group) = &this.group {
-            let pause = if group.inside { INSIDE_PAUSE } else { AFTER_PAUSE };
-            if touched + pause <= now || group.since + GROUP_TIME <= now {
-                self.show_group(stream);
+        if let Some(traceback) = &this.traceback {
+            let pause = if traceback.inside {
+                INSIDE_PAUSE
+            } else {
+                AFTER_PAUSE
+            };
+            if touched + pause <= now || traceback.since + TRACEBACK_TIME <= now {
+                self.show_traceback(stream);
             }
             return;
         }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::stdio::{stderr, stdout};
 use rustix::termios::isatty;
 
 use crate::event::LogNotice;
@@ -16,8 +17,8 @@ use crate::mux::file::LogFile;
 use crate::mux::ring::Ring;
 use crate::mux::search::{Lines, Search};
 use crate::mux::side::{Fate, Side};
-use crate::mux::{BELL, Order, Outcome, Shared, Stream, ring, terminal};
-use crate::spec::{Console as Kind, LogOptions};
+use crate::mux::{BELL, Link, Order, Outcome, Stream, terminal};
+use crate::spec::{Console, LogOptions};
 
 /// Bytes read from one stream before the next gets its turn.
 const READ_BYTES: usize = 64 * 1024;
@@ -31,11 +32,11 @@ const PAUSE_POLL: Duration = Duration::from_millis(100);
 const LAST_BYTES: usize = (1 << 20) + READ_BYTES;
 
 /// Reads until told to finish.
-pub(super) fn serve(shared: Arc<Shared>, options: LogOptions, expected: [usize; 2]) {
-    let mut reader = Reader::new(shared, options, expected);
+pub(super) fn serve(link: Arc<Link>, options: LogOptions, expected: [usize; 2]) {
+    let mut reader = Reader::new(link, options, expected);
     loop {
         let timeout = reader.timeout();
-        let Ok(ready) = reader.shared.poller.wait(timeout) else {
+        let Ok(ready) = reader.link.poller.wait(timeout) else {
             return;
         };
         let mut rung = false;
@@ -47,9 +48,9 @@ pub(super) fn serve(shared: Arc<Shared>, options: LogOptions, expected: [usize; 
                 bytes += reader.read(token as usize);
             }
         }
-        let tail_of = if rung { reader.obey() } else { None };
+        let next = if rung { reader.obey() } else { Next::GoOn };
         reader.turn();
-        if let Some(tail_of) = tail_of {
+        if let Next::Finish { tail_of } = next {
             reader.finish(tail_of);
             return;
         }
@@ -59,10 +60,11 @@ pub(super) fn serve(shared: Arc<Shared>, options: LogOptions, expected: [usize; 
     }
 }
 
-struct Input {
+/// A stream that is read, and what is done with its bytes.
+struct Feed {
     fd: Option<OwnedFd>,
     worker: usize,
-    kind: Kind,
+    kind: Console,
     prefix: Vec<u8>,
     file: Option<LogFile>,
     tail: Option<Ring>,
@@ -72,10 +74,19 @@ struct Input {
     paused: bool,
 }
 
+/// What follows when all orders have been carried out.
+enum Next {
+    GoOn,
+    /// Take what is left, and tell the last bytes of this worker.
+    Finish {
+        tail_of: Option<usize>,
+    },
+}
+
 struct Reader {
-    shared: Arc<Shared>,
+    link: Arc<Link>,
     options: LogOptions,
-    inputs: Vec<Input>,
+    feeds: Vec<Feed>,
     sides: Vec<Side>,
     /// Side of stdout and of stderr.
     side_of: [Option<usize>; 2],
@@ -88,19 +99,19 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(shared: Arc<Shared>, mut options: LogOptions, expected: [usize; 2]) -> Self {
+    fn new(link: Arc<Link>, mut options: LogOptions, expected: [usize; 2]) -> Self {
         let mut searches = Vec::new();
         for line_file in std::mem::take(&mut options.line_files) {
             let path = line_file.path.clone();
             match Search::open(line_file, options.max_bytes) {
                 Ok(search) => searches.push(search),
-                Err(errno) => notify(&shared, file_failed(None, &path, errno)),
+                Err(errno) => notify(&link, file_failed(None, &path, errno)),
             }
         }
         Self {
-            shared,
+            link,
             options,
-            inputs: Vec::new(),
+            feeds: Vec::new(),
             sides: Vec::new(),
             side_of: [None; 2],
             expected,
@@ -122,51 +133,48 @@ impl Reader {
         }
     }
 
-    /// Carries out orders; a value when it is time to finish, and the worker whose tail is wanted.
-    #[expect(clippy::option_option, reason = "whether to finish, and whose tail is wanted")]
-    fn obey(&mut self) -> Option<Option<usize>> {
-        let mut counter = [0u8; 8];
-        // Empty if it was rung while it was being read.
-        let _ = rustix::io::read(&self.shared.bell, &mut counter);
+    /// Carries out orders.
+    fn obey(&mut self) -> Next {
+        self.link.bell.silence();
         self.welcome();
-        let orders = std::mem::take(&mut self.shared.mailbox().orders);
-        let mut finish = None;
+        let orders = std::mem::take(&mut self.link.mailbox().orders);
+        let mut next = Next::GoOn;
         for order in orders {
             match order {
                 Order::Reopen => {
-                    let files = self.inputs.iter_mut().filter_map(|input| input.file.as_mut());
+                    let files = self.feeds.iter_mut().filter_map(|feed| feed.file.as_mut());
                     files
                         .chain(self.searches.iter_mut().map(|search| &mut search.file))
                         .for_each(LogFile::reopen);
                 }
                 Order::Resize => self.resize(),
-                Order::Finish { tail_of } => finish = Some(tail_of),
+                Order::Finish { tail_of } => next = Next::Finish { tail_of },
             }
         }
-        finish
+        next
     }
 
     /// Takes new streams from the mailbox.
     fn welcome(&mut self) {
-        let streams = std::mem::take(&mut self.shared.mailbox().streams);
+        let streams = std::mem::take(&mut self.link.mailbox().streams);
         for stream in streams {
-            let input = self.input(stream);
-            self.inputs.push(input);
+            let feed = self.feed(stream);
+            self.feeds.push(feed);
         }
     }
 
-    fn input(&mut self, stream: Stream) -> Input {
+    fn feed(&mut self, stream: Stream) -> Feed {
         let style = Style {
             prefix: stream.prefix.clone(),
             interactive: stream.interactive,
-            grouped: stream.kind == Kind::Stderr,
+            grouped: stream.kind == Console::Stderr,
         };
         let shown = stream.console.and_then(|console| {
             let side = self.side(console)?;
             Some((side, self.sides[side].composer.add(style)))
         });
         let max_bytes = self.options.max_bytes;
-        Input {
+        Feed {
             fd: Some(stream.fd),
             worker: stream.worker,
             kind: stream.kind,
@@ -182,13 +190,13 @@ impl Reader {
     }
 
     /// The side of a console, made when it is first needed; `None` when the console is not open.
-    fn side(&mut self, kind: Kind) -> Option<usize> {
-        let index = usize::from(kind == Kind::Stderr);
+    fn side(&mut self, kind: Console) -> Option<usize> {
+        let index = usize::from(kind == Console::Stderr);
         if self.side_of[index].is_none() {
             let side = match self.side_of[1 - index] {
                 Some(other) if same_file() => other,
                 _ => {
-                    let bell = Arc::clone(&self.shared.bell);
+                    let bell = Arc::clone(&self.link.bell);
                     self.sides.push(Side::open(kind, bell, self.options.collapse)?);
                     self.sides.len() - 1
                 }
@@ -202,9 +210,9 @@ impl Reader {
     fn resize(&mut self) {
         self.sides.iter_mut().for_each(Side::resize);
         let Some(size) = terminal::own_size() else { return };
-        for input in &self.inputs {
-            if let Some(fd) = input.fd.as_ref().filter(|fd| isatty(fd)) {
-                terminal::set_size(fd.as_fd(), size, &input.prefix);
+        for feed in &self.feeds {
+            if let Some(fd) = feed.fd.as_ref().filter(|fd| isatty(fd)) {
+                terminal::set_size(fd.as_fd(), size, &feed.prefix);
             }
         }
     }
@@ -212,7 +220,7 @@ impl Reader {
     /// Streams end in flocks, and to be woken for each would take the processor from workers that start: the
     /// next ones are gathered for a moment.
     fn nap(&self) {
-        let mut bell = [PollFd::new(&self.shared.bell, PollFlags::IN)];
+        let mut bell = [PollFd::new(&*self.link.bell, PollFlags::IN)];
         let timeout = self.timeout().map_or(FLOCK, |timeout| timeout.min(FLOCK));
         let timeout = Timespec {
             tv_sec: 0,
@@ -224,20 +232,20 @@ impl Reader {
 
     /// Reads once from one stream; how many bytes.
     fn read(&mut self, token: usize) -> usize {
-        if token >= self.inputs.len() {
+        if token >= self.feeds.len() {
             self.welcome();
         }
-        let Some(input) = self.inputs.get_mut(token) else {
+        let Some(feed) = self.feeds.get_mut(token) else {
             return 0;
         };
-        let Some(fd) = &input.fd else { return 0 };
-        let fate = match input.shown {
-            Some((side, _)) => self.sides[side].fate(input.file.is_some()),
+        let Some(fd) = &feed.fd else { return 0 };
+        let fate = match feed.shown {
+            Some((side, _)) => self.sides[side].fate(feed.file.is_some()),
             None => Fate::Show,
         };
         if fate == Fate::Wait {
-            self.shared.poller.forget(fd);
-            input.paused = true;
+            self.link.poller.forget(fd);
+            feed.paused = true;
             self.paused.push(token);
             return 0;
         }
@@ -255,38 +263,37 @@ impl Reader {
 
     fn consume(&mut self, token: usize, count: usize, fate: Fate) {
         let data = &self.buffer[..count];
-        let input = &mut self.inputs[token];
-        if let Some(file) = &mut input.file
+        let feed = &mut self.feeds[token];
+        if let Some(file) = &mut feed.file
             && let Some(errno) = file.write(data)
         {
-            notify(&self.shared, file_failed(Some(input.worker), file.path(), errno));
+            notify(&self.link, file_failed(Some(feed.worker), file.path(), errno));
         }
-        if let Some(tail) = &mut input.tail {
+        if let Some(tail) = &mut feed.tail {
             tail.push(data);
         }
-        input
-            .lines
-            .search(&mut self.searches, input.kind, &input.prefix, data);
-        if let Some((side, stream)) = input.shown {
+        feed.lines
+            .search(&mut self.searches, feed.kind, &feed.prefix, data);
+        if let Some((side, stream)) = feed.shown {
             self.sides[side].take(stream, data, fate);
         }
     }
 
     fn close(&mut self, token: usize) {
-        let input = &mut self.inputs[token];
-        let Some(fd) = input.fd.take() else { return };
-        self.shared.poller.forget(&fd);
-        input.lines.finish(&mut self.searches, input.kind, &input.prefix);
-        if let Some((side, stream)) = input.shown {
+        let feed = &mut self.feeds[token];
+        let Some(fd) = feed.fd.take() else { return };
+        self.link.poller.forget(&fd);
+        feed.lines.finish(&mut self.searches, feed.kind, &feed.prefix);
+        if let Some((side, stream)) = feed.shown {
             self.sides[side].composer.close(stream, Instant::now());
         }
-        if let Some(file) = &mut input.file {
+        if let Some(file) = &mut feed.file {
             let lost = file.lost();
             if lost > 0 {
                 let path = Some(file.path().clone());
-                let worker = Some(input.worker);
+                let worker = Some(feed.worker);
                 notify(
-                    &self.shared,
+                    &self.link,
                     LogNotice::BytesLost {
                         worker,
                         path,
@@ -296,10 +303,10 @@ impl Reader {
             }
             if let Err(error) = file.finish() {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                notify(&self.shared, file_failed(Some(input.worker), file.path(), errno));
+                notify(&self.link, file_failed(Some(feed.worker), file.path(), errno));
             }
         }
-        input.file = None;
+        feed.file = None;
     }
 
     /// Lets the clock act, hands over what was composed, and lets paused streams go on.
@@ -312,18 +319,18 @@ impl Reader {
             }
             side.hand_over(now);
             if side.has_just_closed() {
-                notify(&self.shared, LogNotice::ConsoleClosed);
+                notify(&self.link, LogNotice::ConsoleClosed);
             }
         }
         for token in std::mem::take(&mut self.paused) {
-            let input = &mut self.inputs[token];
-            let (Some(fd), Some((side, _))) = (&input.fd, input.shown) else {
+            let feed = &mut self.feeds[token];
+            let (Some(fd), Some((side, _))) = (&feed.fd, feed.shown) else {
                 continue;
             };
-            if self.sides[side].may_resume(input.file.is_some()) {
-                input.paused = false;
+            if self.sides[side].may_resume(feed.file.is_some()) {
+                feed.paused = false;
                 // Fails only when memory is short; the last look at all streams finds it then.
-                let _ = self.shared.poller.watch(fd, token as u64);
+                let _ = self.link.poller.watch(fd, token as u64);
             } else {
                 self.paused.push(token);
             }
@@ -333,16 +340,16 @@ impl Reader {
     /// Takes what is left, and ends.
     fn finish(&mut self, tail_of: Option<usize>) {
         self.welcome();
-        for token in 0..self.inputs.len() {
+        for token in 0..self.feeds.len() {
             self.drain(token);
             self.close(token);
         }
         let now = Instant::now();
         for side in &mut self.sides {
             side.composer.finish(now);
-            let dropped = side.settle(now, || self.shared.hurry.load(Ordering::SeqCst));
+            let dropped = side.settle(now, || self.link.hurry.load(Ordering::SeqCst));
             if dropped > 0 {
-                notify(&self.shared, LogNotice::LinesDropped { count: dropped });
+                notify(&self.link, LogNotice::LinesDropped { count: dropped });
             }
         }
         for search in &mut self.searches {
@@ -350,16 +357,16 @@ impl Reader {
             let _ = search.file.finish();
         }
         let tail = tail_of.map_or_else(Vec::new, |worker| self.tail(worker));
-        self.shared.mailbox().outcome = Some(Outcome { tail });
-        ring(&self.shared.wake);
+        self.link.mailbox().outcome = Some(Outcome { tail });
+        self.link.wake.ring();
     }
 
     fn drain(&mut self, token: usize) {
         let mut bytes = 0;
         while bytes < LAST_BYTES {
-            let input = &self.inputs[token];
-            let Some(fd) = &input.fd else { return };
-            let stalled = input
+            let feed = &self.feeds[token];
+            let Some(fd) = &feed.fd else { return };
+            let stalled = feed
                 .shown
                 .is_some_and(|(side, _)| self.sides[side].fate(true) == Fate::Drop);
             match rustix::io::read(fd, &mut self.buffer[..]) {
@@ -375,18 +382,18 @@ impl Reader {
     }
 
     fn tail(&self, worker: usize) -> Vec<u8> {
-        let of_worker = self.inputs.iter().filter(|input| input.worker == worker);
+        let of_worker = self.feeds.iter().filter(|feed| feed.worker == worker);
         of_worker
-            .filter_map(|input| input.tail.as_ref())
+            .filter_map(|feed| feed.tail.as_ref())
             .map(Ring::to_vec)
             .next_back()
             .unwrap_or_default()
     }
 }
 
-fn notify(shared: &Shared, notice: LogNotice) {
-    shared.mailbox().notices.push(notice);
-    ring(&shared.wake);
+fn notify(link: &Link, notice: LogNotice) {
+    link.mailbox().notices.push(notice);
+    link.wake.ring();
 }
 
 fn file_failed(worker: Option<usize>, path: &CString, errno: Errno) -> LogNotice {
@@ -399,10 +406,9 @@ fn file_failed(worker: Option<usize>, path: &CString, errno: Errno) -> LogNotice
 
 /// Whether our stdout and stderr lead to the same place.
 fn same_file() -> bool {
-    let stat = |number| {
-        let fd = crate::sys::duplicate(number).ok()?;
-        let stat = rustix::fs::fstat(&fd).ok()?;
+    let stat = |fd| {
+        let stat = rustix::fs::fstat(fd).ok()?;
         Some((stat.st_dev, stat.st_ino, stat.st_rdev))
     };
-    matches!((stat(1), stat(2)), (Some(stdout), Some(stderr)) if stdout == stderr)
+    matches!((stat(stdout()), stat(stderr())), (Some(stdout), Some(stderr)) if stdout == stderr)
 }

@@ -1,39 +1,31 @@
 //! The last bytes of a stream.
 
-/// Keeps the last `limit` bytes; takes no more memory than what has come so far.
+use std::collections::VecDeque;
+
+/// Keeps the last `limit` bytes.
 #[derive(Debug)]
 pub(super) struct Ring {
-    bytes: Vec<u8>,
-    /// Where the oldest byte is, once the ring is full.
-    start: usize,
+    bytes: VecDeque<u8>,
     limit: usize,
 }
 
 impl Ring {
     pub(super) fn new(limit: usize) -> Self {
         Self {
-            bytes: Vec::new(),
-            start: 0,
+            bytes: VecDeque::new(),
             limit,
         }
     }
 
     pub(super) fn push(&mut self, data: &[u8]) {
         let data = &data[data.len().saturating_sub(self.limit)..];
-        let free = self.limit - self.bytes.len();
-        let (fresh, over) = data.split_at(free.min(data.len()));
-        self.bytes.extend_from_slice(fresh);
-        let (end, begin) = over.split_at(over.len().min(self.bytes.len() - self.start));
-        self.bytes[self.start..self.start + end.len()].copy_from_slice(end);
-        self.bytes[..begin.len()].copy_from_slice(begin);
-        if !over.is_empty() {
-            self.start = (self.start + over.len()) % self.limit;
-        }
+        let too_many = (self.bytes.len() + data.len()).saturating_sub(self.limit);
+        self.bytes.drain(..too_many);
+        self.bytes.extend(data);
     }
 
     pub(super) fn to_vec(&self) -> Vec<u8> {
-        let (end, begin) = self.bytes.split_at(self.start);
-        [begin, end].concat()
+        self.bytes.iter().copied().collect()
     }
 }
 

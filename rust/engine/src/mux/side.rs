@@ -1,15 +1,18 @@
 //! One console, and the rule for what it does not take.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::stdio::{stderr, stdout};
 use rustix::termios::isatty;
 
+use crate::bell::Bell;
 use crate::mux::compose::Composer;
-use crate::mux::console::{Console, LIMIT_BYTES};
 use crate::mux::terminal;
-use crate::spec::Console as Kind;
+use crate::mux::writer::{LIMIT_BYTES, Writer};
+use crate::spec::Console;
 
 /// A console that takes nothing for so long is taken to be stopped.
 const STALL: Duration = Duration::from_secs(1);
@@ -21,9 +24,8 @@ const BLOCK_BYTES: usize = 256 * 1024;
 
 /// One console with what is composed for it; stdout and stderr share one where they are the same file.
 pub(super) struct Side {
-    /// Our stream's number.
-    number: i32,
-    console: Console,
+    stream: BorrowedFd<'static>,
+    writer: Writer,
     pub(super) composer: Composer,
     spare: Vec<u8>,
     is_terminal: bool,
@@ -47,15 +49,18 @@ pub(super) enum Fate {
 
 impl Side {
     /// `None` if that stream of ours is not open, or no thread can be had for it.
-    pub(super) fn open(kind: Kind, bell: Arc<OwnedFd>, fold: bool) -> Option<Self> {
-        let number = if kind == Kind::Stdout { 1 } else { 2 };
-        let fd = crate::sys::duplicate(number).ok()?;
+    pub(super) fn open(console: Console, bell: Arc<Bell>, fold: bool) -> Option<Self> {
+        let stream = match console {
+            Console::Stdout => stdout(),
+            Console::Stderr => stderr(),
+        };
+        let fd = fcntl_dupfd_cloexec(stream, 3).ok()?;
         let is_terminal = isatty(&fd);
         let has_screen = is_terminal && terminal::can_move_cursor();
         let size = has_screen.then(|| terminal::size_of(fd.as_fd()));
         Some(Self {
-            number,
-            console: Console::new(fd, bell).ok()?,
+            stream,
+            writer: Writer::new(fd, bell).ok()?,
             composer: Composer::new(size, fold),
             spare: Vec::new(),
             is_terminal,
@@ -68,8 +73,8 @@ impl Side {
 
     /// The terminal's size may have changed.
     pub(super) fn resize(&mut self) {
-        if let (true, Ok(fd)) = (self.is_terminal, crate::sys::duplicate(self.number)) {
-            self.composer.resize(terminal::size_of(fd.as_fd()));
+        if self.is_terminal {
+            self.composer.resize(terminal::size_of(self.stream));
         }
     }
 
@@ -78,7 +83,7 @@ impl Side {
         if self.closed {
             return Fate::Show;
         }
-        let (bytes, idle) = self.console.backlog();
+        let (bytes, idle) = self.writer.backlog();
         let limit = if self.dropping {
             LIMIT_BYTES / 2
         } else {
@@ -109,7 +114,7 @@ impl Side {
 
     /// A stream that had to wait may be read again.
     pub(super) fn may_resume(&self, kept_in_file: bool) -> bool {
-        let (bytes, idle) = self.console.backlog();
+        let (bytes, idle) = self.writer.backlog();
         let droppable = kept_in_file || self.is_terminal;
         self.closed || bytes < LIMIT_BYTES / 2 || (droppable && idle >= STALL)
     }
@@ -134,13 +139,13 @@ impl Side {
         if self.composer.is_ready(now) {
             let spare = std::mem::take(&mut self.spare);
             let block = self.composer.take(spare, now);
-            self.spare = self.console.write(block);
+            self.spare = self.writer.write(block);
         }
     }
 
     /// Nobody reads it any more, and that is news.
     pub(super) fn has_just_closed(&mut self) -> bool {
-        let closed = self.console.is_closed();
+        let closed = self.writer.is_closed();
         closed && !std::mem::replace(&mut self.closed, closed)
     }
 
@@ -153,8 +158,8 @@ impl Side {
             LAST_PIPE
         };
         let patience = if self.dropping { Duration::ZERO } else { STALL };
-        self.dropped_total += self.console.flush(patience, longest, given_up);
-        if self.console.is_closed() {
+        self.dropped_total += self.writer.flush(patience, longest, given_up);
+        if self.writer.is_closed() {
             return 0;
         }
         self.dropped_total as u64

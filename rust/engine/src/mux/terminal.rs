@@ -4,12 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::stdio::{stderr, stdout};
 use rustix::termios::{
     LocalModes, OptionalActions, OutputModes, Winsize, isatty, tcgetattr, tcgetwinsize, tcsetattr,
     tcsetwinsize,
 };
 
-use crate::mux::screen::{Size, width};
+use crate::mux::screen::Size;
+use crate::mux::text::width;
 
 /// The narrowest screen that a worker is told of.
 const FEWEST_COLUMNS: u16 = 20;
@@ -36,8 +38,8 @@ pub(crate) fn open_terminal(prefix: &[u8]) -> Result<(OwnedFd, OwnedFd), Errno> 
 
 /// Size of the terminal that our stdout or stderr is.
 pub(super) fn own_size() -> Option<Size> {
-    let fd = |number| crate::sys::duplicate(number).ok().filter(|fd| isatty(fd));
-    fd(1).or_else(|| fd(2)).map(|fd| size_of(fd.as_fd()))
+    let terminal = [stdout(), stderr()].into_iter().find(|fd| isatty(fd));
+    terminal.map(size_of)
 }
 
 /// Whether our terminal understands more than lines of text.

@@ -152,3 +152,42 @@ fn user_signals_and_preemptions_count_only_while_the_group_runs() {
         }
     }
 }
+
+#[test]
+fn a_guard_passes_every_signal_on_but_the_same_request_once_more() {
+    let table = Table::new([
+        (libc::SIGTERM, Meaning::Stop),
+        (libc::SIGHUP, Meaning::Stop),
+        (libc::SIGUSR1, Meaning::Preempt),
+        (libc::SIGUSR2, Meaning::Forward),
+    ])
+    .unwrap();
+    let sent = |signal| Received {
+        sender: 7,
+        ..Received::own(signal)
+    };
+    let hang_up = Received {
+        from_terminal: true,
+        ..Received::own(libc::SIGHUP)
+    };
+    for (received, is_repeated, reopens, expected) in [
+        (sent(libc::SIGTERM), false, false, Passage::Stop),
+        (sent(libc::SIGTERM), true, false, Passage::Repeated),
+        // The kernel's own, and those that are queued, have no sender to compare.
+        (Received::own(libc::SIGTERM), true, false, Passage::Stop),
+        (sent(libc::SIGUSR1), false, false, Passage::Preempt),
+        (sent(libc::SIGUSR1), true, false, Passage::Repeated),
+        (sent(libc::SIGUSR2), true, false, Passage::Plain),
+        (sent(libc::SIGHUP), false, false, Passage::Stop),
+        (sent(libc::SIGHUP), false, true, Passage::Plain),
+        (sent(libc::SIGHUP), true, true, Passage::Repeated),
+        (hang_up, false, true, Passage::Stop),
+        (sent(libc::SIGTSTP), false, false, Passage::Suspend),
+        (sent(libc::SIGTSTP), true, false, Passage::Suspend),
+        (sent(libc::SIGCONT), false, false, Passage::Plain),
+        (sent(libc::SIGALRM), false, false, Passage::Plain),
+    ] {
+        let passage = decide_passage(&table, received, is_repeated, reopens);
+        assert_eq!(passage, expected, "{received:?} {is_repeated} {reopens}");
+    }
+}

@@ -1,5 +1,7 @@
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -7,20 +9,21 @@ use rustix::io::FdFlags;
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::*;
+use crate::event::Stage;
 use crate::procfs::fake_root::FakeRoot;
-use crate::spec::{Binding, LogOptions, OnFailure};
+use crate::spec::{EnvEntry, LogOptions, OnFailure, Stdio, Strictness};
 use crate::sys::signal;
 
-fn entry(text: &str) -> EnvEntry {
+pub(super) fn entry(text: &str) -> EnvEntry {
     let (key, value) = text.split_once('=').unwrap();
     EnvEntry::new(key.as_bytes(), value.as_bytes()).unwrap()
 }
 
-fn entries(texts: &[&str]) -> Vec<EnvEntry> {
+pub(super) fn entries(texts: &[&str]) -> Vec<EnvEntry> {
     texts.iter().copied().map(entry).collect()
 }
 
-fn c_string(text: impl AsRef<std::ffi::OsStr>) -> CString {
+pub(super) fn c_string(text: impl AsRef<std::ffi::OsStr>) -> CString {
     CString::new(text.as_ref().as_encoded_bytes()).unwrap()
 }
 
@@ -60,16 +63,16 @@ fn start_watched(
         env: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: Duration::ZERO,
-        binding: Binding::Required,
+        binding: Strictness::Required,
         logs: LogOptions::default(),
     };
-    let shared = Shared {
+    let context = AttemptContext {
         env,
-        attempt: None,
+        cgroup: None,
         foreground_group: None,
         poller,
     };
-    spawner.start(&launch, 0, 0, &shared)
+    spawner.start(&launch, 0, 0, &context)
 }
 
 /// Everything that a worker writes to its stdout, and its exit code.
@@ -101,21 +104,13 @@ fn environment(base: &[&str], extra: &str, own: &[&str]) -> Vec<String> {
 }
 
 /// A temporary directory with files of these modes.
-fn programs(files: &[(&str, u32)]) -> FakeRoot {
+pub(super) fn programs(files: &[(&str, u32)]) -> FakeRoot {
     let root = FakeRoot::new();
     for (name, mode) in files {
         root.file(name, b"#!/bin/sh\n");
         std::fs::set_permissions(root.path().join(name), PermissionsExt::from_mode(*mode)).unwrap();
     }
     root
-}
-
-fn search_path(root: &FakeRoot, items: &[&str]) -> Vec<u8> {
-    let items: Vec<String> = items
-        .iter()
-        .map(|item| root.path().join(item).display().to_string())
-        .collect();
-    items.join(":").into_bytes()
 }
 
 #[test]
@@ -146,55 +141,6 @@ fn later_entries_win_in_the_place_of_the_first() {
 #[test]
 fn of_two_entries_of_a_worker_the_later_wins_also_when_the_group_has_none() {
     assert_eq!(environment(&[], "T=t", &["A=1", "A=2"]), ["T=t", "A=2"]);
-}
-
-#[test]
-fn a_value_is_the_one_that_the_program_gets() {
-    let table = EnvTable::new(&entries(&["A=1", "PATH=/a", "PATH=/b"]), entry("T=t"));
-    let own = entries(&["A=2", "A=3"]);
-    assert_eq!(table.value(&own, b"A"), Some(&b"3"[..]));
-    assert_eq!(table.value(&[], b"A"), Some(&b"1"[..]));
-    assert_eq!(table.value(&own, b"PATH"), Some(&b"/b"[..]));
-    assert_eq!(table.value(&own, b"T"), Some(&b"t"[..]));
-    assert_eq!(table.value(&own, b"B"), None);
-}
-
-#[test]
-fn a_program_is_the_first_executable_on_the_path() {
-    let root = programs(&[
-        ("first/tool", 0o755),
-        ("second/tool", 0o755),
-        ("plain/tool", 0o644),
-        ("folder/tool/inside", 0o755),
-    ]);
-    let expect = |items: &[&str], expected: Result<&str, Errno>| {
-        let expected = expected.map(|name| c_string(root.path().join(name)));
-        let found = find_program(c"tool", &search_path(&root, items), c".");
-        assert_eq!(found, expected, "{items:?}");
-    };
-    expect(&["first", "second"], Ok("first/tool"));
-    expect(&["second", "first"], Ok("second/tool"));
-    expect(&["absent", "second"], Ok("second/tool"));
-    expect(&["plain", "second"], Ok("second/tool"));
-    expect(&["folder", "second"], Ok("second/tool"));
-    expect(&["plain/tool", "second"], Ok("second/tool"));
-    expect(&["absent"], Err(Errno::NOENT));
-    expect(&["plain"], Err(Errno::ACCESS));
-    expect(&["plain", "absent"], Err(Errno::ACCESS));
-    expect(&["folder"], Err(Errno::ACCESS));
-}
-
-#[test]
-fn an_empty_item_of_the_path_is_the_current_directory() {
-    let root = programs(&[("bin/tool", 0o755)]);
-    let current = std::env::current_dir().unwrap();
-    let up = "../".repeat(current.components().count() - 1);
-    let below = root.path().join("bin/tool");
-    let relative = c_string(Path::new(&up).join(below.strip_prefix("/").unwrap()));
-    let expected = CString::new([b"./", relative.as_bytes()].concat()).unwrap();
-    for search in [&b""[..], b":/absent", b"/absent:", b"/absent::/other"] {
-        assert_eq!(find_program(&relative, search, c"."), Ok(expected.clone()));
-    }
 }
 
 #[test]
@@ -232,55 +178,6 @@ fn bits_are_set_and_no_others() {
     ] {
         assert_eq!(bit_mask(bits), expected, "{bits:?}");
     }
-}
-
-#[test]
-fn a_stream_file_is_made_for_owner_and_group() {
-    let root = FakeRoot::new();
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let mask = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Umask:"))
-        .unwrap();
-    let mask = u32::from_str_radix(mask.trim(), 8).unwrap();
-    for (name, append) in [("fresh", false), ("log", true)] {
-        let path = root.path().join(name);
-        open_stream(&c_string(&path), false, append).unwrap();
-        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o7777, 0o640 & !mask, "{name}");
-    }
-}
-
-#[test]
-fn a_stream_file_is_emptied_or_kept_and_every_write_goes_to_its_end() {
-    let root = FakeRoot::with(&[("fresh", "before"), ("log", "before")]);
-    for (name, append, expected) in [("fresh", false, "onetwo"), ("log", true, "beforeonetwo")] {
-        let path = root.path().join(name);
-        let first = open_stream(&c_string(&path), false, append).unwrap();
-        rustix::io::write(&first, b"one").unwrap();
-        let second = open_stream(&c_string(&path), false, true).unwrap();
-        rustix::io::write(&second, b"t").unwrap();
-        rustix::io::write(&first, b"wo").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), expected);
-    }
-}
-
-#[test]
-fn an_input_file_must_exist_and_is_only_read() {
-    let root = FakeRoot::with(&[("input", "text")]);
-    let input = open_stream(&c_string(root.path().join("input")), true, false).unwrap();
-    assert_eq!(rustix::io::write(&input, b"x"), Err(Errno::BADF));
-    let absent = root.path().join("absent");
-    assert_eq!(
-        open_stream(&c_string(&absent), true, false).err(),
-        Some(Errno::NOENT)
-    );
-    assert!(!absent.exists());
-    let below = root.path().join("input/below");
-    assert_eq!(
-        open_stream(&c_string(below), false, false).err(),
-        Some(Errno::NOTDIR)
-    );
 }
 
 #[test]

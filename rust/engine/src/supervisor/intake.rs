@@ -12,8 +12,8 @@ use crate::sys::signal::Received;
 impl Supervisor {
     pub(super) fn take_signals(&mut self, inputs: &mut Vec<Input>) -> Result<(), Error> {
         loop {
-            let Some(host) = &self.host else { return Ok(()) };
-            let Some(received) = host.receive()? else {
+            let Some(link) = &self.link else { return Ok(()) };
+            let Some(received) = link.receive()? else {
                 return Ok(());
             };
             if received.signal == libc::SIGCHLD {
@@ -31,17 +31,17 @@ impl Supervisor {
 
     fn take_signal(&mut self, received: Received) {
         let moment = self.moment();
-        let Some(host) = &mut self.host else { return };
-        if host.is_end_of_guard(received) {
+        let Some(link) = &mut self.link else { return };
+        if link.is_end_of_guard(received) {
             self.guard_lost();
             return;
         }
         let has_log_files = || self.job.as_ref().is_some_and(|job| job.spec.has_log_files());
-        if host.table.is_reopening(received) && moment != Moment::Ending && has_log_files() {
+        if link.table.is_reopening(received) && moment != Moment::Ending && has_log_files() {
             self.reopen_logs(received);
             return;
         }
-        let verdict = host.decide(received.signal, moment);
+        let verdict = link.decide(received.signal, moment);
         let is_for_nobody = verdict == Verdict::Forward && self.job.is_none();
         if verdict != Verdict::Ignore && !is_for_nobody {
             self.events.push(Event::SignalReceived {
@@ -78,7 +78,7 @@ impl Supervisor {
             self.remember(signal);
             return;
         };
-        let preempt_grace = self.host.as_ref().and_then(|host| host.preempt_grace);
+        let preempt_grace = self.link.as_ref().and_then(|link| link.preempt_grace);
         let input = match verdict {
             Verdict::Preempt => Input::Preempt {
                 signal,
@@ -101,7 +101,7 @@ impl Supervisor {
 
     /// A group that ends for another reason than a signal may be followed by another attempt, which is not to be.
     fn remember(&mut self, signal: i32) {
-        let meaning = self.host.as_ref().and_then(|host| host.table.meaning(signal));
+        let meaning = self.link.as_ref().and_then(|link| link.table.meaning(signal));
         let is_to_end = matches!(meaning, Some(Meaning::Stop | Meaning::Preempt));
         let group = self.job.as_ref().map(|job| &job.group);
         if is_to_end && group.is_none_or(|group| group.stop_signal().is_none()) {
@@ -111,7 +111,7 @@ impl Supervisor {
 
     /// Does to a new group what was to be done while there was none.
     pub(super) fn catch_up(&mut self) {
-        if self.host.as_ref().is_some_and(|host| host.has_lost_guard) {
+        if self.link.as_ref().is_some_and(|link| link.has_lost_guard) {
             self.step(Input::Kill {
                 reason: StopReason::GuardLost,
             });
@@ -147,8 +147,8 @@ impl Supervisor {
     }
 
     pub(super) fn guard_lost(&mut self) {
-        if let Some(host) = &mut self.host {
-            host.drop_guard(&self.poller);
+        if let Some(link) = &mut self.link {
+            link.drop_guard(&self.poller);
         }
         self.step(Input::Kill {
             reason: StopReason::GuardLost,

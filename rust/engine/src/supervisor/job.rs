@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::cgroup::Attempt;
+use crate::cgroup::AttemptCgroup;
 use crate::event::{Ending, Exit};
 use crate::group::{Group, Input};
 use crate::poller::Poller;
@@ -40,12 +40,20 @@ pub(super) struct Job {
     pub(super) group: Group,
     pub(super) first_failure: Option<Exit>,
     pub(super) stragglers: usize,
-    pub(super) attempt: Option<Attempt>,
+    pub(super) cgroup: Option<AttemptCgroup>,
+    pub(super) oom_kills: u64,
+    /// Out-of-memory kills that our cgroup had seen before the first worker was started.
+    oom_kills_before: u64,
     deaths: usize,
 }
 
 impl Job {
-    pub(super) fn new(spec: Arc<LaunchSpec>, env: EnvTable, attempt: Option<Attempt>) -> Self {
+    pub(super) fn new(
+        spec: Arc<LaunchSpec>,
+        env: EnvTable,
+        cgroup: Option<AttemptCgroup>,
+        oom_kills_before: u64,
+    ) -> Self {
         let pending = || Worker {
             state: State::Pending,
             ending: false,
@@ -59,7 +67,9 @@ impl Job {
             next: 0,
             first_failure: None,
             stragglers: 0,
-            attempt,
+            cgroup,
+            oom_kills: 0,
+            oom_kills_before,
             deaths: 0,
         }
     }
@@ -68,6 +78,15 @@ impl Job {
     pub(super) fn running(&self) -> impl Iterator<Item = (usize, i32)> {
         let workers = self.workers.iter().enumerate();
         workers.filter_map(|(index, worker)| Some((index, worker.pid()?)))
+    }
+
+    /// Notes how many out-of-memory kills there were, now that the group has ended.
+    ///
+    /// The kernel counts a kill in the cgroups above, too, so the counters are not added up.
+    pub(super) fn count_oom_kills(&mut self, in_our_cgroup: u64) {
+        let in_attempt = self.cgroup.as_ref().and_then(AttemptCgroup::oom_kills);
+        let in_ours = in_our_cgroup.saturating_sub(self.oom_kills_before);
+        self.oom_kills = in_ours.max(in_attempt.unwrap_or(0));
     }
 
     /// Sends a signal to one worker, if there is one of this index and it runs.

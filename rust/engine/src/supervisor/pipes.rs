@@ -1,7 +1,7 @@
 //! Streams whose bytes the owner gets as events.
 
 use crate::event::Event;
-use crate::supervisor::{Source, Supervisor};
+use crate::supervisor::{Supervisor, Watched};
 
 impl Supervisor {
     /// Stops or resumes reading piped streams; the workers wait meanwhile.
@@ -16,7 +16,7 @@ impl Supervisor {
                 let Some(pipe) = pipe else { continue };
                 if reading {
                     // Fails only when memory is short; what is left is read when the group ends.
-                    let _ = self.poller.watch(pipe, Source::Pipe(index, stream).encode());
+                    let _ = self.poller.watch(pipe, Watched::Pipe(index, stream).encode());
                 } else {
                     self.poller.forget(pipe);
                 }

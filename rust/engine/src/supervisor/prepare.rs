@@ -1,7 +1,6 @@
 //! What is checked and made before the first worker of a group is started.
 
 use std::ffi::CString;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +8,7 @@ use std::sync::Arc;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::affinity::{Allowed, validate, validate_nodes};
+use crate::bell::Bell;
 use crate::error::Error;
 use crate::limits::{Need, preflight};
 use crate::mux::{Mux, Stream};
@@ -31,7 +31,7 @@ pub(super) fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Er
 }
 
 /// The thread that reads the workers' output, if any of it is to be passed on.
-pub(super) fn log_thread(spec: &LaunchSpec, wake: &Arc<OwnedFd>) -> Result<Option<Mux>, Error> {
+pub(super) fn log_thread(spec: &LaunchSpec, wake: &Arc<Bell>) -> Result<Option<Mux>, Error> {
     let mut expected = [0, 0];
     let mut any = false;
     for stdio in spec.workers.iter().flat_map(|worker| &worker.stdio) {
@@ -90,9 +90,7 @@ pub(super) fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
         current: Some(files),
         maximum: open_files_limit().maximum,
     };
-    setrlimit(Resource::Nofile, limit)
-        .map_err(io::Error::from)
-        .map_err(Error::os("raise the limit of open files"))
+    setrlimit(Resource::Nofile, limit).map_err(Error::os("raise the limit of open files"))
 }
 
 pub(super) fn check_binding(spec: &LaunchSpec) -> Result<(), Error> {

@@ -5,7 +5,7 @@
 
 use rustix::process::Signal;
 
-use crate::cgroup::Attempt;
+use crate::cgroup::AttemptCgroup;
 use crate::event::{KillTier, Survivor};
 use crate::orphans::{Orphans, reap_orphans};
 use crate::tree::{Scope, Tree};
@@ -31,11 +31,11 @@ impl Remains {
     }
 
     /// Whether no process of the job is left but its workers, whose pids are `workers`.
-    pub(super) fn are_none(&mut self, attempt: Option<&Attempt>, workers: &[i32]) -> bool {
+    pub(super) fn are_none(&mut self, cgroup: Option<&AttemptCgroup>, workers: &[i32]) -> bool {
         if self.adopting {
             return reap_orphans(workers) == Orphans::None;
         }
-        if let Some(populated) = attempt.and_then(|attempt| attempt.populated().ok()) {
+        if let Some(populated) = cgroup.and_then(|cgroup| cgroup.populated().ok()) {
             return !populated;
         }
         let empty = |tree: &mut Tree, scope: Scope<'_>| {
@@ -57,8 +57,8 @@ impl Remains {
     }
 
     /// Kills all of it. `again`: a first try has left something, so no means is spared.
-    pub(super) fn kill(&mut self, attempt: Option<&Attempt>, workers: &[i32], again: bool) -> KillTier {
-        let by_cgroup = attempt.is_some_and(|attempt| attempt.kill().is_ok());
+    pub(super) fn kill(&mut self, cgroup: Option<&AttemptCgroup>, workers: &[i32], again: bool) -> KillTier {
+        let by_cgroup = cgroup.is_some_and(|cgroup| cgroup.kill().is_ok());
         if !by_cgroup || again {
             self.with_tree(workers, Tree::kill_all);
         }

@@ -3,10 +3,11 @@
 //! The child borrows our address space until it executes its program, and we stand still meanwhile
 //! (`CLONE_VM | CLONE_VFORK`). Its rules:
 //!
-//! * It runs on a stack of its own and touches nothing but that stack and the [`Plan`], which the caller keeps
-//!   alive; every string and table in it was made before the clone.
-//! * It makes raw system calls only: libc's wrappers would write our `errno`.
-//! * It neither allocates nor locks nor unwinds: [`child::child_main`] is `extern "C"`, free of indexing and formatting.
+//! * It runs on a stack of its own and touches nothing but that stack and the [`Exchange`] with its plan, which
+//!   the caller keeps alive; every string and table in it was made before the clone.
+//! * It makes raw system calls only, those of [`calls`]: libc's wrappers would write our `errno`.
+//! * It neither allocates nor locks nor unwinds: [`child::child_main`] is `extern "C"`, free of indexing and
+//!   formatting.
 //! * All signals are blocked, so no handler of ours can run in it; handlers are reset before the mask is restored.
 //! * Its first act is to put its own pidfd into our epoll set: put in by us, after it runs, a worker that dies at
 //!   once could come behind one that died later.
@@ -14,164 +15,41 @@
 
 #![allow(unsafe_code)]
 
-use core::ffi::{c_char, c_void};
+use core::ffi::c_void;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 use super::arch;
-use super::signal::SignalSet;
-use crate::spec::Binding;
 
 mod binding;
+mod calls;
 mod child;
+mod plan;
+mod stack;
 
 pub(crate) use binding::MemoryPolicy;
+pub(crate) use plan::{ChildPlan, Descriptors, PointerArray, ProcessGroup, StdioSource};
+pub(crate) use stack::ChildStack;
+
 use child::child_main;
+use stack::STACK_BYTES;
 
-/// The step of a start that failed.
+/// A step of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-pub enum Stage {
-    /// No process could be made.
-    Spawn = 0,
-    /// The descriptor table could not be separated or cleaned.
-    Descriptors = 1,
-    /// Process group.
-    Group = 2,
-    /// A standard stream could not be opened or put in place.
-    Stdio = 3,
-    /// Working directory.
-    Chdir = 4,
-    /// Parent-death signal.
-    ParentDeath = 5,
-    /// Open-files limit.
-    Limit = 6,
-    /// CPU affinity.
-    Affinity = 7,
-    /// The CPUs that were set are not those that were asked for.
-    AffinityCheck = 8,
-    /// NUMA memory policy.
-    MemoryPolicy = 9,
-    /// The memory policy that was set is not the one that was asked for.
-    MemoryPolicyCheck = 10,
-    /// The program itself.
-    Exec = 11,
-}
-
-impl Stage {
-    /// Name of the step, as shown to users.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Spawn => "spawn",
-            Self::Descriptors => "descriptors",
-            Self::Group => "group",
-            Self::Stdio => "stdio",
-            Self::Chdir => "chdir",
-            Self::ParentDeath => "parent-death",
-            Self::Limit => "limit",
-            Self::Affinity => "affinity",
-            Self::AffinityCheck => "affinity-check",
-            Self::MemoryPolicy => "mempolicy",
-            Self::MemoryPolicyCheck => "mempolicy-check",
-            Self::Exec => "exec",
-        }
-    }
-
-    fn from_raw(raw: i32) -> Self {
-        const STAGES: [Stage; 12] = [
-            Stage::Spawn,
-            Stage::Descriptors,
-            Stage::Group,
-            Stage::Stdio,
-            Stage::Chdir,
-            Stage::ParentDeath,
-            Stage::Limit,
-            Stage::Affinity,
-            Stage::AffinityCheck,
-            Stage::MemoryPolicy,
-            Stage::MemoryPolicyCheck,
-            Stage::Exec,
-        ];
-        usize::try_from(raw)
-            .ok()
-            .and_then(|raw| STAGES.get(raw).copied())
-            .unwrap_or(Self::Spawn)
-    }
-}
-
-/// Where a standard stream of the child comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// The parent's descriptor of the same number.
-    Same,
-    /// The child's own stdout (for stderr).
-    Stdout,
-    /// A parked descriptor, 3 or above.
-    Slot(i32),
-}
-
-/// How the child's descriptor table is kept free of ours.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Descriptors<'a> {
-    /// Share the table and leave it in the first system call, keeping what lies below this number.
-    Unshare(u32),
-    /// Copy the table (kernels before 5.9); these are the descriptors that would survive `execve`.
-    CloseListed(&'a [i32]),
-}
-
-/// Process group of the child.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Group {
-    /// A new group with the child as leader.
-    Own,
-    /// This group.
-    Join(i32),
-    /// The parent's.
-    Inherit,
-}
-
-/// Everything the child does, prepared before it exists. Pointers name memory of the borrowed owners.
-pub(crate) struct Plan<'a> {
-    pub(crate) path: &'a core::ffi::CStr,
-    pub(crate) argv: &'a PointerArray<'a>,
-    pub(crate) envp: &'a PointerArray<'a>,
-    pub(crate) cwd: Option<&'a core::ffi::CStr>,
-    pub(crate) stdio: [Source; 3],
-    pub(crate) descriptors: Descriptors<'a>,
-    pub(crate) group: Group,
-    pub(crate) parent_death_signal: Option<i32>,
-    pub(crate) open_files: Option<(u64, u64)>,
-    pub(crate) cpus: &'a [u64],
-    pub(crate) memory: Option<&'a MemoryPolicy>,
-    /// Which of these the child is not to run without.
-    pub(crate) binding: Binding,
-    pub(crate) mask: SignalSet,
-    /// Our epoll set, and the token of the child's death in it.
-    pub(crate) watch: Option<(std::os::fd::BorrowedFd<'a>, u64)>,
-}
-
-/// A null-terminated array of C strings.
-pub(crate) struct PointerArray<'a> {
-    pointers: Vec<*const c_char>,
-    owner: core::marker::PhantomData<&'a core::ffi::CStr>,
-}
-
-impl<'a> PointerArray<'a> {
-    pub(crate) fn new(strings: impl Iterator<Item = &'a core::ffi::CStr>) -> Self {
-        let pointers = strings
-            .map(core::ffi::CStr::as_ptr)
-            .chain(core::iter::once(null()))
-            .collect();
-        Self {
-            pointers,
-            owner: core::marker::PhantomData,
-        }
-    }
-
-    fn as_ptr(&self) -> *const *const c_char {
-        self.pointers.as_ptr()
-    }
+pub(crate) enum Step {
+    Clone,
+    Descriptors,
+    Group,
+    Stdio,
+    Chdir,
+    ParentDeath,
+    OpenFiles,
+    Cpus,
+    CpusCheck,
+    Memory,
+    MemoryCheck,
+    Exec,
 }
 
 /// Which kernel interfaces to use.
@@ -195,88 +73,33 @@ pub(crate) struct Spawned {
 /// Why a child did not start, of which nothing is left then, or was not bound.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Failure {
-    pub(crate) stage: Stage,
+    pub(crate) step: Step,
     pub(crate) errno: i32,
 }
 
-/// A stack for children, with a guard page below it. One per spawning thread: only one child uses it at a time.
-pub(crate) struct ChildStack {
-    base: *mut c_void,
-}
-
-// SAFETY: the mapping belongs to this value alone and may be used from whichever thread owns it.
-unsafe impl Send for ChildStack {}
-
-const STACK_BYTES: usize = 64 * 1024;
-const GUARD_BYTES: usize = 64 * 1024; // one page of the largest page size in use
-
-impl ChildStack {
-    pub(crate) fn new() -> io::Result<Self> {
-        let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::STACK;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing of ours.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                null_mut(),
-                STACK_BYTES + GUARD_BYTES,
-                rustix::mm::ProtFlags::empty(),
-                flags,
-            )?
-        };
-        let stack = Self { base };
-        let access = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
-        // SAFETY: the range lies within the mapping just made.
-        unsafe { rustix::mm::mprotect(stack.bottom(), STACK_BYTES, access)? };
-        Ok(stack)
-    }
-
-    fn bottom(&self) -> *mut c_void {
-        self.base.wrapping_byte_add(GUARD_BYTES)
-    }
-}
-
-impl Drop for ChildStack {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and no child runs on it: `spawn` returns after the child left it.
-        // There is nothing to do about a failure.
-        let _ = unsafe { rustix::mm::munmap(self.base, STACK_BYTES + GUARD_BYTES) };
-    }
-}
-
+// Libc has both as a `c_int`, which cannot hold them.
 const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-#[repr(C)]
-#[derive(Default)]
-struct CloneArgs {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-    set_tid: u64,
-    set_tid_size: u64,
-    cgroup: u64,
-}
-
-struct Shared<'a> {
-    plan: &'a Plan<'a>,
+/// What the kernel, the parent and the child tell each other.
+struct Exchange<'a> {
+    plan: &'a ChildPlan<'a>,
     parent: i32,
     reset_handlers: bool,
     /// Written by the kernel before the child runs.
     pidfd: i32,
     watched: bool,
     reached_exec: bool,
-    stage: i32,
+    /// What failed, if `errno` says that something did. Two fields, each written in one go: the child may be
+    /// killed between them.
+    step: Step,
     errno: i32,
-    unbound_stage: i32,
+    unbound_step: Step,
     unbound_errno: i32,
 }
 
-impl<'a> Shared<'a> {
-    fn new(plan: &'a Plan<'a>, interfaces: Interfaces) -> Self {
+impl<'a> Exchange<'a> {
+    fn new(plan: &'a ChildPlan<'a>, interfaces: Interfaces) -> Self {
         Self {
             plan,
             parent: rustix::process::getpid().as_raw_nonzero().get(),
@@ -284,17 +107,17 @@ impl<'a> Shared<'a> {
             pidfd: -1,
             watched: false,
             reached_exec: false,
-            stage: 0,
+            step: Step::Clone,
             errno: 0,
-            unbound_stage: 0,
+            unbound_step: Step::Clone,
             unbound_errno: 0,
         }
     }
 
     fn unbound(&self) -> Option<Failure> {
         let errno = written(&self.unbound_errno);
-        let stage = Stage::from_raw(written(&self.unbound_stage));
-        (errno != 0).then_some(Failure { stage, errno })
+        let step = written(&self.unbound_step);
+        (errno != 0).then_some(Failure { step, errno })
     }
 }
 
@@ -305,12 +128,12 @@ impl<'a> Shared<'a> {
 ///
 /// [clone3(2)](https://man7.org/linux/man-pages/man2/clone.2.html)
 pub(crate) fn spawn(
-    plan: &Plan<'_>,
+    plan: &ChildPlan<'_>,
     stack: &mut ChildStack,
     interfaces: Interfaces,
     cgroup: Option<std::os::fd::BorrowedFd<'_>>,
 ) -> Result<Spawned, Failure> {
-    let mut shared = Shared::new(plan, interfaces);
+    let mut exchange = Exchange::new(plan, interfaces);
     let mut flags = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
     if interfaces.pidfd {
         flags |= libc::CLONE_PIDFD as u64;
@@ -318,54 +141,51 @@ pub(crate) fn spawn(
     if matches!(plan.descriptors, Descriptors::Unshare(_)) {
         flags |= libc::CLONE_FILES as u64;
     }
-    let pidfd_pointer = &raw mut shared.pidfd;
-    let shared_pointer = (&raw mut shared).cast::<c_void>();
+    let pidfd_pointer = &raw mut exchange.pidfd;
+    let exchange_pointer = (&raw mut exchange).cast::<c_void>();
     let pid = if interfaces.clone3 {
         clone3(
             flags | CLONE_CLEAR_SIGHAND,
             pidfd_pointer,
             stack,
             cgroup,
-            shared_pointer,
+            exchange_pointer,
         )
     } else {
-        legacy_clone(flags, pidfd_pointer, stack, shared_pointer)
+        legacy_clone(flags, pidfd_pointer, stack, exchange_pointer)
     };
     if pid < 0 {
         return Err(Failure {
-            stage: Stage::Spawn,
+            step: Step::Clone,
             errno: -pid as i32,
         });
     }
     let pid = pid as i32;
-    let pidfd = (written(&shared.pidfd) >= 0).then(|| {
+    let pidfd = (written(&exchange.pidfd) >= 0).then(|| {
         // SAFETY: CLONE_PIDFD has just made this descriptor, and nothing else owns it.
-        unsafe { OwnedFd::from_raw_fd(written(&shared.pidfd)) }
+        unsafe { OwnedFd::from_raw_fd(written(&exchange.pidfd)) }
     });
-    let errno = written(&shared.errno);
-    if errno == 0 && written(&shared.reached_exec) {
+    let errno = written(&exchange.errno);
+    if errno == 0 && written(&exchange.reached_exec) {
         return Ok(Spawned {
             pid,
             pidfd,
-            watched: written(&shared.watched),
-            unbound: shared.unbound(),
+            watched: written(&exchange.watched),
+            unbound: exchange.unbound(),
         });
     }
-    let stage = written(&shared.stage);
+    let step = written(&exchange.step);
     // The child has called exit already; its death may not be visible yet, so this wait blocks.
     // SAFETY: waits for a pid that we made and have not reaped; no status is asked for.
     unsafe { libc::waitpid(pid, null_mut(), libc::__WALL) };
     if errno == 0 {
         // Killed before it could act: a cgroup that was ever killed does this to its newborns.
         return Err(Failure {
-            stage: Stage::Spawn,
+            step: Step::Clone,
             errno: libc::EINTR,
         });
     }
-    Err(Failure {
-        stage: Stage::from_raw(stage),
-        errno,
-    })
+    Err(Failure { step, errno })
 }
 
 /// A field that the kernel or the child has written behind the compiler's back.
@@ -379,34 +199,46 @@ fn clone3(
     pidfd: *mut i32,
     stack: &ChildStack,
     cgroup: Option<std::os::fd::BorrowedFd<'_>>,
-    shared: *mut c_void,
+    exchange: *mut c_void,
 ) -> isize {
-    let mut args = CloneArgs {
+    let mut args = libc::clone_args {
         flags,
         pidfd: pidfd as u64,
+        child_tid: 0,
+        parent_tid: 0,
         exit_signal: libc::SIGCHLD as u64,
         stack: stack.bottom() as u64,
         stack_size: STACK_BYTES as u64,
-        ..CloneArgs::default()
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: 0,
     };
     if let Some(cgroup) = cgroup {
         args.flags |= CLONE_INTO_CGROUP;
         args.cgroup = cgroup.as_raw_fd() as u64;
     }
-    // SAFETY: `args` is a valid clone_args, the stack is mapped and unused, and `shared` outlives the child's
+    // SAFETY: `args` is a valid clone_args, the stack is mapped and unused, and `exchange` outlives the child's
     // use of it because CLONE_VFORK keeps this thread waiting.
-    unsafe { arch::dsl_clone3((&raw mut args).cast(), size_of::<CloneArgs>(), child_main, shared) }
+    unsafe {
+        arch::dsl_clone3(
+            (&raw mut args).cast(),
+            size_of::<libc::clone_args>(),
+            child_main,
+            exchange,
+        )
+    }
 }
 
-fn legacy_clone(flags: u64, pidfd: *mut i32, stack: &ChildStack, shared: *mut c_void) -> isize {
-    extern "C" fn entry(shared: *mut c_void) -> i32 {
+fn legacy_clone(flags: u64, pidfd: *mut i32, stack: &ChildStack, exchange: *mut c_void) -> isize {
+    extern "C" fn entry(exchange: *mut c_void) -> i32 {
         // SAFETY: clone passes on the pointer that `legacy_clone` was given.
-        unsafe { child_main(shared) }
+        unsafe { child_main(exchange) }
     }
     let top = stack.bottom().wrapping_byte_add(STACK_BYTES);
     let flags = flags as i32 | libc::SIGCHLD;
     // SAFETY: as in `clone3`; libc's clone takes the top of the stack.
-    let pid = unsafe { libc::clone(entry, top, flags, shared, pidfd) };
+    let pid = unsafe { libc::clone(entry, top, flags, exchange, pidfd) };
     if pid < 0 {
         return -(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN) as isize);
     }

@@ -4,6 +4,8 @@
 //! closed; pids are signalled only while a descriptor or an unreaped child pins them; buffers are owned by the
 //! caller for the whole call. The one delicate place is [`clone`], whose child shares our memory until it
 //! executes its program; its rules stand at the top of that module.
+//!
+//! What rustix has is taken from rustix: these it lacks, or has in a form that will not do.
 
 #![allow(unsafe_code)]
 
@@ -16,14 +18,14 @@ mod arch;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-/// Whether `clone3` exists and is not refused: a size of zero is answered with EINVAL.
+/// Whether `clone3` exists and is not refused: a size of zero is answered with EINVAL. Rustix has no clone.
 pub(crate) fn has_clone3() -> bool {
     // SAFETY: the kernel checks the size before it looks at the null pointer.
     let result = unsafe { arch::syscall(libc::SYS_clone3, [0; 6]) };
     result == -(libc::EINVAL as isize)
 }
 
-/// Whether `close_range` exists: an empty range above every descriptor closes nothing.
+/// Whether `close_range` exists: an empty range above every descriptor closes nothing. Rustix does not have it.
 pub(crate) fn has_close_range() -> bool {
     let last = u32::MAX as usize;
     // SAFETY: no descriptor has this number.
@@ -31,7 +33,7 @@ pub(crate) fn has_close_range() -> bool {
     result == 0
 }
 
-/// A close-on-exec copy, 3 or above, of a descriptor known by its number only.
+/// A close-on-exec copy, 3 or above, of a descriptor known by its number only, which rustix does not take.
 ///
 /// [fcntl(2)](https://man7.org/linux/man-pages/man2/fcntl.2.html)
 pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
@@ -44,14 +46,14 @@ pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Whether a descriptor is closed by `execve`; true for a number that is not open.
+/// Whether a descriptor is closed by `execve`; true for a number that is not open. Bare numbers again.
 pub(crate) fn is_close_on_exec(fd: RawFd) -> bool {
     // SAFETY: an invalid number is answered with EBADF.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     flags < 0 || flags & libc::FD_CLOEXEC != 0
 }
 
-/// Process group of this process; 0 when its leader is outside the pid namespace.
+/// Process group of this process; 0 when its leader is outside the pid namespace, which rustix's cannot say.
 ///
 /// [getpgrp(2)](https://man7.org/linux/man-pages/man2/getpgrp.2.html)
 pub(crate) fn process_group() -> i32 {

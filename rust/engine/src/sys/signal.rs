@@ -36,6 +36,7 @@ pub(crate) fn block(set: SignalSet) -> SignalSet {
     change_mask(libc::SIG_BLOCK, set)
 }
 
+/// Raw, because the C library leaves out the signals that it uses itself.
 fn change_mask(how: i32, set: SignalSet) -> SignalSet {
     let mut old = SignalSet::default();
     // SAFETY: both sets are eight bytes owned by this frame; the call fails only on a bad address or size.
@@ -51,7 +52,7 @@ fn change_mask(how: i32, set: SignalSet) -> SignalSet {
     old
 }
 
-/// Whether the process ignores the signal (as under `nohup`).
+/// Whether the process ignores the signal (as under `nohup`). Rustix has nothing about dispositions.
 ///
 /// [sigaction(2)](https://man7.org/linux/man-pages/man2/sigaction.2.html)
 pub(crate) fn is_ignored(signal: i32) -> bool {
@@ -76,7 +77,8 @@ pub(crate) fn reset_child_signal() -> io::Result<()> {
     }
 }
 
-/// Asks for a signal to this process when the thread that forked it ends.
+/// Asks for a signal to this process when the thread that forked it ends: a real-time one, which rustix takes
+/// from unsafe code only.
 ///
 /// [PR_SET_PDEATHSIG(2const)](https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html)
 pub(crate) fn die_with_parent(signal: i32) -> io::Result<()> {
@@ -89,7 +91,7 @@ pub(crate) fn die_with_parent(signal: i32) -> io::Result<()> {
     }
 }
 
-/// A descriptor from which blocked signals are read.
+/// A descriptor from which blocked signals are read. Rustix has none; libc's `sigset_t` is not the kernel's set.
 ///
 /// [signalfd(2)](https://man7.org/linux/man-pages/man2/signalfd.2.html)
 pub(crate) fn intake(set: SignalSet) -> io::Result<OwnedFd> {
@@ -157,7 +159,8 @@ pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     }))
 }
 
-/// Sends a signal of any number, real-time ones too, to a process or (negative) to a group.
+/// Sends a signal to a process or (negative) to a group. Of any number: rustix takes real-time ones from unsafe
+/// code only.
 ///
 /// Only for pids that an unreaped child pins. [kill(2)](https://man7.org/linux/man-pages/man2/kill.2.html)
 pub(crate) fn send(pid: i32, number: i32) -> io::Result<()> {
@@ -183,7 +186,8 @@ struct QueuedInfo {
     rest: [u8; 128 - 28],
 }
 
-/// Passes a signal on to an unreaped child, whose pid is its own, keeping the mark of the terminal.
+/// Passes a signal on to an unreaped child, whose pid is its own, keeping the mark of the terminal. Rustix queues
+/// none.
 ///
 /// [rt_sigqueueinfo(2)](https://man7.org/linux/man-pages/man2/rt_sigqueueinfo.2.html)
 pub(crate) fn forward(child: i32, received: Received) -> io::Result<()> {
@@ -206,7 +210,7 @@ pub(crate) fn forward(child: i32, received: Received) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether `pidfd_send_signal` exists and is not refused: signal 0 to ourselves does nothing.
+/// Whether `pidfd_send_signal` exists and is not refused: signal 0 to ourselves does nothing. Rustix sends no 0.
 pub(crate) fn can_signal_pidfd(own: &OwnedFd) -> bool {
     // SAFETY: signal 0 is only checked, and a null record is allowed.
     let result = unsafe {
@@ -221,7 +225,8 @@ pub(crate) fn can_signal_pidfd(own: &OwnedFd) -> bool {
     result == 0
 }
 
-/// Waits until one of `fds` is readable, or a signal outside `mask` is delivered to this thread (`Ok(false)`).
+/// Waits until `fd` is readable, or a signal outside `mask` is delivered to this thread. Rustix's poll takes no
+/// mask.
 ///
 /// [ppoll(2)](https://man7.org/linux/man-pages/man2/poll.2.html)
 pub(crate) fn wait_readable(

@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
 /// Which child to wait for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Target<'a> {
@@ -55,7 +57,7 @@ pub(crate) fn try_wait(target: Target<'_>, reap: bool) -> io::Result<Option<Deat
     let mut info: libc::siginfo_t = unsafe { core::mem::zeroed() };
     // SAFETY: as above.
     let mut usage: libc::rusage = unsafe { core::mem::zeroed() };
-    // libc's waitid drops the fifth argument, which carries the usage.
+    // Rustix's waitid and libc's drop the fifth argument, which carries the usage.
     // SAFETY: both buffers outlive the call and have the kernel's layout.
     let result = unsafe { libc::syscall(libc::SYS_waitid, kind, id, &raw mut info, options, &raw mut usage) };
     if result < 0 {
@@ -85,13 +87,9 @@ fn duration(time: libc::timeval) -> Duration {
 
 /// Whether a child is stopped by a signal now. Leaves that report to whoever else waits for it.
 pub(crate) fn is_stopped(pid: i32) -> bool {
-    // SAFETY: a siginfo_t of zeroes is valid.
-    let mut info: libc::siginfo_t = unsafe { core::mem::zeroed() };
-    let options = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
-    // SAFETY: the buffer outlives the call.
-    let result = unsafe { libc::waitid(libc::P_PID, pid as u32, &raw mut info, options) };
-    // SAFETY: waitid filled the child fields, or left them zero.
-    result == 0 && unsafe { info.si_pid() } == pid
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Pid::from_raw(pid)
+        .is_some_and(|pid| waitid(WaitId::Pid(pid), options).is_ok_and(|status| status.is_some()))
 }
 
 /// Whether `waitid` takes pidfds (kernel 5.4): one of ourselves is nobody's child, which only such a kernel says.

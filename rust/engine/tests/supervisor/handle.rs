@@ -129,6 +129,20 @@ fn a_wait_is_ended_by_what_another_thread_does() {
     assert_eq!(ended(&events).first_failure, None);
 }
 
+#[test]
+fn a_wait_is_ended_by_a_wake_and_the_group_goes_on() {
+    let handle = started(group(vec![sleeper()]));
+    until(&handle, |events| started_count(events) == 1);
+    let waited = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| handle.wait(Some(LIMIT), true, || false).unwrap());
+        handle.wake();
+        waiter.join().unwrap()
+    });
+    assert!(matches!(waited, Waited::Woken), "{waited:?}");
+    handle.kill().unwrap();
+    until(&handle, has_ended);
+}
+
 /// G1: closing ends the job, and says so to whoever comes later.
 #[test]
 fn a_closed_supervisor_has_ended_its_group_and_answers_at_once() {

@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use dsl_engine::event::{Exit, Survivor};
-use dsl_engine::spec::{Binding, EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, WorkerSpec};
+use dsl_engine::spec::{EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, Strictness, WorkerSpec};
 use dsl_engine::{Event, Supervisor};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
@@ -55,7 +55,7 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
         env: vec![env("PATH", b"/usr/bin:/bin")],
         on_failure: OnFailure::Stop,
         grace: GRACE,
-        binding: Binding::Required,
+        binding: Strictness::Required,
         logs: LogOptions::default(),
     }
 }
@@ -75,6 +75,7 @@ pub(crate) struct Ended {
     pub(crate) stop_signal: Option<i32>,
     pub(crate) stragglers: usize,
     pub(crate) survivors: Vec<Survivor>,
+    pub(crate) oom_kills: u64,
 }
 
 /// A supervisor with everything that it has reported.
@@ -130,7 +131,7 @@ impl Scene {
         let (alive, over) = channel();
         std::thread::spawn(move || {
             if over.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-                rustix::io::write(&waker, &1u64.to_ne_bytes()).unwrap();
+                waker.ring();
             }
         });
         alive
@@ -199,6 +200,7 @@ pub(crate) fn ended(events: &[Event]) -> Ended {
         stop_signal,
         stragglers,
         survivors,
+        oom_kills,
         ..
     }) = events.last().cloned()
     else {
@@ -209,6 +211,7 @@ pub(crate) fn ended(events: &[Event]) -> Ended {
         stop_signal,
         stragglers,
         survivors,
+        oom_kills,
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use dsl_engine::Error;
 use dsl_engine::affinity::{Allowed, NUMBER_MAX, format_cpulist};
 use dsl_engine::event::{Ending, Event, Stage, StartFailure};
-use dsl_engine::spec::{Binding, LaunchSpec, WorkerSpec};
+use dsl_engine::spec::{LaunchSpec, Strictness, WorkerSpec};
 
 use crate::harness::{
     PIPED, QUIET, Scene, Scratch, c_string, env, group, program, report_group, sh, sleeper,
@@ -221,7 +221,7 @@ fn a_binding_that_is_only_wanted_leaves_a_worker_to_run_and_is_told() {
         ..program(&["/bin/cat", "/proc/self/status"], PIPED)
     };
     let (scene, ended) = Scene::run(LaunchSpec {
-        binding: Binding::Wanted,
+        binding: Strictness::Wanted,
         ..group(vec![nowhere.clone()])
     });
     assert_eq!(ended.first_failure, None);
@@ -249,7 +249,7 @@ fn a_binding_that_is_only_wanted_leaves_a_worker_to_run_and_is_told() {
     assert!(matches!(refused, Err(Error::Binding(_))), "{refused:?}");
 
     let without_memory = LaunchSpec {
-        binding: Binding::CpusRequired,
+        binding: Strictness::CpusRequired,
         ..group(vec![nowhere])
     };
     let refused = Scene::new().supervisor.start(Arc::new(without_memory));

@@ -154,7 +154,7 @@ fn speaker(leash: &Leash, spoken: &OwnedFd) -> LaunchSpec {
 /// Turns once for a reason of its own, when the speaker has spoken.
 fn turn_once_when_spoken(scene: &mut Scene, spoken: &OwnedFd) {
     rustix::io::read(spoken, &mut [0; 8]).unwrap();
-    rustix::io::write(scene.supervisor.waker(), &1u64.to_ne_bytes()).unwrap();
+    scene.supervisor.waker().ring();
     scene.supervisor.turn().unwrap();
     scene.events.extend(scene.supervisor.take_events());
 }

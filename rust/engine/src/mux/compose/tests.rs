@@ -140,7 +140,7 @@ fn a_traceback_without_end_is_shown_as_far_as_it_is() {
     let mut now = Instant::now();
     let begin = now;
     composer.feed(0, b"Traceback (most recent call last):\n", now);
-    while now < begin + GROUP_TIME {
+    while now < begin + TRACEBACK_TIME {
         now += Duration::from_millis(100);
         composer.feed(0, b"  File\n", now);
         composer.tick(now);

@@ -9,7 +9,7 @@ use crate::features::Features;
 use crate::guard::{Agent, is_parent};
 use crate::signals::Table;
 use crate::spawn::open_files_limit;
-use crate::spec::{Binding, EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, WorkerSpec};
+use crate::spec::{EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, Strictness, WorkerSpec};
 use crate::sys::signal::SignalSet;
 
 const GRACE: Duration = Duration::from_secs(60);
@@ -53,7 +53,7 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         env: vec![EnvEntry::new(b"PATH", b"/usr/bin:/bin").unwrap()],
         on_failure: OnFailure::Stop,
         grace: GRACE,
-        binding: Binding::Required,
+        binding: Strictness::Required,
         logs: LogOptions::default(),
     }
 }

@@ -1,190 +1,145 @@
 //! What the child does between its birth and its program, under the rules of [`super`].
 
+#![allow(unsafe_code)]
+
 use core::ffi::c_void;
-use std::os::fd::AsRawFd;
 
 use super::binding::bind;
-use super::{Descriptors, Group, Shared, Source, Stage};
-use crate::sys::arch;
-use crate::sys::signal::SET_BYTES;
+use super::calls::{self, Errno, OwnTable};
+use super::{Descriptors, Exchange, Failure, ProcessGroup, StdioSource, Step};
 
-const CLOSE_RANGE_UNSHARE: usize = 2;
+/// The last of the kernel's signals.
+const LAST_SIGNAL: i32 = 64;
 
-/// The child. Returns only on failure, after noting the stage and errno for the parent.
+/// The child. Returns only on failure, after noting the step and errno for the parent.
 ///
 /// # Safety
-/// `shared` must point to a [`Shared`] that nobody else uses while the child runs.
-pub(super) unsafe extern "C" fn child_main(shared: *mut c_void) -> i32 {
-    // SAFETY: the parent passes a live `Shared` and waits until this process is done with it.
-    let shared = unsafe { &mut *shared.cast::<Shared<'_>>() };
-    let (stage, result) = run_plan(shared);
-    shared.stage = stage as i32;
-    shared.errno = (-result) as i32;
+/// `exchange` must point to an [`Exchange`] that nobody else uses while the child runs.
+pub(super) unsafe extern "C" fn child_main(exchange: *mut c_void) -> i32 {
+    // SAFETY: the parent passes a live `Exchange` and waits until this process is done with it.
+    let exchange = unsafe { &mut *exchange.cast::<Exchange<'_>>() };
+    let failure = match prepare(exchange) {
+        Ok(()) => execute(exchange),
+        Err(failure) => failure,
+    };
+    exchange.step = failure.step;
+    exchange.errno = failure.errno;
     127
 }
 
-macro_rules! attempt {
-    ($stage:expr, $call:expr) => {
-        let result = $call;
-        if result < 0 {
-            return ($stage, result);
-        }
-    };
+/// Names the step of a call that was refused.
+pub(super) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
+    move |errno| Failure { step, errno }
 }
 
-pub(super) fn call(number: libc::c_long, args: [usize; 6]) -> isize {
-    // SAFETY: only called below and in `binding`, with arguments that the named call takes.
-    unsafe { arch::syscall(number, args) }
-}
-
-fn run_plan(shared: &mut Shared<'_>) -> (Stage, isize) {
-    let plan = shared.plan;
-    watch_own_death(shared);
-    if let Descriptors::Unshare(keep) = plan.descriptors {
-        let all = u32::MAX as usize;
-        attempt!(
-            Stage::Descriptors,
-            call(
-                libc::SYS_close_range,
-                [keep as usize, all, CLOSE_RANGE_UNSHARE, 0, 0, 0]
-            )
-        );
-    }
-    attempt!(Stage::Group, join_group(plan.group));
-    reset_signals(shared.reset_handlers);
+fn prepare(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
+    let plan = exchange.plan;
+    watch_own_death(exchange);
+    // SAFETY: `spawn` cloned this process by the same plan, which keeps all that is used below.
+    let table = unsafe { OwnTable::take(plan.descriptors) }.map_err(at(Step::Descriptors))?;
+    join_group(plan.group).map_err(at(Step::Group))?;
+    reset_signals(exchange.reset_handlers);
     for (target, source) in (0i32..).zip(plan.stdio) {
-        attempt!(Stage::Stdio, place(target, source));
+        place(&table, target, source).map_err(at(Step::Stdio))?;
     }
     if let Some(cwd) = plan.cwd {
-        attempt!(
-            Stage::Chdir,
-            call(libc::SYS_chdir, [cwd.as_ptr() as usize, 0, 0, 0, 0, 0])
-        );
+        calls::change_directory(cwd).map_err(at(Step::Chdir))?;
     }
     if let Some(signal) = plan.parent_death_signal {
-        let option = libc::PR_SET_PDEATHSIG as usize;
-        attempt!(
-            Stage::ParentDeath,
-            call(libc::SYS_prctl, [option, signal as usize, 0, 0, 0, 0])
-        );
+        calls::die_with_parent(signal).map_err(at(Step::ParentDeath))?;
         // The parent may have died before the line above took effect.
-        if call(libc::SYS_getppid, [0; 6]) != shared.parent as isize {
-            return (Stage::ParentDeath, -(libc::ESRCH as isize));
+        if calls::parent() != exchange.parent {
+            return Err(at(Step::ParentDeath)(libc::ESRCH));
         }
     }
-    let (stage, result) = apply_resources(shared);
-    if result < 0 {
-        return (stage, result);
+    if let Some((soft, hard)) = plan.open_files {
+        calls::limit_open_files(soft, hard).map_err(at(Step::OpenFiles))?;
     }
-    attempt!(Stage::Descriptors, close_rest(plan.descriptors));
-    let how = libc::SIG_SETMASK as usize;
-    let mask = (&raw const plan.mask.0) as usize;
-    call(libc::SYS_rt_sigprocmask, [how, mask, 0, SET_BYTES, 0, 0]);
-    let exec = [
-        plan.path.as_ptr() as usize,
-        plan.argv.as_ptr() as usize,
-        plan.envp.as_ptr() as usize,
-        0,
-        0,
-        0,
-    ];
+    bind_if_possible(exchange)?;
+    close_rest(&table, plan.descriptors).map_err(at(Step::Descriptors))
+}
+
+fn execute(exchange: &mut Exchange<'_>) -> Failure {
+    let plan = exchange.plan;
+    // Fails only on a bad address or size.
+    let _ = calls::set_signal_mask(plan.mask);
     // SAFETY: an aligned field of a live value.
-    unsafe { (&raw mut shared.reached_exec).write_volatile(true) };
-    (Stage::Exec, call(libc::SYS_execve, exec))
+    unsafe { (&raw mut exchange.reached_exec).write_volatile(true) };
+    at(Step::Exec)(calls::execute(plan.path, plan.argv, plan.envp))
 }
 
 /// A failure is no reason not to run: the parent sees that it is not watched.
-fn watch_own_death(shared: &mut Shared<'_>) {
-    let (Some((epoll, token)), pidfd @ 0..) = (shared.plan.watch, shared.pidfd) else {
+fn watch_own_death(exchange: &mut Exchange<'_>) {
+    let (Some((epoll, token)), pidfd @ 0..) = (exchange.plan.watch, exchange.pidfd) else {
         return;
     };
-    let event = libc::epoll_event {
-        events: libc::EPOLLIN as u32,
-        u64: token,
-    };
-    let pointer = (&raw const event) as usize;
-    let add = libc::EPOLL_CTL_ADD as usize;
-    let args = [epoll.as_raw_fd() as usize, add, pidfd as usize, pointer, 0, 0];
-    let watched = call(libc::SYS_epoll_ctl, args) == 0;
+    let watched = calls::watch(epoll, pidfd, token).is_ok();
     // SAFETY: an aligned field of a live value.
-    unsafe { (&raw mut shared.watched).write_volatile(watched) };
+    unsafe { (&raw mut exchange.watched).write_volatile(watched) };
 }
 
-fn join_group(group: Group) -> isize {
+fn join_group(group: ProcessGroup) -> Result<(), Errno> {
     match group {
-        Group::Own => call(libc::SYS_setpgid, [0, 0, 0, 0, 0, 0]),
-        Group::Join(pgid) => call(libc::SYS_setpgid, [0, pgid as usize, 0, 0, 0, 0]),
-        Group::Inherit => 0,
+        ProcessGroup::Own => calls::set_process_group(0),
+        ProcessGroup::Join(group) => calls::set_process_group(group),
+        ProcessGroup::Inherit => Ok(()),
     }
 }
 
 /// The Python interpreter ignores SIGPIPE and SIGXFSZ, and ignored signals stay ignored across `execve`.
 fn reset_signals(all_handlers: bool) {
-    let default = [0usize; 4];
-    let pointer = (&raw const default) as usize;
     for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
-        call(
-            libc::SYS_rt_sigaction,
-            [signal as usize, pointer, 0, SET_BYTES, 0, 0],
-        );
+        // Fails only for what is no signal, or cannot be caught.
+        let _ = calls::reset_action(signal);
     }
     if all_handlers {
-        for signal in 1..=64usize {
-            let mut old = [0usize; 4];
-            let old_pointer = (&raw mut old) as usize;
-            call(libc::SYS_rt_sigaction, [signal, 0, old_pointer, SET_BYTES, 0, 0]);
-            // SAFETY: `old` is a live array of this frame that the kernel has written.
-            let [handler, ..] = unsafe { (&raw const old).read_volatile() };
+        for signal in 1..=LAST_SIGNAL {
+            let handler = calls::handler(signal).unwrap_or(libc::SIG_DFL);
             if handler != libc::SIG_IGN && handler != libc::SIG_DFL {
-                call(libc::SYS_rt_sigaction, [signal, pointer, 0, SET_BYTES, 0, 0]);
+                // As above.
+                let _ = calls::reset_action(signal);
             }
         }
     }
 }
 
-fn place(target: i32, source: Source) -> isize {
-    let target = target as usize;
-    match source {
+/// Puts a standard stream in place.
+fn place(table: &OwnTable, target: i32, source: StdioSource) -> Result<(), Errno> {
+    let fd = match source {
         // An inherited stream may be marked close-on-exec in the parent; the child's copy must not be.
-        Source::Same => call(libc::SYS_fcntl, [target, libc::F_SETFD as usize, 0, 0, 0, 0]),
-        Source::Stdout => call(libc::SYS_dup3, [1, target, 0, 0, 0, 0]),
-        Source::Slot(fd) => call(libc::SYS_dup3, [fd as usize, target, 0, 0, 0, 0]),
-    }
+        StdioSource::Same => return calls::keep_across_exec(target),
+        StdioSource::Stdout => 1,
+        StdioSource::Slot(fd) => fd,
+    };
+    table.replace(target, fd)
 }
 
-fn apply_resources(shared: &mut Shared<'_>) -> (Stage, isize) {
-    let plan = shared.plan;
-    if let Some((soft, hard)) = plan.open_files {
-        let limit = [soft, hard];
-        let resource = libc::RLIMIT_NOFILE as usize;
-        let pointer = (&raw const limit) as usize;
-        attempt!(
-            Stage::Limit,
-            call(libc::SYS_prlimit64, [0, resource, pointer, 0, 0, 0])
-        );
+fn bind_if_possible(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
+    let plan = exchange.plan;
+    let Err(failure) = bind(plan.cpus, plan.memory) else {
+        return Ok(());
+    };
+    let is_required = match failure.step {
+        Step::Cpus | Step::CpusCheck => plan.requires_cpus,
+        _ => plan.requires_memory,
+    };
+    if is_required {
+        return Err(failure);
     }
-    if let Err((stage, result)) = bind(plan.cpus, plan.memory) {
-        let is_required = match stage {
-            Stage::Affinity | Stage::AffinityCheck => plan.binding.requires_cpus(),
-            _ => plan.binding.requires_memory(),
-        };
-        if is_required {
-            return (stage, result);
-        }
-        shared.unbound_stage = stage as i32;
-        shared.unbound_errno = (-result) as i32;
-    }
-    (Stage::Exec, 0)
+    exchange.unbound_step = failure.step;
+    exchange.unbound_errno = failure.errno;
+    Ok(())
 }
 
-fn close_rest(descriptors: Descriptors<'_>) -> isize {
+fn close_rest(table: &OwnTable, descriptors: Descriptors<'_>) -> Result<(), Errno> {
     match descriptors {
-        Descriptors::Unshare(_) => call(libc::SYS_close_range, [3, u32::MAX as usize, 0, 0, 0, 0]),
+        Descriptors::Unshare(_) => table.close_from(3),
         Descriptors::CloseListed(list) => {
             for fd in list {
-                call(libc::SYS_close, [*fd as usize, 0, 0, 0, 0, 0]);
+                // Fails for one that was closed while the list was made.
+                let _ = table.close(*fd);
             }
-            0
+            Ok(())
         }
     }
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.machine import FREE_PORT, make_facts
+from tests.support.requests import make_request
 
+from dsl.agent.planner import Planner
 from dsl.errors import (
     DslError,
     FilterError,
@@ -18,28 +20,51 @@ from dsl.errors import (
     PortError,
     UnsupportedError,
 )
-from dsl.model import NodePlan, OutputRequest, PlacementRequest, Plan, Request
-from dsl.plan.build import build_node_plan, build_plan
 from dsl.plan.environ import POD_ENVIRONMENT_PATH
+from dsl.plan.job import JobPlan, plan_job
+
+if TYPE_CHECKING:
+    from dsl.model.job import Notice
+    from dsl.model.node import NodePlan
 
 TWO_HOSTS = {"H": "alpha slots=4\nbeta slots=2\n"}
 NO_SSH: dict[str, Any] = {"hostfile": "H", "no_ssh": True, "master_addr": "10.0.0.1"}
 
 
-def _plan(environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any) -> Plan:
-    facts = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
-    return build_plan(Request("t.py", **wish), environ or {}, make_facts(files=files, **facts))
+def _request(wish: dict[str, Any], *args: str) -> Any:
+    wish = dict(wish)
+    if wish.pop("no_local_rank", False):
+        wish["local_rank_option"] = ""
+    return make_request("deepspeed", "t.py", *args, **wish)
 
 
-def _node(
+def _job(
     environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any
-) -> NodePlan:
-    facts = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
-    request, host = Request("t.py", ("a b", ""), **wish), make_facts(files=files, **facts)
-    return build_node_plan(request, build_plan(request, environ or {}, host), environ or {}, host)
+) -> JobPlan:
+    given = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
+    return plan_job(_request(wish), make_facts(environ=environ or {}, files=files, **given))
 
 
-def _notices(plan: Plan | NodePlan, *levels: str) -> list[str]:
+class Planned:
+    """The plan of a node, and all that is said of it and of its job."""
+
+    def __init__(self, plan: NodePlan, notices: tuple[Notice, ...]) -> None:
+        self.plan = plan
+        self.notices = notices
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plan, name)
+
+
+def _node(environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any) -> Any:
+    given = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
+    facts = make_facts(environ=environ or {}, files=files, **given)
+    planned = plan_job(_request(wish, "a b", ""), facts)
+    plan = Planner(planned, facts).plan(0)
+    return Planned(plan, (*planned.notices, *plan.notices))
+
+
+def _notices(plan: Any, *levels: str) -> list[str]:
     return [notice.text for notice in plan.notices if notice.level in levels]
 
 
@@ -76,7 +101,7 @@ def test_the_number_of_workers(cuda: int, wish: dict[str, Any], count: int) -> N
 )
 def test_visible_devices(value: str, wish: dict[str, Any], slots: tuple[int, ...], variable: str) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": value}
-    assert _plan(environ, cuda=4, **wish).nodes[0].slots == slots
+    assert _job(environ, cuda=4, **wish).job.hosts[0].slots == slots
     assert _node(environ, cuda=4, **wish).env["CUDA_VISIBLE_DEVICES"] == variable
 
 
@@ -196,8 +221,9 @@ def test_what_is_refused(wish: dict[str, Any], kind: type[DslError], message: st
 
 
 def test_a_hostfile_with_this_machine_alone_starts_here() -> None:
-    plan = _plan(files={"H": "here slots=2\nthere slots=2\n"}, hostfile="H", include="here")
-    assert (plan.node_rank, plan.master_addr, plan.nodes[0].host) == (0, "127.0.0.1", "here")
+    planned = _job(files={"H": "here slots=2\nthere slots=2\n"}, hostfile="H", include="here")
+    (host,) = planned.job.hosts
+    assert (planned.node_rank, planned.job.meeting.address, host.name) == (0, "127.0.0.1", "here")
 
 
 def test_one_node_of_several_starts_its_own_part() -> None:
@@ -215,7 +241,7 @@ def test_one_node_of_several_starts_its_own_part() -> None:
 
 
 def test_files_for_the_pid_and_the_output_of_each_rank() -> None:
-    plan = _node(save_pid=True, log_dir="logs", num_gpus=2)
+    plan = _node(save_pid=True, each_rank_log="logs", num_gpus=2)
     assert plan.pid_file == "/var/folder/77.deepspeed"
     assert [worker.log_path for worker in plan.workers] == [
         f"logs/20260102030405_rank{rank}.log" for rank in (0, 1)
@@ -223,7 +249,7 @@ def test_files_for_the_pid_and_the_output_of_each_rank() -> None:
 
 
 def test_log_files_lie_in_a_directory_of_this_run() -> None:
-    plan = _node(output=OutputRequest(log_dir="logs", max_bytes=1 << 20), num_gpus=2)
+    plan = _node(log_dir="logs", max_bytes=1 << 20, num_gpus=2)
     run = "logs/20260102030405_77"
     assert (plan.log_dir, plan.run_dirs[0], plan.log_max_bytes) == ("logs", run, 1 << 20)
     assert plan.workers[1].log_path == f"{run}/attempt_0/1/stderr.log"
@@ -231,13 +257,13 @@ def test_log_files_lie_in_a_directory_of_this_run() -> None:
 
 
 def test_nodes_that_share_a_log_directory_have_runs_of_their_own() -> None:
-    plan = _node(files=TWO_HOSTS, output=OutputRequest(log_dir="logs"), node_rank=1, **NO_SSH)
+    plan = _node(files=TWO_HOSTS, log_dir="logs", node_rank=1, **NO_SSH)
     assert plan.run_dirs[0] == "logs/20260102030405_77_node1"
     assert plan.workers[0].log_path == f"{plan.run_dirs[0]}/attempt_0/0/stderr.log"
 
 
 def test_log_files_without_a_directory_lie_in_that_for_temporary_ones_which_is_said() -> None:
-    plan = _node(output=OutputRequest(redirects="1"))
+    plan = _node(redirects="1")
     run = "/var/folder/dsl_20260102030405_77"
     assert (plan.log_dir, plan.run_dirs[0]) == (None, run)
     assert plan.workers[0].stdout.path == f"{run}/attempt_0/0/stdout.log"
@@ -245,7 +271,7 @@ def test_log_files_without_a_directory_lie_in_that_for_temporary_ones_which_is_s
 
 
 def test_a_map_that_names_no_stream_makes_no_directory() -> None:
-    plan = _node(output=OutputRequest(redirects="0", tee="0"))
+    plan = _node(redirects="0", tee="0")
     assert (plan.run_dirs, plan.has_log_files, _notices(plan, "info")) == ((), False, [])
 
 
@@ -260,7 +286,7 @@ def test_a_map_that_names_no_stream_makes_no_directory() -> None:
 )
 def test_joined_files_exclude_files_of_single_streams(asked: dict[str, str], option: str) -> None:
     with pytest.raises(OptionError, match=f"--enable_each_rank_log cannot be used with {option}, leave one"):
-        _node(log_dir="old", output=OutputRequest(**asked))  # type: ignore[arg-type]
+        _node(each_rank_log="old", **asked)
 
 
 @pytest.mark.parametrize(
@@ -274,10 +300,10 @@ def test_joined_files_exclude_files_of_single_streams(asked: dict[str, str], opt
     ],
 )
 def test_a_cap_without_files_is_a_slip(wish: dict[str, str], *, warned: bool) -> None:
-    plan = _node(output=OutputRequest(max_bytes=1 << 20, **wish))  # type: ignore[arg-type]
+    plan = _node(max_bytes=1 << 20, **wish)
     texts = [text for text in _notices(plan, "warning") if text.startswith("--log-max-size has no effect")]
     assert bool(texts) is warned
-    assert _notices(_node(log_dir="old", output=OutputRequest(max_bytes=1 << 20)), "warning") == []
+    assert _notices(_node(each_rank_log="old", max_bytes=1 << 20), "warning") == []
 
 
 def test_bound_workers_get_cores_memory_and_as_many_threads() -> None:
@@ -296,8 +322,8 @@ def test_the_pod_file_of_a_cluster_is_read_and_may_be_unreadable() -> None:
             raise PermissionError(13, "Permission denied")
         return None
 
-    request, host = Request("t.py"), make_facts(read_text=read)
-    assert "FC_TASK_INDEX" not in build_node_plan(request, build_plan(request, {}, host), {}, host).env
+    facts = make_facts(read_text=read)
+    assert "FC_TASK_INDEX" not in Planner(plan_job(_request({}), facts), facts).plan(0).env
 
 
 def test_a_hostfile_that_cannot_be_read_is_an_error_and_not_a_local_job() -> None:
@@ -305,21 +331,36 @@ def test_a_hostfile_that_cannot_be_read_is_an_error_and_not_a_local_job() -> Non
         raise PermissionError(13, "Permission denied")
 
     with pytest.raises(HostfileError, match="/job/hostfile: hostfile cannot be read: permission denied"):
-        build_plan(Request("t.py"), {}, make_facts(read_text=refuse))
+        plan_job(_request({}), make_facts(read_text=refuse))
 
 
 def test_a_memory_policy_goes_over_the_commands_own_binding_and_its_threads_stay() -> None:
-    plan = _node(bind_cores_to_rank=True, num_gpus=2, placement=PlacementRequest(memory="interleave"))
+    plan = _node(bind_cores_to_rank=True, num_gpus=2, mem_policy="interleave")
     assert [worker.mempolicy for worker in plan.workers] == [("interleave", (0,))] * 2
     assert plan.env["OMP_NUM_THREADS"] == "4"
     assert all("OMP_NUM_THREADS" not in worker.env for worker in plan.workers)
 
 
 def test_no_device_is_looked_up_unless_it_is_asked_for() -> None:
-    plan = _node(num_gpus=2, cuda=2, placement=PlacementRequest(memory="bind"))
+    plan = _node(num_gpus=2, cuda=2, mem_policy="bind")
     assert [worker.device for worker in plan.workers] == [None, None]
-    plan = _node(num_gpus=2, cuda=2, placement=PlacementRequest(names_devices=True))
+    plan = _node(num_gpus=2, cuda=2, names_devices=True)
     assert [worker.device and worker.device.pci_address for worker in plan.workers] == [
         "0000:00:00.0",
         "0000:01:00.0",
     ]
+
+
+def test_a_host_that_starts_nothing_itself_needs_no_device_of_its_own() -> None:
+    """A login node without accelerators plans a job for hosts that have some."""
+    environ = {"DS_ACCELERATOR": "cuda"}
+    with pytest.raises(MultiNodeError):
+        _job(environ, files=TWO_HOSTS, hostfile="H")
+    with pytest.raises(DslError, match="no NVIDIA or AMD device"):
+        _job(environ)
+
+
+def test_a_hostfile_leaves_it_to_each_node_what_its_devices_are() -> None:
+    planned = _job({}, files=TWO_HOSTS, node_rank=1, **NO_SSH)
+    assert (planned.job.accelerator, planned.job.visible_devices) == ("", None)
+    assert _node({}, files=TWO_HOSTS, cuda=2, node_rank=1, **NO_SSH).env["CUDA_VISIBLE_DEVICES"] == "0,1"

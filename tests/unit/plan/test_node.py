@@ -7,29 +7,37 @@ from typing import Any
 import pytest
 from tests.support.machine import FREE_PORT, make_facts, numa_table
 from tests.support.outcome import error_of
+from tests.support.requests import make_request
 
+from dsl.agent.planner import Planner
 from dsl.errors import OptionError, PortError
 from dsl.machine.console import Console
-from dsl.model import NodePlan, OutputRequest, TorchRequest
-from dsl.plan.torchrun import Group, build_group, plan_attempt, worker_words
+from dsl.model.node import NodePlan
+from dsl.model.request import ProgramRequest
+from dsl.plan.flavours import DEEPSPEED, TORCH
+from dsl.plan.job import plan_job
+from dsl.plan.program import plan_program, worker_commands
 
-COMMAND = ("python", "t.py", "--device=cuda:${local_rank}", "$local_rank", "$$")
-
-
-def group(environ: dict[str, str] | None = None, host: Any = None, **wish: Any) -> Group:
-    request = TorchRequest("t.py", **{"nproc_per_node": "2", **wish})
-    return build_group(request, COMMAND, environ or {}, host or make_facts())
+ARGS = ("--device=cuda:${local_rank}", "$local_rank", "$$")
 
 
-def attempt(number: int = 0, host: Any = None, **wish: Any) -> NodePlan:
-    return plan_attempt(group(host=host, **wish), number, host or make_facts())
+def planner(environ: dict[str, str] | None = None, facts: Any = None, **wish: Any) -> Planner:
+    facts = facts or make_facts(environ=environ or {})
+    request = make_request("torch", "t.py", *ARGS, **{"nproc_per_node": "2", "rdzv_id": "none", **wish})
+    return Planner(plan_job(request, facts), facts)
+
+
+def attempt(
+    number: int = 0, facts: Any = None, environ: dict[str, str] | None = None, **wish: Any
+) -> NodePlan:
+    return planner(environ, facts, **wish).plan(number)
 
 
 def test_each_attempt_has_a_port_a_count_and_files_of_its_own() -> None:
     ports = iter((5, 6))
-    host = make_facts(pick=lambda: next(ports))
-    job = group(host=host, max_restarts=1)
-    first, second = (plan_attempt(job, number, host) for number in (0, 1))
+    facts = make_facts(pick=lambda: next(ports))
+    job = planner(facts=facts, max_restarts=1)
+    first, second = (job.plan(number) for number in (0, 1))
     assert [plan.env["MASTER_PORT"] for plan in (first, second)] == ["5", "6"]
     assert [plan.env["TORCHELASTIC_RESTART_COUNT"] for plan in (first, second)] == ["0", "1"]
     assert [plan.workers[1].error_file for plan in (first, second)] == [
@@ -56,7 +64,8 @@ def test_the_macro_becomes_the_local_rank_and_nothing_else_is_touched() -> None:
     """G5. torchrun would also fill in ``$local_rank``, and make one dollar of two."""
     plan = attempt(min_nodes=2, max_nodes=2, node_rank=1)
     assert [worker.argv for worker in plan.workers] == [
-        ("python", "t.py", f"--device=cuda:{local_rank}", "$local_rank", "$$") for local_rank in (0, 1)
+        ("/opt/python", "-u", "t.py", f"--device=cuda:{local_rank}", "$local_rank", "$$")
+        for local_rank in (0, 1)
     ]
     assert [(worker.rank, worker.local_rank) for worker in plan.workers] == [(2, 0), (3, 1)]
 
@@ -67,61 +76,77 @@ def test_the_macro_becomes_the_local_rank_and_nothing_else_is_touched() -> None:
         ({}, ["python", "-u", "t.py", "a"]),
         ({"module": True}, ["python", "-u", "-m", "t.py", "a"]),
         ({"no_python": True}, ["t.py", "a"]),
-        ({"local_rank_arg": "none"}, ["python", "-u", "t.py", "a"]),
-        ({"local_rank_arg": "dash"}, ["python", "-u", "t.py", "--local-rank=${local_rank}", "a"]),
-        ({"local_rank_arg": "underscore"}, ["python", "-u", "t.py", "--local_rank=${local_rank}", "a"]),
+        ({"local_rank_option": "--local-rank"}, ["python", "-u", "t.py", "--local-rank=0", "a"]),
+        ({"local_rank_option": "--local_rank"}, ["python", "-u", "t.py", "--local_rank=0", "a"]),
+        (
+            {"is_call": True},
+            ["t.py", "a", "/run/call.pickle", "/run/attempt_1/0/result.pickle", "0"],
+        ),
     ],
 )
 def test_the_words_of_a_worker(wish: dict[str, Any], words: list[str]) -> None:
-    assert list(worker_words(TorchRequest("t.py", ("a",), **wish), {}, "python")) == words
+    program = plan_program(ProgramRequest("t.py", ("a",), **wish), "--no-python", "--module")
+    folders = ["/run/attempt_1/0"]
+    assert [list(argv) for argv in worker_commands(program, TORCH, {}, "python", folders)] == [words]
 
 
 def test_another_interpreter_can_be_named_and_an_empty_name_is_none() -> None:
-    request = TorchRequest("t.py")
-    assert worker_words(request, {"PYTHON_EXEC": "/p"}, "python")[0] == "/p"
-    assert worker_words(request, {"PYTHON_EXEC": ""}, "python")[0] == "python"
+    program = plan_program(ProgramRequest("t.py"), "--no-python", "--module")
+    for value, interpreter in (("/p", "/p"), ("", "python")):
+        ((first, *_),) = worker_commands(program, TORCH, {"PYTHON_EXEC": value}, "python", ["/r/attempt_0/0"])
+        assert first == interpreter
+
+
+def test_words_of_deepspeeds_users_are_never_filled_in() -> None:
+    """G5."""
+    program = plan_program(ProgramRequest("t.py", ("${local_rank}",)), "--no_python", "--module")
+    ((*_, last),) = worker_commands(program, DEEPSPEED, {}, "python", ["/r/attempt_0/0"])
+    assert last == "${local_rank}"
 
 
 def test_a_program_is_no_module() -> None:
-    request = TorchRequest("t.py", module=True, no_python=True)
-    assert "don't use both" in (error_of(OptionError, worker_words, request, {}, "python") or "")
+    program = ProgramRequest("t.py", module=True, no_python=True)
+    message = error_of(OptionError, plan_program, program, "--no-python", "--module")
+    assert message == "don't use both the '--no-python' flag and the '--module' flag at the same time"
 
 
 def test_restarts_are_not_negative() -> None:
-    assert error_of(OptionError, lambda: group(max_restarts=-1)) == "--max-restarts -1: it must be 0 or more"
+    assert (
+        error_of(OptionError, lambda: planner(max_restarts=-1)) == "--max-restarts -1: it must be 0 or more"
+    )
 
 
 def test_files_lie_in_a_directory_of_the_run_below_the_one_that_was_named() -> None:
     """torchrun's layout: LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK."""
-    job = group(output=OutputRequest(log_dir="/logs", redirects="3"), rdzv_backend="c10d", rdzv_id="a/b")
+    job = planner(log_dir="/logs", redirects="3", rdzv_backend="c10d", rdzv_id="a/b")
     assert job.run_dir == "/logs/a_b_01234567"
-    assert job.keeps_run_dir
-    plan = plan_attempt(job, 2, make_facts())
+    plan = job.plan(2)
     assert plan.log_dir == "/logs"
     assert plan.workers[1].stdout.path == "/logs/a_b_01234567/attempt_2/1/stdout.log"
     assert plan.workers[1].stderr is not None
     assert plan.workers[1].stderr.path == "/logs/a_b_01234567/attempt_2/1/stderr.log"
-    assert [notice.text for notice in job.notices if "log files" in notice.text] == [
+    assert [notice.text for notice in job.plan(0).notices if "log files" in notice.text] == [
         "log files are in /logs/a_b_01234567"
     ]
 
 
 def test_a_name_of_the_job_that_is_too_long_for_a_file_is_cut_there_only() -> None:
-    job = group(output=OutputRequest(log_dir="/logs"), rdzv_backend="c10d", rdzv_id="x" * 1000)
+    job = planner(log_dir="/logs", rdzv_backend="c10d", rdzv_id="x" * 1000)
+    assert job.run_dir is not None
     assert len(job.run_dir) < 200
-    assert job.environ["TORCHELASTIC_RUN_ID"] == "x" * 1000
+    assert job.plan(0).env["TORCHELASTIC_RUN_ID"] == "x" * 1000
 
 
 def test_without_maps_there_are_no_log_files_as_with_torchrun() -> None:
-    plan = attempt(output=OutputRequest(log_dir="/logs"))
+    plan = attempt(log_dir="/logs")
     assert not plan.has_log_files
     assert not any("log files" in notice.text for notice in plan.notices)
-    assert attempt(output=OutputRequest(tee="0:3")).has_log_files
+    assert attempt(tee="0:3").has_log_files
 
 
 def test_without_a_log_directory_the_run_has_one_for_its_time() -> None:
-    job = group()
-    assert (job.run_dir, job.keeps_run_dir) == ("/var/folder/dslrun_0123456789abcdef", False)
+    job = planner()
+    assert job.run_dir == "/var/folder/dslrun_0123456789abcdef"
 
 
 @pytest.mark.parametrize(
@@ -131,13 +156,13 @@ def test_without_a_log_directory_the_run_has_one_for_its_time() -> None:
 def test_several_workers_have_one_thread_each_unless_the_user_has_chosen(
     environ: dict[str, str], count: str, threads: str | None, *, said: bool
 ) -> None:
-    job = group(environ, nproc_per_node=count)
-    assert job.environ.get("OMP_NUM_THREADS") == threads
-    assert any("OMP_NUM_THREADS" in notice.text for notice in job.notices) == said
+    plan = planner(environ, nproc_per_node=count).plan(0)
+    assert plan.env.get("OMP_NUM_THREADS") == threads
+    assert any("OMP_NUM_THREADS" in notice.text for notice in plan.notices) == said
 
 
 def test_the_devices_of_rocm_are_told_twice() -> None:
-    plan = plan_attempt(group({"HIP_VISIBLE_DEVICES": "4,5"}, virtual_local_rank=True), 0, make_facts())
+    plan = planner({"HIP_VISIBLE_DEVICES": "4,5"}, virtual_local_rank=True).plan(0)
     assert [worker.env["CUDA_VISIBLE_DEVICES"] for worker in plan.workers] == ["4", "5"]
     assert [worker.env["HIP_VISIBLE_DEVICES"] for worker in plan.workers] == ["4", "5"]
     assert [worker.env["LOCAL_RANK"] for worker in plan.workers] == ["0", "0"]
@@ -152,7 +177,7 @@ def test_the_table_of_signals() -> None:
 
 def test_a_prefix_has_the_name_of_the_node_where_the_template_asks_for_it() -> None:
     environ = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${hostname}:${role_name}:${rank}: "}
-    plan = plan_attempt(group(environ, role="r"), 0, make_facts())
+    plan = planner(environ, role="r").plan(0)
     assert [worker.prefix for worker in plan.workers] == ["machine:r:0: ", "machine:r:1: "]
     assert plan.env["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "${hostname}:${role_name}:${rank}: "
 
@@ -165,17 +190,21 @@ def test_a_node_that_is_alone_has_no_rank_among_nodes() -> None:
 @pytest.mark.parametrize(
     "wish, said",
     [
-        ({"output": OutputRequest(max_bytes=1 << 20)}, "--log-max-size has no effect without log files"),
+        ({"max_bytes": 1 << 20}, "--log-max-size has no effect without log files"),
         ({"preempt_grace_s": 3.0}, "--preempt-grace has no effect without --preempt-signal"),
     ],
 )
 def test_an_option_that_needs_another_is_said_to_have_no_effect(wish: dict[str, Any], said: str) -> None:
-    (notice,) = [one for one in group(**wish).notices if one.level == "warning"]
+    facts = make_facts()
+    request = make_request("torch", "t.py", nproc_per_node="2", **wish)
+    planned = plan_job(request, facts)
+    notices = (*planned.notices, *Planner(planned, facts).plan(0).notices)
+    (notice,) = [one for one in notices if one.level == "warning"]
     assert notice.text.startswith(said)
 
 
 def test_the_plan_has_what_the_engine_and_the_report_need() -> None:
-    plan = attempt(grace_s=3.0, log_level="debug", host=make_facts(console=Console("terminal", "terminal")))
+    plan = attempt(grace_s=3.0, log_level="debug", facts=make_facts(console=Console("terminal", "terminal")))
     assert (plan.command, plan.name, plan.host, plan.grace_s, plan.log_level) == (
         "dslrun",
         "t.py",
@@ -188,5 +217,5 @@ def test_the_plan_has_what_the_engine_and_the_report_need() -> None:
 
 
 def test_workers_are_bound_only_if_that_is_asked_for() -> None:
-    host = make_facts(numa_nodes=numa_table(range(4), range(4, 8)))
-    assert [worker.cpus for worker in attempt(host=host).workers] == [None, None]
+    facts = make_facts(numa_nodes=lambda: numa_table(range(4), range(4, 8)))
+    assert [worker.cpus for worker in attempt(facts=facts).workers] == [None, None]

@@ -8,10 +8,10 @@ use crate::event::SignalAction;
 use crate::guard::{Agent, is_parent};
 use crate::poller::Poller;
 use crate::signals::{GUARD_DEATH, Moment, Table, Verdict, decide};
-use crate::supervisor::source::Source;
+use crate::supervisor::watched::Watched;
 use crate::sys::signal::{self, Received, SignalSet};
 
-pub(super) struct Host {
+pub(super) struct GuardLink {
     intake: OwnedFd,
     guard: Option<OwnedFd>,
     guard_pid: i32,
@@ -25,14 +25,14 @@ pub(super) struct Host {
     stops: usize,
 }
 
-impl Host {
+impl GuardLink {
     pub(super) fn new(poller: &Poller, agent: Agent) -> Result<Self, Error> {
         let own = SignalSet::of(&[libc::SIGCHLD, GUARD_DEATH]);
         let set = SignalSet(agent.table.taken().0 | own.0);
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
-        poller.watch(&intake, Source::Intake.encode())?;
+        poller.watch(&intake, Watched::Intake.encode())?;
         if let Some(guard) = &agent.guard {
-            poller.watch(guard, Source::Guard.encode())?;
+            poller.watch(guard, Watched::Guard.encode())?;
         }
         Ok(Self {
             intake,

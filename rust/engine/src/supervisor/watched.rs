@@ -2,7 +2,7 @@
 
 /// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum Watched {
     /// This worker has died.
     Worker(usize),
     /// There is something to read from this worker's stdout (0) or stderr (1).
@@ -17,7 +17,7 @@ pub(super) enum Source {
     Cgroup,
 }
 
-impl Source {
+impl Watched {
     pub(super) fn encode(self) -> u64 {
         let (kind, number) = match self {
             Self::Worker(worker) => (0, worker),
@@ -49,20 +49,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_survives_the_kernel() {
-        let sources = [
-            Source::Worker(0),
-            Source::Worker(100_000),
-            Source::Pipe(0, 1),
-            Source::Pipe(100_000, 0),
-            Source::Intake,
-            Source::Guard,
-            Source::Wake,
-            Source::Cgroup,
+    fn what_is_watched_survives_the_kernel() {
+        let all = [
+            Watched::Worker(0),
+            Watched::Worker(100_000),
+            Watched::Pipe(0, 1),
+            Watched::Pipe(100_000, 0),
+            Watched::Intake,
+            Watched::Guard,
+            Watched::Wake,
+            Watched::Cgroup,
         ];
-        for source in sources {
-            assert_eq!(Source::decode(source.encode()), Some(source));
+        for watched in all {
+            assert_eq!(Watched::decode(watched.encode()), Some(watched));
         }
-        assert_eq!(Source::decode(7), None);
+        assert_eq!(Watched::decode(7), None);
     }
 }

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use crate::bell::Bell;
+
 /// Bytes that may wait for the console.
 pub(super) const LIMIT_BYTES: usize = 8 << 20;
 /// Bytes written at once: progress is seen after each.
@@ -32,20 +34,20 @@ struct State {
     spare: Vec<Vec<u8>>,
 }
 
-struct Shared {
+struct Backlog {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// A console and its writing thread.
-pub(super) struct Console {
-    shared: Arc<Shared>,
+/// The thread that writes to one console.
+pub(super) struct Writer {
+    backlog: Arc<Backlog>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Console {
+impl Writer {
     /// Starts the thread. `bell` is rung whenever the queue falls below half its limit, or the console closes.
-    pub(super) fn new(fd: OwnedFd, bell: Arc<OwnedFd>) -> std::io::Result<Self> {
+    pub(super) fn new(fd: OwnedFd, bell: Arc<Bell>) -> std::io::Result<Self> {
         let state = State {
             blocks: VecDeque::new(),
             bytes: 0,
@@ -54,24 +56,24 @@ impl Console {
             over: false,
             spare: Vec::new(),
         };
-        let shared = Arc::new(Shared {
+        let backlog = Arc::new(Backlog {
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
-        let theirs = Arc::clone(&shared);
+        let theirs = Arc::clone(&backlog);
         let thread = std::thread::Builder::new()
             .name("dsl-console".into())
             .stack_size(128 * 1024)
             .spawn(move || theirs.serve(&fd, &bell))?;
         Ok(Self {
-            shared,
+            backlog,
             thread: Some(thread),
         })
     }
 
     /// Hands a block over and gives back an empty buffer.
     pub(super) fn write(&self, block: Vec<u8>) -> Vec<u8> {
-        let mut state = self.shared.lock();
+        let mut state = self.backlog.lock();
         let mut spare = state.spare.pop().unwrap_or_default();
         spare.clear();
         if state.closed {
@@ -83,13 +85,13 @@ impl Console {
         state.bytes += block.len();
         state.blocks.push_back(block);
         drop(state);
-        self.shared.changed.notify_all();
+        self.backlog.changed.notify_all();
         spare
     }
 
     /// Bytes that wait, and for how long none has been written.
     pub(super) fn backlog(&self) -> (usize, Duration) {
-        let state = self.shared.lock();
+        let state = self.backlog.lock();
         let idle = if state.bytes == 0 {
             Duration::ZERO
         } else {
@@ -100,19 +102,19 @@ impl Console {
 
     /// Nobody reads it any more.
     pub(super) fn is_closed(&self) -> bool {
-        self.shared.lock().closed
+        self.backlog.lock().closed
     }
 
     /// Waits until all is written, the console is closed, it has taken nothing for `patience`, it is not done
     /// within `longest`, or `given_up` says so. What is left then is thrown away; how many lines that is.
     pub(super) fn flush(&self, patience: Duration, longest: Duration, given_up: impl Fn() -> bool) -> usize {
         let begin = Instant::now();
-        let mut state = self.shared.lock();
+        let mut state = self.backlog.lock();
         while state.bytes > 0 && !state.closed && !state.over {
             if state.progress.elapsed() >= patience || begin.elapsed() >= longest || given_up() {
                 break;
             }
-            let waited = self.shared.changed.wait_timeout(state, FLUSH_POLL);
+            let waited = self.backlog.changed.wait_timeout(state, FLUSH_POLL);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         if state.closed {
@@ -131,13 +133,13 @@ impl Console {
     }
 }
 
-impl Drop for Console {
+impl Drop for Writer {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.backlog.lock();
         state.over = true;
         let is_idle = state.bytes == 0;
         drop(state);
-        self.shared.changed.notify_all();
+        self.backlog.changed.notify_all();
         // With something left to write it may stand in that for as long as somebody holds the console up.
         if let (true, Some(thread)) = (is_idle, self.thread.take()) {
             // A panic in it has been told by its hook.
@@ -146,13 +148,13 @@ impl Drop for Console {
     }
 }
 
-impl Shared {
+impl Backlog {
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state is whole between any two statements that hold the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn serve(&self, fd: &OwnedFd, bell: &OwnedFd) {
+    fn serve(&self, fd: &OwnedFd, bell: &Bell) {
         loop {
             let mut state = self.lock();
             let block = loop {
@@ -176,7 +178,7 @@ impl Shared {
     }
 
     /// False when the console is no more.
-    fn write_block(&self, fd: &OwnedFd, bell: &OwnedFd, block: &[u8]) -> bool {
+    fn write_block(&self, fd: &OwnedFd, bell: &Bell, block: &[u8]) -> bool {
         let mut rest = block;
         while !rest.is_empty() {
             match rustix::io::write(fd, &rest[..rest.len().min(CHUNK)]) {
@@ -193,7 +195,7 @@ impl Shared {
                         self.changed.notify_all();
                     }
                     if room {
-                        ring(bell);
+                        bell.ring();
                     }
                 }
                 Err(Errno::INTR) => {}
@@ -208,7 +210,7 @@ impl Shared {
                     state.blocks.clear();
                     drop(state);
                     self.changed.notify_all();
-                    ring(bell);
+                    bell.ring();
                     return false;
                 }
             }
@@ -217,27 +219,20 @@ impl Shared {
     }
 }
 
-fn ring(bell: &OwnedFd) {
-    // The counter cannot overflow in any number of events that fits in memory.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
 
-    use rustix::event::{EventfdFlags, eventfd};
-
     use super::*;
 
-    fn console() -> (Console, std::fs::File) {
+    fn writer() -> (Writer, std::fs::File) {
         let (read, write) = rustix::pipe::pipe().unwrap();
-        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        (Console::new(write, bell).unwrap(), std::fs::File::from(read))
+        let bell = Arc::new(Bell::new().unwrap());
+        (Writer::new(write, bell).unwrap(), std::fs::File::from(read))
     }
 
-    fn flush(console: &Console, patience_ms: u64) -> usize {
-        console.flush(
+    fn flush(writer: &Writer, patience_ms: u64) -> usize {
+        writer.flush(
             Duration::from_millis(patience_ms),
             Duration::from_secs(10),
             || false,
@@ -246,10 +241,10 @@ mod tests {
 
     #[test]
     fn blocks_come_out_in_order_and_whole() {
-        let (console, mut reader) = console();
-        console.write(b"one\n".to_vec());
-        console.write(b"two\n".to_vec());
-        assert_eq!(flush(&console, 5000), 0);
+        let (writer, mut reader) = writer();
+        writer.write(b"one\n".to_vec());
+        writer.write(b"two\n".to_vec());
+        assert_eq!(flush(&writer, 5000), 0);
         let mut text = [0; 8];
         reader.read_exact(&mut text).unwrap();
         assert_eq!(&text, b"one\ntwo\n");
@@ -257,21 +252,21 @@ mod tests {
 
     #[test]
     fn a_console_that_takes_nothing_is_given_up_with_a_count() {
-        let (console, _reader) = console();
+        let (writer, _reader) = writer();
         // More than any pipe holds.
-        console.write(vec![b'x'; 4 << 20]);
-        console.write(b"a\nb\nc\n".to_vec());
-        assert_eq!(flush(&console, 50), 3);
+        writer.write(vec![b'x'; 4 << 20]);
+        writer.write(b"a\nb\nc\n".to_vec());
+        assert_eq!(flush(&writer, 50), 3);
     }
 
     #[test]
     fn a_closed_console_swallows_the_rest() {
-        let (console, reader) = console();
+        let (writer, reader) = writer();
         drop(reader);
-        console.write(b"one\n".to_vec());
-        assert_eq!(flush(&console, 5000), 0);
-        assert!(console.is_closed());
-        console.write(b"two\n".to_vec());
-        assert_eq!(console.backlog().0, 0);
+        writer.write(b"one\n".to_vec());
+        assert_eq!(flush(&writer, 5000), 0);
+        assert!(writer.is_closed());
+        writer.write(b"two\n".to_vec());
+        assert_eq!(writer.backlog().0, 0);
     }
 }

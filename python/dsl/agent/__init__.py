@@ -1,0 +1,1 @@
+"""The one runner: carries a job from its first plan to its outcome, attempt by attempt."""

@@ -1,0 +1,61 @@
+"""What an event means for a job: pure functions of its history, the event, and who takes part."""
+
+from __future__ import annotations
+
+from dsl import Ended
+from dsl.model.outcome import REQUEUE_CODE, Decision, MembershipChanged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl import Exit
+    from dsl.model.outcome import History, Membership
+
+GO_ON = Decision("go_on")
+
+
+def decide(history: History, event: object, membership: Membership) -> Decision:
+    """What follows from an event.
+
+    ``history`` has the attempt that an `Ended` belongs to. An attempt that failed is started again as long as
+    restarts are left, unless somebody asked for an end or something of the group is left. A group whose nodes
+    change is started again without counting.
+    """
+    if isinstance(event, Ended):
+        return _after(history, membership)
+    if isinstance(event, MembershipChanged):
+        if event.membership.is_closed:
+            return Decision("stop")
+        return Decision("restart", counted=False) if event.membership.waiting else GO_ON
+    return GO_ON
+
+
+def _after(history: History, membership: Membership) -> Decision:
+    last = history.attempts[-1]
+    ended = last.ended
+    can_go_on = ended.stop_signal is None and not ended.survivors and not membership.is_closed
+    if can_go_on and ended.first_failure is not None and history.restarts < history.max_restarts:
+        return Decision("restart")
+    if can_go_on and ended.first_failure is None and history.regroups:
+        return Decision("restart", counted=False)
+    if last.is_preempted:
+        return Decision("end", code=REQUEUE_CODE)
+    return Decision("end", code=exit_code(last.exits, ended, last.cause))
+
+
+def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) -> int:
+    """The command's exit code (G2).
+
+    0 only if every worker ended with 0, else the status of ``cause`` (default: the first failure), or 128 +
+    the signal by which the user ended the job.
+    """
+    cause = cause or ended.first_failure
+    if cause is not None:
+        return cause.status or 1
+    if ended.stop_signal is not None:
+        return 128 + ended.stop_signal
+    failed = [exit_.status for exit_ in exits if exit_.status != 0]
+    if failed:
+        return failed[0]
+    return 1 if ended.survivors else 0

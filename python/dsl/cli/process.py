@@ -1,0 +1,105 @@
+"""The processes of a command: the guard, which the shell sees, and the agent, which does the work.
+
+Only the commands fork and end their process; whoever runs an agent elsewhere gets its outcome.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
+from dsl.agent.agent import Agent
+from dsl.agent.pid_file import PidFile
+from dsl.errors import DslError
+from dsl.report.speak import flush_output, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dsl import GuardOutcome
+    from dsl.agent.agent import Listener
+    from dsl.agent.planner import Planner
+    from dsl.model.node import NodePlan
+
+SIGINT = 2
+INTERNAL_ERROR = 70  # sysexits.h: an error of our own
+
+
+def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) -> int:
+    """Run a job whose first attempt is ``plan``, and end this process with the command's exit code (G2).
+
+    Forks: the caller becomes the guard, the child the agent. Returns only if there can be no guard.
+    """
+    try:
+        guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s)
+    except EngineError as error:
+        return _refuse(plan, error)
+    flush_output()
+    pid = os.fork()
+    if pid == 0:
+        code = INTERNAL_ERROR
+        try:
+            code = _run_agent(planner, plan, guard, stdin_is_terminal=stdin_is_terminal)
+        finally:
+            flush_output()
+            os._exit(code)
+    outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
+    _report_agent(plan, pid, outcome)
+    if outcome.terminal_interrupt and outcome.code == 128 + SIGINT:
+        _die_of_interrupt()
+    flush_output()
+    os._exit(outcome.code)
+
+
+def _run_agent(planner: Planner, plan: NodePlan, guard: Guard, *, stdin_is_terminal: bool) -> int:
+    def listen() -> list[Listener]:
+        # Whoever speaks is made ready while the workers start.
+        from dsl.report.narrator import Narrator
+
+        return [Narrator(plan)]
+
+    try:
+        guard.enter_agent()
+        with PidFile(plan.pid_file):
+            code = INTERNAL_ERROR
+            try:
+                agent = Agent(Supervisor(guard=guard), planner, listen)
+                code = agent.run(plan, stdin_is_terminal=stdin_is_terminal).code
+            finally:
+                planner.finish(succeeded=code == 0)
+            return code
+    except EngineError as error:
+        return _refuse(plan, error)
+    except DslError as error:
+        say(plan.command, f"error: {error}")
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 -- the last resort: users never see a traceback of ours
+        say(plan.command, f"internal error: {type(error).__name__}: {error}, please report it")
+        return INTERNAL_ERROR
+
+
+def _refuse(plan: NodePlan, error: EngineError) -> int:
+    say(plan.command, f"error: {error}")
+    return 2 if isinstance(error, (BindingError, SpecError)) else 1
+
+
+def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
+    if outcome.agent_signal is not None:
+        from dsl.signals import signal_name
+
+        name = signal_name(outcome.agent_signal)
+        say(plan.command, f"the agent (pid {pid}) was killed by {name}: its workers were ended")
+    if outcome.survivors:
+        from dsl.report.verdict import survivor
+
+        for one in outcome.survivors:
+            say(plan.command, survivor(*one))
+
+
+def _die_of_interrupt() -> None:
+    """End as Ctrl-C ends a program, so that a shell's loop stops too. Pid 1 cannot, and goes on."""
+    import signal
+
+    flush_output()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.kill(os.getpid(), signal.SIGINT)

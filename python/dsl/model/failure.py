@@ -1,0 +1,49 @@
+"""A worker that failed by itself, and what it has recorded of that."""
+
+from __future__ import annotations
+
+from dsl._record import record
+
+
+@record
+class ErrorRecord:
+    """What a worker recorded of the exception that ended it. Text is as it was written, line ends included."""
+
+    message: str
+    """What the exception says, or the whole text of the file."""
+    traceback: str
+    """Its stack; empty if there is none."""
+    time_s: float | None
+    """Seconds since the epoch, as recorded."""
+    exit_code: int | None
+    """That of a process below the worker which the record was taken over from."""
+    is_text: bool = False
+    """The file holds a message alone, not an exception's parts."""
+
+
+@record
+class Failure:
+    """A worker that failed by itself."""
+
+    rank: int
+    """Global rank."""
+    local_rank: int
+    """Index within its node."""
+    host: str
+    """Name of the node."""
+    pid: int
+    """Process id; 0 if it never started."""
+    exitcode: int
+    """Exit code, minus the number of the signal that ended it, or 126 or 127 if it could not be executed."""
+    time_ns: int
+    """CLOCK_REALTIME when its death was noticed."""
+    order: int
+    """Position among the deaths of the group as the kernel reported them."""
+    error_file: str | None
+    """Path of its record, if it left one that can be read."""
+    recorded: ErrorRecord | None
+    """That record."""
+    recorded_ns: int | None
+    """CLOCK_REALTIME of the file, if that can be believed."""
+    reason: str
+    """One clause."""

@@ -1,0 +1,178 @@
+"""What is decided once for a whole job, the same on every node, and how its nodes meet."""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal, TypeAlias
+
+    ProgramKind: TypeAlias = Literal["script", "module", "program", "call"]
+    MeetingKind: TypeAlias = Literal["alone", "static"]
+    Pairs: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@record
+class Notice:
+    """Something to tell the user before the workers start."""
+
+    level: str
+    """Word of `dsl.model.request.LEVELS`."""
+    text: str
+    """One line."""
+
+
+@record
+class Flavour:
+    """The environment and argument habits of one family of launchers, as data.
+
+    The facts that variables tell are those of `dsl.plan.environ`.
+    """
+
+    command: str
+    """Name that messages start with."""
+    group_variables: Pairs
+    """Variables that all workers of a node share, each with the fact that it tells."""
+    worker_variables: Pairs
+    """Variables of one worker, each with the fact that it tells."""
+    constants: Pairs = ()
+    """Variables that always have this value."""
+    defaults: Pairs = ()
+    """Variables that have this value unless the user has chosen."""
+    crowd_defaults: Pairs = ()
+    """The same, where several workers share a node."""
+    interpreter_variable: str = ""
+    """Variable that names another interpreter than ours."""
+    fills_local_rank: bool = False
+    """``${local_rank}`` in a word becomes the worker's."""
+    shows_slots: bool = False
+    """The visible-devices variable holds the slots of the node."""
+    reads_pod: bool = False
+    """A file of the cluster tells variables of the pod."""
+    keeps_errors: bool = False
+    """Each worker has a file for an account of its end, in a directory of the run."""
+    logs_by_folder: bool = False
+    """A log directory alone means that all output goes to files, too."""
+    binds_memory: bool = False
+    """The memory policy is a part of the bindings that the user asks for."""
+    tells_bindings: bool = False
+    """How many CPUs each worker gets is said, not only how they are dealt."""
+
+
+@record
+class Program:
+    """What each worker runs."""
+
+    kind: ProgramKind
+    """A ``script`` or ``module`` of Python, any ``program``, or a ``call`` that was launched from Python."""
+    script: str
+    """Path, module name or program; of a call the interpreter."""
+    args: tuple[str, ...] = ()
+    """Its arguments; of a call the interpreter's."""
+    local_rank_option: str = ""
+    """Option by which it is told its local rank; empty: by none."""
+    name: str = ""
+    """What reports call it."""
+
+
+@record
+class Host:
+    """A machine that takes part by name, and the slots that it gives. Its place is its node rank."""
+
+    name: str
+    slots: tuple[int, ...]
+
+
+@record
+class MeetingPoint:
+    """What is agreed beforehand about where the workers meet."""
+
+    kind: MeetingKind
+    """``alone``: one node that meets nobody; ``static``: nodes that know address, port and their places."""
+    address: str
+    """Where rank 0 listens."""
+    port: int | None
+    """Port there; 0: any free one for each attempt; None: the usual one, or another if that is taken."""
+
+
+@record
+class Job:
+    """Everything that one command line starts, over all nodes and attempts."""
+
+    flavour: Flavour
+    """Whose environment and argument habits the workers expect."""
+    program: Program
+    """What each worker runs."""
+    meeting: MeetingPoint
+    """Where the workers meet."""
+    run_id: str = ""
+    """Name of the job, which tells it from others."""
+    role: str = "default"
+    """What the workers are called."""
+    hosts: tuple[Host, ...] = ()
+    """The nodes, where they are named; a node without a name counts its workers itself."""
+    node_count: int = 1
+    """Number of nodes."""
+    workers: str = ""
+    """How many workers such a node has: a number, ``auto``, ``cpu``, ``gpu`` or an accelerator."""
+    accelerator: str = ""
+    """The accelerator of all nodes; empty: each node looks for its own."""
+    visible_devices: str | None = None
+    """What the visible-devices variable holds instead of slots: names of devices, or nothing at all."""
+    env: Pairs = ()
+    """Variables over the environment that each node's workers inherit."""
+    max_restarts: int = 0
+    """How often a group that failed is started again."""
+    signals: SignalRequest = SignalRequest()
+    """What signals mean, and the grace."""
+    output: OutputRequest = OutputRequest()
+    """Wishes about the workers' output."""
+    placement: PlacementRequest = PlacementRequest()
+    """Wishes about devices, CPUs and memory."""
+    log_level: str = "info"
+    """How much is said."""
+    saves_pid: bool = False
+    """Each agent keeps its pid in a file while the job runs."""
+
+
+@record
+class Meeting:
+    """One round of a job: who takes part, in which place, and where the workers meet."""
+
+    attempt: int
+    """How often the group was started before."""
+    node_rank: int
+    """Place of this node."""
+    local_world_sizes: tuple[int, ...]
+    """Number of workers of each node, by node rank."""
+    address: str
+    """Where rank 0 listens."""
+    port: int
+    """Port there."""
+    round: int = 0
+    """How often the nodes have met; grows without an attempt that counts when a node joins or leaves."""
+    notices: tuple[Notice, ...] = ()
+    """What the user should know of it."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers over all nodes."""
+        return sum(self.local_world_sizes)
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes."""
+        return len(self.local_world_sizes)
+
+    @property
+    def local_world_size(self) -> int:
+        """Number of workers of this node."""
+        return self.local_world_sizes[self.node_rank]
+
+    @property
+    def ranks(self) -> range:
+        """Global ranks of this node's workers."""
+        first = sum(self.local_world_sizes[: self.node_rank])
+        return range(first, first + self.local_world_size)

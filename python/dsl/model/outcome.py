@@ -1,0 +1,146 @@
+"""What has happened to a job: attempts, decisions, and how it ended."""
+
+from __future__ import annotations
+
+from dsl._record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal, TypeAlias
+
+    from dsl import Ended, Exit
+    from dsl.errors import DslError
+    from dsl.model.failure import Failure
+    from dsl.model.node import Label, NodePlan
+
+    DecisionKind: TypeAlias = Literal["go_on", "restart", "stop", "end"]
+
+REQUEUE_CODE = 75
+"""Exit code of a job that was preempted (``EX_TEMPFAIL`` of sysexits.h): start it again."""
+
+
+@record
+class AttemptOutcome:
+    """How one attempt ended."""
+
+    plan: NodePlan
+    """What was started."""
+    exits: tuple[Exit, ...]
+    """How each worker ended, in the order of the deaths."""
+    ended: Ended
+    """The group's last event."""
+    begin_s: float = 0.0
+    """`time.monotonic` just before the first start."""
+    duration_s: float = 0.0
+    """From there to the end."""
+    failures: tuple[Failure, ...] = ()
+    """Workers that failed by themselves, if they were told where to leave an account of it."""
+    cause: Exit | None = None
+    """The failure that the others follow from; None if no worker failed by itself."""
+
+    @property
+    def is_preempted(self) -> bool:
+        """The scheduler had announced the end, and no worker failed before."""
+        return self.ended.stop_signal is not None and self.ended.stop_signal == self.plan.preempt_signal
+
+    @property
+    def label(self) -> Label | None:
+        """What the cause is called."""
+        return None if self.cause is None else self.plan.workers[self.cause.worker].label
+
+
+@record
+class Membership:
+    """Who takes part in the job at this moment."""
+
+    node_count: int
+    """Nodes of the present round."""
+    waiting: int = 0
+    """Nodes that wait for the next round."""
+    is_closed: bool = False
+    """No round can follow: the nodes have agreed that the job is over."""
+
+
+@record
+class MembershipChanged:
+    """A node has left, or waits to join: an event of the rendezvous."""
+
+    membership: Membership
+
+
+@record
+class History:
+    """What policy knows of a job so far."""
+
+    max_restarts: int
+    """How many restarts may be counted."""
+    attempts: tuple[AttemptOutcome, ...] = ()
+    """Those that have ended, in order."""
+    restarts: int = 0
+    """Restarts that were counted."""
+    regroups: bool = False
+    """The group was stopped to be started again with other nodes."""
+
+
+@record
+class Decision:
+    """What the agent does next."""
+
+    kind: DecisionKind
+    """``go_on``; ``restart`` the group, which is stopped first if it runs; ``stop`` it; ``end`` the job."""
+    counted: bool = True
+    """Of a restart: it is one of those that the user has granted."""
+    code: int = 0
+    """Of an end: the exit code (G2)."""
+
+
+@record
+class AttemptStarted:
+    """The workers of an attempt are being started."""
+
+    plan: NodePlan
+
+
+@record
+class AttemptEnded:
+    """An attempt has ended, and it is decided what follows."""
+
+    history: History
+    """It is the last one here."""
+    decision: Decision
+
+
+@record
+class RestartFailed:
+    """The group should have been started again and could not be: the job ends as its last attempt did."""
+
+    error: DslError
+
+
+@record
+class Outcome:
+    """How the job ended on this node."""
+
+    code: int
+    """Exit code of the command (G2)."""
+    attempts: tuple[AttemptOutcome, ...]
+    """All attempts, in order; at least one."""
+    error: DslError | None = None
+    """What kept the group from being started again, if that was to be."""
+
+    @property
+    def last(self) -> AttemptOutcome:
+        """The attempt that decided."""
+        return self.attempts[-1]
+
+    @property
+    def cause(self) -> Exit | None:
+        """The failure that ended the job."""
+        return self.last.cause
+
+    @property
+    def victims(self) -> tuple[Label, ...]:
+        """What was stopped because of it."""
+        workers = self.last.plan.workers
+        stopped = [exit_ for exit_ in self.last.exits if exit_.caused_by_stop and exit_ is not self.cause]
+        return tuple([workers[exit_.worker].label for exit_ in stopped])

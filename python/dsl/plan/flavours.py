@@ -1,0 +1,70 @@
+"""The two families of launchers as data: what their workers find in the environment and in their arguments.
+
+Sources: the launcher of DeepSpeed 0.19.8 and the agent of torchrun (torch 2.13), whose answers are recorded
+in the contract tests. Scripts written for either find what they look for: DeepSpeed's workers also get
+torchrun's names for the same facts.
+"""
+
+from __future__ import annotations
+
+from dsl._record import replace
+from dsl.lists import THREADS_VARIABLE
+from dsl.model.job import Flavour
+
+DEEPSPEED = Flavour(
+    command="dsl",
+    group_variables=(
+        ("MASTER_ADDR", "master_addr"),
+        ("MASTER_PORT", "master_port"),
+        ("WORLD_SIZE", "world_size"),
+        ("LOCAL_SIZE", "local_world_size"),
+        ("LOCAL_WORLD_SIZE", "local_world_size"),
+        ("CROSS_RANK", "node_rank"),
+        ("GROUP_RANK", "node_rank"),
+        ("NODE_RANK", "node_rank"),
+        ("CROSS_SIZE", "node_count"),
+    ),
+    worker_variables=(("RANK", "rank"), ("LOCAL_RANK", "local_rank")),
+    shows_slots=True,
+    reads_pod=True,
+    logs_by_folder=True,
+    binds_memory=True,
+    tells_bindings=True,
+)
+
+TORCH = Flavour(
+    command="dslrun",
+    group_variables=(
+        ("GROUP_RANK", "node_rank"),
+        ("GROUP_WORLD_SIZE", "node_count"),
+        ("LOCAL_WORLD_SIZE", "local_world_size"),
+        ("WORLD_SIZE", "world_size"),
+        ("ROLE_WORLD_SIZE", "world_size"),
+        ("ROLE_NAME", "role"),
+        ("TORCHELASTIC_MAX_RESTARTS", "max_restarts"),
+        ("TORCHELASTIC_RUN_ID", "run_id"),
+        ("TORCHELASTIC_SIGNALS_TO_HANDLE", "stop_signals"),
+        ("MASTER_ADDR", "master_addr"),
+        ("MASTER_PORT", "master_port"),
+        ("TORCHELASTIC_RESTART_COUNT", "attempt"),
+    ),
+    worker_variables=(
+        ("RANK", "rank"),
+        ("ROLE_RANK", "rank"),
+        ("LOCAL_RANK", "local_rank"),
+        ("TORCHELASTIC_ERROR_FILE", "error_file"),
+    ),
+    # Rank 0 holds the store: the launcher has no torch to hold it with.
+    constants=(("TORCHELASTIC_USE_AGENT_STORE", "False"),),
+    defaults=(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),),
+    crowd_defaults=((THREADS_VARIABLE, "1"),),
+    interpreter_variable="PYTHON_EXEC",
+    fills_local_rank=True,
+    keeps_errors=True,
+)
+
+# torch's launcher, called from Python, leaves the number of threads alone.
+FUNCTIONS = replace(TORCH, crowd_defaults=())
+
+FLAVOURS = {"deepspeed": DEEPSPEED, "torch": TORCH, "functions": FUNCTIONS}
+"""By the word of `dsl.model.request.Request.flavour`."""

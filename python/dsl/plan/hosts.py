@@ -1,0 +1,211 @@
+"""Which hosts and slots take part, and which of them this node is: the decisions of DeepSpeed's runner."""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.devices.select import find_devices, visible_override, visible_slots, visible_warning
+from dsl.errors import (
+    FilterError,
+    HostfileError,
+    LauncherError,
+    MultiNodeError,
+    OptionError,
+    UnsupportedError,
+)
+from dsl.model.job import Host, Notice
+from dsl.model.request import DEFAULT_HOSTFILE
+from dsl.resources.filters import apply_filters, trim
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.devices.select import Devices
+    from dsl.facts import Facts
+    from dsl.model.request import Request, ResourceRequest
+
+LOCAL_NAME = "localhost"
+LOCAL_ADDRESS = "127.0.0.1"
+LAUNCHERS = ("pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi")
+
+
+@record
+class ActiveHosts:
+    """What is decided about the hosts of a job."""
+
+    hosts: tuple[Host, ...]
+    """Those that take part, by node rank."""
+    node_rank: int
+    """Which of them this node is."""
+    address: str
+    """Where rank 0 listens."""
+    accelerator: str = ""
+    """That of this machine, where its devices are the slots."""
+    visible_devices: str | None = None
+    """What stands in the visible-devices variable instead of slots."""
+    notices: tuple[Notice, ...] = ()
+    """What the user should know."""
+
+
+def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
+    """Decide which hosts and slots take part.
+
+    The devices of this machine are looked at only if they decide: without a hostfile they are the slots.
+
+    Raises:
+        UsageError: of the kind that fits; `MultiNodeError` when other hosts would have to be reached.
+    """
+    asked = request.resources
+    notices: list[Notice] = []
+    pool = _read_pool(asked, facts, notices)
+    devices = None if pool is not None else find_devices(facts.environ, facts.devices, facts.cpus)
+    shown = () if devices is None else _shown_devices(asked, devices, notices)
+    _check_counts(asked, has_pool=pool is not None)
+    if devices is not None and shown:
+        active = {LOCAL_NAME: visible_slots(devices, shown)}
+    else:
+        slots = pool if devices is None else {LOCAL_NAME: devices.slots}
+        active = apply_filters(slots or {}, asked.include, asked.exclude)
+    _refuse_unsupported(request)
+    active = trim(
+        active,
+        asked.min_nodes,
+        asked.num_gpus,
+        checked=_slots_are_devices(asked, active, devices, facts),
+        source=asked.hostfile or DEFAULT_HOSTFILE,
+    )
+    if not any(active.values()):
+        raise FilterError(f"nothing is left to start: {_filter_text(asked)} leaves no slot")
+    hosts = tuple([Host(name, tuple(slots)) for name, slots in active.items()])
+    node_rank = _own_node_rank(request, hosts, facts, from_hostfile=pool is not None)
+    if not hosts[node_rank].slots:
+        raise FilterError(
+            f"host {hosts[node_rank].name!r} has no slots in {asked.hostfile}, this node has nothing to start"
+        )
+    return ActiveHosts(
+        hosts=hosts,
+        node_rank=node_rank,
+        address=_master_address(request, hosts, from_hostfile=pool is not None, notices=notices),
+        accelerator="" if devices is None else devices.accelerator,
+        visible_devices=None if devices is None else visible_override(devices, shown),
+        notices=tuple(notices),
+    )
+
+
+def _read_pool(asked: ResourceRequest, facts: Facts, notices: list[Notice]) -> dict[str, range] | None:
+    path = asked.hostfile or DEFAULT_HOSTFILE
+    try:
+        text = facts.files.read_text(path)
+    except OSError as error:
+        raise HostfileError(f"{path}: hostfile cannot be read: {(error.strerror or '').lower()}") from None
+    if text is None:
+        level = "debug" if path == DEFAULT_HOSTFILE else "warning"
+        missing = f"unable to find hostfile {path}, will proceed with training with local resources only"
+        notices.append(Notice(level, missing))
+        return None
+    from dsl.resources.hostfile import parse_hostfile
+
+    return {name: range(slots) for name, slots in parse_hostfile(text.split("\n"), path).items()}
+
+
+def _shown_devices(asked: ResourceRequest, devices: Devices, notices: list[Notice]) -> tuple[str, ...]:
+    """Devices that the visible-devices variable picks; none where an option picks them."""
+    option = _picking_option(asked)
+    warning = None if option else visible_warning(devices.visible or ())
+    if warning:
+        notices.append(Notice("warning", warning))
+    if devices.visible:
+        fate = f"but ignoring it because {option} was given" if option else "and using only those devices"
+        notices.append(Notice("info", f"detected {devices.visible_setting} {fate}"))
+    elif devices.size_from_environment and not asked.num_gpus:
+        notices.append(Notice("info", f"LOCAL_SIZE={len(devices.slots)} sets the number of workers"))
+    return () if option else devices.visible or ()
+
+
+def _picking_option(asked: ResourceRequest) -> str:
+    if asked.include or asked.exclude:
+        return "--include" if asked.include else "--exclude"
+    if (asked.min_nodes or 0) > 1:
+        return "--num_nodes"
+    return "--num_gpus" if (asked.num_gpus or 0) > 0 else ""
+
+
+def _check_counts(asked: ResourceRequest, *, has_pool: bool) -> None:
+    counted = asked.min_nodes is not None or asked.num_gpus is not None
+    if counted and (asked.include or asked.exclude):
+        raise OptionError("cannot specify num_nodes/gpus with include/exclude, give one or the other")
+    if not has_pool and (asked.min_nodes or 0) > 1:
+        raise OptionError(
+            f"num nodes is >1 but no extra nodes available via hostfile: {asked.hostfile} does not exist"
+        )
+
+
+def _slots_are_devices(
+    asked: ResourceRequest, active: Mapping[str, Sequence[int]], devices: Devices | None, facts: Facts
+) -> bool:
+    """Whether a host cannot have more workers than slots: slots of a CPU are only a number."""
+    if devices is not None:
+        return devices.accelerator != "cpu"
+    if all((asked.num_gpus or 0) <= len(slots) for slots in active.values()):
+        return True
+    return find_devices(facts.environ, facts.devices, facts.cpus).accelerator != "cpu"
+
+
+def _filter_text(asked: ResourceRequest) -> str:
+    if asked.include:
+        return f"--include {asked.include}"
+    return f"--exclude {asked.exclude}" if asked.exclude else f"hostfile {asked.hostfile}"
+
+
+def _refuse_unsupported(request: Request) -> None:
+    asked = request.elastic
+    for option, given in (("autotuning", asked.autotuning), ("elastic_training", asked.training)):
+        if given:
+            raise UnsupportedError(
+                f"--{option} is not in this version of dsl, leave it out to run the job as it is"
+            )
+
+
+def _own_node_rank(request: Request, hosts: Sequence[Host], facts: Facts, *, from_hostfile: bool) -> int:
+    """The node that this command starts itself. Raises MultiNodeError if others have to be reached."""
+    node_rank, remote = request.meeting.node_rank, request.remote
+    if remote.no_ssh:
+        if node_rank is None or not 0 <= node_rank < len(hosts):
+            given = "none was given" if node_rank is None else f"got {node_rank}"
+            raise OptionError(
+                f"launching training without ssh, but --node_rank is not set correctly: "
+                f"expected 0 to {len(hosts) - 1}, {given}"
+            )
+        return node_rank
+    is_own = not from_hostfile or facts.names.is_this_machine(hosts[0].name)
+    if len(hosts) == 1 and not remote.force_multi and is_own:
+        return 0
+    if remote.launcher.lower() not in LAUNCHERS:
+        raise LauncherError(f"unknown launcher {remote.launcher!r}, expected one of {', '.join(LAUNCHERS)}")
+    if len(hosts) > 1:
+        shown = ", ".join([host.name for host in hosts[:4]]) + (", ..." if len(hosts) > 4 else "")
+        why = f"{len(hosts)} hosts ({shown}) take part"
+    else:
+        why = (
+            "--force_multi was given" if remote.force_multi else f"host {hosts[0].name!r} is not this machine"
+        )
+    raise MultiNodeError(
+        f"{why}, and starting workers on other hosts is not in this version of dsl; "
+        "on each host run the same command with --no_ssh --node_rank RANK --master_addr ADDRESS"
+    )
+
+
+def _master_address(
+    request: Request, hosts: Sequence[Host], *, from_hostfile: bool, notices: list[Notice]
+) -> str:
+    asked = request.meeting.master_addr or ""
+    if not from_hostfile:
+        if asked not in ("", LOCAL_NAME, LOCAL_ADDRESS):
+            text = f"--master_addr {asked} is not used: without a hostfile it is {LOCAL_ADDRESS}"
+            notices.append(Notice("info", text))
+        return LOCAL_ADDRESS
+    if not asked and len(hosts) > 1:
+        raise OptionError(
+            f"--no_ssh needs --master_addr, an address of host {hosts[0].name!r} that every host can reach"
+        )
+    return asked or LOCAL_ADDRESS

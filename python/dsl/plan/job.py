@@ -1,0 +1,146 @@
+"""`Request` -> `Job`: what is decided once for the whole job, for both flavours."""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.errors import OptionError
+from dsl.model.job import Job, MeetingPoint, Notice
+from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
+from dsl.plan.flavours import FLAVOURS
+from dsl.plan.program import plan_program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dsl.facts import Facts
+    from dsl.model.request import OutputRequest, Request
+
+
+@record
+class JobPlan:
+    """A job, and what only the host that plans it needs to know."""
+
+    job: Job
+    """The same on every node."""
+    node_rank: int
+    """Place of this node in it."""
+    notices: tuple[Notice, ...] = ()
+    """What the user should know of how it was decided."""
+
+
+def plan_job(request: Request, facts: Facts) -> JobPlan:
+    """Decide what is the same on every node.
+
+    Raises:
+        UsageError: of the kind that fits; `MultiNodeError` when other hosts would have to be reached, and
+            `UnsupportedError` for nodes that would have to find each other.
+    """
+    return _with_hosts(request, facts) if request.flavour == "deepspeed" else _with_nodes(request, facts)
+
+
+def _wishes(request: Request) -> dict[str, Any]:
+    """The fields of a job that the request answers as it stands."""
+    return {
+        "flavour": FLAVOURS[request.flavour],
+        "role": request.role,
+        "env": _variables(request),
+        "max_restarts": request.max_restarts,
+        "signals": request.signals,
+        "output": request.output,
+        "placement": request.placement,
+        "log_level": request.log_level,
+        "saves_pid": request.save_pid,
+    }
+
+
+def _variables(request: Request) -> tuple[tuple[str, str], ...]:
+    template = request.output.template
+    return (*request.env, (TEMPLATE_VARIABLE, template)) if template else request.env
+
+
+def _with_hosts(request: Request, facts: Facts) -> JobPlan:
+    """Hosts and slots are named: the job of DeepSpeed's runner."""
+    from dsl.plan.hosts import choose_hosts
+
+    program = plan_program(request.program, "--no_python", "--module")
+    _check_host_options(request)
+    if request.output.each_rank_log is not None:
+        _check_each_rank_log(request.output)
+    unused = _unused_host_options(request)
+    active = choose_hosts(request, facts)
+    job = Job(
+        program=program,
+        meeting=MeetingPoint("static", active.address, request.meeting.master_port),
+        hosts=active.hosts,
+        node_count=len(active.hosts),
+        accelerator=active.accelerator,
+        visible_devices=active.visible_devices,
+        **_wishes(request),
+    )
+    return JobPlan(job, active.node_rank, (*unused, *active.notices))
+
+
+def _check_host_options(request: Request) -> None:
+    if request.elastic.training and not request.meeting.master_addr:
+        raise OptionError("master addr is required when elastic training is enabled, give --master_addr")
+    if request.elastic.training and not request.program.local_rank_option:
+        raise OptionError("--no_local_rank cannot be used with --elastic_training, leave one of them out")
+    least, most = request.resources.min_nodes, request.resources.max_nodes
+    if most is not None and (least is None or not 1 <= least <= most):
+        raise OptionError(f"--num_nodes {least}:{most}: MIN must be at least 1, and MAX at least MIN")
+
+
+def _check_each_rank_log(asked: OutputRequest) -> None:
+    """Its files hold both streams joined, so options that ask for single ones make no sense with it."""
+    others = {
+        "--log-dir": asked.log_dir,
+        "--redirects": asked.redirects,
+        "--duplicate-stdout-filters": asked.stdout_words,
+        "--duplicate-stderr-filters": asked.stderr_words,
+    }
+    for option, value in others.items():
+        if value:
+            raise OptionError(
+                f"--enable_each_rank_log cannot be used with {option}, leave one of them out "
+                "(--log-dir DIR keeps the streams of each worker in files of their own)"
+            )
+
+
+def _unused_host_options(request: Request) -> list[Notice]:
+    texts = []
+    if request.meeting.node_rank is not None and not request.remote.no_ssh:
+        texts.append("--node_rank has no effect without --no_ssh")
+    if request.placement.core_list is not None and not request.placement.bind_cores_to_rank:
+        texts.append("--bind_core_list has no effect without --bind_cores_to_rank")
+    has_files = request.output.each_rank_log is not None or needs_run_dir(request.output)
+    if request.output.max_bytes is not None and not has_files:
+        texts.append("--log-max-size has no effect without log files, such as --log-dir")
+    return [Notice("warning", text) for text in texts]
+
+
+def _with_nodes(request: Request, facts: Facts) -> JobPlan:
+    """Nodes are counted, and each counts its workers: the job of torchrun's agent."""
+    from dsl.plan.meeting import check_meeting, meeting_notices, meeting_point, node_count, run_id
+
+    asked = request.meeting
+    least, most = request.resources.min_nodes, request.resources.max_nodes
+    least = 1 if least is None else least
+    nodes = (least, least if most is None else most)
+    program = plan_program(request.program, "--no-python", "--module")
+    check_meeting(asked, nodes)
+    if request.max_restarts < 0:
+        raise OptionError(f"--max-restarts {request.max_restarts}: it must be 0 or more")
+    job = Job(
+        program=program,
+        meeting=meeting_point(asked, nodes),
+        run_id=run_id(asked, nodes, facts.names.random),
+        node_count=node_count(asked, nodes),
+        workers=request.resources.nproc_per_node or "1",
+        **_wishes(request),
+    )
+    notices = meeting_notices(asked, nodes)
+    if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
+        notices.append(Notice("warning", "--preempt-grace has no effect without --preempt-signal"))
+    node_rank = (asked.node_rank or 0) if job.node_count > 1 else 0
+    return JobPlan(job, node_rank, tuple(notices))

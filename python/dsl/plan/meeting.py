@@ -1,0 +1,164 @@
+"""Where the workers of ``dslrun`` meet, and what their job is called: torchrun's rendezvous, without torch.
+
+A job is of one of three kinds. *Alone*: one node and no wish where to meet (``--standalone``, or nothing of
+it said). *Static*: the nodes, the place of this one and the meeting point are named. *Dynamic*: the nodes
+would find each other through a store; with a single node there is nobody to find.
+"""
+
+from __future__ import annotations
+
+from dsl.errors import OptionError, PortError, UnsupportedError
+from dsl.model.job import MeetingPoint, Notice
+from dsl.model.request import DEFAULT_MASTER_PORT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsl.model.request import MeetingRequest
+
+    NodeRange = tuple[int, int]
+    """The least and the most nodes."""
+
+LOCAL_ADDRESS = "127.0.0.1"
+STATIC = "static"
+BACKENDS = (STATIC, "c10d", "etcd", "etcd-v2")
+MOST_NODES = 1 << 22
+"""No job has more; it bounds what a slip can make us compute."""
+
+
+def is_alone(asked: MeetingRequest, nodes: NodeRange) -> bool:
+    """Whether this is a job of one node that meets nobody, at a port of its choice."""
+    nothing_said = asked.backend == STATIC and not asked.endpoint and asked.master_port is None
+    return asked.standalone or (nothing_said and nodes[1] == 1)
+
+
+def node_count(asked: MeetingRequest, nodes: NodeRange) -> int:
+    """Number of nodes of the job."""
+    return 1 if asked.standalone else nodes[1]
+
+
+def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
+    """Refuse nodes, a backend or settings that make no sense.
+
+    Raises:
+        OptionError: says what is wrong, and how it should be.
+        UnsupportedError: the nodes would have to find each other.
+    """
+    least, most = nodes
+    if not 1 <= least <= most:
+        raise OptionError(f"--nnodes {least}:{most}: MIN must be at least 1, and MAX at least MIN")
+    if most > MOST_NODES:
+        raise OptionError(f"--nnodes {most}: at most {MOST_NODES} nodes can take part")
+    if asked.backend not in BACKENDS:
+        raise OptionError(f"--rdzv-backend {asked.backend!r}: expected one of {', '.join(BACKENDS)}")
+    _check_settings(asked.settings)
+    if asked.endpoint:
+        parse_endpoint(asked.endpoint)
+    if asked.standalone:
+        return
+    if asked.backend != STATIC and most > 1:
+        raise UnsupportedError(
+            f"--rdzv-backend {asked.backend}: nodes that find each other are not in this version of "
+            "dsl; name them with --nnodes N --node-rank RANK --master-addr ADDRESS --master-port PORT"
+        )
+    if _is_static(asked, nodes) and not 0 <= (asked.node_rank or 0) < most:
+        places = "it must be 0" if most == 1 else f"it must be 0 to {most - 1}"
+        raise OptionError(
+            f"--node-rank {asked.node_rank}: with {most} node{'s' if most > 1 else ''} {places}"
+        )
+
+
+def _is_static(asked: MeetingRequest, nodes: NodeRange) -> bool:
+    return asked.backend == STATIC and not is_alone(asked, nodes)
+
+
+def _check_settings(text: str) -> None:
+    for item in text.split(",") if text.strip() else ():
+        key, _, value = item.partition("=")
+        if not key.strip() or not value.strip():
+            raise OptionError(f"--rdzv-conf {text!r}: expected KEY=VALUE,... but there is {item.strip()!r}")
+
+
+def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
+    """Where the workers meet.
+
+    Raises:
+        OptionError: the meeting point of a static job is not written as it must be.
+        PortError: its port is none, or would have to be chosen though several nodes have to know it.
+    """
+    if not _is_static(asked, nodes):
+        return MeetingPoint("alone", asked.local_addr or LOCAL_ADDRESS, 0)
+    if asked.endpoint:
+        address, port = parse_endpoint(asked.endpoint)
+        if port is None:
+            raise OptionError(f"--rdzv-endpoint {asked.endpoint!r}: the port is missing, HOST:PORT")
+    else:
+        master = LOCAL_ADDRESS if asked.master_addr is None else asked.master_addr
+        address = _bare(master.strip())
+        if not _is_host(address):
+            raise OptionError(f"--master-addr {master!r}: expected a host name or an address")
+        port = DEFAULT_MASTER_PORT if asked.master_port is None else asked.master_port
+    if not 0 <= port <= 65535:
+        raise PortError(f"--master-port {port} is not a port, expected 1 to 65535, or 0 for any free one")
+    if port == 0 and nodes[1] > 1:
+        raise PortError(f"port 0 of {address}: a job on several nodes needs the same port on each, name one")
+    return MeetingPoint("static", address, port)
+
+
+def parse_endpoint(text: str) -> tuple[str, int | None]:
+    """``HOST:PORT`` or ``HOST``; an IPv6 address may stand in brackets, and must if no port follows.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    host, port = text.strip(), None
+    if not host.endswith("]"):
+        head, colon, digits = host.rpartition(":")
+        if colon:
+            is_port = digits.isascii() and digits.isdecimal() and len(digits) <= 5 and int(digits) <= 65535
+            host, port = head, int(digits) if is_port else -1
+    if port == -1 or not _is_host(_bare(host)):
+        raise OptionError(f"--rdzv-endpoint {text!r}: expected HOST:PORT, with a port below 65536")
+    return _bare(host), port
+
+
+def _bare(host: str) -> str:
+    return host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
+
+
+def _is_host(text: str) -> bool:
+    # A zone (fe80::1%eth0) belongs to an address.
+    return text.strip(":") != "" and all(letter.isalnum() or letter in "_.:-%" for letter in text)
+
+
+def run_id(asked: MeetingRequest, nodes: NodeRange, random: Callable[[], str]) -> str:
+    """The user's name of the job, or one that no other job has.
+
+    ``random`` gives 16 hexadecimal digits that nobody can guess.
+    """
+    if asked.run_id and not is_alone(asked, nodes):
+        return asked.run_id
+    digits = random() + random()
+    return "-".join([digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]])
+
+
+def meeting_notices(asked: MeetingRequest, nodes: NodeRange) -> list[Notice]:
+    """What the user has asked for and does not get, in words."""
+    texts = []
+    least, most = nodes
+    if asked.standalone and most != 1:
+        texts.append("--nnodes has no effect with --standalone, which is one node")
+    elif least != most:
+        texts.append(
+            f"--nnodes {least}:{most}: nodes cannot join later, the job starts when all {most} are there"
+        )
+    if not _is_static(asked, nodes):
+        kind = f"--rdzv-backend {asked.backend}"
+        if is_alone(asked, nodes):
+            kind = "--standalone" if asked.standalone else "one node"
+        if asked.node_rank:
+            texts.append(f"--node-rank has no effect with {kind}")
+        if asked.master_port is not None:
+            texts.append(f"--master-port has no effect with {kind}")
+    return [Notice("warning", text) for text in texts]

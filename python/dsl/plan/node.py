@@ -1,0 +1,319 @@
+"""`Job`, `Meeting` -> `NodePlan`: every worker of one node in one attempt. The only maker of `WorkerPlan`s."""
+
+from __future__ import annotations
+
+from dsl._record import record, replace
+from dsl.devices.own import local_world_size, own_devices
+from dsl.devices.select import select_accelerator
+from dsl.devices.table import ACCELERATORS
+from dsl.lists import THREADS_VARIABLE
+from dsl.model.job import Notice
+from dsl.model.node import NodePlan, WorkerPlan
+from dsl.model.request import PlacementRequest
+from dsl.output.grammar import rank_log_path
+from dsl.output.routes import (
+    TEMPLATE_VARIABLE,
+    LogPlace,
+    Shown,
+    needs_run_dir,
+    plan_output,
+    run_dirs,
+    with_stream_files,
+    without_files,
+)
+from dsl.plan.environ import (
+    POD_ENVIRONMENT_PATH,
+    group_environment,
+    inherited_environment,
+    parse_pod_environment,
+    set_defaults,
+    worker_environment,
+)
+from dsl.plan.program import worker_commands
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsl.binding.placement import Placement
+    from dsl.facts import Facts
+    from dsl.machine.names import Names
+    from dsl.model.job import Job, Meeting
+    from dsl.model.node import SignalMeaning
+    from dsl.model.request import OutputRequest
+    from dsl.output.answer import StreamFiles
+    from dsl.output.routes import OutputPlan
+        
+
+HOST_MACRO = "${hostname}"
+
+
+@record
+class AttemptFiles:
+    """Where the files of one attempt lie on this node, decided before its plan."""
+
+    run_dir: str | None
+    """Directory of this run, the same in every attempt; None: nothing asks for files in one."""
+    chosen: StreamFiles | None = None
+    """What a logs plug-in wants."""
+
+
+def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
+    """Number of workers of this node.
+
+    Raises:
+        OptionError: the word for it means nothing, or there is no such device.
+    """
+    if job.hosts:
+        return len(job.hosts[node_rank].slots)
+    environ = inherited_environment(job, facts.environ)
+    return local_world_size(job.workers, environ, facts, alone=job.placement.virtual_local_rank)
+
+
+def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
+    """Name a new directory for the files of this run on this node; None if nothing asks for one."""
+    asked = job.output
+    if job.flavour.keeps_errors:
+        # A name of the user's may be longer than that of a file can be, and have slashes.
+        folder = f"{job.run_id.replace('/', '_')[:128]}_{names.random()[:8]}"
+        return f"{asked.log_dir}/{folder}" if asked.log_dir else f"{names.temp_dir}/dslrun_{names.random()}"
+    if asked.each_rank_log is not None or not needs_run_dir(asked):
+        return None
+    # Nodes that share the directory may be containers that start in the same second with the same pid.
+    node = f"_node{node_rank}" if job.node_count > 1 else ""
+    run = f"{names.stamp()}_{names.pid}{node}"
+    return f"{names.temp_dir}/dsl_{run}" if asked.log_dir is None else f"{asked.log_dir}/{run}"
+
+
+def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> NodePlan:
+    """Decide every worker of this node.
+
+    Raises:
+        UsageError: of the kind that fits, for wishes that this machine cannot fulfil.
+    """
+    flavour, count = job.flavour, meeting.local_world_size
+    inherited = inherited_environment(job, facts.environ)
+    own: tuple[Mapping[str, str], ...] = ()
+    if job.placement.virtual_local_rank:
+        own = own_devices(job.workers, inherited, count, facts.devices)
+    env = group_environment(job, meeting, {**inherited, **_pod_variables(job, facts)})
+    if flavour.shows_slots:
+        env.update(_shown_slots(job, meeting, inherited, facts))
+    placement = _place(job, meeting, env, own, facts)
+    if placement is not None and placement.node_threads is not None:
+        env[THREADS_VARIABLE] = str(placement.node_threads)
+    set_defaults(env, flavour, count)
+    output = _plan_output(job, meeting, files, inherited, facts)
+    is_ours = files.run_dir is not None and files.chosen is None
+    return NodePlan(
+        host=_host_name(job, meeting, facts),
+        node_rank=meeting.node_rank,
+        workers=_workers(job, meeting, files, _Parts(own, placement, output), facts),
+        env=env,
+        master_addr=meeting.address,
+        master_port=meeting.port,
+        world_size=meeting.world_size,
+        grace_s=job.signals.grace_s,
+        binding=job.placement.rule(binds_memory=flavour.binds_memory),
+        pid_file=f"{facts.names.temp_dir}/{facts.names.pid}.deepspeed" if job.saves_pid else None,
+        log_dir=_log_dir(job, files),
+        run_dirs=run_dirs(files.run_dir, meeting.attempt, count) if is_ours else (),
+        log_max_bytes=job.output.max_bytes,
+        collapse=job.output.collapse,
+        line_files=output.line_files,
+        log_level=job.log_level,
+        notices=() if meeting.attempt else _notices(job, meeting, files, inherited, placement),
+        command=flavour.command,
+        name=job.program.name,
+        attempt=meeting.attempt,
+        signals=_signals(job),
+        preempt_signal=job.signals.preempt,
+        preempt_grace_s=job.signals.preempt_grace_s,
+    )
+
+
+@record
+class _Parts:
+    """What was decided for the workers of a node before there are workers."""
+
+    own: tuple[Mapping[str, str], ...]
+    """Variables by which each sees a device of its own; empty: all see the same."""
+    placement: Placement | None
+    """Where each runs, if anything is asked about that."""
+    output: OutputPlan
+    """Where the output of each goes."""
+
+
+def _workers(
+    job: Job, meeting: Meeting, files: AttemptFiles, parts: _Parts, facts: Facts
+) -> tuple[WorkerPlan, ...]:
+    flavour, placement, output = job.flavour, parts.placement, parts.output
+    base = f"{files.run_dir}/attempt_{meeting.attempt}"
+    folders = [f"{base}/{local_rank}" for local_rank in range(meeting.local_world_size)]
+    environ = inherited_environment(job, facts.environ)
+    commands = worker_commands(job.program, flavour, environ, facts.names.executable, folders)
+    workers = []
+    for local_rank, rank in enumerate(meeting.ranks):
+        error_file = f"{folders[local_rank]}/error.json" if flavour.keeps_errors else None
+        env = worker_environment(flavour, rank, local_rank, error_file or "")
+        if parts.own:
+            env["LOCAL_RANK"] = "0"
+            env.update(parts.own[local_rank])
+        binding = device = None
+        if placement is not None:
+            env.update(placement.variables(local_rank))
+            binding = placement.bindings[local_rank] if placement.bindings else None
+            device = placement.device(local_rank)
+        if files.chosen is not None:
+            error_file = files.chosen.error_file(local_rank)
+            env.update(files.chosen.variables(local_rank))
+        stdout, stderr = output.routes[local_rank]
+        workers.append(
+            WorkerPlan(
+                rank=rank,
+                local_rank=local_rank,
+                argv=commands[local_rank],
+                env=env,
+                cpus=binding.cpus if binding else None,
+                mempolicy=binding.mempolicy if binding else None,
+                stdin=local_rank == output.stdin,
+                stdout=stdout,
+                stderr=stderr,
+                prefix=output.prefixes[local_rank],
+                error_file=error_file,
+                device=device,
+            )
+        )
+    return tuple(workers)
+
+
+def _host_name(job: Job, meeting: Meeting, facts: Facts) -> str:
+    return job.hosts[meeting.node_rank].name if job.hosts else facts.names.host
+
+
+def _pod_variables(job: Job, facts: Facts) -> dict[str, str]:
+    if not job.flavour.reads_pod:
+        return {}
+    try:
+        text = facts.files.read_text(POD_ENVIRONMENT_PATH)
+    except OSError:
+        return {}
+    return parse_pod_environment(text) if text else {}
+
+
+def _accelerator(job: Job, inherited: Mapping[str, str], facts: Facts) -> str:
+    """What the devices of this node are: the job says so, or the node looks."""
+    return job.accelerator or select_accelerator(inherited, facts.devices)[0]
+
+
+def _shown_slots(job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts) -> dict[str, str]:
+    """The visible-devices variable: the slots of this node, or what stands in their place."""
+    shown = job.visible_devices
+    if shown is None:
+        shown = ",".join(map(str, job.hosts[meeting.node_rank].slots))
+    return {ACCELERATORS[_accelerator(job, inherited, facts)].visible_variable: shown}
+
+
+def _place(
+    job: Job, meeting: Meeting, env: Mapping[str, str], own: tuple[Mapping[str, str], ...], facts: Facts
+) -> Placement | None:
+    """Cores, memory and devices of the workers; nothing is looked up for a job that asks for nothing."""
+    if job.placement == PlacementRequest(virtual_local_rank=job.placement.virtual_local_rank):
+        return None
+    from dsl.binding.placement import NodeGroup, place
+
+    tells = job.flavour.tells_bindings
+    group = NodeGroup(
+        count=meeting.local_world_size,
+        env=env,
+        own=own,
+        accelerator=_accelerator(job, env, facts) if job.hosts else "",
+        workers=job.workers,
+        first_rank=meeting.ranks.start if tells else 0,
+        noun="rank" if tells else "local rank",
+        announces=tells,
+    )
+    return place(job.placement, group, facts)
+
+
+def _plan_output(
+    job: Job, meeting: Meeting, files: AttemptFiles, inherited: Mapping[str, str], facts: Facts
+) -> OutputPlan:
+    asked = job.output
+    if asked.logs_specs is not None:
+        asked = without_files(asked)
+    elif not job.flavour.logs_by_folder:
+        # Without maps torchrun writes no files, wherever they would lie.
+        asked = replace(asked, log_dir=None)
+    each_rank_logs: tuple[str, ...] = ()
+    if asked.each_rank_log is not None:
+        stamp = facts.names.stamp()
+        each_rank_logs = tuple([rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks])
+    output = plan_output(
+        asked,
+        Shown(meeting.ranks, meeting.world_size, _prefix_environment(job, meeting, inherited, facts), job.role),
+        facts.console,
+        LogPlace(files.run_dir, meeting.attempt, each_rank_logs),
+    )
+    return output if files.chosen is None else with_stream_files(output, files.chosen, facts.console)
+
+
+def _prefix_environment(
+    job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts
+) -> Mapping[str, str]:
+    """The environment that decides about prefixes, with this node's name filled in."""
+    template = inherited.get(TEMPLATE_VARIABLE, "")
+    if HOST_MACRO not in template:
+        return inherited
+    return {**inherited, TEMPLATE_VARIABLE: template.replace(HOST_MACRO, _host_name(job, meeting, facts))}
+
+
+def _log_dir(job: Job, files: AttemptFiles) -> str | None:
+    """The directory to make if it is missing."""
+    if files.chosen is not None:
+        return None
+    return job.output.each_rank_log or (job.output.log_dir if files.run_dir is not None else None)
+
+
+def _signals(job: Job) -> dict[int, SignalMeaning] | None:
+    asked = job.signals
+    if asked.stop is None:
+        return None
+    signals: dict[int, SignalMeaning] = dict.fromkeys(asked.stop, "stop")
+    signals.update(dict.fromkeys(asked.forward, "forward"))
+    if asked.preempt is not None:
+        signals[asked.preempt] = "preempt"
+    return signals
+
+
+def _notices(
+    job: Job, meeting: Meeting, files: AttemptFiles, inherited: Mapping[str, str], placement: Placement | None
+) -> tuple[Notice, ...]:
+    """What the user should know before the first attempt."""
+    asked, flavour = job.output, job.flavour
+    threads: list[Notice] = []
+    if not (placement and placement.threads):
+        crowd = flavour.crowd_defaults if meeting.local_world_size > 1 else ()
+        threads = [
+            Notice("info", f"{name}={value} for each worker, set it to choose another number of threads")
+            for name, value in crowd
+            if name not in inherited
+        ]
+    placed = placement.notices if placement else ()
+    return (
+        *meeting.notices,
+        *threads,
+        *placed,
+        *_log_notices(asked, files, by_folder=flavour.logs_by_folder),
+    )
+
+
+def _log_notices(asked: OutputRequest, files: AttemptFiles, *, by_folder: bool) -> list[Notice]:
+    if asked.logs_specs is not None:
+        return []
+    if needs_run_dir(replace(asked, log_dir=None)) and files.run_dir is not None:
+        is_known = by_folder and asked.log_dir is not None
+        return [] if is_known else [Notice("info", f"log files are in {files.run_dir}")]
+    if asked.max_bytes is not None and not by_folder:
+        return [Notice("warning", "--log-max-size has no effect without log files, such as --tee 3")]
+    return []

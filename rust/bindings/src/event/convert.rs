@@ -1,0 +1,124 @@
+//! From the engine's events to ours.
+
+use dsl_engine::event::{self as engine, KillTier, SignalAction, StopReason};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::{
+    Ended, Exit, Exited, Killing, LogNotice, Output, SignalReceived, Started, Stopping, Unbound, nanoseconds,
+    survivors,
+};
+
+/// One engine event as its Python class.
+#[expect(clippy::too_many_lines, reason = "one arm an event, nothing else")]
+pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyAny>> {
+    Ok(match event {
+        engine::Event::Started { worker, pid, time } => Py::new(
+            py,
+            Started {
+                worker,
+                pid,
+                time_ns: nanoseconds(time),
+            },
+        )?
+        .into_any(),
+        engine::Event::Unbound { worker, stage, errno } => Py::new(
+            py,
+            Unbound {
+                worker,
+                stage: stage.name(),
+                errno,
+            },
+        )?
+        .into_any(),
+        engine::Event::Exited(exit) => Py::new(
+            py,
+            Exited {
+                exit: Py::new(py, Exit(exit))?,
+            },
+        )?
+        .into_any(),
+        engine::Event::Output { worker, stream, data } => Py::new(
+            py,
+            Output {
+                worker,
+                stream,
+                data: PyBytes::new(py, &data).into(),
+            },
+        )?
+        .into_any(),
+        engine::Event::SignalReceived {
+            signal,
+            action,
+            from_terminal,
+        } => {
+            let action = match action {
+                SignalAction::Forward => "forward",
+                SignalAction::Stop => "stop",
+                SignalAction::Preempt => "preempt",
+                SignalAction::Reopen => "reopen",
+                SignalAction::Ignore => "ignore",
+            };
+            Py::new(
+                py,
+                SignalReceived {
+                    signum: signal,
+                    action,
+                    from_terminal,
+                },
+            )?
+            .into_any()
+        }
+        engine::Event::Stopping {
+            reason,
+            signal,
+            grace,
+        } => {
+            let reason = match reason {
+                StopReason::Failure => "failure",
+                StopReason::Request => "request",
+                StopReason::Signal(_) => "signal",
+                StopReason::GuardLost => "guard_lost",
+            };
+            Py::new(
+                py,
+                Stopping {
+                    reason,
+                    signum: signal,
+                    grace_s: grace.as_secs_f64(),
+                },
+            )?
+            .into_any()
+        }
+        engine::Event::Killing { workers, tier } => {
+            let tier = match tier {
+                KillTier::Cgroup => "cgroup",
+                KillTier::Scan => "scan",
+            };
+            Py::new(py, Killing { workers, tier })?.into_any()
+        }
+        engine::Event::Log(notice) => Py::new(py, LogNotice::from(notice))?.into_any(),
+        engine::Event::Ended {
+            first_failure,
+            stop_signal,
+            stragglers,
+            survivors: left,
+            oom_kills,
+            tail,
+        } => {
+            let first_failure = first_failure.map(|exit| Py::new(py, Exit(exit))).transpose()?;
+            Py::new(
+                py,
+                Ended {
+                    first_failure,
+                    stop_signal,
+                    stragglers,
+                    survivors: survivors(left),
+                    oom_kills,
+                    tail: PyBytes::new(py, &tail).into(),
+                },
+            )?
+            .into_any()
+        }
+    })
+}

@@ -1,0 +1,65 @@
+//! An eventfd by which one thread wakes another.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::error::Error;
+
+/// Readable from the first ring until it is silenced, however often it was rung.
+#[derive(Debug)]
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// A bell that nobody has rung.
+    pub fn new() -> Result<Self, Error> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        fd.map(Self).map_err(Error::os("eventfd"))
+    }
+
+    /// Makes it readable.
+    pub fn ring(&self) {
+        // The counter cannot overflow in any number of events that fits in memory.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Makes it unreadable; whether it was rung. Of several threads one is told of a ring.
+    pub fn silence(&self) -> bool {
+        let mut counter = [0u8; 8];
+        rustix::io::read(&self.0, &mut counter).is_ok()
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_readable(bell: &Bell) -> bool {
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&now)).unwrap() == 1
+    }
+
+    #[test]
+    fn rings_are_heard_until_it_is_silenced_and_only_once() {
+        let bell = Bell::new().unwrap();
+        assert!(!is_readable(&bell));
+        assert!(!bell.silence());
+        bell.ring();
+        bell.ring();
+        assert!(is_readable(&bell));
+        assert!(bell.silence());
+        assert!(!is_readable(&bell));
+        assert!(!bell.silence());
+    }
+}

@@ -1,0 +1,91 @@
+//! What the guard decides while the agent works: values in, values out.
+
+use std::time::{Duration, Instant};
+
+use crate::signals::{Passage, Table, decide_passage};
+use crate::sys::signal::Received;
+use crate::sys::wait::Death;
+
+/// Time beyond the grace period after which an agent that does not end is taken to be stuck.
+const AGENT_PATIENCE: Duration = Duration::from_secs(10);
+/// The same signal of the same process again within this time is the same request: `timeout` signals its child
+/// and then the group that both are in.
+const SAME_REQUEST: Duration = Duration::from_millis(50);
+
+/// Signals seen while watching the agent, and when it has to have ended.
+pub(super) struct Watch {
+    table: Table,
+    grace: Duration,
+    preempt_grace: Duration,
+    /// The job has log files.
+    reopens: bool,
+    /// The last signal and when it came.
+    last: Option<(Received, Instant)>,
+    deadline: Option<Instant>,
+    terminal_interrupt: bool,
+}
+
+impl Watch {
+    /// `preempt_grace`: time that a preemption leaves (`None`: the grace).
+    pub(super) fn new(table: Table, grace: Duration, preempt_grace: Option<Duration>, reopens: bool) -> Self {
+        Self {
+            table,
+            grace,
+            preempt_grace: preempt_grace.unwrap_or(grace),
+            reopens,
+            last: None,
+            deadline: None,
+            terminal_interrupt: false,
+        }
+    }
+
+    /// Takes note of a signal that has come now; what is to be done about it.
+    pub(super) fn hear(&mut self, received: Received, now: Instant) -> Passage {
+        let last = self.last.replace((received, now));
+        let is_repeated = last.is_some_and(|(last, at)| last == received && now - at < SAME_REQUEST);
+        let passage = decide_passage(&self.table, received, is_repeated, self.reopens);
+        match passage {
+            Passage::Stop => {
+                self.terminal_interrupt |= received.signal == libc::SIGINT && received.from_terminal;
+                let deadline = now + self.grace + AGENT_PATIENCE;
+                // It can shorten the time that a preemption leaves.
+                self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+            }
+            Passage::Preempt => {
+                self.deadline
+                    .get_or_insert(now + self.preempt_grace + AGENT_PATIENCE);
+            }
+            Passage::Repeated | Passage::Plain | Passage::Suspend => {}
+        }
+        passage
+    }
+
+    /// How long nothing is due; `None` for ever.
+    pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
+        self.deadline
+            .map(|deadline| deadline.saturating_duration_since(now))
+    }
+
+    /// Whether the agent is to be killed. It is so once.
+    pub(super) fn is_overdue(&mut self, now: Instant) -> bool {
+        self.deadline.take_if(|deadline| now >= *deadline).is_some()
+    }
+
+    /// Whether the terminal's Ctrl-C was among the signals.
+    pub(super) fn saw_terminal_interrupt(&self) -> bool {
+        self.terminal_interrupt
+    }
+}
+
+/// The command's exit code after this end of the agent.
+pub(super) fn exit_code(death: &Death) -> u8 {
+    let status = death.status as u8;
+    if death.signaled {
+        128u8.saturating_add(status)
+    } else {
+        status
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,216 @@
+//! Events on their way from the engine's thread to its owner.
+//!
+//! All that decides whether the owner is told lies under one lock, so that no event can come between the owner's
+//! last look and its sleep.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::bell::Bell;
+use crate::error::Error;
+use crate::event::Event;
+use crate::poller::Poller;
+use crate::sys::signal::{self, SignalSet, Wake};
+
+/// Output bytes that may wait for the owner before the workers' pipes are left unread.
+const BACKLOG_BYTES: usize = 8 << 20;
+/// While workers are being started the owner is told this often at most: waking it costs a processor.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Why [`crate::Handle::wait`] came back.
+#[derive(Debug)]
+pub enum Waited {
+    /// Events, in order; none when the supervisor was closed meanwhile.
+    Events(Vec<Event>),
+    /// The time is over.
+    TimedOut,
+    /// A signal handler of this process ran on the calling thread.
+    Interrupted,
+    /// Somebody has called [`crate::Handle::wake`].
+    Woken,
+}
+
+/// Whether more can come from the thread.
+enum Life {
+    Running,
+    /// The owner is ending it.
+    Closing,
+    Closed,
+    /// It has ended of itself: why, until somebody has heard of it.
+    Failed(Option<Error>),
+}
+
+struct Queue {
+    events: VecDeque<Event>,
+    /// Output among them.
+    bytes: usize,
+    /// One of them is of the kind that everybody wants to hear of at once.
+    urgent: bool,
+    /// The owner wants to hear of starts and clean exits at once, too.
+    routine: bool,
+    /// The owner has been told of what is in the queue.
+    told: bool,
+    last_told: Instant,
+    life: Life,
+}
+
+pub(super) struct News {
+    queue: Mutex<Queue>,
+    /// Readable while there is something to take that the owner wants to hear of.
+    ready: Bell,
+    /// Ends the present wait, or the next.
+    wake: Bell,
+    /// Both bells.
+    bells: Poller,
+}
+
+impl News {
+    pub(super) fn new() -> Result<Self, Error> {
+        let news = Self {
+            queue: Mutex::new(Queue {
+                events: VecDeque::new(),
+                bytes: 0,
+                urgent: false,
+                routine: true,
+                told: false,
+                last_told: Instant::now(),
+                life: Life::Running,
+            }),
+            ready: Bell::new()?,
+            wake: Bell::new()?,
+            bells: Poller::new()?,
+        };
+        news.bells.watch(&news.ready, 0)?;
+        news.bells.watch(&news.wake, 1)?;
+        Ok(news)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // The queue is whole between any two statements that hold the lock.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands events over; whether there is room for more output.
+    pub(super) fn publish(&self, events: Vec<Event>, is_starting: bool) -> bool {
+        let mut queue = self.lock();
+        queue.bytes += output_bytes(&events);
+        queue.urgent |= events.iter().any(Event::is_urgent);
+        queue.events.extend(events);
+        let patient = is_starting && queue.routine && queue.last_told.elapsed() < PATIENCE;
+        if !patient {
+            self.tell(&mut queue);
+        }
+        queue.bytes <= BACKLOG_BYTES
+    }
+
+    fn tell(&self, queue: &mut Queue) {
+        let wanted = queue.urgent || (queue.routine && !queue.events.is_empty());
+        if wanted && !queue.told {
+            queue.told = true;
+            queue.last_told = Instant::now();
+            self.ready.ring();
+        }
+    }
+
+    /// See [`crate::Handle::wait`].
+    pub(super) fn wait(
+        &self,
+        timeout: Option<Duration>,
+        routine: bool,
+        mut pending: impl FnMut() -> bool,
+    ) -> Result<Waited, Error> {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut queue = self.lock();
+        queue.routine = routine;
+        self.tell(&mut queue);
+        drop(queue);
+        let mask = signal::set_mask(SignalSet::ALL);
+        let result = loop {
+            if pending() {
+                break Ok(Waited::Interrupted);
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            match signal::wait_readable(self.bells.as_fd(), left, mask) {
+                Ok(Wake::Readable) => {
+                    if let Some(waited) = self.take() {
+                        break waited;
+                    }
+                }
+                Ok(Wake::TimedOut) => break Ok(Waited::TimedOut),
+                Ok(Wake::Interrupted) => {}
+                Err(error) => break Err(Error::os("poll")(error)),
+            }
+        };
+        signal::set_mask(mask);
+        result
+    }
+
+    /// What a bell was rung for; `None` if another thread has taken it.
+    fn take(&self) -> Option<Result<Waited, Error>> {
+        if self.wake.silence() {
+            return Some(Ok(Waited::Woken));
+        }
+        let mut queue = self.lock();
+        if matches!(queue.life, Life::Running | Life::Closing) {
+            self.ready.silence();
+        }
+        queue.told = false;
+        queue.urgent = false;
+        queue.bytes = 0;
+        let events: Vec<Event> = queue.events.drain(..).collect();
+        match &mut queue.life {
+            Life::Running | Life::Closing if events.is_empty() => None,
+            Life::Failed(why) if events.is_empty() => Some(Err(why.take().unwrap_or(Error::Closed))),
+            _ => Some(Ok(Waited::Events(events))),
+        }
+    }
+
+    /// Ends the present wait, or the next.
+    pub(super) fn wake(&self) {
+        self.wake.ring();
+    }
+
+    /// The owner ends the thread.
+    pub(super) fn close(&self) {
+        let mut queue = self.lock();
+        queue.life = match queue.life {
+            Life::Running | Life::Closing => Life::Closing,
+            Life::Closed | Life::Failed(_) => Life::Closed,
+        };
+    }
+
+    /// The thread has ended. What is in the queue can still be taken.
+    pub(super) fn end(&self, failure: Option<Error>) {
+        let mut queue = self.lock();
+        queue.life = match queue.life {
+            Life::Closing | Life::Closed => Life::Closed,
+            Life::Running | Life::Failed(_) => Life::Failed(failure),
+        };
+        self.ready.ring();
+    }
+}
+
+/// Readable when a wait with the `routine` of the last one would have something to give.
+impl AsFd for News {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
+
+/// Whether the pipes were left unread until these events were taken.
+pub(super) fn held_up_pipes(events: &[Event]) -> bool {
+    output_bytes(events) > BACKLOG_BYTES
+}
+
+fn output_bytes(events: &[Event]) -> usize {
+    let bytes = |event: &Event| match event {
+        Event::Output { data, .. } => data.len(),
+        _ => 0,
+    };
+    events.iter().map(bytes).sum()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! The standard streams of workers.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{DupFlags, Errno, dup3, fcntl_dupfd_cloexec, ioctl_fionbio};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::event::{Stage, StartFailure};
+use crate::mux::{open_log, open_terminal};
+use crate::spec::{Stdio, WorkerSpec};
+use crate::sys::clone::StdioSource;
+
+/// Our ends of a worker's output.
+#[derive(Default)]
+pub(super) struct Ends {
+    pub(super) pipes: [Option<OwnedFd>; 2],
+    pub(super) files: [Option<OwnedFd>; 2],
+}
+
+/// Three descriptors of ours, out of the way of a worker's own, in which its streams wait for it.
+pub(super) struct Slots {
+    null: OwnedFd,
+    parked: [OwnedFd; 3],
+    busy: [bool; 3],
+}
+
+impl Slots {
+    pub(super) fn new() -> io::Result<Self> {
+        let null = rustix::fs::open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let park = || fcntl_dupfd_cloexec(&null, 3);
+        Ok(Self {
+            parked: [park()?, park()?, park()?],
+            null,
+            busy: [false; 3],
+        })
+    }
+
+    /// The child keeps descriptors below this number when it leaves our table.
+    pub(super) fn first_unkept(&self) -> u32 {
+        self.parked
+            .iter()
+            .map(|slot| slot.as_raw_fd() as u32 + 1)
+            .max()
+            .unwrap_or(3)
+    }
+
+    /// Opens the standard streams of a worker. Those that were placed before a failure stay until they are
+    /// released.
+    pub(super) fn place(
+        &mut self,
+        spec: &WorkerSpec,
+        ends: &mut Ends,
+    ) -> Result<[StdioSource; 3], StartFailure> {
+        let mut sources = [StdioSource::Same; 3];
+        for (stream, stdio) in spec.stdio.iter().enumerate() {
+            sources[stream] = self
+                .place_stream(stream, stdio, spec, ends)
+                .map_err(|errno| StartFailure {
+                    stage: Stage::Stdio,
+                    errno: errno.raw_os_error(),
+                    path: match stdio {
+                        Stdio::File { path, .. } => Some(path.clone()),
+                        Stdio::Log { path, .. } => path.clone(),
+                        _ => None,
+                    },
+                })?;
+        }
+        Ok(sources)
+    }
+
+    fn place_stream(
+        &mut self,
+        stream: usize,
+        stdio: &Stdio,
+        spec: &WorkerSpec,
+        ends: &mut Ends,
+    ) -> Result<StdioSource, Errno> {
+        match stdio {
+            Stdio::Inherit => return Ok(StdioSource::Same),
+            Stdio::Stdout => return Ok(StdioSource::Stdout),
+            Stdio::Null => {}
+            Stdio::File { path, append } => {
+                let file = open_stream(path, stream == 0, *append)?;
+                self.fill_slot(stream, file.as_fd())?;
+            }
+            Stdio::Fd(fd) => {
+                let source = borrow(*fd)?;
+                self.fill_slot(stream, source.as_fd())?;
+            }
+            Stdio::Pipe | Stdio::Log { .. } => {
+                let mut pair = None;
+                if let Stdio::Log { path, terminal, .. } = stdio {
+                    ends.files[stream - 1] = path.as_deref().map(open_log).transpose()?;
+                    // Terminals are few; a worker is better off with a pipe than not at all.
+                    pair = terminal.then(|| open_terminal(&spec.prefix).ok()).flatten();
+                }
+                let (read, write) = match pair {
+                    Some(pair) => pair,
+                    None => pipe_with(PipeFlags::CLOEXEC)?,
+                };
+                ioctl_fionbio(&read, true)?;
+                self.fill_slot(stream, write.as_fd())?;
+                ends.pipes[stream - 1] = Some(read);
+            }
+        }
+        Ok(StdioSource::Slot(self.parked[stream].as_raw_fd()))
+    }
+
+    fn fill_slot(&mut self, stream: usize, source: BorrowedFd<'_>) -> Result<(), Errno> {
+        self.busy[stream] = true;
+        dup3(source, &mut self.parked[stream], DupFlags::CLOEXEC)
+    }
+
+    /// Lets go of what was placed. A slot that kept a pipe's write end would hide the end of that stream.
+    pub(super) fn release(&mut self) {
+        for (slot, busy) in self.parked.iter_mut().zip(&mut self.busy) {
+            if std::mem::take(busy) {
+                // Replacing a descriptor by /dev/null cannot fail short of a kernel bug.
+                let _ = dup3(&self.null, slot, DupFlags::CLOEXEC);
+            }
+        }
+    }
+}
+
+fn open_stream(path: &CStr, input: bool, append: bool) -> Result<OwnedFd, Errno> {
+    let flags = if input {
+        OFlags::RDONLY
+    } else if append {
+        OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND
+    } else {
+        // Append mode also without history: a worker's children may open the file a second time.
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND
+    };
+    rustix::fs::open(
+        path,
+        flags | OFlags::CLOEXEC | OFlags::NOCTTY,
+        Mode::from_raw_mode(0o640),
+    )
+}
+
+/// A copy of a descriptor that the caller named by number.
+fn borrow(fd: RawFd) -> Result<OwnedFd, Errno> {
+    crate::sys::duplicate(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::BADF))
+}
+
+#[cfg(test)]
+mod tests;

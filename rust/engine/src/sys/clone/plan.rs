@@ -1,0 +1,85 @@
+//! What the child is to do, prepared before it exists.
+
+use core::ffi::{CStr, c_char};
+use core::marker::PhantomData;
+use core::ptr::null;
+use std::os::fd::BorrowedFd;
+
+use super::MemoryPolicy;
+use crate::sys::signal::SignalSet;
+
+/// Where a standard stream of the child comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StdioSource {
+    /// The parent's descriptor of the same number.
+    Same,
+    /// The child's own stdout (for stderr).
+    Stdout,
+    /// A parked descriptor, 3 or above.
+    Slot(i32),
+}
+
+/// How the child's descriptor table is kept free of ours.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Descriptors<'a> {
+    /// Share the table and leave it in the first system call, keeping what lies below this number.
+    Unshare(u32),
+    /// Copy the table (kernels before 5.9); these are the descriptors that would survive `execve`.
+    CloseListed(&'a [i32]),
+}
+
+/// Process group of the child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ProcessGroup {
+    /// A new group with the child as leader.
+    Own,
+    /// This group.
+    Join(i32),
+    /// The parent's.
+    Inherit,
+}
+
+/// Everything the child does, prepared before it exists. Pointers name memory of the borrowed owners.
+pub(crate) struct ChildPlan<'a> {
+    pub(crate) path: &'a CStr,
+    pub(crate) argv: &'a PointerArray<'a>,
+    pub(crate) envp: &'a PointerArray<'a>,
+    pub(crate) cwd: Option<&'a CStr>,
+    pub(crate) stdio: [StdioSource; 3],
+    pub(crate) descriptors: Descriptors<'a>,
+    pub(crate) group: ProcessGroup,
+    pub(crate) parent_death_signal: Option<i32>,
+    pub(crate) open_files: Option<(u64, u64)>,
+    pub(crate) cpus: &'a [u64],
+    pub(crate) memory: Option<&'a MemoryPolicy>,
+    /// The child is not to run without its CPUs.
+    pub(crate) requires_cpus: bool,
+    /// The child is not to run without its memory policy.
+    pub(crate) requires_memory: bool,
+    pub(crate) mask: SignalSet,
+    /// Our epoll set, and the token of the child's death in it.
+    pub(crate) watch: Option<(BorrowedFd<'a>, u64)>,
+}
+
+/// A null-terminated array of C strings.
+pub(crate) struct PointerArray<'a> {
+    pointers: Vec<*const c_char>,
+    owner: PhantomData<&'a CStr>,
+}
+
+impl<'a> PointerArray<'a> {
+    pub(crate) fn new(strings: impl Iterator<Item = &'a CStr>) -> Self {
+        let pointers = strings
+            .map(CStr::as_ptr)
+            .chain(core::iter::once(null()))
+            .collect();
+        Self {
+            pointers,
+            owner: PhantomData,
+        }
+    }
+
+    pub(super) fn as_ptr(&self) -> *const *const c_char {
+        self.pointers.as_ptr()
+    }
+}

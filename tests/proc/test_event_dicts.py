@@ -1,0 +1,182 @@
+"""Events as data: what docs/events.md says of them is what they are."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.group import Group
+
+import dsl
+from dsl import (
+    EVENT_VERSION,
+    Ended,
+    Event,
+    Exit,
+    Exited,
+    Killing,
+    Output,
+    Started,
+    Stdio,
+    Stopping,
+    WorkerSpec,
+)
+
+pytestmark = pytest.mark.engine
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}
+
+# Under a guard: what only an agent hears of.
+AGENT = """
+import json, os, signal, sys
+from dsl import Ended, Guard, LaunchSpec, Supervisor, WorkerSpec
+guard = Guard()
+pid = os.fork()
+if pid:
+    os._exit(guard.supervise(pid, 5.0).code)
+guard.enter_agent()
+supervisor = Supervisor(guard=guard)
+supervisor.start(LaunchSpec([WorkerSpec(sys.argv[1:])]))
+os.kill(os.getpid(), signal.SIGTERM)
+events = []
+while not (events and isinstance(events[-1], Ended)):
+    events += supervisor.wait()
+print(json.dumps([event.to_dict() for event in events]), flush=True)
+os._exit(0)
+"""
+
+
+def documented() -> dict[str, list[str]]:
+    """Fields by heading."""
+    sections = re.split(r"^## ", (DOCS / "events.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {text.split("\n", 1)[0]: re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) for text in sections}
+
+
+def run(*workers: WorkerSpec, **options: Any) -> list[Event]:
+    with Group(workers, **options) as group:
+        group.finish()
+    return group.events
+
+
+@pytest.fixture(scope="module")
+def dicts(testchild: Path) -> dict[str, dict[str, Any]]:
+    """One real event of each kind, as a dict."""
+    child = str(testchild)
+    outside = max(os.sched_getaffinity(0)) + 1000
+    with Group([WorkerSpec([child, "ignore", "TERM", "pause"])]) as group:
+        group.all_started()
+        group.supervisor.kill()
+        group.finish()
+    events = [
+        *group.events,
+        *run(WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.pipe())),
+        *run(WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.log("/dev/full"))),
+        *run(WorkerSpec([child, "exit", "0"], cpus=[outside]), binding="wanted"),
+        *run(WorkerSpec([child, "exit", "3"])),
+    ]
+    command = [sys.executable, "-c", AGENT, child, "pause"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    return {one["event"]: one for one in [*(event.to_dict() for event in events), *json.loads(said)]}
+
+
+def test_each_class_has_the_documented_attributes() -> None:
+    found = documented()
+    assert found.pop("Survivor") == ["pid", "state", "name", "wchan"]
+    attributes = {
+        name: [key for key, value in vars(kind).items() if inspect.isdatadescriptor(value)]
+        for name, kind in {**EVENTS, "Exit": Exit}.items()
+    }
+    assert {name: sorted(fields) for name, fields in found.items()} == {
+        name: sorted(fields) for name, fields in attributes.items()
+    }
+
+
+def test_each_dict_has_the_documented_fields_in_their_order(dicts: dict[str, dict[str, Any]]) -> None:
+    fields = documented()
+    assert set(dicts) == set(EVENTS)
+    for name, one in dicts.items():
+        assert list(one) == ["event", "version", *fields[name]]
+        assert one["version"] == EVENT_VERSION == dsl.EVENT_VERSION == 1
+        assert json.loads(json.dumps(one)) == one
+    assert list(dicts["Exited"]["exit"]) == fields["Exit"]
+    assert dicts["Ended"]["survivors"] == []
+    assert f"which is {EVENT_VERSION} " in (DOCS / "events.md").read_text(encoding="utf-8")
+
+
+def test_a_dict_says_what_the_attributes_say(testchild: Path) -> None:
+    events = run(WorkerSpec([str(testchild), "exit", "3"]))
+    for event in events:
+        plain = event.to_dict()
+        for name in documented()[plain["event"]]:
+            value = getattr(event, name)
+            if isinstance(value, Exit):
+                assert plain[name] == {field: getattr(value, field) for field in documented()["Exit"]}
+            elif isinstance(value, bytes):
+                assert base64.b64decode(plain[name], validate=True) == value
+            else:
+                assert plain[name] == value
+
+
+def test_bytes_and_paths_come_through_json_whatever_they_hold(testchild: Path, tmp_path: Path) -> None:
+    raw = bytes(range(256))
+    (tmp_path / "raw").write_bytes(raw)
+    events = run(WorkerSpec(["/bin/cat", str(tmp_path / "raw")], stdout=Stdio.pipe(), stderr=Stdio.null()))
+    outputs = [event.to_dict() for event in events if isinstance(event, Output)]
+    assert b"".join(base64.b64decode(one["data"], validate=True) for one in outputs) == raw
+    assert outputs[-1]["data"] == ""
+    (exited,) = (event for event in run(WorkerSpec([b"/no/\xff/prog"])) if isinstance(event, Exited))
+    assert exited.exit.exec_path == "/no/\udcff/prog"
+    assert exited.to_dict()["exit"]["exec_path"] == "/no/\ufffd/prog"
+
+
+def test_equal_events_are_equal_and_hash_alike(testchild: Path) -> None:
+    worker = WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.pipe())
+    one, other = (next(event for event in run(worker) if isinstance(event, Output)) for _ in range(2))
+    assert one is not other
+    assert one == other
+    assert hash(one) == hash(other)
+    events = run(WorkerSpec([str(testchild), "exit", "3"]), WorkerSpec([str(testchild), "pause"]))
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    exits = {event.exit.worker: event.exit for event in events if isinstance(event, Exited)}
+    assert ended.first_failure is not exits[0]
+    assert ended.first_failure == exits[0] != exits[1]
+    assert hash(ended.first_failure) == hash(exits[0])
+    assert len(set(events)) == len(events)
+    assert one != events[0]
+
+
+def test_a_repr_names_the_class_and_its_fields(testchild: Path) -> None:
+    events = run(WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.pipe()))
+    kinds = [type(event) for event in events]
+    assert {Started, Output, Exited, Ended} == set(kinds)
+    started = events[kinds.index(Started)]
+    assert isinstance(started, Started)
+    assert repr(started) == f"Started(worker=0, pid={started.pid}, time_ns={started.time_ns})"
+    assert repr(events[kinds.index(Output)]) == "Output(worker=0, stream=1, data=b'hi\\n')"
+    assert repr(events[kinds.index(Exited)]).startswith(
+        f"Exited(exit=Exit(worker=0, pid={started.pid}, code=0, "
+    )
+    assert repr(events[-1]) == (
+        "Ended(first_failure=None, stop_signal=None, stragglers=0, survivors=[], oom_kills=0, tail=b'')"
+    )
+    with Group([[str(testchild), "pause"]]) as group:
+        group.supervisor.stop(grace_s=2.5)
+        group.finish()
+    assert repr(group.of(Stopping)[0]) == "Stopping(reason='request', signum=15, grace_s=2.5)"
+    assert group.of(Killing) == []
+
+
+def test_a_long_output_is_cut_in_its_repr() -> None:
+    events = run(WorkerSpec(["head", "-c", "1000", "/dev/zero"], stdout=Stdio.pipe()))
+    texts = [repr(event) for event in events if isinstance(event, Output)]
+    assert any(re.search(r"data=<\d+ bytes, b'(\\x00){64}'\.\.\.>\)$", text) for text in texts)

@@ -1,0 +1,126 @@
+"""Events that the engine never sent, and a supervisor that sends them: for whatever listens or decides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
+
+from dsl import Ended, Exit, Exited
+from dsl.model.node import NodePlan, WorkerPlan
+from dsl.model.outcome import AttemptOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from dsl import Event
+
+MS = 1_000_000
+
+
+def a_plan(workers: int = 2, *, first_rank: int = 0, noun: str = "rank", **fields: Any) -> NodePlan:
+    """A node with this many workers."""
+    node = tuple(
+        WorkerPlan(rank=first_rank + local, local_rank=local, argv=("prog",), env={}, noun=noun)
+        for local in range(workers)
+    )
+    return NodePlan(
+        host="node7",
+        node_rank=0,
+        workers=node,
+        env={},
+        master_addr="127.0.0.1",
+        master_port=29500,
+        world_size=workers,
+        **fields,
+    )
+
+
+def an_exit(
+    worker: int,
+    *,
+    code: int | None = None,
+    signal: int | None = None,
+    by_us: bool = False,
+    at_ms: float = 0,
+    core: bool = False,
+    failed_at: tuple[str, int, str | None] | None = None,
+) -> Exit:
+    """What the engine would say of one worker; `failed_at` is the stage, errno and path of a failed start."""
+    stage, number, path = failed_at or (None, None, None)
+    status = code if code is not None else 128 + signal if signal is not None else 255
+    if failed_at is not None:
+        status = 127 if number == 2 else 126
+    if stage == "cancelled":
+        status = 143
+    fields: Any = Mock(
+        spec=Exit,
+        worker=worker,
+        pid=0 if failed_at else 1000 + worker,
+        code=code,
+        signal=signal,
+        status=status,
+        core_dumped=core,
+        caused_by_stop=by_us,
+        ended_ns=int(at_ms * MS),
+        started_ns=0,
+        order=worker,
+        max_rss_bytes=512 << 20,
+        exec_stage=stage,
+        exec_errno=number,
+        exec_path=path,
+    )
+    return fields  # type: ignore[no-any-return]
+
+
+def exited(exit_: Exit) -> Event:
+    """The event of one exit."""
+    event: Any = Mock(spec=Exited, exit=exit_)
+    return event  # type: ignore[no-any-return]
+
+
+def end(
+    first_failure: Exit | None = None,
+    stop_signal: int | None = None,
+    survivors: Sequence[tuple[int, str, str, str | None]] = (),
+    tail: bytes = b"",
+) -> Ended:
+    """The last event of a group."""
+    event: Any = Mock(
+        spec=Ended,
+        first_failure=first_failure,
+        stop_signal=stop_signal,
+        survivors=list(survivors),
+        stragglers=0,
+        oom_kills=0,
+        tail=tail,
+    )
+    return event  # type: ignore[no-any-return]
+
+
+def an_attempt(plan: NodePlan, exits: Sequence[Exit], ended: Ended, **fields: Any) -> AttemptOutcome:
+    """How an attempt ended; its cause is the first failure unless the test says otherwise."""
+    return AttemptOutcome(plan, tuple(exits), ended, **{"cause": ended.first_failure, **fields})
+
+
+class FakeSupervisor:
+    """Sends what the test has written down, attempt by attempt, and notes what it was told."""
+
+    def __init__(self, *attempts: Iterable[Event | BaseException]) -> None:
+        self.attempts = [iter(attempt) for attempt in attempts]
+        self.started: list[Any] = []
+        self.stops: list[tuple[int, float | None]] = []
+
+    def start(self, spec: object) -> None:
+        """The next attempt begins."""
+        self.started.append(spec)
+
+    def wait(self, timeout_s: float | None = None, *, routine: bool = True) -> list[Event]:
+        """One event at a time; an exception is raised."""
+        event = next(self.attempts[len(self.started) - 1], None)
+        if isinstance(event, BaseException):
+            raise event
+        return [] if event is None else [event]
+
+    def stop(self, *, signum: int = 15, grace_s: float | None = None) -> None:
+        """Note it."""
+        self.stops.append((signum, grace_s))

@@ -1,0 +1,209 @@
+"""The agent carries out what policy decides: with a supervisor that sends what the test has written down."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.events import FakeSupervisor, a_plan, an_exit, end, exited
+
+from dsl import EngineError
+from dsl._record import replace
+from dsl.agent.agent import Agent
+from dsl.errors import PortError
+from dsl.model.outcome import (
+    AttemptEnded,
+    AttemptStarted,
+    Membership,
+    MembershipChanged,
+    Outcome,
+    RestartFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.model.node import NodePlan
+
+FINE, FAILED = an_exit(0, code=0), an_exit(1, code=7)
+WELL = [exited(FINE), exited(an_exit(1, code=0)), end()]
+BADLY = [exited(FINE), exited(FAILED), end(FAILED)]
+
+
+class Plans:
+    """A source of plans: numbers them, and refuses from attempt ``last`` on."""
+
+    def __init__(self, max_restarts: int = 0, last: int = 99) -> None:
+        self.max_restarts = max_restarts
+        self.last = last
+        self.prepared: list[int] = []
+
+    def plan(self, attempt: int) -> NodePlan:
+        """Number it."""
+        if attempt > self.last:
+            raise PortError("no free port")
+        return a_plan(2, attempt=attempt)
+
+    def prepare(self, plan: NodePlan) -> None:
+        """Note it."""
+        self.prepared.append(plan.attempt)
+
+    def membership(self) -> Membership:
+        """One node."""
+        return Membership(1)
+
+
+class Ear:
+    """Hears everything."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def hear(self, event: object) -> None:
+        """Note it."""
+        self.heard.append(event)
+
+
+def run(
+    source: Plans, *attempts: Sequence[Any], channels: Sequence[Any] = ()
+) -> tuple[Outcome, FakeSupervisor, Ear]:
+    supervisor, ear = FakeSupervisor(*attempts), Ear()
+    agent = Agent(supervisor, source, lambda: [ear], channels)  # type: ignore[arg-type]
+    return agent.run(source.plan(0)), supervisor, ear
+
+
+def test_every_listener_hears_every_event_in_order_the_exits_and_the_end_among_them() -> None:
+    outcome, _, ear = run(Plans(), WELL)
+    started, *engine, ended, last = ear.heard
+    assert isinstance(started, AttemptStarted)
+    assert engine == WELL
+    assert isinstance(ended, AttemptEnded)
+    assert last is outcome
+    assert outcome.code == 0
+
+
+def test_listeners_are_made_once_after_the_first_workers_were_started() -> None:
+    made: list[int] = []
+    supervisor = FakeSupervisor(BADLY, WELL)
+
+    def listen() -> list[Any]:
+        made.append(len(supervisor.started))
+        return []
+
+    Agent(supervisor, Plans(1), listen).run(a_plan(2))  # type: ignore[arg-type]
+    assert made == [1]
+
+
+def test_a_group_that_fails_is_planned_prepared_and_started_again() -> None:
+    source = Plans(max_restarts=2)
+    outcome, supervisor, ear = run(source, BADLY, BADLY, WELL)
+    assert len(supervisor.started) == 3
+    assert source.prepared == [1, 2]
+    assert outcome.code == 0
+    assert [attempt.plan.attempt for attempt in outcome.attempts] == [0, 1, 2]
+    decisions = [one for one in ear.heard if isinstance(one, AttemptEnded)]
+    assert [(one.decision.kind, one.history.restarts) for one in decisions] == [
+        ("restart", 1),
+        ("restart", 2),
+        ("end", 2),
+    ]
+
+
+def test_without_restarts_left_the_job_ends_with_the_code_of_its_cause() -> None:
+    outcome, supervisor, _ = run(Plans(max_restarts=1), BADLY, BADLY, WELL)
+    assert len(supervisor.started) == 2
+    assert (outcome.code, outcome.cause) == (7, FAILED)
+    assert str(outcome.last.label) == "rank 1"
+
+
+def test_victims_are_told_from_the_cause_by_their_labels() -> None:
+    victim = an_exit(0, signal=15, by_us=True)
+    outcome, _, _ = run(Plans(), [exited(FAILED), exited(victim), end(FAILED)])
+    assert [str(label) for label in outcome.victims] == ["rank 0"]
+
+
+def test_a_restart_that_cannot_be_planned_ends_the_job_as_its_last_attempt_did() -> None:
+    outcome, supervisor, ear = run(Plans(max_restarts=3, last=0), BADLY)
+    assert len(supervisor.started) == 1
+    assert outcome.code == 7
+    assert isinstance(outcome.error, PortError)
+    (failed,) = [one for one in ear.heard if isinstance(one, RestartFailed)]
+    assert failed.error is outcome.error
+    assert isinstance(ear.heard[-1], Outcome)
+
+
+class Store:
+    """A channel: what is put into it is read once, and its descriptor says so."""
+
+    def __init__(self, *events: object) -> None:
+        self._events = list(events)
+        self._read, self._write = os.pipe()
+        os.write(self._write, b"x" if events else b"")
+
+    def fileno(self) -> int:
+        """The end of a pipe."""
+        return self._read
+
+    def read(self) -> list[object]:
+        """Once."""
+        os.read(self._read, 1)
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """Both ends."""
+        os.close(self._read)
+        os.close(self._write)
+
+
+class Polled(FakeSupervisor):
+    """One that can be waited for together with others: its descriptor is readable while it has events."""
+
+    ready = -1
+
+    def fileno(self) -> int:
+        """Always readable."""
+        return self.ready
+
+
+def test_nodes_that_wait_to_join_stop_the_group_and_start_it_anew_without_counting() -> None:
+    store = Store(MembershipChanged(Membership(1, waiting=1)))
+    stopped = [exited(an_exit(0, signal=15, by_us=True)), end()]
+    supervisor = Polled(stopped, WELL)
+    supervisor.ready = os.open("/dev/zero", os.O_RDONLY)
+    try:
+        source = Plans()
+        agent = Agent(supervisor, source, lambda: [], [store])  # type: ignore[arg-type]
+        outcome = agent.run(source.plan(0))
+    finally:
+        store.close()
+        os.close(supervisor.ready)
+    assert supervisor.stops == [(15, None)]
+    assert (outcome.code, len(outcome.attempts), source.prepared) == (0, 2, [1])
+
+
+def test_an_error_of_the_first_start_is_the_callers() -> None:
+    class Refusing(FakeSupervisor):
+        def start(self, spec: object) -> None:
+            raise EngineError("too many")
+
+    with pytest.raises(EngineError):
+        Agent(Refusing(), Plans(3), lambda: []).run(a_plan(2))  # type: ignore[arg-type]
+
+
+def test_the_cause_is_that_of_the_error_files_where_there_are_some(tmp_path: Any) -> None:
+    record = tmp_path / "error.json"
+    record.write_text('{"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1"}}}')
+    os.utime(record, ns=(0, 0))
+    plan = a_plan(2)
+    workers = tuple(replace(worker, error_file=str(tmp_path / "none")) for worker in plan.workers)
+    plan = replace(plan, workers=(replace(workers[0], error_file=str(record)), workers[1]))
+    raised = an_exit(0, code=1, at_ms=90)
+    first = an_exit(1, code=7, at_ms=50)
+    raised.order, first.order = 1, 0  # type: ignore[misc]
+    supervisor = FakeSupervisor([exited(first), exited(raised), end(first)])
+    outcome = Agent(supervisor, Plans(), lambda: []).run(plan)  # type: ignore[arg-type]
+    assert outcome.cause is raised
+    assert outcome.code == 1
+    assert [failure.rank for failure in outcome.last.failures] == [1, 0]

@@ -1,0 +1,211 @@
+"""Where the workers of `dslrun` meet: three kinds of jobs, and every way to say it wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.machine import make_facts
+from tests.support.outcome import assert_one_line, error_of
+from tests.support.requests import make_request
+
+from dsl.errors import OptionError, PortError, UnsupportedError, UsageError
+from dsl.plan.meeting import (
+    check_meeting,
+    is_alone,
+    meeting_notices,
+    meeting_point,
+    node_count,
+    parse_endpoint,
+    run_id,
+)
+
+NODES: dict[str, Any] = {"min_nodes": 2, "max_nodes": 2}
+TWO: dict[str, Any] = {**NODES, "master_addr": "a"}
+
+
+def ask(**wish: Any) -> tuple[Any, tuple[int, int]]:
+    request = make_request("torch", **{"min_nodes": 1, "max_nodes": 1, "rdzv_id": "none", **wish})
+    return request.meeting, (request.resources.min_nodes or 0, request.resources.max_nodes or 0)
+
+
+@pytest.mark.parametrize(
+    "wish, alone, nodes, point",
+    [
+        ({}, True, 1, ("127.0.0.1", None)),
+        ({"standalone": True, **NODES, "master_port": 7}, True, 1, ("127.0.0.1", None)),
+        ({"local_addr": "10.0.0.9"}, True, 1, ("10.0.0.9", None)),
+        ({"master_addr": "10.0.0.1"}, True, 1, ("127.0.0.1", None)),
+        ({"rdzv_backend": "c10d"}, False, 1, ("127.0.0.1", None)),
+        ({"rdzv_backend": "c10d", "rdzv_endpoint": "h:29400"}, False, 1, ("127.0.0.1", None)),
+        ({"rdzv_backend": "etcd", "local_addr": "10.0.0.9"}, False, 1, ("10.0.0.9", None)),
+        ({"master_port": 7}, False, 1, ("127.0.0.1", 7)),
+        ({"master_port": 0}, False, 1, ("127.0.0.1", None)),
+        ({"master_addr": "h", "master_port": 7, "local_addr": "l"}, False, 1, ("h", 7)),
+        ({"rdzv_endpoint": "h:7"}, False, 1, ("h", 7)),
+        ({"rdzv_endpoint": "h:0"}, False, 1, ("h", None)),
+        ({"rdzv_endpoint": "[fe80::1%eth0]:7"}, False, 1, ("fe80::1%eth0", 7)),
+        (TWO, False, 2, ("a", 29500)),
+        ({**TWO, "master_port": 7, "node_rank": 1}, False, 2, ("a", 7)),
+        ({**NODES, "master_addr": "[::1]"}, False, 2, ("::1", 29500)),
+        ({**NODES, "master_addr": "::1"}, False, 2, ("::1", 29500)),
+        ({**NODES, "rdzv_endpoint": "h:7", "master_addr": "other", "master_port": 9}, False, 2, ("h", 7)),
+        ({"max_nodes": 2, "master_addr": "a"}, False, 2, ("a", 29500)),
+    ],
+)
+def test_the_kind_of_a_job_and_its_meeting_point(
+    wish: dict[str, Any], *, alone: bool, nodes: int, point: tuple[str, int | None]
+) -> None:
+    request = ask(**wish)
+    check_meeting(*request)
+    meeting = meeting_point(*request)
+    assert (is_alone(*request), node_count(*request)) == (alone, nodes)
+    assert (meeting.address, meeting.port or None) == point
+
+
+@pytest.mark.parametrize(
+    "wish, kind, said",
+    [
+        ({"min_nodes": 0}, OptionError, "--nnodes 0:1: MIN must be at least 1"),
+        ({"min_nodes": 3, "max_nodes": 2}, OptionError, "--nnodes 3:2"),
+        ({"max_nodes": 1 << 23}, OptionError, "at most 4194304 nodes can take part"),
+        ({"rdzv_backend": "zeus"}, OptionError, "--rdzv-backend 'zeus': expected one of static, c10d"),
+        ({"standalone": True, "rdzv_backend": "zeus"}, OptionError, "--rdzv-backend 'zeus'"),
+        (
+            {**NODES, "rdzv_backend": "c10d"},
+            UnsupportedError,
+            "nodes that find each other are not in this version",
+        ),
+        (
+            {"max_nodes": 4, "rdzv_backend": "etcd-v2"},
+            UnsupportedError,
+            "--rdzv-backend etcd-v2: nodes that find",
+        ),
+        ({"node_rank": 1, "master_port": 7}, OptionError, "--node-rank 1: with 1 node it must be 0"),
+        ({**TWO, "node_rank": 2}, OptionError, "--node-rank 2: with 2 nodes it must be 0 to 1"),
+        ({**TWO, "node_rank": -1}, OptionError, "--node-rank -1"),
+        ({**TWO, "master_port": 65536}, PortError, "--master-port 65536 is not a port"),
+        ({**TWO, "master_port": -1}, PortError, "--master-port -1 is not a port"),
+        (
+            {**TWO, "master_port": 0},
+            PortError,
+            "port 0 of a: a job on several nodes needs the same port on each",
+        ),
+        ({**TWO, "master_port": 0, "node_rank": 1}, PortError, "port 0 of a"),
+        ({**NODES, "rdzv_endpoint": "h"}, OptionError, "--rdzv-endpoint 'h': the port is missing"),
+        ({**NODES, "rdzv_endpoint": "[::1]"}, OptionError, "the port is missing"),
+        ({**NODES, "master_addr": ""}, OptionError, "--master-addr '': expected a host name or an address"),
+        ({**NODES, "master_addr": "h h"}, OptionError, "--master-addr 'h h'"),
+        ({**NODES, "master_addr": "http://h"}, OptionError, "--master-addr 'http://h'"),
+        (
+            {"rdzv_conf": "timeout"},
+            OptionError,
+            "--rdzv-conf 'timeout': expected KEY=VALUE,... but there is 'timeout'",
+        ),
+        ({"rdzv_conf": "a=1,,b=2"}, OptionError, "but there is ''"),
+        ({"rdzv_conf": "=1"}, OptionError, "but there is '=1'"),
+        ({"rdzv_conf": "a="}, OptionError, "but there is 'a='"),
+    ],
+)
+def test_a_meeting_that_makes_no_sense_is_refused_in_one_line(
+    wish: dict[str, Any], kind: type[UsageError], said: str
+) -> None:
+    """G8."""
+
+    def decide() -> None:
+        check_meeting(*ask(**wish))
+        meeting_point(*ask(**wish))
+
+    message = error_of(kind, decide)
+    assert message is not None
+    assert said in message
+    assert_one_line(message)
+
+
+@pytest.mark.parametrize("text", ["", " ", "timeout=9", "a = 1 , b=x=y"])
+def test_settings_of_a_backend_are_pairs(text: str) -> None:
+    check_meeting(*ask(rdzv_conf=text))
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("h:7", ("h", 7)),
+        (" h:7 ", ("h", 7)),
+        ("h", ("h", None)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("[::1]:7", ("::1", 7)),
+        ("[::1]", ("::1", None)),
+        ("fe80::1:7", ("fe80::1", 7)),
+        ("a_b-c.d:7", ("a_b-c.d", 7)),
+    ],
+)
+def test_an_endpoint(text: str, expected: tuple[str, int | None]) -> None:
+    assert parse_endpoint(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["h:", "h:x", "h:65536", "h:123456", "h:-1", "h:٣", ":7", "[]:7", "h/x:7", "::1"]
+)
+def test_an_endpoint_that_is_none(text: str) -> None:
+    assert error_of(OptionError, parse_endpoint, text) is not None
+
+
+@given(st.text(max_size=12))
+def test_whatever_is_given_as_an_endpoint_is_read_or_refused_in_one_line(text: str) -> None:
+    message = error_of(OptionError, parse_endpoint, text)
+    if message is None:
+        host, port = parse_endpoint(text)
+        assert host
+        assert port is None or 0 <= port < 65536
+    else:
+        assert_one_line(message)
+
+
+@pytest.mark.parametrize(
+    "wish, expected",
+    [
+        ({}, "01234567-89ab-cdef-0123-456789abcdef"),
+        ({"rdzv_id": "mine"}, "01234567-89ab-cdef-0123-456789abcdef"),
+        ({"rdzv_id": "mine", "standalone": True}, "01234567-89ab-cdef-0123-456789abcdef"),
+        ({"rdzv_id": "", "rdzv_backend": "c10d"}, "01234567-89ab-cdef-0123-456789abcdef"),
+        ({"rdzv_id": "mine", "rdzv_backend": "c10d"}, "mine"),
+        ({"master_port": 7}, "none"),
+        (TWO, "none"),
+        ({**TWO, "rdzv_id": "mine"}, "mine"),
+    ],
+)
+def test_the_name_of_a_job_is_the_users_unless_the_node_is_alone(wish: dict[str, Any], expected: str) -> None:
+    assert run_id(*ask(**wish), make_facts().names.random) == expected
+
+
+@pytest.mark.parametrize(
+    "wish, said",
+    [
+        ({}, []),
+        ({**TWO, "node_rank": 1, "master_port": 7}, []),
+        ({"node_rank": 3}, ["--node-rank has no effect with one node"]),
+        ({"rdzv_backend": "c10d", "node_rank": 3}, ["--node-rank has no effect with --rdzv-backend c10d"]),
+        (
+            {"rdzv_backend": "c10d", "master_port": 7},
+            ["--master-port has no effect with --rdzv-backend c10d"],
+        ),
+        (
+            {"standalone": True, **NODES, "master_port": 7},
+            [
+                "--nnodes has no effect with --standalone, which is one node",
+                "--master-port has no effect with --standalone",
+            ],
+        ),
+        (
+            {"max_nodes": 3},
+            ["--nnodes 1:3: nodes cannot join later, the job starts when all 3 are there"],
+        ),
+    ],
+)
+def test_what_has_no_effect_is_said(wish: dict[str, Any], said: list[str]) -> None:
+    notices = meeting_notices(*ask(**wish))
+    assert [notice.text for notice in notices] == said
+    assert {notice.level for notice in notices} <= {"warning"}
