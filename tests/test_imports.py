@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "resources": ("hostfile", "filters", "world"),
     "machine": ("topology", "cpus", "console", "files", "names", "ports", "check"),
     "devices": (
-        "table", "files", "visible", "nvml", "nvidia", "ask_torch", "others", "located", "facts", "select", "own",
+        "table", "files", "visible", "choices", "nvml", "nvidia", "ask_torch", "others", "located", "facts", "select", "own",
     ),
     "facts": (),
     "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),

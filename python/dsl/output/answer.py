@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from dsl._record import record
 from dsl.errors import OptionError
 from dsl.lists import THREADS_VARIABLE
@@ -127,12 +125,23 @@ def _changes(name: str, env: Mapping[str, str], before: Mapping[str, str]) -> di
 def _paths(name: str, answer: Any, field: str) -> dict[int, str]:
     """A mapping of the plug-in's answer, from local rank to path."""
     try:
-        return {int(rank): os.fsdecode(path) for rank, path in getattr(answer, field).items()}
+        return {int(rank): _text(path) for rank, path in getattr(answer, field).items()}
     except (AttributeError, TypeError, ValueError):
         found = getattr(answer, field, None)
         raise OptionError(
             f"--logs-specs {name!r}: the {field} of reify must map local ranks to paths, got {found!r:.80}"
         ) from None
+
+
+def _text(path: Any) -> str:
+    """A path as text, as `os.fsdecode` makes it where file names are UTF-8. Raises TypeError for no path."""
+    if hasattr(path, "__fspath__"):
+        path = path.__fspath__()
+    if isinstance(path, bytes):
+        return path.decode("utf-8", "surrogateescape")
+    if not isinstance(path, str):
+        raise TypeError(f"{path!r} is no path")
+    return path
 
 
 def _streams(name: str, answer: Any, field: Literal["stdouts", "stderrs"], count: int) -> list[StreamFile]:
@@ -154,11 +163,11 @@ def _streams(name: str, answer: Any, field: Literal["stdouts", "stderrs"], count
 
 
 def _file(path: str) -> str | None:
-    return None if path in ("", os.devnull) else path
+    return None if path in ("", "/dev/null") else path
 
 
 def _filtered(name: str, answer: Any, field: str) -> str:
     path = getattr(answer, field, "")
     if not path:
         raise OptionError(f"--logs-specs {name!r}: reify has no {field}, leave out the words to look for")
-    return os.fsdecode(path)
+    return _text(path)

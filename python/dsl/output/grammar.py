@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import posixpath
 
 from dsl.errors import OptionError
 from dsl.lists import parse_number
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def rank_log_path(log_dir: str, stamp: str, rank: int) -> str:
     """DeepSpeed's name, ``DIR/YYYYmmddHHMMSS_rankN.log``; ``stamp`` is the local time of the launch."""
-    return os.path.join(log_dir, f"{stamp}_rank{rank}.log")
+    return posixpath.join(log_dir, f"{stamp}_rank{rank}.log")
 
 
 def parse_streams(text: str, option: str) -> Callable[[int], int]:

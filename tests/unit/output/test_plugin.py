@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from dsl.output.plugin import LogsPlugin
 
 PACKAGE = '''
+import pathlib
+
 calls = []
 
 class Dest:
@@ -75,6 +77,7 @@ Null = answers(
 )
 ErrorFilesAlone = answers(stdouts=CONSOLE, stderrs=CONSOLE, error_files={0: "/e/0", 1: "/e/1"})
 Lacks = answers(stdouts={0: ""}, stderrs=CONSOLE)
+Paths = answers(stdouts={0: b"/l/\\xe9", 1: pathlib.Path("/l/b")}, stderrs=CONSOLE)
 NoPaths = answers(stdouts={0: 1, 1: 2}, stderrs=CONSOLE)
 NoMapping = answers(stdouts=["", ""], stderrs=CONSOLE)
 OtherTee = answers(stdouts={0: "/l/a", 1: "/l/b"}, stderrs=CONSOLE, tee_stdouts={1: "/l/a"})
@@ -104,7 +107,7 @@ class Masked:
 import gc
 collects = gc.isenabled()
 '''
-NAMES = "Files Console Null ErrorFilesAlone Lacks NoPaths NoMapping OtherTee NoAnswer Raises Variables Refuses Masked"
+NAMES = "Paths Files Console Null ErrorFilesAlone Lacks NoPaths NoMapping OtherTee NoAnswer Raises Variables Refuses Masked"
 
 
 PIPE = Console()
@@ -217,6 +220,11 @@ def test_what_goes_nowhere_is_no_file(package: Package) -> None:
     plan = _plan(load_plugin("null", OutputRequest()))
     assert [worker.stdout for worker in plan.workers] == [Route(), Route(console=1)]
     assert plan.workers[0].error_file is None
+
+
+def test_a_path_may_be_bytes_or_an_object(package: Package) -> None:
+    plan = _plan(load_plugin("paths", OutputRequest()))
+    assert [worker.stdout for worker in plan.workers] == [Route("/l/\udce9"), Route("/l/b")]
 
 
 def test_workers_are_told_of_error_files_that_the_plug_in_tells_us_alone(package: Package) -> None:
