@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import elastic_functions as functions
+from tests.support import functions
 from tests.support import processes
 from tests.support.jobs import TOKEN, until
 
