@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from benches.measure import Row, in_turns, medians, spread, wall_s
-from tests.support.jobs import until
+from kit.waiting import until
 
 if TYPE_CHECKING:
     from benches.programs import Programs
@@ -120,7 +120,7 @@ def failure_to_end(programs: Programs, workers: int, repeats: int) -> Row:
 
 def settle(pid: int) -> None:
     """Wait until the processes of a job have nothing left to do: no context switch for 50 ms."""
-    from tests.support import processes
+    from kit import processes
 
     def quiet() -> bool:
         family = [pid, *processes.children(pid)]

@@ -13,9 +13,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support import processes
+from kit import processes
+from kit.waiting import until
 from tests.support.group import Group
-from tests.support.jobs import TOKEN, until
+from tests.support.jobs import TOKEN
 
 from dsl._core import BindingError, Ended, Event, LaunchSpec, SpecError, Supervisor, WorkerSpec
 

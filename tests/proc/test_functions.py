@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit import processes
+from kit.waiting import until
 from tests.support import functions
-from tests.support import processes
-from tests.support.jobs import TOKEN, until
+from tests.support.jobs import TOKEN
 
 from dsl.errors import DslError
 from dsl.functions.launcher import (

@@ -7,10 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support import processes
+from kit import processes
+from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.group import Group
-from tests.support.jobs import running, until
+from tests.support.jobs import running
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support import processes
+from kit import processes
+from kit.waiting import until
 from tests.support.group import Group
-from tests.support.jobs import until
 
 from dsl._core import Ended, Event, Exited, Killing, LaunchSpec, Started, Stopping, Supervisor, WorkerSpec
 
