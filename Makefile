@@ -30,6 +30,10 @@ test-rust: ## the engine's own tests (no Python involved)
 test-py: ## Python tests that start no job
 	scripts/test unit
 
+.PHONY: test-pythons
+test-pythons: ## Python tests on 3.10 and on the newest Python of this machine
+	scripts/test pythons
+
 .PHONY: test-proc
 test-proc: ## tests that start real workers on this machine
 	scripts/test proc matrix
