@@ -160,7 +160,10 @@ def test_a_storm_of_signals_leaves_nobody(
     bystanders: Bystanders,
     repeats: int,
 ) -> None:
-    """Every stop signal many times over, then the agent is killed while it stops the group."""
+    """Every stop signal many times over, then the agent is killed while it stops the group.
+
+    Which of them the command meets first depends on the moment of the strike, so the code of each is right.
+    """
 
     def strike(job: Job) -> None:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT) * 20:

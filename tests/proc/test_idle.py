@@ -41,4 +41,5 @@ def test_guard_and_agent_sleep_while_the_workers_do(
 def test_the_engine_inside_a_program_sleeps_too(testchild: Path) -> None:
     with Group([[str(testchild), "pause"]] * 3) as group:
         group.all_started()
+        assert processes.processor_ns(os.getpid(), "dsl-engine") > 0  # there is such a thread
         until(lambda: _is_still(os.getpid(), "dsl-engine"))
