@@ -30,6 +30,10 @@ test-rust: ## the engine's own tests (no Python involved)
 test-py: ## Python tests that start no job
 	scripts/test unit
 
+.PHONY: test-pythons
+test-pythons: ## Python tests on 3.10 and on the newest Python of this machine
+	scripts/test pythons
+
 .PHONY: test-proc
 test-proc: ## tests that start real workers on this machine
 	scripts/test proc matrix
@@ -85,4 +89,4 @@ example: ## a two-worker torch training on this machine
 .PHONY: clean
 clean: ## remove what was built (the environment in .venv stays)
 	rm -rf target dist bench-results .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find python tests scripts examples benches -name __pycache__ -type d -prune -exec rm -rf {} +
+	find python tests kit scripts examples benches -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Whole commands: against torchrun, deepspeed and the floor; bound workers; first worker; time to stop."""
+"""Whole commands: against torchrun and deepspeed; bound workers; first worker; time to stop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 from benches.measure import Row, in_turns, medians, spread, wall_s
-from tests.support.jobs import until
+from kit.waiting import until
 
 if TYPE_CHECKING:
     from benches.programs import Programs
@@ -40,18 +40,6 @@ def against_peers(programs: Programs, scripts: Path, repeats: int) -> list[Row]:
         detail = f"{spread(values[name], 1, 's')} against {spread(values['dsl'], 1000, 'ms')}"
         rows.append(Row(f"64 x true, {name} / dsl", middle[name] / middle["dsl"], "x", bar, False, detail))
     return rows
-
-
-def against_floor(programs: Programs, workers: int, bar: float, repeats: int) -> Row:
-    """The whole command against Python's start plus a bare posix_spawn loop."""
-    takers = {
-        "dsl": lambda: wall_s(programs.launch(workers, TRUE)),
-        "floor": lambda: wall_s(programs.bare("spawn", workers, TRUE)),
-    }
-    values = in_turns(takers, repeats)
-    middle = medians(values)
-    detail = f"{spread(values['dsl'], 1000, 'ms')} against {spread(values['floor'], 1000, 'ms')}"
-    return Row(f"{workers} x true, dsl / floor", middle["dsl"] / middle["floor"], "x", bar, True, detail)
 
 
 def bound(programs: Programs, repeats: int) -> list[Row]:
@@ -132,7 +120,7 @@ def failure_to_end(programs: Programs, workers: int, repeats: int) -> Row:
 
 def settle(pid: int) -> None:
     """Wait until the processes of a job have nothing left to do: no context switch for 50 ms."""
-    from tests.support import processes
+    from kit import processes
 
     def quiet() -> bool:
         family = [pid, *processes.children(pid)]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from benches.launch_rows import settle
 from benches.measure import Row, in_turns, medians, spread
-from tests.support import processes
-from tests.support.jobs import until
-from tests.support.users import as_ordinary_user
+from kit import processes
+from kit.users import as_ordinary_user
+from kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,14 +40,19 @@ def wall_s(command: Sequence[str], *, code: int = 0, timeout_s: float = 300.0) -
         RuntimeError: it did not end with `code`.
     """
     begin = time.monotonic()
-    result = subprocess.run(
-        list(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        timeout=timeout_s, check=False,
-    )  # fmt: skip
-    elapsed = time.monotonic() - begin
-    if result.returncode != code:
-        said = result.stderr.decode(errors="replace")[-800:]
-        raise RuntimeError(f"{' '.join(command)[:200]} ended with {result.returncode}: {said}")
+    process = subprocess.Popen(
+        list(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    limit = threading.Timer(timeout_s, process.kill)
+    limit.start()
+    try:
+        said = process.communicate()[1]  # with a timeout it would sleep and look, a millisecond or more apart
+        elapsed = time.monotonic() - begin
+    finally:
+        limit.cancel()
+    if process.returncode != code:
+        text = said.decode(errors="replace")[-800:]
+        raise RuntimeError(f"{' '.join(command)[:200]} ended with {process.returncode}: {text}")
     return elapsed
 
 

@@ -5,7 +5,7 @@ and prints a table. Table and JSON go to ``bench-results/``. Ends with 1 if a va
 
     python benches/run.py            everything, about ten minutes on two cores
     python benches/run.py --quick    fewer repeats
-    python benches/run.py --only floor
+    python benches/run.py --only start    what a launch costs, half a minute
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
-from benches import engine_rows, launch_rows, log_rows, scale_rows, torchrun_rows  # noqa: E402  needs the path above
+from benches import engine_rows, launch_rows, log_rows, scale_rows, start_rows, torchrun_rows  # noqa: E402  needs the path above
 from benches.measure import Row, machine  # noqa: E402  as above
 from benches.programs import peers, programs  # noqa: E402  as above
 
@@ -39,10 +39,13 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
     return {
         "peers": lambda: launch_rows.against_peers(ours, peers(options.peers), many),
         "torchrun": lambda: _torchrun(ours, peers(options.peers), quick=options.quick),
-        "floor": lambda: [
-            launch_rows.against_floor(ours, 64, 1.5, many),
-            launch_rows.against_floor(ours, 1000, 1.15, few),
+        # Commands of some ten milliseconds: turns are cheap, and many are needed.
+        "start": lambda: [
+            *start_rows.against_python(ours, 3 * many),
+            *start_rows.against_mpirun(ours, 2 * many),
+            *start_rows.against_floor(ours, 64, start_rows.FLOOR_BARS, 2 * many),
         ],
+        "floor": lambda: start_rows.against_floor(ours, 1000, (("dsl", 1.15),), few),
         # Two commands that differ this little take many turns to tell apart.
         "bound": lambda: launch_rows.bound(ours, 15 if options.quick else 45),
         "first": lambda: [launch_rows.first_exec(ours, many)],

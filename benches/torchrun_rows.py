@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benches.measure import Row, in_turns, medians, spread, wall_s
-from tests.support.jobs import until
+from kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

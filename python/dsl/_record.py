@@ -74,7 +74,24 @@ def _refuse(self: Any, name: str, *_value: object) -> None:
     raise AttributeError(f"{type(self).__name__}.{name} cannot be changed: records are frozen")
 
 
+class _Signature:
+    """Makes the ``__signature__`` of a record when it is asked for: `inspect` is not for the launch path."""
+
+    __slots__ = ()
+
+    def __get__(self, _instance: object, cls: Any) -> Any:
+        from inspect import Parameter, Signature
+
+        def parameter(name: str) -> Parameter:
+            default = cls._defaults.get(name, Parameter.empty)
+            annotation = cls.__annotations__.get(name, Parameter.empty)
+            return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+        return Signature([parameter(name) for name in cls.__slots__])
+
+
 _METHODS = {
+    "__signature__": _Signature(),
     "__init__": _init,
     "__eq__": _eq,
     "__hash__": _hash,
@@ -85,15 +102,32 @@ _METHODS = {
 }
 
 
+def _refuse_fields_of_bases(cls: type) -> None:
+    for base in cls.__mro__[1:]:
+        if base.__dict__.get("__slots__") or getattr(base, "__annotations__", None):
+            raise TypeError(f"{cls.__name__} cannot take over the fields of {base.__name__}")
+
+
 @dataclass_transform(frozen_default=True)
 def record(cls: type[_T]) -> type[_T]:
     """Make a frozen record of a class whose annotations are its fields and whose values are their defaults.
 
-    Defaults are shared between instances, so they must be immutable. Type checkers see a frozen dataclass.
+    Type checkers see a frozen dataclass.
+
+    Raises:
+        TypeError: a base has fields, which would be lost; or a default cannot be hashed, as no list can.
+            Defaults are shared between instances, so they must not change.
     """
+    if cls.__bases__ != (object,):
+        _refuse_fields_of_bases(cls)
     names = tuple(cls.__annotations__)
     members = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
     defaults = {name: members.pop(name) for name in names if name in members}
+    for name, value in defaults.items():
+        try:
+            hash(value)
+        except TypeError:
+            raise TypeError(f"{cls.__name__}.{name} has a default that can change: {value!r}") from None
     members.update(_METHODS, __slots__=names, _defaults=defaults, __match_args__=names)
     metaclass: Any = type(cls)
     frozen: type[_T] = metaclass(cls.__name__, cls.__bases__, members)

@@ -54,23 +54,23 @@ POLICIES: dict[str, tuple[str, dict[int, MemoryPolicy | None]]] = {
 
 
 @pytest.mark.parametrize("name", ROOTS)
-def test_the_topology_is_hwlocs(name: str, tmp_path: Path) -> None:
+def test_the_topology_is_hwlocs(name: str, memory_path: Path) -> None:
     """Of the whole machine, and of what the affinity mask and the cpuset leave."""
     root, golden = ROOTS[name], GOLDEN[name]
-    write_root(root, tmp_path)
+    write_root(root, memory_path)
     online = sorted({cpu for core in root.machine.cores for cpu in core})
-    found = differences(our_view(str(tmp_path), online), golden["whole"])
+    found = differences(our_view(str(memory_path), online), golden["whole"])
     assert ("cut" in golden) == root.is_cut()
     if root.is_cut():
-        found += differences(our_view(str(tmp_path), online, root.machine.cpus()), golden["cut"], cut=True)
+        found += differences(our_view(str(memory_path), online, root.machine.cpus()), golden["cut"], cut=True)
     assert found == DIFFERENCES.get(name, ("", []))[1]
 
 
 @pytest.mark.parametrize("name", [name for name, root in ROOTS.items() if not root.no_numa])
-def test_the_memory_of_a_policy_is_local_by_hwloc(name: str, tmp_path: Path) -> None:
+def test_the_memory_of_a_policy_is_local_by_hwloc(name: str, memory_path: Path) -> None:
     """A node with CPUs has a policy if hwloc has memory beside it that may be used, and of no other memory."""
-    write_root(ROOTS[name], tmp_path)
-    nodes = read_numa_nodes(str(tmp_path))
+    write_root(ROOTS[name], memory_path)
+    nodes = read_numa_nodes(str(memory_path))
     assert _foreign(name, nodes, memory_groups(nodes)) == POLICIES.get(name, ("", {}))[1]
 
 

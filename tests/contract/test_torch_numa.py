@@ -98,10 +98,10 @@ def _ask(mode: str, count: int, host: Facts) -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name, machine in MACHINES.items() if machine.gpus])
-def test_workers_get_the_cpus_that_torch_gives_them(name: str, tmp_path: Path) -> None:
+def test_workers_get_the_cpus_that_torch_gives_them(name: str, memory_path: Path) -> None:
     """With any number of workers up to that of the devices. torch refuses one worker alone, we the whole job."""
     machine = MACHINES[name]
-    host = _host(machine, tmp_path)
+    host = _host(machine, memory_path)
     for mode in MODES:
         expected = _expected(name, mode)
         for count in range(1, len(machine.gpus) + 1):
@@ -112,15 +112,17 @@ def test_workers_get_the_cpus_that_torch_gives_them(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_where_torch_has_no_device_we_bind_all_the_same(mode: str, tmp_path: Path) -> None:
+def test_where_torch_has_no_device_we_bind_all_the_same(mode: str, memory_path: Path) -> None:
     """Each NUMA node gets its part of the workers."""
     for name in ("no device", "no device, one CPU"):
         machine = TABLE[name]
         assert not GOLDEN[name][mode][0][0].isdigit()
-        host = _host(machine, tmp_path / name)
+        host = _host(machine, memory_path / name)
         workers = len(machine.nodes)
         answer = _ask(mode, workers, host)
-        as_with_devices = _host(machine._replace(gpus=tuple(range(workers))), tmp_path / f"{name}, devices")
+        as_with_devices = _host(
+            machine._replace(gpus=tuple(range(workers))), memory_path / f"{name}, devices"
+        )
         assert answer != REFUSED
         assert answer == _ask(mode, workers, as_with_devices)
 

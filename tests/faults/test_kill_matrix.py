@@ -9,10 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from kit import processes
+from kit.waiting import until
 from tests.faults.matrix import CASES, SAMPLE_AT_64, Case, announced, words
-from tests.support import processes
 from tests.support.command import dsl_line
-from tests.support.jobs import Job, running, until
+from tests.support.jobs import Job, running
 from tests.support.tally import Run, Tally
 
 if TYPE_CHECKING:

@@ -10,18 +10,19 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support import processes
+from kit import processes
+from kit.waiting import until
 from tests.support.command import dsl_line
-from tests.support.jobs import running, until
+from tests.support.jobs import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kit.processes import Process
     from tests.support.arena import Arena
     from tests.support.bystanders import Bystanders
     from tests.support.jobs import Job
-    from tests.support.processes import Process
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
@@ -159,7 +160,10 @@ def test_a_storm_of_signals_leaves_nobody(
     bystanders: Bystanders,
     repeats: int,
 ) -> None:
-    """Every stop signal many times over, then the agent is killed while it stops the group."""
+    """Every stop signal many times over, then the agent is killed while it stops the group.
+
+    Which of them the command meets first depends on the moment of the strike, so the code of each is right.
+    """
 
     def strike(job: Job) -> None:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT) * 20:

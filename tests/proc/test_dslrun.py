@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from kit import processes
+from kit.waiting import until
 from tests.contract import torchrun_inputs as inputs
 from tests.contract.golden_file import cases
 from tests.contract.torchrun_difference import as_torchrun
-from tests.support import processes
-from tests.support.jobs import running, until
+from tests.support.jobs import running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

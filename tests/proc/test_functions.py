@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import functions, processes
-from tests.support.jobs import TOKEN, until
+from kit import processes
+from kit.waiting import until
+from tests.support import functions
+from tests.support.jobs import TOKEN
 
 from dsl.errors import DslError
 from dsl.functions.launcher import (
@@ -73,6 +75,7 @@ def test_a_worker_knows_its_place_and_stands_where_its_parent_stands(
     seen = elastic_launch(config(role="trainer", env={"EXTRA": "ä b"}), functions.describe)(
         "${local_rank}", 7
     )
+    assert sorted(seen) == [0, 1]
     for rank, place in seen.items():
         assert place["args"] == (str(rank), 7)
         assert (place["RANK"], place["LOCAL_RANK"], place["WORLD_SIZE"]) == (str(rank), str(rank), "2")
@@ -486,6 +489,7 @@ def test_workers_do_not_outlive_a_program_that_is_killed(folder: Path) -> None:
     token = f"kill-{os.getpid()}-{time.monotonic_ns()}"
     job = program("launch_program.py", "deaf", str(folder), "600", token=token)
     ready(folder)
+    assert not gone(token)
     job.kill()
     job.communicate(timeout=20)
     until(lambda: gone(token), timeout_s=10)

@@ -7,10 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support import processes
+from kit import processes
+from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.group import Group
-from tests.support.jobs import running, until
+from tests.support.jobs import running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,4 +41,5 @@ def test_guard_and_agent_sleep_while_the_workers_do(
 def test_the_engine_inside_a_program_sleeps_too(testchild: Path) -> None:
     with Group([[str(testchild), "pause"]] * 3) as group:
         group.all_started()
+        assert processes.processor_ns(os.getpid(), "dsl-engine") > 0  # there is such a thread
         until(lambda: _is_still(os.getpid(), "dsl-engine"))

@@ -10,8 +10,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support import processes
-from tests.support.jobs import until
+from kit import processes
+from kit.waiting import until
 from tests.support.logs import Found, LogGroup, check
 
 if TYPE_CHECKING:

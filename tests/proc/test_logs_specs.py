@@ -6,7 +6,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from tests.support.jobs import running, until
+from kit.waiting import until
+from tests.support.jobs import running
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from kit.waiting import until
 from tests.support.command import dsl_line
-from tests.support.jobs import running, until
+from tests.support.jobs import running
 from tests.support.logs import Found, check
 from tests.support.terminal import Terminal, terminal
 

@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from kit.waiting import until
 from tests.support.command import dsl_line
-from tests.support.jobs import running, until
+from tests.support.jobs import running
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from tests.support.jobs import running, until
+from kit.waiting import until
+from tests.support.jobs import running
 
 from dsl import Guard, SpecError
 

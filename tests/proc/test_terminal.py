@@ -7,9 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support import processes
+from kit import processes
+from kit.waiting import until
 from tests.support.command import dsl_line
-from tests.support.jobs import until
 from tests.support.terminal import Terminal, terminal
 
 if TYPE_CHECKING:

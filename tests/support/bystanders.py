@@ -9,14 +9,14 @@ import subprocess
 import uuid
 from typing import TYPE_CHECKING
 
-from tests.support import processes
-from tests.support.jobs import until
+from kit import processes
+from kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.processes import Process
     from tests.support.arena import Arena
-    from tests.support.processes import Process
 
 MEMBERS = 4
 

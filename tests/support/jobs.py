@@ -8,17 +8,16 @@ import signal
 import subprocess
 import time
 import uuid
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
-from tests.support import processes
+from kit import processes
+from kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from tests.support.processes import Process
-
-_T = TypeVar("_T")
+    from kit.processes import Process
 
 TOKEN = "DSL_TEST_JOB"
 """Variable that every process of one `Job` carries, beside the token of the test."""
@@ -118,17 +117,6 @@ def complete_lines(path: Path) -> list[str]:
     """Lines of a file that others are writing, without one that has only begun; none if there is no file."""
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
-
-
-def until(predicate: Callable[[], _T], timeout_s: float = 20.0) -> _T:
-    """First true value of `predicate`, called for a bounded time."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := predicate()):
-        if time.monotonic() > deadline:
-            msg = f"still not so after {timeout_s} s"
-            raise AssertionError(msg)
-        time.sleep(0.003)
-    return value
 
 
 @contextlib.contextmanager

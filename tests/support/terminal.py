@@ -10,7 +10,7 @@ import sys
 import termios
 from typing import TYPE_CHECKING
 
-from tests.support.jobs import until
+from kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -66,6 +69,65 @@ def test_records_compare_and_hash_by_value_and_kind() -> None:
     other: object = Other(1)
     assert Point(1) != other
     assert len({Point(1), Point(1), Point(2)}) == 2
+
+
+class Slotted:
+    """A base with a field in a slot."""
+
+    __slots__ = ("x",)
+
+
+class Annotated:
+    """A base with a field that is only announced."""
+
+    x: int
+
+
+class Below(Annotated):
+    """Has its field from its own base."""
+
+
+@pytest.mark.parametrize("base, named", [(Point, Point), (Slotted, Slotted), (Below, Annotated)])
+def test_fields_of_a_base_class_are_refused_instead_of_dropped(base: type, named: type) -> None:
+    with pytest.raises(TypeError, match=f"Child cannot take over the fields of {named.__name__}"):
+        record(type("Child", (base,), {"__annotations__": {"z": "int"}}))
+
+
+def test_a_base_class_without_fields_lends_its_methods() -> None:
+    class Greeter:
+        __slots__ = ()
+
+        def greet(self) -> str:
+            return "hello"
+
+    @record
+    class Child(Greeter):
+        z: int = 1
+
+    assert (Child(2).z, Child().greet()) == (2, "hello")
+    assert not hasattr(Child(), "__dict__")
+
+
+@pytest.mark.parametrize("default", [[], {}, set(), bytearray(), ([],)], ids=repr)
+def test_a_default_that_can_change_is_refused(default: object) -> None:
+    with pytest.raises(TypeError, match=r"Child\.z has a default that can change"):
+        record(type("Child", (), {"__annotations__": {"y": "int", "z": "object"}, "y": 1, "z": default}))
+
+
+@pytest.mark.parametrize("default", [(), frozenset(), None, b"", Point(1), len], ids=repr)
+def test_a_default_that_cannot_change_is_taken(default: object) -> None:
+    made: type = record(type("Child", (), {"__annotations__": {"z": "object"}, "z": default}))
+    assert made().z is default
+
+
+def test_a_record_tells_its_signature() -> None:
+    assert str(inspect.signature(Point)) == "(x: 'int', y: 'int' = 2, name: 'str' = '')"
+    assert inspect.signature(Point).bind(1, name="a").arguments == {"x": 1, "name": "a"}
+
+
+def test_a_signature_costs_nothing_until_it_is_asked_for() -> None:
+    code = "import sys, dsl.model; sys.exit('inspect' in sys.modules)"
+    assert subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
 
 
 def test_a_record_shows_copies_and_pickles_its_fields() -> None:

@@ -1,4 +1,4 @@
-"""Running the command as an ordinary user when the tests run as root."""
+"""Running the command as an ordinary user from tests and benches that run as root."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MAIN = "import sys; sys.argv[0] = 'dsl'; from dsl.__main__ import main; sys.exi
 
 
 def as_ordinary_user(arguments: Sequence[str], directory: Path, *, limit: int | None = None) -> list[str]:
-    """A command line that runs `dsl` with `arguments` as user nobody, from a copy of the package in `directory`.
+    """A command line that runs `dsl` as user nobody, from a copy of the package in `directory`.
 
-    The tests' own interpreter may lie in root's home, which nobody can enter; then another Python of at least
+    The interpreter here may lie in root's home, which nobody can enter; then another Python of at least
     3.10 is taken (the extension is built for the stable ABI). `limit`: RLIMIT_NPROC for that user.
     """
     for parent in (directory, *directory.parents):

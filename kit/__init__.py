@@ -1,0 +1,1 @@
+"""What tests and benches share: looking at processes, waiting for them, running as somebody else."""
