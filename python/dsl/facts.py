@@ -11,11 +11,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl.devices.facts import DeviceFacts
-    from dsl.machine.console import Console
     from dsl.machine.cpus import Cpus
-    from dsl.machine.files import Files
-    from dsl.machine.names import Names
     from dsl.machine.ports import Ports
+    from dsl.machine.process import Console, Files, Names
 
 
 class Facts:
@@ -65,19 +63,19 @@ def _environ() -> Mapping[str, str]:
 
 
 def _console() -> Console:
-    from dsl.machine.console import this_console
+    from dsl.machine.process import this_console
 
     return this_console()
 
 
 def _names() -> Names:
-    from dsl.machine.names import Names
+    from dsl.machine.process import Names
 
     return Names()
 
 
 def _files() -> Files:
-    from dsl.machine.files import Files
+    from dsl.machine.process import Files
 
     return Files()
 

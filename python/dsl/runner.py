@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from dsl.machine.files import read_text
+from dsl.machine.process import read_text
 from dsl.resources.filters import apply_filters, parse_num_nodes
 from dsl.resources.hostfile import parse_hostfile
 from dsl.resources.world import encode_world_info

@@ -12,7 +12,7 @@ from tests.contract.hwloc_inputs import CPUS, MASKS, numbers_of_mask
 from tests.contract.hwloc_view import View, our_view
 
 from dsl.lists import format_ranges
-from dsl.machine.topology import parse_kernel_list
+from dsl.machine.cpus import parse_kernel_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from tests.contract.torch_numa_inputs import GRACE, TABLE, TWO, XEON, Machine, b
 from tests.contract.torch_numa_inputs import machines as torch_machines
 
 from dsl.lists import format_ranges
-from dsl.machine.topology import parse_kernel_list
+from dsl.machine.cpus import parse_kernel_list
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dsl.lists import format_ranges
-from dsl.machine.topology import parse_kernel_list, read_caches, read_packages, read_topology
+from dsl.machine.cpus import parse_kernel_list, read_caches, read_packages, read_topology
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

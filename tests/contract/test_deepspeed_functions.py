@@ -14,7 +14,7 @@ from dsl.binding.deepspeed import CPU_LIMIT, bind_workers, parse_core_list
 from dsl.devices.select import count_numa_nodes
 from dsl.errors import DslError
 from dsl.lists import format_ranges
-from dsl.machine.topology import Topology
+from dsl.machine.cpus import Topology
 from dsl.resources.world import decode_world_info
 
 

@@ -10,13 +10,13 @@ from tests.contract.hwloc_inputs import roots, write_root
 from tests.contract.hwloc_view import View, differences, our_view
 
 from dsl.binding.cores import memory_groups
-from dsl.machine.topology import parse_kernel_list, read_numa_nodes
+from dsl.machine.cpus import parse_kernel_list, read_numa_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from dsl.machine.topology import NumaNode
+    from dsl.machine.cpus import NumaNode
     from dsl.model.node import MemoryPolicy
 
 ROOTS = dict(roots())

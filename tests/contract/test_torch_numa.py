@@ -16,7 +16,7 @@ from dsl.binding.torch_modes import plan_numa
 from dsl.devices.nvidia import read_devices
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
-from dsl.machine.topology import read_caches, read_numa_nodes, read_packages, read_topology
+from dsl.machine.cpus import read_caches, read_numa_nodes, read_packages, read_topology
 
 if TYPE_CHECKING:
     from tests.contract.torch_numa_inputs import Machine

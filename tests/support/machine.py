@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsl.devices.nvidia import Device
 from dsl.facts import Facts
-from dsl.machine.console import Console
-from dsl.machine.topology import NumaNode, Topology
+from dsl.machine.cpus import NumaNode, Topology
+from dsl.machine.process import Console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

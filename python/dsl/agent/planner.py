@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dsl.output.folders import make_log_dir, make_run_dirs
 from dsl.plan.node import AttemptFiles, choose_run_dir, count_workers, plan_node
 from dsl.rendezvous.static import Static
 
@@ -59,6 +58,10 @@ class Planner:
 
     def prepare(self, plan: NodePlan) -> None:
         """Make the directories of an attempt. Raises LogDirError."""
+        if plan.log_dir is None and not plan.run_dirs:
+            return
+        from dsl.output.folders import make_log_dir, make_run_dirs
+
         if plan.log_dir is not None:
             make_log_dir(plan.log_dir)
         make_run_dirs(plan.run_dirs)

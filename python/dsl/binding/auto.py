@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from dsl.binding.cores import Core
-    from dsl.machine.topology import Topology
+    from dsl.machine.cpus import Topology
 
 
 def bind_auto(

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from dsl.machine.topology import NumaNode, Topology
+    from dsl.machine.cpus import NumaNode, Topology
     from dsl.model.node import MemoryPolicy
 
     Core = tuple[int, ...]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dsl.devices.facts import DeviceFacts
     from dsl.facts import Facts
-    from dsl.machine.topology import Topology
+    from dsl.machine.cpus import Topology
     from dsl.model.node import WorkerDevice
     from dsl.model.request import PlacementRequest
 

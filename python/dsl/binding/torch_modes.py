@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from dsl.devices.facts import DeviceFacts
     from dsl.devices.nvidia import Device
-    from dsl.machine.cpus import Cpus
-    from dsl.machine.topology import NumaNode, Topology
+    from dsl.machine.cpus import Cpus, NumaNode, Topology
     from dsl.model.node import MemoryPolicy
 
 MODES = ("node", "socket", "exclusive", "core-complex")

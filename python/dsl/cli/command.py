@@ -7,17 +7,20 @@ from dsl.errors import DslError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
-from dsl.model.request import LEVELS
+from dsl.model.request import LEVELS, OutputRequest, PlacementRequest, ShowRequest
 from dsl.plan.job import plan_job
 from dsl.report.speak import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Collection, Sequence
+    from typing import Any
 
+    from dsl.cli.reader import Options
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
-    from dsl.model.request import Request, ShowRequest
+    from dsl.model.request import Request
 
 
 class Command:
@@ -95,3 +98,36 @@ class Command:
                 mend = f"put it before the script if it was meant for {self.name}"
                 return [Notice("warning", f"{written} comes after the script and goes to {script}, {mend}")]
         return []
+
+
+def output_request(options: Options | argparse.Namespace, **own: Any) -> OutputRequest:
+    """What is asked about output; ``own``: fields that only one of the commands has, or sees differently."""
+    fields: dict[str, Any] = {
+        "log_dir": options.log_dir or None,
+        "redirects": options.redirects,
+        "tee": options.tee,
+        "local_ranks": options.local_ranks_filter,
+        "stdout_words": options.duplicate_stdout_filters,
+        "stderr_words": options.duplicate_stderr_filters,
+        "tag": options.tag_output,
+        "collapse": options.collapse,
+        "stdin": options.stdin,
+        "max_bytes": options.log_max_size,
+    }
+    return OutputRequest(**{**fields, **own})
+
+
+def placement_request(options: Options | argparse.Namespace, **own: Any) -> PlacementRequest:
+    """What is asked about devices, cores and memory; ``own``: fields that only one of the commands has."""
+    return PlacementRequest(
+        bind=options.bind,
+        memory=options.mem_policy,
+        strict=options.bind_strict,
+        names_devices=options.report_bindings or options.dry_run or options.dry_run_json,
+        **own,
+    )
+
+
+def show_request(options: Options | argparse.Namespace) -> ShowRequest:
+    """What of the plan is to be shown."""
+    return ShowRequest(options.report_bindings, options.dry_run, options.dry_run_json)

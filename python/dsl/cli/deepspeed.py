@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.cli.command import Command
+from dsl.cli.command import Command, output_request, placement_request, show_request
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.reader import Options, read_words
-from dsl.cli.requests import output_request, placement_request, show_request
 from dsl.model.request import (
     ElasticRequest,
     MeetingRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.cli.command import Command
+from dsl.cli.command import Command, output_request, placement_request, show_request
 from dsl.cli.options_torch import (
     COMMAND_LINE,
     DEFAULT_FORWARD,
@@ -15,7 +15,6 @@ from dsl.cli.options_torch import (
     SHUTDOWN_VARIABLE,
 )
 from dsl.cli.reader import Options, read_words
-from dsl.cli.requests import output_request, placement_request, show_request
 from dsl.errors import OptionError
 from dsl.model.request import MeetingRequest, ProgramRequest, Request, ResourceRequest, SignalRequest
 from dsl.signals import parse_signals, signal_name

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cached_property
 
+from dsl._record import kept
 from dsl.devices.files import has_intel_torch, has_nvidia_driver, list_names
 
 TYPE_CHECKING = False
@@ -32,12 +32,12 @@ class DeviceFacts:
         self._counts: dict[str, int] = {}
         self._places: dict[tuple[str, str], Sequence[LocatedDevice]] = {}
 
-    @cached_property
+    @kept
     def cuda_count(self) -> int:
         """Devices that torch calls CUDA devices, see `count_cuda_devices`."""
         return count_cuda_devices(self._root)
 
-    @cached_property
+    @kept
     def other_name(self) -> str | None:
         """The accelerator that comes before CUDA, None if there is none, see `find_other_accelerator`."""
         return find_other_accelerator(self._root)
@@ -68,7 +68,7 @@ class DeviceFacts:
             self._places[key] = read_devices(name, environ, self._root)
         return self._places[key]
 
-    @cached_property
+    @kept
     def gpus(self) -> Sequence[Device]:
         """NVIDIA devices by PCI address."""
         if not has_nvidia_driver(self._root):
@@ -77,7 +77,7 @@ class DeviceFacts:
 
         return quick_devices(self._root)
 
-    @cached_property
+    @kept
     def _surveyed(self) -> Sequence[Device]:
         from dsl.devices.nvidia import devices
 

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from dsl.devices.facts import DeviceFacts
-    from dsl.machine.cpus import Cpus
-    from dsl.machine.topology import NumaNode
+    from dsl.machine.cpus import Cpus, NumaNode
 
 
 @record

@@ -1,15 +1,144 @@
-"""The CPUs that this process may use, and how they lie in the machine. Each fact is read once, when asked."""
+"""CPUs and NUMA nodes of this machine, read from ``/proc`` and ``/sys``.
+
+Sources: the kernel's ``Documentation/ABI/stable/sysfs-devices-node`` and ``sysfs-devices-system-cpu``, and
+``Mems_allowed_list`` of proc_pid_status(5).
+"""
 
 from __future__ import annotations
 
 import os
-from functools import cached_property
+
+from dsl._record import kept, record
+from dsl.lists import parse_range
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.machine.topology import NumaNode, Topology
+    from collections.abc import Callable, Iterable
 
     Groups = tuple[tuple[int, ...], ...]
+
+CPU_FOLDER = "sys/devices/system/cpu"
+LARGEST_FILE = 1 << 16
+
+
+@record
+class NumaNode:
+    """A NUMA node, its online CPUs (none if it is memory alone), and whether workers may allocate on it."""
+
+    number: int
+    cpus: tuple[int, ...]
+    usable_memory: bool = True
+
+
+@record
+class Topology:
+    """NUMA nodes, ascending by number, and the cores of the CPUs that were asked for: the CPUs of each."""
+
+    numa_nodes: tuple[NumaNode, ...] = ()
+    cores: tuple[tuple[int, ...], ...] = ()
+
+
+def parse_kernel_list(text: str) -> tuple[int, ...]:
+    """The kernel's list format: ``"0-2,5"`` -> (0, 1, 2, 5); blank -> ()."""
+    # The files of Linux 5.15-rc1 end in a zero byte.
+    ranges = [parse_range(part) for part in text.strip("\0 \t\n").split(",")]
+    return tuple([number for ends in ranges if ends for number in range(ends[0], ends[1] + 1)])
+
+
+def _read(path: str) -> str | None:
+    """A file of the kernel, which it gives in one piece. Large machines have hundreds: no buffer for each."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, LARGEST_FILE).decode("ascii", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _list(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def read_numa_nodes(root: str = "/") -> tuple[NumaNode, ...]:
+    """NUMA nodes of the machine; none when the kernel does not say."""
+    base = os.path.join(root, "sys/devices/system/node")
+    numbers = sorted([int(name[4:]) for name in _list(base) if name[:4] == "node" and name[4:].isdigit()])
+    memory = _usable_memory(root, base, numbers)
+    return tuple(
+        [
+            NumaNode(number, parse_kernel_list(_read(f"{base}/node{number}/cpulist") or ""), number in memory)
+            for number in numbers
+        ]
+    )
+
+
+def _usable_memory(root: str, base: str, numbers: list[int]) -> set[int]:
+    has_memory = _read(f"{base}/has_memory")
+    usable = set(numbers if has_memory is None else parse_kernel_list(has_memory))
+    status = _read(os.path.join(root, "proc/self/status")) or ""
+    _, found, rest = status.partition("Mems_allowed_list:")
+    return usable.intersection(parse_kernel_list(rest.partition("\n")[0])) if found else usable
+
+
+def read_topology(cpus: Iterable[int], root: str = "/") -> Topology:
+    """NUMA nodes of the machine, and the cores that the given CPUs belong to.
+
+    A CPU whose core the kernel does not name is a core of its own.
+    """
+    return Topology(read_numa_nodes(root), read_cores(cpus, root))
+
+
+def read_cores(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
+    """CPUs of each core that some of the given ones belong to."""
+    return _groups(cpus, lambda cpu: _shared(root, cpu, "core_cpus_list", "thread_siblings_list") or (cpu,))
+
+
+def read_packages(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
+    """CPUs of each package (socket) that some of the given ones are in, where the kernel names it."""
+    return _groups(cpus, lambda cpu: _shared(root, cpu, "package_cpus_list", "core_siblings_list"))
+
+
+def read_caches(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
+    """The same for caches of the last level."""
+    base = os.path.join(root, CPU_FOLDER)
+    return _groups(cpus, lambda cpu: _last_level_cache(f"{base}/cpu{cpu}/cache"))
+
+
+def _groups(cpus: Iterable[int], read: Callable[[int], tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Each group once, in the order of the CPUs; the files of one member speak for all."""
+    groups: list[tuple[int, ...]] = []
+    known: set[int] = set()
+    for cpu in cpus:
+        if cpu not in known and (group := read(cpu)):
+            groups.append(group)
+            known.update(group)
+    return tuple(groups)
+
+
+def _shared(root: str, cpu: int, *names: str) -> tuple[int, ...]:
+    """Of two names the first is newer (Linux 5.3), and the second deprecated."""
+    folder = os.path.join(root, CPU_FOLDER, f"cpu{cpu}/topology")
+    lists = (parse_kernel_list(_read(f"{folder}/{name}") or "") for name in names)
+    return next(filter(None, lists), ())
+
+
+def _last_level_cache(folder: str) -> tuple[int, ...]:
+    """CPUs that share the cache of the highest level that holds data."""
+    highest, shared = -1, ""
+    for name in _list(folder):
+        if not name.startswith("index") or (_read(f"{folder}/{name}/type") or "").strip() == "Instruction":
+            continue
+        level = (_read(f"{folder}/{name}/level") or "").strip()
+        if level.isdigit() and int(level) > highest:
+            highest, shared = int(level), _read(f"{folder}/{name}/shared_cpu_list") or ""
+    return parse_kernel_list(shared)
 
 
 class Cpus:
@@ -18,35 +147,27 @@ class Cpus:
     def __init__(self, root: str = "/") -> None:
         self._root = root
 
-    @cached_property
+    @kept
     def allowed(self) -> tuple[int, ...]:
         """The affinity mask that workers would inherit, ascending."""
         return tuple(sorted(os.sched_getaffinity(0)))
 
-    @cached_property
+    @kept
     def numa_nodes(self) -> tuple[NumaNode, ...]:
         """NUMA nodes of the machine; none when the kernel does not say."""
-        from dsl.machine.topology import read_numa_nodes
-
         return read_numa_nodes(self._root)
 
-    @cached_property
+    @kept
     def topology(self) -> Topology:
         """The NUMA nodes, and the cores of the CPUs that are allowed."""
-        from dsl.machine.topology import Topology, read_cores
-
         return Topology(self.numa_nodes, read_cores(self.allowed, self._root))
 
-    @cached_property
+    @kept
     def packages(self) -> Groups:
         """CPUs of each package (socket) that some allowed ones are in, where the kernel names it."""
-        from dsl.machine.topology import read_packages
-
         return read_packages(self.allowed, self._root)
 
-    @cached_property
+    @kept
     def caches(self) -> Groups:
         """The same for caches of the last level."""
-        from dsl.machine.topology import read_caches
-
         return read_caches(self.allowed, self._root)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.devices.own import local_world_size, own_devices
 from dsl.devices.select import select_accelerator
 from dsl.devices.table import ACCELERATORS
 from dsl.lists import THREADS_VARIABLE
 from dsl.model.job import Notice
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.request import PlacementRequest
-from dsl.output.grammar import rank_log_path
 from dsl.output.routes import (
     TEMPLATE_VARIABLE,
     LogPlace,
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 
     from dsl.binding.placement import Placement
     from dsl.facts import Facts
-    from dsl.machine.names import Names
+    from dsl.machine.process import Names
     from dsl.model.job import Job, Meeting
     from dsl.model.node import SignalMeaning
     from dsl.model.request import OutputRequest
@@ -66,6 +64,8 @@ def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
     """
     if job.hosts:
         return len(job.hosts[node_rank].slots)
+    from dsl.devices.own import local_world_size
+
     environ = inherited_environment(job, facts.environ)
     return local_world_size(job.workers, environ, facts, alone=job.placement.virtual_local_rank)
 
@@ -95,6 +95,8 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     inherited = inherited_environment(job, facts.environ)
     own: tuple[Mapping[str, str], ...] = ()
     if job.placement.virtual_local_rank:
+        from dsl.devices.own import own_devices
+
         own = own_devices(job.workers, inherited, count, facts.devices)
     env = group_environment(job, meeting, {**inherited, **_pod_variables(job, facts)})
     if flavour.shows_slots:
@@ -247,6 +249,8 @@ def _plan_output(
         asked = replace(asked, log_dir=None)
     each_rank_logs: tuple[str, ...] = ()
     if asked.each_rank_log is not None:
+        from dsl.output.grammar import rank_log_path
+
         stamp = facts.names.stamp()
         each_rank_logs = tuple([rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks])
     output = plan_output(

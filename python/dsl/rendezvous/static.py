@@ -1,11 +1,15 @@
-"""Nodes that have agreed beforehand: on their places, and on the address and port where rank 0 listens."""
+"""Nodes that have agreed beforehand: on their places, and on the address and port where rank 0 listens.
+
+Nobody wants port 29500 as such: it is used when it is free, and replaced when it is not. A port that was
+asked for is used or refused, naming its holder.
+"""
 
 from __future__ import annotations
 
+from dsl.errors import PortError
 from dsl.model.job import Meeting, Notice
 from dsl.model.outcome import Membership
 from dsl.model.request import DEFAULT_MASTER_PORT
-from dsl.rendezvous.port import choose_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,3 +62,28 @@ class Static:
             # The job has run there before: it does not end because somebody else has taken the port since.
             return self._ports.pick(), False
         return choose_port(asked, shared=shared, ports=self._ports, here=self._node_rank == 0)
+
+
+def choose_port(asked: int | None, *, shared: bool, ports: Ports, here: bool = True) -> tuple[int, bool]:
+    """Return the master port, and whether it stands in for the default one because that is taken.
+
+    ``asked`` is the user's (None: not said; 0: any free one). ``shared``: other nodes must arrive at the same
+    port by themselves, so none can be chosen here. ``here``: rank 0 listens on this node; elsewhere the port
+    may well be in use.
+
+    Raises:
+        PortError: not a port, taken, not permitted, or to be chosen though it is shared.
+    """
+    if asked is not None and not 0 <= asked <= 65535:
+        raise PortError(f"--master_port {asked} is not a port, expected 1 to 65535, or 0 for any free one")
+    if asked == 0 and shared:
+        raise PortError("--master_port 0: a job on several nodes needs the same port on each, name one")
+    if asked == 0:
+        return ports.pick(), False
+    port = DEFAULT_MASTER_PORT if asked is None else asked
+    if not here or ports.is_free(port):
+        return port, False
+    if asked is None and not shared:
+        return ports.pick(), True
+    advice = "choose another with --master_port" if shared else "choose another, or leave out --master_port"
+    raise PortError(f"master port {port} is taken by {ports.holder(port)}; {advice}")

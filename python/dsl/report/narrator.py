@@ -7,7 +7,6 @@ import os
 from dsl import Exited, Killing, LogNotice, SignalReceived, Stopping, Unbound
 from dsl.model.outcome import REQUEUE_CODE, AttemptEnded, AttemptStarted, Outcome, RestartFailed
 from dsl.model.request import LEVELS
-from dsl.report.loops import crash_loop
 from dsl.report.speak import say, write
 from dsl.report.verdict import Evidence, verdict
 
@@ -97,6 +96,8 @@ class Narrator:
             self.say(f"starting {who} again: the nodes of the job have changed", "info")
             return
         self.say(self._verdict(history.attempts[-1])[0], "error")
+        from dsl.report.loops import crash_loop
+
         loop = crash_loop(history.attempts)
         text = f"starting {who} again, restart {history.restarts} of {history.max_restarts}"
         self.say(f"{text} ({loop})" if loop else text, "warning")
@@ -110,6 +111,8 @@ class Narrator:
         for line in lines:
             self.say(line)
         if len(outcome.attempts) > 1 and last.ended.first_failure is not None:
+            from dsl.report.loops import crash_loop
+
             loop = crash_loop(outcome.attempts)
             self.say(loop or f"{len(outcome.attempts)} attempts have failed", "error")
         if last.failures and LEVELS["critical"] >= LEVELS[self._plan.log_level]:

@@ -159,7 +159,7 @@ pub struct Allowed {
 impl Allowed {
     /// Reads both from the files below `root` (`/`).
     pub fn read(root: &Path) -> io::Result<Self> {
-        let status = std::fs::read(root.join("proc/thread-self/status"))?;
+        let status = crate::kernel_file::read(root.join("proc/thread-self/status"))?;
         let list = |key| parse(status_value(&status, key).unwrap_or_default());
         let online = read_list(&root.join("sys/devices/system/cpu/online"))?;
         let nodes: Vec<u32> = numa_nodes(root)?
@@ -208,7 +208,7 @@ fn first_outside(asked: &[u32], allowed: &[u32], what: &'static str) -> Result<O
 }
 
 fn read_list(file: &Path) -> io::Result<Vec<u32>> {
-    let text = std::fs::read(file)
+    let text = crate::kernel_file::read(file)
         .map_err(|error| io::Error::new(error.kind(), format!("cannot read {}: {error}", file.display())))?;
     parse(&text)
 }

@@ -39,8 +39,9 @@ pub fn job_name(pid: u32, token: &str) -> String {
 
 /// The directory of the caller's own cgroup in the v2 hierarchy.
 pub fn own_dir() -> Result<PathBuf, Unavailable> {
-    let read =
-        |path: &str| std::fs::read(path).map_err(|error| Unavailable(format!("cannot read {path}: {error}")));
+    let read = |path: &str| {
+        crate::kernel_file::read(path).map_err(|error| Unavailable(format!("cannot read {path}: {error}")))
+    };
     let mountinfo = read("/proc/self/mountinfo")?;
     if mount::mounts(&mountinfo, Hierarchy::Unified).is_empty() {
         return Err(Unavailable("cgroup v2 is not mounted".to_owned()));

@@ -27,6 +27,7 @@ pub mod features;
 mod group;
 mod guard;
 mod handle;
+mod kernel_file;
 pub mod limits;
 mod mux;
 mod orphans;

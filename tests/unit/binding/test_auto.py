@@ -17,7 +17,7 @@ from dsl.binding.cores import Binding, memory_policy
 from dsl.binding.placement import NodeGroup, Placement, place
 from dsl.errors import OptionError, PlacementError
 from dsl.lists import format_ranges
-from dsl.machine.topology import NumaNode, Topology
+from dsl.machine.cpus import NumaNode, Topology
 from dsl.model.request import PlacementRequest
 
 if TYPE_CHECKING:

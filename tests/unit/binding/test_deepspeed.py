@@ -12,7 +12,7 @@ from dsl.binding.cores import Binding, describe, describe_all
 from dsl.binding.deepspeed import CPU_LIMIT, bind_workers, parse_core_list
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
-from dsl.machine.topology import NumaNode, Topology
+from dsl.machine.cpus import NumaNode, Topology
 
 cores = st.sets(st.integers(0, CPU_LIMIT - 1), min_size=1, max_size=64).map(sorted)
 

@@ -15,7 +15,7 @@ from dsl.binding.torch_modes import MODES, NumaPlan, plan_numa
 from dsl.devices.nvidia import Device
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
-from dsl.machine.topology import NumaNode, Topology
+from dsl.machine.cpus import NumaNode, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -17,7 +17,7 @@ from tests.support.requests import make_request
 from dsl import _own_process
 from dsl.agent.planner import Planner
 from dsl.errors import OptionError
-from dsl.machine.console import Console
+from dsl.machine.process import Console
 from dsl.model.node import Route
 from dsl.model.request import OutputRequest
 from dsl.output.answer import StreamFile

@@ -6,7 +6,7 @@ import pytest
 from tests.support.machine import FREE_PORT, make_facts
 
 from dsl.errors import PortError
-from dsl.rendezvous.port import choose_port
+from dsl.rendezvous.static import choose_port
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 from tests.support.machine import make_facts, numa_table
 from tests.support.requests import make_request, plan_of
 
-from dsl.machine.topology import Topology
+from dsl.machine.cpus import Topology
 from dsl.model.node import NodePlan
 from dsl.report.plan import bindings_table, plan_json, plan_text
 

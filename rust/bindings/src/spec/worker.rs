@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use super::call::Call;
 use super::stdio::Stdio;
-use super::{bytes_of, c_string, effective, environment, name_of, text, variables};
+use super::{bytes_of, c_string, each, effective, environment, name_of, text, variables};
 use crate::error::spec_error;
 
 /// One worker: what to execute and how.
@@ -64,10 +64,7 @@ impl WorkerSpec {
                 "argv must be a sequence of strings, not one string",
             ));
         }
-        let argv = argv
-            .try_iter()?
-            .map(|word| c_string(&word?, "an argument"))
-            .collect::<PyResult<Vec<_>>>()?;
+        let argv = each(argv, |word| c_string(&word, "an argument"))?;
         if argv.first().is_none_or(|program| program.is_empty()) {
             return Err(spec_error("a worker has an empty argv: name a program"));
         }

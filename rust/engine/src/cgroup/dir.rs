@@ -67,7 +67,7 @@ impl Cgroup {
     }
 
     pub(super) fn read(&self, name: &str) -> io::Result<Vec<u8>> {
-        std::fs::read(self.path.join(name))
+        crate::kernel_file::read(self.path.join(name))
     }
 }
 

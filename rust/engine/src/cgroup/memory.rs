@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::dir::keyed_value;
 use super::mount::{Hierarchy, own_place};
+use crate::kernel_file;
 
 /// The counter of the memory cgroup that the caller is in, if one can be read.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ pub(crate) struct OomCounter(Option<PathBuf>);
 impl OomCounter {
     /// Finds it; afterwards a look costs one small file.
     pub(crate) fn own() -> Self {
-        let read = |path| std::fs::read(path).unwrap_or_default();
+        let read = |path: &str| kernel_file::read(path).unwrap_or_default();
         let files = files(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
         Self(files.into_iter().find(|path| count(path).is_some()))
     }
@@ -41,7 +42,7 @@ fn files(mountinfo: &[u8], cgroup: &[u8]) -> Vec<PathBuf> {
 }
 
 fn count(path: &Path) -> Option<u64> {
-    keyed_value(&std::fs::read(path).ok()?, b"oom_kill")
+    keyed_value(&kernel_file::read(path).ok()?, b"oom_kill")
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::{CgroupPids, Limits, Need, Usage};
 use crate::cgroup::mount::{self, Hierarchy};
+use crate::kernel_file;
 use crate::procfs::{number, status_value};
 
 const CAP_SYS_ADMIN: u32 = 21;
@@ -13,7 +14,8 @@ const NO_LIMIT: &str = "unlimited";
 
 pub(super) fn limits(root: &Path, need: &Need) -> Limits {
     let proc_root = root.join("proc");
-    let resource = std::fs::read_to_string(proc_root.join("self/limits")).unwrap_or_default();
+    let resource = kernel_file::read(proc_root.join("self/limits")).unwrap_or_default();
+    let resource = String::from_utf8_lossy(&resource);
     let (nofile_soft, nofile_hard) = resource_limit(&resource, "Max open files");
     let (user_limit, _) = resource_limit(&resource, "Max processes");
     let user_limit = user_limit.filter(|_| !is_exempt(&proc_root));
@@ -22,7 +24,7 @@ pub(super) fn limits(root: &Path, need: &Need) -> Limits {
     let threads_max = sysctl("kernel/threads-max");
 
     // All tasks of the machine: an upper bound of those of this user and of those in this pid namespace.
-    let total = std::fs::read(proc_root.join("loadavg"))
+    let total = kernel_file::read(proc_root.join("loadavg"))
         .ok()
         .and_then(|text| total_tasks(&text));
     let workers = need.workers as u64;
@@ -59,9 +61,12 @@ fn resource_limit(text: &str, name: &str) -> (Option<u64>, Option<u64>) {
 
 /// Whether `RLIMIT_NPROC` does not bind: root and two capabilities, all of the first user namespace.
 fn is_exempt(proc_root: &Path) -> bool {
-    let first_namespace = std::fs::read_to_string(proc_root.join("self/uid_map"))
-        .is_ok_and(|map| map.split_ascii_whitespace().eq(["0", "0", "4294967295"]));
-    let Ok(status) = std::fs::read(proc_root.join("self/status")) else {
+    let first_namespace = kernel_file::read(proc_root.join("self/uid_map")).is_ok_and(|map| {
+        String::from_utf8_lossy(&map)
+            .split_ascii_whitespace()
+            .eq(["0", "0", "4294967295"])
+    });
+    let Ok(status) = kernel_file::read(proc_root.join("self/status")) else {
         return false;
     };
     let capabilities = status_value(&status, "CapEff")
@@ -80,7 +85,7 @@ fn own_uid(status: &[u8]) -> Option<u32> {
 }
 
 fn one_number(file: &Path) -> Option<u64> {
-    number(std::fs::read(file).ok()?.trim_ascii())
+    number(kernel_file::read(file).ok()?.trim_ascii())
 }
 
 /// The second half of the fourth field of `/proc/loadavg`: tasks that exist.
@@ -99,7 +104,7 @@ struct Count {
 impl Count {
     fn of(proc_root: &Path) -> Self {
         let mut count = Self { all: 0, own: 0 };
-        let status = std::fs::read(proc_root.join("self/status")).unwrap_or_default();
+        let status = kernel_file::read(proc_root.join("self/status")).unwrap_or_default();
         let uid = own_uid(&status);
         for entry in std::fs::read_dir(proc_root).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -121,7 +126,7 @@ fn threads_of(process: &Path) -> Option<(u64, u32)> {
 
 /// A cgroup limit binds on every level from the own cgroup up to the top that is visible, in v1 and in v2.
 fn cgroup_pids(root: &Path, proc_root: &Path) -> Vec<CgroupPids> {
-    let text = |name: &str| std::fs::read(proc_root.join("self").join(name)).unwrap_or_default();
+    let text = |name: &str| kernel_file::read(proc_root.join("self").join(name)).unwrap_or_default();
     let (mountinfo, cgroup) = (text("mountinfo"), text("cgroup"));
     let mut found = Vec::new();
     for hierarchy in [Hierarchy::Unified, Hierarchy::Controller("pids")] {

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.facts import this_machine
-from dsl.machine.console import stream_kind
-from dsl.machine.files import read_text
-from dsl.machine.names import is_this_machine, temp_dir
+from dsl.machine.process import is_this_machine, read_text, stream_kind, temp_dir
 
 if TYPE_CHECKING:
     from pathlib import Path

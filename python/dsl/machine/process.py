@@ -1,9 +1,44 @@
-"""What this machine and this process are called, and names for things that are made anew."""
+"""This process: its streams, what it and its machine are called, and the files that it may read."""
 
 from __future__ import annotations
 
 import os
 import sys
+
+from dsl._record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Kind = Literal["terminal", "null", "other"]
+
+
+@record
+class Console:
+    """Our own streams, which are what the user watches."""
+
+    stdout: Kind = "other"
+    """A ``terminal``, ``null`` (/dev/null, or closed: nobody reads it), or ``other``."""
+    stderr: Kind = "other"
+    """The same."""
+    stdin_is_terminal: bool = False
+    """Whether somebody may type."""
+
+
+def this_console() -> Console:
+    """The streams of this process."""
+    return Console(stream_kind(1), stream_kind(2), os.isatty(0))
+
+
+def stream_kind(fd: int) -> Kind:
+    """What a descriptor leads to. One that is closed has nobody to read it, as /dev/null has."""
+    try:
+        if os.isatty(fd):
+            return "terminal"
+        return "null" if os.fstat(fd).st_rdev == os.stat(os.devnull).st_rdev else "other"
+    except OSError:
+        return "null"
 
 
 class Names:
@@ -73,3 +108,23 @@ def is_this_machine(host: str) -> bool:
             continue
         return True
     return False
+
+
+class Files:
+    """Files of this machine."""
+
+    def read_text(self, path: str) -> str | None:
+        """See `read_text`."""
+        return read_text(path)
+
+
+def read_text(path: str) -> str | None:
+    """Text of a file, None if it is no regular file. Bytes that are not UTF-8 come as surrogates.
+
+    Raises:
+        OSError: the file is there but cannot be read.
+    """
+    if not os.path.isfile(path):
+        return None
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dsl.machine.topology import (
+from dsl.machine.cpus import (
     NumaNode,
     Topology,
     parse_kernel_list,

@@ -1,0 +1,20 @@
+//! Small files of the kernel, which has no size to tell before they are read.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// As much as most of these files hold: one read, where a buffer that grows from nothing takes ten.
+const USUAL_BYTES: usize = 8192;
+
+/// Reads a file of `/proc`, `/sys` or a cgroup.
+pub(crate) fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let mut content = vec![0; USUAL_BYTES];
+    let count = file.read(&mut content)?;
+    content.truncate(count);
+    if count == USUAL_BYTES {
+        file.read_to_end(&mut content)?;
+    }
+    Ok(content)
+}
