@@ -31,6 +31,7 @@ __all__ = [
     "WorkerSpec",
     "__version__",
     "build_info",
+    "probe_port",
 ]
 
 __version__: str
@@ -39,6 +40,12 @@ EVENT_VERSION: Final[int]
 
 def build_info() -> dict[str, str]:
     """Version, target triple and profile of the extension."""
+
+def probe_port(port: int) -> int:
+    """Listen on a TCP port for an instant, on all addresses as a TCPStore does; 0: on any free one.
+
+    Returns the port. Raises OSError with the kernel's reason: it is taken, not permitted, there is no network.
+    """
 
 class EngineError(Exception):
     """Base of every error that the engine raises."""

@@ -20,10 +20,10 @@ from dsl.spec import launch_spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Protocol
 
-    from dsl import Event, Exit, Supervisor
+    from dsl import Exit, Supervisor
     from dsl.model.node import NodePlan
     from dsl.model.outcome import Decision, Membership
 
@@ -62,47 +62,45 @@ SILENCE_S = 1.0
 
 
 class Agent:
-    """Runs the attempts of one node's part of a job.
+    """Runs the attempts of one node's part of a job, whose first is ``plan``.
 
-    ``listen`` makes the listeners; it is called while the first workers start, so that they may import what
-    they need then. ``channels`` are waited for together with the engine.
+    What can be made ready without a supervisor is made here: a command makes its agent before it forks, when
+    nothing has to be copied yet. ``channels`` are waited for together with the engine. ``stdin_is_terminal``:
+    the worker that reads our stdin gets a terminal.
     """
 
     def __init__(
         self,
-        supervisor: Supervisor,
         source: Source,
-        listen: Callable[[], Sequence[Listener]],
+        plan: NodePlan,
+        listeners: Sequence[Listener],
         channels: Sequence[Channel] = (),
+        *,
+        stdin_is_terminal: bool = False,
     ) -> None:
-        self._supervisor = supervisor
         self._source = source
-        self._listen = listen
+        self._listeners = listeners
         self._channels = channels
-        self._listeners: Sequence[Listener] | None = None
+        self._stdin_is_terminal = stdin_is_terminal
         self._history = History(source.max_restarts)
+        self._prepare(plan)
 
-    def run(self, plan: NodePlan, *, stdin_is_terminal: bool = False) -> Outcome:
-        """Run the job, whose first attempt is ``plan``, to its end.
+    def run(self, supervisor: Supervisor) -> Outcome:
+        """Run the job to its end.
 
-        ``stdin_is_terminal``: the worker that reads our stdin gets a terminal. Raises what
-        `dsl.Supervisor.start` raises, before anything is started.
+        Raises what `dsl.Supervisor.start` raises, before anything is started.
         """
-        outcome = self._run(plan, stdin_is_terminal=stdin_is_terminal)
+        outcome = self._run(supervisor)
         self._tell(outcome)
         return outcome
 
-    def stop(self, signum: int, grace_s: float) -> None:
-        """Stop the workers from outside `run`, and wait until nothing of them is left."""
-        self._supervisor.stop(signum=signum, grace_s=grace_s)
-        deadline_s = time.monotonic() + grace_s + SILENCE_S
-        events = self._supervisor.wait(SILENCE_S)
-        while events and not any(isinstance(event, Ended) for event in events):
-            events = self._supervisor.wait(max(0.0, deadline_s - time.monotonic()))
+    def _prepare(self, plan: NodePlan) -> None:
+        self._plan = plan
+        self._spec = launch_spec(plan, stdin_is_terminal=self._stdin_is_terminal)
 
-    def _run(self, plan: NodePlan, *, stdin_is_terminal: bool) -> Outcome:
+    def _run(self, supervisor: Supervisor) -> Outcome:
         while True:
-            decision = self._attempt(plan, stdin_is_terminal=stdin_is_terminal)
+            decision = self._attempt(supervisor)
             history = self._history
             if decision.kind != "restart":
                 self._tell(AttemptEnded(history, decision))
@@ -110,6 +108,7 @@ class Agent:
             try:
                 plan = self._source.plan(len(history.attempts))
                 self._source.prepare(plan)
+                self._prepare(plan)
             except DslError as error:
                 return self._give_up(error)
             self._history = replace(history, restarts=history.restarts + decision.counted, regroups=False)
@@ -123,17 +122,14 @@ class Agent:
         self._tell(AttemptEnded(history, decision))
         return Outcome(decision.code, history.attempts, error)
 
-    def _attempt(self, plan: NodePlan, *, stdin_is_terminal: bool) -> Decision:
+    def _attempt(self, supervisor: Supervisor) -> Decision:
         """Start the workers, wait until nothing of them is left, and say what follows."""
-        begin_s = time.monotonic()
-        spec = launch_spec(plan, stdin_is_terminal=stdin_is_terminal)
-        self._supervisor.start(spec)
-        if self._listeners is None:
-            self._listeners = self._listen()
+        plan, begin_s = self._plan, time.monotonic()
+        supervisor.start(self._spec)
         self._tell(AttemptStarted(plan))
         exits: list[Exit] = []
         while True:
-            for event in self._wait():
+            for event in self._wait(supervisor):
                 if isinstance(event, Exited):
                     exits.append(event.exit)
                 elif isinstance(event, Ended):
@@ -143,26 +139,26 @@ class Agent:
                 decision = decide(self._history, event, self._source.membership())
                 if isinstance(event, Ended):
                     return decision
-                self._carry_out(decision)
+                self._carry_out(decision, supervisor)
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _carry_out(self, decision: Decision, supervisor: Supervisor) -> None:
         """Do to a running group what was decided; what follows is decided when it has ended."""
         if decision.kind == "restart":
             self._history = replace(self._history, regroups=True)
         if decision.kind in ("restart", "stop"):
-            self._supervisor.stop()
+            supervisor.stop()
 
-    def _wait(self) -> Sequence[Event | object]:
+    def _wait(self, supervisor: Supervisor) -> Sequence[object]:
         if not self._channels:
-            return self._supervisor.wait(routine=False)
+            return supervisor.wait(routine=False)
         import select
 
         poller = select.poll()
-        for one in (self._supervisor, *self._channels):
+        for one in (supervisor, *self._channels):
             poller.register(one.fileno(), select.POLLIN)
         ready = {fd for fd, _ in poller.poll()}
         events = [event for one in self._channels if one.fileno() in ready for event in one.read()]
-        return [*events, *self._supervisor.wait(0)]
+        return [*events, *supervisor.wait(0)]
 
     def _note(self, attempt: AttemptOutcome) -> None:
         """Add an attempt that has ended to the history, with what is known of its failures."""
@@ -179,5 +175,14 @@ class Agent:
         self._history = replace(self._history, attempts=(*self._history.attempts, attempt))
 
     def _tell(self, event: object) -> None:
-        for listener in self._listeners or ():
+        for listener in self._listeners:
             listener.hear(event)
+
+
+def stop_group(supervisor: Supervisor, signum: int, grace_s: float) -> None:
+    """Stop the workers because `Agent.run` was left by an exception, and wait until nothing of them is left."""
+    supervisor.stop(signum=signum, grace_s=grace_s)
+    deadline_s = time.monotonic() + grace_s + SILENCE_S
+    events = supervisor.wait(SILENCE_S)
+    while events and not any(isinstance(event, Ended) for event in events):
+        events = supervisor.wait(max(0.0, deadline_s - time.monotonic()))

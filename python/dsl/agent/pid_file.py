@@ -8,14 +8,12 @@ from dsl.errors import PidFileError
 
 
 class PidFile:
-    """A file with the agent's pid for as long as the job runs; nothing without a path."""
+    """A file with the agent's pid for as long as the job runs."""
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
 
     def __enter__(self) -> None:
-        if self._path is None:
-            return
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             file = os.open(self._path, flags, 0o600)
@@ -28,8 +26,7 @@ class PidFile:
         os.close(file)
 
     def __exit__(self, *_: object) -> None:
-        if self._path is not None:
-            try:
-                os.unlink(self._path)
-            except OSError:
-                return  # somebody has tidied up before us
+        try:
+            os.unlink(self._path)
+        except OSError:
+            return  # somebody has tidied up before us

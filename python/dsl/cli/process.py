@@ -9,14 +9,13 @@ import os
 
 from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
 from dsl.agent.agent import Agent
-from dsl.agent.pid_file import PidFile
 from dsl.errors import DslError
+from dsl.report.narrator import Narrator
 from dsl.report.speak import flush_output, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl import GuardOutcome
-    from dsl.agent.agent import Listener
     from dsl.agent.planner import Planner
     from dsl.model.node import NodePlan
 
@@ -30,6 +29,9 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
     Forks: the caller becomes the guard, the child the agent. Returns only if there can be no guard.
     """
     try:
+        # Whatever the child would have to write to memory is made before there is a child: a page that both
+        # have costs it several microseconds.
+        agent = Agent(planner, plan, [Narrator(plan)], stdin_is_terminal=stdin_is_terminal)
         guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s)
     except EngineError as error:
         return _refuse(plan, error)
@@ -38,7 +40,7 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
     if pid == 0:
         code = INTERNAL_ERROR
         try:
-            code = _run_agent(planner, plan, guard, stdin_is_terminal=stdin_is_terminal)
+            code = _run_agent(agent, planner, plan, guard)
         finally:
             flush_output()
             os._exit(code)
@@ -50,23 +52,15 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
     os._exit(outcome.code)
 
 
-def _run_agent(planner: Planner, plan: NodePlan, guard: Guard, *, stdin_is_terminal: bool) -> int:
-    def listen() -> list[Listener]:
-        # Whoever speaks is made ready while the workers start.
-        from dsl.report.narrator import Narrator
-
-        return [Narrator(plan)]
-
+def _run_agent(agent: Agent, planner: Planner, plan: NodePlan, guard: Guard) -> int:
     try:
         guard.enter_agent()
+        if plan.pid_file is None:
+            return _run_job(agent, planner, guard)
+        from dsl.agent.pid_file import PidFile
+
         with PidFile(plan.pid_file):
-            code = INTERNAL_ERROR
-            try:
-                agent = Agent(Supervisor(guard=guard), planner, listen)
-                code = agent.run(plan, stdin_is_terminal=stdin_is_terminal).code
-            finally:
-                planner.finish(succeeded=code == 0)
-            return code
+            return _run_job(agent, planner, guard)
     except EngineError as error:
         return _refuse(plan, error)
     except DslError as error:
@@ -75,6 +69,15 @@ def _run_agent(planner: Planner, plan: NodePlan, guard: Guard, *, stdin_is_termi
     except Exception as error:  # noqa: BLE001 -- the last resort: users never see a traceback of ours
         say(plan.command, f"internal error: {type(error).__name__}: {error}, please report it")
         return INTERNAL_ERROR
+
+
+def _run_job(agent: Agent, planner: Planner, guard: Guard) -> int:
+    code = INTERNAL_ERROR
+    try:
+        code = agent.run(Supervisor(guard=guard)).code
+    finally:
+        planner.finish(succeeded=code == 0)
+    return code
 
 
 def _refuse(plan: NodePlan, error: EngineError) -> int:

@@ -15,7 +15,7 @@ import os
 import sys
 
 from dsl import Ended, EngineError, LogNotice, Supervisor, Unbound
-from dsl.agent.agent import Agent
+from dsl.agent.agent import Agent, stop_group
 from dsl.agent.planner import Planner
 from dsl.errors import DslError
 from dsl.facts import this_machine
@@ -181,10 +181,10 @@ def _run(source: _Source, planned: JobPlan) -> dict[int, Any]:
 
 
 def _supervise(source: _Source, plan: NodePlan) -> Outcome:
+    agent = Agent(source, plan, [_Log(plan)])
     supervisor = Supervisor()
-    agent = Agent(supervisor, source, lambda: [_Log(plan)])
     try:
-        return agent.run(plan)
+        return agent.run(supervisor)
     except (DslError, EngineError):
         raise  # nothing runs
     except BaseException as error:
@@ -192,7 +192,7 @@ def _supervise(source: _Source, plan: NodePlan) -> Outcome:
         signum = 2 if isinstance(error, KeyboardInterrupt) else 15
         if isinstance(error, SignalException):
             signum = int(error.sigval)
-        agent.stop(signum, plan.grace_s)
+        stop_group(supervisor, signum, plan.grace_s)
         raise
     finally:
         supervisor.close()

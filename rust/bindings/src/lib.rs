@@ -26,11 +26,17 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(info)
 }
 
+/// Listens on a TCP port for an instant; see [`dsl_engine::ports::probe`].
+#[pyfunction]
+fn probe_port(port: u16) -> PyResult<u16> {
+    dsl_engine::ports::probe(port).map_err(PyErr::from)
+}
+
 /// Supervision engine of dsl.
 #[pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
-    use super::build_info;
+    use super::{build_info, probe_port};
     #[pymodule_export]
     use super::error::{BindingError, EngineError, LimitError, SpecError};
     #[pymodule_export]

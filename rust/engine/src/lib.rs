@@ -32,6 +32,7 @@ pub mod limits;
 mod mux;
 mod orphans;
 mod poller;
+pub mod ports;
 pub mod procfs;
 mod signals;
 mod spawn;

@@ -69,8 +69,8 @@ def run(
     source: Plans, *attempts: Sequence[Any], channels: Sequence[Any] = ()
 ) -> tuple[Outcome, FakeSupervisor, Ear]:
     supervisor, ear = FakeSupervisor(*attempts), Ear()
-    agent = Agent(supervisor, source, lambda: [ear], channels)  # type: ignore[arg-type]
-    return agent.run(source.plan(0)), supervisor, ear
+    agent = Agent(source, source.plan(0), [ear], channels)
+    return agent.run(supervisor), supervisor, ear  # type: ignore[arg-type]
 
 
 def test_every_listener_hears_every_event_in_order_the_exits_and_the_end_among_them() -> None:
@@ -81,18 +81,6 @@ def test_every_listener_hears_every_event_in_order_the_exits_and_the_end_among_t
     assert isinstance(ended, AttemptEnded)
     assert last is outcome
     assert outcome.code == 0
-
-
-def test_listeners_are_made_once_after_the_first_workers_were_started() -> None:
-    made: list[int] = []
-    supervisor = FakeSupervisor(BADLY, WELL)
-
-    def listen() -> list[Any]:
-        made.append(len(supervisor.started))
-        return []
-
-    Agent(supervisor, Plans(1), listen).run(a_plan(2))  # type: ignore[arg-type]
-    assert made == [1]
 
 
 def test_a_group_that_fails_is_planned_prepared_and_started_again() -> None:
@@ -174,8 +162,7 @@ def test_nodes_that_wait_to_join_stop_the_group_and_start_it_anew_without_counti
     supervisor.ready = os.open("/dev/zero", os.O_RDONLY)
     try:
         source = Plans()
-        agent = Agent(supervisor, source, lambda: [], [store])  # type: ignore[arg-type]
-        outcome = agent.run(source.plan(0))
+        outcome = Agent(source, source.plan(0), [], [store]).run(supervisor)  # type: ignore[arg-type]
     finally:
         store.close()
         os.close(supervisor.ready)
@@ -189,7 +176,7 @@ def test_an_error_of_the_first_start_is_the_callers() -> None:
             raise EngineError("too many")
 
     with pytest.raises(EngineError):
-        Agent(Refusing(), Plans(3), lambda: []).run(a_plan(2))  # type: ignore[arg-type]
+        Agent(Plans(3), a_plan(2), []).run(Refusing())  # type: ignore[arg-type]
 
 
 def test_the_cause_is_that_of_the_error_files_where_there_are_some(tmp_path: Any) -> None:
@@ -203,7 +190,7 @@ def test_the_cause_is_that_of_the_error_files_where_there_are_some(tmp_path: Any
     first = an_exit(1, code=7, at_ms=50)
     raised.order, first.order = 1, 0  # type: ignore[misc]
     supervisor = FakeSupervisor([exited(first), exited(raised), end(first)])
-    outcome = Agent(supervisor, Plans(), lambda: []).run(plan)  # type: ignore[arg-type]
+    outcome = Agent(Plans(), plan, []).run(supervisor)  # type: ignore[arg-type]
     assert outcome.cause is raised
     assert outcome.code == 1
     assert [failure.rank for failure in outcome.last.failures] == [1, 0]

@@ -46,25 +46,11 @@ def test_a_port_that_is_picked_is_free() -> None:
     assert port_is_free(port)
 
 
-def test_without_ipv6_the_probe_uses_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
-    import _socket
-
-    real = _socket.socket
-
-    def only_ipv4(family: int, kind: int) -> _socket.socket:
-        if family == _socket.AF_INET6:
-            raise OSError(97, "Address family not supported by protocol")
-        return real(family, kind)
-
-    monkeypatch.setattr("_socket.socket", only_ipv4)
-    assert port_is_free(pick_free_port())
-
-
 def test_a_port_that_needs_rights_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_port: int) -> None:
+    def refuse(_port: int) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("dsl.machine.ports._listen", refuse)
+    monkeypatch.setattr("dsl.machine.ports.probe_port", refuse)
     with pytest.raises(
         PortError, match="cannot listen on master port 80: permission denied, choose one above 1023"
     ):
