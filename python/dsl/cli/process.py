@@ -34,6 +34,7 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
         agent = Agent(planner, plan, [Narrator(plan)], stdin_is_terminal=stdin_is_terminal)
         guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s)
     except EngineError as error:
+        planner.finish(succeeded=False)
         return _refuse(plan, error)
     flush_output()
     pid = os.fork()
