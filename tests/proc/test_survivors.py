@@ -13,7 +13,7 @@ import pytest
 from tests.support.group import Group
 from tests.support.jobs import until
 
-from dsl.report import survivor
+from dsl.report.verdict import survivor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
