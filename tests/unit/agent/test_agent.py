@@ -174,7 +174,7 @@ def test_nodes_that_wait_to_join_stop_the_group_and_start_it_anew_without_counti
     supervisor.ready = os.open("/dev/zero", os.O_RDONLY)
     try:
         source = Plans()
-        agent = Agent(supervisor, source, lambda: [], [store])  # type: ignore[arg-type]
+        agent = Agent(supervisor, source, list, [store])  # type: ignore[arg-type]
         outcome = agent.run(source.plan(0))
     finally:
         store.close()
@@ -189,7 +189,7 @@ def test_an_error_of_the_first_start_is_the_callers() -> None:
             raise EngineError("too many")
 
     with pytest.raises(EngineError):
-        Agent(Refusing(), Plans(3), lambda: []).run(a_plan(2))  # type: ignore[arg-type]
+        Agent(Refusing(), Plans(3), list).run(a_plan(2))  # type: ignore[arg-type]
 
 
 def test_the_cause_is_that_of_the_error_files_where_there_are_some(tmp_path: Any) -> None:
@@ -203,7 +203,7 @@ def test_the_cause_is_that_of_the_error_files_where_there_are_some(tmp_path: Any
     first = an_exit(1, code=7, at_ms=50)
     raised.order, first.order = 1, 0  # type: ignore[misc]
     supervisor = FakeSupervisor([exited(first), exited(raised), end(first)])
-    outcome = Agent(supervisor, Plans(), lambda: []).run(plan)  # type: ignore[arg-type]
+    outcome = Agent(supervisor, Plans(), list).run(plan)  # type: ignore[arg-type]
     assert outcome.cause is raised
     assert outcome.code == 1
     assert [failure.rank for failure in outcome.last.failures] == [1, 0]
