@@ -142,7 +142,7 @@ def replace(instance: _T, **changes: Any) -> _T:
 
 
 class kept:  # noqa: N801  used as a decorator, like `property`
-    """A property that is computed when it is first asked for, and kept. (functools costs two milliseconds.)"""
+    """A property that is computed when it is first asked for: functools, which has one, costs two ms."""
 
     def __init__(self, compute: Callable[[Any], Any]) -> None:
         self._compute = compute

@@ -11,7 +11,8 @@ import pytest
 from tests.contract.golden_file import cases
 
 from dsl.functions.errors import ChildFailedError
-from dsl.report.failures import Failure, read_error_file, root_cause
+from dsl.model.failure import Failure
+from dsl.report.failures import read_error_file, root_cause
 from dsl.report.summary import format_summary
 
 if TYPE_CHECKING:

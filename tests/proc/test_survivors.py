@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from kit.waiting import until
 from tests.support.group import Group
-from tests.support.jobs import until
 
-from dsl.report import survivor
+from dsl.report.verdict import survivor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

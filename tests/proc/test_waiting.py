@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from kit.waiting import until
 from tests.support.group import Group
-from tests.support.jobs import until
 
 from dsl import Ended, EngineError, Event, Exited, LaunchSpec, Started, Supervisor, WorkerSpec
 

@@ -45,7 +45,7 @@ def make_request(flavour: str, script: str = "t.py", *args: str, **wishes: Any) 
     return request
 
 
-def _find(request: Request, name: str) -> tuple[str, str]:
+def _find(request: Any, name: str) -> tuple[str, str]:
     if name in type(request).__slots__:
         return "", name
     found = [part for part in PARTS if name in type(getattr(request, part)).__slots__]

@@ -31,8 +31,17 @@ def test_a_room_is_imported_when_it_is_asked_for(room: str) -> None:
     before, after = [set(eval(line)) for line in result.stdout.splitlines()]
     assert {name for name in before if name != "dsl._core"} == {"dsl.facts"}
     rooms = {name for name in after - before if name.startswith(("dsl.machine.", "dsl.devices."))}
-    expected = {"devices": {"dsl.devices.facts", "dsl.devices.files"}, "environ": set()}
-    assert rooms == expected.get(room, {f"dsl.machine.{room}"})
+    process = {"dsl.machine.process"}
+    expected = {
+        "environ": set(),
+        "console": process,
+        "names": process,
+        "files": process,
+        "cpus": {"dsl.machine.cpus"},
+        "devices": {"dsl.devices.facts", "dsl.devices.files"},
+        "ports": {"dsl.machine.ports"},
+    }
+    assert rooms == expected[room]
 
 
 def test_a_room_is_made_once() -> None:

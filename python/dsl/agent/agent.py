@@ -1,4 +1,4 @@
-"""Carries a job from its first plan to its outcome: starts attempts, listens, and does what policy decides."""
+"""Carries a job from its first plan to its outcome: starts attempts and does what policy decides."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ class Agent:
         import select
 
         poller = select.poll()
-        for one in (supervisor, *self._channels):
-            poller.register(one.fileno(), select.POLLIN)
+        for fd in (supervisor.fileno(), *[one.fileno() for one in self._channels]):
+            poller.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poller.poll()}
         events = [event for one in self._channels if one.fileno() in ready for event in one.read()]
         return [*events, *supervisor.wait(0)]

@@ -165,8 +165,6 @@ def count_amd(environ: Mapping[str, str], root: str = "/") -> int:
 class Counting:
     """How one accelerator is found and counted."""
 
-    torch_name: str
-    """What its devices are called by torch and ``--nproc-per-node``."""
     files: Counter
     """Counts its device files."""
     plug_in: str
@@ -178,16 +176,14 @@ class Counting:
 
 
 COUNTINGS = {
-    "xpu": Counting("xpu", count_intel, "", "torch.xpu.device_count"),
-    "npu": Counting("npu", count_davinci, "torch_npu", "torch.npu.device_count"),
-    "sdaa": Counting("sdaa", count_teco_cards, "torch_sdaa", "torch.sdaa.device_count", exact=False),
-    "mps": Counting("mps", count_metal, "", "torch.mps.device_count"),
-    "hpu": Counting(
-        "hpu", count_gaudi, "habana_frameworks.torch.hpu", "habana_frameworks.torch.hpu.device_count"
-    ),
-    "mlu": Counting("mlu", count_cambricon, "torch_mlu", "torch.mlu.device_count"),
-    "supa": Counting("supa", count_biren_cards, "torch_supa", "torch.supa.device_count", exact=False),
-    "klxpu": Counting("cuda", count_kunlun, "torch_xmlir", "torch.cuda.device_count"),
+    "xpu": Counting(count_intel, "", "torch.xpu.device_count"),
+    "npu": Counting(count_davinci, "torch_npu", "torch.npu.device_count"),
+    "sdaa": Counting(count_teco_cards, "torch_sdaa", "torch.sdaa.device_count", exact=False),
+    "mps": Counting(count_metal, "", "torch.mps.device_count"),
+    "hpu": Counting(count_gaudi, "habana_frameworks.torch.hpu", "habana_frameworks.torch.hpu.device_count"),
+    "mlu": Counting(count_cambricon, "torch_mlu", "torch.mlu.device_count"),
+    "supa": Counting(count_biren_cards, "torch_supa", "torch.supa.device_count", exact=False),
+    "klxpu": Counting(count_kunlun, "torch_xmlir", "torch.cuda.device_count"),
 }
 """By name, in the order in which DeepSpeed looks for them; CUDA devices come after them all."""
 

@@ -1,4 +1,4 @@
-"""The process that runs a function for `dsl.functions.launcher`: ``python _worker.py CALL RESULT LOCAL_RANK``.
+"""Runs a function for `dsl.functions.launcher`, as ``python _worker.py CALL RESULT LOCAL_RANK``.
 
 It stands alone: nothing of dsl is imported, and of the rest only what `multiprocessing` needs to make the
 launching program's main module known here, by the rules of its start method ``spawn``.

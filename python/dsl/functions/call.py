@@ -25,7 +25,7 @@ class ResultError(DslError):
 
 
 class Call:
-    """A function and its arguments, on their way to the workers of one run, whose directory is ``run_dir``."""
+    """A function and its arguments, on their way to the workers of the run with this directory."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], run_dir: str) -> None:
         self.function = function

@@ -117,7 +117,7 @@ def launch_agent(
         return _run(source, planned)
 
 
-def _program(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> ProgramRequest:
+def _program(entrypoint: object, args: Sequence[Any]) -> ProgramRequest:
     if callable(entrypoint):
         words = interpreter_words()
         return ProgramRequest(words[0], words[1:], is_call=True, name=entrypoint_name(entrypoint))

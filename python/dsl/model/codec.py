@@ -1,7 +1,8 @@
 """A `Job` as bytes and back: how it travels from the host that planned it to the others.
 
-The bytes are JSON in ASCII: a record is an object whose one key is its class, a tuple a list. Bytes of argv and
-environment that are no UTF-8 travel as the surrogates by which Python holds them. Nothing of it can run code.
+The bytes are JSON in ASCII: a record is an object whose one key is its class, a tuple a list. Bytes of argv
+and environment that are no UTF-8 travel as the surrogates by which Python holds them. Nothing of it can run
+code.
 """
 
 from __future__ import annotations

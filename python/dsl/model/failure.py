@@ -7,7 +7,7 @@ from dsl._record import record
 
 @record
 class ErrorRecord:
-    """What a worker recorded of the exception that ended it. Text is as it was written, line ends included."""
+    """What a worker recorded of the exception that ended it. Text is as it was written, with line ends."""
 
     message: str
     """What the exception says, or the whole text of the file."""

@@ -202,7 +202,7 @@ class ElasticRequest:
 
 @record
 class Request:
-    """What the user asked for. The front ends of both commands make it, and functions launched from Python."""
+    """What the user asked for. Both commands make it, and functions launched from Python."""
 
     flavour: FlavourName
     """Whose environment and argument habits the workers expect."""

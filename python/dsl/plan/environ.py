@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dsl.devices.select import select_accelerator
+from dsl.devices.table import ACCELERATORS
 from dsl.signals import SIGNALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dsl.facts import Facts
     from dsl.model.job import Flavour, Job, Meeting
 
 POD_ENVIRONMENT_PATH = "/dlts-runtime/env/pod.env"
@@ -15,12 +18,6 @@ POD_ENVIRONMENT_PATH = "/dlts-runtime/env/pod.env"
 
 POD_VARIABLES = ("FC_TASKROLE_NAME", "FC_TASK_INDEX")
 """What is taken from it."""
-
-EXPORT_PREFIXES = ("MLFLOW", "PYTHON", "MV2", "UCX")
-"""Variables whose names start with one of these go to every node, besides those of the accelerator."""
-
-EXPORT_EXCLUSIONS = {"AISC_JOB_NAME": ("NCCL_IB_HCA", "UCX_NET_DEVICES")}
-"""When the variable on the left is set, those on the right differ from node to node and stay at home."""
 
 
 def parse_pod_environment(text: str) -> dict[str, str]:
@@ -33,6 +30,30 @@ def parse_pod_environment(text: str) -> dict[str, str]:
             if equals and name in POD_VARIABLES:
                 found[name] = value.strip().strip("\"'")
     return found
+
+
+def pod_variables(job: Job, facts: Facts) -> dict[str, str]:
+    """What the cluster tells of the pod that this node is, where the flavour passes it on."""
+    if not job.flavour.reads_pod:
+        return {}
+    try:
+        text = facts.files.read_text(POD_ENVIRONMENT_PATH)
+    except OSError:
+        return {}
+    return parse_pod_environment(text) if text else {}
+
+
+def accelerator_of(job: Job, inherited: Mapping[str, str], facts: Facts) -> str:
+    """What the devices of this node are: the job says so, or the node looks."""
+    return job.accelerator or select_accelerator(inherited, facts.devices)[0]
+
+
+def shown_slots(job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts) -> dict[str, str]:
+    """The visible-devices variable: the slots of this node, or what stands in their place."""
+    shown = job.visible_devices
+    if shown is None:
+        shown = ",".join(map(str, job.hosts[meeting.node_rank].slots))
+    return {ACCELERATORS[accelerator_of(job, inherited, facts)].visible_variable: shown}
 
 
 def inherited_environment(job: Job, environ: Mapping[str, str]) -> Mapping[str, str]:

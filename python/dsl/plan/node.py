@@ -1,10 +1,8 @@
-"""`Job`, `Meeting` -> `NodePlan`: every worker of one node in one attempt. The only maker of `WorkerPlan`s."""
+"""`Job`, `Meeting` -> `NodePlan`: every worker of one node in one attempt, planned nowhere else."""
 
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.devices.select import select_accelerator
-from dsl.devices.table import ACCELERATORS
 from dsl.lists import THREADS_VARIABLE
 from dsl.model.job import Notice
 from dsl.model.node import NodePlan, WorkerPlan
@@ -20,11 +18,12 @@ from dsl.output.routes import (
     without_files,
 )
 from dsl.plan.environ import (
-    POD_ENVIRONMENT_PATH,
+    accelerator_of,
     group_environment,
     inherited_environment,
-    parse_pod_environment,
+    pod_variables,
     set_defaults,
+    shown_slots,
     worker_environment,
 )
 from dsl.plan.program import worker_commands
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from dsl.model.request import OutputRequest
     from dsl.output.answer import StreamFiles
     from dsl.output.routes import OutputPlan
-        
 
 HOST_MACRO = "${hostname}"
 
@@ -64,7 +62,7 @@ def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
     """
     if job.hosts:
         return len(job.hosts[node_rank].slots)
-    from dsl.devices.own import local_world_size
+    from dsl.plan.workers import local_world_size
 
     environ = inherited_environment(job, facts.environ)
     return local_world_size(job.workers, environ, facts, alone=job.placement.virtual_local_rank)
@@ -98,9 +96,9 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         from dsl.devices.own import own_devices
 
         own = own_devices(job.workers, inherited, count, facts.devices)
-    env = group_environment(job, meeting, {**inherited, **_pod_variables(job, facts)})
+    env = group_environment(job, meeting, {**inherited, **pod_variables(job, facts)})
     if flavour.shows_slots:
-        env.update(_shown_slots(job, meeting, inherited, facts))
+        env.update(shown_slots(job, meeting, inherited, facts))
     placement = _place(job, meeting, env, own, facts)
     if placement is not None and placement.node_threads is not None:
         env[THREADS_VARIABLE] = str(placement.node_threads)
@@ -193,29 +191,6 @@ def _host_name(job: Job, meeting: Meeting, facts: Facts) -> str:
     return job.hosts[meeting.node_rank].name if job.hosts else facts.names.host
 
 
-def _pod_variables(job: Job, facts: Facts) -> dict[str, str]:
-    if not job.flavour.reads_pod:
-        return {}
-    try:
-        text = facts.files.read_text(POD_ENVIRONMENT_PATH)
-    except OSError:
-        return {}
-    return parse_pod_environment(text) if text else {}
-
-
-def _accelerator(job: Job, inherited: Mapping[str, str], facts: Facts) -> str:
-    """What the devices of this node are: the job says so, or the node looks."""
-    return job.accelerator or select_accelerator(inherited, facts.devices)[0]
-
-
-def _shown_slots(job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts) -> dict[str, str]:
-    """The visible-devices variable: the slots of this node, or what stands in their place."""
-    shown = job.visible_devices
-    if shown is None:
-        shown = ",".join(map(str, job.hosts[meeting.node_rank].slots))
-    return {ACCELERATORS[_accelerator(job, inherited, facts)].visible_variable: shown}
-
-
 def _place(
     job: Job, meeting: Meeting, env: Mapping[str, str], own: tuple[Mapping[str, str], ...], facts: Facts
 ) -> Placement | None:
@@ -229,7 +204,7 @@ def _place(
         count=meeting.local_world_size,
         env=env,
         own=own,
-        accelerator=_accelerator(job, env, facts) if job.hosts else "",
+        accelerator=accelerator_of(job, env, facts) if job.hosts else "",
         workers=job.workers,
         first_rank=meeting.ranks.start if tells else 0,
         noun="rank" if tells else "local rank",
@@ -255,7 +230,9 @@ def _plan_output(
         each_rank_logs = tuple([rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks])
     output = plan_output(
         asked,
-        Shown(meeting.ranks, meeting.world_size, _prefix_environment(job, meeting, inherited, facts), job.role),
+        Shown(
+            meeting.ranks, meeting.world_size, _prefix_environment(job, meeting, inherited, facts), job.role
+        ),
         facts.console,
         LogPlace(files.run_dir, meeting.attempt, each_rank_logs),
     )

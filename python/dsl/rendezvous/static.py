@@ -38,7 +38,7 @@ class Static:
         job = self._job
         sizes = tuple([len(host.slots) for host in job.hosts]) or (local_world_size,) * job.node_count
         port, stands_in = self._port(attempt)
-        notices = ()
+        notices: tuple[Notice, ...] = ()
         if stands_in:
             notices = (Notice("info", f"master port {DEFAULT_MASTER_PORT} is taken, using {port}"),)
         return Meeting(

@@ -36,7 +36,7 @@ MAX_DIGITS = 40
 def collect(plan: NodePlan, exits: Sequence[Exit]) -> list[Failure]:
     """Every worker that failed by itself, in the order in which they died.
 
-    A worker that was stopped by us has failed by itself if it recorded an exception before the first one died.
+    One that was stopped by us has failed by itself if it recorded an exception before the first one died.
     """
     error_files = [worker.error_file for worker in plan.workers]
     found = []

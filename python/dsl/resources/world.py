@@ -1,6 +1,6 @@
-"""Ranks over the nodes of a job, and the world info that carries them from node to node.
+"""World info, which carries the hosts of a job and their slots from node to node.
 
-World info is DeepSpeed's: a JSON object of hosts and slot ids in rank order, with Python's default
+It is DeepSpeed's: a JSON object of hosts and slot ids in rank order, with Python's default
 separators, in URL-safe base64 with padding.
 """
 
@@ -11,20 +11,6 @@ from dsl.errors import WorldInfoError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-
-def assign_ranks(local_world_sizes: Sequence[int]) -> list[range]:
-    """Global ranks of each node, in node order. Local rank r of a node is the r-th of its range.
-
-    >>> assign_ranks([3, 2])
-    [range(0, 3), range(3, 5)]
-    """
-    ranks = []
-    first = 0
-    for size in local_world_sizes:
-        ranks.append(range(first, first + size))
-        first += size
-    return ranks
 
 
 def encode_world_info(world_info: Mapping[str, Sequence[int]]) -> str:

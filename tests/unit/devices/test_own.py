@@ -1,4 +1,4 @@
-"""How many workers a node of `dslrun` has, and the device of each."""
+"""The devices of a node of `dslrun`, and which worker has which."""
 
 from __future__ import annotations
 
@@ -9,47 +9,11 @@ from tests.support.machine import UNASKED, make_facts
 from tests.support.outcome import assert_one_line, error_of
 
 from dsl.devices.nvidia import Device
-from dsl.devices.own import count_visible_devices, local_world_size, node_accelerator, own_devices
+from dsl.devices.own import count_visible_devices, node_accelerator, own_devices
 from dsl.errors import AcceleratorError, OptionError
 
 if TYPE_CHECKING:
     from dsl.devices.facts import DeviceFacts
-
-
-@pytest.mark.parametrize(
-    "text, environ, cuda, count",
-    [
-        ("1", {}, 0, 1),
-        (" 3 ", {}, 0, 3),
-        ("4194304", {}, 0, 4194304),
-        ("cpu", {}, 4, 8),
-        ("gpu", {}, 4, 4),
-        ("cuda", {}, 4, 4),
-        ("auto", {}, 4, 4),
-        ("auto", {}, 0, 8),
-        ("gpu", {"CUDA_VISIBLE_DEVICES": "3,1"}, 4, 2),
-        ("auto", {"CUDA_VISIBLE_DEVICES": ""}, 4, 8),
-        ("gpu", {"CUDA_VISIBLE_DEVICES": "GPU-00000003,GPU-00000001"}, 4, 2),
-    ],
-)
-def test_the_number_of_workers(text: str, environ: dict[str, str], cuda: int, count: int) -> None:
-    assert local_world_size(text, environ, make_facts(cuda=cuda)) == count
-
-
-@pytest.mark.parametrize("text", ["gpu", "auto"])
-def test_a_process_sees_one_mig_instance_unless_each_worker_has_its_own(text: str) -> None:
-    environ = {"CUDA_VISIBLE_DEVICES": "MIG-aaaa,MIG-bbbb"}
-    host = make_facts(cuda=1)
-    assert [local_world_size(text, environ, host, alone=alone) for alone in (False, True)] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    "text, environ, count",
-    [("npu", {}, 16), ("auto", {}, 16), ("auto", {"ASCEND_RT_VISIBLE_DEVICES": "1,2"}, 2), ("gpu", {}, 4)],
-)
-def test_devices_of_another_accelerator(text: str, environ: dict[str, str], count: int) -> None:
-    host = make_facts(cuda=4, other_name="npu", other_count=lambda *_: 16)
-    assert local_world_size(text, environ, host) == count
 
 
 @pytest.mark.parametrize(
@@ -70,35 +34,6 @@ def test_the_accelerator_is_the_one_that_is_named_or_the_one_before_cuda(
     text: str, environ: dict[str, str], other: str | None, name: str
 ) -> None:
     assert node_accelerator(text, environ, make_facts(other_name=other).devices) == name
-
-
-def test_hidden_devices_leave_room_for_cuda() -> None:
-    host = make_facts(cuda=4, other_name="npu", other_count=lambda *_: 16)
-    assert local_world_size("auto", {"ASCEND_RT_VISIBLE_DEVICES": ""}, host) == 4
-
-
-@pytest.mark.parametrize(
-    "text, said",
-    [
-        ("0", "it must be 1 to 4194304"),
-        ("-1", "it must be 1 to 4194304"),
-        ("4194305", "it must be 1 to 4194304"),
-        ("9" * 5000, "it must be 1 to 4194304"),
-        ("", "expected a number, auto, cpu or gpu"),
-        ("1.5", "expected a number, auto, cpu or gpu"),
-        ("gpus", "expected a number, auto, cpu or gpu"),
-        ("٣", "expected a number, auto, cpu or gpu"),
-        ("gpu", "no CUDA device can be seen on this machine, give a number or cpu"),
-        ("xpu", "no xpu device can be seen on this machine, give a number or cpu"),
-    ],
-)
-def test_a_number_of_workers_that_is_none_is_refused_in_one_line(text: str, said: str) -> None:
-    """G8."""
-    message = error_of(OptionError, local_world_size, text, {}, make_facts())
-    assert message is not None
-    assert message.startswith("--nproc-per-node ")
-    assert said in message
-    assert_one_line(message)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.outcome import assert_one_line, error_of
 
@@ -77,9 +77,10 @@ JOBS = st.builds(
 )
 
 
+@settings(max_examples=2 * settings().max_examples)  # 10 000 in `make fuzz`
 @given(JOBS)
 def test_a_job_comes_back_as_it_was_written(job: Job) -> None:
-    """G5: `make fuzz` draws 10 000 of them."""
+    """G5."""
     data = job_to_bytes(job)
     assert data.isascii()
     again = job_from_bytes(data)

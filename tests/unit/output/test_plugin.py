@@ -299,11 +299,7 @@ def test_code_of_others_runs_with_the_garbage_collector_of_every_program(
 ) -> None:
     """Our own command switches it off for itself."""
     calls = package().calls
-
-    class Own:
-        restore = staticmethod(lambda: calls.append("restored"))
-
-    monkeypatch.setitem(sys.modules, "dsl._own_process", Own)
+    monkeypatch.setattr(_own_process, "restore", lambda: calls.append("restored"))
     plugin = load_plugin("files", OutputRequest())
     first = calls.index("restored")
     assert first < next(index for index, call in enumerate(calls) if isinstance(call, tuple))

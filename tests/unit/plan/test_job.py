@@ -284,7 +284,7 @@ def test_a_map_that_names_no_stream_makes_no_directory() -> None:
         ({"stderr_words": "x"}, "--duplicate-stderr-filters"),
     ],
 )
-def test_joined_files_exclude_files_of_single_streams(asked: dict[str, str], option: str) -> None:
+def test_joined_files_exclude_files_of_single_streams(asked: dict[str, Any], option: str) -> None:
     with pytest.raises(OptionError, match=f"--enable_each_rank_log cannot be used with {option}, leave one"):
         _node(each_rank_log="old", **asked)
 
@@ -299,7 +299,7 @@ def test_joined_files_exclude_files_of_single_streams(asked: dict[str, str], opt
         ({"tee": "3"}, False),
     ],
 )
-def test_a_cap_without_files_is_a_slip(wish: dict[str, str], *, warned: bool) -> None:
+def test_a_cap_without_files_is_a_slip(wish: dict[str, Any], *, warned: bool) -> None:
     plan = _node(max_bytes=1 << 20, **wish)
     texts = [text for text in _notices(plan, "warning") if text.startswith("--log-max-size has no effect")]
     assert bool(texts) is warned

@@ -55,7 +55,7 @@ def test_a_port_that_was_asked_for_stays_as_long_as_it_is_free() -> None:
     assert [attempt(number, master_port=7).master_port for number in (0, 1)] == [7, 7]
     assert error_of(PortError, lambda: attempt(0, taken, master_port=7)) is not None
     assert attempt(1, taken, master_port=7).master_port == FREE_PORT
-    shared = {"master_port": 7, "min_nodes": 2, "max_nodes": 2}
+    shared: dict[str, Any] = {"master_port": 7, "min_nodes": 2, "max_nodes": 2}
     assert error_of(PortError, lambda: attempt(1, taken, **shared)) is not None
     assert attempt(1, taken, **shared, node_rank=1).master_port == 7
 

@@ -16,16 +16,9 @@ from hypothesis import strategies as st
 from dsl._record import replace
 from dsl.errors import DslError
 from dsl.functions.errors import ChildFailedError, ProcessFailure
+from dsl.model.failure import ErrorRecord, Failure
 from dsl.model.node import NodePlan, WorkerPlan
-from dsl.report.failures import (
-    COARSE_NS,
-    MAX_BYTES,
-    ErrorRecord,
-    Failure,
-    collect,
-    read_error_file,
-    root_cause,
-)
+from dsl.report.failures import COARSE_NS, MAX_BYTES, collect, read_error_file, root_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Ranks and world info."""
+"""World info."""
 
 from __future__ import annotations
 
@@ -10,18 +10,11 @@ from hypothesis import strategies as st
 from tests.support.outcome import assert_one_line, error_of
 
 from dsl.errors import WorldInfoError
-from dsl.resources.world import assign_ranks, decode_world_info, encode_world_info
+from dsl.resources.world import decode_world_info, encode_world_info
 
 worlds = st.dictionaries(
     st.text(), st.lists(st.integers(0, 1000), unique=True, max_size=8), min_size=1, max_size=6
 )
-
-
-@given(st.lists(st.integers(0, 9)))
-def test_ranks_count_through_the_nodes_in_order(sizes: list[int]) -> None:
-    ranks = assign_ranks(sizes)
-    assert [len(own) for own in ranks] == sizes
-    assert [rank for own in ranks for rank in own] == list(range(sum(sizes)))
 
 
 @given(worlds)

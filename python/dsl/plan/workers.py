@@ -1,0 +1,42 @@
+"""How many workers a node has that counts them itself: torchrun's ``--nproc-per-node``."""
+
+from __future__ import annotations
+
+from dsl.devices.own import MOST_WORKERS, count_visible_devices, node_accelerator
+from dsl.devices.table import ACCELERATORS
+from dsl.errors import OptionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsl.facts import Facts
+
+
+def local_world_size(text: str, environ: Mapping[str, str], facts: Facts, *, alone: bool = False) -> int:
+    """Number of workers on this node from torchrun's ``--nproc-per-node``.
+
+    A number, ``cpu`` (the CPUs that we may use), ``gpu`` (visible CUDA devices), the name of another
+    accelerator (its visible devices), ``auto`` (whatever devices there are, else CPUs). ``alone``: each
+    worker is shown one device, so that MIG instances count as many as are named.
+
+    Raises:
+        OptionError: it is none of these, is not positive, or there is no such device.
+    """
+    shown = f"--nproc-per-node {text!r}"
+    text = text.strip()
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdecimal():
+        if not (len(text) <= 9 and 1 <= int(text) <= MOST_WORKERS):
+            raise OptionError(f"{shown}: it must be 1 to {MOST_WORKERS}")
+        return int(text)
+    if text == "cpu":
+        return len(facts.cpus.allowed)
+    name = node_accelerator(text, environ, facts.devices) if text == "auto" else text
+    if name != "gpu" and name not in ACCELERATORS:
+        raise OptionError(f"{shown}: expected a number, auto, cpu or gpu, or an accelerator such as xpu")
+    count = count_visible_devices(name, environ, facts.devices, alone=alone)
+    if count or text == "auto":
+        return count or len(facts.cpus.allowed)
+    kind = "CUDA" if name in ("gpu", "cuda") else name
+    raise OptionError(f"{shown}: no {kind} device can be seen on this machine, give a number or cpu")
