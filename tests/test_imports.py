@@ -58,7 +58,7 @@ IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
 ENDS_PROCESSES = {"_exit", "fork", "forkpty", "abort", "execv", "execve", "execvp", "execvpe"}
 # What a launch of two workers on one node imports beyond what `import os, sys` does: no more, and no less.
 LAUNCH_MODULES = {
-    *("__future__", "gc", "marshal"),
+    *("__future__", "gc"),
     *(
         "dsl",
         "dsl.__main__",
@@ -245,7 +245,9 @@ def test_one_function_starts_attempts() -> None:
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef)
         for node in ast.walk(function)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "launch_spec"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func).endswith("supervisor.start")
     ]
     assert starters == [("dsl.agent.agent", "_attempt")]
 

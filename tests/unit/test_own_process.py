@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import dsl
 from dsl import _own_process
 
 if TYPE_CHECKING:
@@ -68,3 +73,71 @@ def test_the_commands_claim_their_process_and_the_library_never_does(module: str
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
     )
     assert result.stdout == f"{not claims}\n"
+
+
+FINDS = """
+import sys
+import dsl
+from dsl import _own_process
+_own_process.claim()
+from dsl.model import node
+print(type(node.__loader__).__module__, node.__file__ == node.__spec__.origin, node.__spec__.cached == node.__cached__)
+print(dsl.model.__path__, node.__name__, node.__package__)
+"""
+
+
+def _in_a_copy(tmp_path: Path, code: str, *flags: str) -> list[str]:
+    """What a program prints that runs with a copy of the package, compiled as an installer does it."""
+    folder = tmp_path / "dsl"
+    if not folder.exists():
+        shutil.copytree(Path(dsl.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(folder, quiet=2)
+    environ = {"PATH": os.defpath, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_modules_are_found_where_they_lie_and_look_as_if_python_had_found_them(tmp_path: Path) -> None:
+    first, second = _in_a_copy(tmp_path, FINDS)
+    assert first == "dsl._own_process True True"
+    assert second == f"['{tmp_path}/dsl/model'] dsl.model.node dsl.model"
+
+
+def test_a_source_that_has_changed_since_is_compiled_anew(tmp_path: Path) -> None:
+    _in_a_copy(tmp_path, FINDS)
+    source = tmp_path / "dsl" / "model" / "node.py"
+    source.write_text(source.read_text() + "CHANGED = True\n")
+    code = FINDS.replace("print(dsl.model", "print(node.CHANGED)\nprint(dsl.model")
+    first, changed, _ = _in_a_copy(tmp_path, code)
+    assert (first.split()[0], changed) == ("_frozen_importlib_external", "True")
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 64])
+def test_a_compiled_file_that_is_damaged_is_left_to_python(tmp_path: Path, damage: bytes) -> None:
+    _in_a_copy(tmp_path, FINDS)
+    (compiled,) = (tmp_path / "dsl" / "model" / "__pycache__").glob("node.*.pyc")
+    compiled.write_bytes(damage)
+    assert _in_a_copy(tmp_path, FINDS)[0].startswith("_frozen_importlib_external")
+
+
+@pytest.mark.parametrize("flags", [("-O",), ("-X", "pycache_prefix=/nonexistent")])
+def test_what_is_compiled_in_another_way_is_left_to_python(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    assert _in_a_copy(tmp_path, FINDS, *flags)[0].startswith("_frozen_importlib_external")
+
+
+def test_modules_of_others_are_none_of_its_business() -> None:
+    finder = _own_process._Finder(sys.modules["dsl"])
+    assert finder.find_spec("json") is None
+    assert finder.find_spec("dslx.model") is None
+    assert finder.find_spec("dsl.no_such_module") is None
+
+
+def test_it_goes_when_code_of_others_is_about_to_run() -> None:
+    before = list(sys.meta_path)
+    _own_process.claim()
+    assert len(sys.meta_path) == len(before) + 1
+    _own_process.restore()
+    assert sys.meta_path == before

@@ -6,6 +6,7 @@ mod guard;
 mod spec;
 mod supervisor;
 
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -29,7 +30,11 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 /// Listens on a TCP port for an instant; see [`dsl_engine::ports::probe`].
 #[pyfunction]
 fn probe_port(port: u16) -> PyResult<u16> {
-    dsl_engine::ports::probe(port).map_err(PyErr::from)
+    dsl_engine::ports::probe(port).map_err(|error| match error.raw_os_error() {
+        // With an errno Python makes it the subclass that fits.
+        Some(errno) => PyOSError::new_err((errno, std::io::Error::from_raw_os_error(errno).to_string())),
+        None => PyErr::from(error),
+    })
 }
 
 /// Supervision engine of dsl.
