@@ -1,4 +1,4 @@
-"""`dsl.model.NodePlan` -> `dsl._core.LaunchSpec`: the only author of what the engine is told to start."""
+"""`dsl.model.node.NodePlan` -> `dsl._core.LaunchSpec`: the only author of what the engine starts."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The commands: each turns its arguments into a `dsl.model.Request` and hands it on."""
+"""The commands: each turns its arguments into a `dsl.model.request.Request` and hands it on."""

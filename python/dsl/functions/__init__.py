@@ -1,4 +1,4 @@
-"""What torchrun's users find beside the command: launching from Python, error files, typed failures.
+"""What torchrun's users find beside the command: launching from Python, and typed failures.
 
 ::
 
@@ -7,7 +7,7 @@
     # {rank: what train returned}
     results = elastic_launch(LaunchConfig(1, 1, nproc_per_node=4), train)(epochs)
 
-The names are imported when they are asked for: a command needs none of them until a worker has failed.
+The names are imported when they are asked for. The commands need none of them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class LaunchConfig:
     ``{"rank": NODE_RANK}``. A lone node meets itself, whatever the backend, at the static endpoint if that is
     given, else at a free port.
     max_restarts: how often a group that failed is started again.
-    log_line_prefix_template: with ``${role_name}``, ``${rank}`` and ``${local_rank}``.
+    log_line_prefix_template: with ``${role_name}``, ``${rank}``, ``${local_rank}`` and ``${hostname}``.
     local_addr: address of this node. numa_options: ``"node"``, ``"socket"``, ``"exclusive"``,
     ``"core-complex"`` or torch's NumaOptions.
     signals_to_handle: signals that end the job in order and raise `SignalException`, unless the program

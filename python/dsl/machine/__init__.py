@@ -1,1 +1,1 @@
-"""The only readers of this machine: CPUs, ports, console, names, files."""
+"""This machine: CPUs, ports, console, names, files. Plans ask for them through `dsl.facts`."""
