@@ -110,7 +110,7 @@ _OPTIONS = (
         "write the output of each worker to its own file here", "None", is_slip=True,
     ),
     flag(
-        DEEPSPEED, NODE, _WORKERS, "--save_pid",
+        DEEPSPEED, JOB, _WORKERS, "--save_pid",
         "keep the pid of the supervisor in TMPDIR/PID.deepspeed",
     ),
     value(

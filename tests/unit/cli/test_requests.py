@@ -162,7 +162,7 @@ def test_the_scope_of_each_option() -> None:
         for scope in ("node", "launcher")
     }
     assert scopes == {
-        ("dsl", "node"): {"node_rank", "save_pid"},
+        ("dsl", "node"): {"node_rank"},
         ("dslrun", "node"): {"node_rank", "local_addr"},
         ("dslrun", "launcher"): {"dry_run", "dry_run_json"},
         ("dsl", "launcher"): {

@@ -1,0 +1,234 @@
+"""Where each option counts: in the job, which travels, on this node alone, or on the host that launches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from tests.support.machine import make_facts
+
+from dsl._record import replace
+from dsl.agent.planner import Planner
+from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
+from dsl.errors import UnsupportedError
+from dsl.model.codec import job_from_bytes, job_to_bytes
+from dsl.plan.job import plan_job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.cli.options import CommandLine, Option
+    from dsl.facts import Facts
+    from dsl.model.job import Job
+    from dsl.plan.job import JobPlan
+
+FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
+LINES: dict[str, CommandLine] = {
+    "dsl": options_deepspeed.COMMAND_LINE,
+    "dslrun": options_torch.COMMAND_LINE,
+}
+TWO_HOSTS = "here slots=2\nthere slots=2\n"
+HOSTS = "--hostfile /hosts --no_ssh --master_addr 10.0.0.1"
+
+
+class Case(NamedTuple):
+    """One option: a value that fits, and what else has to be said, or is said in its place."""
+
+    value: str = ""
+    with_: str = ""
+    instead_of: str = ""
+
+
+BOTH = {
+    "grace": Case("7"),
+    "log_dir": Case("d"),
+    "redirects": Case("0:1"),
+    "tee": Case("3"),
+    "local_ranks_filter": Case("0"),
+    "duplicate_stdout_filters": Case("a"),
+    "duplicate_stderr_filters": Case("b"),
+    "tag_output": Case("never"),
+    "collapse": Case(),
+    "stdin": Case("none"),
+    "log_max_size": Case("64K"),
+    "bind": Case("auto"),
+    "bind_strict": Case(),
+    "mem_policy": Case("local"),
+    "report_bindings": Case(),
+    "dry_run": Case(),
+    "dry_run_json": Case(),
+    "log_level": Case("debug"),
+    "module": Case(),
+    "no_python": Case(),
+}
+DEEPSPEED = {
+    "hostfile": Case("/hosts", with_="--num_nodes 1"),
+    "include": Case("localhost:1,3"),
+    "exclude": Case("localhost:0"),
+    "num_nodes": Case("1", with_=f"{HOSTS} --node_rank 0"),
+    "num_gpus": Case("3"),
+    "master_port": Case("29501"),
+    "master_addr": Case("10.0.0.2", with_=f"{HOSTS} --node_rank 1"),
+    "min_elastic_nodes": Case("1"),
+    "max_elastic_nodes": Case("2"),
+    "elastic_training": Case(with_="--master_addr 10.0.0.1"),
+    "autotuning": Case("run"),
+    "no_ssh": Case(with_="--node_rank 0"),
+    "node_rank": Case("1", with_=HOSTS, instead_of="--node_rank 0"),
+    "no_ssh_check": Case(),
+    "force_multi": Case(with_="--no_ssh --node_rank 0"),
+    "launcher": Case("slurm"),
+    "launcher_args": Case("x y"),
+    "ssh_port": Case("6"),
+    "venv_script": Case("v"),
+    "no_local_rank": Case(),
+    "bind_cores_to_rank": Case(),
+    "bind_core_list": Case("0-3"),
+    "enable_each_rank_log": Case("logs"),
+    "save_pid": Case(),
+    "quiet": Case(),
+}
+TORCH = {
+    "nnodes": Case("2"),
+    "nproc_per_node": Case("2"),
+    "node_rank": Case("1", with_="--nnodes 2"),
+    "role": Case("r"),
+    "max_restarts": Case("3"),
+    "monitor_interval": Case("5"),
+    "master_addr": Case("10.0.0.1", with_="--nnodes 2"),
+    "master_port": Case("29501"),
+    "local_addr": Case("10.0.0.1"),
+    "standalone": Case(with_="--nnodes 2"),
+    "rdzv_backend": Case("c10d"),
+    "rdzv_endpoint": Case("10.0.0.1:29501"),
+    "rdzv_id": Case("mine", with_="--nnodes 2"),
+    "rdzv_conf": Case("a=1"),
+    "run_path": Case(with_="--module"),
+    "start_method": Case("fork"),
+    "virtual_local_rank": Case(),
+    "numa_binding": Case("node"),
+    "logs_specs": Case("mine"),
+    "log_line_prefix_template": Case("${rank}:"),
+    "event_log_handler": Case("mine"),
+    "local_rank_arg": Case("dash"),
+    "use_env": Case(with_="--local-rank-arg dash"),
+    "signals_to_handle": Case("TERM"),
+    "forward_signals": Case("USR1"),
+    "preempt_signal": Case("USR2"),
+    "preempt_grace": Case("9"),
+}
+CASES = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
+
+ALONE = "what it is for is refused, and without that it counts nothing"
+CHECKED = "it is checked and has no effect on a job of this version"
+SHOWS = "the devices are looked up to be shown, by the one node that plans and starts nothing"
+WITHOUT_EFFECT = {
+    ("dsl", "min_elastic_nodes"): ALONE,
+    ("dsl", "max_elastic_nodes"): ALONE,
+    ("dslrun", "monitor_interval"): CHECKED,
+    ("dslrun", "rdzv_conf"): CHECKED,
+    ("dslrun", "start_method"): CHECKED,
+    ("dslrun", "event_log_handler"): CHECKED,
+}
+REFUSED = {
+    ("dsl", "elastic_training"): "nodes cannot join and leave in this version",
+    ("dsl", "autotuning"): "this version does not tune",
+}
+IN_THE_JOB = {
+    ("dsl", "dry_run"): SHOWS,
+    ("dsl", "dry_run_json"): SHOWS,
+    ("dslrun", "dry_run"): SHOWS,
+    ("dslrun", "dry_run_json"): SHOWS,
+    ("dslrun", "local_addr"): "a job of one node meets at the address of that node",
+}
+EXCEPTIONS = {**WITHOUT_EFFECT, **REFUSED, **IN_THE_JOB}
+
+OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
+
+
+def options(scope: str) -> pytest.MarkDecorator:
+    """The options of this scope, without the exceptions; ``""``: the exceptions."""
+    found = []
+    for command, option in OPTIONS:
+        is_exception = (command, option.dest) in EXCEPTIONS
+        if is_exception if scope == "" else option.scope == scope and not is_exception:
+            found.append((command, option))
+    ids = [f"{command} {option.dest}" for command, option in found]
+    return pytest.mark.parametrize("command, option", found, ids=ids)
+
+
+def machine() -> Facts:
+    return make_facts(cuda=4, files={"/hosts": TWO_HOSTS})
+
+
+def planned(command: str, words: Sequence[str]) -> JobPlan:
+    front_end: Any = FRONT_ENDS[command]
+    request, _ = front_end.read([*words, "t.py", "--x"], {})
+    return plan_job(request, machine())
+
+
+def given(command: str, option: Option) -> JobPlan:
+    """What is planned with the option."""
+    case = CASES[command][option.dest]
+    assert option.is_flag == (not case.value)
+    own = [option.names[0], *([case.value] if case.value else [])]
+    return planned(command, [*case.with_.split(), *own])
+
+
+def without_and_with(command: str, option: Option) -> tuple[JobPlan, JobPlan]:
+    """What is planned without the option and with it."""
+    case = CASES[command][option.dest]
+    return planned(command, f"{case.with_} {case.instead_of}".split()), given(command, option)
+
+
+def with_hosts_of(job: Job, other: Job) -> Job:
+    """A job on the hosts and slots of another one, which meets where that one meets."""
+    return replace(
+        job,
+        hosts=other.hosts,
+        node_count=other.node_count,
+        accelerator=other.accelerator,
+        visible_devices=other.visible_devices,
+        meeting=replace(job.meeting, address=other.meeting.address),
+    )
+
+
+def test_every_row_of_this_file_is_an_option() -> None:
+    for command, line in LINES.items():
+        assert set(CASES[command]) == {option.dest for option in line.options}
+    assert set(EXCEPTIONS) <= {(command, option.dest) for command, option in OPTIONS}
+
+
+@options("job")
+def test_what_an_option_of_the_job_says_travels(command: str, option: Option) -> None:
+    before, after = without_and_with(command, option)
+    there = job_from_bytes(job_to_bytes(after.job))
+    assert there == after.job
+    assert there != before.job
+
+
+@options("node")
+def test_what_an_option_of_a_node_says_stays_there(command: str, option: Option) -> None:
+    before, after = without_and_with(command, option)
+    assert after.job == before.job
+    plans = [Planner(one, machine()).plan(0) for one in (before, after)]
+    assert plans[0] != plans[1]
+
+
+@options("launcher")
+def test_what_an_option_of_the_launching_host_says_is_used_up_there(command: str, option: Option) -> None:
+    """At most it decides which hosts and slots take part, and so where they meet."""
+    before, after = without_and_with(command, option)
+    assert with_hosts_of(after.job, before.job) == before.job
+
+
+@options("")
+def test_each_exception_is_still_one(command: str, option: Option) -> None:
+    key = (command, option.dest)
+    if key in REFUSED:
+        with pytest.raises(UnsupportedError, match=f"--{option.dest} is not in this version"):
+            given(command, option)
+        return
+    before, after = without_and_with(command, option)
+    assert (after.job != before.job) == (key in IN_THE_JOB)
+    assert after.node_rank == before.node_rank
