@@ -249,7 +249,7 @@ def test_one_function_starts_attempts() -> None:
         and isinstance(node.func, ast.Attribute)
         and ast.unparse(node.func).endswith("supervisor.start")
     ]
-    assert starters == [("dsl.agent.agent", "_attempt")]
+    assert starters == [("dsl.agent.agent", "_start")]
 
 
 def records(name: str) -> list[ast.ClassDef]:

@@ -44,7 +44,7 @@ def build_info() -> dict[str, str]:
 def probe_port(port: int) -> int:
     """Listen on a TCP port for an instant, on all addresses as a TCPStore does; 0: on any free one.
 
-    Returns the port. Raises OSError with the kernel's reason: it is taken, not permitted, there is no network.
+    Returns the port. Raises OSError with the kernel's reason: taken, not permitted, no network.
     """
 
 class EngineError(Exception):

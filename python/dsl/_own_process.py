@@ -29,7 +29,7 @@ def claim() -> None:
         _claimed.append(gc)
     finder = _Finder(sys.modules[PACKAGE])
     if finder.may_help():
-        sys.meta_path.insert(0, finder)  # type: ignore[arg-type]  a finder by its methods
+        _finders().insert(0, finder)
         _claimed.append(finder)
 
 
@@ -38,9 +38,14 @@ def restore() -> None:
     for claimed in _claimed:
         if claimed is gc:
             gc.enable()
-        elif claimed in sys.meta_path:
-            sys.meta_path.remove(claimed)  # type: ignore[arg-type]  as above
+        elif claimed in _finders():
+            _finders().remove(claimed)
     _claimed.clear()
+
+
+def _finders() -> list[Any]:
+    """Those that Python asks for a module, in order."""
+    return sys.meta_path
 
 
 class _Finder:
@@ -67,7 +72,9 @@ class _Finder:
             cached = f"{head}/__pycache__/{tail[:-3]}{self._suffix}"
             code = self._read(path, cached)
             if code is not None:
-                spec: Any = type(self._package.__spec__)(name, _Loader(code), origin=path)  # type: ignore[call-arg,misc]
+                # Its class, without the price of importing it by name.
+                make: Any = type(self._package.__spec__)
+                spec = make(name, _Loader(code), origin=path)
                 spec.cached, spec.has_location = cached, True
                 spec.submodule_search_locations = None if folder is None else [folder]
                 return spec
@@ -89,7 +96,7 @@ class _Finder:
         length = (source.st_size & 0xFFFFFFFF).to_bytes(4, "little")
         if len(data) != size or data[:16] != self._magic + bytes(4) + stamp + length:
             return None
-        code: CodeType = loads(memoryview(data)[16:])
+        code: CodeType = loads(memoryview(data)[16:])  # noqa: S302  the interpreter runs the same file
         return code
 
 

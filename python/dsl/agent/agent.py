@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dsl import Ended, Exited
+from dsl import Ended, EngineError, Exited
 from dsl._record import replace
 from dsl.agent.policy import decide
 from dsl.errors import DslError
@@ -88,7 +88,7 @@ class Agent:
     def run(self, supervisor: Supervisor) -> Outcome:
         """Run the job to its end.
 
-        Raises what `dsl.Supervisor.start` raises, before anything is started.
+        Raises what `dsl.Supervisor.start` raises for the first attempt, before anything is started.
         """
         outcome = self._run(supervisor)
         self._tell(outcome)
@@ -99,8 +99,9 @@ class Agent:
         self._spec = launch_spec(plan, stdin_is_terminal=self._stdin_is_terminal)
 
     def _run(self, supervisor: Supervisor) -> Outcome:
+        self._start(supervisor)
         while True:
-            decision = self._attempt(supervisor)
+            decision = self._attend(supervisor)
             history = self._history
             if decision.kind != "restart":
                 self._tell(AttemptEnded(history, decision))
@@ -109,12 +110,14 @@ class Agent:
                 plan = self._source.plan(len(history.attempts))
                 self._source.prepare(plan)
                 self._prepare(plan)
-            except DslError as error:
+                restarts = history.restarts + decision.counted
+                self._history = replace(history, restarts=restarts, regroups=False)
+                self._tell(AttemptEnded(self._history, decision))
+                self._start(supervisor)
+            except (DslError, EngineError) as error:
                 return self._give_up(error)
-            self._history = replace(history, restarts=history.restarts + decision.counted, regroups=False)
-            self._tell(AttemptEnded(self._history, decision))
 
-    def _give_up(self, error: DslError) -> Outcome:
+    def _give_up(self, error: DslError | EngineError) -> Outcome:
         """The job ends as its last attempt did: no other one can be begun."""
         self._history = history = replace(self._history, max_restarts=0, regroups=False)
         decision = decide(history, history.attempts[-1].ended, self._source.membership())
@@ -122,11 +125,14 @@ class Agent:
         self._tell(AttemptEnded(history, decision))
         return Outcome(decision.code, history.attempts, error)
 
-    def _attempt(self, supervisor: Supervisor) -> Decision:
-        """Start the workers, wait until nothing of them is left, and say what follows."""
-        plan, begin_s = self._plan, time.monotonic()
+    def _start(self, supervisor: Supervisor) -> None:
+        self._begin_s = time.monotonic()
         supervisor.start(self._spec)
-        self._tell(AttemptStarted(plan))
+        self._tell(AttemptStarted(self._plan))
+
+    def _attend(self, supervisor: Supervisor) -> Decision:
+        """Listen until nothing of the workers is left, and say what follows."""
+        plan, begin_s = self._plan, self._begin_s
         exits: list[Exit] = []
         while True:
             for event in self._wait(supervisor):
@@ -158,12 +164,12 @@ class Agent:
             poller.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poller.poll()}
         events = [event for one in self._channels if one.fileno() in ready for event in one.read()]
-        return [*events, *supervisor.wait(0)]
+        return [*events, *supervisor.wait(0, routine=False)]
 
     def _note(self, attempt: AttemptOutcome) -> None:
         """Add an attempt that has ended to the history, with what is known of its failures."""
         cause = attempt.ended.first_failure
-        if cause is not None and attempt.plan.workers[0].error_file is not None:
+        if cause is not None and any(worker.error_file is not None for worker in attempt.plan.workers):
             from dsl.report.failures import collect, root_cause
 
             failures = tuple(collect(attempt.plan, attempt.exits))
@@ -180,7 +186,7 @@ class Agent:
 
 
 def stop_group(supervisor: Supervisor, signum: int, grace_s: float) -> None:
-    """Stop the workers because `Agent.run` was left by an exception, and wait until nothing of them is left."""
+    """Stop the workers after `Agent.run` was left by an exception, and wait until nothing of them is left."""
     supervisor.stop(signum=signum, grace_s=grace_s)
     deadline_s = time.monotonic() + grace_s + SILENCE_S
     events = supervisor.wait(SILENCE_S)

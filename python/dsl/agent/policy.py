@@ -37,7 +37,8 @@ def _after(history: History, membership: Membership) -> Decision:
     can_go_on = ended.stop_signal is None and not ended.survivors and not membership.is_closed
     if can_go_on and ended.first_failure is not None and history.restarts < history.max_restarts:
         return Decision("restart")
-    if can_go_on and ended.first_failure is None and history.regroups:
+    was_stopped = any(exit_.caused_by_stop for exit_ in last.exits)
+    if can_go_on and ended.first_failure is None and history.regroups and was_stopped:
         return Decision("restart", counted=False)
     if last.is_preempted:
         return Decision("end", code=REQUEUE_CODE)

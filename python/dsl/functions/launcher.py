@@ -231,7 +231,7 @@ class _Log:
         history = event.history
         last = history.attempts[-1]
         again = f"starting all workers again, restart {history.restarts} of {history.max_restarts}"
-        cause = last.ended.first_failure
+        cause = last.cause
         why = (
             f"{last.plan.workers[cause.worker].label} failed: {reason(cause)}: " if cause is not None else ""
         )

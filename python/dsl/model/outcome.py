@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
-    from dsl import Ended, Exit
+    from dsl import Ended, EngineError, Exit
     from dsl.errors import DslError
     from dsl.model.failure import Failure
     from dsl.model.node import Label, NodePlan
@@ -114,7 +114,7 @@ class AttemptEnded:
 class RestartFailed:
     """The group should have been started again and could not be: the job ends as its last attempt did."""
 
-    error: DslError
+    error: DslError | EngineError
 
 
 @record
@@ -125,7 +125,7 @@ class Outcome:
     """Exit code of the command (G2)."""
     attempts: tuple[AttemptOutcome, ...]
     """All attempts, in order; at least one."""
-    error: DslError | None = None
+    error: DslError | EngineError | None = None
     """What kept the group from being started again, if that was to be."""
 
     @property

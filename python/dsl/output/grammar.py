@@ -66,8 +66,11 @@ def parse_words(text: str) -> tuple[str, ...]:
     return tuple([word.replace("\0", ",") for word in words if word])
 
 
-def fill_template(template: str, role: str, rank: int, local_rank: int) -> str:
-    """A line prefix from torchrun's template with ``${role_name}``, ``${rank}`` and ``${local_rank}``."""
+def fill_template(template: str, role: str, rank: int, local_rank: int, host: str) -> str:
+    """A line prefix from torchrun's template.
+
+    It may hold ``${role_name}``, ``${rank}``, ``${local_rank}`` and, ours, ``${hostname}``.
+    """
     from string import Template
 
-    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
+    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank, hostname=host)

@@ -33,6 +33,8 @@ class Shown:
     """``NO_COLOR``, ``TERM`` and the prefix template are read of it."""
     role: str = "default"
     """What a prefix template calls the workers."""
+    host: str = ""
+    """What it calls this node."""
 
 
 @record
@@ -57,8 +59,6 @@ class OutputPlan:
     """What stands before each line on the console."""
     stdin: int | None = None
     """Local rank of the worker that reads our stdin."""
-    run_dirs: tuple[str, ...] = ()
-    """Directories to make, outermost first; the first must be new."""
     line_files: tuple[LineFile, ...] = ()
     """Files for lines with some words."""
 
@@ -86,7 +86,6 @@ def plan_output(
         routes=tuple(routes),
         prefixes=_prefixes(request, shown, console, plain=bool(words)),
         stdin=_stdin(request.stdin, shown.ranks, shown.world_size),
-        run_dirs=run_dirs(place.run_dir, place.attempt, count),
         line_files=tuple(
             [(stream, f"{attempt_dir}/filtered_{name}.log", some) for stream, name, some in words]
         ),
@@ -111,7 +110,6 @@ def with_stream_files(output: OutputPlan, files: StreamFiles, console: Console) 
     return replace(
         output,
         routes=tuple(routes),
-        run_dirs=(),
         line_files=tuple([(stream, paths[stream], words) for stream, _, words in output.line_files]),
     )
 
@@ -237,7 +235,10 @@ def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: 
         from dsl.output.grammar import fill_template
 
         return tuple(
-            [fill_template(template, shown.role, rank, local_rank) for local_rank, rank in enumerate(ranks)]
+            [
+                fill_template(template, shown.role, rank, local_rank, shown.host)
+                for local_rank, rank in enumerate(ranks)
+            ]
         )
     width = len(str(max(ranks)))
     texts = [f"[rank {rank:{width}}]" for rank in ranks]

@@ -8,7 +8,6 @@ from dsl.model.job import Notice
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.request import PlacementRequest
 from dsl.output.routes import (
-    TEMPLATE_VARIABLE,
     LogPlace,
     Shown,
     needs_run_dir,
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from dsl.model.request import OutputRequest
     from dsl.output.answer import StreamFiles
     from dsl.output.routes import OutputPlan
-
-HOST_MACRO = "${hostname}"
 
 
 @record
@@ -230,23 +227,11 @@ def _plan_output(
         each_rank_logs = tuple([rank_log_path(asked.each_rank_log, stamp, rank) for rank in meeting.ranks])
     output = plan_output(
         asked,
-        Shown(
-            meeting.ranks, meeting.world_size, _prefix_environment(job, meeting, inherited, facts), job.role
-        ),
+        Shown(meeting.ranks, meeting.world_size, inherited, job.role, _host_name(job, meeting, facts)),
         facts.console,
         LogPlace(files.run_dir, meeting.attempt, each_rank_logs),
     )
     return output if files.chosen is None else with_stream_files(output, files.chosen, facts.console)
-
-
-def _prefix_environment(
-    job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts
-) -> Mapping[str, str]:
-    """The environment that decides about prefixes, with this node's name filled in."""
-    template = inherited.get(TEMPLATE_VARIABLE, "")
-    if HOST_MACRO not in template:
-        return inherited
-    return {**inherited, TEMPLATE_VARIABLE: template.replace(HOST_MACRO, _host_name(job, meeting, facts))}
 
 
 def _log_dir(job: Job, files: AttemptFiles) -> str | None:

@@ -34,5 +34,5 @@ def crash_loop(attempts: Sequence[AttemptOutcome]) -> str:
 
 
 def _failure(attempt: AttemptOutcome) -> tuple[str, int] | None:
-    cause = attempt.ended.first_failure
+    cause = attempt.cause
     return None if cause is None else (str(attempt.plan.workers[cause.worker].label), cause.status)

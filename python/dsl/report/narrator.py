@@ -115,7 +115,7 @@ class Narrator:
 
             loop = crash_loop(outcome.attempts)
             self.say(loop or f"{len(outcome.attempts)} attempts have failed", "error")
-        if last.failures and LEVELS["critical"] >= LEVELS[self._plan.log_level]:
+        if last.failures:
             from dsl.report.failures import root_cause
             from dsl.report.summary import format_summary
 

@@ -121,6 +121,22 @@ def test_a_restart_that_cannot_be_planned_ends_the_job_as_its_last_attempt_did()
     assert isinstance(ear.heard[-1], Outcome)
 
 
+def test_a_restart_that_the_engine_refuses_ends_the_job_as_its_last_attempt_did() -> None:
+    """G2, G3: the failed worker's code and verdict, not the engine's."""
+
+    class Refusing(FakeSupervisor):
+        def start(self, spec: object) -> None:
+            super().start(spec)
+            if len(self.started) == 2:
+                raise EngineError("a limit is too low now")
+
+    ear, source = Ear(), Plans(3)
+    outcome = Agent(source, source.plan(0), [ear]).run(Refusing(BADLY))  # type: ignore[arg-type]
+    assert (outcome.code, outcome.cause) == (7, FAILED)
+    assert isinstance(outcome.error, EngineError)
+    assert [type(one) for one in ear.heard[-3:]] == [RestartFailed, AttemptEnded, Outcome]
+
+
 class Store:
     """A channel: what is put into it is read once, and its descriptor says so."""
 

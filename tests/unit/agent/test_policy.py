@@ -73,6 +73,10 @@ def test_nodes_that_wait_restart_the_group_without_counting() -> None:
     assert after(end(), stopped, regroups=True) == Decision("restart", counted=False)
 
 
+def test_a_job_that_had_ended_well_before_it_was_stopped_is_not_started_again() -> None:
+    assert after(end(), FINE, regroups=True) == Decision("end", code=0)
+
+
 def test_a_failure_while_the_nodes_change_is_a_failure() -> None:
     assert after(end(FAILED), FAILED, regroups=True).kind == "end"
     assert after(end(FAILED), FAILED, regroups=True, max_restarts=1) == Decision("restart")

@@ -19,7 +19,8 @@ def test_the_name_of_a_log_file() -> None:
 
 
 def test_a_template_without_a_variable_stays_as_it_is() -> None:
-    assert fill_template("plain", "default", 1, 2) == "plain"
+    assert fill_template("plain", "default", 1, 2, "h") == "plain"
+    assert fill_template("$hostname:$${rank}:${rank} ", "default", 1, 2, "h") == "h:${rank}:1 "
 
 
 @pytest.mark.parametrize(

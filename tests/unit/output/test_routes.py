@@ -17,6 +17,7 @@ from dsl.output.routes import (
     Shown,
     needs_run_dir,
     plan_output,
+    run_dirs,
     with_stream_files,
     without_files,
 )
@@ -78,7 +79,7 @@ def test_a_log_directory_alone_keeps_and_shows() -> None:
     plan = _plan(2, log_dir="/logs")
     out, err = _files(1)
     assert plan.routes[1] == (Route(out, 1), Route(err, 2))
-    assert plan.run_dirs == (RUN, f"{RUN}/attempt_0", f"{RUN}/attempt_0/0", f"{RUN}/attempt_0/1")
+    assert run_dirs(RUN, 0, 2) == (RUN, f"{RUN}/attempt_0", f"{RUN}/attempt_0/0", f"{RUN}/attempt_0/1")
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def test_files_of_a_plug_in_replace_ours_and_the_console_stays_as_it_was() -> No
         (Route(), ours.routes[1][1]),
     )
     assert made.line_files == ((1, "/l/some", ("loss",)),)
-    assert (made.prefixes, made.stdin, made.run_dirs) == (ours.prefixes, ours.stdin, ())
+    assert (made.prefixes, made.stdin) == (ours.prefixes, ours.stdin)
 
 
 def test_a_plug_in_answers_for_every_worker() -> None:
