@@ -77,6 +77,13 @@ pub(crate) struct Failure {
     pub(crate) errno: i32,
 }
 
+impl Failure {
+    /// Names the step of a call that was refused.
+    fn at(step: Step) -> impl FnOnce(i32) -> Self {
+        move |errno| Self { step, errno }
+    }
+}
+
 // Libc has both as a `c_int`, which cannot hold them.
 const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;

@@ -4,7 +4,6 @@
 //! place. All of this runs in the child, under the rules of [`super`].
 
 use super::calls;
-use super::child::at;
 use super::{Failure, Step};
 
 /// Words of the largest CPU mask that is read back; a kernel with more CPUs than these refuses.
@@ -28,21 +27,21 @@ pub(super) fn bind(cpus: &[u64], memory: Option<&MemoryPolicy>) -> Result<(), Fa
 }
 
 fn bind_cpus(cpus: &[u64]) -> Result<(), Failure> {
-    calls::set_cpus(cpus).map_err(at(Step::Cpus))?;
+    calls::set_cpus(cpus).map_err(Failure::at(Step::Cpus))?;
     let mut kept = [0u64; CPU_WORDS];
-    calls::read_cpus(&mut kept).map_err(at(Step::Cpus))?;
+    calls::read_cpus(&mut kept).map_err(Failure::at(Step::Cpus))?;
     let is_kept = pairs(&kept, cpus).all(|(kept, asked)| kept == asked);
     check(Step::CpusCheck, is_kept)
 }
 
 fn bind_memory(policy: &MemoryPolicy) -> Result<(), Failure> {
     let asked = policy.nodes.as_slice();
-    calls::set_memory_policy(policy.mode, asked).map_err(at(Step::Memory))?;
+    calls::set_memory_policy(policy.mode, asked).map_err(Failure::at(Step::Memory))?;
     if asked.is_empty() {
         return Ok(()); // kernels differ in what they call the local policy
     }
     let mut kept = [0u64; NODE_WORDS];
-    let mode = calls::read_memory_policy(&mut kept).map_err(at(Step::Memory))?;
+    let mode = calls::read_memory_policy(&mut kept).map_err(Failure::at(Step::Memory))?;
     let mut nodes = pairs(&kept, asked);
     let is_kept = if policy.mode == libc::MPOL_PREFERRED {
         // Of several preferred nodes the kernel keeps one.

@@ -27,36 +27,31 @@ pub(super) unsafe extern "C" fn child_main(exchange: *mut c_void) -> i32 {
     127
 }
 
-/// Names the step of a call that was refused.
-pub(super) fn at(step: Step) -> impl FnOnce(Errno) -> Failure {
-    move |errno| Failure { step, errno }
-}
-
 fn prepare(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
     let plan = exchange.plan;
     watch_own_death(exchange);
     // SAFETY: `spawn` cloned this process by the same plan, which keeps all that is used below.
-    let table = unsafe { OwnTable::take(plan.descriptors) }.map_err(at(Step::Descriptors))?;
-    join_group(plan.group).map_err(at(Step::Group))?;
+    let table = unsafe { OwnTable::take(plan.descriptors) }.map_err(Failure::at(Step::Descriptors))?;
+    join_group(plan.group).map_err(Failure::at(Step::Group))?;
     reset_signals(exchange.reset_handlers);
     for (target, source) in (0i32..).zip(plan.stdio) {
-        place(&table, target, source).map_err(at(Step::Stdio))?;
+        place(&table, target, source).map_err(Failure::at(Step::Stdio))?;
     }
     if let Some(cwd) = plan.cwd {
-        calls::change_directory(cwd).map_err(at(Step::Chdir))?;
+        calls::change_directory(cwd).map_err(Failure::at(Step::Chdir))?;
     }
     if let Some(signal) = plan.parent_death_signal {
-        calls::die_with_parent(signal).map_err(at(Step::ParentDeath))?;
+        calls::die_with_parent(signal).map_err(Failure::at(Step::ParentDeath))?;
         // The parent may have died before the line above took effect.
         if calls::parent() != exchange.parent {
-            return Err(at(Step::ParentDeath)(libc::ESRCH));
+            return Err(Failure::at(Step::ParentDeath)(libc::ESRCH));
         }
     }
     if let Some((soft, hard)) = plan.open_files {
-        calls::limit_open_files(soft, hard).map_err(at(Step::OpenFiles))?;
+        calls::limit_open_files(soft, hard).map_err(Failure::at(Step::OpenFiles))?;
     }
     bind_if_possible(exchange)?;
-    close_rest(&table, plan.descriptors).map_err(at(Step::Descriptors))
+    close_rest(&table, plan.descriptors).map_err(Failure::at(Step::Descriptors))
 }
 
 fn execute(exchange: &mut Exchange<'_>) -> Failure {
@@ -65,7 +60,7 @@ fn execute(exchange: &mut Exchange<'_>) -> Failure {
     let _ = calls::set_signal_mask(plan.mask);
     // SAFETY: an aligned field of a live value.
     unsafe { (&raw mut exchange.reached_exec).write_volatile(true) };
-    at(Step::Exec)(calls::execute(plan.path, plan.argv, plan.envp))
+    Failure::at(Step::Exec)(calls::execute(plan.path, plan.argv, plan.envp))
 }
 
 /// A failure is no reason not to run: the parent sees that it is not watched.
