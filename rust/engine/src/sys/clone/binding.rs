@@ -63,6 +63,6 @@ fn check(step: Step, is_kept: bool) -> Result<(), Failure> {
     if is_kept {
         Ok(())
     } else {
-        Err(at(step)(libc::EINVAL))
+        Err(Failure::at(step)(libc::EINVAL))
     }
 }
