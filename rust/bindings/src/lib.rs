@@ -41,8 +41,6 @@ fn probe_port(port: u16) -> PyResult<u16> {
 #[pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
-    use super::{build_info, probe_port};
-    #[pymodule_export]
     use super::error::{BindingError, EngineError, LimitError, SpecError};
     #[pymodule_export]
     use super::event::{
@@ -54,6 +52,8 @@ mod _core {
     use super::spec::{LaunchSpec, Stdio, WorkerSpec};
     #[pymodule_export]
     use super::supervisor::Supervisor;
+    #[pymodule_export]
+    use super::{build_info, probe_port};
 
     use pyo3::prelude::*;
 

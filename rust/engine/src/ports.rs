@@ -24,7 +24,11 @@ fn is_missing(errno: Errno) -> bool {
 }
 
 fn listen_at(address: SocketAddr) -> Result<u16, Errno> {
-    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let family = if address.is_ipv6() {
+        AddressFamily::INET6
+    } else {
+        AddressFamily::INET
+    };
     let listener = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&listener, true)?;
     if address.is_ipv6() {
