@@ -22,8 +22,13 @@ class PidFile:
                 f"cannot write the pid file {self._path}: {error.strerror}, remove it if it is a leftover"
             )
             raise PidFileError(message) from error
-        os.write(file, str(os.getpid()).encode())
-        os.close(file)
+        try:
+            os.write(file, str(os.getpid()).encode())
+        except OSError as error:
+            self.__exit__()
+            raise PidFileError(f"cannot write the pid file {self._path}: {error.strerror}") from error
+        finally:
+            os.close(file)
 
     def __exit__(self, *_: object) -> None:
         try:

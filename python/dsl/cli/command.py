@@ -68,8 +68,11 @@ class Command:
 
             if show_plan(show, plan, facts.environ, self.say):
                 return 0
-        planner.prepare(plan)
-        return self.run_job(planner, plan, stdin_is_terminal=facts.console.stdin_is_terminal)
+        try:
+            planner.prepare(plan)
+            return self.run_job(planner, plan, stdin_is_terminal=facts.console.stdin_is_terminal)
+        finally:
+            planner.finish(succeeded=False)  # nothing was started
 
     @staticmethod
     def run_job(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) -> int:

@@ -26,7 +26,7 @@ INTERNAL_ERROR = 70  # sysexits.h: an error of our own
 def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) -> int:
     """Run a job whose first attempt is ``plan``, and end this process with the command's exit code (G2).
 
-    Forks: the caller becomes the guard, the child the agent. Returns only if there can be no guard.
+    Forks: the caller becomes the guard, the child the agent. Returns only if one of the two cannot be.
     """
     try:
         # Whatever the child would have to write to memory is made before there is a child: a page that both
@@ -34,10 +34,13 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
         agent = Agent(planner, plan, [Narrator(plan)], stdin_is_terminal=stdin_is_terminal)
         guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s)
     except EngineError as error:
-        planner.finish(succeeded=False)
         return _refuse(plan, error)
     flush_output()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        say(plan.command, f"error: cannot start the process that watches the workers: {error.strerror}")
+        return 1
     if pid == 0:
         code = INTERNAL_ERROR
         try:
@@ -54,14 +57,13 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
 
 
 def _run_agent(agent: Agent, planner: Planner, plan: NodePlan, guard: Guard) -> int:
+    code = INTERNAL_ERROR
     try:
-        guard.enter_agent()
-        if plan.pid_file is None:
-            return _run_job(agent, planner, guard)
-        from dsl.agent.pid_file import PidFile
-
-        with PidFile(plan.pid_file):
-            return _run_job(agent, planner, guard)
+        try:
+            guard.enter_agent()
+            code = _run_job(agent, plan, guard)
+        finally:
+            planner.finish(succeeded=code == 0)
     except EngineError as error:
         return _refuse(plan, error)
     except DslError as error:
@@ -70,15 +72,16 @@ def _run_agent(agent: Agent, planner: Planner, plan: NodePlan, guard: Guard) -> 
     except Exception as error:  # noqa: BLE001 -- the last resort: users never see a traceback of ours
         say(plan.command, f"internal error: {type(error).__name__}: {error}, please report it")
         return INTERNAL_ERROR
-
-
-def _run_job(agent: Agent, planner: Planner, guard: Guard) -> int:
-    code = INTERNAL_ERROR
-    try:
-        code = agent.run(Supervisor(guard=guard)).code
-    finally:
-        planner.finish(succeeded=code == 0)
     return code
+
+
+def _run_job(agent: Agent, plan: NodePlan, guard: Guard) -> int:
+    if plan.pid_file is None:
+        return agent.run(Supervisor(guard=guard)).code
+    from dsl.agent.pid_file import PidFile
+
+    with PidFile(plan.pid_file):
+        return agent.run(Supervisor(guard=guard)).code
 
 
 def _refuse(plan: NodePlan, error: EngineError) -> int:

@@ -15,6 +15,7 @@ from dsl.model.request import (
     ResourceRequest,
     SignalRequest,
 )
+from dsl.output.routes import TEMPLATE_VARIABLE
 from dsl.signals import parse_signals
 
 TYPE_CHECKING = False
@@ -121,8 +122,13 @@ def to_request(config: LaunchConfig, program: ProgramRequest, environ: Mapping[s
         ),
         max_restarts=config.max_restarts,
         role=config.role,
-        env=tuple(config.env.items()),
+        env=tuple(_variables(config).items()),
     )
+
+
+def _variables(config: LaunchConfig) -> Mapping[str, str]:
+    # An empty template is a wish, too: no prefix, whatever the environment asks for.
+    return {**config.env, TEMPLATE_VARIABLE: ""} if config.log_line_prefix_template == "" else config.env
 
 
 def _output(config: LaunchConfig) -> OutputRequest:

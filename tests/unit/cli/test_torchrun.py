@@ -41,6 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     jobs: Started = []
 
     def run_job(planner: Planner, plan: NodePlan, **_facts: object) -> int:
+        assert all(os.path.isdir(folder) for folder in plan.run_dirs)
         jobs.append((plan, planner))
         return 7
 
@@ -178,7 +179,7 @@ def test_the_job_and_its_restarts_are_handed_over(started: Started, machine: Pat
     assert (planner.run_dir or "").startswith(f"{machine}/tmp/dslrun_")
     second = planner.plan(1)
     assert (second.attempt, second.env["TORCHELASTIC_RESTART_COUNT"]) == (1, "1")
-    assert all(os.path.isdir(folder) for folder in plan.run_dirs)
+    assert second.run_dirs[0] == f"{planner.run_dir}/attempt_1"
     assert not any(os.path.exists(folder) for folder in second.run_dirs)
 
 
@@ -273,3 +274,34 @@ def test_notices_are_as_loud_as_the_user_wants(
     said = capfd.readouterr().err
     assert ("OMP_NUM_THREADS=1 for each worker" in said) == shown
     assert ("warning: --node-rank has no effect with one node" in said) == shown
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_directories_that_cannot_all_be_made_are_removed(
+    at: int, machine: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made: list[str] = []
+    mkdir = os.mkdir
+
+    def full(path: str, mode: int) -> None:
+        if len(made) == at:
+            raise OSError(28, "No space left on device")
+        made.append(path)
+        mkdir(path, mode)
+
+    monkeypatch.setattr("dsl.output.folders.os.mkdir", full)
+    assert torchrun.main(["t.py"]) == 2
+    assert "no space left on device" in capfd.readouterr().err
+    assert _tree(machine / "tmp") == []
+
+
+def test_an_interrupt_before_the_start_leaves_no_directory(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_planner: Planner, plan: NodePlan, **_facts: object) -> int:
+        assert os.path.isdir(plan.run_dirs[-1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Command, "run_job", staticmethod(interrupted))
+    assert torchrun.main(["t.py"]) == 130
+    assert _tree(machine / "tmp") == []

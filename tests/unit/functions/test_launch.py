@@ -341,3 +341,9 @@ def test_the_launching_program_imports_no_tensor_library_and_the_worker_nothing_
     assert names & {"torch", "psutil", "pynvml", "numpy", "logging", "json", "subprocess"} == set()
     worker = imports_of(f"import runpy; runpy.run_path({_worker.__file__!r}, run_name='other')")
     assert not [name for name in worker if name.startswith("dsl")]
+
+
+def test_an_empty_template_is_a_wish_for_no_prefix_whatever_the_environment_asks_for() -> None:
+    name = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+    assert request(log_line_prefix_template="", env={"A": "b"}).env == (("A", "b"), (name, ""))
+    assert request(env={"A": "b"}).env == (("A", "b"),)
