@@ -1,7 +1,8 @@
 """Frozen records without `dataclasses`, whose import alone costs as much as a whole one-node launch may.
 
-A record has slots, takes its fields in order or by name, compares and hashes by value, and refuses to be
-changed. All records share the functions below: nothing is compiled a class, so a class costs microseconds.
+A record takes its fields in order or by name, compares and hashes by value, and refuses to be changed. All
+records share the functions below, and the class stays the one that was written: nothing is compiled or made
+anew a class, so a class costs three microseconds more than a plain one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _assign = object.__setattr__
 
 
 def _bind(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    names: tuple[str, ...] = cls.__slots__  # type: ignore[attr-defined]
+    names: tuple[str, ...] = cls.__match_args__  # type: ignore[attr-defined]
     defaults: dict[str, Any] = cls._defaults  # type: ignore[attr-defined]
     if len(args) > len(names):
         raise TypeError(f"{cls.__name__} takes {len(names)} fields, got {len(args)}")
@@ -43,14 +44,14 @@ def _bind(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]
 
 
 def _init(self: Any, /, *args: Any, **kwargs: Any) -> None:
-    names = self.__slots__
+    names = self.__match_args__
     values = _bind(type(self), args, kwargs) if kwargs or len(args) != len(names) else args
     for name, value in zip(names, values, strict=True):
         _assign(self, name, value)
 
 
 def _values(self: Any) -> tuple[Any, ...]:
-    return tuple([getattr(self, name) for name in self.__slots__])
+    return tuple([getattr(self, name) for name in self.__match_args__])
 
 
 def _eq(self: Any, other: object) -> bool:
@@ -62,7 +63,9 @@ def _hash(self: Any) -> int:
 
 
 def _repr(self: Any) -> str:
-    fields = ", ".join(f"{name}={value!r}" for name, value in zip(self.__slots__, _values(self), strict=True))
+    fields = ", ".join(
+        f"{name}={value!r}" for name, value in zip(self.__match_args__, _values(self), strict=True)
+    )
     return f"{type(self).__name__}({fields})"
 
 
@@ -87,7 +90,7 @@ class _Signature:
             annotation = cls.__annotations__.get(name, Parameter.empty)
             return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
-        return Signature([parameter(name) for name in cls.__slots__])
+        return Signature([parameter(name) for name in cls.__match_args__])
 
 
 _METHODS = {
@@ -121,22 +124,21 @@ def record(cls: type[_T]) -> type[_T]:
     if cls.__bases__ != (object,):
         _refuse_fields_of_bases(cls)
     names = tuple(cls.__annotations__)
-    members = {name: value for name, value in cls.__dict__.items() if name not in ("__dict__", "__weakref__")}
-    defaults = {name: members.pop(name) for name in names if name in members}
+    members = cls.__dict__
+    defaults = {name: members[name] for name in names if name in members}
     for name, value in defaults.items():
         try:
             hash(value)
         except TypeError:
             raise TypeError(f"{cls.__name__}.{name} has a default that can change: {value!r}") from None
-    members.update(_METHODS, __slots__=names, _defaults=defaults, __match_args__=names)
-    metaclass: Any = type(cls)
-    frozen: type[_T] = metaclass(cls.__name__, cls.__bases__, members)
-    return frozen
+    for name, member in (*_METHODS.items(), ("__match_args__", names), ("_defaults", defaults)):
+        setattr(cls, name, member)
+    return cls
 
 
 def replace(instance: _T, **changes: Any) -> _T:
     """Return the record with some fields changed. Raises TypeError for a name that is not a field."""
-    names: tuple[str, ...] = instance.__slots__  # type: ignore[attr-defined]
+    names: tuple[str, ...] = instance.__match_args__  # type: ignore[attr-defined]
     values = dict(zip(names, _values(instance), strict=True))
     return type(instance)(**{**values, **changes})
 

@@ -46,9 +46,9 @@ def make_request(flavour: str, script: str = "t.py", *args: str, **wishes: Any) 
 
 
 def _find(request: Any, name: str) -> tuple[str, str]:
-    if name in type(request).__slots__:
+    if name in type(request).__match_args__:
         return "", name
-    found = [part for part in PARTS if name in type(getattr(request, part)).__slots__]
+    found = [part for part in PARTS if name in type(getattr(request, part)).__match_args__]
     if name in ("min_nodes", "max_nodes"):
         return "resources", name
     assert len(found) == 1, f"{name} is a field of {found}"

@@ -69,7 +69,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if type(value).__name__ in RECORDS:
-        return {type(value).__name__: {name: _plain(getattr(value, name)) for name in value.__slots__}}
+        return {type(value).__name__: {name: _plain(getattr(value, name)) for name in value.__match_args__}}
     return value
 
 

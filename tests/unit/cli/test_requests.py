@@ -118,9 +118,9 @@ def _read(command: str, *words: str, **facts: str) -> Request:
 def _fields(record: Any, path: str = "") -> dict[str, Any]:
     """The fields of a record and of the records in it, by their path."""
     found: dict[str, Any] = {}
-    for name in record.__slots__:
+    for name in record.__match_args__:
         field = getattr(record, name)
-        nested = isinstance(getattr(type(field), "__slots__", None), tuple) and hasattr(
+        nested = isinstance(getattr(type(field), "__match_args__", None), tuple) and hasattr(
             type(field), "_defaults"
         )
         found.update(_fields(field, f"{path}{name}.") if nested else {f"{path}{name}": field})

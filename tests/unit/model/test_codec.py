@@ -101,9 +101,9 @@ def test_every_part_of_a_job_can_be_written() -> None:
         if isinstance(value, tuple):
             for item in value:
                 walk(item)
-        elif hasattr(value, "__slots__") and not isinstance(value, str):
+        elif hasattr(value, "__match_args__") and not isinstance(value, str):
             found.add(type(value).__name__)
-            for name in value.__slots__:
+            for name in value.__match_args__:
                 walk(getattr(value, name))
         else:
             assert value is None or isinstance(value, (str, int, float, bool))
