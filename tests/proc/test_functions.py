@@ -500,3 +500,37 @@ def test_workers_do_not_outlive_a_program_that_is_killed(folder: Path) -> None:
 def test_workers_reduce_over_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert elastic_launch(config(3), functions.sum_over_ranks)(1.5) == {rank: [4.5, 3.0] for rank in range(3)}
+
+
+ANSWERS = """
+class Specs:
+    stdouts = stderrs = {0: "", 1: ""}
+    tee_stdouts = tee_stderrs = error_files = {}
+    def __init__(self, **asked): pass
+    def reify(self, envs): return self
+"""
+
+
+@pytest.fixture
+def logs_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of an installed plug-in that leaves all output on the console and gives no worker an error file."""
+    info = tmp_path / "dsl_test_answers-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dsl_test_answers\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[torchrun.logs_specs]\nanswers = dsl_test_answers:Specs\n")
+    (tmp_path / "dsl_test_answers.py").write_text(ANSWERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "answers"
+
+
+@pytest.mark.parametrize("log_dir", [None, "logs"])
+def test_a_plug_in_for_logs_leaves_results_and_failures_where_they_are(
+    logs_specs: str, log_dir: str | None, temp_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(temp_dir)
+    fields: dict[str, Any] = {"logs_specs": logs_specs, "log_dir": log_dir}
+    assert launch(functions.add, 1, 2, nproc_per_node=2, **fields) == [3, 4]
+    error = fails(functions.fail_in, 1, **fields)
+    assert set(error.failures) == {1}
+    assert error.exit_code == 1
+    assert [path for path in temp_dir.iterdir() if path.name != log_dir] == []

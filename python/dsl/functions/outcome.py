@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.functions.errors import ChildFailedError
-from dsl.report.failures import root_cause
+from dsl.report.failures import collect, root_cause
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
 def failure_of(name: str, attempt: AttemptOutcome) -> ChildFailedError:
     """The error of an attempt with a first failure. ``name``: what was started."""
-    root = root_cause(attempt.failures)
+    # Nobody has looked for failures where a plug-in gives no worker a file for an account of its end.
+    failures = attempt.failures or tuple(collect(attempt.plan, attempt.exits))
+    root = root_cause(failures)
     cause = attempt.ended.first_failure
     evidence: list[str] = []
     if cause is not None and attempt.plan.workers[cause.worker].rank == root.rank:
         evidence = _evidence(attempt, has_record=root.recorded is not None)
-    return ChildFailedError.of(name, attempt.failures, evidence)
+    return ChildFailedError.of(name, failures, evidence)
 
 
 def _evidence(attempt: AttemptOutcome, *, has_record: bool) -> list[str]:

@@ -101,7 +101,6 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         env[THREADS_VARIABLE] = str(placement.node_threads)
     set_defaults(env, flavour, count)
     output = _plan_output(job, meeting, files, inherited, facts)
-    is_ours = files.run_dir is not None and files.chosen is None
     return NodePlan(
         host=_host_name(job, meeting, facts),
         node_rank=meeting.node_rank,
@@ -114,7 +113,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         binding=job.placement.rule(binds_memory=flavour.binds_memory),
         pid_file=f"{facts.names.temp_dir}/{facts.names.pid}.deepspeed" if job.saves_pid else None,
         log_dir=_log_dir(job, files),
-        run_dirs=run_dirs(files.run_dir, meeting.attempt, count) if is_ours else (),
+        run_dirs=_run_dirs(job, meeting, files),
         log_max_bytes=job.output.max_bytes,
         collapse=job.output.collapse,
         line_files=output.line_files,
@@ -234,9 +233,20 @@ def _plan_output(
     return output if files.chosen is None else with_stream_files(output, files.chosen, facts.console)
 
 
+def _has_run_dir(job: Job, files: AttemptFiles) -> bool:
+    """Whether the run has a directory: not for what a plug-in puts elsewhere, but for what a call returns."""
+    return files.run_dir is not None and (files.chosen is None or job.program.kind == "call")
+
+
+def _run_dirs(job: Job, meeting: Meeting, files: AttemptFiles) -> tuple[str, ...]:
+    if files.run_dir is None or not _has_run_dir(job, files):
+        return ()
+    return run_dirs(files.run_dir, meeting.attempt, meeting.local_world_size)
+
+
 def _log_dir(job: Job, files: AttemptFiles) -> str | None:
     """The directory to make if it is missing."""
-    if files.chosen is not None:
+    if files.chosen is not None and not _has_run_dir(job, files):
         return None
     return job.output.each_rank_log or (job.output.log_dir if files.run_dir is not None else None)
 
