@@ -178,6 +178,8 @@ impl Tree {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     /// The process of this test: its first thread sleeps until the test is over.
@@ -190,8 +192,19 @@ mod tests {
             token: None,
             strangers: &[],
         };
-        let survivors = Tree::open().unwrap().survivors(scope);
-        let found = survivors.iter().find(|survivor| survivor.pid == own).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let found = loop {
+            let survivors = Tree::open().unwrap().survivors(scope);
+            let found = survivors
+                .into_iter()
+                .find(|survivor| survivor.pid == own)
+                .unwrap();
+            // It may not have come to its sleep yet.
+            if found.state == 'S' || Instant::now() > deadline {
+                break found;
+            }
+            std::thread::yield_now();
+        };
         let wchan = std::fs::read_to_string(format!("/proc/{own}/wchan")).unwrap();
         assert_eq!(found.wchan.as_deref().unwrap_or("0"), wchan);
         assert_eq!(found.state, 'S');
