@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rendezvous": ("base", "static"),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "meeting", "job", "node"),
     "report": (
-        "speak", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "summary", "loops", "narrator", "plan",
+        "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "summary", "loops", "narrator", "plan",
     ),
     "spec": (),
     "agent": ("policy", "pid_file", "agent", "planner"),

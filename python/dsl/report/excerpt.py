@@ -11,6 +11,7 @@ import re
 from dsl._record import record, replace
 from dsl.report.crashes import find_crashes
 from dsl.report.findings import AFTERMATH, fold
+from dsl.report.printable import printable, without_sequences
 from dsl.report.tracebacks import MAX_EXCEPTION, find_tracebacks
 
 TYPE_CHECKING = False
@@ -23,10 +24,6 @@ MAX_TAIL = 64 << 10  # bytes looked at, from the end
 MAX_LINE = 500  # characters of a shown line
 STALE_AFTER = 30  # lines of ordinary output: a program that wrote so much more did not end of that error
 
-_ESCAPE = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b\r]*(?:\x07|\x1b\\)?|[PX^_][^\x1b\r]*(?:\x1b\\)?"
-    r"|[ -/]*[0-Z\\`-~]?)|\x9b[0-?]*[ -/]*[@-~]?"
-)
 # A last line by which argparse, click or the interpreter itself refuses to run.
 _COMPLAINT = re.compile(
     r"[^\s:]+: error: \S|Error: \S"
@@ -72,20 +69,11 @@ def excerpt(tail: bytes, *, max_lines: int = 30) -> Excerpt:
     return Excerpt(exception, error.where and _cut(error.where, MAX_LINE), _show(folded, max_lines))
 
 
-def printable(text: str) -> str:
-    """The text without terminal sequences and control characters; tabs stay, other white space is a space."""
-    text = _ESCAPE.sub("", text)
-    if text.isprintable():
-        return text
-    kept = (char if char.isprintable() or char == "\t" else " " if char.isspace() else "" for char in text)
-    return "".join(kept)
-
-
 def _clean(tail: bytes) -> list[str]:
     """Lines as a terminal would have left them: of each, what follows its last carriage return."""
     text = tail[-MAX_TAIL:].decode("utf-8", "replace")
     lines = [
-        printable(_ESCAPE.sub("", line).rstrip("\r").rpartition("\r")[2]).rstrip()
+        printable(without_sequences(line).rstrip("\r").rpartition("\r")[2]).rstrip()
         for line in text.split("\n")
     ]
     while lines and not lines[-1]:

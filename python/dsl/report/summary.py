@@ -10,7 +10,7 @@ their middle, and control characters are made harmless.
 from __future__ import annotations
 
 from dsl.model.node import Label
-from dsl.report.excerpt import printable
+from dsl.report.printable import printable
 from dsl.report.verdict import name_labels
 from dsl.signals import SIGNALS
 
@@ -126,12 +126,15 @@ def generic_message(failure: Failure) -> str:
 
 def signal_name(failure: Failure) -> str:
     """``SIGKILL``, or ``<N/A>`` for a failure without a signal and a signal without a name."""
-    import signal
-
     if failure.exitcode >= 0:
         return NOT_AVAILABLE
+    name = SIGNALS.get(-failure.exitcode)
+    if name is not None:
+        return name
+    import signal
+
     try:
-        return SIGNALS.get(-failure.exitcode) or signal.Signals(-failure.exitcode).name
+        return signal.Signals(-failure.exitcode).name
     except ValueError:
         return NOT_AVAILABLE
 

@@ -101,7 +101,7 @@ def _last_words(label: Label, tail: bytes, log_path: str | None) -> tuple[str, l
 
 
 def _printable(line: str) -> str:
-    from dsl.report.excerpt import printable
+    from dsl.report.printable import printable
 
     return printable(line)
 
