@@ -28,6 +28,7 @@ class Static:
         self._job = job
         self._node_rank = node_rank
         self._ports = ports
+        self._membership = Membership(job.node_count)  # asked for at every event
 
     def meet(self, attempt: int, local_world_size: int) -> Meeting:
         """The meeting of one attempt.
@@ -53,7 +54,7 @@ class Static:
 
     def membership(self) -> Membership:
         """All nodes, always."""
-        return Membership(self._job.node_count)
+        return self._membership
 
     def _port(self, attempt: int) -> tuple[int, bool]:
         """The port of one attempt, and whether it stands in for the usual one."""

@@ -291,6 +291,8 @@ def test_the_report_is_loaded_without_what_reads_output() -> None:
     """Reading output is the price of a failure that has some, not of every report."""
     readers = {"re", "dsl.report.excerpt"}
     modules = "dsl.report.verdict, dsl.report.failures, dsl.report.summary"
-    program = f"import sys; own = set(sys.modules); import {modules}; print({readers} & (set(sys.modules) - own))"
+    program = (
+        f"import sys; own = set(sys.modules); import {modules}; print({readers} & (set(sys.modules) - own))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
