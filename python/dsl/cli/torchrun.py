@@ -16,6 +16,7 @@ from dsl.cli.options_torch import (
 )
 from dsl.cli.reader import Options, read_words
 from dsl.errors import OptionError
+from dsl.lists import parse_number
 from dsl.model.request import MeetingRequest, ProgramRequest, Request, ResourceRequest, SignalRequest
 from dsl.signals import parse_signals, signal_name
 
@@ -178,10 +179,12 @@ def _output(options: Options | argparse.Namespace) -> OutputRequest:
 
 def parse_nnodes(text: str) -> tuple[int, int]:
     """``N`` or ``MIN:MAX`` as two numbers. Raises OptionError."""
-    parts = [part.strip() for part in text.split(":")]
-    if len(parts) > 2 or not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+    least, colon, most = text.partition(":")
+    first = parse_number(least.strip())
+    last = parse_number(most.strip()) if colon else first
+    if first is None or last is None:
         raise OptionError(f"--nnodes {text!r}: expected a number of nodes, or MIN:MAX")
-    return int(parts[0]), int(parts[-1])
+    return first, last
 
 
 def _signals(options: Options | argparse.Namespace) -> SignalRequest:

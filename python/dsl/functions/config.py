@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dsl.errors import OptionError, UnsupportedError
+from dsl.lists import parse_number
 from dsl.model.request import (
     DEFAULT_GRACE_S,
     MeetingRequest,
@@ -169,12 +170,11 @@ def _check(config: LaunchConfig) -> None:
 
 
 def _node_rank(config: LaunchConfig) -> int:
-    rank = config.rdzv_configs.get("rank")
-    if isinstance(rank, str) and rank.isascii() and rank.isdecimal():
-        rank = int(rank)
+    given = config.rdzv_configs.get("rank")
+    rank = parse_number(given) if isinstance(given, str) else given
     if not isinstance(rank, int) or not 0 <= rank < config.max_nodes:
         raise OptionError(
-            f"rdzv_configs['rank'] {rank!r}: expected this node's rank, 0 to {config.max_nodes - 1}"
+            f"rdzv_configs['rank'] {given!r}: expected this node's rank, 0 to {config.max_nodes - 1}"
         )
     return rank
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl.devices.select import select_accelerator
 from dsl.devices.table import ACCELERATORS
-from dsl.signals import SIGNALS
+from dsl.signals import signal_word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def group_facts(job: Job, meeting: Meeting) -> dict[str, str]:
         "max_restarts": str(job.max_restarts),
         "run_id": job.run_id,
         "role": job.role,
-        "stop_signals": ",".join([SIGNALS.get(number, str(number)) for number in job.signals.stop or ()]),
+        "stop_signals": ",".join(map(signal_word, job.signals.stop or ())),
     }
 
 

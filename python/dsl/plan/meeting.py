@@ -8,6 +8,7 @@ would find each other through a store; with a single node there is nobody to fin
 from __future__ import annotations
 
 from dsl.errors import OptionError, PortError, UnsupportedError
+from dsl.lists import parse_number
 from dsl.model.job import MeetingPoint, Notice
 from dsl.model.request import DEFAULT_MASTER_PORT
 
@@ -113,12 +114,12 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
         OptionError: it is neither.
     """
     host, port = text.strip(), None
-    if not host.endswith("]"):
-        head, colon, digits = host.rpartition(":")
-        if colon:
-            is_port = digits.isascii() and digits.isdecimal() and len(digits) <= 5 and int(digits) <= 65535
-            host, port = head, int(digits) if is_port else -1
-    if port == -1 or not _is_host(_bare(host)):
+    is_port = True
+    if ":" in host and not host.endswith("]"):
+        host, _, digits = host.rpartition(":")
+        port = parse_number(digits)
+        is_port = port is not None and port <= 65535
+    if not is_port or not _is_host(_bare(host)):
         raise OptionError(f"--rdzv-endpoint {text!r}: expected HOST:PORT, with a port below 65536")
     return _bare(host), port
 

@@ -104,7 +104,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     return NodePlan(
         host=_host_name(job, meeting, facts),
         node_rank=meeting.node_rank,
-        workers=_workers(job, meeting, files, _Parts(own, placement, output), facts),
+        workers=_workers(job, meeting, files, _Parts(inherited, own, placement, output), facts),
         env=env,
         master_addr=meeting.address,
         master_port=meeting.port,
@@ -132,6 +132,8 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
 class _Parts:
     """What was decided for the workers of a node before there are workers."""
 
+    inherited: Mapping[str, str]
+    """The environment that they inherit."""
     own: tuple[Mapping[str, str], ...]
     """Variables by which each sees a device of its own; empty: all see the same."""
     placement: Placement | None
@@ -146,8 +148,7 @@ def _workers(
     flavour, placement, output = job.flavour, parts.placement, parts.output
     base = f"{files.run_dir}/attempt_{meeting.attempt}"
     folders = [f"{base}/{local_rank}" for local_rank in range(meeting.local_world_size)]
-    environ = inherited_environment(job, facts.environ)
-    commands = worker_commands(job.program, flavour, environ, facts.names.executable, folders)
+    commands = worker_commands(job.program, flavour, parts.inherited, facts.names.executable, folders)
     workers = []
     for local_rank, rank in enumerate(meeting.ranks):
         error_file = f"{folders[local_rank]}/error.json" if flavour.keeps_errors else None
