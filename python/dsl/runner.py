@@ -45,21 +45,14 @@ def fetch_hostfile(hostfile_path: str) -> dict[str, int] | None:
     Raises:
         HostfileError: a malformed line, a host named twice, no host, or a file that cannot be read.
     """
-    from dsl.errors import HostfileError
+    from dsl.plan.hosts import missing_hostfile, read_hostfile
 
-    try:
-        text = read_text(hostfile_path)
-    except OSError as error:
-        reason = (error.strerror or "").lower()
-        raise HostfileError(f"{hostfile_path}: hostfile cannot be read: {reason}") from None
-    if text is None:
+    pool = read_hostfile(hostfile_path, read_text)
+    if pool is None:
         from logging import getLogger
 
-        getLogger("dsl").warning(
-            "unable to find hostfile %s, will proceed with training with local resources only", hostfile_path
-        )
-        return None
-    return parse_hostfile(text.split("\n"), hostfile_path)
+        getLogger("dsl").warning("%s", missing_hostfile(hostfile_path))
+    return pool
 
 
 def _parse_hostfile(hostfile_lines: Iterable[str]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from dsl.resources.filters import apply_filters, trim
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dsl.devices.select import Devices
     from dsl.facts import Facts
@@ -94,18 +94,33 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
 
 def _read_pool(asked: ResourceRequest, facts: Facts, notices: list[Notice]) -> dict[str, range] | None:
     path = asked.hostfile or DEFAULT_HOSTFILE
+    pool = read_hostfile(path, facts.files.read_text)
+    if pool is None:
+        notices.append(Notice("debug" if path == DEFAULT_HOSTFILE else "warning", missing_hostfile(path)))
+        return None
+    return {name: range(slots) for name, slots in pool.items()}
+
+
+def read_hostfile(path: str, read_text: Callable[[str], str | None]) -> dict[str, int] | None:
+    """Read host -> number of slots; None if there is no such file.
+
+    Raises:
+        HostfileError: a malformed line, a host named twice, no host, or a file that cannot be read.
+    """
     try:
-        text = facts.files.read_text(path)
+        text = read_text(path)
     except OSError as error:
         raise HostfileError(f"{path}: hostfile cannot be read: {(error.strerror or '').lower()}") from None
     if text is None:
-        level = "debug" if path == DEFAULT_HOSTFILE else "warning"
-        missing = f"unable to find hostfile {path}, will proceed with training with local resources only"
-        notices.append(Notice(level, missing))
         return None
     from dsl.resources.hostfile import parse_hostfile
 
-    return {name: range(slots) for name, slots in parse_hostfile(text.split("\n"), path).items()}
+    return parse_hostfile(text.split("\n"), path)
+
+
+def missing_hostfile(path: str) -> str:
+    """Say that there is no hostfile, in DeepSpeed's words."""
+    return f"unable to find hostfile {path}, will proceed with training with local resources only"
 
 
 def _shown_devices(asked: ResourceRequest, devices: Devices, notices: list[Notice]) -> tuple[str, ...]:
