@@ -6,6 +6,8 @@ import os
 
 from dsl.errors import PidFileError
 
+MAX_DIGITS = 20
+
 
 class PidFile:
     """A file with the agent's pid for as long as the job runs."""
@@ -14,24 +16,74 @@ class PidFile:
         self._path = path
 
     def __enter__(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            file = os.open(self._path, flags, 0o600)
+            self._write()
         except OSError as error:
-            message = (
-                f"cannot write the pid file {self._path}: {error.strerror}, remove it if it is a leftover"
-            )
-            raise PidFileError(message) from error
+            raise PidFileError(f"cannot write the pid file {self._path}: {error.strerror}") from error
+
+    def __exit__(self, *_: object) -> None:
+        remove(self._path, os.getpid())
+
+    def _write(self) -> None:
+        try:
+            file = _create(self._path)
+        except FileExistsError as error:
+            # Where each job has the same pid, as in a container, one that was lost with its machine left it.
+            if not _is_leftover(self._path):
+                reason = f"{error.strerror}, remove it if it is a leftover"
+                raise PidFileError(f"cannot write the pid file {self._path}: {reason}") from None
+            os.unlink(self._path)
+            file = _create(self._path)
         try:
             os.write(file, str(os.getpid()).encode())
-        except OSError as error:
-            self.__exit__()
-            raise PidFileError(f"cannot write the pid file {self._path}: {error.strerror}") from error
+        except OSError:
+            os.unlink(self._path)
+            raise
         finally:
             os.close(file)
 
-    def __exit__(self, *_: object) -> None:
-        try:
-            os.unlink(self._path)
-        except OSError:
-            return  # somebody has tidied up before us
+
+def remove(path: str, pid: int) -> None:
+    """Remove the file if it holds this pid: the agent's own, or one that was killed before it could."""
+    if read_pid(path) != pid:
+        return
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # somebody has tidied up before us
+
+
+def read_pid(path: str) -> int | None:
+    """The pid in a file of this user's; None if there is none."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        is_ours = os.fstat(file).st_uid == os.geteuid()
+        text = os.read(file, MAX_DIGITS) if is_ours else b""
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return int(text) if text.isdigit() else None
+
+
+def _create(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _is_leftover(path: str) -> bool:
+    """Whether the file is this user's and the process that it names is gone, or is this one."""
+    pid = read_pid(path)
+    if pid is None:
+        return False
+    if pid == os.getpid():
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # another user's, or no pid
+        return False
+    return False

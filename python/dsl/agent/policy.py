@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl import Ended
-from dsl.model.outcome import REQUEUE_CODE, Decision, MembershipChanged
+from dsl.model.outcome import REQUEUE_CODE, Decision, MembershipChanged, own_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,14 +49,15 @@ def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) ->
     """The command's exit code (G2).
 
     0 only if every worker ended with 0, else the status of ``cause`` (default: the first failure), or 128 +
-    the signal by which the user ended the job.
+    the signal by which the user ended the job. A cause that we had to stop has recorded an exception: it
+    counts as 1, because the signal was ours.
     """
     cause = cause or ended.first_failure
     if cause is not None:
-        return cause.status or 1
+        return own_code(cause.status, is_stopped=cause.caused_by_stop)
     if ended.stop_signal is not None:
         return 128 + ended.stop_signal
-    failed = [exit_.status for exit_ in exits if exit_.status != 0]
+    failed = [own_code(exit_.status, is_stopped=exit_.caused_by_stop) for exit_ in exits if exit_.status]
     if failed:
         return failed[0]
     return 1 if ended.survivors else 0

@@ -12,6 +12,8 @@ from dsl.agent.agent import Agent
 from dsl.errors import DslError
 from dsl.report.narrator import Narrator
 from dsl.report.speak import flush_output, say
+from dsl.report.verdict import survivor
+from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,15 +93,14 @@ def _refuse(plan: NodePlan, error: EngineError) -> int:
 
 def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
     if outcome.agent_signal is not None:
-        from dsl.signals import signal_name
+        if plan.pid_file is not None:
+            from dsl.agent.pid_file import remove
 
+            remove(plan.pid_file, pid)
         name = signal_name(outcome.agent_signal)
         say(plan.command, f"the agent (pid {pid}) was killed by {name}: its workers were ended")
-    if outcome.survivors:
-        from dsl.report.verdict import survivor
-
-        for one in outcome.survivors:
-            say(plan.command, survivor(*one))
+    for one in outcome.survivors:
+        say(plan.command, survivor(*one))
 
 
 def _die_of_interrupt() -> None:

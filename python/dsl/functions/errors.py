@@ -7,6 +7,7 @@ not imported, so an ``except`` clause has to name the class that is here.
 from __future__ import annotations
 
 from dsl.errors import DslError
+from dsl.model.outcome import SIGNAL_CODES, own_code
 from dsl.report.failures import root_cause
 from dsl.report.summary import (
     NOT_AVAILABLE,
@@ -121,7 +122,8 @@ class ChildFailedError(DslError):
         self.failures = dict(failures)
         self.evidence = tuple(evidence)
         _, first = self.get_first_failure()
-        self.exit_code = first.exitcode if first.exitcode >= 0 else 128 - first.exitcode
+        status = first.exitcode if first.exitcode >= 0 else SIGNAL_CODES - first.exitcode
+        self.exit_code = own_code(status, is_stopped=first.failure.is_stopped)
         super().__init__(self.format_msg())
 
     @classmethod

@@ -47,3 +47,5 @@ class Failure:
     """CLOCK_REALTIME of the file, if that can be believed."""
     reason: str
     """One clause."""
+    is_stopped: bool = False
+    """It recorded its end before the first death, and was still cleaning up when we stopped the group."""

@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 REQUEUE_CODE = 75
 """Exit code of a job that was preempted (``EX_TEMPFAIL`` of sysexits.h): start it again."""
 
+SIGNAL_CODES = 128
+"""An exit code above it stands for a signal."""
+
+
+def own_code(status: int, *, is_stopped: bool) -> int:
+    """The exit code that stands for a failed worker (G2). ``is_stopped``: we signalled it before it ended.
+
+    Then 143 and the like are our stop, or what a handler made of it: it counts as 1, as an exception does.
+    """
+    return 1 if is_stopped and status > SIGNAL_CODES else status or 1
+
 
 @record
 class AttemptOutcome:

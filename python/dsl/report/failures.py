@@ -75,6 +75,7 @@ def _failure(plan: NodePlan, exit_: Exit, path: str | None) -> Failure:
         recorded=recorded,
         recorded_ns=recorded_ns,
         reason=reason(exit_),
+        is_stopped=exit_.caused_by_stop,
     )
 
 

@@ -70,7 +70,9 @@ def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -
     if worker.noun != "rank":
         place = f"pid {cause.pid}" if cause.pid else "not started"
     first = "" if is_alone else " first"
-    why = reason(cause) + (evidence.known and ": " + evidence.known)
+    # Its record told of an error before we stopped it: what ended it in the end was ours.
+    why = f"an exception, stopped by dsl ({_ending(cause)})" if cause.caused_by_stop else reason(cause)
+    why += evidence.known and ": " + evidence.known
     said, output = _last_words(worker.label, evidence.tail, evidence.log_path)
     # What SIGKILL ended, or something known from elsewhere, did not end of what it had said before.
     is_reason = bool(said) and len(said) <= SHORT and not evidence.known and cause.signal != 9

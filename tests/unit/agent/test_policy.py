@@ -92,3 +92,17 @@ def test_the_code_is_that_of_the_cause_and_never_0_for_a_failure() -> None:
     other = an_exit(0, code=3)
     assert exit_code([other, FAILED], end(FAILED), other) == 3
     assert exit_code([an_exit(0, code=0)], end(an_exit(0, code=0))) == 1
+
+
+@pytest.mark.parametrize("how", [{"signal": 15}, {"signal": 9}, {"code": 143}, {"code": 130}])
+def test_a_cause_that_we_had_to_stop_counts_as_1_and_not_as_our_signal(how: Any) -> None:
+    """G2: 143 and 130 say that the user ended the job."""
+    cause = an_exit(0, by_us=True, **how)
+    assert exit_code([FAILED, cause], end(FAILED), cause) == 1
+    assert exit_code([cause], end()) == 1
+
+
+def test_a_cause_that_we_had_to_stop_keeps_an_exit_code_of_its_own() -> None:
+    """G2."""
+    cause = an_exit(0, code=3, by_us=True)
+    assert exit_code([FAILED, cause], end(FAILED), cause) == 3

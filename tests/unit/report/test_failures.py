@@ -457,6 +457,13 @@ def test_the_exit_code_of_the_error_is_that_of_its_cause(exitcode: int, code: in
     assert ChildFailedError.of("t", failures).exit_code == code
 
 
+@pytest.mark.parametrize("exitcode, code", [(-15, 1), (-9, 1), (143, 1), (3, 3)])
+def test_the_exit_code_of_the_error_is_not_our_stop_of_its_cause(exitcode: int, code: int) -> None:
+    """G2."""
+    failures = [a_failure(0, order=0, exitcode=exitcode, is_stopped=True)]
+    assert ChildFailedError.of("t", failures).exit_code == code
+
+
 def test_a_child_failed_error_survives_pickling_whole() -> None:
     recorded = a_record("E: x", "stack\n", time_s=5.0, exit_code=3)
     failure = a_failure(2, recorded=recorded, error_file="/e.json", recorded_ns=NOW_NS)

@@ -43,7 +43,7 @@ def judge(
         ([an_exit(0, signal=2, by_us=True)], end(stop_signal=2), 130),
         ([an_exit(0, code=0, by_us=True)], end(stop_signal=15), 143),
         ([an_exit(0, code=7)], end(an_exit(0, code=7), stop_signal=15), 7),
-        ([an_exit(0, signal=15, by_us=True)], end(), 143),
+        ([an_exit(0, signal=15, by_us=True)], end(), 1),
         ([an_exit(0, code=0)], end(survivors=[(5, "D", "stuck", None)]), 1),
     ],
 )
