@@ -6,36 +6,34 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::getpid;
 
 use crate::bell::Bell;
-use crate::cgroup::{self, AttemptCgroup, JobCgroup, OomCounter};
+use crate::cgroup::{self, JobCgroup, OomCounter};
 use crate::error::Error;
-use crate::event::{Ending, Event, StopReason, Survivor};
+use crate::event::{Event, StopReason, Survivor};
 use crate::features::Features;
 use crate::group::{Action, Input};
 use crate::guard::Agent;
 use crate::mux::Mux;
 use crate::orphans::{Orphans, reap_orphans};
 use crate::poller::Poller;
-use crate::spawn::{AttemptContext, EnvTable, Spawner, Started, open_files_limit};
-use crate::spec::{LaunchSpec, Stdio};
+use crate::spawn::{Spawner, open_files_limit};
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
 
+mod ending;
 mod guard_link;
 mod intake;
 mod job;
 mod pipes;
 mod prepare;
 mod remains;
+mod start;
 mod watched;
 
 use guard_link::GuardLink;
-use job::{Job, State};
-use prepare::{check_binding, log_stream, log_thread, raise_limits, token_entry};
+use job::Job;
 use remains::Remains;
 use watched::Watched;
 
-/// Workers started between two looks at what has happened meanwhile.
-const SPAWN_SLICE: usize = 16;
 /// Orphans are reaped this long after the first sign of one, many at a time.
 const ORPHAN_DELAY: Duration = Duration::from_millis(50);
 /// How often a dying tree is looked at when nothing tells of its end.
@@ -132,58 +130,6 @@ impl Supervisor {
         self.job.is_some()
     }
 
-    /// Checks the limits and takes the group; the workers are started by the turns that follow.
-    pub fn start(&mut self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
-        if self.is_running() {
-            return Err(Error::Busy);
-        }
-        if self.link.is_none() && signal::is_ignored(libc::SIGCHLD) {
-            return Err(Error::ChildSignalIgnored);
-        }
-        spec.validate()?;
-        check_binding(&spec)?;
-        raise_limits(&spec)?;
-        self.spawner.prepare().map_err(Error::os("list descriptors"))?;
-        let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
-        self.mux = log_thread(&spec, &self.wake)?;
-        let cgroup = self.attempt_cgroup();
-        self.job = Some(Job::new(spec, env, cgroup, self.oom.kills()));
-        self.catch_up();
-        Ok(())
-    }
-
-    /// A cgroup in which every worker is born; one that a worker would have to be moved to afterwards is of no
-    /// use, because what the worker has forked by then stays outside.
-    fn attempt_cgroup(&mut self) -> Option<AttemptCgroup> {
-        let job = self
-            .cgroup
-            .as_ref()
-            .filter(|_| self.spawner.can_enter_cgroups())?;
-        let number = self.attempts;
-        self.attempts += 1;
-        let cgroup = job.attempt(number).ok()?;
-        // An agent hears of the last process by SIGCHLD.
-        if self.link.is_none()
-            && self
-                .poller
-                .watch_changes(cgroup.events(), Watched::Cgroup.encode())
-                .is_err()
-        {
-            cgroup.remove();
-            return None;
-        }
-        Some(cgroup)
-    }
-
-    /// The process table is searched from now on.
-    fn drop_cgroup(&mut self) {
-        let cgroup = self.job.as_mut().and_then(|job| job.cgroup.take());
-        if let Some(cgroup) = cgroup {
-            self.poller.forget(cgroup.events());
-            cgroup.remove();
-        }
-    }
-
     /// Sends a signal to one worker, or to all.
     pub fn signal(&mut self, number: i32, worker: Option<usize>) {
         let Some(job) = &self.job else { return };
@@ -278,84 +224,6 @@ impl Supervisor {
         due.map(|due| due.saturating_duration_since(now))
     }
 
-    fn start_some(&mut self) {
-        for _ in 0..SPAWN_SLICE {
-            let Some(job) = &mut self.job else { return };
-            if !job.group.may_start() {
-                return;
-            }
-            let index = job.next;
-            job.next += 1;
-            let context = AttemptContext {
-                env: &job.env,
-                cgroup: job.cgroup.as_ref(),
-                foreground_group: self.link.as_ref().map(|link| link.foreground_group),
-                poller: &self.poller,
-            };
-            let token = Watched::Worker(index).encode();
-            let result = self.spawner.start(&job.spec, index, token, &context);
-            let now = SystemTime::now();
-            match result {
-                Ok(started) => self.worker_started(index, started, now),
-                Err(failure) => self.never_ran(index, Ending::NotStarted(failure), now),
-            }
-        }
-    }
-
-    fn worker_started(&mut self, index: usize, started: Started, now: SystemTime) {
-        if !started.in_cgroup {
-            self.drop_cgroup();
-        }
-        let Some(job) = &mut self.job else { return };
-        self.sweeps |= started.pidfd.is_none();
-        for (stream, (pipe, file)) in started.pipes.into_iter().zip(started.files).enumerate() {
-            let Some(pipe) = pipe else { continue };
-            let spec = &job.spec.workers[index];
-            if let (Stdio::Log { path, console, .. }, Some(mux)) = (&spec.stdio[stream + 1], &mut self.mux) {
-                // Fails only when memory is short; the stream is lost then, and the worker's writes with it.
-                let _ = mux.add(log_stream(
-                    spec,
-                    index,
-                    stream,
-                    pipe,
-                    path.clone().zip(file),
-                    *console,
-                ));
-            } else {
-                if self.reading {
-                    let _ = self.poller.watch(&pipe, Watched::Pipe(index, stream).encode());
-                }
-                job.workers[index].pipes[stream] = Some(pipe);
-            }
-        }
-        let worker = &mut job.workers[index];
-        worker.state = State::Running {
-            pid: started.pid,
-            pidfd: started.pidfd,
-            started: now,
-        };
-        self.events.push(Event::Started {
-            worker: index,
-            pid: started.pid,
-            time: now,
-        });
-        if let Some(refused) = started.unbound {
-            self.events.push(Event::Unbound {
-                worker: index,
-                stage: refused.step.into(),
-                errno: refused.errno,
-            });
-        }
-        self.step(Input::Started);
-    }
-
-    fn never_ran(&mut self, index: usize, ending: Ending, now: SystemTime) {
-        let Some(job) = &mut self.job else { return };
-        let (exit, input) = job.never_ran(index, ending, now);
-        self.events.push(Event::Exited(exit));
-        self.step(input);
-    }
-
     fn reap(&mut self, index: usize, now: SystemTime) -> Option<Input> {
         let (exit, input) = self.job.as_mut()?.reap(index, now, &self.poller)?;
         self.events.push(Event::Exited(exit));
@@ -376,21 +244,6 @@ impl Supervisor {
         }
         if self.link.is_none() {
             self.check_if_clearing();
-        }
-    }
-
-    fn cgroup_changed(&mut self) {
-        let cgroup = self.job.as_ref().and_then(|job| job.cgroup.as_ref());
-        if let Some(cgroup) = cgroup {
-            // Rearms the event, which would come again at once.
-            let _ = cgroup.populated();
-        }
-        self.check_if_clearing();
-    }
-
-    fn check_if_clearing(&mut self) {
-        if self.job.as_ref().is_some_and(|job| job.group.is_clearing()) {
-            self.act(Action::CheckTree);
         }
     }
 
@@ -435,78 +288,6 @@ impl Supervisor {
             Action::KillTree { first } => self.kill_tree(first),
             Action::End { survivors } => self.end(survivors),
         }
-    }
-
-    fn cancel_pending(&mut self) {
-        let now = SystemTime::now();
-        let Some(job) = &mut self.job else { return };
-        let pending = job.next..job.workers.len();
-        job.next = job.workers.len();
-        for index in pending {
-            self.never_ran(index, Ending::Cancelled, now);
-        }
-    }
-
-    /// Pids of running workers: roots of the job's tree where we are not subreaper.
-    fn running_pids(&self) -> Vec<i32> {
-        let running = self.job.iter().flat_map(Job::running);
-        running.map(|(_, pid)| pid).collect()
-    }
-
-    fn kill_tree(&mut self, first: bool) {
-        let Some(job) = &mut self.job else { return };
-        job.mark_ending();
-        job.broadcast(libc::SIGKILL, false);
-        let (workers, pids): (Vec<usize>, Vec<i32>) = job.running().unzip();
-        let tier = self.remains.kill(job.cgroup.as_ref(), &pids, !first);
-        if first {
-            self.events.push(Event::Killing { workers, tier });
-        }
-        self.orphans_due = Some(Instant::now());
-    }
-
-    fn end(&mut self, leftovers: bool) {
-        let workers = self.running_pids();
-        if leftovers {
-            self.survivors = self.remains.survivors(&workers);
-        }
-        let count = self.job.as_ref().map_or(0, |job| job.workers.len());
-        for index in 0..count {
-            self.close_pipes(index);
-        }
-        if let Some(job) = &mut self.job {
-            job.count_oom_kills(self.oom.kills());
-        }
-        self.drop_cgroup();
-        let Some(job) = &mut self.job else { return };
-        let abandoned = job.abandon(SystemTime::now());
-        self.events.extend(abandoned.into_iter().map(Event::Exited));
-        match &self.mux {
-            Some(mux) => mux.finish(job.first_failure.as_ref().map(|exit| exit.worker)),
-            None => self.ended(Vec::new()),
-        }
-    }
-
-    fn listen_to_mux(&mut self) {
-        let Some(mux) = &mut self.mux else { return };
-        let notices = mux.take_notices();
-        self.events.extend(notices.into_iter().map(Event::Log));
-        if let Some(outcome) = mux.take_outcome() {
-            self.mux = None;
-            self.ended(outcome.tail);
-        }
-    }
-
-    fn ended(&mut self, tail: Vec<u8>) {
-        let Some(job) = self.job.take() else { return };
-        self.events.push(Event::Ended {
-            first_failure: job.first_failure,
-            stop_signal: job.group.stop_signal(),
-            stragglers: job.stragglers,
-            survivors: std::mem::take(&mut self.survivors),
-            oom_kills: job.oom_kills,
-            tail,
-        });
     }
 }
 

@@ -1,0 +1,87 @@
+//! How a group ends: what is left of it is looked for and killed, and its last event is made.
+
+use std::time::{Instant, SystemTime};
+
+use crate::event::Event;
+use crate::group::Action;
+use crate::supervisor::Supervisor;
+use crate::supervisor::job::Job;
+
+impl Supervisor {
+    pub(super) fn cgroup_changed(&mut self) {
+        let cgroup = self.job.as_ref().and_then(|job| job.cgroup.as_ref());
+        if let Some(cgroup) = cgroup {
+            // Rearms the event, which would come again at once.
+            let _ = cgroup.populated();
+        }
+        self.check_if_clearing();
+    }
+
+    pub(super) fn check_if_clearing(&mut self) {
+        if self.job.as_ref().is_some_and(|job| job.group.is_clearing()) {
+            self.act(Action::CheckTree);
+        }
+    }
+
+    /// Pids of running workers: roots of the job's tree where we are not subreaper.
+    pub(super) fn running_pids(&self) -> Vec<i32> {
+        let running = self.job.iter().flat_map(Job::running);
+        running.map(|(_, pid)| pid).collect()
+    }
+
+    pub(super) fn kill_tree(&mut self, first: bool) {
+        let Some(job) = &mut self.job else { return };
+        job.mark_ending();
+        job.broadcast(libc::SIGKILL, false);
+        let (workers, pids): (Vec<usize>, Vec<i32>) = job.running().unzip();
+        let tier = self.remains.kill(job.cgroup.as_ref(), &pids, !first);
+        if first {
+            self.events.push(Event::Killing { workers, tier });
+        }
+        self.orphans_due = Some(Instant::now());
+    }
+
+    pub(super) fn end(&mut self, leftovers: bool) {
+        let workers = self.running_pids();
+        if leftovers {
+            self.survivors = self.remains.survivors(&workers);
+        }
+        let count = self.job.as_ref().map_or(0, |job| job.workers.len());
+        for index in 0..count {
+            self.close_pipes(index);
+        }
+        if let Some(job) = &mut self.job {
+            job.count_oom_kills(self.oom.kills());
+        }
+        self.drop_cgroup();
+        let Some(job) = &mut self.job else { return };
+        let abandoned = job.abandon(SystemTime::now());
+        self.events.extend(abandoned.into_iter().map(Event::Exited));
+        match &self.mux {
+            Some(mux) => mux.finish(job.first_failure.as_ref().map(|exit| exit.worker)),
+            None => self.ended(Vec::new()),
+        }
+    }
+
+    pub(super) fn listen_to_mux(&mut self) {
+        let Some(mux) = &mut self.mux else { return };
+        let notices = mux.take_notices();
+        self.events.extend(notices.into_iter().map(Event::Log));
+        if let Some(outcome) = mux.take_outcome() {
+            self.mux = None;
+            self.ended(outcome.tail);
+        }
+    }
+
+    fn ended(&mut self, tail: Vec<u8>) {
+        let Some(job) = self.job.take() else { return };
+        self.events.push(Event::Ended {
+            first_failure: job.first_failure,
+            stop_signal: job.group.stop_signal(),
+            stragglers: job.stragglers,
+            survivors: std::mem::take(&mut self.survivors),
+            oom_kills: job.oom_kills,
+            tail,
+        });
+    }
+}

@@ -1,0 +1,160 @@
+//! How a group begins: what is made for it, and the start of each worker.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::cgroup::AttemptCgroup;
+use crate::error::Error;
+use crate::event::{Ending, Event};
+use crate::group::Input;
+use crate::spawn::{AttemptContext, EnvTable, Started};
+use crate::spec::{LaunchSpec, Stdio};
+use crate::supervisor::job::{Job, State};
+use crate::supervisor::prepare::{check_binding, log_stream, log_thread, raise_limits, token_entry};
+use crate::supervisor::{Supervisor, Watched};
+use crate::sys::signal;
+
+/// Workers started between two looks at what has happened meanwhile.
+const SPAWN_SLICE: usize = 16;
+
+impl Supervisor {
+    /// Checks the limits and takes the group; the workers are started by the turns that follow.
+    pub fn start(&mut self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
+        if self.is_running() {
+            return Err(Error::Busy);
+        }
+        if self.link.is_none() && signal::is_ignored(libc::SIGCHLD) {
+            return Err(Error::ChildSignalIgnored);
+        }
+        spec.validate()?;
+        check_binding(&spec)?;
+        raise_limits(&spec)?;
+        self.spawner.prepare().map_err(Error::os("list descriptors"))?;
+        let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
+        self.mux = log_thread(&spec, &self.wake)?;
+        let cgroup = self.attempt_cgroup();
+        self.job = Some(Job::new(spec, env, cgroup, self.oom.kills()));
+        self.catch_up();
+        Ok(())
+    }
+
+    /// A cgroup in which every worker is born; one that a worker would have to be moved to afterwards is of no
+    /// use, because what the worker has forked by then stays outside.
+    fn attempt_cgroup(&mut self) -> Option<AttemptCgroup> {
+        let job = self
+            .cgroup
+            .as_ref()
+            .filter(|_| self.spawner.can_enter_cgroups())?;
+        let number = self.attempts;
+        self.attempts += 1;
+        let cgroup = job.attempt(number).ok()?;
+        // An agent hears of the last process by SIGCHLD.
+        if self.link.is_none()
+            && self
+                .poller
+                .watch_changes(cgroup.events(), Watched::Cgroup.encode())
+                .is_err()
+        {
+            cgroup.remove();
+            return None;
+        }
+        Some(cgroup)
+    }
+
+    /// The process table is searched from now on.
+    pub(super) fn drop_cgroup(&mut self) {
+        let cgroup = self.job.as_mut().and_then(|job| job.cgroup.take());
+        if let Some(cgroup) = cgroup {
+            self.poller.forget(cgroup.events());
+            cgroup.remove();
+        }
+    }
+
+    pub(super) fn start_some(&mut self) {
+        for _ in 0..SPAWN_SLICE {
+            let Some(job) = &mut self.job else { return };
+            if !job.group.may_start() {
+                return;
+            }
+            let index = job.next;
+            job.next += 1;
+            let context = AttemptContext {
+                env: &job.env,
+                cgroup: job.cgroup.as_ref(),
+                foreground_group: self.link.as_ref().map(|link| link.foreground_group),
+                poller: &self.poller,
+            };
+            let token = Watched::Worker(index).encode();
+            let result = self.spawner.start(&job.spec, index, token, &context);
+            let now = SystemTime::now();
+            match result {
+                Ok(started) => self.worker_started(index, started, now),
+                Err(failure) => self.never_ran(index, Ending::NotStarted(failure), now),
+            }
+        }
+    }
+
+    fn worker_started(&mut self, index: usize, started: Started, now: SystemTime) {
+        if !started.in_cgroup {
+            self.drop_cgroup();
+        }
+        let Some(job) = &mut self.job else { return };
+        self.sweeps |= started.pidfd.is_none();
+        for (stream, (pipe, file)) in started.pipes.into_iter().zip(started.files).enumerate() {
+            let Some(pipe) = pipe else { continue };
+            let spec = &job.spec.workers[index];
+            if let (Stdio::Log { path, console, .. }, Some(mux)) = (&spec.stdio[stream + 1], &mut self.mux) {
+                // Fails only when memory is short; the stream is lost then, and the worker's writes with it.
+                let _ = mux.add(log_stream(
+                    spec,
+                    index,
+                    stream,
+                    pipe,
+                    path.clone().zip(file),
+                    *console,
+                ));
+            } else {
+                if self.reading {
+                    let _ = self.poller.watch(&pipe, Watched::Pipe(index, stream).encode());
+                }
+                job.workers[index].pipes[stream] = Some(pipe);
+            }
+        }
+        let worker = &mut job.workers[index];
+        worker.state = State::Running {
+            pid: started.pid,
+            pidfd: started.pidfd,
+            started: now,
+        };
+        self.events.push(Event::Started {
+            worker: index,
+            pid: started.pid,
+            time: now,
+        });
+        if let Some(refused) = started.unbound {
+            self.events.push(Event::Unbound {
+                worker: index,
+                stage: refused.step.into(),
+                errno: refused.errno,
+            });
+        }
+        self.step(Input::Started);
+    }
+
+    fn never_ran(&mut self, index: usize, ending: Ending, now: SystemTime) {
+        let Some(job) = &mut self.job else { return };
+        let (exit, input) = job.never_ran(index, ending, now);
+        self.events.push(Event::Exited(exit));
+        self.step(input);
+    }
+
+    pub(super) fn cancel_pending(&mut self) {
+        let now = SystemTime::now();
+        let Some(job) = &mut self.job else { return };
+        let pending = job.next..job.workers.len();
+        job.next = job.workers.len();
+        for index in pending {
+            self.never_ran(index, Ending::Cancelled, now);
+        }
+    }
+}
