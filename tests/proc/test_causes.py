@@ -92,3 +92,59 @@ def test_a_killed_agent_leaves_no_pid_file(
         assert job.wait() == 137
         assert not path.exists()
     assert list(temporary.iterdir()) == []
+
+
+# Fails once, after it has taken away what an age-based cleaner may take, and put something in its place.
+CLEANED = """
+import os, pathlib, shutil, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == "0":
+        shutil.rmtree(sys.argv[1])
+        if sys.argv[2] == "file":
+            pathlib.Path(sys.argv[1]).touch()
+        sys.exit(3)
+    while True:
+        __import__("signal").pause()
+print("second", os.environ["RANK"])
+sys.exit(int(sys.argv[3]))
+"""
+
+
+def test_a_cleaned_temporary_directory_does_not_take_the_restarts(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """Its parents are made again, too."""
+    script = a_script(tmp_path, CLEANED)
+    result = run([dslrun, "--nproc-per-node=2", "--max-restarts=1", script, temporary, "gone", 0])
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.split("\n")) == ["", "second 0", "second 1"]
+    assert "warning" not in result.stderr
+    assert list(temporary.iterdir()) == []
+
+
+def test_log_files_lie_in_their_cleaned_directory_again(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    logs = tmp_path / "deep" / "logs"
+    options = ["--nproc-per-node=2", "--max-restarts=1", f"--log-dir={logs}", "-r", "3"]
+    result = run([dslrun, *options, a_script(tmp_path, CLEANED), logs.parent, "gone", 0])
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = logs.iterdir()
+    assert [(run_dir / f"attempt_1/{rank}/stdout.log").read_text() for rank in (0, 1)] == [
+        "second 0\n",
+        "second 1\n",
+    ]
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_files_that_cannot_be_had_any_more_are_named_and_cost_no_attempt(
+    code: int, dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """G6: what would only have been in the files is shown instead."""
+    logs = tmp_path / "logs"
+    options = ["--nproc-per-node=2", "--max-restarts=1", f"--log-dir={logs}", "-r", "3"]
+    result = run([dslrun, *options, a_script(tmp_path, CLEANED), logs, "file", code])
+    assert result.returncode == code, result.stderr
+    assert f"second {0 if code == 0 else ''}" in result.stdout
+    (said,) = [line for line in result.stderr.splitlines() if "warning: " in line and str(logs) in line]
+    assert said.endswith("this attempt has no log files and no error files")

@@ -244,6 +244,12 @@ def test_the_second_attempt_starts_when_nothing_of_the_first_is_left(
     assert "rank 0 failed: exit code 3: starting all workers again, restart 1 of 1" in caplog.text
 
 
+def test_a_cleaned_temporary_directory_does_not_take_the_restarts(temp_dir: Path) -> None:
+    """The function and its arguments are written again."""
+    assert launch(functions.clean_and_fail_once, str(temp_dir), max_restarts=1) == [str(temp_dir)]
+    assert list(temp_dir.iterdir()) == []
+
+
 def test_restarts_end(temp_dir: Path) -> None:
     error = fails(functions.fail_in, 0, max_restarts=2)
     assert "/attempt_2/0/" in error.failures[0].error_file

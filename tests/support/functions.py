@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,14 @@ def record_and_raise(text: str) -> None:
     """Leave a record of its own, as a function under ``@record`` does, and raise all the same."""
     Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": text}))
     raise ValueError("another text")
+
+
+def clean_and_fail_once(folder: str) -> str:
+    """Removes a folder and fails in its first life; returns the folder."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        shutil.rmtree(folder)
+        sys.exit(3)
+    return folder
 
 
 def fail_once(folder: str) -> tuple[str, bool]:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
         def plan(self, attempt: int) -> NodePlan:
             """Decide what is started in an attempt, counted from 0. Raises DslError."""
 
-        def prepare(self, plan: NodePlan) -> None:
-            """Make what the plan needs, such as directories. Raises DslError."""
+        def prepare(self, plan: NodePlan) -> NodePlan:
+            """Make what the plan needs, such as directories; return what can be started. Raises DslError."""
 
         def membership(self) -> Membership:
             """Say who takes part."""
@@ -108,8 +108,7 @@ class Agent:
                 return Outcome(decision.code, history.attempts)
             try:
                 plan = self._source.plan(len(history.attempts))
-                self._source.prepare(plan)
-                self._prepare(plan)
+                self._prepare(self._source.prepare(plan))
                 restarts = history.restarts + decision.counted
                 self._history = replace(history, restarts=restarts, regroups=False)
                 self._tell(AttemptEnded(self._history, decision))

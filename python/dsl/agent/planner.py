@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dsl._record import replace
+from dsl.errors import LogDirError
+from dsl.model.job import Notice
+from dsl.output.routes import without_files
 from dsl.plan.node import AttemptFiles, choose_run_dir, count_workers, plan_node
 from dsl.rendezvous.static import Static
 
@@ -49,22 +53,48 @@ class Planner:
             DslError: the nodes do not meet, or a wish cannot be fulfilled.
         """
         self.attempts = attempt + 1
-        meeting = self._rendezvous.meet(attempt, self.local_world_size)
+        self._meeting = meeting = self._rendezvous.meet(attempt, self.local_world_size)
         plan = plan_node(self.job, meeting, AttemptFiles(self.run_dir), self._facts)
         if self._plugin is None:
             return plan
         chosen = self._plugin.ask(plan)
         return plan_node(self.job, meeting, AttemptFiles(self.run_dir, chosen), self._facts)
 
-    def prepare(self, plan: NodePlan) -> None:
-        """Make the directories of an attempt. Raises LogDirError."""
+    def prepare(self, plan: NodePlan) -> NodePlan:
+        """Make the directories of an attempt, and return its plan.
+
+        A restart is not given up for files: where they cannot be had, it is the plan without them.
+
+        Raises:
+            LogDirError: one cannot be made for the first attempt, or for what a function returns.
+        """
         if plan.log_dir is None and not plan.run_dirs:
-            return
-        from dsl.output.folders import make_log_dir, make_run_dirs
+            return plan
+        try:
+            self._make_dirs(plan)
+        except LogDirError as error:
+            if plan.attempt == 0 or self.job.program.kind == "call":
+                raise
+            return self._without_files(error)
+        return plan
+
+    def _make_dirs(self, plan: NodePlan) -> None:
+        from dsl.output.folders import make_log_dir, make_run_dirs, remake_run_dirs
 
         if plan.log_dir is not None:
             make_log_dir(plan.log_dir)
-        make_run_dirs(plan.run_dirs)
+        if plan.attempt and self.run_dir is not None and plan.run_dirs:
+            remake_run_dirs(self.run_dir, plan.run_dirs)
+        else:
+            make_run_dirs(plan.run_dirs)
+
+    def _without_files(self, error: LogDirError) -> NodePlan:
+        """The plan of the last meeting for workers that leave no files: what would be kept is shown."""
+        output = replace(without_files(self.job.output), local_ranks=self.job.output.local_ranks)
+        job = replace(self.job, output=replace(output, each_rank_log=None, stdout_words="", stderr_words=""))
+        plan = plan_node(job, self._meeting, AttemptFiles(None), self._facts)
+        notice = Notice("warning", f"{error}, this attempt has no log files and no error files")
+        return replace(plan, notices=(notice,))
 
     def membership(self) -> Membership:
         """Say who takes part."""

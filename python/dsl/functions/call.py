@@ -53,6 +53,10 @@ class Call:
         except OSError as error:
             raise DslError(f"cannot write {path}: {error.strerror}") from None
 
+    def is_written(self) -> bool:
+        """Whether it lies where the workers look for it: a directory for temporary files may be cleaned."""
+        return os.path.exists(f"{self.run_dir}/{CALL_FILE}")
+
     def _dump(self, file: Any, *, by_value: bool) -> None:
         try:
             _worker.dump((self.function, self.args), file, by_value=by_value)

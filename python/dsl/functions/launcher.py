@@ -30,7 +30,7 @@ from dsl.functions.call import (
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.signals import HandledSignals, SignalException
-from dsl.model.outcome import AttemptEnded
+from dsl.model.outcome import AttemptEnded, AttemptStarted
 from dsl.model.request import ProgramRequest
 from dsl.plan.job import plan_job
 from dsl.report.speak import flush_output
@@ -139,11 +139,12 @@ class _Source(Planner):
         super().__init__(planned, facts)
         self._call = None if call is None or self.run_dir is None else Call(*call, self.run_dir)
 
-    def prepare(self, plan: NodePlan) -> None:
-        """Make the directories of an attempt and, before the first one, write the call."""
-        super().prepare(plan)
-        if self._call is not None and plan.attempt == 0:
+    def prepare(self, plan: NodePlan) -> NodePlan:
+        """Make the directories of an attempt and, unless it is still there, write the call."""
+        plan = super().prepare(plan)
+        if self._call is not None and not self._call.is_written():
             self._call.write()
+        return plan
 
     def results(self, plan: NodePlan) -> dict[int, Any]:
         """What the function returned, by rank; None for a program. Raises ResultError."""
@@ -207,7 +208,10 @@ class _Log:
 
     def hear(self, event: object) -> None:
         """Note an event."""
-        if isinstance(event, LogNotice):
+        if isinstance(event, AttemptStarted) and event.plan.attempt:
+            for notice in event.plan.notices:
+                _log(notice.level, notice.text)
+        elif isinstance(event, LogNotice):
             where = f" {event.path}" if event.path else ""
             reason = f": {os.strerror(event.errno)}" if event.errno else ""
             what = event.kind.replace("_", " ")

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def make_run_dirs(run_dirs: Sequence[str]) -> None:
-    """Make the directories of one run, the outermost first; that one must be new.
+    """Make the directories of one attempt, the outermost first; all must be new.
 
     Raises:
-        LogDirError: it is there already, or cannot be made.
+        LogDirError: one is there already, or cannot be made.
     """
     for index, path in enumerate(run_dirs):
         try:
@@ -24,6 +24,33 @@ def make_run_dirs(run_dirs: Sequence[str]) -> None:
             reason = os.strerror(error.errno or 0).lower()
             what = "directory of this run" if index == 0 else "log directory"
             raise LogDirError(f"unable to create the {what} {path!r}: {reason}") from None
+
+
+def remake_run_dirs(run_dir: str, run_dirs: Sequence[str]) -> None:
+    """Make the directories of a further attempt, and that of the run, with its parents, if it is gone.
+
+    Raises:
+        LogDirError: one cannot be made, or the place of the run's has been taken by somebody else.
+    """
+    try:
+        os.makedirs(os.path.dirname(run_dir), exist_ok=True)
+        try:
+            os.mkdir(run_dir, 0o750)
+        except FileExistsError:
+            _refuse_strangers(run_dir)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0).lower()
+        raise LogDirError(f"unable to create the directory of this run {run_dir!r}: {reason}") from None
+    make_run_dirs(run_dirs)
+
+
+def _refuse_strangers(run_dir: str) -> None:
+    """In a directory for all users, a name that is known and free can be taken by any of them."""
+    import stat
+
+    facts = os.lstat(run_dir)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+        raise FileExistsError(17, "it is not ours")
 
 
 def remove_run_dir(run_dir: str, last_attempt: int, count: int, *, succeeded: bool) -> None:

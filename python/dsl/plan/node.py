@@ -154,7 +154,8 @@ def _workers(
     commands = worker_commands(job.program, flavour, parts.inherited, facts.names.executable, folders)
     workers = []
     for local_rank, rank in enumerate(meeting.ranks):
-        error_file = f"{folders[local_rank]}/error.json" if flavour.keeps_errors else None
+        keeps_errors = flavour.keeps_errors and files.run_dir is not None
+        error_file = f"{folders[local_rank]}/error.json" if keeps_errors else None
         env = worker_environment(flavour, rank, local_rank, error_file or "")
         if parts.own:
             env["LOCAL_RANK"] = "0"

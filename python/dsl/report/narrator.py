@@ -38,6 +38,8 @@ class Narrator:
             self._ended += 1
         elif isinstance(event, AttemptStarted):
             self._plan, self._ended = event.plan, 0
+            if event.plan.attempt:  # those of the first one were told before there was a job
+                self._hear_notices()
         elif isinstance(event, LogNotice):
             self.say(f"warning: {_describe(event)}", "warning")
         elif isinstance(event, SignalReceived):
@@ -58,6 +60,12 @@ class Narrator:
             self.say(f"error: the workers cannot be started again: {event.error}")
         elif isinstance(event, Outcome):
             self._hear_outcome(event)
+
+    def _hear_notices(self) -> None:
+        for notice in self._plan.notices:
+            self.say(
+                f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text, notice.level
+            )
 
     def _hear_unbound(self, event: Unbound) -> None:
         """Once for each reason: what one worker is refused the others will be, too."""

@@ -45,9 +45,10 @@ class Plans:
             raise PortError("no free port")
         return a_plan(2, attempt=attempt)
 
-    def prepare(self, plan: NodePlan) -> None:
+    def prepare(self, plan: NodePlan) -> NodePlan:
         """Note it."""
         self.prepared.append(plan.attempt)
+        return plan
 
     def membership(self) -> Membership:
         """One node."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.errors import LogDirError
-from dsl.output.folders import make_log_dir, make_run_dirs
+from dsl.output.folders import make_log_dir, make_run_dirs, remake_run_dirs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,3 +46,24 @@ def test_the_directory_of_a_run_must_be_new(tmp_path: Path) -> None:
     assert (run / "attempt_0" / "0").stat().st_mode & 0o777 == 0o750
     with pytest.raises(LogDirError, match="directory of this run"):
         make_run_dirs([str(run)])
+
+
+@pytest.mark.parametrize("left", ["", "deep", "deep/run"])
+def test_directories_of_a_further_attempt_are_made_whatever_is_left(left: str, tmp_path: Path) -> None:
+    run = tmp_path / "deep" / "run"
+    (tmp_path / left).mkdir(parents=True, exist_ok=True)
+    remake_run_dirs(str(run), [str(run / "attempt_1"), str(run / "attempt_1" / "0")])
+    assert (run / "attempt_1" / "0").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_the_directory_of_a_run_that_is_not_ours_any_more_is_refused(kind: str, tmp_path: Path) -> None:
+    run, target = tmp_path / "run", tmp_path / "target"
+    target.mkdir()
+    if kind == "link":
+        run.symlink_to(target)
+    else:
+        run.touch()
+    with pytest.raises(LogDirError, match="unable to create the directory of this run"):
+        remake_run_dirs(str(run), [str(run / "attempt_1")])
+    assert list(target.iterdir()) == []
