@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "parser", "show", "process", "command",
-        "deepspeed", "torchrun",
+        "deepspeed", "torchrun", "in_process",
     ),
     "__main__": (),
     "run": (),
@@ -324,15 +324,15 @@ def test_importing_the_command_line_brings_no_other_module() -> None:
 @pytest.mark.engine
 @pytest.mark.proc
 @pytest.mark.parametrize(
-    "module, options, expected",
+    "command, options, expected",
     [
-        ("dsl.__main__", "--num_gpus 2 --no_python", LAUNCH_MODULES),
-        ("dsl.run", "--nproc-per-node=2 --no-python", TORCHRUN_MODULES),
+        ("dsl.__main__ import main", "--num_gpus 2 --no_python", LAUNCH_MODULES),
+        ("dsl.run import command as main", "--nproc-per-node=2 --no-python", TORCHRUN_MODULES),
     ],
 )
-def test_a_launch_on_one_node_brings_these_modules(module: str, options: str, expected: set[str]) -> None:
+def test_a_launch_on_one_node_brings_these_modules(command: str, options: str, expected: set[str]) -> None:
     """G7: from the command line to the exit code, in the guard and in the agent."""
-    code = f"import sys; from {module} import main; sys.exit(main())"
+    code = f"import sys; from {command}; sys.exit(main())"
     names = brought_by(code, *options.split(), "/bin/true")
     assert names == expected
 

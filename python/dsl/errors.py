@@ -18,14 +18,14 @@
         |-- PlacementError          2    core lists and core binding (ValueError)
         |-- PortError               2    the master port is taken
         |-- ScriptError             2    the script does not exist
-        |-- LogDirError             2    (ValueError)
+        |-- LogDirError             2    (ValueError, OSError)
         |-- LauncherError           2    --launcher names no launcher (NotImplementedError)
         |-- JobFormatError          2    the description of a job that came from another host (ValueError)
         `-- UnsupportedError        2    understood, but not in this version
             `-- MultiNodeError      2    the same, for jobs on several hosts
 
-Where DeepSpeed raises a builtin exception for the same mistake, ours is one of those too, so that the
-except clauses of its users keep working. The text of an error is one line: what, where, and how to mend it.
+Where DeepSpeed or torch raises a builtin exception for the same mistake, ours is one of those too, so that
+the except clauses of its users keep working. The text of an error is one line: what, where, how to mend it.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class ScriptError(UsageError):
     """The Python script does not exist or cannot be read."""
 
 
-class LogDirError(UsageError, ValueError):
-    """The directory of ``--enable_each_rank_log`` is a file or cannot be made."""
+class LogDirError(UsageError, ValueError, OSError):
+    """A directory for logs is a file, or cannot be made or written."""
 
 
 class LauncherError(UsageError, NotImplementedError):

@@ -1,16 +1,30 @@
-"""``python -m dsl.launch``: the place of ``python -m torch.distributed.launch``.
+"""The place of ``torch.distributed.launch``: ``python -m dsl.launch``, and its function ``main``.
 
-The same as ``dslrun``, for scripts that parse ``--local-rank``: it stands before their arguments unless
+The same as `dsl.run`, for scripts that parse ``--local-rank``: it stands before their arguments unless
 ``--use-env`` is given.
 """
 
 from __future__ import annotations
 
-from dsl.run import main
+from dsl.run import command, run
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["main"]
+
+_WAYS = {"program": "python -m dsl.launch", "local_rank_arg": "dash"}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Parse a command line (default: that of this process) and run it in this process, as `dsl.run.main`."""
+    from dsl.cli import in_process
+
+    run(in_process.parse_args(args, **_WAYS))
+
 
 if __name__ == "__main__":
     import sys
 
-    sys.exit(main(program="python -m dsl.launch", local_rank_arg="dash"))
+    sys.exit(command(**_WAYS))

@@ -1,16 +1,73 @@
-"""The command ``dslrun``, also as ``python -m dsl.run``: the place of ``python -m torch.distributed.run``."""
+"""The place of ``torch.distributed.run``: its functions, and the command ``dslrun`` as ``python -m dsl.run``.
+
+The functions do what torch's do (torch 2.13). They run in the process of whoever calls them, and the caller
+goes on afterwards.
+"""
 
 from __future__ import annotations
 
-from dsl import _own_process
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
 
-_own_process.claim()  # before anything else is imported
+__all__ = ["command", "get_args_parser", "main", "parse_args", "run"]
 
-from dsl.cli.torchrun import main  # noqa: E402  as said
 
-__all__ = ["main"]
+def get_args_parser() -> argparse.ArgumentParser:
+    """The parser of ``dslrun``; ``PET_NAME`` in the environment is the default of ``--name``."""
+    from dsl.cli import in_process
+
+    return in_process.get_args_parser()
+
+
+def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line of ``dslrun`` (None: that of this process). Exits with 2 for bad usage."""
+    from dsl.cli import in_process
+
+    return in_process.parse_args(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run this node's part of a job in this process, and return when all workers have ended with 0.
+
+    ``args`` are values of `parse_args`, of torch's own parser, or a namespace made by hand: what is missing
+    has its default, numbers may be text. Signals are handled as by `dsl.functions.launcher.launch_agent`:
+    those of ``--signals-to-handle`` that the program leaves alone end the job, ``--forward-signals`` has no
+    effect.
+
+    Raises:
+        ChildFailedError: a worker failed, and all restarts are spent (`dsl.functions.ChildFailedError`).
+        SignalException: a signal ended the job; a `SystemExit` with 128 + its number.
+        UsageError: the values ask for something that cannot be done.
+        EngineError: the workers cannot be started on this machine.
+    """
+    from dsl.cli import in_process
+
+    in_process.run(args)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Parse a command line (default: that of this process) and `run` it, in this process."""
+    run(parse_args(args))
+
+
+def command(*, program: str = "dslrun", local_rank_arg: str = "none") -> int:
+    """Be the command ``dslrun``: the process is all ours, and ends with the job.
+
+    ``program`` is what a usage error calls us, ``local_rank_arg`` the default of that option. The exit code
+    comes back only if nothing was started.
+    """
+    from dsl import _own_process
+
+    _own_process.claim()  # before anything else is imported
+
+    from dsl.cli import torchrun
+
+    return torchrun.main(program=program, local_rank_arg=local_rank_arg)
+
 
 if __name__ == "__main__":
     import sys
 
-    sys.exit(main())
+    sys.exit(command())

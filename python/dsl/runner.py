@@ -89,9 +89,14 @@ def parse_inclusion_exclusion(
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the ``dsl`` command. Exits with its code unless that is 0."""
-    from dsl.cli import deepspeed
+    """Run the ``dsl`` command in this process; returns if the job ended well, else exits with its code.
 
-    code = deepspeed.main(args)
+    Raises:
+        DslError: a mistake in the arguments, or in a file that they name.
+        EngineError: the workers cannot be started on this machine.
+    """
+    from dsl.cli import in_process
+
+    code = in_process.run_deepspeed(sys.argv[1:] if args is None else args)
     if code:
         sys.exit(code)

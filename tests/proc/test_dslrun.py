@@ -456,7 +456,7 @@ def test_a_launch_needs_no_torch_and_nothing_heavy(dslrun: Path) -> None:
         "psutil",
         "uuid",
     }
-    code = "import sys; from dsl.run import main; sys.exit(main())"
+    code = "import sys; from dsl.run import command; sys.exit(command())"
     for options in ([], ["--standalone"], ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1"]):
         command = [sys.executable, "-I", "-X", "importtime", "-c", code, "--nproc-per-node=2", *options]
         result = subprocess.run(

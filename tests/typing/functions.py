@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import dsl.launch
+import dsl.run
 from dsl.errors import DslError
 from dsl.functions.launcher import (
     ChildFailedError,
@@ -54,3 +56,21 @@ def run() -> dict[int, Any]:
 
 def simple() -> list[Any]:
     return [*launch(train, 0.1, nproc_per_node=2, max_restarts=1), *launch("true", grace_s=1.0)]
+
+
+def command_line() -> int:
+    """The functions of torch.distributed.run by their names."""
+    args, rest = dsl.run.get_args_parser().parse_known_args(["--nproc-per-node", "2", "train.py"])
+    dsl.run.run(args)
+    dsl.run.run(dsl.run.parse_args(None))
+    dsl.run.main(rest)
+    dsl.launch.main()
+    timeout_s: int | None = config().shutdown_timeout
+    return timeout_s or 0
+
+
+def logs() -> None:
+    try:
+        simple()
+    except OSError as error:
+        print(error)

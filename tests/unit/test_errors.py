@@ -31,13 +31,14 @@ def test_every_error_is_drawn_with_its_exit_code(kind: type[errors.DslError]) ->
         (errors.PlacementError, ValueError),
         (errors.OptionError, ValueError),
         (errors.LogDirError, ValueError),
+        (errors.LogDirError, OSError),
         (errors.AcceleratorError, ValueError),
         (errors.NumNodesError, RuntimeError),
         (errors.NoDevicesError, RuntimeError),
         (errors.LauncherError, NotImplementedError),
     ],
 )
-def test_except_clauses_written_for_deepspeed_still_catch(
+def test_except_clauses_written_for_deepspeed_or_torch_still_catch(
     kind: type[Exception], builtin: type[Exception]
 ) -> None:
     with pytest.raises(builtin, match="message"):

@@ -61,8 +61,8 @@ def test_who_turns_it_off_after_a_restore_is_not_overruled() -> None:
     "module, claims",
     [
         ("dsl.__main__", True),
-        ("dsl.run", True),
-        ("dsl.launch", True),
+        ("dsl.run", False),
+        ("dsl.launch", False),
         ("dsl.runner", False),
         ("dsl.functions", False),
     ],

@@ -67,13 +67,31 @@ def test_arguments_default_to_those_of_the_process(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_main_exits_with_the_code_of_the_command_unless_it_is_0(
+def test_main_exits_with_the_code_of_the_job_unless_it_is_0(
     code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsl.cli.deepspeed.main", lambda _args: code)
+    monkeypatch.setattr("dsl.cli.in_process.run_deepspeed", lambda _args: code)
     if code:
         with pytest.raises(SystemExit) as caught:
             runner.main(["train.py"])
         assert caught.value.code == code
     else:
         assert runner.main(["train.py"]) is None  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize(
+    "words, kind",
+    [
+        (["-H", "{}/none_of_it", "--include", "a@b", "train.py"], ValueError),
+        (["-H", "{}/bad", "train.py"], ValueError),
+        (["--num_nodes", "1:2", "train.py"], ValueError),
+        (["--num_gpus", "2", "no_such_script.py"], errors.ScriptError),
+    ],
+)
+def test_main_raises_what_deepspeeds_raises(words: list[str], kind: type[Exception], tmp_path: Path) -> None:
+    """G8: as every function of the module, see docs/compat.md."""
+    (tmp_path / "bad").write_text("localhost slots=many\n")
+    with pytest.raises(kind) as caught:
+        runner.main([word.format(tmp_path) for word in words])
+    assert isinstance(caught.value, errors.DslError)
+    assert "\n" not in str(caught.value)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 # Not a record of ours: users change a config, copy it and look into it as they do with torch's dataclass.
 from dataclasses import dataclass, field
 
 from dsl.errors import OptionError, UnsupportedError
 from dsl.lists import parse_number
 from dsl.model.request import (
-    DEFAULT_GRACE_S,
     MeetingRequest,
     OutputRequest,
     PlacementRequest,
@@ -29,11 +30,18 @@ if TYPE_CHECKING:
 STATIC = "static"
 START_METHODS = ("spawn", "fork", "forkserver")
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+DEFAULT_TIMEOUT_S = 30
+"""What torch waits after a stop signal."""
+
+MEETING_TIMEOUT_S = 900
+"""What torch waits for other nodes. Nothing does here, but programs read it back."""
 
 
 @dataclass
 class LaunchConfig:
     """How to start a group of workers. The first fields are those of torch 2.13, in its order.
+
+    Fields are resolved and checked when it is made, as torch does it, and checked again at the launch.
 
     min_nodes, max_nodes: nodes that take part. More than one: equal numbers and ``rdzv_backend="static"``.
     nproc_per_node: workers on this node; also ``"gpu"``, ``"cpu"`` or ``"auto"`` as on the command line.
@@ -51,7 +59,7 @@ class LaunchConfig:
     duplicate_stdout_filters, duplicate_stderr_filters: words; lines with one of them also go to a file.
     virtual_local_rank: each worker has local rank 0 and sees one device.
     shutdown_timeout: whole seconds between the stop signal and SIGKILL (default:
-    ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, else 30).
+    ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT`` in this process's environment, else 30).
 
     Accepted without effect: rdzv_timeout and the other rdzv_configs (nothing waits for other nodes),
     monitor_interval (nothing is polled), start_method (always a fresh interpreter, as with ``spawn``),
@@ -92,15 +100,34 @@ class LaunchConfig:
     grace_s: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Resolve what was left open.
 
-def to_request(config: LaunchConfig, program: ProgramRequest, environ: Mapping[str, str]) -> Request:
-    """What the config asks for; ``program`` is what is started, ``environ`` the environment of this process.
+        Raises:
+            OptionError: a value makes no sense, or that of ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``.
+        """
+        default_s = (
+            _default_timeout_s() if self.shutdown_timeout is None or self.grace_s is not None else None
+        )
+        if self.grace_s is not None and self.shutdown_timeout not in (None, default_s):
+            raise OptionError("grace_s and shutdown_timeout mean the same, give one of them")
+        if self.shutdown_timeout is None:
+            self.shutdown_timeout = default_s
+        timeout_s = self.rdzv_configs.get("timeout", MEETING_TIMEOUT_S)
+        timeout_s = timeout_s if self.rdzv_timeout == -1 else self.rdzv_timeout
+        self.rdzv_configs = {**self.rdzv_configs, "timeout": timeout_s}
+        _check_values(self)
+
+
+def to_request(config: LaunchConfig, program: ProgramRequest) -> Request:
+    """What the config asks for; ``program`` is what is started.
 
     Raises:
         OptionError: a field makes no sense.
         UnsupportedError: nodes that are not fixed, or an object where this version takes a name.
     """
-    _check(config)
+    _check_values(config)
+    _check_nodes(config)
     nodes = config.max_nodes
     is_static = config.rdzv_backend == STATIC and config.rdzv_endpoint != ""
     return Request(
@@ -116,7 +143,7 @@ def to_request(config: LaunchConfig, program: ProgramRequest, environ: Mapping[s
             endpoint=config.rdzv_endpoint if is_static else "",
             run_id=config.run_id or _random_id(),
         ),
-        signals=SignalRequest(stop=_signals(config.signals_to_handle), grace_s=_grace_s(config, environ)),
+        signals=SignalRequest(stop=_signals(config.signals_to_handle), grace_s=_grace_s(config)),
         output=_output(config),
         placement=PlacementRequest(
             numa_binding=_numa_mode(config.numa_options), virtual_local_rank=config.virtual_local_rank
@@ -146,10 +173,22 @@ def _output(config: LaunchConfig) -> OutputRequest:
     )
 
 
-def _check(config: LaunchConfig) -> None:
+def _check_values(config: LaunchConfig) -> None:
+    """Refuse fields that make no sense, whatever is started with them. Raises OptionError."""
     least, most = config.min_nodes, config.max_nodes
     if not 1 <= least <= most:
         raise OptionError(f"min_nodes {least}, max_nodes {most}: expected 1 <= min_nodes <= max_nodes")
+    if config.max_restarts < 0:
+        raise OptionError(f"max_restarts {config.max_restarts}: it must be 0 or more")
+    if config.start_method not in START_METHODS:
+        raise OptionError(f"start_method {config.start_method!r}: expected one of {', '.join(START_METHODS)}")
+    _grace_s(config)
+    _signals(config.signals_to_handle)
+
+
+def _check_nodes(config: LaunchConfig) -> None:
+    """Refuse what cannot be launched. Raises OptionError or UnsupportedError."""
+    least, most = config.min_nodes, config.max_nodes
     if least != most or (most > 1 and config.rdzv_backend != STATIC):
         raise UnsupportedError(
             f"min_nodes {least}, max_nodes {most}, rdzv_backend {config.rdzv_backend!r}: nodes that find "
@@ -158,10 +197,6 @@ def _check(config: LaunchConfig) -> None:
         )
     if most > 1 and not config.rdzv_endpoint:
         raise OptionError(f"max_nodes {most}: rdzv_endpoint is missing, 'HOST:PORT' on the first node")
-    if config.max_restarts < 0:
-        raise OptionError(f"max_restarts {config.max_restarts}: it must be 0 or more")
-    if config.start_method not in START_METHODS:
-        raise OptionError(f"start_method {config.start_method!r}: expected one of {', '.join(START_METHODS)}")
     if config.logs_specs is not None and not isinstance(config.logs_specs, str):
         raise UnsupportedError(
             f"logs_specs {type(config.logs_specs).__name__}: this version of dsl takes a plug-in's name, "
@@ -179,19 +214,23 @@ def _node_rank(config: LaunchConfig) -> int:
     return rank
 
 
-def _grace_s(config: LaunchConfig, environ: Mapping[str, str]) -> float:
-    if config.grace_s is not None and config.shutdown_timeout is not None:
-        raise OptionError("grace_s and shutdown_timeout mean the same, give one of them")
+def _default_timeout_s() -> int:
+    text = os.environ.get(TIMEOUT_VARIABLE)
+    try:
+        value = DEFAULT_TIMEOUT_S if text is None else int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise OptionError(f"{TIMEOUT_VARIABLE}={text}: expected a number of seconds")
+    return value
+
+
+def _grace_s(config: LaunchConfig) -> float:
     name, value = "grace_s", config.grace_s
     if value is None:
         name, value = "shutdown_timeout", config.shutdown_timeout
     if value is None:
-        name = TIMEOUT_VARIABLE
-        text = environ.get(name)
-        try:
-            value = DEFAULT_GRACE_S if text is None else int(text)
-        except ValueError:
-            raise OptionError(f"{name}={text}: expected a number of seconds") from None
+        return float(_default_timeout_s())
     if not 0 <= value < float("inf"):
         raise OptionError(f"{name} {value}: it must be 0 or more seconds")
     return float(value)

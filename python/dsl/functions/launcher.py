@@ -11,11 +11,13 @@ torch is never imported here; workers import what the function needs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
 from dsl import Ended, EngineError, LogNotice, Supervisor, Unbound
 from dsl.agent.agent import Agent, stop_group
+from dsl.agent.pid_file import PidFile
 from dsl.agent.planner import Planner
 from dsl.errors import DslError
 from dsl.facts import this_machine
@@ -30,6 +32,7 @@ from dsl.functions.call import (
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.signals import HandledSignals, SignalException
+from dsl.machine.check import check_program
 from dsl.model.outcome import AttemptEnded, AttemptStarted
 from dsl.model.request import ProgramRequest
 from dsl.plan.job import plan_job
@@ -38,12 +41,22 @@ from dsl.report.speak import flush_output
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, Protocol
 
+    from dsl.agent.agent import Listener
     from dsl.facts import Facts
+    from dsl.model.job import Notice
     from dsl.model.node import NodePlan
     from dsl.model.outcome import Outcome
+    from dsl.model.request import Request
     from dsl.plan.job import JobPlan
+
+    class Reporter(Listener, Protocol):
+        """A listener that is told, too, what was found while planning."""
+
+        def note(self, notice: Notice) -> None:
+            """Take note of it."""
+
 
 __all__ = [
     "ChildFailedError",
@@ -108,13 +121,32 @@ def launch_agent(
     """
     refuse_while_importing()
     program = _program(entrypoint, args)
-    environ = {**os.environ, **config.env}
-    request = to_request(config, program, environ)
-    facts = this_machine()
+    request = to_request(config, program)
+    call = (entrypoint, tuple(args)) if callable(entrypoint) else None
+    return run_request(request, this_machine(), call)
+
+
+def run_request(
+    request: Request,
+    facts: Facts,
+    call: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
+    *,
+    listener: Callable[[NodePlan], Reporter] | None = None,
+    stdin_is_terminal: bool = False,
+) -> dict[int, Any]:
+    """Run this node's part of a job in this process; returns {global rank: result}.
+
+    ``call`` is the function of the workers and its arguments; without one the request's program runs, and the
+    results are None. ``listener`` makes, of the first plan, who tells the user (default: the logger ``dsl``).
+    ``stdin_is_terminal``: the worker that reads our stdin gets the terminal. Raises what `launch_agent`
+    raises, and ProgramError or ScriptError for a program that is not there.
+    """
     planned = plan_job(request, facts)
-    source = _Source(planned, facts, (entrypoint, tuple(args)) if callable(entrypoint) else None)
+    if request.flavour != "functions":
+        check_program(planned.job.program, facts.environ)
+    source = _Source(planned, facts, call)
     with HandledSignals(request.signals.stop or ()):
-        return _run(source, planned)
+        return _run(source, planned, listener or _Log, stdin_is_terminal=stdin_is_terminal)
 
 
 def _program(entrypoint: object, args: Sequence[Any]) -> ProgramRequest:
@@ -161,15 +193,20 @@ class _Source(Planner):
         super().finish(succeeded=succeeded)
 
 
-def _run(source: _Source, planned: JobPlan) -> dict[int, Any]:
+def _run(
+    source: _Source, planned: JobPlan, listener: Callable[[NodePlan], Reporter], *, stdin_is_terminal: bool
+) -> dict[int, Any]:
     succeeded = False
     try:
         plan = source.plan(0)
         source.prepare(plan)
+        reporter = listener(plan)
         for notice in (*planned.notices, *plan.notices):
-            _log(notice.level, notice.text)
+            reporter.note(notice)
         flush_output()
-        outcome = _supervise(source, plan)
+        with contextlib.nullcontext() if plan.pid_file is None else PidFile(plan.pid_file):
+            agent = Agent(source, plan, [reporter], stdin_is_terminal=stdin_is_terminal)
+            outcome = _supervise(agent, plan)
         if outcome.cause is not None:
             from dsl.functions.outcome import failure_of
 
@@ -181,8 +218,7 @@ def _run(source: _Source, planned: JobPlan) -> dict[int, Any]:
     return results
 
 
-def _supervise(source: _Source, plan: NodePlan) -> Outcome:
-    agent = Agent(source, plan, [_Log(plan)])
+def _supervise(agent: Agent, plan: NodePlan) -> Outcome:
     supervisor = Supervisor()
     try:
         return agent.run(supervisor)
@@ -206,26 +242,30 @@ class _Log:
         self._plan = plan
         self._unbound: set[str] = set()
 
+    def note(self, notice: Notice) -> None:
+        """Pass on what was found while planning."""
+        log(notice.level, notice.text)
+
     def hear(self, event: object) -> None:
         """Note an event."""
         if isinstance(event, AttemptStarted) and event.plan.attempt:
             for notice in event.plan.notices:
-                _log(notice.level, notice.text)
+                self.note(notice)
         elif isinstance(event, LogNotice):
             where = f" {event.path}" if event.path else ""
             reason = f": {os.strerror(event.errno)}" if event.errno else ""
             what = event.kind.replace("_", " ")
-            _log("warning", f"output of the workers: {what}{where}{reason} ({event.count})")
+            log("warning", f"output of the workers: {what}{where}{reason} ({event.count})")
         elif isinstance(event, Unbound) and event.stage not in self._unbound:
             from dsl.report.verdict import binding_failure
 
             self._unbound.add(event.stage)
-            _log("warning", f"worker {event.worker} {binding_failure(event.stage, event.errno)} (said once)")
+            log("warning", f"worker {event.worker} {binding_failure(event.stage, event.errno)} (said once)")
         elif isinstance(event, Ended):
             from dsl.report.verdict import survivor
 
             for one in event.survivors:
-                _log("warning", survivor(*one))
+                log("warning", survivor(*one))
         elif isinstance(event, AttemptEnded) and event.decision.kind == "restart":
             self._hear_restart(event)
 
@@ -239,10 +279,11 @@ class _Log:
         why = (
             f"{last.plan.workers[cause.worker].label} failed: {reason(cause)}: " if cause is not None else ""
         )
-        _log("warning", f"{why}{again}")
+        log("warning", f"{why}{again}")
 
 
-def _log(level: str, text: str) -> None:
+def log(level: str, text: str) -> None:
+    """Tell the logger ``dsl``."""
     import logging
 
     logging.getLogger("dsl").log(getattr(logging, level.upper()), "%s", text)

@@ -28,9 +28,12 @@ from dsl.functions.signals import HandledSignals, SignalException
 from dsl.model.request import ProgramRequest
 
 
-def request(environ: dict[str, str] | None = None, **fields: Any) -> Any:
-    config = LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2, **fields})
-    return to_request(config, ProgramRequest("python", is_call=True, name="train"), environ or {})
+def config_of(**fields: Any) -> LaunchConfig:
+    return LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2, **fields})
+
+
+def request(**fields: Any) -> Any:
+    return to_request(config_of(**fields), ProgramRequest("python", is_call=True, name="train"))
 
 
 class Std(enum.IntFlag):
@@ -135,13 +138,47 @@ def test_fields_become_a_request_for_output(fields: dict[str, Any], expected: di
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_the_grace_comes_from_the_environment_if_no_field_names_it() -> None:
-    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}
-    assert [wish_of(one, "grace_s") for one in (request(environ), request(environ, shutdown_timeout=2))] == [
-        7.0,
-        2.0,
-    ]
-    assert wish_of(request(), "grace_s") == 30.0
+def test_the_grace_comes_from_the_environment_if_no_field_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torch 2.13: resolved when the config is made, so that programs can read it back."""
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    first = config_of()
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")
+    assert (first.shutdown_timeout, config_of().shutdown_timeout) == (30, 7)
+    assert config_of(shutdown_timeout=2).shutdown_timeout == 2
+    assert [wish_of(request(**one), "grace_s") for one in ({}, {"shutdown_timeout": 2})] == [7.0, 2.0]
+    copy = dataclasses.replace(config_of(), grace_s=0.5)
+    assert wish_of(to_request(copy, ProgramRequest("python", is_call=True)), "grace_s") == 0.5
+
+
+def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
+    """As in torch 2.13; the dict that was given stays the caller's."""
+    given = {"rank": 0}
+    assert config_of(rdzv_configs=given).rdzv_configs == {"rank": 0, "timeout": 900}
+    assert config_of(rdzv_timeout=60).rdzv_configs == {"timeout": 60}
+    assert config_of(rdzv_configs={"timeout": 5}).rdzv_configs == {"timeout": 5}
+    assert given == {"rank": 0}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_nodes": 2},
+        {"max_restarts": -1},
+        {"start_method": "thread"},
+        {"shutdown_timeout": -1},
+        {"grace_s": float("nan")},
+        {"signals_to_handle": "KILL"},
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_when_the_config_is_made(fields: dict[str, Any]) -> None:
+    """The error is a ValueError, as torch's is for a negative timeout."""
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        config_of(**fields)
+
+
+def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -> None:
+    """Only its launch is refused."""
+    assert config_of(max_nodes=4, rdzv_backend="etcd").max_nodes == 4
 
 
 def test_jobs_without_a_name_get_different_ones() -> None:
@@ -188,10 +225,14 @@ def test_what_makes_no_sense_is_one_line(
     assert_one_line(str(caught.value))
 
 
-def test_a_grace_of_the_environment_that_is_no_number_is_one_line() -> None:
+@pytest.mark.parametrize("text", ["soon", "-1", "1.5"])
+def test_a_grace_of_the_environment_that_is_no_number_is_one_line(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """G8."""
-    with pytest.raises(OptionError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT=soon"):
-        request({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"})
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", text)
+    with pytest.raises(OptionError, match=f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}"):
+        config_of()
 
 
 def test_an_unknown_field_is_a_type_error() -> None:

@@ -1,0 +1,160 @@
+"""The commands inside of somebody's program: what it asks for, run in its own process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from dsl.agent.planner import Planner
+from dsl.cli import deepspeed, torchrun
+from dsl.cli.command import show_request
+from dsl.cli.options import BadValueError
+from dsl.cli.options_torch import COMMAND_LINE
+from dsl.cli.parser import Parser, inherit, read_inherited
+from dsl.cli.reader import Options
+from dsl.cli.show import show_plan
+from dsl.errors import OptionError, UnsupportedError
+from dsl.facts import this_machine
+from dsl.functions.launcher import ChildFailedError, log, run_request
+from dsl.machine.check import check_program
+from dsl.plan.job import plan_job
+from dsl.report.narrator import Narrator
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from dsl.cli.options import Option
+    from dsl.functions.launcher import Reporter
+    from dsl.model.job import Notice
+    from dsl.model.node import NodePlan
+    from dsl.model.request import Request, ShowRequest
+
+ALIASES = {"shutdown_timeout": "grace"}
+"""Names that values have in torch's namespace, and what they are called in ours."""
+
+
+class _ArgsParser(Parser):
+    """Whoever takes the parser itself finds what the environment says among the values, too."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        found, rest = super().parse_known_args(args, namespace)
+        read_inherited(self, found)
+        return found, rest
+
+
+def get_args_parser(program: str = torchrun.COMMAND.name, local_rank_arg: str = "none") -> Parser:
+    """The parser of the command line; ``PET_NAME`` in the environment is the default of ``--name``."""
+    parser = _ArgsParser(COMMAND_LINE, program)
+    parser.set_defaults(local_rank_arg=local_rank_arg)
+    inherit(parser, os.environ)
+    return parser
+
+
+def parse_args(
+    args: Sequence[str] | None, program: str = torchrun.COMMAND.name, local_rank_arg: str = "none"
+) -> argparse.Namespace:
+    """Parse a command line (None: that of this process). Exits with 2 for bad usage."""
+    words = sys.argv[1:] if args is None else args
+    return get_args_parser(program, local_rank_arg).parse_script_args(words)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run this node's part of the job that the values ask for, in this process, until it has ended.
+
+    Raises:
+        OptionError: a value makes no sense.
+        UnsupportedError: a wish that only the command can fulfil.
+        DslError, EngineError: as `dsl.functions.launcher.launch_agent`.
+    """
+    options = _options(args)
+    if options.preempt_signal:
+        raise UnsupportedError(
+            "preempt_signal: inside of a program signals are the program's own, use the command dslrun"
+        )
+    _start(torchrun.to_request(options), show_request(options))
+
+
+def run_deepspeed(args: Sequence[str]) -> int:
+    """Run the command line of ``dsl`` in this process, say how it ends as the command does; its exit code.
+
+    Raises:
+        SystemExit: 2, for bad usage.
+        DslError, EngineError: the job cannot be planned or prepared.
+    """
+    request, options = deepspeed.read(args, os.environ)
+    try:
+        _start(request, show_request(options), _Voice)
+    except ChildFailedError as error:
+        return error.exit_code
+    return 0
+
+
+def _start(
+    request: Request, shown: ShowRequest, listener: Callable[[NodePlan], Reporter] | None = None
+) -> None:
+    """Run the job, or show its plan if that is all that is wanted."""
+    facts = this_machine()
+    if shown.is_asked:
+        planned = plan_job(request, facts)
+        check_program(planned.job.program, facts.environ)
+        plan = Planner(planned, facts).plan(0)
+        if show_plan(shown, plan, facts.environ, lambda line: log("info", line)):
+            return
+    run_request(request, facts, listener=listener, stdin_is_terminal=facts.console.stdin_is_terminal)
+
+
+class _Voice(Narrator):
+    """The narrator of the command, in somebody's program."""
+
+    def note(self, notice: Notice) -> None:
+        """Say what was found while planning."""
+        prefix = "warning: " if notice.level == "warning" else ""
+        self.say(f"{prefix}{notice.text}", notice.level)
+
+
+def _options(args: argparse.Namespace) -> Options:
+    """The values of all options: those given, as the option reads them, and defaults for what is missing.
+
+    Programs make namespaces of their own, from torch's parser or by hand, with numbers as text and without
+    what only we have.
+    """
+    given = {ALIASES.get(name, name): value for name, value in vars(args).items() if value is not None}
+    script = given.get(COMMAND_LINE.script)
+    if not isinstance(script, (str, os.PathLike)) or not os.fspath(script):
+        raise OptionError(
+            f"{COMMAND_LINE.script} {script!r}: expected the path of a script, or a module's name"
+        )
+    values = vars(get_args_parser().parse_args(["script"]))
+    for option in COMMAND_LINE.options:
+        if option.dest in given:
+            values[option.dest] = _value(option, given[option.dest])
+    values[COMMAND_LINE.script] = os.fspath(script)
+    values[COMMAND_LINE.rest] = [str(word) for word in given.get(COMMAND_LINE.rest, ())]
+    return Options(values)
+
+
+def _value(option: Option, value: Any) -> Any:
+    if option.is_flag:
+        return bool(value)
+    if option.read is str:
+        value = str(value) if not isinstance(value, (list, tuple)) else _words(value)
+    try:
+        value = option.read(value) if isinstance(value, str) else value
+    except BadValueError as error:
+        raise OptionError(f"{option.dest}: {error}") from None
+    except ValueError:
+        kind = getattr(option.read, "__name__", "")
+        raise OptionError(f"{option.dest} {value!r}: expected a value that {kind} reads") from None
+    if option.choices is not None and value not in option.choices:
+        raise OptionError(f"{option.dest} {value!r}: expected one of {', '.join(option.choices)}")
+    return value
+
+
+def _words(words: Sequence[object]) -> str:
+    """A list, as torch's parser makes of the filters, in the words of the command line."""
+    return ",".join([str(word).replace(",", ",,") for word in words])
