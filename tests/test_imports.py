@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "python" / "dsl"
 # it: from any module of a room above it on this page, and from those before it in its own. Whatever a module names in
 # its text counts, also inside a function and for the type checker alone.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "": ("errors", "_record", "_own_process", "signals", "lists"),
+    "": ("errors", "_record", "_own_process", "lists", "signals"),
     "model": ("request", "job", "node", "failure", "outcome", "codec"),
     "resources": ("hostfile", "filters", "world"),
     "machine": ("cpus", "process", "ports", "check"),

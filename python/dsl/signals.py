@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dsl.lists import parse_number, quote
+
 # Linux numbers; the signal module would take a millisecond of every launch.
 SIGNALS = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
@@ -31,11 +33,17 @@ def signal_word(number: int) -> str:
     return SIGNALS.get(number, str(number))
 
 
-def parse_signals(text: str, option: str, *, job_control: str = "is always forwarded") -> tuple[int, ...]:
+def parse_signals(
+    text: str,
+    option: str,
+    *,
+    job_control: str = "is always forwarded",
+    strangers: list[str] | None = None,
+) -> tuple[int, ...]:
     """``SIGUSR1,usr2,34`` as numbers, each once.
 
     ``option`` is what a message calls the text. ``job_control`` says why `JOB_CONTROL` is refused; empty: it
-    may be named.
+    may be named. ``strangers`` gets the items that are no signals; None: they are refused.
 
     Raises:
         OptionError: an item is no signal, or one that cannot be taken.
@@ -47,17 +55,21 @@ def parse_signals(text: str, option: str, *, job_control: str = "is always forwa
         if not word:
             continue
         number = numbers.get(word if word.startswith("SIG") else f"SIG{word}", 0)
-        if word.isascii() and word.isdecimal() and len(word) < 4:
-            number = int(word)
+        if number == 0:
+            number = parse_number(word) or 0
         why = "cannot be taken" if number in UNTAKEABLE else ""
         if number in JOB_CONTROL:
             why = job_control
-        if why or not 1 <= number <= LAST:
+        is_signal = 1 <= number <= LAST
+        if strangers is not None and not is_signal:
+            strangers.append(item.strip())
+            continue
+        if why or not is_signal:
             from dsl.errors import OptionError
 
             problem = f"{signal_word(number)} {why}"
             if not why:
-                problem = f"{item.strip()!r} is no signal, expected names such as SIGUSR1"
-            raise OptionError(f"{option} {text!r}: {problem}")
+                problem = f"{quote(item.strip())} is no signal, expected names such as SIGUSR1"
+            raise OptionError(f"{option} {quote(text)}: {problem}")
         found[number] = None
     return tuple(found)

@@ -28,6 +28,7 @@ DIFFERENCES: dict[tuple[bool, str | None, str], Any] = {
     (False, "2,3", "--num_nodes 1"): [["localhost", [2, 3]]],
     (False, "3,1", "--num_nodes 1"): [["localhost", [3, 1]]],
     (False, None, "-e localhost"): REFUSED,
+    (False, None, "--launcher bogus"): REFUSED,
     (False, None, "--no_python --module"): REFUSED,
     (True, None, "--no_ssh --node_rank 0 --master_addr m --num_nodes 5"): REFUSED,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dsl.binding.cores import Binding, memory_groups, refuse_kmp_affinity
 from dsl.errors import PlacementError
-from dsl.lists import format_ranges, parse_range
+from dsl.lists import format_ranges, parse_range, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def parse_core_list(text: str) -> list[int]:
         first, last = _core_range(part, text)
         if cores and first <= cores[-1]:
             raise PlacementError(
-                f"core list {text!r}: {part!r} is not after {cores[-1]}, give ascending cores without overlap"
+                f"core list {quote(text)}: {part!r} is not after {cores[-1]}, "
+                "give ascending cores without overlap"
             )
         cores.extend(range(first, last + 1))
     return cores
@@ -42,11 +43,15 @@ def parse_core_list(text: str) -> list[int]:
 def _core_range(part: str, text: str) -> tuple[int, int]:
     ends = parse_range(part)
     if ends is None:
-        raise PlacementError(f"core list {text!r}: bad range {part!r}, expected a number or FIRST-LAST")
+        raise PlacementError(
+            f"core list {quote(text)}: bad range {quote(part)}, expected a number or FIRST-LAST"
+        )
     if max(ends) >= CPU_LIMIT:
-        raise PlacementError(f"core list {text!r}: {part!r} is beyond the last possible cpu, {CPU_LIMIT - 1}")
+        raise PlacementError(
+            f"core list {quote(text)}: {quote(part)} is beyond the last possible cpu, {CPU_LIMIT - 1}"
+        )
     if ends[0] > ends[1]:
-        raise PlacementError(f"core list {text!r}: range {part!r} ends before it starts")
+        raise PlacementError(f"core list {quote(text)}: range {part!r} ends before it starts")
     return ends
 
 
@@ -70,7 +75,7 @@ def bind_workers(
     foreign = sorted(set(cores).difference(allowed))
     if foreign:
         raise PlacementError(
-            f"core list {core_list!r}: this process may not use {format_ranges(foreign)}, "
+            f"core list {quote(core_list or '')}: this process may not use {format_ranges(foreign)}, "
             f"only {format_ranges(sorted(allowed))}"
         )
     share = len(cores) // count

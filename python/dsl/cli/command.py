@@ -107,8 +107,8 @@ def output_request(options: Options | argparse.Namespace, **own: Any) -> OutputR
     """What is asked about output; ``own``: fields that only one of the commands has, or sees differently."""
     fields: dict[str, Any] = {
         "log_dir": options.log_dir or None,
-        "redirects": options.redirects,
-        "tee": options.tee,
+        "redirects": options.redirects or "",
+        "tee": options.tee or "",
         "local_ranks": options.local_ranks_filter,
         "stdout_words": options.duplicate_stdout_filters,
         "stderr_words": options.duplicate_stderr_filters,

@@ -7,6 +7,7 @@ needs nothing but records; `dsl.cli.reader` and `dsl.cli.parser` read it.
 from __future__ import annotations
 
 from dsl._record import record
+from dsl.lists import MOST_DIGITS, MOST_SECONDS, parse_integer, parse_seconds, parse_size, quote
 from dsl.model.request import DEFAULT_GRACE_S
 
 TYPE_CHECKING = False
@@ -148,26 +149,39 @@ def _dest(names: tuple[str, ...]) -> str:
     raise ValueError(f"{names}: an option has a long name")
 
 
+def integer(text: str) -> int:
+    """A whole number. Its bounds are those of the plan, which knows what it counts."""
+    number = parse_integer(text)
+    if number is None:
+        raise BadValueError(f"invalid int value: {quote(text)}, expected at most {MOST_DIGITS} digits")
+    return number
+
+
 def seconds(text: str) -> float:
     """A duration in seconds, zero or more."""
-    duration_s = float(text)
-    if not 0 <= duration_s < float("inf"):
-        raise BadValueError(f"must be 0 or more seconds: {text!r}")
+    duration_s = parse_seconds(text)
+    if duration_s is None:
+        raise BadValueError(f"invalid seconds value: {quote(text)}, expected a number such as 30 or 0.5")
+    if not 0 <= duration_s <= MOST_SECONDS:
+        raise BadValueError(f"must be 0 or more seconds: {quote(text)}, and at most {MOST_SECONDS}")
     return duration_s
 
 
 def byte_size(text: str) -> int:
     """A size in bytes with an optional K, M or G (of 1024), from 64K to what no disk holds."""
-    number, factor = text, 1
-    if text[-1:].upper() in ("K", "M", "G"):
-        number, factor = text[:-1], 1024 ** ("KMG".index(text[-1].upper()) + 1)
-    is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(LARGEST_LOG))
-    size = int(number) * factor if is_number else 0
-    if not SMALLEST_LOG <= size <= LARGEST_LOG:
+    size = parse_size(text)
+    if size is None or not SMALLEST_LOG <= size <= LARGEST_LOG:
         raise BadValueError(
-            f"must be a size of at least 64K, such as 512K, 100M or 2G, and at most 1048576G: {text!r}"
+            f"must be a size of at least 64K, such as 512K, 100M or 2G, and at most 1048576G: {quote(text)}"
         )
     return size
+
+
+def stream_map(text: str) -> str:
+    """A map of streams, which nobody leaves empty by intention: torchrun refuses that, too."""
+    if not text:
+        raise BadValueError("expected 0, 1, 2 or 3, or a list such as 0:1,12:3, but it is empty")
+    return text
 
 
 _OUTPUT = "output"
@@ -186,11 +200,11 @@ COMMON = (
     ),
     value(
         TORCHRUN, JOB, _OUTPUT, "-r --redirects", "MAP",
-        "streams that go to files only: 0-3, or 0:1,2:3", "",
+        "streams that go to files only: 0-3, or 0:1,2:3", read=stream_map,
     ),
     value(
         TORCHRUN, JOB, _OUTPUT, "-t --tee", "MAP",
-        "streams that go to files and to the console", "",
+        "streams that go to files and to the console", read=stream_map,
     ),
     value(
         TORCHRUN, JOB, _OUTPUT, "--local-ranks-filter", "RANKS",

@@ -11,21 +11,19 @@ from dsl.cli.options import (
     BadValueError,
     CommandLine,
     flag,
+    integer,
     value,
 )
+from dsl.lists import parse_integer, quote
 from dsl.model.request import DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LEVELS
 
 
 def node_count(text: str) -> int | str:
     """``N`` as a number; ``MIN:MAX`` as it stands, until it is known whether the job is elastic."""
-    from dsl.errors import NumNodesError
-    from dsl.resources.filters import parse_num_nodes
-
-    try:
-        least, _ = parse_num_nodes(text, elastic_training=True)
-    except NumNodesError:
-        raise BadValueError(f"invalid int value, nor MIN:MAX: {text!r}") from None
-    return text if ":" in text else least
+    counts = [parse_integer(part) for part in text.split(":")]
+    if None in counts or len(counts) > 2:
+        raise BadValueError(f"invalid int value, nor MIN:MAX: {quote(text)}")
+    return text if len(counts) == 2 else counts[0]  # type: ignore[return-value]  # none is None
 
 
 _WHERE = "where to run"
@@ -50,19 +48,19 @@ _OPTIONS = (
     ),
     value(
         DEEPSPEED, LAUNCHER, _WHERE, "--num_gpus --num_accelerators", "N", "workers on each host",
-        -1, read=int, is_slip=True,
+        -1, read=integer, is_slip=True,
     ),
     value(
         DEEPSPEED, JOB, _WHERE, "--master_port", "PORT",
         "where the workers meet; another is chosen if the default is taken, 0 chooses always",
         # A default that is spelled out is a wish.
-        DEFAULT_MASTER_PORT, read=int, given="master_port_given", is_slip=True,
+        DEFAULT_MASTER_PORT, read=integer, given="master_port_given", is_slip=True,
     ),
     value(
         DEEPSPEED, JOB, _WHERE, "--master_addr", "ADDRESS", "address of the first host", "", is_slip=True,
     ),
-    value(DEEPSPEED, JOB, _WHERE, "--min_elastic_nodes", "N", "with --elastic_training", -1, read=int),
-    value(DEEPSPEED, JOB, _WHERE, "--max_elastic_nodes", "N", "with --elastic_training", -1, read=int),
+    value(DEEPSPEED, JOB, _WHERE, "--min_elastic_nodes", "N", "with --elastic_training", -1, read=integer),
+    value(DEEPSPEED, JOB, _WHERE, "--max_elastic_nodes", "N", "with --elastic_training", -1, read=integer),
     flag(DEEPSPEED, JOB, _WHERE, "--elastic_training", "let nodes join and leave"),
     value(
         DEEPSPEED, LAUNCHER, _WHERE, "--autotuning", "", "look for the best configuration",
@@ -74,7 +72,7 @@ _OPTIONS = (
     ),
     value(
         DEEPSPEED, NODE, _HOSTS, "--node_rank", "RANK",
-        "with --no_ssh: place of this host, from 0", -1, read=int,
+        "with --no_ssh: place of this host, from 0", -1, read=integer,
     ),
     flag(DEEPSPEED, LAUNCHER, _HOSTS, "--no_ssh_check", "do not try the hosts first"),
     flag(DEEPSPEED, LAUNCHER, _HOSTS, "--force_multi", "treat even one host as remote", is_slip=True),
@@ -86,7 +84,7 @@ _OPTIONS = (
         DEEPSPEED, LAUNCHER, _HOSTS, "--launcher_args", "WORDS", "more arguments for the launcher", "",
     ),
     value(
-        DEEPSPEED, LAUNCHER, _HOSTS, "--ssh_port", "PORT", "port of the hosts' ssh servers", read=int,
+        DEEPSPEED, LAUNCHER, _HOSTS, "--ssh_port", "PORT", "port of the hosts' ssh servers", read=integer,
     ),
     value(
         DEEPSPEED, LAUNCHER, _HOSTS, "--venv_script", "PATH", "script to source on each host first",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.cli.options import COMMON, JOB, NODE, OURS, TORCHRUN, CommandLine, flag, seconds, value
+from dsl.cli.options import COMMON, JOB, NODE, OURS, TORCHRUN, CommandLine, flag, integer, seconds, value
 from dsl.model.request import LEVELS
 
 ENVIRONMENT_PREFIX = "PET_"
@@ -32,16 +32,16 @@ _OPTIONS = (
     ),
     value(
         TORCHRUN, NODE, _WHERE, "--node-rank", "RANK", "place of this node among them, from 0",
-        0, read=int, is_slip=True,
+        0, read=integer, is_slip=True,
     ),
     value(TORCHRUN, JOB, _WHERE, "--role", "NAME", "what the workers are called", "default"),
     value(
         TORCHRUN, JOB, _WHERE, "--max-restarts", "N", "how often a group that failed is started again",
-        0, read=int, is_slip=True,
+        0, read=integer, is_slip=True,
     ),
     value(
         TORCHRUN, JOB, _WHERE, "--monitor-interval", "SECONDS",
-        "has no effect: a failure is noticed at once", 0.1, read=float,
+        "has no effect: a failure is noticed at once", 0.1, read=seconds,
     ),
     value(
         TORCHRUN, JOB, _MEETING, "--master-addr", "ADDRESS", "address of node 0", "127.0.0.1",
@@ -49,7 +49,7 @@ _OPTIONS = (
     ),
     value(
         TORCHRUN, JOB, _MEETING, "--master-port", "PORT",
-        "port there; on one node a free one is chosen, on several it is 29500", read=int, is_slip=True,
+        "port there; on one node a free one is chosen, on several it is 29500", read=integer, is_slip=True,
     ),
     value(TORCHRUN, NODE, _MEETING, "--local-addr", "ADDRESS", "address of this node"),
     flag(

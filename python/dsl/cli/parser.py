@@ -6,8 +6,9 @@ import argparse
 import os
 
 from dsl._record import record
-from dsl.cli.options import BadValueError
+from dsl.cli.options import BadValueError, integer
 from dsl.cli.options_torch import ENVIRONMENT_PREFIX, SHUTDOWN_VARIABLE
+from dsl.lists import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -226,18 +227,35 @@ def read_inherited(parser: Parser, namespace: argparse.Namespace) -> None:
             setattr(namespace, action.dest, _read_inherited(parser, action, value))
 
 
+def name_variables(parser: Parser, argv: Sequence[str], message: str) -> str:
+    """A message about options, with the variables that stand for those that the command line does not have.
+
+    ``parser`` is one that `inherit` was called for.
+    """
+    namespace = parser.parse_script_args(argv)
+    words = set(message.replace(":", " ").replace(",", " ").split())
+    found = []
+    for action in parser.actions():
+        value = getattr(namespace, action.dest)
+        named = [name for name in action.option_strings if name in words]
+        if isinstance(value, _Inherited) and named:
+            found.append(f"{named[0]} is from {value.variable}")
+    return f"{message} ({', '.join(found)})" if found else message
+
+
 def _read_inherited(parser: Parser, action: argparse.Action, inherited: _Inherited) -> Any:
     """The value of an option, checked as if it stood on the command line."""
-    text, shown = inherited.text, f"{inherited.variable}={inherited.text!r}"
+    text, shown = inherited.text, f"{inherited.variable}={quote(inherited.text)}"
     try:
         if action.nargs == 0:
-            return bool(int(text))
+            return bool(integer(text))
         value = action.type(text)  # type: ignore[operator,misc]
     except BadValueError as error:
-        parser.error(f"{inherited.variable}: {error}")
-    except ValueError:
-        kind = "value, expected 0 or 1" if action.nargs == 0 else f"{action.type.__name__} value"  # type: ignore[union-attr]
-        parser.error(f"{shown}: invalid {kind}")
+        parser.error(
+            f"{shown}: invalid value, expected 0 or 1"
+            if action.nargs == 0
+            else f"{inherited.variable}: {error}"
+        )
     if action.choices is not None and value not in action.choices:
         parser.error(f"{shown}: invalid choice, expected one of {', '.join(map(str, action.choices))}")
     return value

@@ -15,8 +15,9 @@ from dsl.cli.options_torch import (
     SHUTDOWN_VARIABLE,
 )
 from dsl.cli.reader import Options, read_words
-from dsl.errors import OptionError
-from dsl.lists import parse_number
+from dsl.errors import OptionError, UsageError
+from dsl.lists import parse_number, quote
+from dsl.model.job import Notice
 from dsl.model.request import MeetingRequest, ProgramRequest, Request, ResourceRequest, SignalRequest
 from dsl.signals import parse_signals, signal_name
 
@@ -45,11 +46,18 @@ def main(
 
 
 def _run(argv: Sequence[str], program: str, local_rank_arg: str) -> int:
-    request, options = read(argv, os.environ, program=program, local_rank_arg=local_rank_arg)
-    asked = request.program
-    stray = COMMAND.stray_flags(argv, asked.script, asked.args, COMMAND_LINE.slips, _with_dashes)
-    COMMAND.show(stray, request.log_level)
-    return COMMAND.start(request, show_request(options))
+    try:
+        request, options = read(argv, os.environ, program=program, local_rank_arg=local_rank_arg)
+        asked = request.program
+        stray = COMMAND.stray_flags(argv, asked.script, asked.args, COMMAND_LINE.slips, _with_dashes)
+        COMMAND.show([*stray, *_signal_notices(options)], request.log_level)
+        return COMMAND.start(request, show_request(options))
+    except UsageError as error:
+        from dsl.cli.parser import name_variables
+
+        parser = make_parser(program, os.environ, local_rank_arg)
+        error.args = (name_variables(parser, argv, str(error)),)
+        raise
 
 
 def read(
@@ -183,7 +191,7 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     first = parse_number(least.strip())
     last = parse_number(most.strip()) if colon else first
     if first is None or last is None:
-        raise OptionError(f"--nnodes {text!r}: expected a number of nodes, or MIN:MAX")
+        raise OptionError(f"--nnodes {quote(text)}: expected a number of nodes, or MIN:MAX")
     return first, last
 
 
@@ -191,9 +199,9 @@ def _signals(options: Options | argparse.Namespace) -> SignalRequest:
     """What signals mean. One that the user names for a meaning is taken out of the defaults of the others.
 
     Raises:
-        OptionError: a name is no signal, or one is named for two.
+        OptionError: a signal cannot be taken or is named for two, or the name of one of ours is none.
     """
-    stop = parse_signals(options.signals_to_handle, "--signals-to-handle")
+    stop = parse_signals(options.signals_to_handle, "--signals-to-handle", strangers=[])
     forward = parse_signals(options.forward_signals, "--forward-signals", job_control="")
     preempt = parse_signals(options.preempt_signal or "", "--preempt-signal")
     if len(preempt) > 1:
@@ -217,6 +225,16 @@ def _signals(options: Options | argparse.Namespace) -> SignalRequest:
         preempt_grace_s=options.preempt_grace,
         grace_s=options.grace,
     )
+
+
+def _signal_notices(options: Options | argparse.Namespace) -> list[Notice]:
+    """As torchrun does, names that mean nothing are passed over with a warning."""
+    text, strangers = options.signals_to_handle, list[str]()
+    parse_signals(text, "--signals-to-handle", strangers=strangers)
+    why = "is no signal and has no effect, expected names such as SIGUSR1"
+    return [
+        Notice("warning", f"--signals-to-handle {quote(text)}: {quote(item)} {why}") for item in strangers
+    ]
 
 
 def _with_dashes(option: str) -> str:

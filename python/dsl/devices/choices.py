@@ -12,6 +12,7 @@ from dsl.devices.visible import (
     resolve_level_zero,
 )
 from dsl.errors import FilterError
+from dsl.lists import BEYOND, parse_range, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,10 +89,10 @@ def count_named(variable: str, shown: Sequence[str], count: int) -> int:
 
 def explain_entry(variable: str, entry: str) -> str:
     """What to write instead of an entry that is no device, for the user."""
-    first, dash, last = entry.partition("-")
-    if dash and first.isdigit() and last.isdigit() and int(first) <= int(last) <= int(first) + 64:
-        numbers = ",".join(map(str, range(int(first), int(last) + 1)))
+    ends = parse_range(entry) if "-" in entry else None
+    if ends is not None and ends[0] <= ends[1] <= min(ends[0] + 64, BEYOND - 1):
+        numbers = ",".join(map(str, range(ends[0], ends[1] + 1)))
         return f"{entry!r} is a range, which {variable} does not take, write {numbers}"
     prefixes = GRAMMARS.get(variable, NUMBERS).prefixes
     names = f", or {' and '.join([f'{prefix}...' for prefix in prefixes])} names" if prefixes else ""
-    return f"{entry!r} is no device, give numbers alone{names}"
+    return f"{quote(entry)} is no device, give numbers alone{names}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dsl.devices.table import ACCELERATORS, PLACEHOLDERS, are_hidden
 from dsl.errors import AcceleratorError, FilterError, OptionError
+from dsl.lists import MOST_WORKERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 # On ROCm it says more than the other, if it is set.
 HIP_DEVICES_VARIABLE = "HIP_VISIBLE_DEVICES"
-MOST_WORKERS = 1 << 22
-"""No machine holds more processes."""
 
 
 def count_visible_devices(

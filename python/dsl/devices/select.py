@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.devices.table import ACCELERATORS, are_hidden, ends_list
 from dsl.errors import AcceleratorError, FilterError, NoDevicesError
+from dsl.lists import BEYOND, MOST_WORKERS, parse_integer, parse_number, quote, shorten
 from dsl.resources.filters import check_slots
 
 TYPE_CHECKING = False
@@ -51,9 +52,11 @@ def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
     Raises:
         FilterError: a slot that the machine does not have, or a name that is no device.
     """
-    setting = devices.visible_setting
+    variable, setting = devices.visible_setting.partition("=")[0], shorten(devices.visible_setting)
     if all(entry.isascii() and entry.isdigit() for entry in shown):
-        slots = list(dict.fromkeys([int(entry) for entry in shown]))
+        # A number that no machine reaches is refused as any other that this one lacks.
+        numbers = [parse_number(entry) for entry in shown]
+        slots = list(dict.fromkeys([BEYOND if number is None else number for number in numbers]))
         try:
             check_slots("localhost", slots, {"localhost": devices.slots})
         except FilterError as error:
@@ -64,7 +67,7 @@ def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
     from dsl.devices.choices import count_named
 
     try:
-        return list(range(count_named(setting.partition("=")[0], shown, len(devices.slots))))
+        return list(range(count_named(variable, shown, len(devices.slots))))
     except FilterError as error:
         raise FilterError(f"{setting}: {error}") from None
 
@@ -145,10 +148,12 @@ def local_size(environ: Mapping[str, str]) -> int:
         AcceleratorError: it is not a whole number.
     """
     value = environ.get("LOCAL_SIZE", "").strip() or "0"
-    try:
-        return max(int(value), 0)
-    except ValueError:
-        raise AcceleratorError(f"LOCAL_SIZE={value!r} is not a whole number, unset or correct it") from None
+    number = parse_integer(value)
+    if number is None or number > MOST_WORKERS:
+        raise AcceleratorError(
+            f"LOCAL_SIZE={quote(value)} is not a whole number up to {MOST_WORKERS}, unset or correct it"
+        )
+    return max(number, 0)
 
 
 def count_numa_nodes(nodes: Iterable[NumaNode]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 
 from dsl.errors import OptionError
-from dsl.lists import parse_number
+from dsl.lists import parse_number, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def parse_streams(text: str, option: str) -> Callable[[int], int]:
         rank = parse_number(rank_text)
         if rank is None or streams_text not in ("0", "1", "2", "3"):
             raise OptionError(
-                f"{option} {text!r}: expected 0, 1, 2 or 3 (none, stdout, stderr, both), "
-                f"or a list such as 0:1,12:3, not {item!r}"
+                f"{option} {quote(text)}: expected 0, 1, 2 or 3 (none, stdout, stderr, both), "
+                f"or a list such as 0:1,12:3, not {quote(item)}"
             )
         if rank in found:
             raise OptionError(f"{option} {text!r}: local rank {rank} is there twice")
@@ -54,7 +54,7 @@ def parse_local_ranks(text: str) -> frozenset[int]:
         rank = parse_number(item.strip())
         if rank is None:
             raise OptionError(
-                f"--local-ranks-filter {text!r}: expected local ranks such as 0,2, not {item!r}"
+                f"--local-ranks-filter {quote(text)}: expected local ranks such as 0,2, not {quote(item)}"
             )
         found.add(rank)
     return frozenset(found)

@@ -256,9 +256,9 @@ def _stdin(text: str, ranks: Sequence[int], world_size: int) -> int | None:
         return 0 if len(ranks) == 1 else None
     if text == "none":
         return None
-    from dsl.lists import parse_number
+    from dsl.lists import parse_number, quote
 
     rank = parse_number(text)
     if rank is None or rank >= world_size:
-        raise OptionError(f"--stdin {text!r}: it must be a rank, 0 to {world_size - 1}, or none")
+        raise OptionError(f"--stdin {quote(text)}: it must be a rank, 0 to {world_size - 1}, or none")
     return ranks.index(rank) if rank in ranks else None

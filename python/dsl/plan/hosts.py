@@ -7,7 +7,6 @@ from dsl.devices.select import find_devices, visible_override, visible_slots, vi
 from dsl.errors import (
     FilterError,
     HostfileError,
-    LauncherError,
     MultiNodeError,
     OptionError,
     UnsupportedError,
@@ -18,7 +17,7 @@ from dsl.resources.filters import apply_filters, trim
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from dsl.devices.select import Devices
     from dsl.facts import Facts
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"
-LAUNCHERS = ("pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi")
 
 
 @record
@@ -71,7 +69,7 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
         active,
         asked.min_nodes,
         asked.num_gpus,
-        checked=_slots_are_devices(asked, active, devices, facts),
+        checked=devices is None or devices.accelerator != "cpu",
         source=asked.hostfile or DEFAULT_HOSTFILE,
     )
     if not any(active.values()):
@@ -155,17 +153,6 @@ def _check_counts(asked: ResourceRequest, *, has_pool: bool) -> None:
         )
 
 
-def _slots_are_devices(
-    asked: ResourceRequest, active: Mapping[str, Sequence[int]], devices: Devices | None, facts: Facts
-) -> bool:
-    """Whether a host cannot have more workers than slots: slots of a CPU are only a number."""
-    if devices is not None:
-        return devices.accelerator != "cpu"
-    if all((asked.num_gpus or 0) <= len(slots) for slots in active.values()):
-        return True
-    return find_devices(facts.environ, facts.devices, facts.cpus).accelerator != "cpu"
-
-
 def _filter_text(asked: ResourceRequest) -> str:
     if asked.include:
         return f"--include {asked.include}"
@@ -195,8 +182,6 @@ def _own_node_rank(request: Request, hosts: Sequence[Host], facts: Facts, *, fro
     is_own = not from_hostfile or facts.names.is_this_machine(hosts[0].name)
     if len(hosts) == 1 and not remote.force_multi and is_own:
         return 0
-    if remote.launcher.lower() not in LAUNCHERS:
-        raise LauncherError(f"unknown launcher {remote.launcher!r}, expected one of {', '.join(LAUNCHERS)}")
     if len(hosts) > 1:
         shown = ", ".join([host.name for host in hosts[:4]]) + (", ..." if len(hosts) > 4 else "")
         why = f"{len(hosts)} hosts ({shown}) take part"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.errors import OptionError
+from dsl.errors import LauncherError, OptionError, PortError
+from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, quote
 from dsl.model.job import Job, MeetingPoint, Notice
 from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
 from dsl.plan.flavours import FLAVOURS
 from dsl.plan.program import plan_program
+
+LAUNCHERS = ("pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi")
+"""Words of ``--launcher``, in any case."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +44,13 @@ def plan_job(request: Request, facts: Facts) -> JobPlan:
 
 
 def _wishes(request: Request) -> dict[str, Any]:
-    """The fields of a job that the request answers as it stands."""
+    """The fields of a job that the request answers as it stands. Raises OptionError for endless ones."""
+    grace_s, restarts = request.signals.grace_s, request.max_restarts
+    if not 0 <= grace_s <= MOST_SECONDS:
+        raise OptionError(f"a grace of {grace_s:g} s: it must be 0 to {MOST_SECONDS} seconds")
+    if not 0 <= restarts < BEYOND:
+        bound = "0 or more" if restarts < 0 else f"at most {BEYOND - 1}"
+        raise OptionError(f"--max-restarts {restarts}: it must be {bound}")
     return {
         "flavour": FLAVOURS[request.flavour],
         "role": request.role,
@@ -86,6 +96,15 @@ def _check_host_options(request: Request) -> None:
         raise OptionError("master addr is required when elastic training is enabled, give --master_addr")
     if request.elastic.training and not request.program.local_rank_option:
         raise OptionError("--no_local_rank cannot be used with --elastic_training, leave one of them out")
+    port, ssh_port, launcher = request.meeting.master_port, request.remote.ssh_port, request.remote.launcher
+    if port is not None and not 0 <= port <= LAST_PORT:
+        raise PortError(
+            f"--master_port {port} is not a port, expected 1 to {LAST_PORT}, or 0 for any free one"
+        )
+    if ssh_port is not None and not 1 <= ssh_port <= LAST_PORT:
+        raise PortError(f"--ssh_port {ssh_port} is not a port, expected 1 to {LAST_PORT}")
+    if launcher.lower() not in LAUNCHERS:
+        raise LauncherError(f"unknown launcher {quote(launcher)}, expected one of {', '.join(LAUNCHERS)}")
     least, most = request.resources.min_nodes, request.resources.max_nodes
     if most is not None and (least is None or not 1 <= least <= most):
         raise OptionError(f"--num_nodes {least}:{most}: MIN must be at least 1, and MAX at least MIN")
@@ -129,14 +148,12 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     nodes = (least, least if most is None else most)
     program = plan_program(request.program, "--no-python", "--module")
     check_meeting(asked, nodes)
-    if request.max_restarts < 0:
-        raise OptionError(f"--max-restarts {request.max_restarts}: it must be 0 or more")
     job = Job(
         program=program,
         meeting=meeting_point(asked, nodes),
         run_id=run_id(asked, nodes, facts.names.random),
         node_count=node_count(asked, nodes),
-        workers=request.resources.nproc_per_node or "1",
+        workers="1" if request.resources.nproc_per_node is None else request.resources.nproc_per_node,
         **_wishes(request),
     )
     notices = meeting_notices(asked, nodes)

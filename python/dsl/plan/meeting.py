@@ -8,7 +8,7 @@ would find each other through a store; with a single node there is nobody to fin
 from __future__ import annotations
 
 from dsl.errors import OptionError, PortError, UnsupportedError
-from dsl.lists import parse_number
+from dsl.lists import LAST_PORT, MOST_NODES, parse_number, quote
 from dsl.model.job import MeetingPoint, Notice
 from dsl.model.request import DEFAULT_MASTER_PORT
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 LOCAL_ADDRESS = "127.0.0.1"
 STATIC = "static"
 BACKENDS = (STATIC, "c10d", "etcd", "etcd-v2")
-MOST_NODES = 1 << 22
-"""No job has more; it bounds what a slip can make us compute."""
 
 
 def is_alone(asked: MeetingRequest, nodes: NodeRange) -> bool:
@@ -52,7 +50,7 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
     if most > MOST_NODES:
         raise OptionError(f"--nnodes {most}: at most {MOST_NODES} nodes can take part")
     if asked.backend not in BACKENDS:
-        raise OptionError(f"--rdzv-backend {asked.backend!r}: expected one of {', '.join(BACKENDS)}")
+        raise OptionError(f"--rdzv-backend {quote(asked.backend)}: expected one of {', '.join(BACKENDS)}")
     _check_settings(asked.settings)
     if asked.endpoint:
         parse_endpoint(asked.endpoint)
@@ -78,7 +76,9 @@ def _check_settings(text: str) -> None:
     for item in text.split(",") if text.strip() else ():
         key, _, value = item.partition("=")
         if not key.strip() or not value.strip():
-            raise OptionError(f"--rdzv-conf {text!r}: expected KEY=VALUE,... but there is {item.strip()!r}")
+            raise OptionError(
+                f"--rdzv-conf {quote(text)}: expected KEY=VALUE,... but there is {quote(item.strip())}"
+            )
 
 
 def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
@@ -93,14 +93,14 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
     if asked.endpoint:
         address, port = parse_endpoint(asked.endpoint)
         if port is None:
-            raise OptionError(f"--rdzv-endpoint {asked.endpoint!r}: the port is missing, HOST:PORT")
+            raise OptionError(f"--rdzv-endpoint {quote(asked.endpoint)}: the port is missing, HOST:PORT")
     else:
         master = LOCAL_ADDRESS if asked.master_addr is None else asked.master_addr
         address = _bare(master.strip())
         if not _is_host(address):
-            raise OptionError(f"--master-addr {master!r}: expected a host name or an address")
+            raise OptionError(f"--master-addr {quote(master)}: expected a host name or an address")
         port = DEFAULT_MASTER_PORT if asked.master_port is None else asked.master_port
-    if not 0 <= port <= 65535:
+    if not 0 <= port <= LAST_PORT:
         raise PortError(f"--master-port {port} is not a port, expected 1 to 65535, or 0 for any free one")
     if port == 0 and nodes[1] > 1:
         raise PortError(f"port 0 of {address}: a job on several nodes needs the same port on each, name one")
@@ -118,9 +118,9 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
     if ":" in host and not host.endswith("]"):
         host, _, digits = host.rpartition(":")
         port = parse_number(digits)
-        is_port = port is not None and port <= 65535
+        is_port = port is not None and port <= LAST_PORT
     if not is_port or not _is_host(_bare(host)):
-        raise OptionError(f"--rdzv-endpoint {text!r}: expected HOST:PORT, with a port below 65536")
+        raise OptionError(f"--rdzv-endpoint {quote(text)}: expected HOST:PORT, with a port below 65536")
     return _bare(host), port
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dsl.devices.own import MOST_WORKERS, count_visible_devices, node_accelerator
+from dsl.devices.own import count_visible_devices, node_accelerator
 from dsl.devices.table import ACCELERATORS
 from dsl.errors import OptionError
+from dsl.lists import MOST_WORKERS, parse_integer, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ def local_world_size(text: str, environ: Mapping[str, str], facts: Facts, *, alo
     Raises:
         OptionError: it is none of these, is not positive, or there is no such device.
     """
-    shown = f"--nproc-per-node {text!r}"
+    shown = f"--nproc-per-node {quote(text)}"
     text = text.strip()
-    digits = text.removeprefix("-")
-    if digits.isascii() and digits.isdecimal():
-        if not (len(text) <= 9 and 1 <= int(text) <= MOST_WORKERS):
+    if text.isascii() and text.lstrip("+-").isdecimal():
+        number = parse_integer(text)
+        if number is None or not 1 <= number <= MOST_WORKERS:
             raise OptionError(f"{shown}: it must be 1 to {MOST_WORKERS}")
-        return int(text)
+        return number
     if text == "cpu":
         return len(facts.cpus.allowed)
     name = node_accelerator(text, environ, facts.devices) if text == "auto" else text

@@ -7,6 +7,7 @@ asked for is used or refused, naming its holder.
 from __future__ import annotations
 
 from dsl.errors import PortError
+from dsl.lists import LAST_PORT
 from dsl.model.job import Meeting, Notice
 from dsl.model.outcome import Membership
 from dsl.model.request import DEFAULT_MASTER_PORT
@@ -75,10 +76,10 @@ def choose_port(asked: int | None, *, shared: bool, ports: Ports, here: bool = T
     Raises:
         PortError: not a port, taken, not permitted, or to be chosen though it is shared.
     """
-    if asked is not None and not 0 <= asked <= 65535:
-        raise PortError(f"--master_port {asked} is not a port, expected 1 to 65535, or 0 for any free one")
+    if asked is not None and not 0 <= asked <= LAST_PORT:
+        raise PortError(f"master port {asked} is none, expected 1 to {LAST_PORT}, or 0 for any free one")
     if asked == 0 and shared:
-        raise PortError("--master_port 0: a job on several nodes needs the same port on each, name one")
+        raise PortError("master port 0: a job on several nodes needs the same port on each, name one")
     if asked == 0:
         return ports.pick(), False
     port = DEFAULT_MASTER_PORT if asked is None else asked
@@ -86,5 +87,5 @@ def choose_port(asked: int | None, *, shared: bool, ports: Ports, here: bool = T
         return port, False
     if asked is None and not shared:
         return ports.pick(), True
-    advice = "choose another with --master_port" if shared else "choose another, or leave out --master_port"
+    advice = "choose another, the same on every node" if shared else "choose another, or 0 for any free one"
     raise PortError(f"master port {port} is taken by {ports.holder(port)}; {advice}")

@@ -8,6 +8,7 @@ of the filter, and drops hosts that have no slot left.
 from __future__ import annotations
 
 from dsl.errors import FilterError, NumNodesError
+from dsl.lists import MOST_WORKERS, parse_integer, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,12 +27,13 @@ def parse_filter(text: str) -> dict[str, list[int]]:
         chosen = named.setdefault(host, set())
         if not colon:
             continue
-        try:
-            chosen.update([int(slot) for slot in slots.split(",")])
-        except ValueError:
-            raise FilterError(
-                f"bad filter {part!r}, expected HOST or HOST:SLOT,SLOT with whole numbers as slots"
-            ) from None
+        for slot in slots.split(","):
+            number = parse_integer(slot)
+            if number is None:
+                raise FilterError(
+                    f"bad filter {quote(part)}, expected HOST or HOST:SLOT,SLOT with whole numbers as slots"
+                )
+            chosen.add(number)
     return {host: sorted(slots) for host, slots in named.items()}
 
 
@@ -71,7 +73,7 @@ def _excluded(slots: Sequence[int], named: Sequence[int] | None) -> list[int]:
 def check_slots(host: str, slots: Iterable[int], pool: Mapping[str, Sequence[int]]) -> None:
     """Raise FilterError unless the pool has the host and each of the slots."""
     if host not in pool:
-        raise FilterError(f"hostname {host!r} not found in hostfile{_nearest(host, list(pool))}")
+        raise FilterError(f"hostname {quote(host)} not found in hostfile{_nearest(host, list(pool))}")
     for slot in slots:
         if slot not in pool[host]:
             raise FilterError(
@@ -106,17 +108,15 @@ def parse_num_nodes(text: str, elastic_training: bool) -> tuple[int, int]:  # no
     Raises:
         NumNodesError: MIN:MAX without elastic training, more than two parts, or a part that is no number.
     """
-    try:
-        counts = [int(part) for part in text.split(":")]
-    except ValueError:
-        counts = []
+    counts = [parse_integer(part) for part in text.split(":")]
+    least, most = counts[0], counts[-1]
+    if least is None or most is None or len(counts) > 2:
+        raise NumNodesError(f"num_nodes {quote(text)} is not in MIN:MAX format, nor a whole number")
     if len(counts) == 1:
-        return counts[0], -1
-    if len(counts) != 2:
-        raise NumNodesError(f"num_nodes {text!r} is not in MIN:MAX format, nor a whole number")
+        return least, -1
     if not elastic_training:
         raise NumNodesError(f"num_nodes {text!r}: MIN:MAX format is only supported in elastic training")
-    return counts[0], counts[1]
+    return least, most
 
 
 def trim(
@@ -129,7 +129,7 @@ def trim(
 ) -> dict[str, list[int]]:
     """Keep the first ``num_nodes`` hosts, each with slots 0 to ``num_gpus`` - 1; None and 0 change nothing.
 
-    ``checked`` is False where slots are no devices (workers on a CPU) and any number of them is fine.
+    ``checked`` is False where slots are only a number, as those that this machine's CPU counts.
     ``source`` names the hostfile in errors.
 
     Raises:
@@ -142,6 +142,8 @@ def trim(
         )
     if num_nodes is not None and num_nodes > 0:
         hosts = hosts[:num_nodes]
+    if num_gpus is not None and num_gpus > MOST_WORKERS:
+        raise FilterError(f"--num_gpus {num_gpus} is too many: a host can have {MOST_WORKERS} at most")
     if num_gpus is None or num_gpus <= 0:
         return {host: list(active[host]) for host in hosts}
     for host in hosts:

@@ -7,13 +7,11 @@ follows the number is ignored (``h slots=4 max_slots=8`` is fine).
 from __future__ import annotations
 
 from dsl.errors import HostfileError
+from dsl.lists import BEYOND, MOST_DIGITS, MOST_WORKERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-MAX_SLOTS = 4_194_304
-"""The most processes a Linux machine can hold (``PID_MAX_LIMIT``)."""
 
 
 def parse_hostfile(lines: Iterable[str], path: str = "hostfile") -> dict[str, int]:
@@ -37,16 +35,18 @@ def parse_hostfile(lines: Iterable[str], path: str = "hostfile") -> dict[str, in
                 f"{path} line {number}: hostfile contains a bad entry: {line[:80]!r}, expected 'HOST slots=N'"
             )
         host, digits = entry.groups()
-        if len(digits) > len(str(MAX_SLOTS)) or int(digits) > MAX_SLOTS:
+        # As DeepSpeed's pattern does, this one lets digits of any script pass.
+        slots = int(digits) if len(digits) <= MOST_DIGITS else BEYOND
+        if slots > MOST_WORKERS:
             raise HostfileError(
-                f"{path} line {number}: slots={digits[:20]} is more than the limit of {MAX_SLOTS}"
+                f"{path} line {number}: slots={digits[:20]} is more than the limit of {MOST_WORKERS}"
             )
         if host in pool:
             raise HostfileError(
                 f"{path} line {number}: hostfile contains multiple entries for {host!r}, "
                 f"the first in line {first_seen[host]}; keep one"
             )
-        pool[host] = int(digits)
+        pool[host] = slots
         first_seen[host] = number
     if not pool:
         raise HostfileError(

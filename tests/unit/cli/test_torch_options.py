@@ -178,9 +178,9 @@ def test_both_names_of_the_grace_have_a_variable_and_torchs_own_comes_last() -> 
 @pytest.mark.parametrize(
     "variable, text, said",
     [
-        ("PET_MASTER_PORT", "x", "PET_MASTER_PORT='x': invalid int value"),
-        ("PET_MASTER_PORT", "", "PET_MASTER_PORT='': invalid int value"),
-        ("PET_MONITOR_INTERVAL", "often", "PET_MONITOR_INTERVAL='often': invalid float value"),
+        ("PET_MASTER_PORT", "x", "PET_MASTER_PORT: invalid int value: 'x'"),
+        ("PET_MASTER_PORT", "", "PET_MASTER_PORT: invalid int value: ''"),
+        ("PET_MONITOR_INTERVAL", "often", "PET_MONITOR_INTERVAL: invalid seconds value: 'often'"),
         ("PET_STANDALONE", "yes", "PET_STANDALONE='yes': invalid value, expected 0 or 1"),
         ("PET_MODULE", "", "PET_MODULE='': invalid value, expected 0 or 1"),
         (
@@ -194,7 +194,7 @@ def test_both_names_of_the_grace_have_a_variable_and_torchs_own_comes_last() -> 
         (
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
             "soon",
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT='soon': invalid seconds value",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT: invalid seconds value: 'soon'",
         ),
     ],
 )

@@ -68,7 +68,7 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ("--nnodes -1 t.py", 2, "--nnodes '-1': expected"),
     ("--nnodes= t.py", 2, "--nnodes '': expected"),
     ("--nnodes 9999999999 t.py", 2, "--nnodes '9999999999': expected"),
-    ("--nproc-per-node 0 t.py", 2, "--nproc-per-node '0': it must be 1 to 4194304"),
+    ("--nproc-per-node 0 t.py", 2, "--nproc-per-node '0': it must be 1 to 65536"),
     ("--nproc-per-node many t.py", 2, "--nproc-per-node 'many': expected a number, auto, cpu or gpu"),
     ("--nproc-per-node gpu t.py", 2, "no CUDA device can be seen on this machine"),
     ("--nproc-per-node xpu t.py", 2, "no xpu device can be seen on this machine"),
@@ -93,8 +93,8 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ("--local-ranks-filter a t.py", 2, "--local-ranks-filter 'a': expected local ranks"),
     ("--log-dir t.py t.py", 2, "'t.py' should not be a file"),
     ("--stdin 9 t.py", 2, "--stdin '9': it must be a rank, 0 to 0, or none"),
-    ("--signals-to-handle SIGFOO t.py", 2, "--signals-to-handle 'SIGFOO': 'SIGFOO' is no signal"),
-    ("--signals-to-handle TERM,65 t.py", 2, "'65' is no signal"),
+    ("--forward-signals SIGFOO t.py", 2, "--forward-signals 'SIGFOO': 'SIGFOO' is no signal"),
+    ("--preempt-signal 65 t.py", 2, "'65' is no signal"),
     ("--signals-to-handle KILL t.py", 2, "SIGKILL cannot be taken"),
     ("--signals-to-handle SEGV t.py", 2, "SIGSEGV cannot be taken"),
     ("--signals-to-handle 32 t.py", 2, "32 cannot be taken"),
@@ -244,6 +244,35 @@ def test_a_signal_that_is_named_for_one_meaning_leaves_the_defaults_of_the_other
     expected = [parse_signals(text or "", "--x", job_control="") for text in (stop, forward, preempt)]
     assert (found.stop, found.forward) == (expected[0], expected[1])
     assert found.preempt == (expected[2][0] if preempt else None)
+
+
+@pytest.mark.parametrize(
+    "text, stop, strangers",
+    [
+        ("SIGFOO,SIGTERM", (15,), ["SIGFOO"]),
+        ("TERM, 65 ,usr1,0", (15, 10), ["65", "0"]),
+        ("SIGFOO", (), ["SIGFOO"]),
+        ("", (), []),
+        ("-1", (), ["-1"]),
+    ],
+)
+def test_a_name_to_handle_that_is_no_signal_is_passed_over_with_a_warning(
+    text: str,
+    stop: tuple[int, ...],
+    strangers: list[str],
+    started: Started,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As torchrun does. Our own options are ours to be strict with."""
+    assert torchrun.main([f"--signals-to-handle={text}", "t.py"]) == 7
+    signals = started[0][0].signals or {}
+    assert tuple([number for number, meaning in signals.items() if meaning == "stop"]) == stop
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
+    assert warnings == [
+        f"dslrun: warning: --signals-to-handle {text!r}: {item!r} is no signal and has no effect, "
+        "expected names such as SIGUSR1"
+        for item in strangers
+    ]
 
 
 @pytest.mark.parametrize(

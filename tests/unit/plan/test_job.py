@@ -182,6 +182,14 @@ def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], no
             LauncherError,
             "unknown launcher 'x', expected one of pdsh, ",
         ),
+        ({"launcher": "x"}, LauncherError, "unknown launcher 'x', expected one of pdsh, openmpi, mvapich"),
+        (
+            {"master_port": 65536},
+            PortError,
+            "--master_port 65536 is not a port, expected 1 to 65535, or 0 for",
+        ),
+        ({"ssh_port": 0}, PortError, "--ssh_port 0 is not a port, expected 1 to 65535"),
+        ({"num_gpus": 65537}, FilterError, "--num_gpus 65537 is too many: a host can have 65536 at most"),
         ({"hostfile": "H"}, MultiNodeError, "2 hosts (alpha, beta) take part"),
         ({"hostfile": "H", "include": "beta"}, MultiNodeError, "host 'beta' is not this machine"),
         (
@@ -193,6 +201,11 @@ def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], no
             {"hostfile": "H", "num_gpus": 3},
             FilterError,
             "--num_gpus 3 is too many: host 'beta' has slots 0 to 1",
+        ),
+        (
+            {"hostfile": "H", "num_gpus": 3, "cuda": 0},
+            FilterError,
+            "--num_gpus 3 is too many: host 'beta' has",
         ),
         ({"hostfile": "H", "no_ssh": True, "node_rank": 0}, OptionError, "--no_ssh needs --master_addr"),
         (

@@ -70,7 +70,7 @@ def test_the_kind_of_a_job_and_its_meeting_point(
     [
         ({"min_nodes": 0}, OptionError, "--nnodes 0:1: MIN must be at least 1"),
         ({"min_nodes": 3, "max_nodes": 2}, OptionError, "--nnodes 3:2"),
-        ({"max_nodes": 1 << 23}, OptionError, "at most 4194304 nodes can take part"),
+        ({"max_nodes": 1 << 23}, OptionError, "at most 65536 nodes can take part"),
         ({"rdzv_backend": "zeus"}, OptionError, "--rdzv-backend 'zeus': expected one of static, c10d"),
         ({"standalone": True, "rdzv_backend": "zeus"}, OptionError, "--rdzv-backend 'zeus'"),
         (

@@ -15,7 +15,7 @@ from dsl.plan.workers import local_world_size
     [
         ("1", {}, 0, 1),
         (" 3 ", {}, 0, 3),
-        ("4194304", {}, 0, 4194304),
+        ("65536", {}, 0, 65536),
         ("cpu", {}, 4, 8),
         ("gpu", {}, 4, 4),
         ("cuda", {}, 4, 4),
@@ -54,10 +54,10 @@ def test_hidden_devices_leave_room_for_cuda() -> None:
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("0", "it must be 1 to 4194304"),
-        ("-1", "it must be 1 to 4194304"),
-        ("4194305", "it must be 1 to 4194304"),
-        ("9" * 5000, "it must be 1 to 4194304"),
+        ("0", "it must be 1 to 65536"),
+        ("-1", "it must be 1 to 65536"),
+        ("65537", "it must be 1 to 65536"),
+        ("9" * 5000, "it must be 1 to 65536"),
         ("", "expected a number, auto, cpu or gpu"),
         ("1.5", "expected a number, auto, cpu or gpu"),
         ("gpus", "expected a number, auto, cpu or gpu"),

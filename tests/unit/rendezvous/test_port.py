@@ -36,16 +36,16 @@ def test_the_port_that_is_used(
         (
             29500,
             False,
-            "master port 29500 is taken by pid 9 (python old.py); choose another, or leave out --master_port",
+            "master port 29500 is taken by pid 9 (python old.py); choose another, or 0 for any free one",
         ),
         (
             None,
             True,
-            "master port 29500 is taken by pid 9 (python old.py); choose another with --master_port",
+            "master port 29500 is taken by pid 9 (python old.py); choose another, the same on every node",
         ),
-        (0, True, "--master_port 0: a job on several nodes needs the same port on each"),
-        (-2, False, "--master_port -2 is not a port, expected 1 to 65535"),
-        (65536, False, "--master_port 65536 is not a port"),
+        (0, True, "master port 0: a job on several nodes needs the same port on each"),
+        (-2, False, "master port -2 is none, expected 1 to 65535"),
+        (65536, False, "master port 65536 is none"),
     ],
 )
 def test_the_port_that_is_refused(asked: int | None, *, shared: bool, message: str) -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.support.outcome import assert_one_line, error_of
 
 from dsl.errors import HostfileError
-from dsl.resources.hostfile import MAX_SLOTS, parse_hostfile
+from dsl.lists import MOST_WORKERS
+from dsl.resources.hostfile import parse_hostfile
 
 hosts = st.from_regex(r"[A-Za-z0-9_.@-][A-Za-z0-9_.@#=-]{0,12}", fullmatch=True)
 pools = st.dictionaries(hosts, st.integers(0, 64), min_size=1, max_size=8)
@@ -37,7 +38,7 @@ def test_any_text_gives_a_pool_or_one_line_that_names_the_place(lines: list[str]
     else:
         pool = parse_hostfile(lines)
         assert pool
-        assert all(0 <= slots <= MAX_SLOTS for slots in pool.values())
+        assert all(0 <= slots <= MOST_WORKERS for slots in pool.values())
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_any_text_gives_a_pool_or_one_line_that_names_the_place(lines: list[str]
             "H line 2: hostfile contains a bad entry: 'missingslots', expected 'HOST slots=N'",
         ),
         (["# x"], "H: hostfile is empty or not formatted correctly"),
-        ([f"a slots={MAX_SLOTS + 1}"], f"H line 1: slots={MAX_SLOTS + 1} is more than the limit"),
+        ([f"a slots={MOST_WORKERS + 1}"], f"H line 1: slots={MOST_WORKERS + 1} is more than the limit"),
         ([f"a slots={'9' * 6000}"], "H line 1: slots=9999"),
     ],
 )

@@ -1,0 +1,270 @@
+"""Every number that a user can write, in an option or in a variable: bounded, and refused in one short line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
+from dsl.cli.command import Command
+from dsl.errors import UsageError
+from dsl.functions import LaunchConfig, elastic_launch
+from dsl.lists import MOST_WORKERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dsl.cli.options import Option
+    from dsl.model.node import NodePlan
+
+FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
+LINES = {"dsl": options_deepspeed.COMMAND_LINE, "dslrun": options_torch.COMMAND_LINE}
+LONG = "9" * 5000
+
+# What no number of any kind may be.
+NO_NUMBERS = ("x", "1_0", "0x10", "\u0663", "1,5", LONG, f"-{LONG}", str(2**63), str(-(2**63)), "99999999999")
+NO_INTEGERS = (*NO_NUMBERS, "", "1.5", "1e3", "nan", "inf")
+NO_COUNTS = (*NO_INTEGERS, "-2", str(10**9))
+NO_SECONDS = (*NO_NUMBERS, "", "nan", "-nan", "inf", "-inf", "infinity", "-1", "1e300", "1e9999", "1e10")
+NO_RANKS = (*[text for text in NO_INTEGERS if text not in ("", "1,5")], "-2", "0-99999999999")
+
+# Options whose value is a number or holds some: values that are refused, and what else has to be said.
+NUMBERS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
+    ("dsl", "num_nodes"): (("2", "1:2", f"1:{LONG}", "0x1:2", *NO_INTEGERS), ""),
+    # -1 is DeepSpeed's word for "not said", and so is every negative number.
+    ("dsl", "num_gpus"): (("1000000000", str(MOST_WORKERS + 1), *NO_INTEGERS), ""),
+    ("dsl", "master_port"): (("65536", *NO_COUNTS), ""),
+    ("dsl", "min_elastic_nodes"): (NO_INTEGERS, ""),
+    ("dsl", "max_elastic_nodes"): (NO_INTEGERS, ""),
+    ("dsl", "node_rank"): (NO_COUNTS, "--no_ssh"),
+    ("dsl", "ssh_port"): (("0", "-1", "65536", *NO_COUNTS), ""),
+    ("dsl", "include"): (
+        ("localhost:0-99999999999", *[f"localhost:{text}" for text in NO_COUNTS if text]),
+        "",
+    ),
+    ("dsl", "exclude"): (
+        ("localhost:0-99999999999", *[f"localhost:{text}" for text in NO_COUNTS if text]),
+        "",
+    ),
+    ("dsl", "bind_core_list"): (("0-99999999999", *NO_COUNTS), "--num_gpus 1 --bind_cores_to_rank"),
+    ("dslrun", "nnodes"): (("0", f"1:{LONG}", *NO_COUNTS), ""),
+    ("dslrun", "nproc_per_node"): (("0", str(MOST_WORKERS + 1), *NO_COUNTS), ""),
+    ("dslrun", "node_rank"): (NO_COUNTS, "--nnodes 2 --master-addr h"),
+    ("dslrun", "max_restarts"): (("-1", *NO_COUNTS), ""),
+    ("dslrun", "monitor_interval"): (NO_SECONDS, ""),
+    ("dslrun", "master_port"): (("65536", *NO_COUNTS), ""),
+    ("dslrun", "rdzv_endpoint"): (tuple(f"h:{text}" for text in ("65536", *NO_COUNTS)), ""),
+    ("dslrun", "signals_to_handle"): (("KILL", "9", "32"), ""),
+    ("dslrun", "forward_signals"): (("65", *[text for text in NO_COUNTS if text]), ""),
+    ("dslrun", "preempt_signal"): (("65", *[text for text in NO_COUNTS if text]), ""),
+    ("dslrun", "preempt_grace"): (NO_SECONDS, "--preempt-signal USR1"),
+}
+BOTH = {
+    "grace": NO_SECONDS,
+    "redirects": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
+    "tee": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
+    "local_ranks_filter": NO_RANKS,
+    "stdin": (str(MOST_WORKERS), *NO_RANKS),
+    "log_max_size": ("-1", "0", f"{LONG}K", "1.5M", *[one for one in NO_INTEGERS if one != "99999999999"]),
+}  # fmt: skip
+NUMBERS.update({(command, dest): (values, "") for command in LINES for dest, values in BOTH.items()})
+
+# Options whose value holds no number of ours.
+TEXTS = {
+    *("hostfile", "master_addr", "launcher", "launcher_args", "venv_script", "enable_each_rank_log"),
+    *("role", "local_addr", "rdzv_backend", "rdzv_id", "rdzv_conf", "logs_specs", "log_line_prefix_template"),
+    *("event_log_handler", "log_dir", "duplicate_stdout_filters", "duplicate_stderr_filters"),
+}
+
+# What messages call an option, if not by its name.
+CALLED = {
+    "num_nodes": ("num_nodes", "num nodes"),
+    "include": ("filter", "slot"),
+    "exclude": ("filter", "slot"),
+    "bind_core_list": ("core list",),
+}
+
+CASES = [
+    (command, dest, value)
+    for (command, dest), (values, _) in NUMBERS.items()
+    for value in dict.fromkeys(values)
+]
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[NodePlan]:
+    """A machine with 4 slots on its CPU, a script, and the plans that were handed to the engine."""
+    (tmp_path / "t.py").touch()
+    (tmp_path / "hosts").write_text("localhost slots=2\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setattr("dsl.devices.select.count_numa_nodes", lambda _nodes: 4)
+    plans: list[NodePlan] = []
+
+    def run_job(_planner: object, plan: NodePlan, **_facts: object) -> int:
+        plans.append(plan)
+        return 7
+
+    monkeypatch.setattr(Command, "run_job", staticmethod(run_job))
+    return plans
+
+
+def _refusal(command: str, words: list[str], capfd: pytest.CaptureFixture[str]) -> str:
+    """The one line that says why the command line is refused; after argparse's usage, where it is argparse."""
+    try:
+        code = FRONT_ENDS[command].main([*words, "t.py"])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    lines = capfd.readouterr().err.splitlines()
+    assert code == 2, lines
+    assert all(line.startswith("usage: ") or "error: " in line or "warning: " in line for line in lines)
+    (error,) = [line for line in lines if "error: " in line]
+    assert error.startswith(f"{command}: error: ")
+    assert len(error) < 400
+    return error
+
+
+def _ids(cases: list[tuple[str, str, str]]) -> list[str]:
+    return [f"{command} {dest} {value[:12]!r}" for command, dest, value in cases]
+
+
+@pytest.mark.parametrize("command, dest, value", CASES, ids=_ids(CASES))
+def test_a_number_that_cannot_be_is_refused_in_one_short_line(
+    command: str, dest: str, value: str, started: list[NodePlan], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """G8: nothing is started, nothing is computed that a slip of a few digits makes endless."""
+    (option,) = [one for one in LINES[command].options if one.dest == dest]
+    name = next(name for name in option.names if name.startswith("--"))
+    error = _refusal(command, [*NUMBERS[command, dest][1].split(), f"{name}={value}"], capfd)
+    assert any(word in error.replace("-", "_") for word in CALLED.get(dest, (dest,)))
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    "command, option",
+    [(command, one) for command, line in LINES.items() for one in line.options],
+    ids=[f"{command} {one.dest}" for command, line in LINES.items() for one in line.options],
+)
+def test_no_option_escapes_this_table(command: str, option: Option) -> None:
+    """A new option is a flag, has choices, or stands in `NUMBERS` or `TEXTS`."""
+    is_plain = option.is_flag or option.choices is not None
+    assert [is_plain, (command, option.dest) in NUMBERS, option.dest in TEXTS].count(True) == 1
+    if option.dest in TEXTS:
+        assert option.read is str
+
+
+# Their reader is the same: some of the values will do.
+INHERITED = [
+    ("dslrun", dest, value)
+    for (command, dest), (values, _) in NUMBERS.items()
+    if command == "dslrun"
+    for value in dict.fromkeys((*values[:2], *values[2::5]))
+]
+
+
+@pytest.mark.parametrize("command, dest, value", INHERITED, ids=_ids(INHERITED))
+def test_a_variable_that_stands_for_an_option_is_refused_by_its_own_name(
+    command: str,
+    dest: str,
+    value: str,
+    started: list[NodePlan],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    variable = f"PET_{dest.upper()}"
+    monkeypatch.setenv(variable, value)
+    assert variable in _refusal(command, NUMBERS[command, dest][1].split(), capfd)
+    assert started == []
+
+
+VARIABLES = [
+    *[("dslrun", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", value) for value in NO_SECONDS],
+    *[
+        ("dsl", "LOCAL_SIZE", value)
+        for value in (str(MOST_WORKERS + 1), *[one for one in NO_INTEGERS if one])
+    ],
+    *[("dslrun", "PET_STANDALONE", value) for value in ("x", "", LONG, "1.5", "yes")],
+    *[
+        ("dsl", "CUDA_VISIBLE_DEVICES", value)
+        for value in ("0-99999999999", "0-3", LONG, f"0-{LONG}", "99999999999", "\u0663")
+    ],
+]
+
+
+@pytest.mark.parametrize("command, name, value", VARIABLES, ids=_ids(VARIABLES))
+def test_a_variable_is_bounded_like_an_option(
+    command: str,
+    name: str,
+    value: str,
+    started: list[NodePlan],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert name in _refusal(command, [], capfd)
+    assert started == []
+
+
+@pytest.mark.parametrize("slots", [LONG, str(2**63), str(MOST_WORKERS + 1), "-1"])
+def test_slots_of_a_hostfile_are_bounded(
+    slots: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts").write_text(f"localhost slots={slots}\n", encoding="utf-8")
+    assert "hosts line 1: " in _refusal("dsl", ["-H", "hosts"], capfd)
+
+
+@pytest.mark.parametrize(
+    "name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS"]
+)
+@pytest.mark.parametrize("command", sorted(LINES))
+def test_a_variable_that_is_only_passed_on_is_nobodys_business(
+    command: str, name: str, started: list[NodePlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G5: what the workers inherit is not read."""
+    monkeypatch.setenv(name, LONG)
+    assert FRONT_ENDS[command].main(["--bind", "auto", "--report-bindings", "t.py"]) == 7
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("text, count", [(" 2 ", 2), ("+3", 3), ("007", 7)])
+def test_a_number_may_have_blanks_a_sign_and_zeroes(text: str, count: int, started: list[NodePlan]) -> None:
+    """As Python's ``int`` reads it, for both tools that the commands stand in for."""
+    assert deepspeed.main([f"--num_gpus={text}", "t.py"]) == 7
+    assert torchrun.main([f"--nproc-per-node={text}", "t.py"]) == 7
+    assert [len(plan.workers) for plan in started] == [count, count]
+
+
+def test_a_width_of_the_terminal_that_cannot_be_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for columns in (LONG, "-5", "99999999999", "nan"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(SystemExit) as caught:
+            deepspeed.main(["--help"])
+        assert caught.value.code == 0
+        assert "--num_gpus" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"grace_s": 1e300},
+        {"grace_s": float("nan")},
+        {"shutdown_timeout": 2**63},
+        {"max_restarts": 10**9},
+        {"nproc_per_node": 10**9},
+        {"nproc_per_node": 2**63},
+        {"min_nodes": 10**9, "max_nodes": 10**9, "rdzv_backend": "static", "rdzv_endpoint": "h:1"},
+        {"rdzv_backend": "static", "rdzv_endpoint": f"h:{LONG}"},
+        {"redirects": f"{LONG}:1"},
+    ],
+    ids=str,
+)
+def test_a_field_of_a_config_is_bounded_like_an_option(fields: dict[str, Any]) -> None:
+    """G8: launched from Python, the same numbers are refused by the same rules."""
+    wishes = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, "rdzv_configs": {"rank": 0}, **fields}
+    with pytest.raises(UsageError) as caught:
+        elastic_launch(LaunchConfig(**wishes), print)()
+    assert len(str(caught.value)) < 400
