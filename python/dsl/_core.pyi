@@ -424,12 +424,18 @@ class LogNotice:
     """Something that happened to output that the engine passes on. The job goes on."""
 
     @property
-    def kind(self) -> Literal["file_failed", "bytes_lost", "console_closed", "lines_dropped"]:
+    def kind(
+        self,
+    ) -> Literal[
+        "file_failed", "reopen_failed", "bytes_lost", "console_closed", "console_failed", "lines_dropped"
+    ]:
         """What happened.
 
-        ``file_failed``: a log file could not be opened or written (told once a file). ``bytes_lost``: what a
-        log file lacks at its end. ``console_closed``: nobody reads our output any more. ``lines_dropped``:
-        lines that were not shown, because the console took none for a while.
+        ``file_failed``: a log file could not be opened or written (told once a file). ``reopen_failed``: it
+        could not be opened anew, and the one that was open is still written. ``bytes_lost``: what a log file
+        lacks at its end. ``console_closed``: nobody reads our output any more. ``console_failed``: output
+        cannot be shown, because no thread can be had for it. ``lines_dropped``: lines that were not shown,
+        because the console took none for a while.
         """
     @property
     def worker(self) -> int | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from dsl import Exited, Killing, LogNotice, SignalReceived, Stopping, Unbound
 from dsl.model.outcome import REQUEUE_CODE, AttemptEnded, AttemptStarted, Outcome, RestartFailed
 from dsl.model.request import LEVELS
 from dsl.report.speak import say, write
-from dsl.report.verdict import Evidence, verdict
+from dsl.report.verdict import Evidence, file_error, verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -165,9 +163,13 @@ def _workers(count: int) -> str:
 
 
 def _describe(notice: LogNotice) -> str:
+    reason = file_error(notice.errno or 0)
     if notice.kind == "file_failed":
-        reason = os.strerror(notice.errno or 0)
         return f"cannot write {notice.path}: {reason}, the job goes on without what does not fit"
+    if notice.kind == "reopen_failed":
+        return f"cannot open {notice.path} anew: {reason}, the output goes on into the file that was open"
+    if notice.kind == "console_failed":
+        return f"the output of the workers cannot be shown: {reason}, the job goes on without it"
     if notice.kind == "bytes_lost":
         return f"{notice.path} lacks {notice.count} bytes that could not be written"
     if notice.kind == "console_closed":

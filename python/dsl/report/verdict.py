@@ -143,6 +143,8 @@ def _start_failure(exit_: Exit) -> str:
         return f"could not be started: {binding_failure(exit_.exec_stage, number)}"
     if exit_.exec_stage != "exec":
         stage = STAGES.get(exit_.exec_stage or "", exit_.exec_stage)
+        if exit_.exec_stage == "stdio":
+            text = file_error(number)
         return f"could not be started ({stage}): {path and path + ': '}{text}"
     hint = ""
     if number == errno.ENOENT and os.path.exists(path):
@@ -158,6 +160,14 @@ def _start_failure(exit_: Exit) -> str:
     elif number == errno.E2BIG:
         hint = ", its arguments and environment are too long together"
     return f"could not be executed: {path}: {text}{hint}"
+
+
+def file_error(number: int) -> str:
+    """Why a log file cannot be opened or written; the engine says ENXIO of what could make it wait."""
+    import errno
+    import os
+
+    return "it is not a regular file" if number == errno.ENXIO else os.strerror(number)
 
 
 def binding_failure(stage: str, number: int) -> str:

@@ -120,11 +120,19 @@ impl From<engine::LogNotice> for LogNotice {
                 log.kind = "file_failed";
                 (log.worker, log.path, log.errno) = (worker, text(path), Some(errno));
             }
+            engine::LogNotice::ReopenFailed { worker, path, errno } => {
+                log.kind = "reopen_failed";
+                (log.worker, log.path, log.errno) = (worker, text(path), Some(errno));
+            }
             engine::LogNotice::BytesLost { worker, path, count } => {
                 log.kind = "bytes_lost";
                 (log.worker, log.path, log.count) = (worker, text(path), count);
             }
             engine::LogNotice::ConsoleClosed => {}
+            engine::LogNotice::ConsoleFailed { errno } => {
+                log.kind = "console_failed";
+                log.errno = Some(errno);
+            }
             engine::LogNotice::LinesDropped { count } => {
                 log.kind = "lines_dropped";
                 log.count = count;

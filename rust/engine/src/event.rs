@@ -150,6 +150,15 @@ pub enum LogNotice {
         /// Its errno.
         errno: i32,
     },
+    /// A log file could not be opened anew; the one that was open is still written.
+    ReopenFailed {
+        /// Index of the worker; `None` for a file of all.
+        worker: Option<usize>,
+        /// The file.
+        path: Option<CString>,
+        /// Its errno.
+        errno: i32,
+    },
     /// A log file lacks this many bytes.
     BytesLost {
         /// Index of the worker.
@@ -161,6 +170,11 @@ pub enum LogNotice {
     },
     /// Nobody reads our stdout or stderr any more.
     ConsoleClosed,
+    /// The output cannot be shown: no thread can be had that would write it.
+    ConsoleFailed {
+        /// Its errno.
+        errno: i32,
+    },
     /// Lines were not shown, because the console took none for a while.
     LinesDropped {
         /// How many.

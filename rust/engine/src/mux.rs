@@ -17,6 +17,7 @@ use crate::event::LogNotice;
 use crate::poller::Poller;
 use crate::spec::{Console, LogOptions};
 
+mod cap;
 mod compose;
 mod file;
 mod fold;
@@ -29,7 +30,7 @@ mod terminal;
 mod text;
 mod writer;
 
-pub(crate) use file::open_log;
+pub(crate) use file::{open_log, open_output};
 pub(crate) use terminal::open_terminal;
 
 /// Token of the bell in the poller; streams have small numbers.

@@ -22,7 +22,7 @@ const AFTER_PAUSE: Duration = Duration::from_millis(50);
 const TRACEBACK_TIME: Duration = Duration::from_secs(2);
 const TRACEBACK_BYTES: usize = 256 * 1024;
 /// A longer line is shown in pieces.
-const LINE_BYTES: usize = 16 << 20;
+pub(super) const LINE_BYTES: usize = 16 << 20;
 /// Marks the place where a line was cut.
 const CUT: &[u8] = "\u{2026}".as_bytes();
 

@@ -141,17 +141,30 @@ impl Reader {
         let mut next = Next::GoOn;
         for order in orders {
             match order {
-                Order::Reopen => {
-                    let files = self.feeds.iter_mut().filter_map(|feed| feed.file.as_mut());
-                    files
-                        .chain(self.searches.iter_mut().map(|search| &mut search.file))
-                        .for_each(LogFile::reopen);
-                }
+                Order::Reopen => self.reopen(),
                 Order::Resize => self.resize(),
                 Order::Finish { tail_of } => next = Next::Finish { tail_of },
             }
         }
         next
+    }
+
+    fn reopen(&mut self) {
+        let of_workers = self.feeds.iter_mut().filter_map(|feed| {
+            let worker = feed.worker;
+            feed.file.as_mut().map(|file| (Some(worker), file))
+        });
+        let of_all = self.searches.iter_mut().map(|search| (None, &mut search.file));
+        for (worker, file) in of_workers.chain(of_all) {
+            if let Err(errno) = file.reopen() {
+                let notice = LogNotice::ReopenFailed {
+                    worker,
+                    path: Some(file.path().clone()),
+                    errno: errno.raw_os_error(),
+                };
+                notify(&self.link, notice);
+            }
+        }
     }
 
     /// Takes new streams from the mailbox.
@@ -301,8 +314,7 @@ impl Reader {
                     },
                 );
             }
-            if let Err(error) = file.finish() {
-                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            if let Err(errno) = file.finish() {
                 notify(&self.link, file_failed(Some(feed.worker), file.path(), errno));
             }
         }
@@ -344,6 +356,10 @@ impl Reader {
             self.drain(token);
             self.close(token);
         }
+        // The files are whole before anybody waits for a console. What cannot be put together stays in its segments.
+        for search in &mut self.searches {
+            let _ = search.file.finish();
+        }
         let now = Instant::now();
         for side in &mut self.sides {
             side.composer.finish(now);
@@ -351,10 +367,6 @@ impl Reader {
             if dropped > 0 {
                 notify(&self.link, LogNotice::LinesDropped { count: dropped });
             }
-        }
-        for search in &mut self.searches {
-            // The file is closed next; what could not be put together stays in its segments.
-            let _ = search.file.finish();
         }
         let tail = tail_of.map_or_else(Vec::new, |worker| self.tail(worker));
         self.link.mailbox().outcome = Some(Outcome { tail });

@@ -3,6 +3,7 @@
 use memchr::{memchr_iter, memmem};
 use rustix::io::Errno;
 
+use crate::mux::compose::LINE_BYTES;
 use crate::mux::file::{LogFile, open_log};
 use crate::spec::{Console as Kind, LineFile};
 
@@ -52,6 +53,10 @@ impl Lines {
             self.0.clear();
         }
         self.0.extend_from_slice(&data[begin..]);
+        if self.0.len() > LINE_BYTES {
+            // A progress bar, or no text at all: what there is counts as a line.
+            self.finish(searches, kind, prefix);
+        }
     }
 
     /// The stream has ended; so has its last line.
@@ -61,3 +66,6 @@ impl Lines {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use rustix::io::{DupFlags, Errno, dup3, fcntl_dupfd_cloexec, ioctl_fionbio};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::event::{Stage, StartFailure};
-use crate::mux::{open_log, open_terminal};
+use crate::mux::{open_log, open_output, open_terminal};
 use crate::spec::{Stdio, WorkerSpec};
 use crate::sys::clone::StdioSource;
 
@@ -126,19 +126,18 @@ impl Slots {
 }
 
 fn open_stream(path: &CStr, input: bool, append: bool) -> Result<OwnedFd, Errno> {
-    let flags = if input {
-        OFlags::RDONLY
+    // Opened without waiting: a FIFO would hold up the whole group. The worker's own calls wait as usual.
+    let file = if input {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        rustix::fs::open(path, flags, Mode::empty())?
     } else if append {
-        OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND
+        open_log(path)?
     } else {
         // Append mode also without history: a worker's children may open the file a second time.
-        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND
+        open_output(path, OFlags::TRUNC | OFlags::APPEND)?
     };
-    rustix::fs::open(
-        path,
-        flags | OFlags::CLOEXEC | OFlags::NOCTTY,
-        Mode::from_raw_mode(0o640),
-    )
+    ioctl_fionbio(&file, false)?;
+    Ok(file)
 }
 
 /// A copy of a descriptor that the caller named by number.
