@@ -1,4 +1,8 @@
-"""Check the documents without a network: links to files and headings, guarantees without a test."""
+"""Check the documents without a network: links to files and headings, guarantees without a test.
+
+README is also shown where the package is published, so its links are absolute. They are checked as the files
+of this checkout that they name.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s+(\S+)")
+REPOSITORY = re.compile(r'^Repository = "([^"]+)"', re.MULTILINE)
 HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*$")
 GUARANTEE = re.compile(r"\bG\d+\b")
 
@@ -40,22 +45,39 @@ def anchors(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def home() -> str:
+    """What the absolute links to files of this checkout begin with."""
+    found = REPOSITORY.search((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return f"{found[1]}/blob/main/" if found else ""
+
+
 def broken_links(path: Path) -> list[str]:
     """One line for each link of a file that leads nowhere."""
     problems = []
     for number, line in prose(path):
         for match in LINK.finditer(re.sub(r"`[^`]*`", "", line)):
-            target = match[1] or match[2]
-            if re.match(r"[a-z][a-z0-9+.-]*:", target):
-                continue
-            name, _, anchor = target.partition("#")
-            file = (path.parent / name).resolve() if name else path
-            where = f"{path.relative_to(ROOT)}:{number}"
-            if not file.exists():
-                problems.append(f"{where}: there is no {name}")
-            elif anchor and anchor not in anchors(file):
-                problems.append(f"{where}: {file.relative_to(ROOT)} has no heading #{anchor}")
+            problem = fault_of(path, match[1] or match[2])
+            if problem:
+                problems.append(f"{path.relative_to(ROOT)}:{number}: {problem}")
     return problems
+
+
+def fault_of(path: Path, target: str) -> str:
+    """What is wrong with a link of a file; empty if nothing is, or it leads to other sites."""
+    if path == ROOT / "README.md":
+        if not re.match(r"#|[a-z][a-z0-9+.-]*:", target):
+            return f"{target} leads nowhere where the package is published, write {home()}{target}"
+        target = target.removeprefix(home())
+    if re.match(r"[a-z][a-z0-9+.-]*:", target):
+        return ""
+    name, _, anchor = target.partition("#")
+    file = (path.parent / name).resolve() if name else path
+    if not file.exists():
+        return f"there is no {name}"
+    if anchor and anchor not in anchors(file):
+        return f"{file.relative_to(ROOT)} has no heading #{anchor}"
+    return ""
 
 
 def untested_guarantees() -> list[str]:

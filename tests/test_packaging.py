@@ -12,11 +12,15 @@ import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import dsl
 import dsl._core
+
+if TYPE_CHECKING:
+    from email.message import Message
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("dsl", "dslrun")
@@ -127,6 +131,21 @@ def test_a_launcher_does_not_pull_in_torch(metadata: Path) -> None:
     fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
     needed = [line for line in fields.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert {re.split(r"[<>=! ;]", line)[0] for line in needed} == {"psutil", "nvidia-ml-py"}
+
+
+def test_the_description_has_no_link_that_works_in_a_checkout_only(metadata: Path) -> None:
+    fields = Parser().parsestr((metadata / "METADATA").read_text(encoding="utf-8"))
+    description = fields.get_payload()
+    assert isinstance(description, str)
+    links = re.findall(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)", description, re.MULTILINE)
+    assert {inline or reference for inline, reference in links} >= {project_url(fields, "Documentation")}
+    assert [link for pair in links for link in pair if link and not link.startswith(("https://", "#"))] == []
+
+
+def project_url(fields: Message, name: str) -> str:
+    """A project's address by its label."""
+    urls = dict(line.split(", ", 1) for line in fields.get_all("Project-URL", []))
+    return urls[name]
 
 
 def test_there_is_one_version(metadata: Path) -> None:
