@@ -14,9 +14,8 @@ build: ## build the package and install it into .venv
 	$(RUN) python -c 'import dsl; print("dsl", dsl.__version__)'
 
 .PHONY: build-release
-build-release: ## build the wheel and the source archive into dist/
-	$(RUN) maturin build --release --out dist
-	$(RUN) maturin sdist --out dist
+build-release: ## build and check wheels (x86_64, aarch64) and the source archive in dist/
+	scripts/with-environment --tests --release -- python scripts/release.py
 
 .PHONY: test
 test: ## all tests, fast ones first
@@ -27,8 +26,16 @@ test-rust: ## the engine's own tests (no Python involved)
 	scripts/test rust
 
 .PHONY: test-py
-test-py: ## Python tests that start no job
+test-py: ## Python tests that start no job, the fast half: a test of each module
 	scripts/test unit
+
+.PHONY: test-contract
+test-contract: ## Python tests that start no job, the other half: answers recorded from other tools
+	scripts/test contract
+
+.PHONY: test-package
+test-package: ## what is shipped: the wheel, the source archive, and the wheels of a release
+	scripts/test package
 
 .PHONY: test-pythons
 test-pythons: ## Python tests on 3.10 and on the newest Python of this machine

@@ -1,10 +1,10 @@
 """Set up everything the project needs on this machine, then become the given command.
 
-    environment.py [--tests] [--torch] [--frameworks] [--] command...
+    environment.py [--tests] [--release] [--torch] [--frameworks] [--] command...
 
 Makes a virtual environment in ``.venv`` (or ``$DSL_VENV``), finds or installs a Rust toolchain and a linker,
-builds and installs the package; ``--torch`` adds torch, ``--tests`` the tools of the tests, ``--frameworks``
-torch and the training frameworks that are tested with the package.
+builds and installs the package; ``--torch`` adds torch, ``--tests`` the tools of the tests, ``--release``
+those of a release, ``--frameworks`` torch and the training frameworks that are tested with the package.
 What is already there is reused: the second run takes a moment. Uses the standard library only.
 """
 
@@ -145,6 +145,16 @@ def install_groups(python: str, done: dict[str, str]) -> None:
     done["groups"] = state
 
 
+def install_release_tools(python: str, done: dict[str, str]) -> None:
+    """What builds and judges the wheels that are published."""
+    state = digest([ROOT / "pyproject.toml"])
+    if done.get("release") == state:
+        return
+    say("installing the release tools (zig among them, 100 MB)")
+    call(python, "-m", "pip", "install", "--quiet", "--group", "release")
+    done["release"] = state
+
+
 def install_frameworks(python: str, env: dict[str, str], done: dict[str, str]) -> None:
     """The training frameworks, and what DeepSpeed needs to compile an operation of a job on the CPU."""
     headers = output(python, "-c", "import sysconfig; print(sysconfig.get_path('include'))").strip()
@@ -168,7 +178,7 @@ def install_package(python: str, env: dict[str, str], done: dict[str, str]) -> N
     state = digest([ROOT / name for name in SOURCES])
     if done.get("package") == state and output(python, "-c", "import dsl; print('ok')"):
         return
-    say("building and installing the package")
+    say("building and installing the package (the first time this takes a minute or two)")
     # With the build tools at hand there is no need to fetch them into a throw-away environment.
     isolation = ["--no-build-isolation"] if "groups" in done else []
     call(python, "-m", "pip", "install", "--quiet", *isolation, ".", env=env)
@@ -198,7 +208,7 @@ def install_torch(python: str) -> None:
     call(python, "-m", "pip", "install", "--quiet", *wanted)
 
 
-def set_up(*, tests: bool, torch: bool, frameworks: bool) -> dict[str, str]:
+def set_up(*, tests: bool, release: bool, torch: bool, frameworks: bool) -> dict[str, str]:
     """Set everything up and return the environment in which to run commands."""
     env = {name: value for name, value in os.environ.items() if name not in {"PYTHONHOME", "PYTHONPATH"}}
     with (ROOT / "pyproject.toml").open("rb") as lock:
@@ -210,6 +220,8 @@ def set_up(*, tests: bool, torch: bool, frameworks: bool) -> dict[str, str]:
         done: dict[str, str] = json.loads(STAMP.read_text(encoding="utf-8")) if STAMP.exists() else {}
         if tests:
             install_groups(python, done)
+        if release:
+            install_release_tools(python, done)
         install_package(python, env, done)
         if torch or frameworks:
             install_torch(python)
@@ -223,6 +235,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="set up the project's environment, then run a command in it")
     parser.add_argument("--tests", action="store_true", help="with the test and lint tools")
+    parser.add_argument("--release", action="store_true", help="with what builds and judges a release")
     parser.add_argument("--torch", action="store_true", help="with torch")
     parser.add_argument(
         "--frameworks", action="store_true", help="with torch and the training frameworks that are tested"
@@ -230,7 +243,7 @@ def main() -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    env = set_up(tests=args.tests, torch=args.torch, frameworks=args.frameworks)
+    env = set_up(tests=args.tests, release=args.release, torch=args.torch, frameworks=args.frameworks)
     if command:
         try:
             os.execvpe(command[0], command, env)
