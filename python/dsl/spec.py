@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dsl.model.node import Route
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
     from dsl._core import LaunchSpec, Stdio
-    from dsl.model.node import NodePlan, Route
+    from dsl.model.node import NodePlan, WorkerPlan
+
+NOWHERE = Route()
+"""A stream that is neither kept nor shown."""
 
 
 def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
@@ -26,7 +31,7 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
             env=worker.env,
             stdin=Stdio.inherit() if worker.stdin else Stdio.null(),
             stdout=_stdio(plan, worker.stdout, 1),
-            stderr=Stdio.stdout() if worker.stderr is None else _stdio(plan, worker.stderr, 2),
+            stderr=_stderr(plan, worker),
             cpus=worker.cpus,
             mempolicy=worker.mempolicy,
             foreground=worker.stdin and stdin_is_terminal,
@@ -44,6 +49,17 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
         collapse=plan.collapse,
         line_files=plan.line_files,
     )
+
+
+def _stderr(plan: NodePlan, worker: WorkerPlan) -> Stdio:
+    """What nobody shows and no file keeps is read all the same: its end may say why the worker failed."""
+    from dsl._core import Stdio
+
+    if worker.stderr is None and worker.stdout != NOWHERE:
+        return Stdio.stdout()
+    if worker.stderr in (None, NOWHERE):
+        return Stdio.log()
+    return _stdio(plan, worker.stderr, 2)
 
 
 def _stdio(plan: NodePlan, route: Route, stream: Literal[1, 2]) -> Stdio:

@@ -141,10 +141,8 @@ def _options(args: argparse.Namespace) -> Options:
 def _value(option: Option, value: Any) -> Any:
     if option.is_flag:
         return bool(value)
-    if option.read is str:
-        value = str(value) if not isinstance(value, (list, tuple)) else _words(value)
     try:
-        value = option.read(value) if isinstance(value, str) else value
+        value = option.read(_words(value) if isinstance(value, (list, tuple)) else str(value))
     except BadValueError as error:
         raise OptionError(f"{option.dest}: {error}") from None
     except ValueError:

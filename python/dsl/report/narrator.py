@@ -101,7 +101,8 @@ class Narrator:
         if not event.decision.counted:
             self.say(f"starting {who} again: the nodes of the job have changed", "info")
             return
-        self.say(self._verdict(history.attempts[-1])[0], "error")
+        last = history.attempts[-1]
+        self.say(verdict(last, self._evidence(last))[0], "error")
         from dsl.report.loops import crash_loop
 
         loop = crash_loop(history.attempts)
@@ -113,8 +114,8 @@ class Narrator:
         last = outcome.last
         if last.is_preempted:
             self.say(f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again", "info")
-        lines = self._verdict(last)
-        for line in lines:
+        evidence = self._evidence(last)
+        for line in verdict(last, evidence):
             self.say(line)
         if len(outcome.attempts) > 1 and last.ended.first_failure is not None:
             from dsl.report.loops import crash_loop
@@ -123,13 +124,14 @@ class Narrator:
             self.say(loop or f"{len(outcome.attempts)} attempts have failed", "error")
         if last.failures:
             from dsl.report.failures import root_cause
-            from dsl.report.summary import format_summary
+            from dsl.report.summary import addition
 
-            root = root_cause(last.failures)
-            evidence = lines[:1] if root.recorded is None else []
-            write(format_summary(self._plan.name, last.failures, root, evidence) + "\n")
+            box = addition(self._plan.name, last.failures, root_cause(last.failures), evidence.said)
+            if box:
+                write(box + "\n")
 
-    def _verdict(self, attempt: AttemptOutcome) -> list[str]:
+    def _evidence(self, attempt: AttemptOutcome) -> Evidence:
+        """What is known of the cause."""
         cause, ended = attempt.cause, attempt.ended
         memory, tail, path = "", b"", None
         if cause is not None and ended.first_failure is not None:
@@ -147,7 +149,7 @@ class Narrator:
         known = memory
         if cause is not None and not tail and not memory:
             known = _recorded(attempt, cause)
-        return verdict(attempt, Evidence(known, tail, path))
+        return Evidence(known, tail, path)
 
 
 def _recorded(attempt: AttemptOutcome, cause: Exit) -> str:

@@ -1,10 +1,10 @@
 """The failure summary in the shape of torchrun (torch 2.13), which people and their log parsers know.
 
 Where torch can say the same it is said in the same bytes, but for these: failures within one second show its
-fraction, what is known of the root cause stands below what torch says of it, a worker that never started
-says why, a record without a time has that of its file or of the death, one with an empty traceback shows its
-message and an empty one counts as none, many failures are counted instead of shown, very long texts lose
-their middle, and control characters are made harmless.
+fraction, what is known of the root cause stands below what torch says of it, or in place of its advice how to
+have tracebacks, a worker that never started says why, a record without a time has that of its file or of
+the death, one with an empty traceback shows its message and an empty one counts as none, many are counted
+instead of shown, very long texts lose their middle, and control characters are made harmless.
 """
 
 from __future__ import annotations
@@ -26,9 +26,23 @@ MAX_OTHERS = 15
 MAX_TEXT = 1 << 16
 """Characters of a traceback that are shown."""
 
+TOLD = 200
+"""Characters of a message by which it is known again."""
+
 MAX_WIDTH = 60
 NOT_AVAILABLE = "<N/A>"
 HINT = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+def addition(name: str, failures: Sequence[Failure], root: Failure, told: str) -> str:
+    """What there is to add to a verdict, in the same shape; empty if there is nothing.
+
+    ``told`` is the exception that the verdict has quoted, with its traceback: the summary of a job whose
+    workers have recorded nothing repeats it, and that of the others does not show it again.
+    """
+    if told and not any(failure.recorded for failure in failures):
+        return ""
+    return format_summary(name, failures, root, told=told)
 
 
 def format_summary(
@@ -39,24 +53,22 @@ def format_summary(
     *,
     border: str = "=",
     section: str = "-",
+    told: str = "",
 ) -> str:
     """The text of torch's ``ChildFailedError``, with an empty line in front and no line end behind.
 
     ``name`` is what has failed, ``root`` one of ``failures``, which are numbered in the order given.
     ``evidence``: lines that tell more about the root cause. ``border`` and ``section`` are the characters of
-    the rules. Raises ValueError if ``root`` is none of ``failures``.
+    the rules. ``told``: as for `addition`. Raises ValueError if ``root`` is none of ``failures``.
     """
     at = failures.index(root)
     others = [index for index in range(len(failures)) if index != at]
     seconds = [seconds_of(failure) for failure in failures]
+    accounts = {index: _account(failures[index], has_traceback=bool(told)) for index in others[:MAX_OTHERS]}
+    accounts[at] = told if told and _repeats(root, told) else _account(root, evidence)
     blocks = {
-        index: _block(
-            index,
-            failures[index],
-            evidence if index == at else (),
-            with_fraction=seconds.count(seconds[index]) > 1,
-        )
-        for index in [at, *others[:MAX_OTHERS]]
+        index: _block(index, failures[index], account, with_fraction=seconds.count(seconds[index]) > 1)
+        for index, account in accounts.items()
     }
     rest = [failures[index].rank for index in others[MAX_OTHERS:]]
     shown = [blocks[index] for index in others[:MAX_OTHERS]] or ["  <NO_OTHER_FAILURES>"]
@@ -82,9 +94,8 @@ def format_summary(
     )
 
 
-def _block(index: int, failure: Failure, evidence: Sequence[str], *, with_fraction: bool) -> str:
+def _block(index: int, failure: Failure, account: str, *, with_fraction: bool) -> str:
     name = signal_name(failure)
-    known = "".join(f"\n  {printable(line)}" for text in evidence for line in text.splitlines())
     return "\n".join(
         [
             f"[{index}]:",
@@ -94,13 +105,34 @@ def _block(index: int, failure: Failure, evidence: Sequence[str], *, with_fracti
             f"  exitcode  : {failure.exitcode} (pid: {failure.pid}) "
             + (f" ({name})" if name != NOT_AVAILABLE else ""),
             f"  error_file: {printable(failure.error_file or NOT_AVAILABLE)}",
-            f"  traceback : {_account(failure)}{known}",
+            f"  traceback : {account}",
         ]
     )
 
 
-def _account(failure: Failure) -> str:
-    """What stands behind ``traceback :``. As in torch, its further lines are indented unless it is text."""
+def _repeats(failure: Failure, told: str) -> bool:
+    """Whether what the worker has recorded is the exception that was told, or nothing."""
+    if failure.recorded is None:
+        return True
+    first, _, _ = failure.recorded.message.partition("\n")
+    return bool(first) and told.startswith(first.strip()[:TOLD])
+
+
+def _account(failure: Failure, evidence: Sequence[str] = (), *, has_traceback: bool = False) -> str:
+    """What stands behind ``traceback :``. As in torch, its further lines are indented unless it is text.
+
+    ``has_traceback``: the reader has seen one, and needs no advice how to get it.
+    """
+    known = [printable(line) for text in evidence for line in text.splitlines()]
+    account = _own_account(failure)
+    if account.startswith(HINT) and (known or has_traceback):
+        rest = account[len(HINT) :].lstrip()
+        known = [*([rest] if rest else []), *known]
+        account = known.pop(0) if known else NOT_AVAILABLE
+    return "\n  ".join([account, *known])
+
+
+def _own_account(failure: Failure) -> str:
     recorded = failure.recorded
     text = recorded and (recorded.traceback or recorded.message)
     if recorded is None or not text:

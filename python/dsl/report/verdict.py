@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import kept, record
 from dsl.lists import format_ranges
 from dsl.signals import signal_name
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dsl import Exit
     from dsl.model.node import Label, NodePlan, WorkerPlan
     from dsl.model.outcome import AttemptOutcome
+    from dsl.report.excerpt import Excerpt
 
 # Steps of a start whose engine names are no words.
 STAGES = {"stdio": "its log file or stream"}
@@ -32,6 +33,23 @@ class Evidence:
     """The end of what the worker wrote."""
     log_path: str | None = None
     """The file that holds all of it."""
+
+    @kept
+    def words(self) -> Excerpt | None:
+        """What the worker said of its end."""
+        if not self.tail:
+            return None
+        from dsl.report.excerpt import excerpt
+
+        return excerpt(self.tail)
+
+    @property
+    def said(self) -> str:
+        """The exception and where it was raised, in one line; empty if nobody has found one."""
+        words: Excerpt | None = self.words
+        if words is None or not words.exception:
+            return ""
+        return words.exception + (f" ({words.where})" if words.where else "")
 
 
 NO_EVIDENCE = Evidence()
@@ -57,7 +75,7 @@ def verdict(attempt: AttemptOutcome, evidence: Evidence = NO_EVIDENCE) -> list[s
             victims.setdefault(_ending(exit_), []).append(workers[exit_.worker].label)
     if victims and (cause is not None or ended.stop_signal is not None):
         groups = [f"{name_labels(labels)} ({how})" for how, labels in victims.items()]
-        lines.append("stopped by dsl: " + ", ".join(groups))
+        lines.append(f"stopped by {attempt.plan.command}: " + ", ".join(groups))
     lines.extend(survivor(*one) for one in ended.survivors)
     return [line if line.isprintable() else _printable(line) for line in lines]
 
@@ -70,10 +88,16 @@ def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -
     if worker.noun != "rank":
         place = f"pid {cause.pid}" if cause.pid else "not started"
     first = "" if is_alone else " first"
+    if plan.world_size > len(plan.workers):
+        first = " first on this node"  # who knows of the others
     # Its record told of an error before we stopped it: what ended it in the end was ours.
-    why = f"an exception, stopped by dsl ({_ending(cause)})" if cause.caused_by_stop else reason(cause)
+    why = (
+        f"an exception, stopped by {plan.command} ({_ending(cause)})"
+        if cause.caused_by_stop
+        else reason(cause)
+    )
     why += evidence.known and ": " + evidence.known
-    said, output = _last_words(worker.label, evidence.tail, evidence.log_path)
+    said, output = evidence.said, _last_words(worker.label, evidence)
     # What SIGKILL ended, or something known from elsewhere, did not end of what it had said before.
     is_reason = bool(said) and len(said) <= SHORT and not evidence.known and cause.signal != 9
     line = f"{worker.label} ({place}) failed{first}: {why}{': ' + said if is_reason else ''}"
@@ -86,20 +110,11 @@ def survivor(pid: int, state: str, name: str, wchan: str | None) -> str:
     return f"process {pid} ({name}, state {state}) did not die of SIGKILL{where}"
 
 
-def _last_words(label: Label, tail: bytes, log_path: str | None) -> tuple[str, list[str]]:
-    """What the worker said of its end, in one line, and the lines that show its last output."""
-    said = ""
-    lines: list[str] = []
-    if tail:
-        from dsl.report.excerpt import excerpt
-
-        found = excerpt(tail)
-        said = found.exception or ""
-        said += f" ({found.where})" if said and found.where else ""
-        lines = [f"  | {line}".rstrip() for line in found.lines]
-    if lines:
-        lines.insert(0, f"last output of {label}:")
-    return said, [*lines, *([f"full log: {log_path}"] if log_path else [])]
+def _last_words(label: Label, evidence: Evidence) -> list[str]:
+    """The lines that show the worker's last output."""
+    shown = () if evidence.words is None else evidence.words.lines
+    lines = [f"last output of {label}:", *[f"  | {line}".rstrip() for line in shown]] if shown else []
+    return [*lines, *([f"full log: {evidence.log_path}"] if evidence.log_path else [])]
 
 
 def _printable(line: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dsl._record import replace
 from dsl.model.failure import ErrorRecord, Failure
-from dsl.report.summary import MAX_OTHERS, MAX_TEXT, format_summary
+from dsl.report.summary import MAX_OTHERS, MAX_TEXT, addition, format_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,11 +97,12 @@ Root Cause (first observed failure):
     )
 
 
-def test_evidence_stands_below_the_hint_and_belongs_to_the_cause_alone() -> None:
+def test_evidence_stands_in_place_of_the_hint_and_belongs_to_the_cause_alone() -> None:
     cause, other = a_failure(3), a_failure(4)
     text = format_summary("t", [cause, other], cause, ["ValueError: bad batch\n(t.py:3 in step)"])
     assert text.count("ValueError: bad batch") == 1
-    assert f"  traceback : {HINT}\n  ValueError: bad batch\n  (t.py:3 in step)\n=" in text
+    assert "  traceback : ValueError: bad batch\n  (t.py:3 in step)\n=" in text
+    assert text.count(HINT) == 1
 
 
 @pytest.mark.parametrize(
@@ -222,3 +223,19 @@ def test_a_traceback_keeps_its_lines_and_each_is_indented(traceback: str) -> Non
     account = text.split("  traceback : ")[1].rpartition("\n")[0].split("\n")
     assert len(account) == traceback.count("\n") + 1
     assert all(line.startswith("  ") for line in account[1:])
+
+
+def test_below_a_verdict_it_stands_only_where_it_adds_something_and_repeats_no_traceback() -> None:
+    """G3: and nobody is told how to have the traceback that stands above."""
+    told = "ValueError: bad batch (t.py:3 in step)"
+    plain, other = a_failure(0), a_failure(1)
+    same = a_failure(0, **recorded("Traceback:\nValueError: bad batch"))
+    same = replace(same, recorded=replace(same.recorded, message="ValueError: bad batch"))
+    assert addition("t", [plain, other], plain, told) == ""
+    assert addition("t", [plain, other], plain, "") == format_summary("t", [plain, other], plain)
+    text = addition("t", [same, other], same, told)
+    assert f"  traceback : {told}\n=" in text
+    assert "  traceback : <N/A>\n" in text
+    assert "Traceback:" not in text
+    assert HINT not in text
+    assert "Traceback:" in addition("t", [same, other], same, "KeyError: 'x'")
