@@ -58,6 +58,22 @@ def test_nothing_survives(errno: str, calls: str, dsl_command: Path, testchild: 
         assert job.left() == []
 
 
+@pytest.mark.parametrize("errno", ["ENOSYS", "EPERM"])
+def test_a_grace_of_more_than_24_days_is_a_grace(
+    errno: str, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """Before Linux 5.11 no wait for events may be as long as that."""
+    words = ["catch", "TERM", "note", str(tmp_path / "ready"), "%r %p", "await", "TERM", "1", "sleep", "300"]
+    words += ["note", str(tmp_path / "cleaned"), "%r"]
+    line = dsl_line(dsl_command, 2, [str(testchild), *words], 3_000_000)
+    with running(_without(testchild, errno, "epoll_pwait2", line), tmp_path) as job:
+        job.ready(2)
+        os.kill(job.guard, signal.SIGTERM)
+        assert job.wait() == 143, job.stderr()
+        assert job.left() == []
+    assert sorted((tmp_path / "cleaned").read_text().split()) == ["0", "1"]
+
+
 # What a kernel or a profile may do about a binding, and what is said of it.
 NOT_BOUND = [
     ("EPERM", "sched_setaffinity", "cannot be bound to its CPUs: Operation not permitted"),

@@ -8,6 +8,8 @@ use rustix::event::{Timespec, epoll};
 
 use crate::error::Error;
 
+/// The longest wait, since kernels before 5.11 know none above 24.8 days.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// Events taken from the kernel at once.
 const BATCH: usize = 512;
 
@@ -48,9 +50,10 @@ impl Poller {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits until something happens or the time is over; the tokens, in the kernel's order.
+    /// Waits until something happens or the time, or a day, is over; the tokens, in the kernel's order.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<Vec<u64>, Error> {
         let mut list = [MaybeUninit::<epoll::Event>::uninit(); BATCH];
+        let timeout = timeout.map(|timeout| timeout.min(LONGEST));
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),

@@ -1,8 +1,8 @@
 //! Runs a command as if the kernel (or a seccomp profile) lacked some system calls.
 //!
 //! `dsl-deny ENOSYS|EPERM|NOTHING CALL[,CALL…] PROGRAM…`, with CALL one of `clone3`, `pidfd_open`,
-//! `pidfd_send_signal`, `close_range`, `sched_setaffinity`, `set_mempolicy`, `rt_sigqueueinfo`. With `NOTHING`
-//! the calls succeed and do nothing.
+//! `pidfd_send_signal`, `close_range`, `sched_setaffinity`, `set_mempolicy`, `rt_sigqueueinfo`, `epoll_pwait2`.
+//! With `NOTHING` the calls succeed and do nothing.
 #![no_main]
 
 use dsl_testkit::{fail, sys};
@@ -31,6 +31,7 @@ pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
 fn number(call: &str) -> libc::c_long {
     match call {
         "clone3" => libc::SYS_clone3,
+        "epoll_pwait2" => libc::SYS_epoll_pwait2,
         "pidfd_open" => libc::SYS_pidfd_open,
         "pidfd_send_signal" => libc::SYS_pidfd_send_signal,
         "close_range" => libc::SYS_close_range,
