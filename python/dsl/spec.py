@@ -18,7 +18,8 @@ NOWHERE = Route()
 def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
     """Translate a plan; nothing is decided but how a route is carried out.
 
-    The worker that reads our stdin gets the terminal, too, if that is one.
+    A worker that reads a terminal of ours, or writes to it by itself, belongs to the foreground: elsewhere
+    the terminal may stop it.
 
     Raises:
         SpecError: from the engine, for a plan that cannot be started.
@@ -34,7 +35,7 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
             stderr=_stderr(plan, worker),
             cpus=worker.cpus,
             mempolicy=worker.mempolicy,
-            foreground=worker.stdin and stdin_is_terminal,
+            foreground=(worker.stdin and stdin_is_terminal) or _has_terminal(worker),
             prefix=worker.prefix,
         )
         for worker in plan.workers
@@ -60,6 +61,11 @@ def _stderr(plan: NodePlan, worker: WorkerPlan) -> Stdio:
     if worker.stderr in (None, NOWHERE):
         return Stdio.log()
     return _stdio(plan, worker.stderr, 2)
+
+
+def _has_terminal(worker: WorkerPlan) -> bool:
+    routes = (worker.stdout, worker.stderr)
+    return any(route is not None and route.inherit and route.terminal for route in routes)
 
 
 def _stdio(plan: NodePlan, route: Route, stream: Literal[1, 2]) -> Stdio:

@@ -15,11 +15,15 @@ from kit.waiting import until
 from tests.support.command import dsl_line
 from tests.support.jobs import running
 from tests.support.logs import Found, check
-from tests.support.terminal import Terminal, terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from tests.support.terminal import Terminal
+
+    Open = Callable[..., AbstractContextManager[Terminal]]
 
 pytestmark = pytest.mark.engine
 
@@ -63,7 +67,7 @@ def test_a_piped_line_has_a_prefix_only_if_asked(dsl_command: Path, testchild: P
     assert sorted(tagged.splitlines()) == [b"[rank 0] hello", b"[rank 1] hello"]
 
 
-def test_a_terminal_shows_prefixes_and_the_workers_see_one(dsl_command: Path) -> None:
+def test_a_terminal_shows_prefixes_and_the_workers_see_one(terminal: Open, dsl_command: Path) -> None:
     script = "test -t 1 && test -t 2 && echo yes"
     with terminal(dsl_line(dsl_command, 2, ["/bin/sh", "-c", script]), {"TERM": "xterm"}) as screen:
         screen.reported("ended 0")
@@ -75,11 +79,10 @@ def test_a_terminal_shows_prefixes_and_the_workers_see_one(dsl_command: Path) ->
 
 def _screen(screen: Terminal) -> str:
     """All that was shown."""
-    screen._read()
-    return screen.screen.decode(errors="replace").replace("\r\n", "\n")
+    return screen.shown().decode(errors="replace").replace("\r\n", "\n")
 
 
-def test_progress_bars_stand_below_the_lines(dsl_command: Path, testchild: Path) -> None:
+def test_progress_bars_stand_below_the_lines(terminal: Open, dsl_command: Path, testchild: Path) -> None:
     words = ["raw", "\\r10%", "sleep", "300", "raw", "\\r20%", "sleep", "300", "only", "0", "["]
     words += ["say", "\\rdone", "]"]
     with terminal(dsl_line(dsl_command, 2, [str(testchild), *words]), {"TERM": "xterm"}) as screen:
@@ -89,7 +92,9 @@ def test_progress_bars_stand_below_the_lines(dsl_command: Path, testchild: Path)
     assert "\r\x1b[1A\x1b[J" in text, "they are redrawn in place"
 
 
-def test_the_window_size_reaches_the_workers_terminals(dsl_command: Path, tmp_path: Path) -> None:
+def test_the_window_size_reaches_the_workers_terminals(
+    terminal: Open, dsl_command: Path, tmp_path: Path
+) -> None:
     import fcntl
     import struct
     import termios
@@ -100,6 +105,8 @@ def test_the_window_size_reaches_the_workers_terminals(dsl_command: Path, tmp_pa
     script = f"touch {tmp_path}/$RANK; until stty size < /dev/stderr | grep -q '33 9'; do sleep 0.02; done; echo seen"
     with terminal(dsl_line(dsl_command, 2, ["/bin/sh", "-c", script]), {"TERM": "xterm"}) as screen:
         until(lambda: len(list(tmp_path.iterdir())) == 2)
+        if screen.is_in_background:
+            screen.resume()  # only the foreground hears of the size
         resize(screen, 33, 100)
         screen.reported("ended 0")
         assert _screen(screen).count("seen") == 2
@@ -113,7 +120,7 @@ def test_stdin_goes_to_the_worker_that_was_chosen(dsl_command: Path) -> None:
     assert sorted(result.stdout.splitlines()) == [b"0 got ", b"1 got first", b"2 got "]
 
 
-def test_a_prompt_shows_before_its_line_is_finished(dsl_command: Path) -> None:
+def test_a_prompt_shows_before_its_line_is_finished(terminal: Open, dsl_command: Path) -> None:
     """A debugger in one of several workers can be talked to."""
     program = 'import os\nif os.environ["RANK"] == "1":\n    print(input("name? "), "it is")\n'
     line = dsl_line(dsl_command, 2, [sys.executable, "-c", program], None, "--stdin", "1")
@@ -122,6 +129,9 @@ def test_a_prompt_shows_before_its_line_is_finished(dsl_command: Path) -> None:
         def asked() -> bool:
             return "name? " in _screen(screen)
 
+        if screen.is_in_background:
+            screen.reported("stopped")  # who asks from the background is stopped, as without us
+            screen.resume()
         until(asked)
         screen.press(b"Ada\n")
         screen.reported("ended 0")
@@ -200,7 +210,9 @@ def test_ctrl_c_works_while_nobody_reads_the_output(
         process.wait()
 
 
-def test_a_stopped_terminal_does_not_hold_the_end(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+def test_a_stopped_terminal_does_not_hold_the_end(
+    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
     """Ctrl-S: what a terminal would have scrolled by is given up, and the command ends."""
     gate = tmp_path / "gate"
     words = [
@@ -224,7 +236,9 @@ def test_a_stopped_terminal_does_not_hold_the_end(dsl_command: Path, testchild: 
         screen.reported("ended 0", 30)
 
 
-def test_a_terminal_without_a_cursor_gets_lines_only(dsl_command: Path, testchild: Path) -> None:
+def test_a_terminal_without_a_cursor_gets_lines_only(
+    terminal: Open, dsl_command: Path, testchild: Path
+) -> None:
     words = [str(testchild), "raw", "\\r10%", "sleep", "300", "raw", "\\r20%\\n"]
     with terminal(dsl_line(dsl_command, 2, words), {"TERM": "dumb"}) as screen:
         screen.reported("ended 0")

@@ -125,6 +125,40 @@ def test_the_same_signal_twice_at_once_from_one_process_is_one_request(
     assert (tmp_path / "end").read_text() == "x\nx\n"
 
 
+@pytest.mark.parametrize("first", ["guard", "agent"])
+@pytest.mark.parametrize("name, code", [("TERM", 143), ("INT", 130)])
+def test_a_stop_that_hits_guard_and_agent_alike_leaves_the_grace(
+    first: str, name: str, code: int, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """systemd signals each process of its group, Slurm each of a step, and `pkill` each of the name."""
+    words = _worker(
+        tmp_path, name, "await", name, "1", "sleep", "300", "note", str(tmp_path / "cleaned"), "%r"
+    )
+    with running(dsl_line(dsl_command, 2, [str(testchild), *words]), tmp_path) as job:
+        job.ready(2)
+        both = [job.guard, job.agent()]
+        for pid in both if first == "guard" else reversed(both):
+            os.kill(pid, getattr(signal, f"SIG{name}"))
+        assert job.wait() == code, job.stderr()
+    assert sorted((tmp_path / "cleaned").read_text().split()) == ["0", "1"]
+    assert job.stderr().count("received") == 1
+
+
+def test_a_second_stop_that_hits_guard_and_agent_alike_ends_the_wait(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    words = _worker(tmp_path, "INT,TERM", "pause")
+    with running(dsl_line(dsl_command, 2, [str(testchild), *words], 120), tmp_path) as job:
+        job.ready(2)
+        both = [str(job.guard), str(job.agent())]
+        subprocess.run(["kill", "-s", "TERM", *both], check=True)
+        until(lambda: len(job.caught()) == 2)
+        until(lambda: "second signal" in job.stderr())
+        subprocess.run(["kill", "-s", "TERM", *both], check=True)
+        assert job.wait(timeout_s=15) == 143, job.stderr()
+        assert job.left() == []
+
+
 def test_a_hang_up_under_nohup_changes_nothing(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
     """torchrun installs a handler and dies under nohup."""
     words = _worker(tmp_path, "USR1", "await", "USR1", "1", "exit", "0")
@@ -196,6 +230,27 @@ def test_as_the_first_process_of_a_container_it_obeys_and_reaps(
         until(lambda: not _zombies(guard) and not _zombies(agent))
         os.kill(guard, signal.SIGTERM)
         assert job.wait() == 143, job.stderr()
+
+
+@pytest.mark.root
+def test_a_hang_up_from_outside_a_container_opens_the_log_files_anew(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """`docker kill -s HUP` for log rotation: sender and session leader are both out of sight, and not the same."""
+    logs = tmp_path / "logs"
+    words = ["catch", "USR1", "say", "old", "note", str(tmp_path / "ready"), "%r %p", "await", "USR1", "1"]
+    line = dsl_line(dsl_command, 2, [str(testchild), *words, "say", "new"], 1.0, "--log-dir", str(logs))
+    with running(_in_a_pid_namespace(line), tmp_path) as job:
+        job.ready(2)
+        guard = until(lambda: processes.children(job.process.pid))[0]
+        (path,) = until(lambda: list(logs.rglob("1/stdout.log")))
+        until(lambda: path.read_text() == "old\n")
+        path.rename(path.with_suffix(".1"))
+        os.kill(guard, signal.SIGHUP)
+        until(path.exists)
+        os.kill(guard, signal.SIGUSR1)
+        assert job.wait() == 0, job.stderr()
+    assert path.read_text() == "new\n"
 
 
 def _zombies(pid: int) -> list[int]:

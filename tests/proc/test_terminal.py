@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -10,10 +11,15 @@ import pytest
 from kit import processes
 from kit.waiting import until
 from tests.support.command import dsl_line
-from tests.support.terminal import Terminal, terminal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from tests.support.terminal import Terminal
+
+    Open = Callable[..., AbstractContextManager[Terminal]]
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +49,7 @@ def _states(pids: list[int]) -> set[str]:
 
 @pytest.mark.parametrize("key, number", [(b"\x03", signal.SIGINT), (b"\x1c", signal.SIGQUIT)])
 def test_a_key_reaches_each_worker_once(
-    key: bytes, number: int, dsl_command: Path, testchild: Path, tmp_path: Path
+    key: bytes, number: int, terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
     name = signal.Signals(number).name.removeprefix("SIG")
     line = _line(dsl_command, testchild, tmp_path, "await", name, "1", "sleep", "100", "exit", "0")
@@ -56,7 +62,9 @@ def test_a_key_reaches_each_worker_once(
     assert _caught(tmp_path) == Counter({(pid, number): 1 for pid in pids})
 
 
-def test_ctrl_z_stops_everything_and_fg_goes_on(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+def test_ctrl_z_stops_everything_and_fg_goes_on(
+    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
     line = _line(dsl_command, testchild, tmp_path, "await", "CONT", "2", "exit", "0")
     with terminal(line) as screen:
         pids = _pids(tmp_path)
@@ -75,7 +83,7 @@ def _suspend(screen: Terminal, pids: list[int]) -> None:
 
 
 def test_a_suspended_job_can_be_interrupted_once_it_is_back(
-    dsl_command: Path, testchild: Path, tmp_path: Path
+    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
     with terminal(_line(dsl_command, testchild, tmp_path, "await", "INT", "1", "exit", "0")) as screen:
         pids = _pids(tmp_path)
@@ -86,7 +94,9 @@ def test_a_suspended_job_can_be_interrupted_once_it_is_back(
         screen.reported("ended -2")
 
 
-def test_a_terminal_that_hangs_up_ends_the_job(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
+def test_a_terminal_that_hangs_up_ends_the_job(
+    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
     """G1: closing the window sends SIGHUP to the command only; its workers must end all the same."""
     with terminal(_line(dsl_command, testchild, tmp_path, "await", "HUP", "1", "exit", "0")) as screen:
         pids = _pids(tmp_path)
@@ -94,3 +104,93 @@ def test_a_terminal_that_hangs_up_ends_the_job(dsl_command: Path, testchild: Pat
         screen.hang_up()
         until(lambda: not any(process and processes.alive(process) for process in found))
     assert {number for _, number in _caught(tmp_path)} == {signal.SIGHUP}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failing_job_ends_with_its_code_and_its_verdict(
+    workers: int, terminal: Open, dsl_command: Path, testchild: Path
+) -> None:
+    """G2, G3: whatever the terminal does to those that write to it from the background."""
+    with terminal(dsl_line(dsl_command, workers, [str(testchild), "exit", "7"], 1.0)) as screen:
+        screen.reported("ended 7")
+        assert b": exit code 7" in screen.shown()
+
+
+def test_a_failed_job_is_started_again(
+    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    words = [
+        str(testchild),
+        "only",
+        "0",
+        "[",
+        "note",
+        str(tmp_path / "ready"),
+        "%r",
+        "exit",
+        "7",
+        "]",
+        "pause",
+    ]
+    own = ["--no-python", "--nproc-per-node=2", "--max-restarts=1"]
+    with terminal([str(dsl_command.with_name("dslrun")), *own, *words]) as screen:
+        screen.reported("ended 7")
+        assert b"restart 1 of 1" in screen.shown()
+    assert (tmp_path / "ready").read_text().split() == ["0", "0"]
+
+
+@pytest.mark.parametrize("stdin", ["none", ""])
+def test_a_lone_worker_that_writes_to_the_terminal_is_treated_as_without_us(
+    stdin: str, terminal: Open, dsl_command: Path, testchild: Path
+) -> None:
+    """In the foreground it goes on; a background job stops if the terminal says so, and the shell learns of it."""
+    line = dsl_line(dsl_command, 1, [str(testchild), "say", "hello", "exit", "7"], None, f"--stdin={stdin}")
+    with terminal(line) as screen:
+        if screen.is_in_background:
+            screen.reported("stopped")
+            assert screen.shown() == b""
+            screen.resume()
+        screen.reported("ended 7")
+        assert b"hello" in screen.shown()
+
+
+def test_a_lone_worker_that_reads_the_terminal_is_treated_as_without_us(
+    terminal: Open, dsl_command: Path
+) -> None:
+    line = dsl_line(dsl_command, 1, ["/bin/sh", "-c", 'read line && test "$line" = word && exit 7'])
+    with terminal(line) as screen:
+        if screen.is_in_background:
+            screen.reported("stopped")
+        screen.press(b"word\n")
+        screen.reported("ended 7")
+
+
+def _in_a_pid_namespace(line: list[str]) -> list[str]:
+    unshare = shutil.which("unshare")
+    assert unshare is not None
+    return [unshare, "--pid", "--fork", "--mount-proc", "--kill-child", *line]
+
+
+@pytest.mark.root
+def test_in_a_pid_namespace_of_its_own_a_key_reaches_each_worker_once(
+    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """The terminal's group has no number there, so the agent cannot leave it to a worker and hears the keys, too."""
+    line = _line(dsl_command, testchild, tmp_path, "await", "INT", "1", "sleep", "300", "exit", "0")
+    with terminal(_in_a_pid_namespace(line)) as screen:
+        pids = _pids(tmp_path)
+        screen.press(b"\x03")
+        screen.reported("ended 130")
+    assert _caught(tmp_path) == Counter({(pid, signal.SIGINT): 1 for pid in pids})
+
+
+@pytest.mark.root
+def test_in_a_pid_namespace_of_its_own_a_lone_worker_reads_the_terminal(
+    terminal: Open, dsl_command: Path
+) -> None:
+    line = dsl_line(dsl_command, 1, ["/bin/sh", "-c", 'read line && test "$line" = word && exit 7'])
+    with terminal(_in_a_pid_namespace(line)) as screen:
+        if screen.is_in_background:
+            screen.reported("stopped")
+        screen.press(b"word\n")
+        screen.reported("ended 7")

@@ -15,38 +15,62 @@ from kit.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# The shell runs in a process of its own with as little state as possible: it starts the command as the
-# terminal's foreground job, writes "stopped" or "ended CODE" to descriptor 3, and continues it on any byte from 4.
+MODES = ("foreground", "tostop", "background")
+"""How a terminal's command is started.
+
+``tostop``: in the foreground of a terminal that stops whoever writes to it from the background. ``background``: on
+such a terminal as a background job, which is brought to the foreground before a key is pressed.
+"""
+
+# The shell runs in a process of its own with as little state as possible: it starts the command as a job of the
+# terminal, writes "stopped" or "ended CODE" to descriptor 3, and brings it to the foreground on any byte from 4,
+# which it confirms by "foreground". Like bash it continues only what it knows to be stopped.
 _SHELL = """
-import os, signal, sys
+import os, signal, sys, termios, threading
+mode = sys.argv[1]
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+if mode != "foreground":
+    settings = termios.tcgetattr(0)
+    settings[3] |= termios.TOSTOP
+    termios.tcsetattr(0, termios.TCSANOW, settings)
 pid = os.fork()
 if pid == 0:
     os.setpgid(0, 0)
-    os.tcsetpgrp(0, os.getpid())
+    if mode != "background":
+        os.tcsetpgrp(0, os.getpid())
     signal.signal(signal.SIGTTOU, signal.SIG_DFL)
     os.close(3)
     os.close(4)
-    os.execv(sys.argv[1], sys.argv[1:])
+    os.execv(sys.argv[2], sys.argv[2:])
+is_stopped = False
+
+def take_orders():
+    global is_stopped
+    while os.read(4, 1):
+        os.tcsetpgrp(0, pid)
+        was_stopped, is_stopped = is_stopped, False
+        os.write(3, b"foreground\\n")
+        if was_stopped:
+            os.killpg(pid, signal.SIGCONT)
+    if is_stopped:
+        os.killpg(pid, signal.SIGKILL)
+
+threading.Thread(target=take_orders, daemon=True).start()
 while True:
     _, status = os.waitpid(pid, os.WUNTRACED)
     os.tcsetpgrp(0, os.getpgrp())
-    if not os.WIFSTOPPED(status):
+    is_stopped = os.WIFSTOPPED(status)
+    if not is_stopped:
         os.write(3, b"ended %d\\n" % os.waitstatus_to_exitcode(status))
         break
     os.write(3, b"stopped\\n")
-    if not os.read(4, 1):
-        os.killpg(pid, signal.SIGKILL)
-        continue
-    os.tcsetpgrp(0, pid)
-    os.killpg(pid, signal.SIGCONT)
 """
 
 
 class Terminal:
     """The keyboard and screen side of a terminal whose foreground job is one command."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], mode: str = "foreground") -> None:
         report_read, report_write = os.pipe()
         order_read, order_write = os.pipe()
         shell, self._keyboard = pty.fork()
@@ -56,7 +80,7 @@ class Terminal:
             os.dup2(copies[0], 3)
             os.dup2(copies[1], 4)
             os.closerange(5, 64)
-            os.execve(sys.executable, [sys.executable, "-c", _SHELL, *command], dict(environ))
+            os.execve(sys.executable, [sys.executable, "-c", _SHELL, mode, *command], dict(environ))
         os.close(report_write)
         os.close(order_read)
         os.set_blocking(report_read, False)
@@ -64,15 +88,20 @@ class Terminal:
         self.shell = shell
         self._report, self._order = report_read, order_write
         self._reports = b""
+        self.is_in_background = mode == "background"
         self.screen = b""
 
     def press(self, key: bytes) -> None:
-        """Type a key, for instance ``b"\\x03"`` for Ctrl-C."""
+        """Type a key, for instance ``b"\\x03"`` for Ctrl-C, at the job in the foreground."""
+        if self.is_in_background:
+            self.resume()
         os.write(self._keyboard, key)
 
     def resume(self) -> None:
         """What the shell's ``fg`` does."""
+        self.is_in_background = False
         os.write(self._order, b"f")
+        self.reported("foreground")
 
     def reported(self, text: str, timeout_s: float = 15.0) -> None:
         """Wait for the shell to report ``stopped`` or ``ended CODE``; it must be the next report."""
@@ -86,6 +115,11 @@ class Terminal:
         assert found == text.encode(), self.screen.decode(errors="replace")
         self._reports = self._reports.partition(b"\n")[2]
 
+    def shown(self) -> bytes:
+        """All that the terminal has shown so far."""
+        self._read()
+        return self.screen
+
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
             self.screen += os.read(self._keyboard, 1 << 16)
@@ -94,12 +128,15 @@ class Terminal:
 
     def hang_up(self) -> None:
         """Close the terminal's window."""
+        if self.is_in_background:
+            self.resume()
         if self._keyboard >= 0:
             os.close(self._keyboard)
             self._keyboard = -1
 
     def close(self) -> None:
         """Hang up and end the shell."""
+        self.is_in_background = False
         self.hang_up()
         os.close(self._report)
         os.close(self._order)
@@ -114,9 +151,11 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[Terminal]:
-    """A `Terminal` for the time of a ``with`` block."""
-    made = Terminal(command, {**os.environ, **(environ or {})})
+def terminal(
+    command: Sequence[str], environ: Mapping[str, str] | None = None, mode: str = "foreground"
+) -> Iterator[Terminal]:
+    """A `Terminal` for the time of a ``with`` block; ``mode`` is one of `MODES`."""
+    made = Terminal(command, {**os.environ, **(environ or {})}, mode)
     try:
         yield made
     finally:

@@ -92,3 +92,15 @@ def test_the_worker_that_reads_our_stdin_has_the_terminal_too(*, is_terminal: bo
         (Stdio.null(), False),
         (Stdio.inherit(), is_terminal),
     ]
+
+
+@pytest.mark.parametrize("stream", [0, 1])
+def test_a_worker_that_writes_to_our_terminal_has_it_whatever_it_reads(stream: int) -> None:
+    """Where the terminal stops background output (``stty tostop``), it would be stopped elsewhere."""
+    ours = [Route(inherit=True), Route(inherit=True)]
+    ours[stream] = Route(inherit=True, terminal=True)
+    worker = replace(_worker(0), stdout=ours[0], stderr=ours[1])
+    assert launch_spec(_plan(worker), stdin_is_terminal=False).workers[0].foreground
+    own = Route(console=1, terminal=True)
+    worker = replace(_worker(0), stdout=own, stderr=None)
+    assert not launch_spec(_plan(worker), stdin_is_terminal=False).workers[0].foreground

@@ -30,7 +30,7 @@ class Route:
     inherit: bool = False
     """It is the command's own stream, with nobody in between."""
     terminal: bool = False
-    """The worker sees a terminal."""
+    """The worker sees a terminal: ours if it inherits the stream, else one of its own."""
 
 
 INHERIT = Route(inherit=True)

@@ -158,7 +158,8 @@ def _routes(
             show = shown[local_rank] and (path is None or tee)
             direct = alone or (kind == "null" and stream not in searched)
             inherits = path is None and show and direct
-            streams.append(INHERIT if inherits else _route(path, show, stream, kind))
+            ours = Route(inherit=True, terminal=kind == "terminal")
+            streams.append(ours if inherits else _route(path, show, stream, kind))
         routes.append((streams[0], streams[1]))
     return routes
 

@@ -24,10 +24,17 @@ def say(command: str, text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Text on stderr, as it is, unless nobody takes it."""
+    """Text on stderr, as it is, unless nobody takes it.
+
+    A terminal with ``stty tostop`` stops whoever writes to it from the background, but no thread that blocks
+    SIGTTOU (tcsetattr(3) and termios(3)).
+    """
+    # What `signal` is made of, without its enums, which take long to import. It has no stub.
+    import _signal as signal  # type: ignore[import-not-found]
     import select
 
     rest = text.encode(errors="backslashreplace")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
     try:
         poller = select.poll()
         poller.register(2, select.POLLOUT)
@@ -35,3 +42,5 @@ def write(text: str) -> None:
             rest = rest[os.write(2, rest[: select.PIPE_BUF]) :]
     except OSError:
         return  # nobody reads it
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

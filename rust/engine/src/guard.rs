@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::event::Survivor;
 use crate::features::Features;
 use crate::orphans::{Orphans, reap_orphans};
-use crate::signals::Table;
+use crate::signals::{STALLING, Table};
 use crate::spawn::{fill_standard_streams, open_files_limit};
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
@@ -40,7 +40,10 @@ pub struct Guard {
     token: String,
     table: Table,
     preempt_grace: Option<Duration>,
+    /// The caller's mask, which is the workers', too.
     mask: SignalSet,
+    /// Blocked in guard and agent, so that no terminal stops them for reading or writing it.
+    stalling: SignalSet,
     open_files: Rlimit,
     features: Features,
     cgroup: Option<JobCgroup>,
@@ -77,7 +80,8 @@ impl Guard {
         let job_token = token::random();
         let pid = getpid().as_raw_nonzero().get();
         let cgroup = features.cgroup.then(|| job_cgroup(pid, &job_token)).flatten();
-        let mask = signal::block(with(table.taken(), libc::SIGCHLD));
+        let stalling = stalling_signals();
+        let mask = signal::block(SignalSet(with(table.taken(), libc::SIGCHLD).0 | stalling.0));
         Ok(Self {
             pid,
             group: crate::sys::process_group(),
@@ -85,6 +89,7 @@ impl Guard {
             table,
             preempt_grace,
             mask,
+            stalling,
             open_files: open_files_limit(),
             features,
             cgroup,
@@ -104,7 +109,9 @@ impl Guard {
 
     /// In the child of the fork: leaves the terminal's foreground group, becomes subreaper and watches the guard.
     pub fn enter_agent(&self) -> Result<Agent, Error> {
-        setpgid(None, None).map_err(Error::os("setpgid"))?;
+        if self.group != 0 {
+            setpgid(None, None).map_err(Error::os("setpgid"))?;
+        }
         set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
         let guard = watch_guard(self.pid, self.features)?;
         Ok(Agent {
@@ -126,7 +133,7 @@ impl Guard {
     /// `grace` is the job's; an agent that does not end long after it (or after the time of a preemption) is
     /// killed. `reopens`: the job has log files, so a SIGHUP that is no hang-up does not end it.
     pub fn supervise(&self, agent_pid: i32, grace: Duration, reopens: bool) -> Result<Outcome, Error> {
-        let set = with(self.table.taken(), libc::SIGCHLD);
+        let set = SignalSet(with(self.table.taken(), libc::SIGCHLD).0 | self.stalling.0);
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
         let agent = AgentProcess::open(agent_pid, self.features);
         let mut watch = Watch::new(self.table, grace, self.preempt_grace, reopens);
@@ -176,6 +183,12 @@ fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Those by which a terminal would stop us. One that is ignored does not, and blocked it would be noted.
+fn stalling_signals() -> SignalSet {
+    let stalling = STALLING.into_iter().filter(|number| !signal::is_ignored(*number));
+    stalling.fold(SignalSet::default(), with)
 }
 
 /// The set with one signal more.

@@ -2,10 +2,16 @@
 
 use crate::sys::signal::{Received, SignalSet};
 
+mod requests;
+
+pub(crate) use requests::Requests;
+
 /// Numbers that signals have.
 const NUMBERS: std::ops::RangeInclusive<i32> = 1..=64;
 /// Signals by which a terminal and a shell steer a job. Workers need them whatever else is wanted.
 const JOB_CONTROL: [i32; 3] = [libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH];
+/// Signals by which a terminal stops a group one of whose processes reads or writes it from the background.
+pub(crate) const STALLING: [i32; 2] = [libc::SIGTTIN, libc::SIGTTOU];
 /// Signals whose first copy stops the job unless a table says otherwise.
 const STOPPING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 /// Signals that belong to the program unless a table says otherwise.
@@ -217,18 +223,20 @@ pub(crate) enum Passage {
     Plain,
     /// Pass it on, and stop like it: the shell waits for its own child to stop.
     Suspend,
+    /// Stop by it, and tell nobody: the terminal has stopped the worker in our group, and the shell waits for
+    /// its own child to stop.
+    Stall,
     /// Pass it on to an agent that can act, and leave it the grace at most.
     Stop,
     /// Pass it on to an agent that can act, and leave it the time of a preemption.
     Preempt,
 }
 
-/// Decides what a guard does about one signal. `is_repeated`: the same one came from the same process a moment ago.
+/// Decides what a guard does about one signal. `is_copy`: it asks for what was asked for a moment ago.
 /// `reopens`: the job has log files.
-pub(crate) fn decide_passage(table: &Table, received: Received, is_repeated: bool, reopens: bool) -> Passage {
+pub(crate) fn decide_passage(table: &Table, received: Received, is_copy: bool, reopens: bool) -> Passage {
     let meaning = table.meaning(received.signal);
-    // Without a sender it may be another's.
-    if is_repeated && received.sender != 0 && meaning != Some(Meaning::Forward) {
+    if is_copy {
         return Passage::Repeated;
     }
     if reopens && table.is_reopening(received) {
@@ -238,6 +246,7 @@ pub(crate) fn decide_passage(table: &Table, received: Received, is_repeated: boo
         Some(Meaning::Stop) => Passage::Stop,
         Some(Meaning::Preempt) => Passage::Preempt,
         Some(Meaning::Forward) if received.signal == libc::SIGTSTP => Passage::Suspend,
+        None if STALLING.contains(&received.signal) => Passage::Stall,
         Some(Meaning::Forward) | None => Passage::Plain,
     }
 }

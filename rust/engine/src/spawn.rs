@@ -141,8 +141,9 @@ impl Spawner {
                 Descriptors::CloseListed(&self.inheritable)
             },
             group: match context.foreground_group {
+                // Without a number it is the agent's still.
+                Some(0) | None if spec.foreground => ProcessGroup::Inherit,
                 Some(group) if spec.foreground => ProcessGroup::Join(group),
-                None if spec.foreground => ProcessGroup::Inherit,
                 _ => ProcessGroup::Own,
             },
             parent_death_signal: Some(libc::SIGKILL),

@@ -47,8 +47,9 @@ def _plan(
 
 
 def test_a_worker_that_is_alone_has_our_own_streams() -> None:
-    plan = _plan(1, TERMINAL)
-    assert plan == OutputPlan(((INHERIT, INHERIT),), ("",), 0)
+    assert _plan(1) == OutputPlan(((INHERIT, INHERIT),), ("",), 0)
+    terminal = Route(inherit=True, terminal=True)
+    assert _plan(1, TERMINAL) == OutputPlan(((terminal, terminal),), ("",), 0)
 
 
 def test_several_workers_share_the_console_line_by_line() -> None:

@@ -20,6 +20,8 @@ pub struct Agent {
     /// Readable once the guard is gone. `None`: that is told by [`GUARD_DEATH`].
     pub(crate) guard: Option<OwnedFd>,
     pub(crate) guard_pid: i32,
+    /// The guard's process group, which has the terminal, or may get it. 0: it has no number in our pid
+    /// namespace, so nobody can go back to it, and the agent has stayed in it.
     pub(crate) foreground_group: i32,
     pub(crate) token: String,
     pub(crate) table: Table,
@@ -83,11 +85,12 @@ impl AgentProcess {
 
     /// Carries out what was decided about a signal.
     pub(super) fn pass_on(&self, received: Received, passage: Passage) {
-        if passage != Passage::Repeated {
+        if !matches!(passage, Passage::Repeated | Passage::Stall) {
             self.send(received);
         }
         match passage {
             Passage::Repeated | Passage::Plain => {}
+            Passage::Stall => stop_by(received.signal),
             Passage::Stop | Passage::Preempt => self.resume(received.signal),
             Passage::Suspend => {
                 // Nothing is left to do if that fails.
@@ -108,4 +111,13 @@ impl AgentProcess {
             self.send(Received::own(libc::SIGCONT));
         }
     }
+}
+
+/// Stops this process by a signal that it blocks, and has no handler for, until somebody continues it.
+///
+/// The kernel knows that nobody could: it stops no group that no shell looks after.
+fn stop_by(number: i32) {
+    let _ = signal::send(getpid().as_raw_nonzero().get(), number);
+    let blocked = signal::unblock(SignalSet::of(&[number]));
+    signal::set_mask(blocked);
 }

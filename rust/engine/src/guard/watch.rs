@@ -2,15 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::signals::{Passage, Table, decide_passage};
+use crate::signals::{Passage, Requests, Table, decide_passage};
 use crate::sys::signal::Received;
 use crate::sys::wait::Death;
 
 /// Time beyond the grace period after which an agent that does not end is taken to be stuck.
 const AGENT_PATIENCE: Duration = Duration::from_secs(10);
-/// The same signal of the same process again within this time is the same request: `timeout` signals its child
-/// and then the group that both are in.
-const SAME_REQUEST: Duration = Duration::from_millis(50);
 
 /// Signals seen while watching the agent, and when it has to have ended.
 pub(super) struct Watch {
@@ -19,8 +16,7 @@ pub(super) struct Watch {
     preempt_grace: Duration,
     /// The job has log files.
     reopens: bool,
-    /// The last signal and when it came.
-    last: Option<(Received, Instant)>,
+    requests: Requests,
     deadline: Option<Instant>,
     terminal_interrupt: bool,
 }
@@ -33,7 +29,7 @@ impl Watch {
             grace,
             preempt_grace: preempt_grace.unwrap_or(grace),
             reopens,
-            last: None,
+            requests: Requests::default(),
             deadline: None,
             terminal_interrupt: false,
         }
@@ -41,9 +37,8 @@ impl Watch {
 
     /// Takes note of a signal that has come now; what is to be done about it.
     pub(super) fn hear(&mut self, received: Received, now: Instant) -> Passage {
-        let last = self.last.replace((received, now));
-        let is_repeated = last.is_some_and(|(last, at)| last == received && now - at < SAME_REQUEST);
-        let passage = decide_passage(&self.table, received, is_repeated, self.reopens);
+        let is_copy = self.requests.is_copy(&self.table, received, now);
+        let passage = decide_passage(&self.table, received, is_copy, self.reopens);
         match passage {
             Passage::Stop => {
                 self.terminal_interrupt |= received.signal == libc::SIGINT && received.from_terminal;
@@ -55,7 +50,7 @@ impl Watch {
                 self.deadline
                     .get_or_insert(now + self.preempt_grace + AGENT_PATIENCE);
             }
-            Passage::Repeated | Passage::Plain | Passage::Suspend => {}
+            Passage::Repeated | Passage::Plain | Passage::Suspend | Passage::Stall => {}
         }
         passage
     }

@@ -170,24 +170,23 @@ fn a_guard_passes_every_signal_on_but_the_same_request_once_more() {
         from_terminal: true,
         ..Received::own(libc::SIGHUP)
     };
-    for (received, is_repeated, reopens, expected) in [
+    for (received, is_copy, reopens, expected) in [
         (sent(libc::SIGTERM), false, false, Passage::Stop),
         (sent(libc::SIGTERM), true, false, Passage::Repeated),
-        // The kernel's own, and those that are queued, have no sender to compare.
-        (Received::own(libc::SIGTERM), true, false, Passage::Stop),
         (sent(libc::SIGUSR1), false, false, Passage::Preempt),
         (sent(libc::SIGUSR1), true, false, Passage::Repeated),
-        (sent(libc::SIGUSR2), true, false, Passage::Plain),
+        (sent(libc::SIGUSR2), false, false, Passage::Plain),
         (sent(libc::SIGHUP), false, false, Passage::Stop),
         (sent(libc::SIGHUP), false, true, Passage::Plain),
         (sent(libc::SIGHUP), true, true, Passage::Repeated),
         (hang_up, false, true, Passage::Stop),
         (sent(libc::SIGTSTP), false, false, Passage::Suspend),
-        (sent(libc::SIGTSTP), true, false, Passage::Suspend),
+        (sent(libc::SIGTTIN), false, false, Passage::Stall),
+        (sent(libc::SIGTTOU), false, true, Passage::Stall),
         (sent(libc::SIGCONT), false, false, Passage::Plain),
         (sent(libc::SIGALRM), false, false, Passage::Plain),
     ] {
-        let passage = decide_passage(&table, received, is_repeated, reopens);
-        assert_eq!(passage, expected, "{received:?} {is_repeated} {reopens}");
+        let passage = decide_passage(&table, received, is_copy, reopens);
+        assert_eq!(passage, expected, "{received:?} {is_copy} {reopens}");
     }
 }

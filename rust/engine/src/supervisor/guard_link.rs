@@ -1,13 +1,13 @@
 //! What an agent has and a supervisor inside somebody's program has not: the job's signals and its guard.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::event::SignalAction;
 use crate::guard::{Agent, is_parent};
 use crate::poller::Poller;
-use crate::signals::{GUARD_DEATH, Moment, Table, Verdict, decide};
+use crate::signals::{GUARD_DEATH, Moment, Requests, Table, Verdict, decide};
 use crate::supervisor::watched::Watched;
 use crate::sys::signal::{self, Received, SignalSet};
 
@@ -22,6 +22,7 @@ pub(super) struct GuardLink {
     pub(super) preempt_grace: Option<Duration>,
     /// Process group of a foreground worker.
     pub(super) foreground_group: i32,
+    requests: Requests,
     stops: usize,
 }
 
@@ -42,13 +43,24 @@ impl GuardLink {
             table: agent.table,
             preempt_grace: agent.preempt_grace,
             foreground_group: agent.foreground_group,
+            requests: Requests::default(),
             stops: 0,
         })
     }
 
     /// The next signal, if one is waiting.
     pub(super) fn receive(&self) -> Result<Option<Received>, Error> {
-        signal::read_intake(self.intake.as_fd()).map_err(Error::os("read signals"))
+        let received = signal::read_intake(self.intake.as_fd()).map_err(Error::os("read signals"))?;
+        Ok(received.map(|received| Received {
+            // A profile may have kept the guard from marking it.
+            passed_on: received.passed_on || received.sender == self.guard_pid,
+            ..received
+        }))
+    }
+
+    /// Whether the signal asks for nothing that was not asked for a moment ago.
+    pub(super) fn is_copy(&mut self, received: Received, now: Instant) -> bool {
+        self.requests.is_copy(&self.table, received, now)
     }
 
     /// Whether the signal says that the guard is dead.

@@ -36,6 +36,9 @@ impl Supervisor {
             self.guard_lost();
             return;
         }
+        if link.is_copy(received, Instant::now()) {
+            return;
+        }
         let has_log_files = || self.job.as_ref().is_some_and(|job| job.spec.has_log_files());
         if link.table.is_reopening(received) && moment != Moment::Ending && has_log_files() {
             self.reopen_logs(received);

@@ -60,3 +60,11 @@ pub(crate) fn process_group() -> i32 {
     // SAFETY: takes no argument and cannot fail.
     unsafe { libc::getpgrp() }
 }
+
+/// Leader of this process's session; 0 when it is outside the pid namespace, which rustix's cannot say.
+///
+/// [getsid(2)](https://man7.org/linux/man-pages/man2/getsid.2.html)
+pub(crate) fn session_leader() -> i32 {
+    // SAFETY: takes a number; about ourselves it cannot fail.
+    unsafe { libc::getsid(0) }
+}

@@ -10,13 +10,22 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 pub(crate) struct SignalSet(pub(crate) u64);
 
 impl SignalSet {
-    pub(crate) const ALL: Self = Self(u64::MAX);
+    /// Every signal but those that the C library sends between its threads: with one of them blocked in some
+    /// thread, `setuid` and its like wait for that thread for ever.
+    ///
+    /// [nptl(7)](https://man7.org/linux/man-pages/man7/nptl.7.html); musl has a third one.
+    pub(crate) const ALL: Self = Self(!(Self::bit(32) | Self::bit(33) | Self::MUSL));
+    const MUSL: u64 = if cfg!(target_env = "musl") {
+        Self::bit(34)
+    } else {
+        0
+    };
 
     pub(crate) fn of(signals: &[i32]) -> Self {
         Self(signals.iter().fold(0, |set, signal| set | Self::bit(*signal)))
     }
 
-    fn bit(signal: i32) -> u64 {
+    const fn bit(signal: i32) -> u64 {
         1 << (signal - 1)
     }
 }
@@ -34,6 +43,11 @@ pub(crate) fn set_mask(set: SignalSet) -> SignalSet {
 /// Adds to this thread's mask and returns the old one.
 pub(crate) fn block(set: SignalSet) -> SignalSet {
     change_mask(libc::SIG_BLOCK, set)
+}
+
+/// Takes out of this thread's mask and returns the old one.
+pub(crate) fn unblock(set: SignalSet) -> SignalSet {
+    change_mask(libc::SIG_UNBLOCK, set)
 }
 
 /// Raw, because the C library leaves out the signals that it uses itself.
@@ -112,8 +126,10 @@ pub(crate) struct Received {
     pub(crate) signal: i32,
     /// It was made by the terminal (Ctrl-C, Ctrl-Z, hang-up), so every foreground process had it too.
     pub(crate) from_terminal: bool,
-    /// The process that sent it by `kill(2)`; 0 for others.
+    /// The process that sent it by `kill(2)`; 0 for others, and for one outside the pid namespace.
     pub(crate) sender: i32,
+    /// A guard has heard it and passes it on.
+    pub(crate) passed_on: bool,
 }
 
 impl Received {
@@ -123,12 +139,14 @@ impl Received {
             signal,
             from_terminal: false,
             sender: 0,
+            passed_on: false,
         }
     }
 }
 
-/// Value that a guard attaches to a forwarded signal that came from the terminal.
+/// Values that a guard attaches to a signal that it passes on: one from the terminal, any other.
 const TERMINAL_MARK: i32 = 0x7474;
+const PLAIN_MARK: i32 = 0x7470;
 
 /// Reads one pending signal, if there is one.
 pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
@@ -140,23 +158,28 @@ pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     }
     // SAFETY: the buffer holds exactly one record, which the kernel filled; the type has no invalid values.
     let info: libc::signalfd_siginfo = unsafe { core::mem::transmute_copy(&bytes) };
-    // A shell passes on to its jobs what it heard when its terminal went away.
-    let from_shell = info.ssi_signo as i32 == libc::SIGHUP
-        && info.ssi_code == libc::SI_USER
-        && rustix::process::getsid(None)
-            .is_ok_and(|leader| leader.as_raw_nonzero().get() as u32 == info.ssi_pid);
+    let is_marked = info.ssi_code == libc::SI_QUEUE && [TERMINAL_MARK, PLAIN_MARK].contains(&info.ssi_int);
+    let sender = if info.ssi_code == libc::SI_USER {
+        info.ssi_pid as i32
+    } else {
+        0
+    };
+    let signal = info.ssi_signo as i32;
     let from_terminal = info.ssi_code == libc::SI_KERNEL
-        || (info.ssi_code == libc::SI_QUEUE && info.ssi_int == TERMINAL_MARK)
-        || from_shell;
+        || (is_marked && info.ssi_int == TERMINAL_MARK)
+        || (signal == libc::SIGHUP && is_shell(sender, super::session_leader()));
     Ok(Some(Received {
-        signal: info.ssi_signo as i32,
+        signal,
         from_terminal,
-        sender: if info.ssi_code == libc::SI_USER {
-            info.ssi_pid as i32
-        } else {
-            0
-        },
+        sender,
+        passed_on: is_marked,
     }))
+}
+
+/// Whether the sender is the shell, which passes on to its jobs that its terminal has gone away. Both are 0
+/// when they are outside the pid namespace, and need not be the same then.
+fn is_shell(sender: i32, session_leader: i32) -> bool {
+    sender != 0 && sender == session_leader
 }
 
 /// Sends a signal to a process or (negative) to a group. Of any number: rustix takes real-time ones from unsafe
@@ -198,7 +221,11 @@ pub(crate) fn forward(child: i32, received: Received) -> io::Result<()> {
         pad: 0,
         pid: rustix::process::getpid().as_raw_nonzero().get(),
         uid: rustix::process::getuid().as_raw(),
-        value: if received.from_terminal { TERMINAL_MARK } else { 0 },
+        value: if received.from_terminal {
+            TERMINAL_MARK
+        } else {
+            PLAIN_MARK
+        },
         rest: [0; 100],
     };
     // SAFETY: the record has the size and leading layout of siginfo_t and outlives the call.
@@ -282,4 +309,27 @@ pub(crate) enum Wake {
     Interrupted,
     /// The time is over.
     TimedOut,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sender_out_of_sight_is_not_the_shell() {
+        assert!(is_shell(7, 7));
+        assert!(!is_shell(7, 8));
+        assert!(!is_shell(0, 0), "both are outside the pid namespace");
+    }
+
+    #[test]
+    fn no_thread_blocks_the_signals_of_the_c_library() {
+        for signal in [32, 33] {
+            assert_eq!(SignalSet::ALL.0 & SignalSet::of(&[signal]).0, 0);
+        }
+        assert_eq!(
+            SignalSet::ALL.0.count_zeros(),
+            if cfg!(target_env = "musl") { 3 } else { 2 }
+        );
+    }
 }

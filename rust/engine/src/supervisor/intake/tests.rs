@@ -101,7 +101,11 @@ impl Scene {
     }
 
     fn hear(&mut self, signal: i32) {
-        self.supervisor.take_signal(Received::own(signal));
+        self.take(Received::own(signal));
+    }
+
+    fn take(&mut self, received: Received) {
+        self.supervisor.take_signal(received);
     }
 
     /// Turns until it is so. Woken all the time: the test's first thread takes the SIGCHLD that would do it.
@@ -346,4 +350,29 @@ fn the_last_signal_of_all_means_the_guards_death_when_the_guard_is_dead() {
     scene.start(&["exit 0"]);
     scene.end();
     assert_eq!(scene.endings(), [(0, Ending::Cancelled, true)]);
+}
+
+/// systemd, Slurm and `pkill` send a signal to guard and agent alike, and the guard passes its copy on.
+#[test]
+fn a_stop_that_comes_directly_and_through_the_guard_leaves_the_grace() {
+    let direct = Received {
+        sender: 1,
+        ..Received::own(libc::SIGTERM)
+    };
+    let passed_on = Received {
+        passed_on: true,
+        ..Received::own(libc::SIGTERM)
+    };
+    for (first, second) in [(direct, passed_on), (passed_on, direct)] {
+        let mut scene = Scene::started(None, &[DEAF]);
+        scene.take(first);
+        scene.take(second);
+        scene.until(|scene| scene.said(0).ends_with("term\n"));
+        assert!(!scene.has_killed());
+        assert_eq!(scene.signals(), [(libc::SIGTERM, SignalAction::Stop)]);
+        // A second request is one.
+        scene.take(passed_on);
+        assert_eq!(scene.end(), (Some(libc::SIGTERM), None));
+        assert_eq!(scene.endings(), [(0, killed(), true)]);
+    }
 }
