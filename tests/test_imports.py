@@ -30,10 +30,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rendezvous": ("base", "static"),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "meeting", "job", "node"),
     "report": (
-        "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "summary", "loops", "narrator", "plan",
+        "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "plan",
     ),
     "spec": (),
-    "agent": ("policy", "pid_file", "agent", "planner"),
+    "agent": ("policy", "pid_file", "timers", "agent", "planner"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "parser", "show", "process", "command",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.command import dsl_line
@@ -34,7 +36,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(command: Sequence[object]) -> subprocess.CompletedProcess[str]:
     """The command to its end."""
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=25, check=False)
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
 
 
 def a_script(folder: Path, text: str) -> Path:
@@ -148,3 +150,104 @@ def test_files_that_cannot_be_had_any_more_are_named_and_cost_no_attempt(
     assert f"second {0 if code == 0 else ''}" in result.stdout
     (said,) = [line for line in result.stderr.splitlines() if "warning: " in line and str(logs) in line]
     assert said.endswith("this attempt has no log files and no error files")
+
+
+# The record of the root cause, for whoever has started us.
+
+RECORDS = """
+import json, os, signal, sys
+if os.environ["RANK"] == "0":
+    while True:
+        signal.pause()
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    file.write(sys.argv[1])
+if sys.argv[2] == "kill":
+    os.kill(os.getpid(), 9)
+sys.exit(int(sys.argv[2]))
+"""
+EXTRA = {"py_callstack": "Traceback: ü", "timestamp": "1795311220"}
+PARTS = {"message": {"message": "ValueError: bad\nbatch ü", "extraInfo": EXTRA}, "more": [1]}
+
+
+@pytest.mark.parametrize(
+    "record, end, expected",
+    [
+        (PARTS, "1", {**PARTS, "message": {**PARTS["message"], "errorCode": 1}}),  # type: ignore[dict-item]
+        (PARTS, "kill", {**PARTS, "message": {**PARTS["message"], "errorCode": -9}}),  # type: ignore[dict-item]
+        ({"message": "it broke", "timestamp": 7}, "5", {"message": "it broke", "timestamp": 7}),
+        ('{"message": {"message": "E: cut', "5", {"message": {"message": "E: cut"}}),
+        ("", "5", None),
+    ],
+    ids=["parts", "killed", "text", "cut-off", "none"],
+)
+def test_the_record_of_the_root_cause_goes_where_our_own_environment_names_a_file(
+    record: Any, end: str, expected: Any, dslrun: Path, tmp_path: Path, temporary: Path, monkeypatch: Any
+) -> None:
+    """As recorded from torchrun 2.15, but for a record that is cut off: there torchrun dies of it."""
+    handed = tmp_path / "handed.json"
+    handed.write_text("of an earlier run, and longer than what comes " * 40)
+    before = handed.read_text()
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(handed))
+    text = record if isinstance(record, str) else json.dumps(record)
+    result = run([dslrun, "--nproc-per-node=2", a_script(tmp_path, RECORDS), text, end])
+    assert result.returncode == (137 if end == "kill" else int(end)), result.stderr
+    if expected is None:
+        assert handed.read_text() == before
+        return
+    found = json.loads(handed.read_text())
+    if isinstance(record, str):
+        found["message"].pop("extraInfo")
+        found["message"].pop("errorCode")
+    assert found == expected
+
+
+def test_a_record_that_cannot_be_handed_on_is_a_warning(
+    dslrun: Path, tmp_path: Path, temporary: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "nowhere" / "handed.json"))
+    script = a_script(tmp_path, RECORDS)
+    result = run([dslrun, "--nproc-per-node=2", script, json.dumps(PARTS), 4])
+    assert result.returncode == 4
+    assert f"warning: cannot write the error file {tmp_path}/nowhere/handed.json: No such" in result.stderr
+
+
+AROUND = """
+import sys
+from torch.distributed.elastic.multiprocessing import errors
+def work():
+    raise ValueError("of the worker")
+@errors.record
+def main():
+    if sys.argv[1] == "run":
+        import dsl.run
+        sys.exit(dsl.run.main(["--nproc-per-node=1", "--no-python", sys.executable, __file__, "work"]))
+    from dsl.functions import launch
+    launch(work)
+if __name__ == "__main__":
+    if sys.argv[1] == "work":
+        errors.record(work)()
+    elif sys.argv[1] == "catch":
+        try:
+            main()
+        except errors.ChildFailedError as error:
+            print(error.get_first_failure()[1].error_file)
+    else:
+        main()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("way", ["run", "functions", "catch"])
+def test_a_record_of_torch_around_our_launcher_leaves_the_workers_own(
+    way: str, tmp_path: Path, temporary: Path, monkeypatch: Any
+) -> None:
+    """As it does around torch's ChildFailedError, which ours is where torch's is known."""
+    handed = tmp_path / "handed.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(handed))
+    result = run([sys.executable, a_script(tmp_path, AROUND), way])
+    assert (result.returncode, result.stdout.count("error.json")) == ((0, 1) if way == "catch" else (1, 0))
+    message = json.loads(handed.read_text())["message"]
+    assert message["message"] == "ValueError: of the worker"
+    assert message["errorCode"] == 1
+    assert "in work" in message["extraInfo"]["py_callstack"]
+    assert "ChildFailedError" not in message["extraInfo"]["py_callstack"]

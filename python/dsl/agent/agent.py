@@ -15,6 +15,7 @@ from dsl.model.outcome import (
     History,
     Outcome,
     RestartFailed,
+    TimerExpired,
 )
 from dsl.spec import launch_spec
 
@@ -50,12 +51,18 @@ if TYPE_CHECKING:
     class Channel(Protocol):
         """Another source of events than the engine: a store, another node."""
 
+        @property
+        def deadline_s(self) -> float | None:
+            """`time.monotonic` when there will be events even if nothing is readable; None: never."""
+
         def fileno(self) -> int:
             """Give a descriptor that is readable when there are events."""
 
         def read(self) -> Sequence[object]:
             """Take the events that are there, without waiting."""
 
+
+LONGEST_POLL_MS = (1 << 31) - 1
 
 SILENCE_S = 1.0
 """A group that runs says at once that it is being stopped; after this long, none does."""
@@ -133,13 +140,17 @@ class Agent:
         """Listen until nothing of the workers is left, and say what follows."""
         plan, begin_s = self._plan, self._begin_s
         exits: list[Exit] = []
+        timers: list[TimerExpired] = []
         while True:
             for event in self._wait(supervisor):
                 if isinstance(event, Exited):
                     exits.append(event.exit)
+                elif isinstance(event, TimerExpired):
+                    timers.append(event)
                 elif isinstance(event, Ended):
                     duration_s = time.monotonic() - begin_s
-                    self._note(AttemptOutcome(plan, tuple(exits), event, begin_s, duration_s))
+                    outcome = AttemptOutcome(plan, tuple(exits), event, begin_s, duration_s)
+                    self._note(replace(outcome, timers=tuple(timers)))
                 self._tell(event)
                 decision = decide(self._history, event, self._source.membership())
                 if isinstance(event, Ended):
@@ -161,8 +172,16 @@ class Agent:
         poller = select.poll()
         for fd in (supervisor.fileno(), *[one.fileno() for one in self._channels]):
             poller.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poller.poll()}
-        events = [event for one in self._channels if one.fileno() in ready for event in one.read()]
+        due_s = min([one.deadline_s for one in self._channels if one.deadline_s is not None], default=None)
+        left_ms = None if due_s is None else (due_s - time.monotonic()) * 1000 + 1
+        ready = {fd for fd, _ in poller.poll(left_ms and min(max(left_ms, 0), LONGEST_POLL_MS))}
+        now_s = time.monotonic()
+        events = [
+            event
+            for one in self._channels
+            if one.fileno() in ready or (one.deadline_s is not None and one.deadline_s <= now_s)
+            for event in one.read()
+        ]
         return [*events, *supervisor.wait(0, routine=False)]
 
     def _note(self, attempt: AttemptOutcome) -> None:

@@ -6,11 +6,12 @@ from dsl._record import replace
 from dsl.errors import LogDirError
 from dsl.model.job import Notice
 from dsl.output.routes import without_files
-from dsl.plan.node import AttemptFiles, choose_run_dir, count_workers, plan_node
+from dsl.plan.node import AttemptFiles, choose_run_dir, choose_timer_file, count_workers, plan_node
 from dsl.rendezvous.static import Static
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dsl.agent.timers import FileTimers
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
     from dsl.model.outcome import Membership
@@ -45,6 +46,9 @@ class Planner:
         self.local_world_size = count_workers(job, planned.node_rank, facts)
         self.run_dir = choose_run_dir(job, planned.node_rank, facts.names)
         self._plugin = plugin or _load_plugin(job.output)
+        self._timer_file = choose_timer_file(job, facts)
+        self.timers: FileTimers | None = None
+        """What the workers tell of their timers, once their file is made; the agent waits for it, too."""
 
     def plan(self, attempt: int) -> NodePlan:
         """Decide what this node starts in an attempt, counted from 0.
@@ -54,20 +58,27 @@ class Planner:
         """
         self.attempts = attempt + 1
         self._meeting = meeting = self._rendezvous.meet(attempt, self.local_world_size)
-        plan = plan_node(self.job, meeting, AttemptFiles(self.run_dir), self._facts)
+        files = AttemptFiles(self.run_dir, timer_file=self._timer_file)
+        plan = plan_node(self.job, meeting, files, self._facts)
         if self._plugin is None:
             return plan
-        chosen = self._plugin.ask(plan)
-        return plan_node(self.job, meeting, AttemptFiles(self.run_dir, chosen), self._facts)
+        files = replace(files, chosen=self._plugin.ask(plan))
+        return plan_node(self.job, meeting, files, self._facts)
 
     def prepare(self, plan: NodePlan) -> NodePlan:
-        """Make the directories of an attempt, and return its plan.
+        """Make the directories and the timers' file of an attempt, and return its plan.
 
         A restart is not given up for files: where they cannot be had, it is the plan without them.
 
         Raises:
             LogDirError: one cannot be made for the first attempt, or for what a function returns.
+            DslError: the timers' file cannot be made.
         """
+        if plan.timer_file is not None:
+            from dsl.agent.timers import FileTimers
+
+            self.timers = self.timers or FileTimers(plan.timer_file)
+            self.timers.open()
         if plan.log_dir is None and not plan.run_dirs:
             return plan
         try:
@@ -92,7 +103,7 @@ class Planner:
         """The plan of the last meeting for workers that leave no files: what would be kept is shown."""
         output = replace(without_files(self.job.output), local_ranks=self.job.output.local_ranks)
         job = replace(self.job, output=replace(output, each_rank_log=None, stdout_words="", stderr_words=""))
-        plan = plan_node(job, self._meeting, AttemptFiles(None), self._facts)
+        plan = plan_node(job, self._meeting, AttemptFiles(None, timer_file=self._timer_file), self._facts)
         notice = Notice("warning", f"{error}, this attempt has no log files and no error files")
         return replace(plan, notices=(notice,))
 
@@ -103,6 +114,8 @@ class Planner:
     def finish(self, *, succeeded: bool) -> None:
         """Remove what is not worth keeping of the run's directory, if its place was ours to choose."""
         job = self.job
+        if self.timers is not None:
+            self.timers.close()
         if self.run_dir is not None and job.flavour.keeps_errors and job.output.log_dir is None:
             from dsl.output.folders import remove_run_dir
 

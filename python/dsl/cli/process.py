@@ -18,6 +18,7 @@ from dsl.signals import signal_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl import GuardOutcome
+    from dsl.agent.agent import Listener
     from dsl.agent.planner import Planner
     from dsl.model.node import NodePlan
 
@@ -33,7 +34,8 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
     try:
         # Whatever the child would have to write to memory is made before there is a child: a page that both
         # have costs it several microseconds.
-        agent = Agent(planner, plan, [Narrator(plan)], stdin_is_terminal=stdin_is_terminal)
+        channels = () if planner.timers is None else (planner.timers,)
+        agent = Agent(planner, plan, listen(planner, plan), channels, stdin_is_terminal=stdin_is_terminal)
         guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s)
     except EngineError as error:
         return _refuse(plan, error)
@@ -51,11 +53,26 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
             flush_output()
             os._exit(code)
     outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
+    if outcome.agent_signal is not None:
+        _tidy_up(planner, plan, pid)
     _report_agent(plan, pid, outcome)
     if outcome.terminal_interrupt and outcome.code == 128 + SIGINT:
         _die_of_interrupt()
     flush_output()
     os._exit(outcome.code)
+
+
+def listen(planner: Planner, plan: NodePlan) -> list[Listener]:
+    """Whoever wants to know what happens to a job, in the order in which they hear of it."""
+    narrator = Narrator(plan)
+    listeners: list[Listener] = [narrator]
+    if planner.timers is not None:
+        listeners.append(planner.timers)
+    if plan.handed_file is not None:
+        from dsl.report.handed import HandedError
+
+        listeners.insert(0, HandedError(plan.handed_file, narrator.say))
+    return listeners
 
 
 def _run_agent(agent: Agent, planner: Planner, plan: NodePlan, guard: Guard) -> int:
@@ -91,12 +108,17 @@ def _refuse(plan: NodePlan, error: EngineError) -> int:
     return 2 if isinstance(error, (BindingError, SpecError)) else 1
 
 
+def _tidy_up(planner: Planner, plan: NodePlan, pid: int) -> None:
+    """Remove the files of an agent that was killed: the next job may want the same names."""
+    if plan.pid_file is not None:
+        from dsl.agent.pid_file import remove
+
+        remove(plan.pid_file, pid)
+    planner.finish(succeeded=False)
+
+
 def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
     if outcome.agent_signal is not None:
-        if plan.pid_file is not None:
-            from dsl.agent.pid_file import remove
-
-            remove(plan.pid_file, pid)
         name = signal_name(outcome.agent_signal)
         say(plan.command, f"the agent (pid {pid}) was killed by {name}: its workers were ended")
     for one in outcome.survivors:

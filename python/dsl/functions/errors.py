@@ -6,9 +6,11 @@ not imported, so an ``except`` clause has to name the class that is here.
 
 from __future__ import annotations
 
+import sys
+
 from dsl.errors import DslError
 from dsl.model.outcome import SIGNAL_CODES, own_code
-from dsl.report.failures import root_cause
+from dsl.report.failures import file_data, root_cause
 from dsl.report.summary import (
     NOT_AVAILABLE,
     format_summary,
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from dsl.model.failure import ErrorRecord, Failure
+    from typing_extensions import Self
+
+    from dsl.model.failure import Failure
+
+TORCHS_ERRORS = "torch.distributed.elastic.multiprocessing.errors"
 
 
 class ProcessFailure:
@@ -66,7 +72,7 @@ class ProcessFailure:
         """The record in the shape of the file, without keys that torch does not write."""
         recorded = self.failure.recorded
         if recorded is not None:
-            return _file_data(recorded)
+            return file_data(recorded)
         data: dict[str, Any] = {"message": "<NONE>"}
         if self.exitcode >= 0:
             data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
@@ -76,7 +82,7 @@ class ProcessFailure:
     def message(self) -> str | dict[str, Any]:
         """What the file holds as ``message``: the parts of an exception, or text; else what torch says."""
         recorded = self.failure.recorded
-        message: str | dict[str, Any] = _file_data(recorded)["message"] if recorded is not None else ""
+        message: str | dict[str, Any] = file_data(recorded)["message"] if recorded is not None else ""
         return message or generic_message(self.failure)
 
     @property
@@ -93,25 +99,21 @@ class ProcessFailure:
         return iso_time(self.failure)
 
 
-def _file_data(recorded: ErrorRecord) -> dict[str, Any]:
-    stamp = {} if recorded.time_s is None else {"timestamp": str(int(recorded.time_s))}
-    if recorded.is_text:
-        return {"message": recorded.message, **stamp}
-    message: dict[str, Any] = {
-        "message": recorded.message,
-        "extraInfo": {"py_callstack": recorded.traceback, **stamp},
-    }
-    if recorded.exit_code is not None:
-        message["errorCode"] = recorded.exit_code
-    return {"message": message}
-
-
 class ChildFailedError(DslError):
     """Workers failed. Its text is the failure summary, which has many lines, unlike that of other errors.
 
     ``failures`` has an entry for each rank that failed by itself, ``evidence`` more lines about the root
     cause. ``exit_code`` is what the command would have returned (G2). Raises ValueError without failures.
+
+    In a program that has imported torch's error of this name it is one of those, too: ``except`` clauses and
+    torch's ``@record``, which leaves the record of the worker, treat both alike.
     """
+
+    def __new__(cls, *_args: object, **_kwargs: object) -> Self:
+        """Choose the class."""
+        kind: Any = _as_torchs() if cls is ChildFailedError else cls
+        made: Self = super().__new__(kind)
+        return made
 
     def __init__(
         self, name: str, failures: Mapping[int, ProcessFailure], evidence: Sequence[str] = ()
@@ -124,7 +126,7 @@ class ChildFailedError(DslError):
         _, first = self.get_first_failure()
         status = first.exitcode if first.exitcode >= 0 else SIGNAL_CODES - first.exitcode
         self.exit_code = own_code(status, is_stopped=first.failure.is_stopped)
-        super().__init__(self.format_msg())
+        DslError.__init__(self, self.format_msg())  # not torch's, which may be a base, too
 
     @classmethod
     def of(cls, name: str, failures: Sequence[Failure], evidence: Sequence[str] = ()) -> ChildFailedError:
@@ -132,7 +134,8 @@ class ChildFailedError(DslError):
         return cls(name, {failure.rank: ProcessFailure(failure) for failure in failures}, evidence)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.failures, self.evidence)
+        kind = type(self)
+        return _common.get(kind, kind), (self.name, self.failures, self.evidence)
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """Rank and failure of the root cause."""
@@ -150,3 +153,22 @@ class ChildFailedError(DslError):
             border=boarder_delim,
             section=section_delim,
         )
+
+
+_common: dict[type[ChildFailedError], type[ChildFailedError]] = {}
+"""Classes made here, each with the one that it stands for elsewhere."""
+
+
+def _as_torchs() -> type[ChildFailedError]:
+    """Our error as a class that is torch's, too, if this program has imported that; else as it is."""
+    torchs = getattr(sys.modules.get(TORCHS_ERRORS), "ChildFailedError", None)
+    if not isinstance(torchs, type) or not issubclass(torchs, Exception):
+        return ChildFailedError
+    for known in _common:
+        if issubclass(known, torchs):
+            return known
+    made: type[ChildFailedError] = type(
+        "ChildFailedError", (ChildFailedError, torchs), {"__module__": __name__}
+    )
+    _common[made] = ChildFailedError
+    return made

@@ -205,7 +205,9 @@ def _run(
             reporter.note(notice)
         flush_output()
         with contextlib.nullcontext() if plan.pid_file is None else PidFile(plan.pid_file):
-            agent = Agent(source, plan, [reporter], stdin_is_terminal=stdin_is_terminal)
+            timers = () if source.timers is None else (source.timers,)
+            listeners = (reporter, *timers)
+            agent = Agent(source, plan, listeners, timers, stdin_is_terminal=stdin_is_terminal)
             outcome = _supervise(agent, plan)
         if outcome.cause is not None:
             from dsl.functions.outcome import failure_of

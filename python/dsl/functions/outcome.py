@@ -30,7 +30,12 @@ def _evidence(attempt: AttemptOutcome, *, has_record: bool) -> list[str]:
     cause = attempt.ended.first_failure
     assert cause is not None
     found = []
-    if cause.signal == 9:
+    timer = attempt.cause_timer
+    if timer is not None:
+        from dsl.report.verdict import timer_evidence
+
+        found.append(timer_evidence(timer))
+    elif cause.signal == 9:
         found.append(memory_evidence(cause, kernel_log(attempt.begin_s), attempt.ended.oom_kills))
     path = attempt.plan.workers[cause.worker].log_path
     tail = attempt.ended.tail or (last_bytes(path) if path is not None else b"")

@@ -53,6 +53,10 @@ class Flavour:
     """A file of the cluster tells variables of the pod."""
     keeps_errors: bool = False
     """Each worker has a file for an account of its end, in a directory of the run."""
+    hands_on_errors: bool = False
+    """The record of the root cause also goes to where our own environment names a file for one."""
+    has_timers: bool = False
+    """Workers may take timers, if the environment asks for that."""
     logs_by_folder: bool = False
     """A log directory alone means that all output goes to files, too."""
     binds_memory: bool = False

@@ -142,6 +142,10 @@ class NodePlan:
     """What the workers run, in reports."""
     attempt: int = 0
     """How often the group was started before."""
+    handed_file: str | None = None
+    """Where whoever started us looks for the record of the root cause."""
+    timer_file: str | None = None
+    """FIFO by which workers take timers; None: they take none."""
     signals: Mapping[int, SignalMeaning] | None = None
     """What a signal to the job means; None: the usual."""
     preempt_signal: int | None = None

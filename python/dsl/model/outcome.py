@@ -31,6 +31,18 @@ def own_code(status: int, *, is_stopped: bool) -> int:
 
 
 @record
+class TimerExpired:
+    """A process of the job has not released a timer in time: an event of the timers."""
+
+    pid: int
+    """Who took it."""
+    scope: str
+    """What it is called."""
+    signum: int
+    """The signal that was sent to the process; 0: none was asked for."""
+
+
+@record
 class AttemptOutcome:
     """How one attempt ended."""
 
@@ -48,11 +60,22 @@ class AttemptOutcome:
     """Workers that failed by themselves, if they were told where to leave an account of it."""
     cause: Exit | None = None
     """The failure that the others follow from; None if no worker failed by itself."""
+    timers: tuple[TimerExpired, ...] = ()
+    """Timers of its workers that have expired."""
 
     @property
     def is_preempted(self) -> bool:
         """The scheduler had announced the end, and no worker failed before."""
         return self.ended.stop_signal is not None and self.ended.stop_signal == self.plan.preempt_signal
+
+    @property
+    def cause_timer(self) -> TimerExpired | None:
+        """The timer whose signal ended the cause."""
+        cause = self.cause
+        if cause is None or cause.caused_by_stop:
+            return None
+        mine = [one for one in self.timers if one.pid == cause.pid and one.signum == cause.signal]
+        return mine[0] if mine else None
 
     @property
     def label(self) -> Label | None:

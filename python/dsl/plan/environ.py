@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.model.job import Flavour, Job, Meeting
 
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+"""Names the file for the record of whoever has it in its environment."""
+
+TIMER_SWITCH_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
+"""Asks for timers, if it is 1."""
+
+TIMER_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
+"""Names the FIFO of the timers."""
+
 POD_ENVIRONMENT_PATH = "/dlts-runtime/env/pod.env"
 """Where DLTS clusters describe a pod to its processes."""
 

@@ -61,10 +61,12 @@ TORCH = Flavour(
     interpreter_variable="PYTHON_EXEC",
     fills_local_rank=True,
     keeps_errors=True,
+    hands_on_errors=True,
+    has_timers=True,
 )
 
-# torch's launcher, called from Python, leaves the number of threads alone.
-FUNCTIONS = replace(TORCH, crowd_defaults=())
+# torch's launcher, called from Python, leaves the number of threads alone, and records to its caller.
+FUNCTIONS = replace(TORCH, crowd_defaults=(), hands_on_errors=False)
 
 FLAVOURS = {"deepspeed": DEEPSPEED, "torch": TORCH, "functions": FUNCTIONS}
 """By the word of `dsl.model.request.Request.flavour`."""

@@ -17,6 +17,9 @@ from dsl.output.routes import (
     without_files,
 )
 from dsl.plan.environ import (
+    ERROR_FILE_VARIABLE,
+    TIMER_FILE_VARIABLE,
+    TIMER_SWITCH_VARIABLE,
     accelerator_of,
     group_environment,
     inherited_environment,
@@ -52,6 +55,8 @@ class AttemptFiles:
     """Directory of this run, the same in every attempt; None: nothing asks for files in one."""
     chosen: StreamFiles | None = None
     """What a logs plug-in wants."""
+    timer_file: str | None = None
+    """FIFO of the workers' timers, the same in every attempt; None: nobody asks for them."""
 
 
 def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
@@ -83,6 +88,15 @@ def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
     return f"{names.temp_dir}/dsl_{run}" if asked.log_dir is None else f"{asked.log_dir}/{run}"
 
 
+def choose_timer_file(job: Job, facts: Facts) -> str | None:
+    """Name the FIFO of the workers' timers; None if nobody asks for timers."""
+    environ = inherited_environment(job, facts.environ)
+    if not job.flavour.has_timers or environ.get(TIMER_SWITCH_VARIABLE) != "1":
+        return None
+    asked = environ.get(TIMER_FILE_VARIABLE)
+    return asked or f"{facts.names.temp_dir}/watchdog_timer_{facts.names.random()}"
+
+
 def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> NodePlan:
     """Decide every worker of this node.
 
@@ -102,6 +116,8 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     placement = _place(job, meeting, env, own, facts)
     if placement is not None and placement.node_threads is not None:
         env[THREADS_VARIABLE] = str(placement.node_threads)
+    if files.timer_file is not None:
+        env[TIMER_FILE_VARIABLE] = files.timer_file
     set_defaults(env, flavour, count)
     output = _plan_output(job, meeting, files, inherited, facts)
     return NodePlan(
@@ -125,6 +141,8 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         command=flavour.command,
         name=job.program.name,
         attempt=meeting.attempt,
+        handed_file=(inherited.get(ERROR_FILE_VARIABLE) or None) if flavour.hands_on_errors else None,
+        timer_file=files.timer_file,
         signals=_signals(job),
         preempt_signal=job.signals.preempt,
         preempt_grace_s=job.signals.preempt_grace_s,

@@ -109,6 +109,34 @@ def read_error_file(path: str) -> ErrorRecord | None:
     return found[0] if found is not None else None
 
 
+def read_data(failure: Failure) -> dict[str, Any] | None:
+    """The record of a failure as its file holds it, or, if that is damaged, what is left of it."""
+    import json
+
+    if failure.error_file is None or failure.recorded is None:
+        return None
+    found = _read(failure.error_file)
+    try:
+        data = json.loads(found[0]) if found is not None else None
+    except (ValueError, RecursionError, MemoryError):
+        data = None
+    return data if isinstance(data, dict) else file_data(failure.recorded)
+
+
+def file_data(recorded: ErrorRecord) -> dict[str, Any]:
+    """A record in the shape of the file, without keys that torch does not write."""
+    stamp = {} if recorded.time_s is None else {"timestamp": str(int(recorded.time_s))}
+    if recorded.is_text:
+        return {"message": recorded.message, **stamp}
+    message: dict[str, Any] = {
+        "message": recorded.message,
+        "extraInfo": {"py_callstack": recorded.traceback, **stamp},
+    }
+    if recorded.exit_code is not None:
+        message["errorCode"] = recorded.exit_code
+    return {"message": message}
+
+
 def _load(path: str) -> tuple[ErrorRecord, int] | None:
     """The record, and when its file was last written, in nanoseconds."""
     found = _read(path)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dsl import Exited, Killing, LogNotice, SignalReceived, Stopping, Unbound
-from dsl.model.outcome import REQUEUE_CODE, AttemptEnded, AttemptStarted, Outcome, RestartFailed
+from dsl.model.outcome import REQUEUE_CODE, AttemptEnded, AttemptStarted, Outcome, RestartFailed, TimerExpired
 from dsl.model.request import LEVELS
 from dsl.report.speak import say, write
-from dsl.report.verdict import Evidence, file_error, verdict
+from dsl.report.verdict import Evidence, file_error, timer_evidence, verdict
+from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Narrator:
                 self.say(f"killing {_workers(len(event.workers))} still alive", "info")
         elif isinstance(event, Unbound):
             self._hear_unbound(event)
+        elif isinstance(event, TimerExpired):
+            self._hear_timer(event)
         elif isinstance(event, Stopping):
             if event.reason == "guard_lost":
                 self.say("the guard process is gone: killing the job", "info")
@@ -58,6 +61,13 @@ class Narrator:
             self.say(f"error: the workers cannot be started again: {event.error}")
         elif isinstance(event, Outcome):
             self._hear_outcome(event)
+
+    def _hear_timer(self, event: TimerExpired) -> None:
+        name = f"the timer {event.scope[:LONGEST_MESSAGE]!r} of process {event.pid} has expired"
+        if event.signum:
+            self.say(f"{name}: sent {signal_name(event.signum)} to it", "error")
+        else:
+            self.say(f"{name}, it asks for no signal", "warning")
 
     def _hear_notices(self) -> None:
         for notice in self._plan.notices:
@@ -78,8 +88,6 @@ class Narrator:
         self.say(f"warning: {label} {reason} (said once{strict})", "warning")
 
     def _hear_signal(self, event: SignalReceived, left: int) -> None:
-        from dsl.signals import signal_name
-
         plan = self._plan
         name = signal_name(event.signum)
         if event.action == "stop":
@@ -141,7 +149,9 @@ class Narrator:
                 from dsl.report.evidence import last_bytes
 
                 tail = last_bytes(path)
-        if cause is not None and cause.signal == 9:
+        if attempt.cause_timer is not None:
+            memory = timer_evidence(attempt.cause_timer)
+        elif cause is not None and cause.signal == 9:
             from dsl.report.evidence import kernel_log
             from dsl.report.verdict import memory_evidence
 

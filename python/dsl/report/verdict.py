@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from dsl import Exit
     from dsl.model.node import Label, NodePlan, WorkerPlan
-    from dsl.model.outcome import AttemptOutcome
+    from dsl.model.outcome import AttemptOutcome, TimerExpired
     from dsl.report.excerpt import Excerpt
 
 # Steps of a start whose engine names are no words.
@@ -216,6 +216,12 @@ def name_labels(labels: Sequence[Label]) -> str:
     if all(name.isdecimal() for name in names):
         return f"{noun} {format_ranges(sorted(map(int, names)))}"
     return f"{noun} {','.join(names)}"
+
+
+def timer_evidence(timer: TimerExpired) -> str:
+    """What speaks for a death by an expired timer."""
+    scope = timer.scope if len(timer.scope) <= SHORT else f"{timer.scope[: SHORT - 3]}..."
+    return f"its timer {scope!r} had expired"
 
 
 def memory_evidence(exit_: Exit, kernel_log: Sequence[str], oom_kills: int) -> str:

@@ -141,6 +141,8 @@ def test_a_restart_that_the_engine_refuses_ends_the_job_as_its_last_attempt_did(
 class Store:
     """A channel: what is put into it is read once, and its descriptor says so."""
 
+    deadline_s: float | None = None
+
     def __init__(self, *events: object) -> None:
         self._events = list(events)
         self._read, self._write = os.pipe()

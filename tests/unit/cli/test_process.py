@@ -22,6 +22,7 @@ class Source:
     """Notes how the job is finished."""
 
     max_restarts = 0
+    timers = None
 
     def __init__(self) -> None:
         self.finished: list[bool] = []

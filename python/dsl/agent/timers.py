@@ -1,0 +1,207 @@
+"""Timers of the workers: they say until when a block of code may run, and we end who overstays.
+
+The contract is that of torch.distributed.elastic.timer (torch 2.15), whose clients are ``FileTimerClient``.
+``TORCHELASTIC_ENABLE_FILE_TIMER=1`` asks for timers, ``TORCHELASTIC_TIMER_FILE`` names a FIFO to the workers.
+Each line in it is a JSON object with ``pid``, ``scope_id``, ``expiration_time`` (seconds since the epoch;
+negative: it is released) and ``signal`` (0 or less: nobody is ended). torch looks every tenth of a second
+whether a timer has expired; here the wait for the workers ends when the next one does.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from json import loads
+from math import isfinite
+
+from dsl import Stopping
+from dsl._record import record
+from dsl.errors import DslError
+from dsl.model.outcome import TimerExpired
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+READ_BYTES = 1 << 16
+MAX_TIMERS = 1 << 16
+"""Timers that are kept; a client that takes more and releases none is at fault."""
+
+MAX_GENERATIONS = 64
+"""How far up the family of a process is followed."""
+
+
+@record
+class _Timer:
+    deadline_s: float
+    """`time.monotonic` when it expires: a clock that is set does not move it."""
+    signum: int
+    """The signal for its process; 0: none."""
+    birth: str
+    """When its process was started, which tells it from a later one with the same pid."""
+
+
+class FileTimers:
+    """A channel of expired timers, and the listener that lays them to rest when the workers are stopped."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+        self._rest = b""
+        self._timers: dict[tuple[int, str], _Timer] = {}
+        self._is_stopping = False
+
+    def open(self) -> None:
+        """Make the FIFO anew for an attempt, which has no timers yet.
+
+        Raises:
+            DslError: it cannot be made, or something else has its name.
+        """
+        self.close()
+        try:
+            os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
+            if os.path.lexists(self._path) and stat.S_ISFIFO(os.lstat(self._path).st_mode):
+                os.unlink(self._path)
+            os.mkfifo(self._path, 0o600)
+            # With a writer of our own the FIFO never hangs up, and readers and writers need not wait.
+            self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise DslError(f"cannot make the timer file {self._path}: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Forget all timers and remove the FIFO."""
+        self._timers.clear()
+        self._rest, self._is_stopping = b"", False
+        if self._fd < 0:
+            return
+        own = os.fstat(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        try:
+            if os.path.samestat(own, os.lstat(self._path)):
+                os.unlink(self._path)
+        except OSError:
+            return  # somebody has tidied up before us
+
+    def hear(self, event: object) -> None:
+        """Workers that are being stopped have the time that the stop gives them."""
+        if isinstance(event, Stopping):
+            self._is_stopping = True
+
+    def fileno(self) -> int:
+        """The FIFO."""
+        return self._fd
+
+    @property
+    def deadline_s(self) -> float | None:
+        """`time.monotonic` when the next timer expires."""
+        if self._is_stopping or not self._timers:
+            return None
+        return min(timer.deadline_s for timer in self._timers.values())
+
+    def read(self) -> list[TimerExpired]:
+        """Note what the workers have written, and end those that overstay."""
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except OSError:
+            data = b""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-READ_BYTES:]
+        for line in lines:
+            self._note(line)
+        return [] if self._is_stopping else self._expire(time.monotonic())
+
+    def _note(self, line: bytes) -> None:
+        request = _parse(line)
+        if request is None:
+            return
+        pid, scope, expiration_s, signum = request
+        self._timers.pop((pid, scope), None)
+        birth = _birth(pid)
+        if expiration_s < 0 or birth is None or len(self._timers) >= MAX_TIMERS:
+            return
+        deadline_s = time.monotonic() + expiration_s - time.time()
+        self._timers[pid, scope] = _Timer(deadline_s, signum, birth)
+
+    def _expire(self, now_s: float) -> list[TimerExpired]:
+        """The timers that are over, one of each process: the oldest that asks for an end, as in torch."""
+        over: dict[int, list[tuple[_Timer, str]]] = {}
+        for (pid, scope), timer in self._timers.items():
+            if timer.deadline_s <= now_s:
+                over.setdefault(pid, []).append((timer, scope))
+        found = []
+        for pid, timers in over.items():
+            timers.sort(key=lambda entry: entry[0].deadline_s)
+            timer, scope = next((entry for entry in timers if entry[0].signum > 0), timers[0])
+            if timer.signum == 0 or _signal(pid, timer):
+                found.append(TimerExpired(pid, scope, timer.signum))
+            for key in [key for key in self._timers if key[0] == pid]:
+                del self._timers[key]
+        return found
+
+
+def _parse(line: bytes) -> tuple[int, str, float, int] | None:
+    """pid, scope, expiration and signal; None for what no client writes."""
+    try:
+        request: Any = loads(line)
+        pid, scope = request["pid"], request["scope_id"]
+        expiration_s, signum = request["expiration_time"], request["signal"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    numbers = isinstance(expiration_s, (int, float)) and isinstance(pid, int) and isinstance(signum, int)
+    if not numbers or not isinstance(scope, str) or not 0 < pid < 1 << 31 or signum > 64:
+        return None
+    if abs(expiration_s) > 1e18 or not isfinite(expiration_s):
+        return None
+    return pid, scope, float(expiration_s), max(signum, 0)
+
+
+def _signal(pid: int, timer: _Timer) -> bool:
+    """Send the signal if the process is still the one that took the timer, and a descendant of ours (G1)."""
+    import signal
+
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel or interpreter; or it is gone
+        pidfd = -1
+    try:
+        if _birth(pid) != timer.birth or not _is_descendant(pid):
+            return False
+        if pidfd >= 0:
+            signal.pidfd_send_signal(pidfd, timer.signum)
+        else:
+            os.kill(pid, timer.signum)
+    except OSError:
+        return False
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+    return True
+
+
+def _is_descendant(pid: int) -> bool:
+    own = os.getpid()
+    for _ in range(MAX_GENERATIONS):
+        fields = _stat(pid)
+        if fields is None:
+            return False
+        pid = int(fields[1])
+        if pid <= 1 or pid == own:
+            break
+    return pid == own
+
+
+def _birth(pid: int) -> str | None:
+    fields = _stat(pid)
+    return fields[19] if fields is not None else None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of ``/proc/PID/stat`` behind the name: state, parent and so on; None if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].decode().split()
+    except (OSError, ValueError):
+        return None
+    return fields if len(fields) > 19 and fields[0] not in "ZX" else None

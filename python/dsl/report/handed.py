@@ -1,0 +1,63 @@
+"""The record of the root cause, for whoever has started us and looks for it, as operators of Kubernetes do.
+
+The shape is what torchrun leaves (torch 2.13): the record of the worker as it is, with its exit code in it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dsl.errors import DslError
+from dsl.model.outcome import Outcome
+from dsl.report.failures import read_data, root_cause
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsl.model.failure import Failure
+
+
+class HandedError:
+    """A listener that leaves the record when the job has failed; ``warn`` is told if that cannot be."""
+
+    def __init__(self, path: str, warn: Callable[[str, str], None]) -> None:
+        self._path = path
+        self._warn = warn
+
+    def hear(self, event: object) -> None:
+        """Act on the outcome."""
+        if isinstance(event, Outcome) and event.last.failures:
+            try:
+                hand_on(root_cause(event.last.failures), self._path)
+            except DslError as error:
+                self._warn(f"warning: {error}", "warning")
+
+
+def hand_on(failure: Failure, path: str) -> None:
+    """Write the record of a failure to a file; nothing without a record, as torchrun.
+
+    The file is written where it is: it may be mounted, or lie in a directory that we may not change.
+
+    Raises:
+        DslError: it cannot be written.
+    """
+    data = read_data(failure)
+    if data is None:
+        return
+    import json
+
+    message = data.get("message")
+    if failure.exitcode and isinstance(message, dict):
+        message["errorCode"] = failure.exitcode
+    rest = json.dumps(data).encode()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        file = os.open(path, flags, 0o666)
+        try:
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise DslError(f"cannot write the error file {path}: {error.strerror}") from None

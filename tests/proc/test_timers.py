@@ -1,0 +1,291 @@
+"""Timers of torch.distributed.elastic.timer: a worker that overstays is ended, and the verdict names the timer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kit.waiting import until
+from tests.support.jobs import running
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@pytest.fixture
+def dslrun(dsl_command: Path) -> Path:
+    """Path of the installed `dslrun` program."""
+    return dsl_command.with_name("dslrun")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory for temporary files that is this test's own, and timers that are asked for."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    return folder
+
+
+def run(command: Sequence[object]) -> subprocess.CompletedProcess[str]:
+    """The command to its end."""
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)
+
+
+# A client as torch's is: it opens the FIFO without waiting, writes one line and closes it.
+CLIENT = """
+import json, os, signal, sys, time
+def request(scope, expiration, signum, pid=None):
+    fd = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY | os.O_NONBLOCK)
+    names = ("version", "pid", "scope_id", "expiration_time", "signal")
+    values = (1, os.getpid() if pid is None else pid, scope, expiration, signum)
+    os.write(fd, json.dumps(dict(zip(names, values))).encode() + b"\\n")
+    os.close(fd)
+def acquire(scope, after, signum=9, pid=None):
+    request(scope, time.time() + after, signum, pid)
+def release(scope):
+    request(scope, -1, 0)
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+"""
+
+
+def a_client(folder: Path, text: str) -> Path:
+    path = folder / "client.py"
+    path.write_text(CLIENT + text, encoding="utf-8")
+    return path
+
+
+def test_a_worker_that_overstays_is_ended_and_the_verdict_names_the_timer(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """G3. torchrun kills itself, too, by the same signal."""
+    text = """
+if rank == 1:
+    acquire("kept", 60)
+    acquire("train step", 0.3)
+signal.pause()
+"""
+    begin_s = time.monotonic()
+    result = run([dslrun, "--nproc-per-node=2", a_client(tmp_path, text)])
+    assert result.returncode == 137, result.stderr
+    assert time.monotonic() - begin_s < 20
+    cause = next(line for line in result.stderr.splitlines() if " failed first: " in line)
+    assert cause.startswith("dslrun: rank 1 ")
+    assert cause.endswith("killed by SIGKILL (signal 9): its timer 'train step' had expired")
+    assert list(temporary.rglob("watchdog*")) == []
+
+
+def test_a_timer_that_is_released_or_replaced_or_not_over_ends_nobody(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    text = """
+acquire("a", 0.4)
+release("a")
+acquire("b", 0.4)
+acquire("b", 60)
+time.sleep(1)
+"""
+    result = run([dslrun, "--nproc-per-node=2", a_client(tmp_path, text)])
+    assert result.returncode == 0, result.stderr
+    assert "timer" not in result.stderr
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_next_attempt_has_no_timers_of_the_last_one(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    text = """
+if attempt == 0:
+    acquire("left", 1)
+    if rank == 0:
+        sys.exit(3)
+    signal.pause()
+acquire("own", 60)
+time.sleep(1.5)
+release("own")
+"""
+    result = run([dslrun, "--nproc-per-node=2", "--max-restarts=1", a_client(tmp_path, text)])
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_signal_is_the_clients_and_without_one_nobody_is_ended(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    text = """
+got = []
+signal.signal(signal.SIGUSR2, lambda number, frame: got.append(number))
+acquire("none", 0.1, 0)
+time.sleep(0.5)
+acquire("mine", 0.1, int(signal.SIGUSR2))
+while not got:
+    time.sleep(0.01)
+"""
+    result = run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text)])
+    assert result.returncode == 0, result.stderr
+    assert "'none' of process" in result.stderr
+    assert "sent SIGUSR2 to it" in result.stderr
+
+
+def test_a_process_below_a_worker_may_take_timers_and_a_stranger_is_never_signalled(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """G1."""
+    stranger = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        text = f"""
+child = os.fork()
+if child == 0:
+    acquire("child", 0.3)
+    while True:
+        signal.pause()
+acquire("stranger", 0.1, 9, {stranger.pid})
+acquire("agent", 0.1, 9, os.getppid())
+acquire("init", 0.1, 9, 1)
+assert os.waitpid(child, 0)[1] == 9
+"""
+        result = run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text)])
+        assert result.returncode == 0, result.stderr
+        assert "the timer 'child' of process" in result.stderr
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_nonsense_in_the_fifo_is_passed_over(dslrun: Path, tmp_path: Path, temporary: Path) -> None:
+    text = r"""
+fd = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY | os.O_NONBLOCK)
+for line in (b"{", b"[]", b"{}", b"\xff", b'{"pid": 1e3}', b"[" * 4000, b'{"pid": -1, "scope_id": "x",'
+             b' "expiration_time": 0, "signal": 9}', b'{"pid": 2, "scope_id": "x", "expiration_time": NaN, "signal": 9}'):
+    os.write(fd, line + b"\n")
+acquire("last", 0.2)
+signal.pause()
+"""
+    result = run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text)])
+    assert result.returncode == 137, result.stderr
+    assert "its timer 'last' had expired" in result.stderr
+
+
+def test_workers_that_are_stopped_have_their_grace_whatever_their_timers_say(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    text = """
+def save(*_):
+    time.sleep(1)
+    open(sys.argv[1], "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+acquire("step", 0.5)
+if rank == 0:
+    time.sleep(0.2)
+    sys.exit(3)
+signal.pause()
+"""
+    result = run([dslrun, "--nproc-per-node=2", a_client(tmp_path, text), tmp_path / "saved"])
+    assert result.returncode == 3, result.stderr
+    assert (tmp_path / "saved").exists()
+
+
+def test_the_fifo_lies_where_the_environment_says(
+    dslrun: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine"
+    monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", str(path))
+    os.mkfifo(path)  # a leftover
+    text = """
+assert os.environ["TORCHELASTIC_TIMER_FILE"] == sys.argv[1]
+acquire("x", 0.1)
+signal.pause()
+"""
+    assert run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text), path]).returncode == 137
+    assert not path.exists()
+    path.write_text("of the user")
+    result = run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text), path])
+    assert result.returncode != 0
+    assert f"dslrun: error: cannot make the timer file {path}: File exists" in result.stderr
+    assert path.read_text() == "of the user"
+
+
+def test_without_the_switch_there_are_no_timers(
+    dslrun: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "true")  # torch wants a 1
+    text = 'assert "TORCHELASTIC_TIMER_FILE" not in os.environ'
+    assert run([dslrun, "--nproc-per-node=1", a_client(tmp_path, text)]).returncode == 0
+
+
+def test_a_killed_agent_leaves_no_fifo(dslrun: Path, tmp_path: Path, temporary: Path) -> None:
+    script = a_client(tmp_path, 'open(sys.argv[1], "w").write(f"0 {os.getpid()}\\n"); time.sleep(600)')
+    command = [str(dslrun), "--nproc-per-node=1", str(script), str(tmp_path / "ready")]
+    with running(command, tmp_path) as job:
+        job.ready(1)
+        os.kill(job.agent(), 9)
+        assert job.wait() == 137
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.engine
+def test_nobody_wakes_up_for_a_timer_that_is_far_away(dslrun: Path, tmp_path: Path, temporary: Path) -> None:
+    from kit import processes
+
+    text = """
+acquire("far", 3600)
+open(sys.argv[1], "w").write(f"0 {os.getpid()}\\n")
+time.sleep(600)
+"""
+    command = [str(dslrun), "--nproc-per-node=1", str(a_client(tmp_path, text)), str(tmp_path / "ready")]
+    with running(command, tmp_path) as job:
+        job.ready(1)
+        agent = job.agent()
+
+        def is_still() -> bool:
+            before = processes.processor_ns(agent, None)
+            time.sleep(0.3)
+            return processes.processor_ns(agent, None) == before
+
+        until(is_still)
+
+
+TORCHS = """
+import os, sys, time, json
+import torch.distributed.elastic.timer as timer
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+with timer.expires(after=60, scope="long enough"):
+    pass
+with timer.expires(after=0.5, scope="too short"):
+    time.sleep(60)
+"""
+
+
+@pytest.mark.torch
+def test_the_client_of_torch_is_served(dslrun: Path, tmp_path: Path, temporary: Path) -> None:
+    script = tmp_path / "torchs.py"
+    script.write_text(TORCHS, encoding="utf-8")
+    result = run([dslrun, "--nproc-per-node=1", script])
+    assert result.returncode == 137, result.stderr
+    assert "its timer 'too short' had expired" in result.stderr
+
+
+def overstay() -> None:
+    """A function of a worker, with a client as above."""
+    path = os.environ["TORCHELASTIC_TIMER_FILE"]
+    request: dict[str, Any] = {"pid": os.getpid(), "scope_id": "f", "signal": 9}
+    with open(path, "w") as file:
+        file.write(json.dumps({**request, "expiration_time": time.time() + 0.2}) + "\n")
+    time.sleep(600)
+
+
+def test_functions_that_were_launched_from_python_have_timers_too(temporary: Path) -> None:
+    from dsl.functions import ChildFailedError, launch
+
+    with pytest.raises(ChildFailedError, match="its timer 'f' had expired") as caught:
+        launch(overstay)
+    assert caught.value.exit_code == 137
+    assert list(temporary.rglob("watchdog*")) == []
