@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
     "rendezvous": ("base", "static"),
-    "plan": ("flavours", "program", "environ", "workers", "hosts", "meeting", "job", "node"),
+    "plan": ("flavours", "program", "environ", "workers", "hosts", "meeting", "job", "node", "account"),
     "report": (
         "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "plan",
     ),
@@ -36,7 +36,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "agent": ("policy", "pid_file", "timers", "agent", "planner"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
-        "options", "options_deepspeed", "options_torch", "reader", "parser", "show", "process", "command",
+        "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "command",
         "deepspeed", "torchrun", "in_process",
     ),
     "__main__": (),

@@ -64,10 +64,10 @@ def parse_size(text: str) -> int | None:
     return int(digits) * factor if is_number else None
 
 
-def shorten(text: str) -> str:
+def shorten(text: str, longest: int = LONGEST_SHOWN) -> str:
     """A word of the user as a message can repeat it: the middle left out if it is long."""
-    half = LONGEST_SHOWN // 2
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:half]}...{text[-half:]}"
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}...{text[-half:]}"
 
 
 def quote(text: str) -> str:

@@ -42,6 +42,7 @@ class Planner:
         self.max_restarts = job.max_restarts
         self._facts = facts
         self.attempts = 0
+        self._made_log_dir: str | None = None
         self._rendezvous = rendezvous or Static(job, planned.node_rank, facts.ports)
         self.local_world_size = count_workers(job, planned.node_rank, facts)
         self.run_dir = choose_run_dir(job, planned.node_rank, facts.names)
@@ -60,10 +61,14 @@ class Planner:
         self._meeting = meeting = self._rendezvous.meet(attempt, self.local_world_size)
         files = AttemptFiles(self.run_dir, timer_file=self._timer_file)
         plan = plan_node(self.job, meeting, files, self._facts)
-        if self._plugin is None:
-            return plan
-        files = replace(files, chosen=self._plugin.ask(plan))
-        return plan_node(self.job, meeting, files, self._facts)
+        if self._plugin is not None:
+            files = replace(files, chosen=self._plugin.ask(plan))
+            plan = plan_node(self.job, meeting, files, self._facts)
+        if self.job.log_level == "debug":
+            from dsl.plan.account import account
+
+            plan = replace(plan, notices=(*plan.notices, *account(self.job, plan, self._facts.environ)))
+        return plan
 
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Make the directories and the timers' file of an attempt, and return its plan.
@@ -92,8 +97,8 @@ class Planner:
     def _make_dirs(self, plan: NodePlan) -> None:
         from dsl.output.folders import make_log_dir, make_run_dirs, remake_run_dirs
 
-        if plan.log_dir is not None:
-            make_log_dir(plan.log_dir)
+        if plan.log_dir is not None and make_log_dir(plan.log_dir):
+            self._made_log_dir = plan.log_dir
         if plan.attempt and self.run_dir is not None and plan.run_dirs:
             remake_run_dirs(self.run_dir, plan.run_dirs)
         else:
@@ -112,14 +117,18 @@ class Planner:
         return self._rendezvous.membership()
 
     def finish(self, *, succeeded: bool) -> None:
-        """Remove what is not worth keeping of the run's directory, if its place was ours to choose."""
+        """Remove what is empty of the run's directory; after a success all of it, if its place was ours."""
         job = self.job
         if self.timers is not None:
             self.timers.close()
-        if self.run_dir is not None and job.flavour.keeps_errors and job.output.log_dir is None:
-            from dsl.output.folders import remove_run_dir
+        if self.run_dir is None:
+            return
+        from dsl.output.folders import remove_log_dir, remove_run_dir
 
-            remove_run_dir(self.run_dir, self.attempts, self.local_world_size, succeeded=succeeded)
+        succeeded = succeeded and job.output.log_dir is None
+        remove_run_dir(self.run_dir, self.attempts, self.local_world_size, succeeded=succeeded)
+        if self._made_log_dir is not None:
+            remove_log_dir(self._made_log_dir)
 
 
 def _load_plugin(output: OutputRequest) -> LogsPlugin | None:

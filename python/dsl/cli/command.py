@@ -59,10 +59,11 @@ class Command:
         """
         facts = this_machine() if facts is None else facts
         planned = plan_job(request, facts)
-        check_program(planned.job.program, facts.environ)
+        check_program(planned.job.program, planned.job.flavour, facts.environ)
         planner = Planner(planned, facts)
         plan = planner.plan(0)
-        self.show((*planned.notices, *plan.notices), request.log_level)
+        notices = (*planned.notices, *plan.notices)
+        self.show([notice for notice in notices if not notice.is_made], request.log_level)
         if show.is_asked:
             from dsl.cli.show import show_plan
 
@@ -70,6 +71,7 @@ class Command:
                 return 0
         try:
             planner.prepare(plan)
+            self.show([notice for notice in notices if notice.is_made], request.log_level)
             return self.run_job(planner, plan, stdin_is_terminal=facts.console.stdin_is_terminal)
         finally:
             planner.finish(succeeded=False)  # nothing was started

@@ -101,7 +101,7 @@ def _start(
     facts = this_machine()
     if shown.is_asked:
         planned = plan_job(request, facts)
-        check_program(planned.job.program, facts.environ)
+        check_program(planned.job.program, planned.job.flavour, facts.environ)
         plan = Planner(planned, facts).plan(0)
         if show_plan(shown, plan, facts.environ, lambda line: log("info", line)):
             return

@@ -86,6 +86,8 @@ class CommandLine:
     """Name of the value that holds the script's arguments."""
     description: str
     """First line of the help."""
+    later: tuple[str, ...] = ()
+    """Names of the values that this version understands, and answers with one line or with nothing."""
 
     @property
     def slips(self) -> tuple[str, ...]:
@@ -196,7 +198,7 @@ COMMON = (
     ),
     value(
         TORCHRUN, JOB, _OUTPUT, "--log-dir", "DIR",
-        "write each worker's output to files below a new directory in DIR",
+        "write each worker's output to files below a new directory in DIR; dslrun: with -r or -t",
     ),
     value(
         TORCHRUN, JOB, _OUTPUT, "-r --redirects", "MAP",

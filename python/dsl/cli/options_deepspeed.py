@@ -109,7 +109,7 @@ _OPTIONS = (
     ),
     flag(
         DEEPSPEED, JOB, _WORKERS, "--save_pid",
-        "keep the pid of the supervisor in TMPDIR/PID.deepspeed",
+        "keep the pid of the supervisor in /tmp/PID.deepspeed",
     ),
     value(
         DEEPSPEED, JOB, _WORKERS, "--log_level", "", "how much dsl says about what it does",
@@ -124,4 +124,8 @@ COMMAND_LINE = CommandLine(
     "user_script",
     "user_args",
     "Run a training script on every slot of this machine, or of several.",
+    later=(
+        *("elastic_training", "min_elastic_nodes", "max_elastic_nodes", "autotuning"),
+        *("no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port", "venv_script"),
+    ),
 )

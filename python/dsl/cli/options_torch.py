@@ -24,7 +24,8 @@ _SIGNALS = "signals"
 
 _OPTIONS = (
     value(
-        TORCHRUN, JOB, _WHERE, "--nnodes", "N", "number of nodes, or MIN:MAX", "1:1", is_slip=True,
+        TORCHRUN, JOB, _WHERE, "--nnodes", "N",
+        "number of nodes; of MIN:MAX it is MAX (to join later is not in this version)", "1:1", is_slip=True,
     ),
     value(
         TORCHRUN, JOB, _WHERE, "--nproc-per-node", "N",
@@ -57,7 +58,8 @@ _OPTIONS = (
         "one node that meets nobody: a free port and an id of its own", is_slip=True,
     ),
     value(
-        TORCHRUN, JOB, _MEETING, "--rdzv-backend", "NAME", "how nodes find each other: static", "static",
+        TORCHRUN, JOB, _MEETING, "--rdzv-backend", "NAME",
+        "how nodes find each other: static (others for several nodes: not in this version)", "static",
         is_slip=True,
     ),
     value(

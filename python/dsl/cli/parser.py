@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 
+from dsl import __version__
 from dsl._record import record
 from dsl.cli.options import BadValueError, integer
 from dsl.cli.options_torch import ENVIRONMENT_PREFIX, SHUTDOWN_VARIABLE
-from dsl.lists import quote
+from dsl.lists import quote, shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any, NoReturn
 
     from dsl.cli.options import CommandLine, Option
@@ -83,16 +84,21 @@ class Parser(argparse.ArgumentParser):
         )
         self._whole: set[str] = set()
         """Spellings that are taken only as they are, so that others can be shortened."""
+        self._origin = line.origin
         self._rest = line.rest
         groups: dict[str, Any] = {}
         for option in line.options:
             if option.group not in groups:
                 groups[option.group] = self.add_argument_group(option.group)
-            groups[option.group].add_argument(*option.names, **_facts(option))
+            groups[option.group].add_argument(*option.names, **_facts(option, line.later))
             if option.given:
                 self.set_defaults(**{option.given: False})
             whole = option.names if option.origin != line.origin else option.own_names
             self._whole.update([name for name in whole if name.startswith("--")])
+        self.add_argument(
+            "--version", action="version", version=f"{prog} {__version__}", help="show the version and exit"
+        )
+        self._whole.add("--version")
         self.add_argument(line.script, metavar="SCRIPT", help="what each worker runs")
         action = self.add_argument(
             line.rest, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
@@ -104,8 +110,9 @@ class Parser(argparse.ArgumentParser):
         return self._option_string_actions[name]
 
     def actions(self) -> list[argparse.Action]:
-        """All options but ``--help``."""
-        return [action for action in self._actions if action.option_strings and action.dest != "help"]
+        """All options but those that end the command, ``--help`` and ``--version``."""
+        ending = ("help", "version")
+        return [action for action in self._actions if action.option_strings and action.dest not in ending]
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
@@ -126,11 +133,11 @@ class Parser(argparse.ArgumentParser):
         """End with 2 and one line; an option that does not exist is likely to be a slip of one that does."""
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
-            from difflib import get_close_matches
+            from dsl.cli.hints import hint
 
             flag = unknown.split()[0].partition("=")[0]
-            near = get_close_matches(flag, self._option_string_actions, 1)
-            message = f"{message}, did you mean {near[0]}?" if near else f"{message}, see {self.prog} --help"
+            advice = hint(flag, self._origin, self._option_string_actions) or f"see {self.prog} --help"
+            message = f"unrecognized arguments: {shorten(unknown)}, {advice}"
         super().error(message)
 
     def parse_script_args(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -184,9 +191,10 @@ class Parser(argparse.ArgumentParser):
         return action, False
 
 
-def _facts(option: Option) -> dict[str, Any]:
+def _facts(option: Option, later: Collection[str]) -> dict[str, Any]:
     """What `argparse.ArgumentParser.add_argument` is told of an option."""
-    facts: dict[str, Any] = {"help": option.help, "default": option.default}
+    text = f"{option.help} (not in this version)" if option.dest in later else option.help
+    facts: dict[str, Any] = {"help": text, "default": option.default}
     if option.is_flag:
         return {**facts, "action": "store_true"}
     if option.given:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 
 from dsl.errors import OptionError, UnsupportedError
-from dsl.lists import parse_number
+from dsl.lists import BEYOND, MOST_SECONDS, parse_integer, parse_number, shorten
 from dsl.model.request import (
     MeetingRequest,
     OutputRequest,
@@ -178,8 +178,9 @@ def _check_values(config: LaunchConfig) -> None:
     least, most = config.min_nodes, config.max_nodes
     if not 1 <= least <= most:
         raise OptionError(f"min_nodes {least}, max_nodes {most}: expected 1 <= min_nodes <= max_nodes")
-    if config.max_restarts < 0:
-        raise OptionError(f"max_restarts {config.max_restarts}: it must be 0 or more")
+    if not 0 <= config.max_restarts < BEYOND:
+        bound = "0 or more" if config.max_restarts < 0 else f"at most {BEYOND - 1}"
+        raise OptionError(f"max_restarts {config.max_restarts}: it must be {bound}")
     if config.start_method not in START_METHODS:
         raise OptionError(f"start_method {config.start_method!r}: expected one of {', '.join(START_METHODS)}")
     _grace_s(config)
@@ -216,12 +217,9 @@ def _node_rank(config: LaunchConfig) -> int:
 
 def _default_timeout_s() -> int:
     text = os.environ.get(TIMEOUT_VARIABLE)
-    try:
-        value = DEFAULT_TIMEOUT_S if text is None else int(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise OptionError(f"{TIMEOUT_VARIABLE}={text}: expected a number of seconds")
+    value = DEFAULT_TIMEOUT_S if text is None else parse_integer(text)
+    if value is None or value < 0:
+        raise OptionError(f"{TIMEOUT_VARIABLE}={shorten(text or '')}: expected a number of seconds")
     return value
 
 
@@ -231,8 +229,9 @@ def _grace_s(config: LaunchConfig) -> float:
         name, value = "shutdown_timeout", config.shutdown_timeout
     if value is None:
         return float(_default_timeout_s())
-    if not 0 <= value < float("inf"):
-        raise OptionError(f"{name} {value}: it must be 0 or more seconds")
+    if not 0 <= value <= MOST_SECONDS:
+        bound = f"at most {MOST_SECONDS}" if value > 0 else "0 or more"
+        raise OptionError(f"{name} {value}: it must be {bound} seconds")
     return float(value)
 
 

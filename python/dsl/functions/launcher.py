@@ -143,7 +143,7 @@ def run_request(
     """
     planned = plan_job(request, facts)
     if request.flavour != "functions":
-        check_program(planned.job.program, facts.environ)
+        check_program(planned.job.program, planned.job.flavour, facts.environ)
     source = _Source(planned, facts, call)
     with HandledSignals(request.signals.stop or ()):
         return _run(source, planned, listener or _Log, stdin_is_terminal=stdin_is_terminal)

@@ -10,11 +10,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dsl.model.job import Program
+    from dsl.model.job import Flavour, Program
 
 
-def check_program(program: Program, environ: Mapping[str, str]) -> None:
+NO_PYTHON = "--no-python"
+
+
+def check_program(program: Program, flavour: Flavour, environ: Mapping[str, str]) -> None:
     """Refuse a script or program that cannot run. A module is left for Python to find.
+
+    ``flavour`` is that of the job: messages spell options as its command does.
 
     Raises:
         ScriptError: the script does not exist, cannot be read, or is a directory without ``__main__.py``.
@@ -22,34 +27,34 @@ def check_program(program: Program, environ: Mapping[str, str]) -> None:
         ProgramNotExecutableError: it may not be executed.
     """
     if program.kind == "program":
-        _check_executable(program.script, environ)
+        _check_executable(program.script, flavour, environ)
     elif program.kind == "script":
-        _check_script(program.script)
+        _check_script(program.script, flavour)
 
 
-def _check_script(script: str) -> None:
+def _check_script(script: str, flavour: Flavour) -> None:
     if os.path.isdir(script):
         if not os.path.exists(os.path.join(script, "__main__.py")):
             raise ScriptError(
                 f"script {script!r} is a directory without a __main__.py, name the script in it"
             )
     elif not os.path.exists(script):
-        raise ScriptError(f"script {script!r} does not exist{_script_hint(script)}")
+        raise ScriptError(f"script {script!r} does not exist{_script_hint(script, flavour)}")
     elif not os.access(script, os.R_OK):
         raise ScriptError(f"script {script!r} cannot be read by this user, check its permissions")
 
 
-def _script_hint(script: str) -> str:
+def _script_hint(script: str, flavour: Flavour) -> str:
     from shutil import which
 
     if script.startswith("-"):
-        return ", options of dsl come before the script"
+        return f", options of {flavour.command} come before the script"
     if os.sep not in script and which(script):
-        return ", to run a program that is not Python give --no_python"
+        return f", to run a program that is not Python give {flavour.spell(NO_PYTHON)}"
     return ", check the path" if os.path.isabs(script) else ", check the path and the working directory"
 
 
-def _check_executable(program: str, environ: Mapping[str, str]) -> None:
+def _check_executable(program: str, flavour: Flavour, environ: Mapping[str, str]) -> None:
     if os.sep in program:
         candidates = [program]
     else:
@@ -59,9 +64,10 @@ def _check_executable(program: str, environ: Mapping[str, str]) -> None:
     if any(os.path.isfile(candidate) and os.access(candidate, os.X_OK) for candidate in existing):
         return
     if existing:
-        kind = "a directory" if os.path.isdir(existing[0]) else "not executable"
-        mend = "" if os.path.isdir(existing[0]) else ", mark it with chmod +x or leave out --no_python"
-        raise ProgramNotExecutableError(f"program {existing[0]!r} is {kind}{mend}")
+        if os.path.isdir(existing[0]):
+            raise ProgramNotExecutableError(f"program {existing[0]!r} is a directory")
+        mend = f"mark it with chmod +x or leave out {flavour.spell(NO_PYTHON)}"
+        raise ProgramNotExecutableError(f"program {existing[0]!r} is not executable, {mend}")
     if os.sep in program:
         raise ProgramNotFoundError(f"program {program!r} does not exist, check the path")
     hint = f", did you mean ./{program}?" if os.path.exists(program) else ""

@@ -22,6 +22,8 @@ class Notice:
     """Word of `dsl.model.request.LEVELS`."""
     text: str
     """One line."""
+    is_made: bool = False
+    """It tells of something that is made for the workers: said when it is there, and not of a dry run."""
 
 
 @record
@@ -63,6 +65,12 @@ class Flavour:
     """The memory policy is a part of the bindings that the user asks for."""
     tells_bindings: bool = False
     """How many CPUs each worker gets is said, not only how they are dealt."""
+    underscores: bool = False
+    """Its options are written ``--no_python``, not ``--no-python``."""
+
+    def spell(self, option: str) -> str:
+        """An option with dashes in the spelling of the command."""
+        return f"--{option[2:].replace('-', '_')}" if self.underscores else option
 
 
 @record

@@ -75,12 +75,18 @@ def _try(call: Callable[[str], None], path: str) -> None:
         return  # it is not there, or holds something that is worth keeping
 
 
-def make_log_dir(log_dir: str) -> None:
-    """Create the directory and its parents, unless it exists.
+def remove_log_dir(log_dir: str) -> None:
+    """Remove the directory, unless there is something in it."""
+    _try(os.rmdir, log_dir)
+
+
+def make_log_dir(log_dir: str) -> bool:
+    """Create the directory and its parents, unless it exists; whether that was needed.
 
     Raises:
         LogDirError: it is a file, or cannot be created or written.
     """
+    is_new = not os.path.isdir(log_dir)
     try:
         os.makedirs(log_dir, exist_ok=True)
     except FileExistsError:
@@ -92,3 +98,4 @@ def make_log_dir(log_dir: str) -> None:
         raise LogDirError(f"unable to create directory {log_dir!r} for each rank log: {reason}") from None
     if not os.access(log_dir, os.W_OK | os.X_OK):
         raise LogDirError(f"directory {log_dir!r} for each rank log cannot be written by this user")
+    return is_new

@@ -30,6 +30,7 @@ DEEPSPEED = Flavour(
     logs_by_folder=True,
     binds_memory=True,
     tells_bindings=True,
+    underscores=True,
 )
 
 TORCH = Flavour(

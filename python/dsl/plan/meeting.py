@@ -58,8 +58,8 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
         return
     if asked.backend != STATIC and most > 1:
         raise UnsupportedError(
-            f"--rdzv-backend {asked.backend}: nodes that find each other are not in this version of "
-            "dsl; name them with --nnodes N --node-rank RANK --master-addr ADDRESS --master-port PORT"
+            f"--rdzv-backend {asked.backend}: nodes that find each other are not in this "
+            "version; name them with --nnodes N --node-rank RANK --master-addr ADDRESS --master-port PORT"
         )
     if _is_static(asked, nodes) and not 0 <= (asked.node_rank or 0) < most:
         places = "it must be 0" if most == 1 else f"it must be 0 to {most - 1}"

@@ -312,7 +312,11 @@ def _log_notices(asked: OutputRequest, files: AttemptFiles, *, by_folder: bool) 
         return []
     if needs_run_dir(replace(asked, log_dir=None)) and files.run_dir is not None:
         is_known = by_folder and asked.log_dir is not None
-        return [] if is_known else [Notice("info", f"log files are in {files.run_dir}")]
+        return [] if is_known else [Notice("info", f"log files are in {files.run_dir}", is_made=True)]
+    notices = []
+    if asked.log_dir is not None and not (by_folder or asked.redirects or asked.tee):
+        text = f"no output goes to {asked.log_dir}: that takes --tee 3, or --redirects 3"
+        notices.append(Notice("info", text, is_made=True))
     if asked.max_bytes is not None and not by_folder:
-        return [Notice("warning", "--log-max-size has no effect without log files, such as --tee 3")]
-    return []
+        notices.append(Notice("warning", "--log-max-size has no effect without log files, such as --tee 3"))
+    return notices

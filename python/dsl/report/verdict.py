@@ -75,7 +75,7 @@ def verdict(attempt: AttemptOutcome, evidence: Evidence = NO_EVIDENCE) -> list[s
             victims.setdefault(_ending(exit_), []).append(workers[exit_.worker].label)
     if victims and (cause is not None or ended.stop_signal is not None):
         groups = [f"{name_labels(labels)} ({how})" for how, labels in victims.items()]
-        lines.append(f"stopped by {attempt.plan.command}: " + ", ".join(groups))
+        lines.append(f"stopped by {attempt.plan.command}: {', '.join(groups)}")
     lines.extend(survivor(*one) for one in ended.survivors)
     return [line if line.isprintable() else _printable(line) for line in lines]
 

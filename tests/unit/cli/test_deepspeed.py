@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,6 @@ from dsl.model.node import NodePlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     (tmp_path / "two").write_text("alpha slots=4\nbeta slots=2\n", encoding="utf-8")
+    (tmp_path / "here").write_text("localhost slots=2\n", encoding="utf-8")
     (tmp_path / "bad").write_text("alpha slots=4\nbeta\n", encoding="utf-8")
     return tmp_path
 
@@ -37,6 +38,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[NodePlan]:
 
     def run_job(_planner: object, plan: NodePlan, **_facts: object) -> int:
         plans.append(plan)
+        for worker in plan.workers:  # what the engine opens
+            for route in (worker.stdout, worker.stderr):
+                if route is not None and route.path is not None:
+                    Path(route.path).touch()
         return 7
 
     monkeypatch.setattr(Command, "run_job", staticmethod(run_job))
@@ -70,6 +75,9 @@ BAD_INPUT: list[tuple[str, int, str]] = [
         "--elastic_training is not in this version",
     ),
     ("--autotuning run t.py", 2, "--autotuning is not in this version"),
+    ("--launcher nonsense t.py", 2, "unknown launcher 'nonsense', expected one of pdsh, openmpi, mvapich"),
+    ("-H two --no_ssh --node_rank 0 --master_addr a --launcher x t.py", 2, "unknown launcher 'x'"),
+    ("-H here --num_gpus 5 t.py", 2, "--num_gpus 5 is too many: host 'localhost' has slots 0 to 1"),
     ("--force_multi t.py", 2, "--force_multi was given"),
     (
         "--bind_cores_to_rank --bind_core_list 3-1 t.py",
@@ -157,7 +165,11 @@ def test_the_directories_of_a_run_are_there_when_the_job_starts(
     (run,) = (machine / "a").iterdir()
     assert sorted(str(path.relative_to(run)) for path in run.rglob("*")) == [
         "attempt_0",
-        *[f"attempt_0/{local_rank}" for local_rank in range(4)],
+        *[
+            f"attempt_0/{local_rank}{name}"
+            for local_rank in range(4)
+            for name in ("", "/stderr.log", "/stdout.log")
+        ],
     ]
     assert started[0].run_dirs[0] == f"a/{run.name}"
 
@@ -177,6 +189,39 @@ def test_where_the_files_lie_is_said_unless_a_directory_was_given(
     (run,) = (machine / "tmp").iterdir()
     assert run.stat().st_mode & 0o777 == 0o750
     assert (f"dsl: log files are in {run}" in capfd.readouterr().err.splitlines()) is said
+
+
+def test_no_empty_folder_stays_of_a_run_that_keeps_some_streams(machine: Path) -> None:
+    assert deepspeed.main(["--log-dir", "a", "-r", "2:1", "t.py"]) == 7
+    (run,) = (machine / "a").iterdir()
+    assert [str(path.relative_to(run)) for path in sorted(run.rglob("*"))] == [
+        "attempt_0",
+        "attempt_0/2",
+        "attempt_0/2/stdout.log",
+    ]
+
+
+@pytest.mark.parametrize("options", [["-t", "3"], ["--log-dir", "a"], ["--enable_each_rank_log", "a/b"]])
+def test_a_dry_run_makes_no_file_and_announces_none(
+    options: list[str], machine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(os.listdir(machine))
+    assert deepspeed.main(["--dry-run", *options, "t.py"]) == 0
+    assert "log files are in" not in capfd.readouterr().err
+    assert sorted(os.listdir(machine)) == before
+
+
+def test_a_place_that_cannot_be_made_is_not_announced(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dsl.output.folders.os.mkdir", _refuse)
+    assert deepspeed.main(["-t", "3", "t.py"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("dsl: error: unable to create the directory of this run ")
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_an_interrupt_before_the_launch_is_130_and_silent(

@@ -305,6 +305,37 @@ def test_notices_are_as_loud_as_the_user_wants(
     assert ("warning: --node-rank has no effect with one node" in said) == shown
 
 
+def test_a_directory_for_logs_alone_keeps_nothing_and_what_is_missing_is_said(
+    machine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As with torchrun no output goes there; but no empty folders stay."""
+    before = _tree(machine)
+    assert torchrun.main(["--log-dir", "logs", "t.py"]) == 7
+    said = "dslrun: no output goes to logs: that takes --tee 3, or --redirects 3"
+    assert capfd.readouterr().err.splitlines() == [said]
+    assert _tree(machine) == before
+    os.mkdir("logs")
+    assert torchrun.main(["--log-dir", "logs", "t.py"]) == 7
+    assert os.listdir("logs") == []
+    capfd.readouterr()
+    for options in (["--tee", "3"], ["-r", "0"], ["--duplicate-stdout-filters", "x"]):
+        torchrun.main(["--log-dir", "logs", *options, "t.py"])
+        assert "no output goes to" not in capfd.readouterr().err
+
+
+def test_a_dry_run_announces_no_files(capfd: pytest.CaptureFixture[str], machine: Path) -> None:
+    before = _tree(machine)
+    assert torchrun.main(["--dry-run", "--tee", "3", "--log-dir", "logs", "t.py"]) == 0
+    assert capfd.readouterr().err == ""
+    assert _tree(machine) == before
+
+
+def test_a_place_that_cannot_be_made_is_not_announced(capfd: pytest.CaptureFixture[str]) -> None:
+    assert torchrun.main(["--tee", "3", "--log-dir", "t.py", "t.py"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("dslrun: error: 't.py' should not be a file")
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_directories_that_cannot_all_be_made_are_removed(
     at: int, machine: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

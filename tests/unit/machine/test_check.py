@@ -10,6 +10,7 @@ import pytest
 from dsl.errors import DslError, ProgramNotExecutableError, ProgramNotFoundError, ScriptError
 from dsl.machine.check import check_program
 from dsl.model.job import Program
+from dsl.plan.flavours import DEEPSPEED, TORCH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=lambda request: request.script,
 )
 def test_what_can_run_passes(folder: Path, request_: Program) -> None:
-    check_program(request_, {"PATH": f"/nonexistent:{folder}/bin"})
+    check_program(request_, DEEPSPEED, {"PATH": f"/nonexistent:{folder}/bin"})
 
 
 @pytest.mark.parametrize(
@@ -97,17 +98,38 @@ def test_what_cannot_run_is_refused_before_anything_starts(
 ) -> None:
     """G2, G8."""
     with pytest.raises(kind) as caught:
-        check_program(request_, {"PATH": f"{folder}/bin"})
+        check_program(request_, DEEPSPEED, {"PATH": f"{folder}/bin"})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "request_, message",
+    [
+        (
+            Program("script", "sh"),
+            "script 'sh' does not exist, to run a program that is not Python give --no-python",
+        ),
+        (Program("script", "-x"), "script '-x' does not exist, options of dslrun come before the script"),
+        (
+            Program("program", "./train.py"),
+            "program './train.py' is not executable, mark it with chmod +x or leave out --no-python",
+        ),
+    ],
+    ids=lambda value: value.script if isinstance(value, Program) else "",
+)
+def test_advice_is_in_the_words_of_the_command_at_hand(folder: Path, request_: Program, message: str) -> None:
+    with pytest.raises(DslError) as caught:
+        check_program(request_, TORCH, {"PATH": f"{folder}/bin"})
     assert str(caught.value) == message
 
 
 def test_a_program_on_path_that_may_not_be_executed(folder: Path) -> None:
     with pytest.raises(ProgramNotExecutableError, match="bin/data' is not executable"):
-        check_program(Program("program", "data"), {"PATH": f"{folder}/bin"})
+        check_program(Program("program", "data"), DEEPSPEED, {"PATH": f"{folder}/bin"})
 
 
 def test_a_script_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may read everything, so the permission bits alone prove nothing here.
     monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.R_OK)
     with pytest.raises(ScriptError, match=r"'train\.py' cannot be read by this user"):
-        check_program(Program("script", "train.py"), {})
+        check_program(Program("script", "train.py"), DEEPSPEED, {})

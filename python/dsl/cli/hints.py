@@ -1,0 +1,125 @@
+"""What to write instead of an option that a command does not have. Imported only when there is a mistake."""
+
+from __future__ import annotations
+
+from dsl.cli.options import DEEPSPEED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dsl.cli.options import Origin
+
+_NODES = "--nnodes, --node-rank and --master-addr, and start dslrun on each node"
+_DEVICES = "CUDA_VISIBLE_DEVICES for the devices, and --nproc-per-node for their number"
+_NODES_FILE = "--hostfile, and on each host --no_ssh --node_rank RANK --master_addr ADDRESS"
+_PORT = "--master_addr and --master_port"
+
+DSLRUN_HAS = {
+    "--hostfile": _NODES,
+    "-H": _NODES,
+    "--include": _DEVICES,
+    "-i": _DEVICES,
+    "--exclude": _DEVICES,
+    "-e": _DEVICES,
+    "--num_nodes": "--nnodes",
+    "--num_gpus": "--nproc-per-node",
+    "--num_accelerators": "--nproc-per-node",
+    "--min_elastic_nodes": "--nnodes MIN:MAX",
+    "--max_elastic_nodes": "--nnodes MIN:MAX",
+    "--elastic_training": "--nnodes MIN:MAX",
+    "--autotuning": "",
+    "--no_ssh": "",
+    "--no_ssh_check": "",
+    "--force_multi": "",
+    "--launcher": _NODES,
+    "--launcher_args": _NODES,
+    "--ssh_port": _NODES,
+    "--venv_script": _NODES,
+    "--no_local_rank": "--local-rank-arg none, which is the default",
+    "--bind_cores_to_rank": "--bind auto or --numa-binding",
+    "--bind_core_list": "--bind auto or --numa-binding",
+    "--enable_each_rank_log": "--log-dir DIR --redirects 3",
+    "--save_pid": "",
+    "-q": "--log-level error",
+    "--quiet": "--log-level error",
+}
+"""Options of ``dsl`` alone, and what ``dslrun`` has for them; empty: nothing like it."""
+
+DSL_HAS = {
+    "--nnodes": f"--num_nodes with {_NODES_FILE}",
+    "--nproc-per-node": "--num_gpus",
+    "--role": "",
+    "--max-restarts": "",
+    "--monitor-interval": "",
+    "--local-addr": "--master_addr",
+    "--standalone": "nothing to say: without a hostfile it meets nobody",
+    "--rdzv-backend": _PORT,
+    "--rdzv-endpoint": _PORT,
+    "--rdzv-id": _PORT,
+    "--rdzv-conf": _PORT,
+    "--run-path": "nothing to say: a script is run by a new interpreter",
+    "--start-method": "nothing to say: each worker is a new process",
+    "--virtual-local-rank": "",
+    "--numa-binding": "--bind auto or --bind_cores_to_rank",
+    "--logs-specs": "",
+    "--log-line-prefix-template": "the variable TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+    "--event-log-handler": "",
+    "--local-rank-arg": "--no_local_rank, else a script is told --local_rank=N",
+    "--use-env": "--no_local_rank",
+    "--signals-to-handle": "",
+    "--forward-signals": "",
+    "--preempt-signal": "",
+    "--preempt-grace": "",
+}
+"""The reverse."""
+
+COUNTS = (
+    *("nprocs", "nproc", "np", "-n", "num_procs", "num_processes", "num_workers", "workers", "ngpus", "gpus"),
+    *("num_devices", "devices", "ntasks", "ntasks_per_node", "gpus_per_node", "nproc_per_gpu"),
+)
+"""What other launchers call the number of workers."""
+
+OTHERS = {
+    **dict.fromkeys(COUNTS, ("--num_gpus", "--nproc-per-node")),
+    **dict.fromkeys(("hosts", "machinefile", "host", "-f"), ("--hostfile", _NODES)),
+    **dict.fromkeys(("num_machines", "nnode", "n_nodes"), ("--num_nodes", "--nnodes")),
+    "machine_rank": ("--node_rank", "--node-rank"),
+    "main_process_ip": ("--master_addr", "--master-addr"),
+    "main_process_port": ("--master_port", "--master-port"),
+    **dict.fromkeys(("-v", "verbose", "debug"), ("--log_level debug", "--log-level debug")),
+    "-m": ("--module", "--module"),
+    "restarts": ("the command dslrun, which has --max-restarts", "--max-restarts"),
+}
+"""Words of other launchers, and what ``dsl`` and ``dslrun`` have for them."""
+
+
+def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:
+    """What the user most likely meant by an option that there is not; empty: nobody knows.
+
+    ``origin`` is the tool that the command at hand stands in for, ``known`` are the spellings that it has.
+    """
+    command, sister = ("dsl", "dslrun") if origin == DEEPSPEED else ("dslrun", "dsl")
+    word = _word(flag)
+    sisters = {_word(name): text for name, text in (DSL_HAS if command == "dsl" else DSLRUN_HAS).items()}
+    spelled = {_word(name): name for name in known}
+    if word in spelled:  # with dashes for underscores, or with one dash
+        return f"did you mean {spelled[word]}?"
+    if word in sisters:
+        return f"{command} has {sisters[word]}" if sisters[word] else f"only {sister} has it"
+    if word in OTHERS:
+        return f"did you mean {OTHERS[word][command == 'dslrun']}?"
+    from difflib import get_close_matches
+
+    options = list(known)
+    close = get_close_matches(flag, options, 1, 0.8)
+    theirs = get_close_matches(word, sisters, 1, 0.8)
+    if theirs and not close:
+        return hint(f"--{theirs[0]}", origin, options)
+    near = close or get_close_matches(flag, options, 1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _word(flag: str) -> str:
+    """An option without its dashes; letters keep theirs, as ``-n`` and ``--n`` are not the same."""
+    return flag if len(flag) == 2 and flag[:1] == "-" else flag.lstrip("-").replace("-", "_")

@@ -1,0 +1,63 @@
+"""What ``--log_level debug`` tells of a plan: the hosts, what each worker runs, which variables are made.
+
+It is what DeepSpeed's and torch's launchers log. Of variables only the names are told: values may be secrets.
+"""
+
+from __future__ import annotations
+
+from dsl.lists import format_ranges, shorten
+from dsl.model.job import Notice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from dsl.model.job import Job
+    from dsl.model.node import NodePlan
+
+MOST_COMMANDS = 16
+"""Workers whose command is told; those of the others differ in their ranks."""
+
+LONGEST_COMMAND = 2000
+"""Characters of one."""
+
+
+def account(job: Job, plan: NodePlan, environ: Mapping[str, str]) -> tuple[Notice, ...]:
+    """Lines of level debug. ``environ`` is the environment that the workers inherit."""
+    lines = [
+        f"host {rank} is {host.name} with slots {format_ranges(host.slots)}"
+        for rank, host in enumerate(job.hosts)
+    ]
+    ranks = format_ranges([worker.rank for worker in plan.workers])
+    lines.append(
+        f"node {plan.node_rank} of {job.node_count} ({plan.host}) starts ranks {ranks} of {plan.world_size}, "
+        f"which meet at {plan.master_addr}:{plan.master_port}"
+    )
+    limits = f"{job.max_restarts} restarts, {plan.grace_s:g} s of grace"
+    name = f"run {shorten(job.run_id)}, " if job.run_id else ""
+    lines.append(f"{name}attempt {plan.attempt}, {limits}{_place(plan)}")
+    shared = [name for name, value in plan.env.items() if environ.get(name) != value]
+    own = {name for worker in plan.workers for name in worker.env}
+    lines.append(f"variables for all workers: {_names(shared)}; for each worker: {_names(own)}")
+    lines.append(f"variables that they inherit: {_names(set(environ) & set(plan.env) - set(shared))}")
+    lines.extend(_commands(plan))
+    return tuple([Notice("debug", line) for line in lines])
+
+
+def _place(plan: NodePlan) -> str:
+    return f", files in {plan.run_dirs[0]}" if plan.run_dirs else ""
+
+
+def _names(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _commands(plan: NodePlan) -> list[str]:
+    from shlex import join
+
+    texts = [
+        f"{worker.label} runs {shorten(join(worker.argv), LONGEST_COMMAND)}"
+        for worker in plan.workers[:MOST_COMMANDS]
+    ]
+    more = len(plan.workers) - MOST_COMMANDS
+    return [*texts, *([f"{more} more run the same with ranks of their own"] if more > 0 else [])]

@@ -1,0 +1,119 @@
+"""Options that a command does not have: the line says what it has instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dsl import __version__
+from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
+from dsl.cli.hints import COUNTS, DSL_HAS, DSLRUN_HAS, OTHERS
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+FRONT_ENDS = {"dsl": deepspeed, "dslrun": torchrun}
+LINES = {"dsl": options_deepspeed.COMMAND_LINE, "dslrun": options_torch.COMMAND_LINE}
+NAMES = {command: [set(one.names) for one in line.options] for command, line in LINES.items()}
+
+
+def _error(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as caught:
+        FRONT_ENDS[command].main(words)
+    assert caught.value.code == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: ")
+    return error
+
+
+@pytest.mark.parametrize(
+    "command, words, said",
+    [
+        ("dslrun", "--nprocs 4 t.py", "--nprocs, did you mean --nproc-per-node?"),
+        ("dslrun", "-np 4 t.py", "-np, did you mean --nproc-per-node?"),
+        ("dslrun", "--num-gpus=4 t.py", "--num-gpus=4, dslrun has --nproc-per-node"),
+        ("dslrun", "--num_gpus 4 t.py", "--num_gpus, dslrun has --nproc-per-node"),
+        ("dslrun", "--include localhost:0 t.py", "--include, dslrun has CUDA_VISIBLE_DEVICES for the devices"),
+        ("dslrun", "--hostfile h t.py", "--hostfile, dslrun has --nnodes, --node-rank and --master-addr"),
+        ("dslrun", "--quiet t.py", "--quiet, dslrun has --log-level error"),
+        ("dslrun", "-H h t.py", "-H, dslrun has --nnodes"),
+        ("dslrun", "--save_pid t.py", "--save_pid, only dsl has it"),
+        ("dslrun", "-nnodes 2 t.py", "-nnodes, did you mean --nnodes?"),
+        ("dslrun", "--num_processes 2 t.py", "--num_processes, did you mean --nproc-per-node?"),
+        ("dsl", "--nproc-per-node 4 t.py", "--nproc-per-node, dsl has --num_gpus"),
+        ("dsl", "--nproc_per_node=4 t.py", "--nproc_per_node=4, dsl has --num_gpus"),
+        ("dsl", "--num-gpus 4 t.py", "--num-gpus, did you mean --num_gpus?"),
+        ("dsl", "-num_gpus 4 t.py", "-num_gpus, did you mean --num_gpus?"),
+        ("dsl", "--max-restarts 4 t.py", "--max-restarts, only dslrun has it"),
+        ("dsl", "--nnodes 4 t.py", "--nnodes, dsl has --num_nodes"),
+        ("dsl", "--nprocs 4 t.py", "--nprocs, did you mean --num_gpus?"),
+        ("dsl", "--verbose t.py", "--verbose, did you mean --log_level debug?"),
+        ("dsl", "--zzz t.py", "--zzz, see dsl --help"),
+        ("dsl", f"--{'z' * 5000} t.py", "zzz, see dsl --help"),
+        ("dslrun", "--hostfil h t.py", "--hostfil, dslrun has --nnodes"),
+        ("dslrun", "--nproc_per_nod3 2 t.py", "--nproc_per_nod3, did you mean --nproc_per_node?"),
+        ("dsl", "-m t.py", "-m, did you mean --module?"),
+        ("dsl", "-n 4 t.py", "-n, did you mean --num_gpus?"),
+    ],
+)  # fmt: skip
+def test_a_hint_that_hints(command: str, words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """G8."""
+    error = _error(command, words.split(), capsys)
+    assert said in error
+    assert len(error) < 300
+
+
+@pytest.mark.parametrize(
+    "command, hints, sister", [("dslrun", DSLRUN_HAS, "dsl"), ("dsl", DSL_HAS, "dslrun")]
+)
+def test_every_option_that_only_the_sister_has_is_answered(
+    command: str, hints: dict[str, str], sister: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new option of one command gets a line in the table of the other."""
+    own = {name for names in NAMES[command] for name in names}
+    theirs = [names for names in NAMES[sister] if not names & own]
+    assert [names for names in theirs if not names & set(hints)] == []
+    assert [name for name in hints if not any(name in names for names in theirs)] == []
+    for names in theirs:
+        for name in names:
+            error = _error(command, [name, "1", "t.py"], capsys)
+            assert f"{command} has " in error or f"only {sister} has it" in error, name
+
+
+@pytest.mark.parametrize("command, hints", [("dslrun", DSLRUN_HAS), ("dsl", DSL_HAS)])
+def test_a_hint_names_what_there_is(command: str, hints: dict[str, str]) -> None:
+    own = {name for names in NAMES[command] for name in names}
+    texts = [*hints.values(), *[pair[command == "dslrun"] for pair in OTHERS.values()]]
+    named = {word.strip(",") for text in texts for word in text.split() if word.startswith("--")}
+    foreign = {"--max-restarts", "--local_rank=N"} if command == "dsl" else set()
+    assert named - own - foreign == set()
+
+
+def test_a_word_of_other_launchers_is_no_option_of_ours() -> None:
+    for command, sets in NAMES.items():
+        own = {name.lstrip("-").replace("-", "_") for names in sets for name in names if name[:2] == "--"}
+        assert not own & {*OTHERS, *COUNTS}, command
+
+
+@pytest.mark.parametrize(
+    "front_end, program, facts",
+    [
+        (deepspeed, "dsl", {}),
+        (torchrun, "dslrun", {}),
+        (torchrun, "python -m dsl.launch", {"program": "python -m dsl.launch"}),
+    ],
+)
+def test_the_version_of_each_command(
+    front_end: ModuleType, program: str, facts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        front_end.main(["--version"], **facts)
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"{program} {__version__}\n"
+
+
+def test_the_version_takes_no_abbreviation_of_another_option() -> None:
+    assert deepspeed.parse_args(["--ve", "v", "t.py"]).venv_script == "v"
+    assert torchrun.parse_args(["--v", "t.py"], {}).virtual_local_rank
+    assert torchrun.parse_args(["t.py"], {"PET_VERSION": "1"}).training_script == "t.py"

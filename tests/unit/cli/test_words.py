@@ -1,0 +1,176 @@
+"""A message calls the command and its options as the command at hand does."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.unit.cli.test_torchrun import BAD_INPUT
+
+from dsl.cli import deepspeed, options_deepspeed, torchrun
+from dsl.cli.command import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+UNDERSCORED = re.compile(r"--[a-z]+(?:_[a-z]+)+")
+# Modules that only `dsl` gets to, and what tells both commands of each other's options.
+OWN_WORDS = {
+    *(
+        "cli/options_deepspeed.py",
+        "cli/deepspeed.py",
+        "cli/hints.py",
+        "plan/hosts.py",
+        "resources/filters.py",
+    ),
+    *("binding/deepspeed.py", "runner.py"),
+}
+# Functions elsewhere that only `dsl` gets to.
+OWN_FUNCTIONS = {
+    *(("plan/job.py", name) for name in ("_with_hosts", "_check_host_options", "_check_each_rank_log")),
+    ("plan/job.py", "_unused_host_options"),
+    # It is one of the two ways to tell a script its local rank, in both commands.
+    ("cli/options_torch.py", ""),
+    # A conflict of options names those that were given.
+    ("binding/placement.py", "_refuse_two_bindings"),
+}
+
+
+def _texts(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Every text of a module with the outermost function that it stands in, documentation left out."""
+    for top in tree.body:
+        name = top.name if isinstance(top, ast.FunctionDef) else ""
+        documented = [
+            node
+            for node in ast.walk(top)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        ]
+        docs = {id(node.value) for node in documented}
+        for node in ast.walk(top):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+                yield name, node.value
+
+
+def test_no_text_that_both_commands_show_spells_an_option_as_only_one_of_them_does() -> None:
+    package = ROOT / "python" / "dsl"
+    found = set()
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        if name in OWN_WORDS:
+            continue
+        for function, text in _texts(ast.parse(path.read_text(encoding="utf-8"))):
+            if UNDERSCORED.search(text):
+                found.add((name, function))
+    assert found - OWN_FUNCTIONS == set()
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A working directory with a script, and no devices."""
+    (tmp_path / "t.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr("dsl.devices.facts.count_cuda_devices", lambda _root: 0)
+
+    def run_job(*_: object, **_facts: object) -> int:
+        return 7
+
+    monkeypatch.setattr(Command, "run_job", staticmethod(run_job))
+    return tmp_path
+
+
+MORE = [
+    "sh",
+    "-x",
+    "-- -x",
+    "--no-python .",
+    "--bind auto --numa-binding node t.py",
+    "--bind auto --bind-strict --nproc-per-node 4000 t.py",
+    "--numa-binding exclusive --nproc-per-node 3 t.py",
+    "--mem-policy bind t.py",
+    "--logs-specs nothing t.py",
+    "--logs-specs nothing --dry-run t.py",
+    "--log-max-size 1M --preempt-grace 3 t.py",
+    "--nnodes 1:2 --rdzv-backend c10d t.py",
+    "--nnodes 2 --standalone --node-rank 2 --master-port 3 t.py",
+    "--bind-strict t.py",
+    "t.py --nnodes 2",
+    "--nnodes 2 --master-port 0 t.py",
+    "--nnodes 2 --rdzv-endpoint h:0 t.py",
+    "--nprocs 3 t.py",
+]
+
+
+@pytest.mark.parametrize("line", [*[line for line, _, _ in BAD_INPUT], *MORE])
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_what_dslrun_says_is_in_its_own_words(
+    line: str, level: str, machine: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PET_LOG_LEVEL", level)
+    with contextlib.suppress(SystemExit):
+        torchrun.main(line.split())
+    said = capfd.readouterr()
+    for text in said.err.splitlines():
+        assert text.startswith(("dslrun: ", "usage: dslrun "))
+        own = text.replace(line, "")
+        assert not UNDERSCORED.search(re.sub(r"argument [^:]*:", "", own)), text
+        assert not re.search(r"\bdsl\b", own.replace(str(machine), "")) or "only dsl has it" in own, text
+
+
+def test_a_port_that_is_taken_is_said_without_an_option_of_the_sister(
+    machine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert torchrun.main(["--master-port", str(port), "t.py"]) == 2
+    said = capfd.readouterr().err
+    assert f"master port {port} is taken by pid {os.getpid()}" in said
+    assert "choose another, or 0 for any free one" in said
+    assert not UNDERSCORED.search(said)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--elastic_training --master_addr m t.py",
+        "--autotuning tune t.py",
+        "--force_multi t.py",
+        "--force_multi --launcher slurm t.py",
+    ],
+)
+def test_what_is_not_in_this_version_is_marked_in_the_help_and_named_by_the_documents(
+    line: str, machine: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert deepspeed.main(["--quiet", *line.split()]) == 2
+    assert "not in this version" in capfd.readouterr().err
+    asked = [word[2:] for word in line.split() if word[:2] == "--" and word != "--master_addr"]
+    assert not set(asked) - set(options_deepspeed.COMMAND_LINE.later)
+
+
+def test_every_option_that_is_still_to_come_is_marked_and_documented(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        deepspeed.main(["--help"])
+    helped = capfd.readouterr().out.splitlines()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").splitlines()
+    paragraph = next(part for part in readme.split("\n\n") if part.startswith("Not in this version"))
+    for dest in options_deepspeed.COMMAND_LINE.later:
+        (line,) = [line for line in helped if line.split()[:1] == [f"--{dest}"]]
+        assert "(not in this version)" in line
+        assert f"`--{dest}`" in paragraph
+        (row,) = [row for row in rows if re.match(rf"\|.*`--{dest}\b.*\|.*\|", row.rpartition("|")[0])]
+        assert "not in this version" in row.lower()
+    marked = [line.split()[0][2:] for line in helped if "(not in this version)" in line]
+    assert sorted(marked) == sorted(options_deepspeed.COMMAND_LINE.later)
