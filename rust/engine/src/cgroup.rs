@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use crate::procfs::number;
+use crate::token;
 
 mod dir;
 mod memory;
@@ -181,8 +183,9 @@ impl AttemptCgroup {
 
 /// Removes the cgroups beside ours that a dead dsl has left behind empty; how many.
 ///
-/// One is stale when its name is `dsl-<pid>-…`, no process has that pid, and nobody holds its lock (the owner
-/// may be in another pid namespace). Nothing else is touched, and the kernel removes no cgroup that is in use.
+/// One is stale when its name is `dsl-<pid>-<token>`, it belongs to this user, no process has that pid, and nobody
+/// holds its lock (the owner may be in another pid namespace). Nothing else is touched, and the kernel removes no
+/// cgroup that is in use.
 pub fn sweep_stale() -> usize {
     own_dir().map_or(0, |dir| sweep_in(&dir))
 }
@@ -201,7 +204,8 @@ pub fn sweep_in(parent: &Path) -> usize {
 
 fn owner_of(name: &str) -> Option<rustix::process::Pid> {
     let (pid, token) = name.strip_prefix(PREFIX)?.split_once('-')?;
-    let pid: i32 = number(pid.as_bytes()).filter(|&pid| pid > 0 && !token.is_empty())?;
+    // Others may call theirs by our prefix, too.
+    let pid: i32 = number(pid.as_bytes()).filter(|&pid| pid > 0 && token::is_one(token))?;
     rustix::process::Pid::from_raw(pid)
 }
 
@@ -211,7 +215,9 @@ fn is_gone(pid: rustix::process::Pid) -> bool {
 
 fn is_abandoned(path: &Path) -> bool {
     Cgroup::open(path).is_ok_and(|cgroup| {
-        rustix::fs::flock(&cgroup.dir, FlockOperation::NonBlockingLockExclusive).is_ok()
+        let owner = rustix::fs::fstat(&cgroup.dir).map(|stat| stat.st_uid);
+        owner == Ok(geteuid().as_raw())
+            && rustix::fs::flock(&cgroup.dir, FlockOperation::NonBlockingLockExclusive).is_ok()
             && cgroup.populated().is_ok_and(|populated| !populated)
     })
 }

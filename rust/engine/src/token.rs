@@ -12,3 +12,21 @@ pub(crate) fn random() -> String {
         text
     })
 }
+
+/// Whether a text has the form of such a name.
+pub(crate) fn is_one(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_told_from_other_words() {
+        assert!(is_one(&random()));
+        for text in ["", "modem", &"A".repeat(32), &"a".repeat(31), &"g".repeat(32)] {
+            assert!(!is_one(text), "{text}");
+        }
+    }
+}

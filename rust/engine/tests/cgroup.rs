@@ -263,19 +263,27 @@ fn only_empty_cgroups_of_dead_owners_are_swept() {
         fs::create_dir_all(path.join("a0")).unwrap();
         path
     };
-    let stale = make(&job_name(dead, "x"));
-    let stays = [
-        make(&job_name(std::process::id(), "x")),
+    let token = |digit: char| digit.to_string().repeat(32);
+    let own = token('0');
+    let stale = make(&job_name(dead, &own));
+    let mut stays = vec![
+        make(&job_name(std::process::id(), &own)),
         make(&format!("dsl-{dead}")),
         make(&format!("dsl-{dead}-")),
-        make(&format!("dsl-0{dead}x-x")),
-        make(&format!("dsl--{dead}-x")),
-        make(&format!("other-{dead}-x")),
+        make(&format!("dsl-{dead}-modem")),
+        make(&format!("dsl-0{dead}x-{own}")),
+        make(&format!("dsl--{dead}-{own}")),
+        make(&format!("other-{dead}-{own}")),
     ];
-    let busy = make(&job_name(dead, "busy"));
+    if rustix::process::geteuid().is_root() {
+        let others = make(&job_name(dead, &token('a')));
+        std::os::unix::fs::chown(&others, Some(65534), None).unwrap();
+        stays.push(others);
+    }
+    let busy = make(&job_name(dead, &token('b')));
     let child = sleeper();
     fs::write(busy.join("a0/cgroup.procs"), child.id().to_string()).unwrap();
-    let locked = make(&job_name(dead, "locked"));
+    let locked = make(&job_name(dead, &token('c')));
     let owner = JobCgroup::open_existing(&locked).unwrap();
 
     assert_eq!(sweep_in(parent), 1);
