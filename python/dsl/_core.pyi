@@ -397,10 +397,12 @@ class Ended:
     def stragglers(self) -> int:
         """Descendants that outlived their worker and were ended by us."""
     @property
-    def survivors(self) -> list[tuple[int, str, str, str | None]]:
-        """(pid, state, name, wchan) of processes that SIGKILL did not end in time (state D, another user's).
+    def survivors(self) -> list[tuple[int, str, str, str | None, int | None]]:
+        """(pid, state, name, wchan, errno) of processes that SIGKILL did not end in time.
 
-        ``wchan`` is the kernel function that it sleeps in, None if that cannot be known.
+        ``wchan`` is the kernel function that it sleeps in, None if that cannot be known. ``errno`` is EPERM
+        for a process that may not be signalled, as root's. Processes that may be left and that ``/proc`` does
+        not show have the pid 0, and the reason as ``errno``.
         """
     @property
     def oom_kills(self) -> int:
@@ -528,8 +530,8 @@ class GuardOutcome:
     def ended(self) -> int:
         """Processes of the job that the guard had to kill."""
     @property
-    def survivors(self) -> list[tuple[int, str, str, str | None]]:
-        """(pid, state, name, wchan) of processes that would not die, as in `Ended.survivors`."""
+    def survivors(self) -> list[tuple[int, str, str, str | None, int | None]]:
+        """(pid, state, name, wchan, errno) of what would not die, as in `Ended.survivors`."""
     @property
     def terminal_interrupt(self) -> bool:
         """The terminal's Ctrl-C was among the signals."""

@@ -90,7 +90,7 @@ def dicts(testchild: Path) -> dict[str, dict[str, Any]]:
 
 def test_each_class_has_the_documented_attributes() -> None:
     found = documented()
-    assert found.pop("Survivor") == ["pid", "state", "name", "wchan"]
+    assert found.pop("Survivor") == ["pid", "state", "name", "wchan", "errno"]
     attributes = {
         name: [key for key, value in vars(kind).items() if inspect.isdatadescriptor(value)]
         for name, kind in {**EVENTS, "Exit": Exit}.items()

@@ -81,7 +81,7 @@ def exited(exit_: Exit) -> Event:
 def end(
     first_failure: Exit | None = None,
     stop_signal: int | None = None,
-    survivors: Sequence[tuple[int, str, str, str | None]] = (),
+    survivors: Sequence[tuple[int, str, str, str | None, int | None]] = (),
     tail: bytes = b"",
 ) -> Ended:
     """The last event of a group."""

@@ -86,7 +86,7 @@ def ending(exit_: Exit) -> str:
 
 def last(event: Ended) -> str:
     cause: Exit | None = event.first_failure
-    pids: list[int] = [pid for pid, _state, _name, _wchan in event.survivors]
+    pids: list[int] = [pid for pid, _state, _name, _wchan, _errno in event.survivors]
     return (
         f"{cause} {event.stop_signal} {event.stragglers} {event.oom_kills + 1} {pids} {event.tail.decode()}"
     )

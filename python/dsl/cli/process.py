@@ -59,7 +59,7 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
     if outcome.terminal_interrupt and outcome.code == 128 + SIGINT:
         _die_of_interrupt()
     flush_output()
-    os._exit(outcome.code)
+    os._exit(1 if outcome.survivors and not outcome.code else outcome.code)
 
 
 def listen(planner: Planner, plan: NodePlan) -> list[Listener]:
@@ -121,7 +121,9 @@ def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
     if outcome.agent_signal is not None:
         name = signal_name(outcome.agent_signal)
         say(plan.command, f"the agent (pid {pid}) was killed by {name}: its workers were ended")
-    for one in outcome.survivors:
+    # An agent that has ended with a verdict has told of them.
+    is_told = outcome.agent_signal is None and outcome.code not in (0, INTERNAL_ERROR)
+    for one in () if is_told else outcome.survivors:
         say(plan.command, survivor(*one))
 
 

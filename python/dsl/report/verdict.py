@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 STAGES = {"stdio": "its log file or stream"}
 BINDING_STAGES = ("affinity", "affinity-check", "mempolicy", "mempolicy-check")
 
+# The kernel's, as on every Linux.
+EPERM = 1
+EACCES = 13
+
 # Characters of an exception that still fit behind the exit code; a longer one gets a line of its own.
 SHORT = 160
 
@@ -104,8 +108,13 @@ def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -
     return [line, *([f"  {said}"] if said and not is_reason else []), *output]
 
 
-def survivor(pid: int, state: str, name: str, wchan: str | None) -> str:
+def survivor(pid: int, state: str, name: str, wchan: str | None, errno: int | None = None) -> str:
     """A line about one of `dsl.Ended.survivors`, or of a guard's."""
+    if not pid:
+        why = "does not show them to this user" if errno == EACCES else "cannot be read, so nobody can look"
+        return f"processes of the job may be left: /proc {why}"
+    if errno == EPERM:
+        return f"process {pid} ({name}, state {state}) is left: no permission to end it"
     where = f" (waits in {wchan})" if wchan else ""
     return f"process {pid} ({name}, state {state}) did not die of SIGKILL{where}"
 

@@ -142,12 +142,12 @@ impl From<engine::LogNotice> for LogNotice {
     }
 }
 
-/// (pid, state, name, kernel function that it sleeps in).
-pub(crate) type Survivor = (i32, String, String, Option<String>);
+/// (pid, state, name, kernel function that it sleeps in, why no signal reaches it).
+pub(crate) type Survivor = (i32, String, String, Option<String>, Option<i32>);
 
 pub(crate) fn survivors(list: Vec<engine::Survivor>) -> Vec<Survivor> {
     list.into_iter()
-        .map(|one| (one.pid, one.state.to_string(), one.name, one.wchan))
+        .map(|one| (one.pid, one.state.to_string(), one.name, one.wchan, one.errno))
         .collect()
 }
 

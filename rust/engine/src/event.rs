@@ -125,17 +125,33 @@ pub enum KillTier {
     Scan,
 }
 
-/// A process that SIGKILL did not end in time.
+/// A process that SIGKILL did not end in time, or processes that nobody can look for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Survivor {
-    /// Its pid.
+    /// Its pid; 0 for processes that `/proc` does not show.
     pub pid: i32,
-    /// Its state letter in `/proc`.
+    /// Its state letter in `/proc`, or `?`.
     pub state: char,
-    /// Its name.
+    /// Its name, or `?`.
     pub name: String,
     /// The kernel function that it sleeps in, if that can be known.
     pub wchan: Option<String>,
+    /// Why no signal reaches it: `EPERM` for a process that we may not signal. Without a pid why `/proc` does not
+    /// show it: `EACCES` if only others may see it, else what keeps us from reading `/proc`.
+    pub errno: Option<i32>,
+}
+
+impl Survivor {
+    /// What the kernel says is there, and `/proc` does not show.
+    pub(crate) fn unseen(errno: i32) -> Self {
+        Self {
+            pid: 0,
+            state: '?',
+            name: "?".to_owned(),
+            wchan: None,
+            errno: Some(errno),
+        }
+    }
 }
 
 /// Something that happened to the workers' output.

@@ -21,7 +21,7 @@ use crate::signals::{STALLING, Table};
 use crate::spawn::{fill_standard_streams, open_files_limit};
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
-use crate::tree::{Scope, Tree};
+use crate::tree::Tree;
 
 mod clear;
 mod link;
@@ -47,8 +47,8 @@ pub struct Guard {
     open_files: Rlimit,
     features: Features,
     cgroup: Option<JobCgroup>,
-    /// Children that this process had before it became a guard: (pid, start time).
-    strangers: Vec<(i32, u64)>,
+    /// This process had children before it became a guard, as after `monitor & exec dsl …`.
+    has_strangers: bool,
 }
 
 /// What became of the agent.
@@ -93,7 +93,7 @@ impl Guard {
             open_files: open_files_limit(),
             features,
             cgroup,
-            strangers: own_children(),
+            has_strangers: reap_orphans(&[]) != Orphans::None,
         })
     }
 
@@ -136,6 +136,8 @@ impl Guard {
         let set = SignalSet(with(self.table.taken(), libc::SIGCHLD).0 | self.stalling.0);
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
         let agent = AgentProcess::open(agent_pid, self.features);
+        // Opened while /proc is what it was at the start. The agent has one of its own: both keep their place in it.
+        let tree = Tree::open();
         let mut watch = Watch::new(self.table, grace, self.preempt_grace, reopens);
         let death = loop {
             agent.wait(intake.as_fd(), watch.timeout(Instant::now()))?;
@@ -154,10 +156,11 @@ impl Guard {
         };
         let left = Leftovers {
             cgroup: self.cgroup.as_ref(),
-            token: death.signaled.then_some(self.token.as_str()),
-            strangers: &self.strangers,
+            token: &self.token,
+            agent_killed: death.signaled,
+            has_strangers: self.has_strangers,
         };
-        let (ended, survivors) = clear(&left, intake.as_fd());
+        let (ended, survivors) = clear(&left, tree, intake.as_fd());
         Ok(Outcome {
             code: exit_code(&death),
             agent_signal: death.signaled.then_some(death.status),
@@ -199,21 +202,4 @@ fn with(set: SignalSet, signal: i32) -> SignalSet {
 fn job_cgroup(pid: i32, token: &str) -> Option<JobCgroup> {
     cgroup::sweep_stale();
     JobCgroup::create(&cgroup::job_name(pid as u32, token)).ok()
-}
-
-/// Children of this process, as after `monitor & exec dsl …`. Usually there is none, which costs one call.
-fn own_children() -> Vec<(i32, u64)> {
-    if reap_orphans(&[]) == Orphans::None {
-        return Vec::new();
-    }
-    let scope = Scope {
-        own_descendants: true,
-        roots: &[],
-        token: None,
-        strangers: &[],
-    };
-    let members = Tree::open()
-        .and_then(|mut tree| tree.members(scope))
-        .unwrap_or_default();
-    members.iter().map(|stat| (stat.pid, stat.start_time)).collect()
 }

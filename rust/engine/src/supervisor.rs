@@ -90,7 +90,13 @@ impl Supervisor {
             let cgroup = features.cgroup.then(|| JobCgroup::create(&name).ok()).flatten();
             (features, blocked, open_files_limit(), token, cgroup)
         };
-        let spawner = Spawner::new(features, mask, open_files).map_err(Error::os("set up spawning"))?;
+        let made = Spawner::new(features, mask, open_files).map_err(Error::os("set up spawning"));
+        let spawner = made.inspect_err(|_| {
+            // An agent's is its guard's to remove.
+            if let Some(cgroup) = cgroup.as_ref().filter(|_| embedded) {
+                cgroup.remove();
+            }
+        })?;
         let link = agent.map(|agent| GuardLink::new(&poller, agent)).transpose()?;
         Ok(Self {
             poller,
@@ -175,7 +181,9 @@ impl Supervisor {
                 Watched::Worker(_) => {}
                 Watched::Intake => self.take_signals(&mut inputs)?,
                 Watched::Guard => self.guard_lost(),
-                Watched::Pipe(index, stream) => self.read_pipe(index, stream),
+                Watched::Pipe(index, stream) => {
+                    self.read_pipe(index, stream);
+                }
                 Watched::Wake => {
                     self.wake.silence();
                     self.listen_to_mux();
@@ -256,13 +264,8 @@ impl Supervisor {
     }
 
     fn act(&mut self, action: Action) {
-        let Some(job) = &mut self.job else { return };
         match action {
-            Action::Broadcast(signal) => {
-                job.mark_ending();
-                job.broadcast(signal, self.from_terminal);
-                job.resume_stopped();
-            }
+            Action::Broadcast(signal) => self.tell_to_end(signal),
             Action::CancelPending => self.cancel_pending(),
             Action::ReportStop {
                 reason,
@@ -275,16 +278,8 @@ impl Supervisor {
                     grace,
                 });
             }
-            Action::CheckTree => {
-                let workers: Vec<i32> = job.running().map(|(_, pid)| pid).collect();
-                let empty = self.remains.are_none(job.cgroup.as_ref(), &workers);
-                self.step(Input::Tree { empty });
-            }
-            Action::TerminateTree => {
-                let workers: Vec<i32> = job.running().map(|(_, pid)| pid).collect();
-                job.stragglers = job.stragglers.max(self.remains.terminate(&workers));
-                self.orphans_due = Some(Instant::now());
-            }
+            Action::CheckTree => self.check_tree(),
+            Action::TerminateTree => self.terminate_tree(),
             Action::KillTree { first } => self.kill_tree(first),
             Action::End { survivors } => self.end(survivors),
         }

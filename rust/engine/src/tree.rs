@@ -1,13 +1,16 @@
 //! Finding and ending every process of a job, wherever it has gone.
 //!
 //! A process belongs to a job if it descends from a process that is ours (as subreaper we keep the descendants
-//! of dead workers), or if its environment carries the job's token, which nobody sheds by `setsid` or by forking.
-//! Nothing else is ever signalled: a pid is compared with its start time after a pidfd has pinned it.
+//! of dead workers), or if its environment carries the job's token, which nobody sheds by `setsid` or by forking,
+//! or if it descends from one that does. Nothing else is ever signalled: a pid is compared with its start time
+//! after a pidfd has pinned it.
 
 use std::collections::HashSet;
 use std::io;
 
-use rustix::process::{Pid, PidfdFlags, Signal, getpid, getuid, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getpid, getuid, kill_process, pidfd_open, pidfd_send_signal, test_kill_process,
+};
 
 use rustix::io::Errno;
 
@@ -27,10 +30,29 @@ pub(crate) struct Scope<'a> {
     pub(crate) own_descendants: bool,
     /// These processes and their descendants belong to the job.
     pub(crate) roots: &'a [i32],
-    /// Processes whose environment carries this token belong to the job.
+    /// So do these, each with its start time: they were of the job when they were seen.
+    pub(crate) known: &'a [(i32, u64)],
+    /// And those whose environment carries this token.
     pub(crate) token: Option<&'a str>,
-    /// These processes and their descendants do not, unless they carry the token.
-    pub(crate) strangers: &'a [(i32, u64)],
+}
+
+/// What a pass over the job has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Reached {
+    /// Processes that got the signal.
+    pub(crate) count: usize,
+    /// Processes that we may not signal.
+    pub(crate) refused: usize,
+}
+
+/// What became of a signal to one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    Yes,
+    /// There is no such process any more.
+    Gone,
+    /// It runs as a user whom we may not signal.
+    Refused,
 }
 
 /// Searches the process table.
@@ -49,42 +71,35 @@ impl Tree {
     pub(crate) fn members(&mut self, scope: Scope<'_>) -> io::Result<Vec<Stat>> {
         let all = self.procfs.scan()?;
         let own = getpid().as_raw_nonzero().get();
-        let mut found = Vec::new();
-        if scope.own_descendants {
-            found = descendants(&all, &[own]);
-        }
-        if !scope.roots.is_empty() {
-            found.extend(all.iter().filter(|stat| scope.roots.contains(&stat.pid)));
-            found.extend(descendants(&all, scope.roots));
-        }
-        if !scope.strangers.is_empty() {
-            let strangers: Vec<i32> = all
-                .iter()
-                .filter(|stat| scope.strangers.contains(&(stat.pid, stat.start_time)))
-                .map(|stat| stat.pid)
-                .collect();
-            let mut outside: HashSet<i32> = descendants(&all, &strangers)
-                .iter()
-                .map(|stat| stat.pid)
-                .collect();
-            outside.extend(&strangers);
-            found.retain(|stat| !outside.contains(&stat.pid));
-        }
-        let mut known: HashSet<i32> = HashSet::new();
-        found.retain(|stat| known.insert(stat.pid));
+        let is_root = |stat: &&Stat| {
+            scope.roots.contains(&stat.pid) || scope.known.contains(&(stat.pid, stat.start_time))
+        };
+        let mut found: Vec<Stat> = all.iter().filter(is_root).copied().collect();
+        let mut above: Vec<i32> = found.iter().map(|stat| stat.pid).collect();
+        above.extend(scope.own_descendants.then_some(own));
+        found.extend(descendants(&all, &above));
         if let Some(token) = scope.token {
-            for stat in &all {
-                if stat.pid != own
-                    && !stat.is_dead()
-                    && !known.contains(&stat.pid)
-                    && self.carries(stat, token)
-                {
-                    found.push(*stat);
-                }
-            }
+            let mut carriers = self.carriers(&all, &found, token);
+            carriers.retain(|stat| stat.pid != own);
+            let above: Vec<i32> = carriers.iter().map(|stat| stat.pid).collect();
+            found.append(&mut carriers);
+            found.extend(descendants(&all, &above));
         }
-        found.retain(|stat| !stat.is_dead());
+        let mut known = HashSet::new();
+        found.retain(|stat| !stat.is_dead() && known.insert(stat.pid));
         Ok(found)
+    }
+
+    /// Processes that carry the token, without those that have been found already.
+    fn carriers(&mut self, all: &[Stat], found: &[Stat], token: &str) -> Vec<Stat> {
+        let known: HashSet<i32> = found.iter().map(|stat| stat.pid).collect();
+        let unknown = all
+            .iter()
+            .filter(|stat| !stat.is_dead() && !known.contains(&stat.pid));
+        unknown
+            .filter(|stat| self.carries(stat, token))
+            .copied()
+            .collect()
     }
 
     fn carries(&mut self, stat: &Stat, token: &str) -> bool {
@@ -97,15 +112,27 @@ impl Tree {
                 .unwrap_or(false)
     }
 
-    /// Sends a signal to every process of the job; returns how many got it.
-    pub(crate) fn signal_all(&mut self, scope: Scope<'_>, signal: Signal) -> io::Result<usize> {
+    /// Sends a signal to every process of the job.
+    pub(crate) fn signal_all(&mut self, scope: Scope<'_>, signal: Signal) -> io::Result<Reached> {
         let members = self.members(scope)?;
-        Ok(members.iter().filter(|stat| self.signal(stat, signal)).count())
+        Ok(self.send(&members, signal))
+    }
+
+    fn send(&mut self, members: &[Stat], signal: Signal) -> Reached {
+        let mut reached = Reached::default();
+        for stat in members {
+            match self.signal(stat, signal) {
+                Sent::Yes => reached.count += 1,
+                Sent::Refused => reached.refused += 1,
+                Sent::Gone => {}
+            }
+        }
+        reached
     }
 
     /// Kills the whole job. Processes are frozen first, until two passes over the table find no new one, so that
-    /// nobody forks while we kill. Returns how many were killed; some may be dying still.
-    pub(crate) fn kill_all(&mut self, scope: Scope<'_>) -> io::Result<usize> {
+    /// nobody forks while we kill. Some that were killed may be dying still.
+    pub(crate) fn kill_all(&mut self, scope: Scope<'_>) -> io::Result<Reached> {
         let mut frozen: HashSet<(i32, u64)> = HashSet::new();
         let mut clean = 0;
         let mut members: Vec<Stat> = Vec::new();
@@ -136,10 +163,7 @@ impl Tree {
                 break;
             }
         }
-        Ok(members
-            .iter()
-            .filter(|stat| self.signal(stat, Signal::KILL))
-            .count())
+        Ok(self.send(&members, Signal::KILL))
     }
 
     /// Describes what is left.
@@ -150,14 +174,15 @@ impl Tree {
             state: char::from(stat.state),
             name: self.procfs.comm(stat.pid),
             wchan: self.procfs.wchan(stat.pid),
+            errno: may_not_signal(stat.pid).then_some(libc::EPERM),
         };
         members.iter().map(describe).collect()
     }
 
     /// Signals exactly the process that was seen: the pid may have passed to a stranger since.
-    fn signal(&mut self, seen: &Stat, signal: Signal) -> bool {
+    fn signal(&mut self, seen: &Stat, signal: Signal) -> Sent {
         let Some(pid) = Pid::from_raw(seen.pid) else {
-            return false;
+            return Sent::Gone;
         };
         let pinned = pidfd_open(pid, PidfdFlags::empty());
         let same = self
@@ -165,15 +190,24 @@ impl Tree {
             .stat(seen.pid)
             .is_ok_and(|now| now.start_time == seen.start_time);
         if !same {
-            return false;
+            return Sent::Gone;
         }
-        match pinned.and_then(|pidfd| pidfd_send_signal(&pidfd, signal)) {
-            Ok(()) => true,
+        let sent = match pinned.and_then(|pidfd| pidfd_send_signal(&pidfd, signal)) {
             // An old kernel or a strict profile: the start time was compared a moment ago.
-            Err(Errno::NOSYS | Errno::PERM) => kill_process(pid, signal).is_ok(),
-            Err(_) => false,
+            Err(Errno::NOSYS | Errno::PERM) => kill_process(pid, signal),
+            sent => sent,
+        };
+        match sent {
+            Ok(()) => Sent::Yes,
+            Err(Errno::PERM) => Sent::Refused,
+            Err(_) => Sent::Gone,
         }
     }
+}
+
+/// Whether the kernel refuses our signals to a process that was seen a moment ago. Sends none.
+fn may_not_signal(pid: i32) -> bool {
+    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM))
 }
 
 #[cfg(test)]
@@ -189,8 +223,8 @@ mod tests {
         let scope = Scope {
             own_descendants: false,
             roots: &[own],
+            known: &[],
             token: None,
-            strangers: &[],
         };
         let deadline = Instant::now() + Duration::from_secs(10);
         let found = loop {

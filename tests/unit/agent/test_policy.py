@@ -48,9 +48,9 @@ def test_a_failure_is_a_restart_as_long_as_some_are_left(restarts: int, maximum:
     "ended, code",
     [
         (end(FAILED, stop_signal=15), 7),
-        (end(FAILED, survivors=[(5, "D", "io", "nfs_wait")]), 7),
+        (end(FAILED, survivors=[(5, "D", "io", "nfs_wait", None)]), 7),
         (end(None, stop_signal=2), 130),
-        (end(None, survivors=[(5, "D", "io", None)]), 1),
+        (end(None, survivors=[(5, "D", "io", None, None)]), 1),
     ],
 )
 def test_nothing_is_started_again_when_somebody_asked_for_the_end_or_something_is_left(

@@ -44,7 +44,7 @@ def judge(
         ([an_exit(0, code=0, by_us=True)], end(stop_signal=15), 143),
         ([an_exit(0, code=7)], end(an_exit(0, code=7), stop_signal=15), 7),
         ([an_exit(0, signal=15, by_us=True)], end(), 1),
-        ([an_exit(0, code=0)], end(survivors=[(5, "D", "stuck", None)]), 1),
+        ([an_exit(0, code=0)], end(survivors=[(5, "D", "stuck", None, None)]), 1),
     ],
 )
 def test_the_exit_code_is_that_of_the_first_failure_else_of_the_signal(
@@ -102,7 +102,7 @@ def test_a_user_who_stopped_the_job_hears_how_the_workers_took_it() -> None:
 
 
 def test_what_would_not_die_is_named() -> None:
-    lines = judge(a_plan(1), [an_exit(0, code=0)], end(survivors=[(77, "D", "nfs-reader", None)]))
+    lines = judge(a_plan(1), [an_exit(0, code=0)], end(survivors=[(77, "D", "nfs-reader", None, None)]))
     assert lines == ["process 77 (nfs-reader, state D) did not die of SIGKILL"]
 
 
@@ -207,7 +207,7 @@ ValueError: bad batch
 def test_the_verdict_tells_the_exception_shows_the_traceback_and_names_the_log() -> None:
     cause = an_exit(1, code=1)
     exits = [cause, an_exit(2, code=5, at_ms=2), an_exit(0, signal=15, by_us=True)]
-    ended = end(cause, survivors=[(77, "D", "reader", "nfs_wait")])
+    ended = end(cause, survivors=[(77, "D", "reader", "nfs_wait", None)])
     assert judge(a_plan(3), exits, ended, tail=TRACEBACK, log_path="/logs/1.err") == [
         f"{CAUSE}: exit code 1: ValueError: bad batch (train.py:41 in step)",
         "last output of rank 1:",
@@ -261,7 +261,7 @@ def test_no_output_is_shown_of_a_job_without_a_first_failure() -> None:
 
 def test_nothing_that_moves_a_terminal_is_in_the_verdict() -> None:
     cause = an_exit(0, failed_at=("exec", 2, "/no/\x1b[2Jprog"))
-    ended = end(cause, survivors=[(77, "D", "a\x1b]0;x\x07b\nc", None)])
+    ended = end(cause, survivors=[(77, "D", "a\x1b]0;x\x07b\nc", None, None)])
     lines = judge(a_plan(1), [cause], ended, tail=b"\x1b[31mred\tx\x07\n", log_path="/l\x1b[1m/\x9b1m")
     assert "/no/prog" in lines[0]
     assert lines[1:] == [
@@ -296,3 +296,24 @@ def test_the_report_is_loaded_without_what_reads_output() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    "left, line",
+    [
+        ((77, "S", "sudo", None, 1), "process 77 (sudo, state S) is left: no permission to end it"),
+        (
+            (0, "?", "?", None, 13),
+            "processes of the job may be left: /proc does not show them to this user",
+        ),
+        (
+            (0, "?", "?", None, 2),
+            "processes of the job may be left: /proc cannot be read, so nobody can look",
+        ),
+    ],
+)
+def test_what_is_left_is_said_with_the_reason(
+    left: tuple[int, str, str, str | None, int | None], line: str
+) -> None:
+    """G1"""
+    assert judge(a_plan(1), [an_exit(0, code=0)], end(survivors=[left])) == [line]

@@ -12,7 +12,7 @@ use super::Exit;
 pub(crate) const EVENT_VERSION: u32 = 1;
 
 /// Names of what is known of a process that would not die.
-const SURVIVOR: [&str; 4] = ["pid", "state", "name", "wchan"];
+const SURVIVOR: [&str; 5] = ["pid", "state", "name", "wchan", "errno"];
 /// Bytes that are shown of a longer value.
 const SHOWN_BYTES: usize = 64;
 

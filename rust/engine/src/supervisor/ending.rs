@@ -3,9 +3,10 @@
 use std::time::{Instant, SystemTime};
 
 use crate::event::Event;
-use crate::group::Action;
+use crate::group::{Action, Input};
 use crate::supervisor::Supervisor;
 use crate::supervisor::job::Job;
+use crate::supervisor::remains::{Group, Remains};
 
 impl Supervisor {
     pub(super) fn cgroup_changed(&mut self) {
@@ -29,23 +30,57 @@ impl Supervisor {
         running.map(|(_, pid)| pid).collect()
     }
 
+    /// What is known of the group, for a look at its remains.
+    pub(super) fn with_remains<T>(&mut self, work: impl FnOnce(&mut Remains, Group<'_>) -> T) -> Option<T> {
+        let workers = self.running_pids();
+        let job = self.job.as_ref()?;
+        let group = Group {
+            cgroup: job.cgroup.as_ref(),
+            workers: &workers,
+            leaders: &job.leaders,
+        };
+        Some(work(&mut self.remains, group))
+    }
+
+    /// Sends the signal that stops the group.
+    pub(super) fn tell_to_end(&mut self, signal: i32) {
+        self.with_remains(Remains::remember);
+        let Some(job) = &mut self.job else { return };
+        job.mark_ending();
+        job.broadcast(signal, self.from_terminal);
+        job.resume_stopped();
+    }
+
+    pub(super) fn check_tree(&mut self) {
+        if let Some(empty) = self.with_remains(Remains::are_none) {
+            self.step(Input::Tree { empty });
+        }
+    }
+
+    pub(super) fn terminate_tree(&mut self) {
+        let asked = self.with_remains(Remains::terminate).unwrap_or(0);
+        if let Some(job) = &mut self.job {
+            job.stragglers = job.stragglers.max(asked);
+        }
+        self.orphans_due = Some(Instant::now());
+    }
+
     pub(super) fn kill_tree(&mut self, first: bool) {
+        self.with_remains(Remains::kill_below);
         let Some(job) = &mut self.job else { return };
         job.mark_ending();
         job.broadcast(libc::SIGKILL, false);
-        let (workers, pids): (Vec<usize>, Vec<i32>) = job.running().unzip();
-        let tier = self.remains.kill(job.cgroup.as_ref(), &pids, !first);
-        if first {
+        let workers = job.running().map(|(index, _)| index).collect();
+        let tier = self.with_remains(|remains, group| remains.kill(group, !first));
+        if let Some(tier) = tier.filter(|_| first) {
             self.events.push(Event::Killing { workers, tier });
         }
         self.orphans_due = Some(Instant::now());
     }
 
     pub(super) fn end(&mut self, leftovers: bool) {
-        let workers = self.running_pids();
-        if leftovers {
-            self.survivors = self.remains.survivors(&workers);
-        }
+        let survivors = self.with_remains(|remains, group| remains.survivors(group, leftovers));
+        self.survivors = survivors.unwrap_or_default();
         let count = self.job.as_ref().map_or(0, |job| job.workers.len());
         for index in 0..count {
             self.close_pipes(index);
@@ -55,7 +90,7 @@ impl Supervisor {
         }
         self.drop_cgroup();
         let Some(job) = &mut self.job else { return };
-        let abandoned = job.abandon(SystemTime::now());
+        let abandoned = job.abandon(SystemTime::now(), &self.poller);
         self.events.extend(abandoned.into_iter().map(Event::Exited));
         match &self.mux {
             Some(mux) => mux.finish(job.first_failure.as_ref().map(|exit| exit.worker)),
@@ -65,9 +100,11 @@ impl Supervisor {
 
     pub(super) fn listen_to_mux(&mut self) {
         let Some(mux) = &mut self.mux else { return };
+        // The outcome comes last: whoever has it has every notice.
+        let outcome = mux.take_outcome();
         let notices = mux.take_notices();
         self.events.extend(notices.into_iter().map(Event::Log));
-        if let Some(outcome) = mux.take_outcome() {
+        if let Some(outcome) = outcome {
             self.mux = None;
             self.ended(outcome.tail);
         }

@@ -4,6 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rustix::process::{Pid, getpgid};
+
 use crate::cgroup::AttemptCgroup;
 use crate::event::{Ending, Exit};
 use crate::group::{Group, Input};
@@ -35,6 +37,8 @@ pub(super) struct Job {
     pub(super) spec: Arc<LaunchSpec>,
     pub(super) env: EnvTable,
     pub(super) workers: Vec<Worker>,
+    /// Pids of all workers that were started, the dead ones too.
+    pub(super) leaders: Vec<i32>,
     /// The first worker that has not been tried.
     pub(super) next: usize,
     pub(super) group: Group,
@@ -64,6 +68,7 @@ impl Job {
             group: Group::new(spec.workers.len(), spec.on_failure, spec.grace),
             spec,
             env,
+            leaders: Vec::new(),
             next: 0,
             first_failure: None,
             stragglers: 0,
@@ -157,11 +162,19 @@ impl Job {
     }
 
     /// Gives up on workers that SIGKILL has not ended: they are reported as what they are, killed by us.
-    pub(super) fn abandon(&mut self, now: SystemTime) -> Vec<Exit> {
+    pub(super) fn abandon(&mut self, now: SystemTime, poller: &Poller) -> Vec<Exit> {
         let killed = Ending::Signal {
             number: libc::SIGKILL,
             core: false,
         };
+        for worker in &self.workers {
+            if let State::Running {
+                pidfd: Some(pidfd), ..
+            } = &worker.state
+            {
+                poller.forget(pidfd);
+            }
+        }
         let left: Vec<(usize, i32)> = self.running().collect();
         let exit = |(index, pid)| Exit {
             pid,
@@ -196,8 +209,19 @@ impl Worker {
     fn send(&self, number: i32, foreground: bool) {
         let Some(pid) = self.pid() else { return };
         // The unreaped worker pins its pid and with it the group's. A failure means that it has just died.
-        let _ = signal::send(if foreground { pid } else { -pid }, number);
+        if !foreground {
+            let _ = signal::send(-pid, number);
+        }
+        // It may have joined another group, whose other members are not signalled.
+        if foreground || !leads_its_group(pid) {
+            let _ = signal::send(pid, number);
+        }
     }
+}
+
+fn leads_its_group(pid: i32) -> bool {
+    let group = getpgid(Pid::from_raw(pid));
+    group.is_ok_and(|group| group.as_raw_nonzero().get() == pid)
 }
 
 impl From<&Death> for Ending {

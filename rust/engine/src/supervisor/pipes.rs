@@ -24,16 +24,17 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn read_pipe(&mut self, worker: usize, stream: usize) {
-        let Some(job) = &mut self.job else { return };
+    /// Takes what there is of a stream, a buffer full at most; how many bytes.
+    pub(super) fn read_pipe(&mut self, worker: usize, stream: usize) -> usize {
+        let Some(job) = &mut self.job else { return 0 };
         let Some(slot) = job
             .workers
             .get_mut(worker)
             .map(|worker| &mut worker.pipes[stream])
         else {
-            return;
+            return 0;
         };
-        let Some(pipe) = slot.as_ref() else { return };
+        let Some(pipe) = slot.as_ref() else { return 0 };
         let data = match rustix::io::read(pipe, &mut self.buffer[..]) {
             Ok(0) | Err(rustix::io::Errno::IO | rustix::io::Errno::BADF) => {
                 self.poller.forget(pipe);
@@ -41,9 +42,11 @@ impl Supervisor {
                 Vec::new()
             }
             Ok(count) => self.buffer[..count].to_vec(),
-            Err(_) => return,
+            Err(_) => return 0,
         };
+        let count = data.len();
         self.push_output(worker, stream, data);
+        count
     }
 
     fn push_output(&mut self, worker: usize, stream: usize, data: Vec<u8>) {
@@ -51,21 +54,30 @@ impl Supervisor {
         self.events.push(Event::Output { worker, stream, data });
     }
 
-    /// Takes what a worker's pipes hold still and closes them.
+    /// Takes what a worker's pipes hold now and closes them. A process that is not of the job may hold one and
+    /// write for ever.
     pub(super) fn close_pipes(&mut self, worker: usize) {
         for stream in 0..2 {
-            let mut before = usize::MAX;
-            while before != self.events.len() {
-                before = self.events.len();
-                self.read_pipe(worker, stream);
+            let mut left = self.bytes_waiting(worker, stream);
+            while left > 0 {
+                match self.read_pipe(worker, stream) {
+                    0 => break,
+                    count => left = left.saturating_sub(count),
+                }
             }
             let workers = self.job.as_mut().map(|job| &mut job.workers);
             let pipe = workers.and_then(|workers| workers[worker].pipes[stream].take());
             if let Some(pipe) = pipe {
-                // Held open by a process that is not of the job.
                 self.poller.forget(&pipe);
                 self.push_output(worker, stream, Vec::new());
             }
         }
+    }
+
+    fn bytes_waiting(&self, worker: usize, stream: usize) -> usize {
+        let job = self.job.as_ref();
+        let pipe = job.and_then(|job| job.workers[worker].pipes[stream].as_ref());
+        let count = pipe.and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok());
+        count.map_or(0, |count| count as usize)
     }
 }

@@ -2,23 +2,41 @@
 //!
 //! As subreaper (in an agent) we are the parent of whatever outlives its own, so the kernel says exactly when
 //! nothing is left. Inside somebody's program the job's cgroup says it, and without one the process table does.
+//! Who can look nowhere does not know that nothing is left, and says so.
+
+use std::io;
 
 use rustix::process::Signal;
 
 use crate::cgroup::AttemptCgroup;
 use crate::event::{KillTier, Survivor};
 use crate::orphans::{Orphans, reap_orphans};
+use crate::sys::signal;
+use crate::sys::wait::has_child_in_group;
 use crate::tree::{Scope, Tree};
 
 /// Looks at the process table that must agree that nothing is left: one can miss what is just being forked.
 const LOOKS: usize = 2;
+
+/// What a group has that its remains are found by.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a> {
+    pub(super) cgroup: Option<&'a AttemptCgroup>,
+    /// Pids of the workers that run.
+    pub(super) workers: &'a [i32],
+    /// Pids of all workers that were started, each of which has led a process group.
+    pub(super) leaders: &'a [i32],
+}
 
 /// Finds and ends the processes of a job.
 pub(super) struct Remains {
     /// We are the subreaper.
     adopting: bool,
     token: String,
-    tree: Option<Tree>,
+    /// Opened before there is a job: a process table that is covered later stays readable.
+    tree: io::Result<Tree>,
+    /// Processes below the workers when these were told to end, where nothing else leads to them afterwards.
+    known: Vec<(i32, u64)>,
 }
 
 impl Remains {
@@ -26,41 +44,86 @@ impl Remains {
         Self {
             adopting,
             token,
-            tree: None,
+            tree: Tree::open(),
+            known: Vec::new(),
         }
     }
 
-    /// Whether no process of the job is left but its workers, whose pids are `workers`.
-    pub(super) fn are_none(&mut self, cgroup: Option<&AttemptCgroup>, workers: &[i32]) -> bool {
+    /// Begins a group.
+    pub(super) fn forget(&mut self) {
+        self.known.clear();
+    }
+
+    /// Whether no process of the job is left but its workers. Also so where nobody can know it: waiting would not
+    /// help, and [`Remains::survivors`] tells of it.
+    pub(super) fn are_none(&mut self, group: Group<'_>) -> bool {
         if self.adopting {
-            return reap_orphans(workers) == Orphans::None;
+            return reap_orphans(group.workers) == Orphans::None;
         }
-        if let Some(populated) = cgroup.and_then(|cgroup| cgroup.populated().ok()) {
+        if let Some(populated) = group.cgroup.and_then(|cgroup| cgroup.populated().ok()) {
             return !populated;
         }
         let empty = |tree: &mut Tree, scope: Scope<'_>| {
             (0..LOOKS).all(|_| tree.members(scope).is_ok_and(|members| members.is_empty()))
         };
-        self.with_tree(workers, empty).unwrap_or(true)
+        self.with_tree(group, true, empty).unwrap_or(true)
     }
 
-    /// Asks all of it to end; how many processes were asked.
-    pub(super) fn terminate(&mut self, workers: &[i32]) -> usize {
-        let count = self.signal(workers, Signal::TERM);
-        self.signal(workers, Signal::CONT);
+    /// Notes what descends from the workers, who are about to be told to end. Inside somebody's program and without
+    /// a cgroup nothing leads to it once they are dead, if it has an environment of its own.
+    pub(super) fn remember(&mut self, group: Group<'_>) {
+        if self.adopting || group.cgroup.is_some() {
+            return;
+        }
+        let members = self.with_tree(group, false, |tree, scope| {
+            tree.members(scope).unwrap_or_default()
+        });
+        let seen = members.unwrap_or_default();
+        self.known = seen.iter().map(|stat| (stat.pid, stat.start_time)).collect();
+    }
+
+    /// Asks all of it to end; how many processes (or groups of them) were asked.
+    pub(super) fn terminate(&mut self, group: Group<'_>) -> usize {
+        let count = self.signal(group, Signal::TERM);
+        self.signal(group, Signal::CONT);
         count
     }
 
-    fn signal(&mut self, workers: &[i32], signal: Signal) -> usize {
-        self.with_tree(workers, |tree, scope| tree.signal_all(scope, signal).unwrap_or(0))
-            .unwrap_or(0)
+    fn signal(&mut self, group: Group<'_>, signal: Signal) -> usize {
+        let sent = |tree: &mut Tree, scope: Scope<'_>| tree.signal_all(scope, signal).unwrap_or_default();
+        match self.with_tree(group, true, sent) {
+            Some(reached) => reached.count,
+            None => self.signal_groups(group.leaders, signal),
+        }
+    }
+
+    /// Without a process table the kernel still tells as which process groups our children are. None of these
+    /// groups can be a stranger's: a child of ours is in it, dead or alive, and only we reap it.
+    fn signal_groups(&self, leaders: &[i32], signal: Signal) -> usize {
+        let ours = leaders.iter().filter(|_| self.adopting);
+        let reached = ours.filter(|&&leader| has_child_in_group(leader));
+        reached
+            .filter(|&&leader| signal::send(-leader, signal.as_raw()).is_ok())
+            .count()
+    }
+
+    /// Kills the workers with all that descends from them, where their deaths would hide it. Comes before anything
+    /// else that kills them.
+    pub(super) fn kill_below(&mut self, group: Group<'_>) {
+        if !self.adopting && group.cgroup.is_none() {
+            // The token is left out: to read the environment of a process that hangs can take for ever.
+            self.with_tree(group, false, Tree::kill_all);
+        }
     }
 
     /// Kills all of it. `again`: a first try has left something, so no means is spared.
-    pub(super) fn kill(&mut self, cgroup: Option<&AttemptCgroup>, workers: &[i32], again: bool) -> KillTier {
-        let by_cgroup = cgroup.is_some_and(|cgroup| cgroup.kill().is_ok());
+    pub(super) fn kill(&mut self, group: Group<'_>, again: bool) -> KillTier {
+        let by_cgroup = group.cgroup.is_some_and(|cgroup| cgroup.kill().is_ok());
         if !by_cgroup || again {
-            self.with_tree(workers, Tree::kill_all);
+            let killed = self.with_tree(group, true, Tree::kill_all);
+            if killed.is_none() {
+                self.signal_groups(group.leaders, Signal::KILL);
+            }
         }
         if by_cgroup {
             KillTier::Cgroup
@@ -69,21 +132,39 @@ impl Remains {
         }
     }
 
-    /// Describes what is left.
-    pub(super) fn survivors(&mut self, workers: &[i32]) -> Vec<Survivor> {
-        self.with_tree(workers, Tree::survivors).unwrap_or_default()
+    /// Describes what is left, or may be left for all we can know. `left`: the kernel has said that something is.
+    pub(super) fn survivors(&mut self, group: Group<'_>, left: bool) -> Vec<Survivor> {
+        let can_tell = self.adopting || group.cgroup.is_some();
+        if !left {
+            let is_unknown = !can_tell && self.tree.is_err();
+            return is_unknown.then(|| self.unseen()).into_iter().collect();
+        }
+        match self.with_tree(group, true, Tree::survivors) {
+            None => vec![self.unseen()],
+            Some(seen) if seen.is_empty() && can_tell && !self.are_none(group) => {
+                vec![Survivor::unseen(libc::EACCES)]
+            }
+            Some(seen) => seen,
+        }
     }
 
-    fn with_tree<T>(&mut self, workers: &[i32], work: impl FnOnce(&mut Tree, Scope<'_>) -> T) -> Option<T> {
-        if self.tree.is_none() {
-            self.tree = Tree::open().ok();
-        }
+    fn unseen(&self) -> Survivor {
+        let error = self.tree.as_ref().err();
+        Survivor::unseen(error.and_then(io::Error::raw_os_error).unwrap_or(libc::ENODEV))
+    }
+
+    fn with_tree<T>(
+        &mut self,
+        group: Group<'_>,
+        by_token: bool,
+        work: impl FnOnce(&mut Tree, Scope<'_>) -> T,
+    ) -> Option<T> {
         let scope = Scope {
             own_descendants: self.adopting,
-            roots: if self.adopting { &[] } else { workers },
-            token: (!self.adopting).then_some(self.token.as_str()),
-            strangers: &[],
+            roots: if self.adopting { &[] } else { group.workers },
+            known: &self.known,
+            token: (by_token && !self.adopting).then_some(self.token.as_str()),
         };
-        self.tree.as_mut().map(|tree| work(tree, scope))
+        self.tree.as_mut().ok().map(|tree| work(tree, scope))
     }
 }

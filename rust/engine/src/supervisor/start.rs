@@ -33,6 +33,7 @@ impl Supervisor {
         let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
         self.mux = log_thread(&spec, &self.wake)?;
         let cgroup = self.attempt_cgroup();
+        self.remains.forget();
         self.job = Some(Job::new(spec, env, cgroup, self.oom.kills()));
         self.catch_up();
         Ok(())
@@ -120,6 +121,7 @@ impl Supervisor {
                 job.workers[index].pipes[stream] = Some(pipe);
             }
         }
+        job.leaders.push(started.pid);
         let worker = &mut job.workers[index];
         worker.state = State::Running {
             pid: started.pid,

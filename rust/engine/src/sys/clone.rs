@@ -182,6 +182,11 @@ pub(crate) fn spawn(
         });
     }
     let step = written(&exchange.step);
+    if let (Some((epoll, _)), Some(pidfd)) = (plan.watch, &pidfd) {
+        // Closing it would not do: whatever the host program has forked meanwhile has a copy. Fails if the child
+        // did not come so far as to put it in.
+        let _ = rustix::event::epoll::delete(epoll, pidfd);
+    }
     // The child has called exit already; its death may not be visible yet, so this wait blocks.
     // SAFETY: waits for a pid that we made and have not reaped; no status is asked for.
     unsafe { libc::waitpid(pid, null_mut(), libc::__WALL) };

@@ -92,6 +92,12 @@ pub(crate) fn is_stopped(pid: i32) -> bool {
         .is_some_and(|pid| waitid(WaitId::Pid(pid), options).is_ok_and(|status| status.is_some()))
 }
 
+/// Whether a child, living or dead and not yet reaped, is in this process group.
+pub(crate) fn has_child_in_group(group: i32) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Pid::from_raw(group).is_some_and(|group| waitid(WaitId::Pgid(Some(group)), options).is_ok())
+}
+
 /// Whether `waitid` takes pidfds (kernel 5.4): one of ourselves is nobody's child, which only such a kernel says.
 pub(crate) fn can_wait_for_pidfd(own: &std::os::fd::OwnedFd) -> bool {
     use std::os::fd::AsFd;
