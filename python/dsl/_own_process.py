@@ -2,7 +2,7 @@
 
 A launch imports some sixty modules of ours. Python asks several times for each, in every folder on the way,
 which takes as long as loading them: the finder here goes where they lie. What it does not understand it
-leaves to Python's own.
+leaves to Python's own. It can also keep the code of modules that may be needed when the package is gone.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from marshal import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import CodeType, ModuleType
     from typing import Any
 
 PACKAGE = "dsl"
+HEADER = 16  # bytes of a compiled file before its code
 
 _claimed: list[object] = []
 
@@ -43,6 +45,18 @@ def restore() -> None:
     _claimed.clear()
 
 
+def keep(names: Sequence[str]) -> None:
+    """Hold the code of these modules, so that importing them later reads no file.
+
+    That costs some microseconds each, and what their files take in memory. Where the process is not claimed,
+    or a module lies elsewhere than in a compiled file that fits, it is imported now.
+    """
+    finder = next((one for one in _claimed if isinstance(one, _Finder)), None)
+    for name in names:
+        if name not in sys.modules and (finder is None or not finder.keep(name)):
+            __import__(name)
+
+
 def _finders() -> list[Any]:
     """Those that Python asks for a module, in order."""
     return sys.meta_path
@@ -54,6 +68,7 @@ class _Finder:
     def __init__(self, package: ModuleType) -> None:
         self._package = package
         self._suffix = f".{sys.implementation.cache_tag}.pyc"
+        self._kept: dict[str, tuple[str, str, str | None, bytes]] = {}
         self._magic = getattr(sys.modules.get("_frozen_importlib_external"), "MAGIC_NUMBER", b"")
 
     def may_help(self) -> bool:
@@ -66,22 +81,38 @@ class _Finder:
         """Say where a module lies, or nothing: then others are asked."""
         if not name.startswith(PACKAGE + "."):
             return None
+        found = self._kept.pop(name, None) or self._find(name)
+        if found is None:
+            return None
+        path, cached, folder, data = found
+        # Its class, without the price of importing it by name.
+        make: Any = type(self._package.__spec__)
+        code: CodeType = loads(memoryview(data)[HEADER:])  # noqa: S302  the interpreter runs the same file
+        spec = make(name, _Loader(code), origin=path)
+        spec.cached, spec.has_location = cached, True
+        spec.submodule_search_locations = None if folder is None else [folder]
+        return spec
+
+    def keep(self, name: str) -> bool:
+        """Hold the code of a module until it is imported; False if it is not found."""
+        found = self._find(name)
+        if found is not None:
+            self._kept[name] = found
+        return found is not None
+
+    def _find(self, name: str) -> tuple[str, str, str | None, bytes] | None:
+        """The source of a module, its compiled file, its folder if it is a package, and what is compiled."""
         stem = f"{self._package.__path__[0]}/{name[len(PACKAGE) + 1 :].replace('.', '/')}"
         for path, folder in ((f"{stem}.py", None), (f"{stem}/__init__.py", stem)):
             head, _, tail = path.rpartition("/")
             cached = f"{head}/__pycache__/{tail[:-3]}{self._suffix}"
-            code = self._read(path, cached)
-            if code is not None:
-                # Its class, without the price of importing it by name.
-                make: Any = type(self._package.__spec__)
-                spec = make(name, _Loader(code), origin=path)
-                spec.cached, spec.has_location = cached, True
-                spec.submodule_search_locations = None if folder is None else [folder]
-                return spec
+            data = self._read(path, cached)
+            if data is not None:
+                return path, cached, folder, data
         return None
 
-    def _read(self, path: str, cached: str) -> CodeType | None:
-        """The code of a source file that has not changed since it was compiled (PEP 3147, PEP 552)."""
+    def _read(self, path: str, cached: str) -> bytes | None:
+        """The compiled file of a source that has not changed since (PEP 3147, PEP 552)."""
         try:
             source = os.stat(path)
             file = os.open(cached, os.O_RDONLY | os.O_CLOEXEC)
@@ -94,10 +125,8 @@ class _Finder:
             os.close(file)
         stamp = (int(source.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little")
         length = (source.st_size & 0xFFFFFFFF).to_bytes(4, "little")
-        if len(data) != size or data[:16] != self._magic + bytes(4) + stamp + length:
-            return None
-        code: CodeType = loads(memoryview(data)[16:])  # noqa: S302  the interpreter runs the same file
-        return code
+        fits = len(data) == size and data[:HEADER] == self._magic + bytes(4) + stamp + length
+        return data if fits else None
 
 
 class _Loader:

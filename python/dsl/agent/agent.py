@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dsl import Ended, EngineError, Exited
+from dsl import Ended, EngineError, Exited, _own_process
 from dsl._record import replace
 from dsl.agent.policy import decide
 from dsl.errors import DslError
@@ -17,6 +17,7 @@ from dsl.model.outcome import (
     RestartFailed,
     TimerExpired,
 )
+from dsl.report.speak import complain
 from dsl.spec import launch_spec
 
 TYPE_CHECKING = False
@@ -61,6 +62,20 @@ if TYPE_CHECKING:
         def read(self) -> Sequence[object]:
             """Take the events that are there, without waiting."""
 
+
+LATE_MODULES = (
+    "dsl.model.failure",
+    "dsl.report.printable",
+    "dsl.report.findings",
+    "dsl.report.crashes",
+    "dsl.report.tracebacks",
+    "dsl.report.excerpt",
+    "dsl.report.evidence",
+    "dsl.report.failures",
+    "dsl.report.summary",
+    "dsl.report.loops",
+)
+"""What an attempt that fails needs, and one that succeeds does not. The package may be gone by then."""
 
 LONGEST_POLL_MS = (1 << 31) - 1
 
@@ -107,6 +122,7 @@ class Agent:
 
     def _run(self, supervisor: Supervisor) -> Outcome:
         self._start(supervisor)
+        _take_along()
         while True:
             decision = self._attend(supervisor)
             history = self._history
@@ -122,6 +138,8 @@ class Agent:
                 self._start(supervisor)
             except (DslError, EngineError) as error:
                 return self._give_up(error)
+            except Exception as error:  # noqa: BLE001  whatever it is, the last attempt has ended as it did
+                return self._give_up(DslError(f"internal error: {type(error).__name__}: {error}"))
 
     def _give_up(self, error: DslError | EngineError) -> Outcome:
         """The job ends as its last attempt did: no other one can be begun."""
@@ -188,19 +206,38 @@ class Agent:
         """Add an attempt that has ended to the history, with what is known of its failures."""
         cause = attempt.ended.first_failure
         if cause is not None and any(worker.error_file is not None for worker in attempt.plan.workers):
-            from dsl.report.failures import collect, root_cause
-
-            failures = tuple(collect(attempt.plan, attempt.exits))
-            if failures:
-                order = root_cause(failures).order
-                cause = next(exit_ for exit_ in attempt.exits if exit_.order == order)
-            attempt = replace(attempt, failures=failures)
+            try:
+                attempt, cause = _with_failures(attempt, cause)
+            except Exception as error:  # noqa: BLE001  without error files the first death is the cause
+                complain(attempt.plan.command, error)
         attempt = replace(attempt, cause=cause)
         self._history = replace(self._history, attempts=(*self._history.attempts, attempt))
 
     def _tell(self, event: object) -> None:
         for listener in self._listeners:
-            listener.hear(event)
+            try:
+                listener.hear(event)
+            except Exception as error:  # noqa: BLE001  what is told never changes what is done
+                complain(self._plan.command, error)
+
+
+def _with_failures(attempt: AttemptOutcome, cause: Exit) -> tuple[AttemptOutcome, Exit]:
+    """The attempt with what its error files tell of failures, and the failure that the others follow from."""
+    from dsl.report.failures import collect, root_cause
+
+    failures = tuple(collect(attempt.plan, attempt.exits))
+    if failures:
+        order = root_cause(failures).order
+        cause = next(exit_ for exit_ in attempt.exits if exit_.order == order)
+    return replace(attempt, failures=failures), cause
+
+
+def _take_along() -> None:
+    """While the workers start, take what their failure will need."""
+    try:
+        _own_process.keep(LATE_MODULES)
+    except Exception:  # noqa: BLE001  it is gone already: the report will say less, and why
+        return
 
 
 def stop_group(supervisor: Supervisor, signum: int, grace_s: float) -> None:

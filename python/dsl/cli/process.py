@@ -11,7 +11,7 @@ from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
 from dsl.agent.agent import Agent
 from dsl.errors import DslError
 from dsl.report.narrator import Narrator
-from dsl.report.speak import flush_output, say
+from dsl.report.speak import complain, flush_output, say
 from dsl.report.verdict import survivor
 from dsl.signals import signal_name
 
@@ -39,6 +39,8 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
         guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s)
     except EngineError as error:
         return _refuse(plan, error)
+    if plan.pid_file is not None:
+        from dsl.agent import pid_file  # noqa: F401  both processes need it, even when the package is gone
     flush_output()
     try:
         pid = os.fork()
@@ -53,9 +55,12 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
             flush_output()
             os._exit(code)
     outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
-    if outcome.agent_signal is not None:
-        _tidy_up(planner, plan, pid)
-    _report_agent(plan, pid, outcome)
+    try:
+        if outcome.agent_signal is not None:
+            _tidy_up(planner, plan, pid)
+        _report_agent(plan, pid, outcome)
+    except Exception as error:  # noqa: BLE001  what is said never changes the exit code
+        complain(plan.command, error)
     if outcome.terminal_interrupt and outcome.code == 128 + SIGINT:
         _die_of_interrupt()
     flush_output()
@@ -82,16 +87,23 @@ def _run_agent(agent: Agent, planner: Planner, plan: NodePlan, guard: Guard) -> 
             guard.enter_agent()
             code = _run_job(agent, plan, guard)
         finally:
-            planner.finish(succeeded=code == 0)
+            _finish(planner, plan, succeeded=code == 0)
     except EngineError as error:
         return _refuse(plan, error)
     except DslError as error:
         say(plan.command, f"error: {error}")
         return error.exit_code
     except Exception as error:  # noqa: BLE001 -- the last resort: users never see a traceback of ours
-        say(plan.command, f"internal error: {type(error).__name__}: {error}, please report it")
+        complain(plan.command, error)
         return INTERNAL_ERROR
     return code
+
+
+def _finish(planner: Planner, plan: NodePlan, *, succeeded: bool) -> None:
+    try:
+        planner.finish(succeeded=succeeded)
+    except Exception as error:  # noqa: BLE001  what is left behind never changes the exit code
+        complain(plan.command, error)
 
 
 def _run_job(agent: Agent, plan: NodePlan, guard: Guard) -> int:
@@ -129,7 +141,8 @@ def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
 
 def _die_of_interrupt() -> None:
     """End as Ctrl-C ends a program, so that a shell's loop stops too. Pid 1 cannot, and goes on."""
-    import signal
+    # What `signal` is made of is a part of the interpreter: it is there even if no file is. It has no stub.
+    import _signal as signal  # type: ignore[import-not-found]
 
     flush_output()
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -31,6 +31,7 @@ from dsl.functions.call import (
 )
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.errors import ChildFailedError, ProcessFailure
+from dsl.functions.outcome import failure_of
 from dsl.functions.signals import HandledSignals, SignalException
 from dsl.machine.check import check_program
 from dsl.model.outcome import AttemptEnded, AttemptStarted
@@ -210,8 +211,6 @@ def _run(
             agent = Agent(source, plan, listeners, timers, stdin_is_terminal=stdin_is_terminal)
             outcome = _supervise(agent, plan)
         if outcome.cause is not None:
-            from dsl.functions.outcome import failure_of
-
             raise failure_of(plan.name, outcome.last) from outcome.error
         results = source.results(outcome.last.plan)
         succeeded = True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dsl import Exited, Killing, LogNotice, SignalReceived, Stopping, Unbound
 from dsl.model.outcome import REQUEUE_CODE, AttemptEnded, AttemptStarted, Outcome, RestartFailed, TimerExpired
 from dsl.model.request import LEVELS
-from dsl.report.speak import say, write
-from dsl.report.verdict import Evidence, file_error, timer_evidence, verdict
+from dsl.report.speak import complain, say, write
+from dsl.report.verdict import NO_EVIDENCE, Evidence, file_error, timer_evidence, verdict
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
@@ -109,8 +109,7 @@ class Narrator:
         if not event.decision.counted:
             self.say(f"starting {who} again: the nodes of the job have changed", "info")
             return
-        last = history.attempts[-1]
-        self.say(verdict(last, self._evidence(last))[0], "error")
+        self.say(self._verdict(history.attempts[-1])[1][0], "error")
         from dsl.report.loops import crash_loop
 
         loop = crash_loop(history.attempts)
@@ -122,8 +121,8 @@ class Narrator:
         last = outcome.last
         if last.is_preempted:
             self.say(f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again", "info")
-        evidence = self._evidence(last)
-        for line in verdict(last, evidence):
+        evidence, lines = self._verdict(last)
+        for line in lines:
             self.say(line)
         if len(outcome.attempts) > 1 and last.ended.first_failure is not None:
             from dsl.report.loops import crash_loop
@@ -137,6 +136,15 @@ class Narrator:
             box = addition(self._plan.name, last.failures, root_cause(last.failures), evidence.said)
             if box:
                 write(box + "\n")
+
+    def _verdict(self, attempt: AttemptOutcome) -> tuple[Evidence, list[str]]:
+        """What is known of the cause, and what is said; the exits alone if that goes wrong."""
+        try:
+            evidence = self._evidence(attempt)
+            return evidence, verdict(attempt, evidence)
+        except Exception as error:  # noqa: BLE001  who has failed is said in any case (G3)
+            complain(self._plan.command, error)
+            return NO_EVIDENCE, verdict(attempt)
 
     def _evidence(self, attempt: AttemptOutcome) -> Evidence:
         """What is known of the cause."""

@@ -6,6 +6,8 @@ import os
 import sys
 
 STALL_MS = 500
+PIPE_BUF = 4096
+"""Bytes that are written as one: what this many fit into, poll finds writable."""
 
 
 def flush_output() -> None:
@@ -23,6 +25,22 @@ def say(command: str, text: str) -> None:
     write(f"{command}: {' '.join(text.splitlines())}\n")
 
 
+def complain(command: str, error: Exception) -> None:
+    """One line about an error of our own; users never see a traceback of ours."""
+    say(command, f"internal error: {type(error).__name__}: {error}, please report it")
+
+
+def _may_write() -> bool:
+    """Whether stderr takes something before long."""
+    try:
+        import select
+    except ImportError:  # Python's own files are gone: better a word that may have to wait than none
+        return True
+    poller = select.poll()
+    poller.register(2, select.POLLOUT)
+    return bool(poller.poll(STALL_MS))
+
+
 def write(text: str) -> None:
     """Text on stderr, as it is, unless nobody takes it.
 
@@ -31,15 +49,12 @@ def write(text: str) -> None:
     """
     # What `signal` is made of, without its enums, which take long to import. It has no stub.
     import _signal as signal  # type: ignore[import-not-found]
-    import select
 
     rest = text.encode(errors="backslashreplace")
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
     try:
-        poller = select.poll()
-        poller.register(2, select.POLLOUT)
-        while rest and poller.poll(STALL_MS):
-            rest = rest[os.write(2, rest[: select.PIPE_BUF]) :]
+        while rest and _may_write():
+            rest = rest[os.write(2, rest[:PIPE_BUF]) :]
     except OSError:
         return  # nobody reads it
     finally:

@@ -213,3 +213,32 @@ def test_the_cause_is_that_of_the_error_files_where_there_are_some(tmp_path: Any
     assert outcome.cause is raised
     assert outcome.code == 1
     assert [failure.rank for failure in outcome.last.failures] == [1, 0]
+
+
+def test_a_listener_that_fails_changes_nothing_and_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """G2."""
+
+    class Failing:
+        def hear(self, event: object) -> None:
+            if isinstance(event, Outcome):
+                raise ModuleNotFoundError("No module named 'x'")
+
+    source, ear = Plans(), Ear()
+    outcome = Agent(source, source.plan(0), [Failing(), ear]).run(FakeSupervisor(BADLY))  # type: ignore[arg-type]
+    assert outcome.code == 7
+    assert ear.heard[-1] is outcome
+    said = capfd.readouterr().err
+    assert said == "dsl: internal error: ModuleNotFoundError: No module named 'x', please report it\n"
+
+
+def test_a_restart_that_meets_an_error_of_ours_ends_the_job_as_its_last_attempt_did() -> None:
+    """G2, G3: not with 70."""
+
+    class Broken(Plans):
+        def prepare(self, plan: NodePlan) -> NodePlan:
+            raise ModuleNotFoundError("No module named 'x'")
+
+    source = Broken(max_restarts=3)
+    outcome = Agent(source, source.plan(0), []).run(FakeSupervisor(BADLY))  # type: ignore[arg-type]
+    assert (outcome.code, outcome.cause) == (7, FAILED)
+    assert str(outcome.error) == "internal error: ModuleNotFoundError: No module named 'x'"

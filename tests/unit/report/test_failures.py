@@ -469,7 +469,8 @@ def test_a_child_failed_error_survives_pickling_whole() -> None:
     failure = a_failure(2, recorded=recorded, error_file="/e.json", recorded_ns=NOW_NS)
     error = ChildFailedError.of("train.py", [failure, a_failure(3)], ["seen in its output"])
     copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is ChildFailedError
+    assert type(copy) is type(error)
+    assert isinstance(copy, ChildFailedError)
     assert str(copy) == str(error)
     assert (copy.name, copy.failures, copy.evidence) == (error.name, error.failures, error.evidence)
     assert copy.exit_code == error.exit_code

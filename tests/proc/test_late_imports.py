@@ -1,0 +1,174 @@
+"""The package is removed or upgraded while a job runs: its end, its verdict and its restarts are as without that."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.jobs import running
+
+import dsl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.jobs import Job
+
+# Waits for the gate in its first life, and ends as it is told to.
+WORKER = """
+import json, os, signal, sys, time
+rank, attempt = os.environ["RANK"], int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+folder, ends = sys.argv[1], sys.argv[2:]
+with open(folder + "/ready", "a") as file:
+    file.write(f"{rank}.{attempt} {os.getpid()}\\n")
+while not os.path.exists(folder + "/gate"):
+    time.sleep(0.01)
+end = ends[min(attempt, len(ends) - 1)]
+if rank != "0" and end != "well":
+    while True:
+        signal.pause()
+if end == "raise":
+    raise ValueError("bad batch")
+if end == "record":
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        json.dump({"message": {"message": "KeyError: 7", "extraInfo": {"timestamp": "9"}}}, file)
+    sys.exit(4)
+if end == "kill":
+    os.kill(os.getpid(), 9)
+if end == "code":
+    sys.exit(5)
+"""
+
+
+def remove(package: Path) -> None:
+    """As an uninstallation, or a file system that is taken away."""
+    shutil.rmtree(package)
+
+
+def upgrade(package: Path) -> None:
+    """Other files under the same names, which do not fit to what is loaded."""
+    for path in package.rglob("*.py"):
+        path.unlink()
+        path.write_text("raise RuntimeError('of another version')\n", encoding="utf-8")
+
+
+WAYS = pytest.mark.parametrize("take", [remove, upgrade])
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the installed package that the command of this test runs from."""
+    folder = tmp_path / "installed"
+    shutil.copytree(Path(dsl.__file__).parent, folder / "dsl")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    return folder / "dsl"
+
+
+def job_of(module: str, tmp_path: Path, options: list[str], *ends: str) -> list[str]:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER, encoding="utf-8")
+    count = ["--no_local_rank", "--num_gpus"] if module == "dsl" else ["--nproc-per-node"]
+    return [sys.executable, "-m", module, *count, "2", *options, str(script), str(tmp_path), *ends]
+
+
+def open_gate(job: Job, package: Path, take: Callable[[Path], None], folder: Path) -> None:
+    """Let the workers go on when the package is gone."""
+    job.ready(2)
+    take(package)
+    (folder / "gate").touch()
+
+
+@WAYS
+@pytest.mark.parametrize("module", ["dsl", "dsl.run"])
+@pytest.mark.parametrize(
+    "end, code, words",
+    [
+        ("well", 0, ()),
+        ("code", 5, ("failed first: exit code 5",)),
+        ("raise", 1, ("failed first: exit code 1: ValueError: bad batch (worker.py:", "raise ValueError")),
+        ("kill", 137, ("failed first: killed by SIGKILL (signal 9)",)),
+    ],
+)
+def test_a_failure_has_its_code_and_its_verdict(
+    end: str, code: int, words: tuple[str, ...], module: str, take: Callable[[Path], None], package: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """G2, G3."""
+    with running(
+        job_of(module, tmp_path, ["--tee", "3"] if module == "dsl.run" else [], end), tmp_path
+    ) as job:
+        open_gate(job, package, take, tmp_path)
+        assert job.wait() == code, job.stderr()
+        said = job.stderr()
+        for word in words:
+            assert word in said
+        assert "rror: " not in said.replace("ValueError: bad batch", "")
+
+
+@WAYS
+def test_a_record_is_read_and_restarts_go_on(
+    take: Callable[[Path], None], package: Path, tmp_path: Path
+) -> None:
+    """G3."""
+    options = ["--max-restarts", "2"]
+    with running(job_of("dsl.run", tmp_path, options, "raise", "kill", "record"), tmp_path) as job:
+        open_gate(job, package, take, tmp_path)
+        assert job.wait() == 4, job.stderr()
+        said = job.stderr()
+        assert "restart 2 of 2" in said
+        assert "KeyError: 7" in said
+        assert "3 attempts have failed" in said
+
+
+@WAYS
+def test_a_killed_agent_is_reported(take: Callable[[Path], None], package: Path, tmp_path: Path) -> None:
+    with running(job_of("dsl", tmp_path, ["--save_pid"], "well"), tmp_path) as job:
+        job.ready(2)
+        take(package)
+        agent = job.agent()
+        os.kill(agent, signal.SIGKILL)
+        assert job.wait() == 137
+        assert f"the agent (pid {agent}) was killed by SIGKILL: its workers were ended" in job.stderr()
+        assert not Path(f"/tmp/{job.guard}.deepspeed").exists()
+
+
+@WAYS
+def test_an_interrupt_ends_the_job_as_ever(
+    take: Callable[[Path], None], package: Path, tmp_path: Path
+) -> None:
+    with running(job_of("dsl", tmp_path, [], "well"), tmp_path) as job:
+        job.ready(2)
+        take(package)
+        os.kill(job.guard, signal.SIGTERM)
+        assert job.wait() == 143
+        assert "SIGTERM received: stopping 2 workers" in job.stderr()
+
+
+def test_a_worker_may_take_the_package_away_as_its_first_act(package: Path, tmp_path: Path) -> None:
+    """G2, G3."""
+    script = tmp_path / "worker.py"
+    script.write_text("import shutil, sys; shutil.rmtree(sys.argv[1]); raise ValueError('bad batch')")
+    command = [
+        sys.executable,
+        "-m",
+        "dsl.run",
+        "--tee",
+        "3",
+        "--max-restarts",
+        "1",
+        str(script),
+        str(package),
+    ]
+    with running(command, tmp_path) as job:
+        assert job.wait() == 1, job.stderr()
+        assert "restart 1 of 1" in job.stderr()
+        assert "ValueError: bad batch" in job.stderr()
+        assert "internal error" not in job.stderr()
