@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 
 from typing_extensions import Self
@@ -515,6 +516,12 @@ class Supervisor:
         """SIGKILL to every process of the group, now."""
     def close(self) -> None:
         """Kill what is left, wait for it, and end the engine thread. Idempotent."""
+    def __enter__(self) -> Self:
+        """Itself: at the end of a ``with`` block it is closed. Raises `EngineError` if it is closed already."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Close."""
 
 @final
 class GuardOutcome:
@@ -535,6 +542,8 @@ class GuardOutcome:
     @property
     def terminal_interrupt(self) -> bool:
         """The terminal's Ctrl-C was among the signals."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Guard:

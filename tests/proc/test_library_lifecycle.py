@@ -13,7 +13,18 @@ from kit import processes
 from kit.waiting import until
 from tests.support.group import Group
 
-from dsl._core import Ended, Event, Exited, Killing, LaunchSpec, Started, Stopping, Supervisor, WorkerSpec
+from dsl._core import (
+    Ended,
+    EngineError,
+    Event,
+    Exited,
+    Killing,
+    LaunchSpec,
+    Started,
+    Stopping,
+    Supervisor,
+    WorkerSpec,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -262,3 +273,19 @@ def _is_waiting(thread: threading.Thread) -> bool:
     """True once the thread sleeps in the kernel's poll."""
     wchan = Path(f"/proc/self/task/{thread.native_id}/wchan").read_text()
     return "poll" in wchan
+
+
+def test_a_with_block_ends_what_runs_and_closes(testchild: Path) -> None:
+    """G1: however the block is left."""
+    with Supervisor() as supervisor:
+        supervisor.start(LaunchSpec([WorkerSpec([str(testchild), "ignore", "TERM", "pause"])]))
+        (started,) = [event for event in supervisor.wait(10) if isinstance(event, Started)]
+    assert not Path(f"/proc/{started.pid}").exists()
+    with pytest.raises(EngineError):
+        supervisor.wait(0)
+    with pytest.raises(EngineError):
+        supervisor.__enter__()
+    with pytest.raises(KeyError, match="mine"), Supervisor() as supervisor:
+        raise KeyError("mine")
+    with pytest.raises(EngineError):
+        supervisor.fileno()

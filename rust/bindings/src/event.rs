@@ -16,8 +16,7 @@ mod plain;
 
 pub(crate) use convert::to_python;
 pub(crate) use exit::Exit;
-pub(crate) use plain::EVENT_VERSION;
-use plain::Record;
+pub(crate) use plain::{EVENT_VERSION, Record, repr};
 
 fn nanoseconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH)

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::{spec_error, to_python};
-use crate::event::{Survivor, survivors};
+use crate::event::{self, Record, Survivor, survivors};
 use crate::spec::{items, seconds};
 
 /// The process that the shell sees.
@@ -63,13 +63,26 @@ fn give_back_interrupt(py: Python<'_>) -> PyResult<()> {
 }
 
 /// What became of the agent.
-#[pyclass(frozen, get_all, module = "dsl._core")]
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct GuardOutcome {
     code: u8,
     agent_signal: Option<i32>,
     ended: usize,
     survivors: Vec<Survivor>,
     terminal_interrupt: bool,
+}
+
+impl Record for GuardOutcome {
+    const FIELDS: &'static [&'static str] =
+        &["code", "agent_signal", "ended", "survivors", "terminal_interrupt"];
+}
+
+#[pymethods]
+impl GuardOutcome {
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        event::repr(slf)
+    }
 }
 
 #[pymethods]

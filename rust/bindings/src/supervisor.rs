@@ -124,4 +124,23 @@ impl Supervisor {
             }
         });
     }
+
+    /// The supervisor itself; the end of the block closes it.
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        slf.get().handle()?;
+        Ok(slf)
+    }
+
+    /// Close, whatever has happened in the block.
+    #[pyo3(signature = (kind, error, trace, /))]
+    #[expect(unused_variables, reason = "an exception goes on, whichever it is")]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        error: &Bound<'_, PyAny>,
+        trace: &Bound<'_, PyAny>,
+    ) {
+        self.close(py);
+    }
 }

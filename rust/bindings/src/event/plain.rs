@@ -17,7 +17,7 @@ const SURVIVOR: [&str; 5] = ["pid", "state", "name", "wchan", "errno"];
 const SHOWN_BYTES: usize = 64;
 
 /// A class whose attributes are these.
-pub(super) trait Record: PyClass {
+pub(crate) trait Record: PyClass {
     const FIELDS: &'static [&'static str];
 }
 
@@ -77,7 +77,7 @@ fn plain(value: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
 }
 
 /// `Started(worker=0, pid=12, ...)`.
-pub(super) fn repr<T: Record>(record: &Bound<'_, T>) -> PyResult<String> {
+pub(crate) fn repr<T: Record>(record: &Bound<'_, T>) -> PyResult<String> {
     let field = |name: &&str| Ok(format!("{name}={}", shown(&record.as_any().getattr(*name)?)?));
     let fields = T::FIELDS.iter().map(field).collect::<PyResult<Vec<_>>>()?;
     Ok(format!("{}({})", T::NAME, fields.join(", ")))
