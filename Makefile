@@ -82,7 +82,8 @@ stubtest: ## compare the extension's stub with the built extension
 	$(RUN) python -m mypy.stubtest dsl._core --mypy-config-file pyproject.toml
 
 .PHONY: docs
-docs: ## check links, headings and guarantees of the documents
+docs: ## write docs/api.md anew; check links, headings and guarantees of the documents
+	$(RUN) python scripts/api_docs.py
 	$(RUN) python scripts/check_docs.py
 
 .PHONY: bench

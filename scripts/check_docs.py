@@ -1,4 +1,4 @@
-"""Check the documents without a network: links to files and headings, guarantees without a test.
+"""Check the documents without a network: links, headings, guarantees without a test, the API page.
 
 README is also shown where the package is published, so its links are absolute. They are checked as the files
 of this checkout that they name.
@@ -10,6 +10,8 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
+
+import api_docs  # beside this script
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s+(\S+)")
@@ -93,7 +95,12 @@ def main() -> None:
     """Print every problem and end with 1 if there is one."""
     files = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     problems = [line for file in files for line in broken_links(file)] + untested_guarantees()
-    print("\n".join(problems) if problems else f"{len(files)} documents: links and guarantees hold")
+    problems += api_docs.problems()
+    print(
+        "\n".join(problems)
+        if problems
+        else f"{len(files)} documents: links, guarantees and the API page hold"
+    )
     sys.exit(bool(problems))
 
 

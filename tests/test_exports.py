@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
+import sys
 from types import ModuleType
 
 import pytest
@@ -43,6 +45,38 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     name = "no_such_name"
     with pytest.raises(AttributeError, match=name):
         getattr(dsl, name)
+
+
+PUBLIC = (
+    "dsl",
+    "dsl.errors",
+    "dsl.functions",
+    "dsl.functions.launcher",
+    "dsl.run",
+    "dsl.launch",
+    "dsl.runner",
+)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_dir_of_a_public_module_shows_what_it_has(name: str) -> None:
+    """Before anybody has asked for any of it: in a fresh interpreter."""
+    code = (
+        f"import sys, {name} as m; shown = set(dir(m)); print(set(getattr(m, '__all__', ())) - shown, *shown)"
+    )
+    words = [sys.executable, "-c", code]
+    answer = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout
+    assert answer.startswith("set() ")
+    module = importlib.import_module(name)
+    assert all(hasattr(module, one) for one in dir(module))
+
+
+def test_everything_the_engine_tells_compares_by_value_and_shows_itself() -> None:
+    machines = {dsl.Supervisor, dsl.Guard}
+    kinds = [kind for kind in vars(dsl).values() if isinstance(kind, type) and kind not in machines]
+    told = [kind for kind in kinds if not issubclass(kind, BaseException)]
+    assert {dsl.Started, dsl.Exit, dsl.GuardOutcome, dsl.LaunchSpec, dsl.Stdio} <= set(told)
+    assert [kind for kind in told if kind.__repr__ is object.__repr__ or kind.__eq__ is object.__eq__] == []
 
 
 @pytest.mark.parametrize(

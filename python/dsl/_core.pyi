@@ -517,7 +517,7 @@ class Supervisor:
     def close(self) -> None:
         """Kill what is left, wait for it, and end the engine thread. Idempotent."""
     def __enter__(self) -> Self:
-        """Itself: at the end of a ``with`` block it is closed. Raises `EngineError` if it is closed already."""
+        """Itself: the end of a ``with`` block closes it. Raises `EngineError` if it is closed already."""
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:

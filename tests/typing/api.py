@@ -14,6 +14,7 @@ from dsl import (
     EngineError,
     Exit,
     Exited,
+    GuardOutcome,
     Killing,
     LaunchSpec,
     LimitError,
@@ -106,6 +107,16 @@ def poll(supervisor: Supervisor) -> list[Event]:
     """Beside other things to wait for."""
     supervisor.wake()
     return supervisor.wait(0) if select.select([supervisor], [], [], 1.0)[0] else []
+
+
+def run_in_a_block(spec: LaunchSpec) -> list[Event]:
+    with Supervisor() as supervisor:
+        supervisor.start(spec)
+        return supervisor.wait()
+
+
+def same(one: GuardOutcome, other: GuardOutcome) -> bool:
+    return one == other and hash(one) == hash(other)
 
 
 def run(spec: LaunchSpec) -> list[str]:
