@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kit.waiting import until
+from tests.support import terminal as support
 from tests.support.command import dsl_line
 from tests.support.jobs import running
 from tests.support.logs import Found, check
@@ -110,6 +112,38 @@ def test_the_window_size_reaches_the_workers_terminals(
         resize(screen, 33, 100)
         screen.reported("ended 0")
         assert _screen(screen).count("seen") == 2
+
+
+RESIZED = """
+import os, signal, sys
+def note(*_):
+    print("size", os.get_terminal_size(2).lines, flush=True)
+signal.signal(signal.SIGWINCH, note)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def _says(screen: Terminal, word: str, times: int) -> bool:
+    return _screen(screen).count(word) == times
+
+
+def test_a_worker_that_hears_of_a_new_size_finds_it(dsl_command: Path) -> None:
+    import fcntl
+    import struct
+    import termios
+
+    line = dsl_line(dsl_command, 2, [sys.executable, "-c", RESIZED], 1.0)
+    with support.terminal(line, {"TERM": "xterm"}) as screen:
+        until(lambda: _screen(screen).count("ready") == 2)
+        for rows in range(50, 90):
+            fcntl.ioctl(screen._keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 100, 0, 0))
+            until(functools.partial(_says, screen, "size", 2 * (rows - 49)))
+        sizes = re.findall(r"size (\d+)", _screen(screen))
+        assert sizes == [str(rows) for rows in range(50, 90) for _ in range(2)]
+        screen.press(b"\x03")
+        screen.reported("ended -2")
 
 
 def test_stdin_goes_to_the_worker_that_was_chosen(dsl_command: Path) -> None:

@@ -64,7 +64,7 @@ pub(crate) struct Outcome {
 
 enum Order {
     Reopen,
-    Resize,
+    Resize { from_terminal: bool },
     Finish { tail_of: Option<usize> },
 }
 
@@ -73,6 +73,8 @@ struct Mailbox {
     streams: Vec<Stream>,
     orders: Vec<Order>,
     notices: Vec<LogNotice>,
+    /// The workers' terminals have a new size, and whether it is our terminal that said so.
+    resized: Option<bool>,
     outcome: Option<Outcome>,
 }
 
@@ -142,8 +144,13 @@ impl Mux {
     }
 
     /// The size of our terminal has changed.
-    pub(crate) fn resize(&self) {
-        self.order(Order::Resize);
+    pub(crate) fn resize(&self, from_terminal: bool) {
+        self.order(Order::Resize { from_terminal });
+    }
+
+    /// What was said to [`Mux::resize`], once the workers' terminals have the new size.
+    pub(crate) fn take_resized(&self) -> Option<bool> {
+        self.link.mailbox().resized.take()
     }
 
     /// Takes what the streams hold still, shows and writes it, and ends. The outcome says when that is done.

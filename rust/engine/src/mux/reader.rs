@@ -142,7 +142,11 @@ impl Reader {
         for order in orders {
             match order {
                 Order::Reopen => self.reopen(),
-                Order::Resize => self.resize(),
+                Order::Resize { from_terminal } => {
+                    self.resize();
+                    self.link.mailbox().resized = Some(from_terminal);
+                    self.link.wake.ring();
+                }
                 Order::Finish { tail_of } => next = Next::Finish { tail_of },
             }
         }

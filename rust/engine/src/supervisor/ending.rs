@@ -102,6 +102,9 @@ impl Supervisor {
         let Some(mux) = &mut self.mux else { return };
         // The outcome comes last: whoever has it has every notice.
         let outcome = mux.take_outcome();
+        if let (Some(from_terminal), Some(job)) = (mux.take_resized(), &self.job) {
+            job.broadcast(libc::SIGWINCH, from_terminal);
+        }
         let notices = mux.take_notices();
         self.events.extend(notices.into_iter().map(Event::Log));
         if let Some(outcome) = outcome {

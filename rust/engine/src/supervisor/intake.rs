@@ -142,9 +142,9 @@ impl Supervisor {
 
     fn forward(&self, received: Received) {
         if let Some(mux) = self.mux.as_ref().filter(|_| received.signal == libc::SIGWINCH) {
-            mux.resize();
-        }
-        if let Some(job) = &self.job {
+            // The workers hear of it when it is so.
+            mux.resize(received.from_terminal);
+        } else if let Some(job) = &self.job {
             job.broadcast(received.signal, received.from_terminal);
         }
     }
