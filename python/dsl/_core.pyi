@@ -263,7 +263,12 @@ class Exit:
     @property
     def cpu_system_s(self) -> float: ...
     @property
-    def max_rss_bytes(self) -> int: ...
+    def max_rss_bytes(self) -> int:
+        """Peak of resident memory.
+
+        At least what this process had in memory when it started the worker, which shares it until its program
+        runs: of a small program it says nothing.
+        """
     @property
     def started_ns(self) -> int:
         """CLOCK_REALTIME nanoseconds when exec had succeeded; 0 when it never ran."""
@@ -465,6 +470,9 @@ class Supervisor:
 
     Within somebody's Python it takes no signal and reaps nobody else's children. In an agent (a process
     under a `Guard`) it also takes the signals of the job and reaps orphans.
+
+    It belongs to the process that made it. In a child of `os.fork` every method raises `EngineError`, but
+    `wake` and `close`, which do nothing.
     """
 
     def __new__(cls, *, guard: Guard | None = None) -> Self: ...
@@ -480,7 +488,11 @@ class Supervisor:
         thread has closed the supervisor meanwhile. With ``routine`` false it sleeps through starts and clean
         exits, which come with the next event.
 
-        Raises `EngineError` on a closed supervisor, and when the engine thread has ended of itself.
+        Handlers run under the mask of signals that the caller has, so that what they start is an ordinary
+        child.
+
+        Raises `EngineError` on a closed supervisor, when the engine thread has ended of itself, and without
+        ``timeout_s`` when no group was started whose `Ended` was not taken yet: it would wait for ever.
         """
     def fileno(self) -> int:
         """A descriptor that `select`, `poll`, `epoll` or an event loop finds readable when there are events.

@@ -18,7 +18,7 @@ from kit.waiting import until
 from tests.support.group import Group
 from tests.support.jobs import TOKEN
 
-from dsl._core import BindingError, Ended, Event, LaunchSpec, SpecError, Supervisor, WorkerSpec
+from dsl._core import BindingError, Ended, EngineError, Event, LaunchSpec, SpecError, Supervisor, WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,6 +58,54 @@ def test_an_interrupt_is_served_within_50_ms(testchild: Path, tmp_path: Path) ->
         assert program.returncode == 0, errors
         delays_ms.append((int(output) - begin_ns) / 1e6)
     assert median(delays_ms) < 50
+
+
+def _host(action: str, testchild: Path) -> list[str]:
+    """What a program says that does this with a worker that pauses (`embed_host.py`)."""
+    program = _program("embed_host.py", action, str(testchild), "pause")
+    try:
+        output, errors = program.communicate(timeout=30)
+    finally:
+        program.kill()
+        program.wait()
+    assert program.returncode == 0, errors
+    return output.splitlines()
+
+
+def test_the_program_may_change_its_user_and_groups(testchild: Path) -> None:
+    """The C library asks every thread by a signal of its own, which none of ours may block."""
+    assert _host("regroup", testchild) == ["changed"]
+
+
+def test_a_handler_that_runs_while_one_waits_has_the_callers_mask(testchild: Path) -> None:
+    """A child that it starts inherits the mask: with all signals blocked nothing but SIGKILL would end it."""
+    assert _host("handle", testchild) == ["child -15 masks True"]
+
+
+def test_a_forked_child_is_told_that_the_supervisor_is_not_its_own(testchild: Path) -> None:
+    text = "this supervisor belongs to the process that made it, and is of no use in a forked child: make another"
+    assert _host("fork", testchild) == [text, "parent 0"]
+
+
+def test_a_supervisor_that_nobody_closed_holds_up_no_other_thread(testchild: Path) -> None:
+    assert _host("forget", testchild) == ["went on True"]
+
+
+def test_waiting_without_a_group_is_an_error_and_not_for_ever(testchild: Path) -> None:
+    supervisor = Supervisor()
+    try:
+        for _ in range(2):
+            with pytest.raises(EngineError, match="runs no group: call start first"):
+                supervisor.wait()
+            assert supervisor.wait(0) == []
+            supervisor.wake()
+            assert supervisor.wait() == [], "a wake is an answer"
+            supervisor.start(LaunchSpec([WorkerSpec([str(testchild), "exit", "0"])]))
+            events: list[Event] = []
+            while not (events and isinstance(events[-1], Ended)):
+                events += supervisor.wait()
+    finally:
+        supervisor.close()
 
 
 def test_other_threads_run_while_one_waits(testchild: Path) -> None:

@@ -131,20 +131,23 @@ def test_an_event_loop_reads_it_beside_a_pipe(
     assert said == b"go"
 
 
-def test_a_wake_before_the_wait_is_not_lost_and_ends_only_one(supervisor: Supervisor) -> None:
-    supervisor.wake()
-    supervisor.wake()
-    assert not is_readable(supervisor), "a wake is no event"
-    assert supervisor.wait(None) == []
-    assert supervisor.wait(0) == []
-    answers: list[list[Event]] = []
-    waiter = threading.Thread(target=lambda: answers.append(supervisor.wait(None)))
-    waiter.start()
-    until(lambda: is_waiting(waiter))
-    assert answers == []
-    supervisor.wake()
-    waiter.join(LIMIT_S)
-    assert answers == [[]]
+def test_a_wake_before_the_wait_is_not_lost_and_ends_only_one(testchild: Path) -> None:
+    with Group([[str(testchild), "pause"]]) as group:
+        group.all_started()
+        supervisor = group.supervisor
+        supervisor.wake()
+        supervisor.wake()
+        assert not is_readable(supervisor), "a wake is no event"
+        assert supervisor.wait(None) == []
+        assert supervisor.wait(0) == []
+        answers: list[list[Event]] = []
+        waiter = threading.Thread(target=lambda: answers.append(supervisor.wait(None)))
+        waiter.start()
+        until(lambda: is_waiting(waiter))
+        assert answers == []
+        supervisor.wake()
+        waiter.join(LIMIT_S)
+        assert answers == [[]]
 
 
 def test_events_keep_when_a_wait_is_woken(testchild: Path) -> None:
@@ -155,7 +158,7 @@ def test_events_keep_when_a_wait_is_woken(testchild: Path) -> None:
         assert [type(event) for event in group.supervisor.wait(LIMIT_S)] == [Started]
 
 
-def test_a_signal_handler_wakes_the_wait_that_it_interrupts(supervisor: Supervisor) -> None:
+def test_a_signal_handler_wakes_the_wait_that_it_interrupts(testchild: Path) -> None:
     main = threading.main_thread()
     assert threading.current_thread() is main
 
@@ -163,14 +166,16 @@ def test_a_signal_handler_wakes_the_wait_that_it_interrupts(supervisor: Supervis
         until(lambda: is_waiting(main))
         signal.pthread_kill(main.ident or 0, signal.SIGUSR1)
 
-    before = signal.signal(signal.SIGUSR1, lambda *_: supervisor.wake())
-    other = threading.Thread(target=interrupt)
-    other.start()
-    try:
-        assert supervisor.wait(None) == []
-    finally:
-        other.join()
-        signal.signal(signal.SIGUSR1, before)
+    with Group([[str(testchild), "pause"]]) as group:
+        group.all_started()
+        before = signal.signal(signal.SIGUSR1, lambda *_: group.supervisor.wake())
+        other = threading.Thread(target=interrupt)
+        other.start()
+        try:
+            assert group.supervisor.wait(None) == []
+        finally:
+            other.join()
+            signal.signal(signal.SIGUSR1, before)
 
 
 def test_closing_wakes_whoever_polls_and_ends_the_descriptor(testchild: Path) -> None:

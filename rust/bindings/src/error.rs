@@ -37,9 +37,12 @@ pub(crate) fn to_python(error: Error) -> PyErr {
         Error::Spec(_) => SpecError::new_err(message),
         Error::Limit(_) => LimitError::new_err(message),
         Error::Binding(_) => BindingError::new_err(message),
-        Error::Busy | Error::ChildSignalIgnored | Error::Closed | Error::Os { .. } => {
-            EngineError::new_err(message)
-        }
+        Error::Busy
+        | Error::ChildSignalIgnored
+        | Error::Idle
+        | Error::Forked
+        | Error::Closed
+        | Error::Os { .. } => EngineError::new_err(message),
     }
 }
 

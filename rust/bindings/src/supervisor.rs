@@ -24,7 +24,31 @@ impl Supervisor {
     }
 
     fn handle(&self) -> PyResult<std::sync::Arc<Handle>> {
-        self.slot().clone().ok_or_else(|| to_python(Error::Closed))
+        let handle = self.slot().clone().ok_or_else(|| to_python(Error::Closed))?;
+        if handle.is_forked() {
+            return Err(to_python(Error::Forked));
+        }
+        Ok(handle)
+    }
+
+    /// Takes the handle, if there is one of this process.
+    fn take(&self) -> Option<std::sync::Arc<Handle>> {
+        let handle = self.slot().take()?;
+        if handle.is_forked() {
+            std::mem::forget(handle);
+            return None;
+        }
+        Some(handle)
+    }
+}
+
+/// Nobody has closed it. To end a group takes a while, in which other threads go on.
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        if let Some(handle) = self.take() {
+            // Where the interpreter cannot be let go of, the handle is dropped all the same.
+            let _ = Python::try_attach(|py| py.detach(move || drop(handle)));
+        }
     }
 }
 
@@ -75,7 +99,7 @@ impl Supervisor {
             })
             .map_err(to_python)?;
         match waited {
-            Waited::Interrupted => Err(raised.unwrap_or_else(|| to_python(Error::Closed))),
+            Waited::Interrupted => Err(raised.unwrap_or_else(|| to_python(Error::Forked))),
             Waited::TimedOut | Waited::Woken => Ok(Vec::new()),
             Waited::Events(events) => events
                 .into_iter()
@@ -87,7 +111,7 @@ impl Supervisor {
     /// Make the present or the next wait return an empty list.
     fn wake(&self) {
         // A signal handler may come when the supervisor has just been closed, and then nobody waits.
-        if let Some(handle) = &*self.slot() {
+        if let Ok(handle) = self.handle() {
             handle.wake();
         }
     }
@@ -117,7 +141,7 @@ impl Supervisor {
 
     /// Kill what is left, wait for it, and end the engine thread.
     fn close(&self, py: Python<'_>) {
-        let handle = self.slot().take();
+        let handle = self.take();
         py.detach(|| {
             if let Some(handle) = handle {
                 handle.close();

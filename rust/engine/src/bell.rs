@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::error::Error;
 
@@ -23,6 +23,15 @@ impl Bell {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
+    /// Whether it was rung, and not silenced since.
+    pub fn is_rung(&self) -> bool {
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)) == Ok(1)
+    }
+
     /// Makes it unreadable; whether it was rung. Of several threads one is told of a ring.
     pub fn silence(&self) -> bool {
         let mut counter = [0u8; 8];
@@ -38,28 +47,18 @@ impl AsFd for Bell {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
     use super::*;
-
-    fn is_readable(bell: &Bell) -> bool {
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&now)).unwrap() == 1
-    }
 
     #[test]
     fn rings_are_heard_until_it_is_silenced_and_only_once() {
         let bell = Bell::new().unwrap();
-        assert!(!is_readable(&bell));
+        assert!(!bell.is_rung());
         assert!(!bell.silence());
         bell.ring();
         bell.ring();
-        assert!(is_readable(&bell));
+        assert!(bell.is_rung());
         assert!(bell.silence());
-        assert!(!is_readable(&bell));
+        assert!(!bell.is_rung());
         assert!(!bell.silence());
     }
 }

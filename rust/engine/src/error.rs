@@ -23,6 +23,14 @@ pub enum Error {
         "SIGCHLD is ignored in this process, so exit statuses would be lost: give it its default action first"
     )]
     ChildSignalIgnored,
+    /// Whoever waits would wait for ever.
+    #[error("this supervisor runs no group: call start first, or wait for a limited time")]
+    Idle,
+    /// This process is a fork of the one that has the thread and the workers.
+    #[error(
+        "this supervisor belongs to the process that made it, and is of no use in a forked child: make another"
+    )]
+    Forked,
     /// The supervisor was closed.
     #[error("this supervisor is closed")]
     Closed,

@@ -53,7 +53,7 @@ pub struct Exit {
     pub user: Duration,
     /// Processor time in kernel mode.
     pub system: Duration,
-    /// Peak resident memory, bytes.
+    /// Peak resident memory, bytes. At least our own when it was started, which it shares until its program runs.
     pub max_rss: u64,
     /// When its program was running.
     pub started: Option<SystemTime>,

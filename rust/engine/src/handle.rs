@@ -28,6 +28,8 @@ enum Command {
 
 /// Owns a supervisor thread. Closing it ends the group.
 pub struct Handle {
+    /// The process that has the thread.
+    pid: u32,
     news: Arc<News>,
     commands: Sender<Command>,
     /// Wakes the thread.
@@ -52,11 +54,18 @@ impl Handle {
         let thread = spawned.map_err(Error::os("start the engine thread"))?;
         let bell = made.recv().map_err(|_| Error::Closed)??;
         Ok(Self {
+            pid: std::process::id(),
             news,
             commands,
             bell,
             thread: Mutex::new(Some(thread)),
         })
+    }
+
+    /// Whether this is a copy of the handle in a forked child: the thread, and who holds which lock, stayed with
+    /// the parent, and descriptors are shared with it. Nothing may be called, and the copy is not to be dropped.
+    pub fn is_forked(&self) -> bool {
+        std::process::id() != self.pid
     }
 
     /// Checks the spec and the limits and begins to start the group.
@@ -90,15 +99,19 @@ impl Handle {
     /// Waits for events. With `routine` false it sleeps through starts and clean exits.
     ///
     /// Signals that the calling thread lets through interrupt it without a race: they are blocked from before
-    /// `pending` is asked (return true to stop waiting) until the kernel waits. Fails when the thread has ended
-    /// of itself.
+    /// `pending` is asked (return true to stop waiting) until the kernel waits. First it is asked under the
+    /// caller's mask. Fails when the thread has ended of itself, and without a time limit when there is no group
+    /// whose end was not taken yet.
     pub fn wait(
         &self,
         timeout: Option<Duration>,
         routine: bool,
-        pending: impl FnMut() -> bool,
+        mut pending: impl FnMut() -> bool,
     ) -> Result<Waited, Error> {
-        let waited = self.news.wait(timeout, routine, pending)?;
+        // A handler may fork.
+        let waited = self
+            .news
+            .wait(timeout, routine, || pending() || self.is_forked())?;
         if matches!(&waited, Waited::Events(events) if held_up_pipes(events)) {
             self.bell.ring();
         }
@@ -171,7 +184,7 @@ fn serve(
     if report.send(Ok(supervisor.waker())).is_err() {
         return;
     }
-    while obey(&mut supervisor, commands) {
+    while obey(&mut supervisor, news, commands) {
         let turned = supervisor.turn();
         let has_room = news.publish(supervisor.take_events(), supervisor.is_starting());
         if let Err(error) = turned {
@@ -183,11 +196,12 @@ fn serve(
 }
 
 /// Carries out what the owner has asked for; false when it is time to go.
-fn obey(supervisor: &mut Supervisor, commands: &Receiver<Command>) -> bool {
+fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) -> bool {
     loop {
         match commands.try_recv() {
             Ok(Command::Start(spec, report)) => {
-                let _ = report.send(supervisor.start(spec));
+                let result = supervisor.start(spec).inspect(|()| news.begin());
+                let _ = report.send(result);
             }
             Ok(Command::Signal { number, worker }) => supervisor.signal(number, worker),
             Ok(Command::Stop { signal, grace }) => supervisor.stop(signal, grace),

@@ -53,6 +53,8 @@ struct Queue {
     /// The owner has been told of what is in the queue.
     told: bool,
     last_told: Instant,
+    /// Groups that were started and whose end nobody has taken yet.
+    groups: usize,
     life: Life,
 }
 
@@ -76,6 +78,7 @@ impl News {
                 routine: true,
                 told: false,
                 last_told: Instant::now(),
+                groups: 0,
                 life: Life::Running,
             }),
             ready: Bell::new()?,
@@ -90,6 +93,11 @@ impl News {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // The queue is whole between any two statements that hold the lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A group runs from now on.
+    pub(super) fn begin(&self) {
+        self.lock().groups += 1;
     }
 
     /// Hands events over; whether there is room for more output.
@@ -126,10 +134,18 @@ impl News {
         queue.routine = routine;
         self.tell(&mut queue);
         drop(queue);
-        let mask = signal::set_mask(SignalSet::ALL);
+        let mut mask = signal::set_mask(SignalSet::ALL);
         let result = loop {
-            if pending() {
+            // Handlers may start children, which inherit the mask, so they run under the caller's. What comes
+            // after that look, and before all is blocked again, the second look finds.
+            signal::set_mask(mask);
+            let is_pending = pending();
+            mask = signal::set_mask(SignalSet::ALL);
+            if is_pending || pending() {
                 break Ok(Waited::Interrupted);
+            }
+            if deadline.is_none() && self.is_in_vain() {
+                break Err(Error::Idle);
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             match signal::wait_readable(self.bells.as_fd(), left, mask) {
@@ -147,6 +163,13 @@ impl News {
         result
     }
 
+    /// Nothing can come but what nobody has promised: there is no group, and no news of one.
+    fn is_in_vain(&self) -> bool {
+        let queue = self.lock();
+        let is_idle = queue.groups == 0 && queue.events.is_empty() && matches!(queue.life, Life::Running);
+        is_idle && !self.wake.is_rung()
+    }
+
     /// What a bell was rung for; `None` if another thread has taken it.
     fn take(&self) -> Option<Result<Waited, Error>> {
         if self.wake.silence() {
@@ -160,6 +183,8 @@ impl News {
         queue.urgent = false;
         queue.bytes = 0;
         let events: Vec<Event> = queue.events.drain(..).collect();
+        let ends = events.iter().filter(|event| matches!(event, Event::Ended { .. }));
+        queue.groups = queue.groups.saturating_sub(ends.count());
         match &mut queue.life {
             Life::Running | Life::Closing if events.is_empty() => None,
             Life::Failed(why) if events.is_empty() => Some(Err(why.take().unwrap_or(Error::Closed))),

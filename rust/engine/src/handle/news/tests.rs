@@ -25,6 +25,17 @@ fn urgent() -> Event {
     }
 }
 
+fn end() -> Event {
+    Event::Ended {
+        first_failure: None,
+        stop_signal: None,
+        stragglers: 0,
+        survivors: Vec::new(),
+        oom_kills: 0,
+        tail: Vec::new(),
+    }
+}
+
 fn is_readable(news: &News, timeout: Duration) -> bool {
     let timeout = Timespec {
         tv_sec: timeout.as_secs() as i64,
@@ -152,6 +163,47 @@ fn a_thread_that_ended_of_itself_is_an_error_for_ever() {
         })
     ));
     assert!(matches!(news.wait(None, true, || false), Err(Error::Closed)));
+}
+
+#[test]
+fn whoever_waits_without_a_limit_and_without_a_group_is_told_so() {
+    let news = News::new().unwrap();
+    let wait = || news.wait(None, true, || false);
+    assert!(matches!(wait(), Err(Error::Idle)));
+    news.wake();
+    assert!(matches!(wait(), Ok(Waited::Woken)));
+    news.begin();
+    news.publish(vec![end()], false);
+    // Another one may be begun before the end of the first is known.
+    news.begin();
+    assert!(matches!(wait(), Ok(Waited::Events(_))));
+    news.publish(vec![start(0)], false);
+    assert!(matches!(wait(), Ok(Waited::Events(_))));
+    news.publish(vec![end()], false);
+    assert!(matches!(wait(), Ok(Waited::Events(_))));
+    assert!(matches!(wait(), Err(Error::Idle)));
+}
+
+/// Else a child that a handler starts would begin with all signals blocked.
+#[test]
+fn handlers_run_under_the_callers_mask_before_a_look_with_all_blocked() {
+    let news = News::new().unwrap();
+    let before = signal::block(SignalSet::of(&[libc::SIGWINCH]));
+    let mut masks = Vec::new();
+    let waited = news.wait(NOW, true, || {
+        masks.push(signal::block(SignalSet::default()));
+        false
+    });
+    assert!(matches!(waited, Ok(Waited::TimedOut)));
+    let own = signal::set_mask(before);
+    assert_eq!(own, SignalSet(before.0 | SignalSet::of(&[libc::SIGWINCH]).0));
+    assert_eq!(
+        masks,
+        [
+            own,
+            SignalSet(SignalSet::ALL.0 & !SignalSet::of(&[libc::SIGKILL, libc::SIGSTOP]).0)
+        ]
+    );
 }
 
 /// Of each kind of waiting it may only be said too late, never not at all.

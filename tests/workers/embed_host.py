@@ -1,0 +1,125 @@
+"""A program with a supervisor in it that does what programs do: forks, changes its group, handles signals.
+
+Arguments: what to do (a function below), then the worker's command line.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from dsl._core import Ended, EngineError, Event, LaunchSpec, Started, Supervisor, WorkerSpec
+
+
+def started(count: int = 1) -> Supervisor:
+    """A supervisor whose workers run."""
+    supervisor = Supervisor()
+    spec = LaunchSpec([WorkerSpec(sys.argv[2:])] * count, grace_s=60.0)
+    supervisor.start(spec)
+    events: list[Event] = []
+    while len([event for event in events if isinstance(event, Started)]) < count:
+        events += supervisor.wait(10.0)
+    return supervisor
+
+
+def regroup() -> None:
+    """The C library has each thread change its group, by a signal."""
+    supervisor = started()
+    os.setgid(os.getgid())
+    os.setgroups(os.getgroups())
+    print("changed")
+    supervisor.close()
+
+
+def handle() -> None:
+    """A handler that runs while we wait starts a program, and lets itself be interrupted."""
+    supervisor = started()
+    masks: list[set[int]] = []
+    children: list[subprocess.Popen[bytes]] = []
+
+    def handler(_number: int, _frame: object) -> None:
+        masks.append({int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])})
+        children.append(subprocess.Popen(["sleep", "1000"]))
+        supervisor.wake()
+
+    signal.signal(signal.SIGUSR1, handler)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
+    main = threading.get_ident()
+    timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGUSR1))
+    timer.start()
+    supervisor.wait()
+    timer.join()
+    (child,) = children
+    child.terminate()
+    try:
+        code: object = child.wait(5)
+    except subprocess.TimeoutExpired:
+        code = "deaf"
+        child.kill()
+        child.wait()
+    print(f"child {code} masks {masks == [{int(signal.SIGWINCH)}]}")
+    supervisor.close()
+
+
+def fork() -> None:
+    """The child has the object, but neither its thread nor its workers."""
+    supervisor = started()
+    pid = os.fork()
+    if pid == 0:
+        calls: list[Callable[[], object]] = [
+            lambda: supervisor.start(LaunchSpec([WorkerSpec(["true"])])),
+            supervisor.wait,
+            supervisor.fileno,
+            lambda: supervisor.signal(15),
+            supervisor.stop,
+            supervisor.kill,
+        ]
+        said = set()
+        for call in calls:
+            try:
+                call()
+            except EngineError as error:
+                said.add(str(error))
+        supervisor.wake()
+        supervisor.close()
+        del supervisor, calls
+        print(*said, sep="\n", flush=True)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    supervisor.stop(grace_s=0)
+    events: list[Event] = []
+    while not (events and isinstance(events[-1], Ended)):
+        events += supervisor.wait(10.0)
+    supervisor.close()
+    print(f"parent {os.waitstatus_to_exitcode(status)}")
+
+
+def forget() -> None:
+    """Nobody closes it: meanwhile another thread goes on."""
+    stamps: list[float] = []
+    is_over = threading.Event()
+
+    def count() -> None:
+        while not is_over.is_set():
+            stamps.append(time.monotonic())
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    rounds = []
+    for _ in range(5):
+        supervisor = started(32)
+        begin = time.monotonic()
+        del supervisor
+        third = (time.monotonic() - begin) / 3
+        rounds.append(any(begin + third < stamp < begin + 2 * third for stamp in list(stamps)))
+    is_over.set()
+    thread.join()
+    print(f"went on {any(rounds)}")
+
+
+{"regroup": regroup, "handle": handle, "fork": fork, "forget": forget}[sys.argv[1]]()
