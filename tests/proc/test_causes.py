@@ -152,6 +152,26 @@ def test_files_that_cannot_be_had_any_more_are_named_and_cost_no_attempt(
     assert said.endswith("this attempt has no log files and no error files")
 
 
+LOST = """
+import os, shutil, sys
+try:
+    raise ValueError("bad batch")
+except ValueError:
+    shutil.rmtree(sys.argv[1])
+    open(os.environ["TORCHELASTIC_ERROR_FILE"], "w")
+"""
+
+
+def test_an_error_file_that_was_cleaned_away_is_not_the_reason(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """G3: torch's `@record` fails to write it, and says so last."""
+    result = run([dslrun, "--nproc-per-node=1", "--tee", "3", a_script(tmp_path, LOST), temporary])
+    assert result.returncode == 1
+    (first,) = [line for line in result.stderr.splitlines() if line.startswith("dslrun: rank ")]
+    assert "exit code 1: ValueError: bad batch (script.py:4" in first
+
+
 # The record of the root cause, for whoever has started us.
 
 RECORDS = """

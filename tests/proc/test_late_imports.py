@@ -172,3 +172,34 @@ def test_a_worker_may_take_the_package_away_as_its_first_act(package: Path, tmp_
         assert "restart 1 of 1" in job.stderr()
         assert "ValueError: bad batch" in job.stderr()
         assert "internal error" not in job.stderr()
+
+
+FUNCTION = """
+import os, shutil, sys
+def work(package):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        shutil.rmtree(package)
+        sys.exit(3)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+        raise ValueError("bad batch")
+    return "fine"
+if __name__ == "__main__":
+    from dsl.functions import ChildFailedError, launch
+    try:
+        print(launch(work, sys.argv[1], max_restarts=int(sys.argv[2])))
+    except ChildFailedError as error:
+        print(error.exit_code, "ValueError: bad batch" in str(error))
+"""
+
+
+@pytest.mark.parametrize("restarts, said", [(1, "1 True"), (2, "['fine']")])
+def test_functions_are_started_again_without_the_package(
+    restarts: int, said: str, package: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(FUNCTION, encoding="utf-8")
+    command = [sys.executable, str(script), str(package), str(restarts)]
+    with running(command, tmp_path) as job:
+        assert job.wait() == 0, job.stderr()
+        assert job.stdout().splitlines()[-1:] == [said], job.stderr()
+    assert [path.name for path in (tmp_path / "temporary").rglob("*.py")] == []

@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 
+from dsl._record import replace
 from dsl.errors import DslError, UsageError
 from dsl.functions import _worker
 from dsl.plan.program import CALL_FILE, RESULT_FILE
@@ -14,6 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from dsl.model.node import NodePlan
+
+WORKER_PATH = os.path.abspath(_worker.__file__)
+WORKER_FILE = "worker.py"
+"""Below the directory of a run: the program of the workers, if the package is gone."""
 
 
 class EntrypointError(UsageError, TypeError):
@@ -31,6 +38,9 @@ class Call:
         self.function = function
         self.args = args
         self.run_dir = run_dir
+        # A restart needs it, and the package may be removed before that.
+        with open(_worker.__file__, "rb") as file:
+            self._worker_source = file.read()
 
     def write(self) -> None:
         """Put it where the workers find it.
@@ -56,6 +66,27 @@ class Call:
     def is_written(self) -> bool:
         """Whether it lies where the workers look for it: a directory for temporary files may be cleaned."""
         return os.path.exists(f"{self.run_dir}/{CALL_FILE}")
+
+    def with_worker(self, plan: NodePlan) -> NodePlan:
+        """The plan with a worker program that is there: our own, else a copy beside the call.
+
+        Raises:
+            DslError: the copy cannot be written.
+        """
+        if os.path.exists(WORKER_PATH):
+            return plan
+        path = f"{self.run_dir}/{WORKER_FILE}"
+        try:
+            if not os.path.exists(path):
+                with _worker.open_private(path) as file:
+                    file.write(self._worker_source)
+        except OSError as error:
+            raise DslError(f"cannot write {path}: {error.strerror}") from None
+        workers = [
+            replace(worker, argv=tuple([path if word == WORKER_PATH else word for word in worker.argv]))
+            for worker in plan.workers
+        ]
+        return replace(plan, workers=tuple(workers))
 
     def _dump(self, file: Any, *, by_value: bool) -> None:
         try:
@@ -106,7 +137,8 @@ class Call:
             for attempt in range(last_attempt + 1)
             for local_rank in range(count)
         ]
-        for path in (f"{self.run_dir}/{CALL_FILE}", *results, *[f"{path}.part" for path in results]):
+        passed = [f"{self.run_dir}/{name}" for name in (CALL_FILE, WORKER_FILE)]
+        for path in (*passed, *results, *[f"{path}.part" for path in results]):
             try:
                 os.unlink(path)
             except OSError:
@@ -129,7 +161,7 @@ def interpreter_words() -> tuple[str, ...]:
     if not executable:
         raise DslError("the Python interpreter is unknown, name it with multiprocessing.set_executable")
     flags = [flag for flag in _args_from_interpreter_flags() if flag != "-u"]
-    return (os.fsdecode(executable), *flags, "-u", os.path.abspath(_worker.__file__))
+    return (os.fsdecode(executable), *flags, "-u", WORKER_PATH)
 
 
 def entrypoint_name(entrypoint: object) -> str:

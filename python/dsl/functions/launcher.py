@@ -173,11 +173,13 @@ class _Source(Planner):
         self._call = None if call is None or self.run_dir is None else Call(*call, self.run_dir)
 
     def prepare(self, plan: NodePlan) -> NodePlan:
-        """Make the directories of an attempt and, unless it is still there, write the call."""
+        """Make the directories of an attempt, and write the call unless it is still there."""
         plan = super().prepare(plan)
-        if self._call is not None and not self._call.is_written():
+        if self._call is None:
+            return plan
+        if not self._call.is_written():
             self._call.write()
-        return plan
+        return self._call.with_worker(plan)
 
     def results(self, plan: NodePlan) -> dict[int, Any]:
         """What the function returned, by rank; None for a program. Raises ResultError."""

@@ -24,7 +24,7 @@ def failure_of(name: str, attempt: AttemptOutcome) -> ChildFailedError:
 
 def _evidence(attempt: AttemptOutcome, *, has_record: bool) -> list[str]:
     """What is known of the first failure besides its exit and its error file, in lines."""
-    from dsl.report.evidence import kernel_log, last_bytes
+    from dsl.report.evidence import kernel_log, last_bytes, without_lost_record
     from dsl.report.verdict import memory_evidence
 
     cause = attempt.ended.first_failure
@@ -39,6 +39,7 @@ def _evidence(attempt: AttemptOutcome, *, has_record: bool) -> list[str]:
         found.append(memory_evidence(cause, kernel_log(attempt.begin_s), attempt.ended.oom_kills))
     path = attempt.plan.workers[cause.worker].log_path
     tail = attempt.ended.tail or (last_bytes(path) if path is not None else b"")
+    tail = without_lost_record(tail, attempt.plan.workers[cause.worker].error_file)
     if tail and not has_record:
         from dsl.report.excerpt import excerpt
 

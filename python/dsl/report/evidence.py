@@ -6,6 +6,7 @@ import os
 
 OOM_WORDS = ("oom-kill:", "Killed process", "Out of memory", "Memory cgroup out of memory")
 
+HANDLING = b"\nDuring handling of the above exception, another exception occurred:\n"
 
 # The kernel stamps its log with a clock that differs a little from the one that we can read.
 CLOCK_SLACK_S = 2.0
@@ -57,3 +58,15 @@ def last_bytes(path: str, count: int = 16384) -> bytes:
         return b""
     finally:
         os.close(file)
+
+
+def without_lost_record(tail: bytes, error_file: str | None) -> bytes:
+    """The last output of a worker, up to where torch's ``@record`` failed to write the error file.
+
+    The directory of that file may have been cleaned away. What was to be recorded stands before.
+    """
+    if error_file is None:
+        return tail
+    lost = tail.rfind(f"No such file or directory: {error_file!r}".encode())
+    handling = tail.rfind(HANDLING, 0, max(lost, 0))
+    return tail[:handling] if handling >= 0 else tail

@@ -152,11 +152,12 @@ class Narrator:
         memory, tail, path = "", b"", None
         if cause is not None and ended.first_failure is not None:
             tail = ended.tail if cause.worker == ended.first_failure.worker else b""
-            path = attempt.plan.workers[cause.worker].log_path
-            if path is not None and not tail:
-                from dsl.report.evidence import last_bytes
+            worker = attempt.plan.workers[cause.worker]
+            path = worker.log_path
+            if path is not None or tail:
+                from dsl.report.evidence import last_bytes, without_lost_record
 
-                tail = last_bytes(path)
+                tail = without_lost_record(tail or last_bytes(path or ""), worker.error_file)
         if attempt.cause_timer is not None:
             memory = timer_evidence(attempt.cause_timer)
         elif cause is not None and cause.signal == 9:
