@@ -155,7 +155,9 @@ def integer(text: str) -> int:
     """A whole number. Its bounds are those of the plan, which knows what it counts."""
     number = parse_integer(text)
     if number is None:
-        raise BadValueError(f"invalid int value: {quote(text)}, expected at most {MOST_DIGITS} digits")
+        raise BadValueError(
+            f"invalid int value: {quote(text)}, expected a whole number of at most {MOST_DIGITS} digits"
+        )
     return number
 
 
