@@ -526,14 +526,23 @@ class Supervisor:
         """
     def kill(self) -> None:
         """SIGKILL to every process of the group, now."""
+    def flush(self, stream: Literal[1, 2] | None = None) -> tuple[int, int | None]:
+        """Wait until what groups that have ended left to stdout, stderr or (None) both is written.
+
+        What is shown only in a pipe, a socket or a file waits for its reader, also beyond `Ended`. Under a
+        `Guard` a signal to the job ends the waiting; elsewhere an exception of a signal handler does, which
+        is raised. Returns how many lines were given up, counted once, and the signal that ended the waiting.
+
+        Raises `EngineError` on a closed supervisor.
+        """
     def close(self) -> None:
-        """Kill what is left, wait for it, and end the engine thread. Idempotent."""
+        """`flush`, then kill what is left, wait for it, and end the engine thread. Idempotent."""
     def __enter__(self) -> Self:
         """Itself: the end of a ``with`` block closes it. Raises `EngineError` if it is closed already."""
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """Close."""
+        """Close; after an exception what the console has not taken is given up."""
 
 @final
 class GuardOutcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from unittest.mock import Mock
 
 from dsl import Ended, Exit, Exited
@@ -113,6 +113,10 @@ class FakeSupervisor:
     def start(self, spec: object) -> None:
         """The next attempt begins."""
         self.started.append(spec)
+
+    def flush(self, stream: Literal[1, 2] | None = None) -> tuple[int, int | None]:
+        """Wait for the console: here nobody holds it up."""
+        return (0, None)
 
     def wait(self, timeout_s: float | None = None, *, routine: bool = True) -> list[Event]:
         """One event at a time; an exception is raised."""

@@ -14,6 +14,7 @@ from dsl.model.outcome import (
     AttemptStarted,
     History,
     Outcome,
+    OutputCut,
     RestartFailed,
     TimerExpired,
 )
@@ -108,12 +109,19 @@ class Agent:
         self._prepare(plan)
 
     def run(self, supervisor: Supervisor) -> Outcome:
-        """Run the job to its end.
+        """Run the job to its end, and wait until its output is written or a signal ends that.
 
         Raises what `dsl.Supervisor.start` raises for the first attempt, before anything is started.
         """
         outcome = self._run(supervisor)
+        # The verdict comes behind the workers' words where both go to the same place.
+        early, _ = supervisor.flush(2)
         self._tell(outcome)
+        late, signum = supervisor.flush()
+        if early or late:
+            self._tell(OutputCut(early + late, signum))
+            if outcome.code == 0 and signum is not None:
+                outcome = replace(outcome, code=128 + signum)
         return outcome
 
     def _prepare(self, plan: NodePlan) -> None:

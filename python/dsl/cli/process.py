@@ -31,6 +31,8 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
 
     Forks: the caller becomes the guard, the child the agent. Returns only if one of the two cannot be.
     """
+    # While signals still end this process: what stdout has to take it may not take.
+    flush_output()
     try:
         # Whatever the child would have to write to memory is made before there is a child: a page that both
         # have costs it several microseconds.
@@ -41,7 +43,6 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
         return _refuse(plan, error)
     if plan.pid_file is not None:
         from dsl.agent import pid_file  # noqa: F401  both processes need it, even when the package is gone
-    flush_output()
     try:
         pid = os.fork()
     except OSError as error:

@@ -34,7 +34,7 @@ from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.outcome import failure_of
 from dsl.functions.signals import HandledSignals, SignalException
 from dsl.machine.check import check_program
-from dsl.model.outcome import AttemptEnded, AttemptStarted
+from dsl.model.outcome import AttemptEnded, AttemptStarted, OutputCut
 from dsl.model.request import ProgramRequest
 from dsl.plan.job import plan_job
 from dsl.report.speak import flush_output
@@ -259,6 +259,8 @@ class _Log:
             reason = f": {os.strerror(event.errno)}" if event.errno else ""
             what = event.kind.replace("_", " ")
             log("warning", f"output of the workers: {what}{where}{reason} ({event.count})")
+        elif isinstance(event, OutputCut):
+            log("warning", f"output of the workers: lines dropped ({event.lines})")
         elif isinstance(event, Unbound) and event.stage not in self._unbound:
             from dsl.report.verdict import binding_failure
 

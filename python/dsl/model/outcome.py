@@ -152,6 +152,16 @@ class RestartFailed:
 
 
 @record
+class OutputCut:
+    """Lines that were given up at the end, because nobody read them."""
+
+    lines: int
+    """How many."""
+    signum: int | None
+    """The signal that ended the waiting for their reader."""
+
+
+@record
 class Outcome:
     """How the job ended on this node."""
 

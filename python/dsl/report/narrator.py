@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 from dsl import Exited, Killing, LogNotice, SignalReceived, Stopping, Unbound
-from dsl.model.outcome import REQUEUE_CODE, AttemptEnded, AttemptStarted, Outcome, RestartFailed, TimerExpired
+from dsl.model.outcome import (
+    REQUEUE_CODE,
+    AttemptEnded,
+    AttemptStarted,
+    Outcome,
+    OutputCut,
+    RestartFailed,
+    TimerExpired,
+)
 from dsl.model.request import LEVELS
 from dsl.report.speak import complain, say, write
 from dsl.report.verdict import NO_EVIDENCE, Evidence, file_error, timer_evidence, verdict
@@ -24,6 +34,7 @@ class Narrator:
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
         self._ended = 0
+        self._dropped = 0
         self._unbound: set[str] = set()
 
     def say(self, text: str, level: str = "critical") -> None:
@@ -40,7 +51,10 @@ class Narrator:
             if event.plan.attempt:  # those of the first one were told before there was a job
                 self._hear_notices()
         elif isinstance(event, LogNotice):
-            self.say(f"warning: {_describe(event)}", "warning")
+            self._hear_notice(event)
+        elif isinstance(event, OutputCut):
+            self._dropped += event.lines
+            self._say_dropped(event.signum)
         elif isinstance(event, SignalReceived):
             if event.action != "forward":
                 self._hear_signal(event, len(self._plan.workers) - self._ended)
@@ -74,6 +88,23 @@ class Narrator:
             self.say(
                 f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text, notice.level
             )
+
+    def _hear_notice(self, event: LogNotice) -> None:
+        if event.kind == "lines_dropped":
+            self._dropped += event.count  # the last word is about them
+        else:
+            self.say(f"warning: {_describe(event)}", "warning")
+
+    def _say_dropped(self, signum: int | None = None) -> None:
+        """Say how many lines the console lacks, and where they are; once for each of them."""
+        if self._dropped == 0:
+            return
+        lines = "1 line was" if self._dropped == 1 else f"{self._dropped} lines were"
+        why = "because nobody read them in time"
+        if signum is not None:
+            why = f"because {signal_name(signum)} ended the waiting for their reader"
+        self._dropped = 0
+        self.say(f"{lines} not shown, {why}: {_full_text(self._plan)}", "warning")
 
     def _hear_unbound(self, event: Unbound) -> None:
         """Once for each reason: what one worker is refused the others will be, too."""
@@ -136,6 +167,7 @@ class Narrator:
             box = addition(self._plan.name, last.failures, root_cause(last.failures), evidence.said)
             if box:
                 write(box + "\n")
+        self._say_dropped()
 
     def _verdict(self, attempt: AttemptOutcome) -> tuple[Evidence, list[str]]:
         """What is known of the cause, and what is said; the exits alone if that goes wrong."""
@@ -193,6 +225,17 @@ def _describe(notice: LogNotice) -> str:
         return f"the output of the workers cannot be shown: {reason}, the job goes on without it"
     if notice.kind == "bytes_lost":
         return f"{notice.path} lacks {notice.count} bytes that could not be written"
-    if notice.kind == "console_closed":
-        return "nobody reads the output any more, the job goes on"
-    return f"{notice.count} lines were not shown, because nobody read them in time"
+    return "nobody reads the output any more, the job goes on"
+
+
+def _full_text(plan: NodePlan) -> str:
+    """Where the lines are that the console lacks."""
+    routes = [
+        route for worker in plan.workers for route in (worker.stdout, worker.stderr) if route is not None
+    ]
+    paths = [route.path for route in routes if route.console is not None and route.path is not None]
+    if len(paths) < sum(1 for route in routes if route.console is not None):
+        return "not all of them are in log files, --log-dir would keep them"
+    if len(paths) == 1:
+        return f"{paths[0]} has them"
+    return f"the log files below {os.path.commonpath(paths)} have them"

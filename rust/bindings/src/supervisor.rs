@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dsl_engine::{Error, Handle, Waited};
+use dsl_engine::spec::Console;
+use dsl_engine::{Error, Flushed, Handle, Waited};
 use pyo3::prelude::*;
 
 use crate::error::{spec_error, to_python};
@@ -139,14 +140,32 @@ impl Supervisor {
         self.handle()?.kill().map_err(to_python)
     }
 
-    /// Kill what is left, wait for it, and end the engine thread.
-    fn close(&self, py: Python<'_>) {
+    /// Wait until what ended groups left to the console is written.
+    #[pyo3(signature = (stream = None))]
+    fn flush(&self, py: Python<'_>, stream: Option<i32>) -> PyResult<(u64, Option<i32>)> {
+        let console = match stream {
+            None => None,
+            Some(1) => Some(Console::Stdout),
+            Some(2) => Some(Console::Stderr),
+            Some(_) => return Err(spec_error("stream must be 1, 2 or None")),
+        };
+        let flushed = flush(py, &*self.handle()?, console)?;
+        Ok((flushed.dropped, flushed.signal))
+    }
+
+    /// Wait for the console, kill what is left, wait for it, and end the engine thread.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
         let handle = self.take();
+        let flushed = match &handle {
+            Some(handle) => flush(py, handle, None).map(drop),
+            None => Ok(()),
+        };
         py.detach(|| {
             if let Some(handle) = handle {
                 handle.close();
             }
         });
+        flushed
     }
 
     /// The supervisor itself; the end of the block closes it.
@@ -155,7 +174,7 @@ impl Supervisor {
         Ok(slf)
     }
 
-    /// Close, whatever has happened in the block.
+    /// Close; after an exception nobody waits for the console.
     #[pyo3(signature = (kind, error, trace, /))]
     #[expect(unused_variables, reason = "an exception goes on, whichever it is")]
     fn __exit__(
@@ -164,7 +183,27 @@ impl Supervisor {
         kind: &Bound<'_, PyAny>,
         error: &Bound<'_, PyAny>,
         trace: &Bound<'_, PyAny>,
-    ) {
-        self.close(py);
+    ) -> PyResult<()> {
+        if let (false, Ok(handle)) = (kind.is_none(), self.handle()) {
+            handle.give_up_output();
+        }
+        self.close(py)
     }
+}
+
+/// Waits for a console; signal handlers of the program run meanwhile, and an exception of one ends it.
+fn flush(py: Python<'_>, handle: &Handle, console: Option<Console>) -> PyResult<Flushed> {
+    let mut raised: Option<PyErr> = None;
+    let flushed = py.detach(|| {
+        handle.flush(console, || {
+            Python::attach(|py| match py.check_signals() {
+                Ok(()) => false,
+                Err(error) => {
+                    raised = Some(error);
+                    true
+                }
+            })
+        })
+    });
+    flushed.ok_or_else(|| raised.unwrap_or_else(|| to_python(Error::Closed)))
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use crate::bell::Bell;
 use crate::error::Error;
 use crate::guard::Agent;
-use crate::spec::LaunchSpec;
+use crate::mux::{Consoles, Flushed};
+use crate::spec::{Console, LaunchSpec};
 use crate::supervisor::Supervisor;
 use crate::sys::signal::{self, SignalSet};
 
@@ -34,6 +35,7 @@ pub struct Handle {
     commands: Sender<Command>,
     /// Wakes the thread.
     bell: Arc<Bell>,
+    consoles: Arc<Consoles>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -52,12 +54,13 @@ impl Handle {
             .spawn(move || serve(agent, mask, &theirs, &receiver, &report));
         signal::set_mask(mask);
         let thread = spawned.map_err(Error::os("start the engine thread"))?;
-        let bell = made.recv().map_err(|_| Error::Closed)??;
+        let (bell, consoles) = made.recv().map_err(|_| Error::Closed)??;
         Ok(Self {
             pid: std::process::id(),
             news,
             commands,
             bell,
+            consoles,
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -118,6 +121,18 @@ impl Handle {
         Ok(waited)
     }
 
+    /// Waits until a console (`None`: both) has taken what groups that have ended left to it, or a signal of the
+    /// job ends the waiting. `pending` is asked before each sleep; `None` if it says true: then the rest is given
+    /// up.
+    pub fn flush(&self, console: Option<Console>, pending: impl FnMut() -> bool) -> Option<Flushed> {
+        self.consoles.flush(console, pending)
+    }
+
+    /// What groups that have ended left to the consoles is not waited for any more.
+    pub fn give_up_output(&self) {
+        self.consoles.end_waiting(None);
+    }
+
     /// Ends the present wait of one thread, or else the next. Events keep.
     pub fn wake(&self) {
         self.news.wake();
@@ -161,12 +176,15 @@ impl Drop for Ending<'_> {
     }
 }
 
+/// What a new thread shares with its owner: a bell that wakes it, and what it leaves to write.
+type Made = (Arc<Bell>, Arc<Consoles>);
+
 fn serve(
     agent: Option<Agent>,
     mask: SignalSet,
     news: &News,
     commands: &Receiver<Command>,
-    report: &Sender<Result<Arc<Bell>, Error>>,
+    report: &Sender<Result<Made, Error>>,
 ) {
     // Dropped after the supervisor, which ends what is left of the group.
     let mut ending = Ending { news, failure: None };
@@ -181,7 +199,10 @@ fn serve(
     if embedded {
         supervisor.set_worker_mask(mask.0);
     }
-    if report.send(Ok(supervisor.waker())).is_err() {
+    if report
+        .send(Ok((supervisor.waker(), supervisor.consoles())))
+        .is_err()
+    {
         return;
     }
     while obey(&mut supervisor, news, commands) {

@@ -49,5 +49,6 @@ pub use event::Event;
 pub use features::Features;
 pub use guard::{Agent, Guard, Outcome};
 pub use handle::{Handle, Waited};
+pub use mux::Flushed;
 pub use signals::{Meaning, Refusal, Table};
 pub use supervisor::Supervisor;

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::bell::Bell;
 use crate::error::Error;
@@ -19,6 +20,7 @@ use crate::spec::{Console, LogOptions};
 
 mod cap;
 mod compose;
+mod consoles;
 mod file;
 mod fold;
 mod reader;
@@ -30,9 +32,13 @@ mod terminal;
 mod text;
 mod writer;
 
+pub(crate) use consoles::Consoles;
+pub use consoles::Flushed;
 pub(crate) use file::{open_log, open_output};
 pub(crate) use terminal::open_terminal;
 
+/// The longest time that consoles hold up a job that a signal has ended. Its guard knows it, too.
+pub(crate) const LAST_OUTPUT: Duration = Duration::from_secs(30);
 /// Token of the bell in the poller; streams have small numbers.
 const BELL: u64 = u64::MAX;
 
@@ -64,8 +70,21 @@ pub(crate) struct Outcome {
 
 enum Order {
     Reopen,
-    Resize { from_terminal: bool },
-    Finish { tail_of: Option<usize> },
+    Resize {
+        from_terminal: bool,
+    },
+    Finish(Finish),
+    #[cfg(test)]
+    Panic,
+}
+
+/// What is to be done at the end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Finish {
+    /// The worker whose last bytes are wanted.
+    pub(crate) tail_of: Option<usize>,
+    /// A signal has ended the job, so its sender waits.
+    pub(crate) is_stopped: bool,
 }
 
 #[derive(Default)]
@@ -86,6 +105,7 @@ struct Link {
     bell: Arc<Bell>,
     /// Wakes the owner.
     wake: Arc<Bell>,
+    consoles: Arc<Consoles>,
     hurry: AtomicBool,
 }
 
@@ -101,17 +121,24 @@ pub(crate) struct Mux {
     link: Arc<Link>,
     thread: Option<JoinHandle<()>>,
     streams: u64,
+    is_finishing: bool,
 }
 
 impl Mux {
     /// Starts the thread. `wake` is rung when there are notices or the outcome; `expected` is how many streams
-    /// will be shown on stdout and on stderr.
-    pub(crate) fn new(options: LogOptions, expected: [usize; 2], wake: Arc<Bell>) -> Result<Self, Error> {
+    /// will be shown on stdout and on stderr; `consoles` has what earlier groups have left to write.
+    pub(crate) fn new(
+        options: LogOptions,
+        expected: [usize; 2],
+        wake: Arc<Bell>,
+        consoles: Arc<Consoles>,
+    ) -> Result<Self, Error> {
         let link = Arc::new(Link {
             poller: Poller::new()?,
             mailbox: Mutex::default(),
             bell: Arc::new(Bell::new()?),
             wake,
+            consoles,
             hurry: AtomicBool::new(false),
         });
         link.poller.watch(&link.bell, BELL)?;
@@ -119,12 +146,13 @@ impl Mux {
         let thread = std::thread::Builder::new()
             .name("dsl-mux".into())
             .stack_size(512 * 1024)
-            .spawn(move || reader::serve(theirs, options, expected))
+            .spawn(move || reader::serve(&theirs, options, expected))
             .map_err(Error::os("start the log thread"))?;
         Ok(Self {
             link,
             thread: Some(thread),
             streams: 0,
+            is_finishing: false,
         })
     }
 
@@ -154,8 +182,16 @@ impl Mux {
     }
 
     /// Takes what the streams hold still, shows and writes it, and ends. The outcome says when that is done.
-    pub(crate) fn finish(&self, tail_of: Option<usize>) {
-        self.order(Order::Finish { tail_of });
+    pub(crate) fn finish(&mut self, finish: Finish) {
+        self.is_finishing = true;
+        self.order(Order::Finish(finish));
+        // A thread that has ended of itself tells nobody any more.
+        self.link.wake.ring();
+    }
+
+    /// All that is left to do is to write and to show what the workers have said.
+    pub(crate) fn is_finishing(&self) -> bool {
+        self.is_finishing
     }
 
     /// Stops waiting for a slow console.
@@ -174,6 +210,9 @@ impl Mux {
 
     /// What became of the streams, once [`Mux::finish`] has been carried out; the thread is gone by then.
     pub(crate) fn take_outcome(&mut self) -> Option<Outcome> {
+        if !self.is_finishing {
+            return None;
+        }
         let outcome = self.link.mailbox().outcome.take()?;
         if let Some(thread) = self.thread.take() {
             // All that it had left to do was to close its files. A panic in it has been told by its hook.
@@ -187,6 +226,61 @@ impl Drop for Mux {
     fn drop(&mut self) {
         // The thread may stand in a write to a disk, so it is not joined.
         self.hurry();
-        self.finish(None);
+        self.finish(Finish {
+            tail_of: None,
+            is_stopped: true,
+        });
+    }
+}
+
+/// The reading thread's last word, also when it unwinds: a group whose outcome never came would never end.
+struct LastWord<'a> {
+    link: &'a Link,
+    outcome: Outcome,
+}
+
+impl Drop for LastWord<'_> {
+    fn drop(&mut self) {
+        self.link.mailbox().outcome = Some(std::mem::take(&mut self.outcome));
+        self.link.wake.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_fails_lets_go_of_the_streams_and_still_gives_an_outcome() {
+        let wake = Arc::new(Bell::new().unwrap());
+        let consoles = Arc::new(Consoles::new().unwrap());
+        let mut mux = Mux::new(LogOptions::default(), [0, 0], wake, consoles).unwrap();
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let stream = Stream {
+            fd: read,
+            worker: 0,
+            kind: Console::Stdout,
+            file: None,
+            console: None,
+            prefix: Vec::new(),
+            interactive: false,
+            keeps_tail: true,
+        };
+        mux.add(stream).unwrap();
+        mux.order(Order::Panic);
+        let until = Instant::now() + Duration::from_secs(20);
+        while !mux.thread.as_ref().unwrap().is_finished() {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
+        assert_eq!(rustix::io::write(&write, b"x"), Err(rustix::io::Errno::PIPE));
+        assert!(mux.take_outcome().is_none(), "the workers have not ended");
+        mux.finish(Finish {
+            tail_of: None,
+            is_stopped: false,
+        });
+        assert!(mux.take_outcome().is_some());
     }
 }

@@ -12,7 +12,7 @@ use crate::event::{Event, StopReason, Survivor};
 use crate::features::Features;
 use crate::group::{Action, Input};
 use crate::guard::Agent;
-use crate::mux::Mux;
+use crate::mux::{Consoles, Mux};
 use crate::orphans::{Orphans, reap_orphans};
 use crate::poller::Poller;
 use crate::spawn::{Spawner, open_files_limit};
@@ -61,6 +61,8 @@ pub struct Supervisor {
     job: Option<Job>,
     /// Reads the workers' output, where that is passed on.
     mux: Option<Mux>,
+    /// What groups that have ended have left to write.
+    consoles: Arc<Consoles>,
     survivors: Vec<Survivor>,
     orphans_due: Option<Instant>,
     from_terminal: bool,
@@ -112,6 +114,7 @@ impl Supervisor {
             attempts: 0,
             job: None,
             mux: None,
+            consoles: Arc::new(Consoles::new()?),
             survivors: Vec::new(),
             orphans_due: None,
             from_terminal: false,
@@ -129,6 +132,11 @@ impl Supervisor {
     /// What another thread rings to make [`Supervisor::turn`] return.
     pub fn waker(&self) -> Arc<Bell> {
         Arc::clone(&self.wake)
+    }
+
+    /// What is left to write of groups that have ended.
+    pub(crate) fn consoles(&self) -> Arc<Consoles> {
+        Arc::clone(&self.consoles)
     }
 
     /// Whether a group is being run.
@@ -289,6 +297,8 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         // Workers get SIGKILL by parent death when this thread ends; their trees are ended here.
+        // Nobody waits for what the group still has to say.
+        self.early_stop.get_or_insert(libc::SIGKILL);
         if self.is_running() {
             self.kill();
             while self.is_running() && self.turn().is_ok() {

@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use crate::mux::LAST_OUTPUT;
 use crate::signals::{Passage, Requests, Table, decide_passage};
 use crate::sys::signal::Received;
 use crate::sys::wait::Death;
 
-/// Time beyond the grace period after which an agent that does not end is taken to be stuck.
-const AGENT_PATIENCE: Duration = Duration::from_secs(10);
+/// Time beyond the grace period after which an agent that does not end is taken to be stuck: what it takes to end
+/// the workers and to tell of it, and what it may wait for a console.
+const AGENT_PATIENCE: Duration = Duration::from_secs(10).saturating_add(LAST_OUTPUT);
 
 /// Signals seen while watching the agent, and when it has to have ended.
 pub(super) struct Watch {

@@ -13,11 +13,12 @@ use rustix::termios::isatty;
 
 use crate::event::LogNotice;
 use crate::mux::compose::Style;
+use crate::mux::consoles::place;
 use crate::mux::file::LogFile;
 use crate::mux::ring::Ring;
 use crate::mux::search::{Lines, Search};
-use crate::mux::side::{Fate, Side};
-use crate::mux::{BELL, Link, Order, Outcome, Stream, terminal};
+use crate::mux::side::{Fate, LastWait, Side};
+use crate::mux::{BELL, Finish, LAST_OUTPUT, LastWord, Link, Order, Outcome, Stream, terminal};
 use crate::spec::{Console, LogOptions};
 
 /// Bytes read from one stream before the next gets its turn.
@@ -32,8 +33,13 @@ const PAUSE_POLL: Duration = Duration::from_millis(100);
 const LAST_BYTES: usize = (1 << 20) + READ_BYTES;
 
 /// Reads until told to finish.
-pub(super) fn serve(link: Arc<Link>, options: LogOptions, expected: [usize; 2]) {
-    let mut reader = Reader::new(link, options, expected);
+pub(super) fn serve(link: &Arc<Link>, options: LogOptions, expected: [usize; 2]) {
+    let mut word = LastWord {
+        link,
+        outcome: Outcome::default(),
+    };
+    // Dropped before that, with the streams: whoever still writes to one is told.
+    let mut reader = Reader::new(Arc::clone(link), options, expected);
     loop {
         let timeout = reader.timeout();
         let Ok(ready) = reader.link.poller.wait(timeout) else {
@@ -50,8 +56,8 @@ pub(super) fn serve(link: Arc<Link>, options: LogOptions, expected: [usize; 2]) 
         }
         let next = if rung { reader.obey() } else { Next::GoOn };
         reader.turn();
-        if let Next::Finish { tail_of } = next {
-            reader.finish(tail_of);
+        if let Next::Finish(finish) = next {
+            word.outcome = reader.finish(finish);
             return;
         }
         if bytes == 0 && !rung {
@@ -77,10 +83,8 @@ struct Feed {
 /// What follows when all orders have been carried out.
 enum Next {
     GoOn,
-    /// Take what is left, and tell the last bytes of this worker.
-    Finish {
-        tail_of: Option<usize>,
-    },
+    /// Take what is left, and end.
+    Finish(Finish),
 }
 
 struct Reader {
@@ -92,6 +96,8 @@ struct Reader {
     side_of: [Option<usize>; 2],
     /// Streams that will be shown on stdout and on stderr.
     expected: [usize; 2],
+    /// A console could not be had.
+    has_failed: bool,
     searches: Vec<Search>,
     paused: Vec<usize>,
     buffer: Vec<u8>,
@@ -115,6 +121,7 @@ impl Reader {
             sides: Vec::new(),
             side_of: [None; 2],
             expected,
+            has_failed: false,
             searches,
             paused: Vec::new(),
             buffer: vec![0; READ_BYTES],
@@ -147,7 +154,9 @@ impl Reader {
                     self.link.mailbox().resized = Some(from_terminal);
                     self.link.wake.ring();
                 }
-                Order::Finish { tail_of } => next = Next::Finish { tail_of },
+                Order::Finish(finish) => next = Next::Finish(finish),
+                #[cfg(test)]
+                Order::Panic => panic!("as a test wants it"),
             }
         }
         next
@@ -188,6 +197,9 @@ impl Reader {
         };
         let shown = stream.console.and_then(|console| {
             let side = self.side(console)?;
+            if stream.file.is_none() {
+                self.sides[side].show_all();
+            }
             Some((side, self.sides[side].composer.add(style)))
         });
         let max_bytes = self.options.max_bytes;
@@ -214,7 +226,14 @@ impl Reader {
                 Some(other) if same_file() => other,
                 _ => {
                     let bell = Arc::clone(&self.link.bell);
-                    self.sides.push(Side::open(kind, bell, self.options.collapse)?);
+                    let side = Side::open(kind, &self.link.consoles, bell, self.options.collapse);
+                    match side {
+                        Ok(side) => self.sides.push(side?),
+                        Err(error) => {
+                            self.console_failed(&error);
+                            return None;
+                        }
+                    }
                     self.sides.len() - 1
                 }
             };
@@ -222,6 +241,14 @@ impl Reader {
             self.side_of[index] = Some(side);
         }
         self.side_of[index]
+    }
+
+    /// Told once.
+    fn console_failed(&mut self, error: &std::io::Error) {
+        if !std::mem::replace(&mut self.has_failed, true) {
+            let errno = error.raw_os_error().unwrap_or(Errno::AGAIN.raw_os_error());
+            notify(&self.link, LogNotice::ConsoleFailed { errno });
+        }
     }
 
     fn resize(&mut self) {
@@ -354,7 +381,7 @@ impl Reader {
     }
 
     /// Takes what is left, and ends.
-    fn finish(&mut self, tail_of: Option<usize>) {
+    fn finish(&mut self, finish: Finish) -> Outcome {
         self.welcome();
         for token in 0..self.feeds.len() {
             self.drain(token);
@@ -364,17 +391,20 @@ impl Reader {
         for search in &mut self.searches {
             let _ = search.file.finish();
         }
-        let now = Instant::now();
-        for side in &mut self.sides {
-            side.composer.finish(now);
-            let dropped = side.settle(now, || self.link.hurry.load(Ordering::SeqCst));
+        let end = LastWait {
+            until: Instant::now() + LAST_OUTPUT,
+            is_stopped: finish.is_stopped,
+        };
+        let consoles = &self.link.consoles;
+        let given_up = || consoles.is_over() || self.link.hurry.load(Ordering::SeqCst);
+        for side in self.sides.drain(..) {
+            let dropped = side.settle(&end, consoles, given_up);
             if dropped > 0 {
                 notify(&self.link, LogNotice::LinesDropped { count: dropped });
             }
         }
-        let tail = tail_of.map_or_else(Vec::new, |worker| self.tail(worker));
-        self.link.mailbox().outcome = Some(Outcome { tail });
-        self.link.wake.ring();
+        let tail = finish.tail_of.map_or_else(Vec::new, |worker| self.tail(worker));
+        Outcome { tail }
     }
 
     fn drain(&mut self, token: usize) {
@@ -382,9 +412,10 @@ impl Reader {
         while bytes < LAST_BYTES {
             let feed = &self.feeds[token];
             let Some(fd) = &feed.fd else { return };
+            let is_kept = feed.file.is_some();
             let stalled = feed
                 .shown
-                .is_some_and(|(side, _)| self.sides[side].fate(true) == Fate::Drop);
+                .is_some_and(|(side, _)| self.sides[side].fate(is_kept) == Fate::Drop);
             match rustix::io::read(fd, &mut self.buffer[..]) {
                 Ok(0) => return,
                 Ok(count) => {
@@ -422,9 +453,5 @@ fn file_failed(worker: Option<usize>, path: &CString, errno: Errno) -> LogNotice
 
 /// Whether our stdout and stderr lead to the same place.
 fn same_file() -> bool {
-    let stat = |fd| {
-        let stat = rustix::fs::fstat(fd).ok()?;
-        Some((stat.st_dev, stat.st_ino, stat.st_rdev))
-    };
-    matches!((stat(stdout()), stat(stderr())), (Some(stdout), Some(stderr)) if stdout == stderr)
+    matches!((place(stdout()), place(stderr())), (Some(stdout), Some(stderr)) if stdout == stderr)
 }

@@ -1,39 +1,53 @@
 //! One console, and the rule for what it does not take.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::fcntl_dupfd_cloexec;
-use rustix::stdio::{stderr, stdout};
 use rustix::termios::isatty;
 
 use crate::bell::Bell;
 use crate::mux::compose::Composer;
+use crate::mux::consoles::{Consoles, Place, place, stream};
 use crate::mux::terminal;
 use crate::mux::writer::{LIMIT_BYTES, Writer};
 use crate::spec::Console;
 
 /// A console that takes nothing for so long is taken to be stopped.
 const STALL: Duration = Duration::from_secs(1);
-/// At the end: the longest time for what a terminal, or anything else, has not taken yet.
+/// At the end: the longest time for what a terminal has not taken yet.
 const LAST_TERMINAL: Duration = Duration::from_secs(2);
-const LAST_PIPE: Duration = Duration::from_secs(30);
+/// At the end: how long the events are delayed for a reader who gets everything anyway.
+const COURTESY: Duration = Duration::from_secs(2);
 /// A block of this size is handed to the console at once, while it is in the processor's cache.
 const BLOCK_BYTES: usize = 256 * 1024;
 
 /// One console with what is composed for it; stdout and stderr share one where they are the same file.
 pub(super) struct Side {
     stream: BorrowedFd<'static>,
+    place: Place,
     writer: Writer,
     pub(super) composer: Composer,
     spare: Vec<u8>,
-    is_terminal: bool,
+    kind: Kind,
     dropping: bool,
     /// Lines dropped since the last word about it, and in all.
     dropped: usize,
     dropped_total: usize,
     closed: bool,
+}
+
+/// What a console is to its lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// They would scroll by.
+    Terminal,
+    /// All of them are in files, too.
+    Copy,
+    /// Some are nowhere else.
+    Only,
 }
 
 /// What becomes of bytes for a console.
@@ -48,32 +62,57 @@ pub(super) enum Fate {
 }
 
 impl Side {
-    /// `None` if that stream of ours is not open, or no thread can be had for it.
-    pub(super) fn open(console: Console, bell: Arc<Bell>, fold: bool) -> Option<Self> {
-        let stream = match console {
-            Console::Stdout => stdout(),
-            Console::Stderr => stderr(),
+    /// `None` if that stream of ours is not open. Fails if no thread can be had for it.
+    pub(super) fn open(
+        console: Console,
+        consoles: &Consoles,
+        bell: Arc<Bell>,
+        fold: bool,
+    ) -> io::Result<Option<Self>> {
+        let stream = stream(console);
+        let (Ok(fd), Some(place)) = (fcntl_dupfd_cloexec(stream, 3), place(stream)) else {
+            return Ok(None);
         };
-        let fd = fcntl_dupfd_cloexec(stream, 3).ok()?;
         let is_terminal = isatty(&fd);
         let has_screen = is_terminal && terminal::can_move_cursor();
         let size = has_screen.then(|| terminal::size_of(fd.as_fd()));
-        Some(Self {
+        let left = consoles.take(place);
+        let kind = match &left {
+            _ if is_terminal => Kind::Terminal,
+            Some(_) => Kind::Only,
+            None => Kind::Copy,
+        };
+        let writer = match left {
+            Some(writer) => {
+                writer.adopt(bell, false);
+                writer
+            }
+            None => Writer::new(fd, bell)?,
+        };
+        Ok(Some(Self {
             stream,
-            writer: Writer::new(fd, bell).ok()?,
+            place,
+            writer,
             composer: Composer::new(size, fold),
             spare: Vec::new(),
-            is_terminal,
+            kind,
             dropping: false,
             dropped: 0,
             dropped_total: 0,
             closed: false,
-        })
+        }))
+    }
+
+    /// A stream is shown here that is in no file.
+    pub(super) fn show_all(&mut self) {
+        if self.kind == Kind::Copy {
+            self.kind = Kind::Only;
+        }
     }
 
     /// The terminal's size may have changed.
     pub(super) fn resize(&mut self) {
-        if self.is_terminal {
+        if self.kind == Kind::Terminal {
             self.composer.resize(terminal::size_of(self.stream));
         }
     }
@@ -93,7 +132,7 @@ impl Side {
             self.end_of_dropping();
             return Fate::Show;
         }
-        if !kept_in_file && !self.is_terminal {
+        if !kept_in_file && self.kind != Kind::Terminal {
             return Fate::Wait;
         }
         if self.dropping || idle >= STALL {
@@ -115,7 +154,7 @@ impl Side {
     /// A stream that had to wait may be read again.
     pub(super) fn may_resume(&self, kept_in_file: bool) -> bool {
         let (bytes, idle) = self.writer.backlog();
-        let droppable = kept_in_file || self.is_terminal;
+        let droppable = kept_in_file || self.kind == Kind::Terminal;
         self.closed || bytes < LIMIT_BYTES / 2 || (droppable && idle >= STALL)
     }
 
@@ -149,19 +188,37 @@ impl Side {
         closed && !std::mem::replace(&mut self.closed, closed)
     }
 
-    /// At the end: waits for the console as long as that is reasonable; how many lines were dropped in all.
-    pub(super) fn settle(&mut self, now: Instant, given_up: impl Fn() -> bool) -> u64 {
+    /// At the end: waits for the console as long as that is reasonable. What it has not taken then is dropped,
+    /// but for what is shown in a pipe, a socket or a file and nowhere else: that is left to `consoles`, unless
+    /// the job `is_stopped` by a signal, whose sender waits. Returns how many lines were dropped in all.
+    pub(super) fn settle(mut self, end: &LastWait, consoles: &Consoles, given_up: impl Fn() -> bool) -> u64 {
+        let now = Instant::now();
+        self.composer.finish(now);
         self.hand_over(now);
-        let longest = if self.is_terminal {
-            LAST_TERMINAL
-        } else {
-            LAST_PIPE
+        let is_kept = self.kind == Kind::Only && !end.is_stopped;
+        let longest = match self.kind {
+            Kind::Terminal => now + LAST_TERMINAL,
+            Kind::Only if is_kept => now + COURTESY,
+            Kind::Copy | Kind::Only => end.until,
         };
         let patience = if self.dropping { Duration::ZERO } else { STALL };
-        self.dropped_total += self.writer.flush(patience, longest, given_up);
+        let is_done = self.writer.wait(patience, longest.min(end.until), given_up);
         if self.writer.is_closed() {
             return 0;
         }
+        if !is_done && is_kept {
+            consoles.keep(self.place, self.writer);
+        } else if !is_done {
+            self.dropped_total += self.writer.give_up();
+        }
         self.dropped_total as u64
     }
+}
+
+/// How long consoles are waited for when all workers have ended.
+pub(super) struct LastWait {
+    /// Not longer than this, all of them together.
+    pub(super) until: Instant,
+    /// The job was ended by a signal.
+    pub(super) is_stopped: bool,
 }

@@ -4,13 +4,15 @@
 //! writes what it is handed; when a pager or Ctrl-S holds it up, only this thread stands still.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
 
 use crate::bell::Bell;
 
@@ -18,20 +20,31 @@ use crate::bell::Bell;
 pub(super) const LIMIT_BYTES: usize = 8 << 20;
 /// Bytes written at once: progress is seen after each.
 const CHUNK: usize = 64 * 1024;
-/// How often a waiting flush looks at the time.
-const FLUSH_POLL: Duration = Duration::from_millis(20);
+/// How often somebody who waits looks at the time.
+const WAIT_POLL: Duration = Duration::from_millis(20);
 /// Buffers that are kept for reuse.
 const SPARE_BUFFERS: usize = 4;
 
 struct State {
     blocks: VecDeque<Vec<u8>>,
+    /// The block that is being written, and how much of it is.
+    current: Option<(Arc<Vec<u8>>, usize)>,
     /// Bytes not written yet.
     bytes: usize,
     /// When something was last written, or began to wait.
     progress: Instant,
     closed: bool,
     over: bool,
+    given_up: bool,
     spare: Vec<Vec<u8>>,
+    owner: Owner,
+}
+
+/// Whose bell is rung, and when.
+struct Owner {
+    bell: Arc<Bell>,
+    /// Also when all is written.
+    wants_end: bool,
 }
 
 struct Backlog {
@@ -50,11 +63,17 @@ impl Writer {
     pub(super) fn new(fd: OwnedFd, bell: Arc<Bell>) -> std::io::Result<Self> {
         let state = State {
             blocks: VecDeque::new(),
+            current: None,
             bytes: 0,
             progress: Instant::now(),
             closed: false,
             over: false,
+            given_up: false,
             spare: Vec::new(),
+            owner: Owner {
+                bell,
+                wants_end: false,
+            },
         };
         let backlog = Arc::new(Backlog {
             state: Mutex::new(state),
@@ -64,11 +83,16 @@ impl Writer {
         let thread = std::thread::Builder::new()
             .name("dsl-console".into())
             .stack_size(128 * 1024)
-            .spawn(move || theirs.serve(&fd, &bell))?;
+            .spawn(move || theirs.serve(&Outlet::new(fd)))?;
         Ok(Self {
             backlog,
             thread: Some(thread),
         })
+    }
+
+    /// From now on this bell is rung instead; with `wants_end` also when all is written.
+    pub(super) fn adopt(&self, bell: Arc<Bell>, wants_end: bool) {
+        self.backlog.lock().owner = Owner { bell, wants_end };
     }
 
     /// Hands a block over and gives back an empty buffer.
@@ -105,31 +129,39 @@ impl Writer {
         self.backlog.lock().closed
     }
 
-    /// Waits until all is written, the console is closed, it has taken nothing for `patience`, it is not done
-    /// within `longest`, or `given_up` says so. What is left then is thrown away; how many lines that is.
-    pub(super) fn flush(&self, patience: Duration, longest: Duration, given_up: impl Fn() -> bool) -> usize {
-        let begin = Instant::now();
+    /// All is written, or nobody will ever read it.
+    pub(super) fn is_done(&self) -> bool {
+        self.backlog.lock().is_done()
+    }
+
+    /// Waits until that is so, the console has taken nothing for `patience`, the time has come, or `given_up`
+    /// says so. Whether it is so.
+    pub(super) fn wait(&self, patience: Duration, until: Instant, given_up: impl Fn() -> bool) -> bool {
         let mut state = self.backlog.lock();
-        while state.bytes > 0 && !state.closed && !state.over {
-            if state.progress.elapsed() >= patience || begin.elapsed() >= longest || given_up() {
-                break;
+        while !state.is_done() {
+            if state.progress.elapsed() >= patience || Instant::now() >= until || given_up() {
+                return false;
             }
-            let waited = self.backlog.changed.wait_timeout(state, FLUSH_POLL);
+            let waited = self.backlog.changed.wait_timeout(state, WAIT_POLL);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        if state.closed {
-            return 0;
-        }
-        let lines = state
-            .blocks
-            .iter()
-            .map(|block| memchr::memchr_iter(b'\n', block).count());
-        let left = lines.sum();
-        if left > 0 {
-            state.blocks.clear();
-            state.over = true;
-        }
-        left
+        true
+    }
+
+    /// Throws away what is not written; how many lines that is.
+    pub(super) fn give_up(&self) -> usize {
+        let mut state = self.backlog.lock();
+        let count = |bytes: &[u8]| memchr::memchr_iter(b'\n', bytes).count();
+        let current = state.current.take();
+        let begun = current.map_or(0, |(block, written)| count(&block[written..]));
+        let lines = begun + state.blocks.iter().map(|block| count(block)).sum::<usize>();
+        state.blocks.clear();
+        state.bytes = 0;
+        state.given_up = true;
+        state.over = true;
+        drop(state);
+        self.backlog.changed.notify_all();
+        lines
     }
 }
 
@@ -137,7 +169,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         let mut state = self.backlog.lock();
         state.over = true;
-        let is_idle = state.bytes == 0;
+        let is_idle = state.bytes == 0 && !state.given_up;
         drop(state);
         self.backlog.changed.notify_all();
         // With something left to write it may stand in that for as long as somebody holds the console up.
@@ -148,66 +180,70 @@ impl Drop for Writer {
     }
 }
 
+impl State {
+    fn is_done(&self) -> bool {
+        self.bytes == 0 || self.closed
+    }
+}
+
 impl Backlog {
     fn lock(&self) -> MutexGuard<'_, State> {
         // The state is whole between any two statements that hold the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn serve(&self, fd: &OwnedFd, bell: &Bell) {
+    fn serve(&self, outlet: &Outlet) {
         loop {
             let mut state = self.lock();
             let block = loop {
                 if let Some(block) = state.blocks.pop_front() {
-                    break block;
+                    break Arc::new(block);
                 }
                 if state.over {
                     return;
                 }
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
+            state.current = Some((Arc::clone(&block), 0));
             drop(state);
-            if !self.write_block(fd, bell, &block) {
+            if !self.write_block(outlet, &block) {
                 return;
             }
             let mut state = self.lock();
-            if state.spare.len() < SPARE_BUFFERS {
+            state.current = None;
+            if let Ok(block) = Arc::try_unwrap(block)
+                && state.spare.len() < SPARE_BUFFERS
+            {
                 state.spare.push(block);
             }
         }
     }
 
-    /// False when the console is no more.
-    fn write_block(&self, fd: &OwnedFd, bell: &Bell, block: &[u8]) -> bool {
+    /// False when the console is no more, or the rest is wanted no more.
+    fn write_block(&self, outlet: &Outlet, block: &[u8]) -> bool {
         let mut rest = block;
         while !rest.is_empty() {
-            match rustix::io::write(fd, &rest[..rest.len().min(CHUNK)]) {
+            match outlet.write(&rest[..rest.len().min(CHUNK)]) {
                 Ok(count) => {
                     rest = &rest[count..];
-                    let mut state = self.lock();
-                    let before = state.bytes;
-                    state.bytes -= count;
-                    state.progress = Instant::now();
-                    let room = before >= LIMIT_BYTES / 2 && state.bytes < LIMIT_BYTES / 2;
-                    let empty = state.bytes == 0;
-                    drop(state);
-                    if empty {
-                        self.changed.notify_all();
-                    }
-                    if room {
-                        bell.ring();
+                    if !self.note_progress(count) {
+                        return false;
                     }
                 }
                 Err(Errno::INTR) => {}
-                // Whoever shares the descriptor has made it non-blocking.
                 Err(Errno::AGAIN) => {
-                    let _ = poll(&mut [PollFd::new(fd, PollFlags::OUT)], None);
+                    let _ = poll(&mut [PollFd::new(&outlet.fd, PollFlags::OUT)], None);
+                    if self.lock().given_up {
+                        return false;
+                    }
                 }
                 Err(_) => {
                     let mut state = self.lock();
                     state.closed = true;
                     state.bytes = 0;
                     state.blocks.clear();
+                    state.current = None;
+                    let bell = Arc::clone(&state.owner.bell);
                     drop(state);
                     self.changed.notify_all();
                     bell.ring();
@@ -217,56 +253,68 @@ impl Backlog {
         }
         true
     }
+
+    /// So many bytes more are written. False when the rest is wanted no more.
+    fn note_progress(&self, count: usize) -> bool {
+        let mut state = self.lock();
+        if state.given_up {
+            return false;
+        }
+        if let Some((_, written)) = &mut state.current {
+            *written += count;
+        }
+        let before = state.bytes;
+        state.bytes -= count;
+        state.progress = Instant::now();
+        let has_room = before >= LIMIT_BYTES / 2 && state.bytes < LIMIT_BYTES / 2;
+        let is_empty = state.bytes == 0;
+        let rung = (has_room || (is_empty && state.owner.wants_end)).then(|| Arc::clone(&state.owner.bell));
+        drop(state);
+        if is_empty {
+            self.changed.notify_all();
+        }
+        if let Some(bell) = rung {
+            bell.ring();
+        }
+        true
+    }
+}
+
+/// The console's descriptor. A pipe is opened anew and a socket asked not to wait, so that it is known to the
+/// byte what they have taken when they are given up.
+struct Outlet {
+    fd: OwnedFd,
+    is_socket: bool,
+}
+
+impl Outlet {
+    fn new(fd: OwnedFd) -> Self {
+        let kind = fstat(&fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        let reopened = (kind == Ok(FileType::Fifo))
+            .then(|| {
+                let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+                open(
+                    path,
+                    OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC,
+                    Mode::empty(),
+                )
+                .ok()
+            })
+            .flatten();
+        Self {
+            fd: reopened.unwrap_or(fd),
+            is_socket: kind == Ok(FileType::Socket),
+        }
+    }
+
+    fn write(&self, data: &[u8]) -> Result<usize, Errno> {
+        if self.is_socket {
+            send(&self.fd, data, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+        } else {
+            rustix::io::write(&self.fd, data)
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Read;
-
-    use super::*;
-
-    fn writer() -> (Writer, std::fs::File) {
-        let (read, write) = rustix::pipe::pipe().unwrap();
-        let bell = Arc::new(Bell::new().unwrap());
-        (Writer::new(write, bell).unwrap(), std::fs::File::from(read))
-    }
-
-    fn flush(writer: &Writer, patience_ms: u64) -> usize {
-        writer.flush(
-            Duration::from_millis(patience_ms),
-            Duration::from_secs(10),
-            || false,
-        )
-    }
-
-    #[test]
-    fn blocks_come_out_in_order_and_whole() {
-        let (writer, mut reader) = writer();
-        writer.write(b"one\n".to_vec());
-        writer.write(b"two\n".to_vec());
-        assert_eq!(flush(&writer, 5000), 0);
-        let mut text = [0; 8];
-        reader.read_exact(&mut text).unwrap();
-        assert_eq!(&text, b"one\ntwo\n");
-    }
-
-    #[test]
-    fn a_console_that_takes_nothing_is_given_up_with_a_count() {
-        let (writer, _reader) = writer();
-        // More than any pipe holds.
-        writer.write(vec![b'x'; 4 << 20]);
-        writer.write(b"a\nb\nc\n".to_vec());
-        assert_eq!(flush(&writer, 50), 3);
-    }
-
-    #[test]
-    fn a_closed_console_swallows_the_rest() {
-        let (writer, reader) = writer();
-        drop(reader);
-        writer.write(b"one\n".to_vec());
-        assert_eq!(flush(&writer, 5000), 0);
-        assert!(writer.is_closed());
-        writer.write(b"two\n".to_vec());
-        assert_eq!(writer.backlog().0, 0);
-    }
-}
+mod tests;

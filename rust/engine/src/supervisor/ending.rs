@@ -4,6 +4,7 @@ use std::time::{Instant, SystemTime};
 
 use crate::event::Event;
 use crate::group::{Action, Input};
+use crate::mux::Finish;
 use crate::supervisor::Supervisor;
 use crate::supervisor::job::Job;
 use crate::supervisor::remains::{Group, Remains};
@@ -92,8 +93,12 @@ impl Supervisor {
         let Some(job) = &mut self.job else { return };
         let abandoned = job.abandon(SystemTime::now(), &self.poller);
         self.events.extend(abandoned.into_iter().map(Event::Exited));
-        match &self.mux {
-            Some(mux) => mux.finish(job.first_failure.as_ref().map(|exit| exit.worker)),
+        let is_stopped = job.group.stop_signal().or(self.early_stop).is_some();
+        match &mut self.mux {
+            Some(mux) => mux.finish(Finish {
+                tail_of: job.first_failure.as_ref().map(|exit| exit.worker),
+                is_stopped,
+            }),
             None => self.ended(Vec::new()),
         }
     }
@@ -115,6 +120,10 @@ impl Supervisor {
 
     fn ended(&mut self, tail: Vec<u8>) {
         let Some(job) = self.job.take() else { return };
+        let stop_signal = job.group.stop_signal().or(self.early_stop);
+        if stop_signal.is_some() {
+            self.consoles.end_waiting(stop_signal);
+        }
         self.events.push(Event::Ended {
             first_failure: job.first_failure,
             stop_signal: job.group.stop_signal(),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crate::error::Error;
 use crate::event::{Event, SignalAction, StopReason};
 use crate::group::Input;
+use crate::mux::Mux;
 use crate::signals::{Meaning, Moment, Verdict};
 use crate::supervisor::{ORPHAN_DELAY, Supervisor};
 use crate::sys::signal::Received;
@@ -45,6 +46,9 @@ impl Supervisor {
             return;
         }
         let verdict = link.decide(received.signal, moment);
+        if self.is_to_end(received.signal) && self.is_only_writing() {
+            self.consoles.end_waiting(Some(received.signal));
+        }
         let is_for_nobody = verdict == Verdict::Forward && self.job.is_none();
         if verdict != Verdict::Ignore && !is_for_nobody {
             self.events.push(Event::SignalReceived {
@@ -64,6 +68,16 @@ impl Supervisor {
             }
             Verdict::Note | Verdict::Ignore => self.remember(received.signal),
         }
+    }
+
+    fn is_to_end(&self, signal: i32) -> bool {
+        let meaning = self.link.as_ref().and_then(|link| link.table.meaning(signal));
+        matches!(meaning, Some(Meaning::Stop | Meaning::Preempt))
+    }
+
+    /// Nothing of the job is left but what its workers have said.
+    fn is_only_writing(&self) -> bool {
+        self.job.is_none() || self.mux.as_ref().is_some_and(Mux::is_finishing)
     }
 
     /// How near its end what a signal now finds is. A job that is to end before its next group is ending.
@@ -104,10 +118,8 @@ impl Supervisor {
 
     /// A group that ends for another reason than a signal may be followed by another attempt, which is not to be.
     fn remember(&mut self, signal: i32) {
-        let meaning = self.link.as_ref().and_then(|link| link.table.meaning(signal));
-        let is_to_end = matches!(meaning, Some(Meaning::Stop | Meaning::Preempt));
         let group = self.job.as_ref().map(|job| &job.group);
-        if is_to_end && group.is_none_or(|group| group.stop_signal().is_none()) {
+        if self.is_to_end(signal) && group.is_none_or(|group| group.stop_signal().is_none()) {
             self.early_stop.get_or_insert(signal);
         }
     }
@@ -153,6 +165,7 @@ impl Supervisor {
         if let Some(link) = &mut self.link {
             link.drop_guard(&self.poller);
         }
+        self.consoles.end_waiting(None);
         self.step(Input::Kill {
             reason: StopReason::GuardLost,
         });

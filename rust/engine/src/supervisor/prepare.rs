@@ -11,7 +11,7 @@ use crate::affinity::{Allowed, validate, validate_nodes};
 use crate::bell::Bell;
 use crate::error::Error;
 use crate::limits::{Need, preflight};
-use crate::mux::{Mux, Stream};
+use crate::mux::{Consoles, Mux, Stream};
 use crate::spawn::open_files_limit;
 use crate::spec::{Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
 use crate::tree::TOKEN_VARIABLE;
@@ -31,7 +31,11 @@ pub(super) fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Er
 }
 
 /// The thread that reads the workers' output, if any of it is to be passed on.
-pub(super) fn log_thread(spec: &LaunchSpec, wake: &Arc<Bell>) -> Result<Option<Mux>, Error> {
+pub(super) fn log_thread(
+    spec: &LaunchSpec,
+    wake: &Arc<Bell>,
+    consoles: &Arc<Consoles>,
+) -> Result<Option<Mux>, Error> {
     let mut expected = [0, 0];
     let mut any = false;
     for stdio in spec.workers.iter().flat_map(|worker| &worker.stdio) {
@@ -42,8 +46,16 @@ pub(super) fn log_thread(spec: &LaunchSpec, wake: &Arc<Bell>) -> Result<Option<M
             }
         }
     }
-    any.then(|| Mux::new(spec.logs.clone(), expected, Arc::clone(wake)))
-        .transpose()
+    consoles.begin();
+    any.then(|| {
+        Mux::new(
+            spec.logs.clone(),
+            expected,
+            Arc::clone(wake),
+            Arc::clone(consoles),
+        )
+    })
+    .transpose()
 }
 
 pub(super) fn log_stream(

@@ -31,7 +31,7 @@ impl Supervisor {
         raise_limits(&spec)?;
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
-        self.mux = log_thread(&spec, &self.wake)?;
+        self.mux = log_thread(&spec, &self.wake, &self.consoles)?;
         let cgroup = self.attempt_cgroup();
         self.remains.forget();
         self.job = Some(Job::new(spec, env, cgroup, self.oom.kills()));

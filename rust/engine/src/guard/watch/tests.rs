@@ -47,22 +47,22 @@ fn sent_by(sender: i32, signal: i32) -> Received {
 fn an_agent_has_the_grace_and_a_little_more_and_no_later_signal_lengthens_it() {
     let mut scene = Scene::new(false);
     assert_eq!(scene.hear(1, Received::own(libc::SIGUSR2)), None);
-    assert_eq!(scene.hear(2, Received::own(libc::SIGTERM)), Some(42));
-    assert_eq!(scene.hear(20, Received::own(libc::SIGTERM)), Some(42));
-    assert_eq!(scene.hear(21, Received::own(libc::SIGUSR1)), Some(42));
+    assert_eq!(scene.hear(2, Received::own(libc::SIGTERM)), Some(72));
+    assert_eq!(scene.hear(20, Received::own(libc::SIGTERM)), Some(72));
+    assert_eq!(scene.hear(21, Received::own(libc::SIGUSR1)), Some(72));
 }
 
 #[test]
 fn a_preempted_agent_has_the_time_of_the_preemption_until_a_stop_signal_shortens_it() {
     let mut scene = Scene::new(false);
-    assert_eq!(scene.hear(0, Received::own(libc::SIGUSR1)), Some(610));
-    assert_eq!(scene.hear(100, Received::own(libc::SIGUSR1)), Some(610));
-    assert_eq!(scene.hear(200, Received::own(libc::SIGTERM)), Some(240));
-    assert_eq!(scene.hear(210, Received::own(libc::SIGINT)), Some(240));
+    assert_eq!(scene.hear(0, Received::own(libc::SIGUSR1)), Some(640));
+    assert_eq!(scene.hear(100, Received::own(libc::SIGUSR1)), Some(640));
+    assert_eq!(scene.hear(200, Received::own(libc::SIGTERM)), Some(270));
+    assert_eq!(scene.hear(210, Received::own(libc::SIGINT)), Some(270));
 
     let mut scene = Scene::new(false);
     scene.hear(0, Received::own(libc::SIGUSR1));
-    assert_eq!(scene.hear(595, Received::own(libc::SIGTERM)), Some(610));
+    assert_eq!(scene.hear(595, Received::own(libc::SIGTERM)), Some(640));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_wish_for_new_files_sets_no_deadline_and_a_hang_up_does() {
         from_terminal: true,
         ..Received::own(libc::SIGHUP)
     };
-    assert_eq!(scene.hear(1, hang_up), Some(41));
+    assert_eq!(scene.hear(1, hang_up), Some(71));
 }
 
 #[test]
@@ -81,11 +81,21 @@ fn an_agent_is_overdue_once_and_again_after_another_signal() {
     let mut scene = Scene::new(false);
     assert!(!scene.overdue(1000));
     scene.hear(0, Received::own(libc::SIGTERM));
-    assert!(!scene.overdue(39));
-    assert!(scene.overdue(40));
-    assert!(!scene.overdue(41));
+    assert!(!scene.overdue(69));
+    assert!(scene.overdue(70));
+    assert!(!scene.overdue(71));
     assert_eq!(scene.watch.timeout(scene.zero), None);
-    assert_eq!(scene.hear(50, Received::own(libc::SIGTERM)), Some(90));
+    assert_eq!(scene.hear(80, Received::own(libc::SIGTERM)), Some(150));
+}
+
+#[test]
+fn an_agent_that_writes_as_long_as_it_may_is_not_taken_to_be_stuck() {
+    let mut scene = Scene::new(false);
+    scene.hear(0, Received::own(libc::SIGTERM));
+    // Workers that use all their grace, five seconds for what SIGKILL does not end, and then slow consoles.
+    let kill_patience = Duration::from_secs(5);
+    let last = scene.zero + GRACE + kill_patience + crate::mux::LAST_OUTPUT;
+    assert!(!scene.watch.is_overdue(last));
 }
 
 #[test]

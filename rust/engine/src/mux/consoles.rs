@@ -1,0 +1,237 @@
+//! What groups that have ended have left to write: their reader takes his time, and it is kept for him.
+//!
+//! A later group of the same supervisor writes behind it. At the end of all somebody waits for it
+//! ([`Consoles::flush`]), until it is written or a signal ends the waiting.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::stdio::{stderr, stdout};
+
+use crate::bell::Bell;
+use crate::error::Error;
+use crate::mux::writer::Writer;
+use crate::spec::Console;
+
+/// How long a signal of the host program can be missed that comes between a look for it and the sleep.
+const SIGNAL_POLL: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// Which file a console is: device, inode, and the device that it stands for.
+pub(super) type Place = (u64, u64, u64);
+
+/// What [`Consoles::flush`] has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flushed {
+    /// Lines that were given up, since the last time that somebody asked.
+    pub dropped: u64,
+    /// The signal that ended the waiting, if one did.
+    pub signal: Option<i32>,
+}
+
+#[derive(Default)]
+struct Left {
+    writers: Vec<(Place, Writer)>,
+    /// Nobody is to wait any more.
+    is_over: bool,
+    signal: Option<i32>,
+    dropped: u64,
+}
+
+/// What is left to write of all groups of a supervisor.
+pub(crate) struct Consoles {
+    left: Mutex<Left>,
+    /// Rung when something is written to its end, and when the waiting is over.
+    bell: Arc<Bell>,
+}
+
+impl Consoles {
+    pub(crate) fn new() -> Result<Self, Error> {
+        Ok(Self {
+            left: Mutex::default(),
+            bell: Arc::new(Bell::new()?),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Left> {
+        // It is whole between any two statements that hold the lock.
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new group begins. What was asked for about the last one does not hold for it.
+    pub(crate) fn begin(&self) {
+        let mut left = self.lock();
+        if left.writers.is_empty() {
+            left.is_over = false;
+            left.signal = None;
+        }
+    }
+
+    /// The writer of a console, if an earlier group has left one.
+    pub(super) fn take(&self, place: Place) -> Option<Writer> {
+        let mut left = self.lock();
+        let index = left.writers.iter().position(|(known, _)| *known == place)?;
+        Some(left.writers.swap_remove(index).1)
+    }
+
+    /// Keeps a writer that is not done.
+    pub(super) fn keep(&self, place: Place, writer: Writer) {
+        writer.adopt(Arc::clone(&self.bell), true);
+        self.lock().writers.push((place, writer));
+    }
+
+    /// Ends the waiting; `signal`: the one that has asked for it.
+    pub(crate) fn end_waiting(&self, signal: Option<i32>) {
+        let mut left = self.lock();
+        left.is_over = true;
+        left.signal = left.signal.or(signal);
+        drop(left);
+        self.bell.ring();
+    }
+
+    /// Whether somebody has ended the waiting.
+    pub(super) fn is_over(&self) -> bool {
+        self.lock().is_over
+    }
+
+    /// Waits until what is left for a console (`None`: for all) is written, or the waiting is ended. Asks
+    /// `pending` before each sleep, and gives up if that says so; `None` then.
+    pub(crate) fn flush(
+        &self,
+        console: Option<Console>,
+        mut pending: impl FnMut() -> bool,
+    ) -> Option<Flushed> {
+        if let Some(flushed) = self.nothing_left() {
+            return Some(flushed);
+        }
+        let of_place = console.and_then(|console| place(stream(console)));
+        loop {
+            self.bell.silence();
+            if let Some(flushed) = self.look(of_place) {
+                return Some(flushed);
+            }
+            if pending() {
+                self.end_waiting(None);
+                return None;
+            }
+            let mut bell = [PollFd::new(&*self.bell, PollFlags::IN)];
+            // Whatever ends it, the next look follows.
+            let _ = poll(&mut bell, Some(&SIGNAL_POLL));
+        }
+    }
+
+    /// As nearly always.
+    fn nothing_left(&self) -> Option<Flushed> {
+        let mut left = self.lock();
+        left.writers.is_empty().then(|| left.flushed())
+    }
+
+    fn look(&self, of_place: Option<Place>) -> Option<Flushed> {
+        let mut left = self.lock();
+        let is_over = left.is_over;
+        let mut waits = false;
+        let mut dropped = 0;
+        left.writers.retain(|(place, writer)| {
+            let is_asked_for = of_place.is_none_or(|asked| asked == *place);
+            if is_over && !writer.is_done() {
+                dropped += writer.give_up() as u64;
+                return false;
+            }
+            let is_left = !writer.is_done();
+            waits |= is_left && is_asked_for;
+            is_left
+        });
+        left.dropped += dropped;
+        (!waits).then(|| left.flushed())
+    }
+}
+
+impl Left {
+    fn flushed(&mut self) -> Flushed {
+        Flushed {
+            dropped: std::mem::take(&mut self.dropped),
+            signal: self.signal,
+        }
+    }
+}
+
+pub(super) fn stream(console: Console) -> BorrowedFd<'static> {
+    match console {
+        Console::Stdout => stdout(),
+        Console::Stderr => stderr(),
+    }
+}
+
+/// The file that a descriptor leads to.
+pub(super) fn place(fd: impl AsFd) -> Option<Place> {
+    let stat = rustix::fs::fstat(fd).ok()?;
+    Some((stat.st_dev, stat.st_ino, stat.st_rdev))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    const PLACE: Place = (1, 2, 3);
+
+    fn left_over(consoles: &Consoles) -> std::fs::File {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let writer = Writer::new(write, Arc::new(Bell::new().unwrap())).unwrap();
+        writer.write(b"ten bytes\n".repeat(200_000));
+        consoles.keep(PLACE, writer);
+        std::fs::File::from(read)
+    }
+
+    #[test]
+    fn what_is_left_is_waited_for_until_its_reader_has_it() {
+        let consoles = Consoles::new().unwrap();
+        let mut read = left_over(&consoles);
+        let reader = std::thread::spawn(move || {
+            let mut text = vec![0; 2_000_000];
+            read.read_exact(&mut text).unwrap();
+        });
+        let flushed = consoles.flush(None, || false);
+        let expected = Flushed {
+            dropped: 0,
+            signal: None,
+        };
+        assert_eq!(flushed, Some(expected));
+        reader.join().unwrap();
+    }
+
+    #[test]
+    fn a_signal_ends_the_waiting_with_a_count() {
+        let consoles = Consoles::new().unwrap();
+        let _read = left_over(&consoles);
+        consoles.end_waiting(Some(15));
+        let flushed = consoles.flush(None, || false).unwrap();
+        assert!(flushed.dropped > 100_000);
+        assert_eq!(flushed.signal, Some(15));
+        let again = consoles.flush(None, || false).unwrap();
+        assert_eq!(again.dropped, 0, "they are counted once");
+    }
+
+    #[test]
+    fn a_host_program_that_is_interrupted_waits_no_longer() {
+        let consoles = Consoles::new().unwrap();
+        let _read = left_over(&consoles);
+        assert_eq!(consoles.flush(None, || true), None);
+        assert!(consoles.flush(None, || false).unwrap().dropped > 100_000);
+    }
+
+    #[test]
+    fn a_later_group_writes_behind_what_is_left() {
+        let consoles = Consoles::new().unwrap();
+        let _read = left_over(&consoles);
+        assert!(consoles.take((0, 0, 0)).is_none());
+        let writer = consoles.take(PLACE).unwrap();
+        assert!(writer.backlog().0 > 0);
+        assert!(consoles.take(PLACE).is_none());
+        writer.give_up();
+    }
+}

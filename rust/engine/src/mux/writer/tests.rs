@@ -1,0 +1,80 @@
+use std::io::Read;
+
+use super::*;
+
+fn writer() -> (Writer, std::fs::File) {
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let bell = Arc::new(Bell::new().unwrap());
+    (Writer::new(write, bell).unwrap(), std::fs::File::from(read))
+}
+
+fn wait(writer: &Writer, patience_ms: u64) -> bool {
+    let until = Instant::now() + Duration::from_secs(10);
+    writer.wait(Duration::from_millis(patience_ms), until, || false)
+}
+
+#[test]
+fn blocks_come_out_in_order_and_whole() {
+    let (writer, mut reader) = writer();
+    writer.write(b"one\n".to_vec());
+    writer.write(b"two\n".to_vec());
+    assert!(wait(&writer, 5000));
+    let mut text = [0; 8];
+    reader.read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"one\ntwo\n");
+}
+
+#[test]
+fn every_line_is_either_read_or_counted_as_given_up() {
+    let (writer, mut reader) = writer();
+    // More than any pipe holds, in one block, a part of which is written.
+    let lines = 400_000;
+    writer.write(b"ten bytes\n".repeat(lines));
+    writer.write(b"a\nb\nc\n".to_vec());
+    assert!(!wait(&writer, 50));
+    let given_up = writer.give_up();
+    drop(writer);
+    let mut text = Vec::new();
+    reader.read_to_end(&mut text).unwrap();
+    assert!(given_up > 3);
+    assert_eq!(given_up + memchr::memchr_iter(b'\n', &text).count(), lines + 3);
+}
+
+#[test]
+fn a_socket_is_counted_in_the_same_way() {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let writer = Writer::new(ours.into(), Arc::new(Bell::new().unwrap())).unwrap();
+    let lines = 400_000;
+    writer.write(b"ten bytes\n".repeat(lines));
+    assert!(!wait(&writer, 50));
+    let given_up = writer.give_up();
+    theirs.set_nonblocking(true).unwrap();
+    let mut text = vec![0; 8 << 20];
+    let (mut shown, mut theirs) = (0, theirs);
+    while let Ok(count @ 1..) = theirs.read(&mut text) {
+        shown += memchr::memchr_iter(b'\n', &text[..count]).count();
+    }
+    assert_eq!(given_up + shown, lines);
+}
+
+#[test]
+fn what_is_left_is_written_when_its_owner_has_gone() {
+    let (writer, mut reader) = writer();
+    let block = b"ten bytes\n".repeat(100_000);
+    writer.write(block.clone());
+    drop(writer);
+    let mut text = Vec::new();
+    reader.read_to_end(&mut text).unwrap();
+    assert_eq!(text, block);
+}
+
+#[test]
+fn a_closed_console_swallows_the_rest() {
+    let (writer, reader) = writer();
+    drop(reader);
+    writer.write(b"one\n".to_vec());
+    assert!(wait(&writer, 5000));
+    assert!(writer.is_closed());
+    writer.write(b"two\n".to_vec());
+    assert_eq!(writer.backlog().0, 0);
+}

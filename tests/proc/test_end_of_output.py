@@ -1,0 +1,234 @@
+"""G6 at the end of a job: what is shown only in a pipe or socket waits for its reader, as `cat` would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from typing import IO, TYPE_CHECKING
+
+import pytest
+from kit import processes
+from kit.waiting import until
+from tests.support.command import dsl_line
+from tests.support.logs import Found, check
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+TOTAL_LINES = 40_000
+LINE_BYTES = 100
+SHORT_S = 3.0
+LONG_S = 60.0
+
+
+class Paused:
+    """A `dsl` whose stdout nobody reads yet; stderr goes to a file."""
+
+    def __init__(
+        self, line: Sequence[str], directory: Path, kind: str = "pipe", *, joined: bool = False
+    ) -> None:
+        if kind == "pipe":
+            read, write = os.pipe()
+        else:
+            ours, theirs = socket.socketpair()
+            read, write = ours.detach(), theirs.detach()
+        self.reader: IO[bytes] = os.fdopen(read, "rb")
+        self.errors = directory / "errors"
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                list(line),
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=subprocess.STDOUT if joined else errors,
+                start_new_session=True,
+            )
+        os.close(write)
+
+    def workers_ended(self) -> None:
+        """Wait until the agent has no child any more."""
+        (agent,) = until(lambda: processes.children(self.process.pid))
+        until(lambda: processes.children(agent))
+        until(lambda: not processes.children(agent), 60)
+
+    def said(self) -> str:
+        """What is on stderr so far."""
+        return self.errors.read_text(errors="replace")
+
+    def close(self) -> None:
+        """End what is left."""
+        self.reader.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def _numbered(testchild: Path, workers: int, *more: str) -> list[str]:
+    lines = str(TOTAL_LINES // workers)
+    return [str(testchild), "numbered", "1", lines, str(LINE_BYTES), "block", *more]
+
+
+def _second_fails(directory: Path) -> list[str]:
+    """Rank 1 ends with 7 when rank 0 has written all that it has to say."""
+    gate = str(directory / "gate")
+    return ["only", "0", "[", "touch", gate, "]", "only", "1", "[", "wait", gate, "exit", "7", "]"]
+
+
+def _pause(kind: str, workers: int, pause_s: float, dsl: Path, testchild: Path, tmp_path: Path) -> None:
+    job = Paused(dsl_line(dsl, workers, _numbered(testchild, workers)), tmp_path, kind)
+    try:
+        job.workers_ended()
+        time.sleep(pause_s)  # it is the reader that pauses, nothing is waited for
+        assert job.process.poll() is None, "the exit code comes after the reader has everything"
+        found = check(testchild.with_name("dsl-linecheck"), job.reader)
+        assert found == Found(TOTAL_LINES // workers * workers, 0, 0, 0, 0)
+        assert job.process.wait(20) == 0
+        assert job.said() == ""
+    finally:
+        job.close()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+@pytest.mark.parametrize("workers", [2, 64])
+def test_a_reader_that_pauses_at_the_end_gets_every_line(
+    kind: str, workers: int, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    _pause(kind, workers, SHORT_S, dsl_command, testchild, tmp_path)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+@pytest.mark.parametrize("workers", [2, 64])
+def test_a_reader_that_pauses_for_a_minute_at_the_end_gets_every_line(
+    kind: str, workers: int, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    _pause(kind, workers, LONG_S, dsl_command, testchild, tmp_path)
+
+
+def test_the_verdict_does_not_wait_for_a_stalled_stdout(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G3: stderr is a place of its own, so the user hears of the failure while the pager stands."""
+    words = _numbered(testchild, 2, *_second_fails(tmp_path))
+    job = Paused(dsl_line(dsl_command, 2, words), tmp_path)
+    try:
+        job.workers_ended()
+        until(lambda: "failed first: exit code 7" in job.said())
+        assert job.process.poll() is None
+        found = check(testchild.with_name("dsl-linecheck"), job.reader)
+        assert found == Found(TOTAL_LINES, 0, 0, 0, 0)
+        assert job.process.wait(20) == 7
+    finally:
+        job.close()
+
+
+def test_the_verdict_comes_behind_the_output_in_the_same_pipe(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    words = _numbered(testchild, 2, *_second_fails(tmp_path))
+    job = Paused(dsl_line(dsl_command, 2, words), tmp_path, joined=True)
+    try:
+        job.workers_ended()
+        time.sleep(SHORT_S)
+        lines = job.reader.read().splitlines()
+        assert len([line for line in lines if not line.startswith(b"dsl:")]) == TOTAL_LINES
+        assert b"failed first: exit code 7" in lines[TOTAL_LINES]
+        assert job.process.wait(20) == 7
+    finally:
+        job.close()
+
+
+def test_a_restart_does_not_wait_for_a_stalled_stdout(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G6: the lines of the first attempt come first, and none is lost."""
+    gate = '"$0.$TORCHELASTIC_RESTART_COUNT"'
+    script = f'exec "$@" only 0 [ touch {gate} ] only 1 [ wait {gate} exit 3 ]'
+    each = 10_000
+    words = [str(testchild), "numbered", "1", str(each), str(LINE_BYTES), "block"]
+    options = ["--no-python", "--nproc-per-node=2", "--max-restarts=1"]
+    line = [str(dsl_command.with_name("dslrun")), *options, "/bin/sh", "-c", script, str(tmp_path / "gate")]
+    job = Paused([*line, *words], tmp_path)
+    try:
+        until(lambda: "/bin/sh FAILED" in job.said(), 60)
+        assert job.process.poll() is None
+        lines = job.reader.read().splitlines()
+        for rank in (b"0", b"1"):
+            numbers = [int(line.split(b" ", 2)[1]) for line in lines if line.startswith(rank + b" ")]
+            assert numbers == [*range(each)] * 2
+        assert job.process.wait(20) == 3
+    finally:
+        job.close()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_waiting_and_the_last_word_is_the_count(
+    signum: signal.Signals, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G2: lines are missing because somebody ended the job, so the code is not 0."""
+    job = Paused(dsl_line(dsl_command, 2, _numbered(testchild, 2)), tmp_path)
+    try:
+        job.workers_ended()
+        time.sleep(SHORT_S)
+        job.process.send_signal(signum)
+        begin = time.monotonic()
+        assert job.process.wait(20) == 128 + signum
+        assert time.monotonic() - begin < 5
+        last = job.said().splitlines()[-1]
+        assert "lines were not shown" in last
+        assert "--log-dir" in last, "it says what keeps them"
+        shown = job.reader.read().count(b"\n")
+        count = int(last.split("dsl: ")[1].split()[0])
+        assert TOTAL_LINES <= count + shown <= TOTAL_LINES + 2
+    finally:
+        job.close()
+
+
+def test_a_stop_while_nobody_reads_ends_with_its_own_code(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G2: the job is ended by a signal while much output waits; the guard lets the agent end as it means to."""
+    words = [*_numbered(testchild, 2), "note", str(tmp_path / "ready"), "%r", "pause"]
+    job = Paused(dsl_line(dsl_command, 2, words, 0.5), tmp_path)
+    trickle = threading.Thread(target=_trickle, args=(job.reader,), daemon=True)
+    try:
+        until(lambda: (tmp_path / "ready").exists() and len((tmp_path / "ready").read_text().split()) == 2)
+        # Somebody reads, but so slowly that the rest would take minutes.
+        trickle.start()
+        job.process.send_signal(signal.SIGTERM)
+        assert job.process.wait(60) == 128 + signal.SIGTERM
+        last = job.said().splitlines()[-1]
+        assert "lines were not shown" in last
+        assert "killed by" not in job.said()
+    finally:
+        job.process.kill()
+        job.process.wait()
+        if trickle.is_alive():
+            trickle.join(20)
+        job.close()
+
+
+def _trickle(reader: IO[bytes]) -> None:
+    while os.read(reader.fileno(), 4096):
+        time.sleep(0.2)
+
+
+def test_what_files_keep_is_dropped_with_a_last_word_that_names_them(
+    dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs"
+    words = _numbered(testchild, 2, *_second_fails(tmp_path))
+    job = Paused(dsl_line(dsl_command, 2, words, None, "--log-dir", str(logs)), tmp_path)
+    try:
+        assert job.process.wait(30) == 7
+        last = job.said().splitlines()[-1]
+        assert "lines were not shown" in last
+        assert str(logs) in last
+        for path in logs.rglob("stdout.log"):
+            assert path.read_bytes().count(b"\n") == TOTAL_LINES // 2
+    finally:
+        job.close()
