@@ -19,7 +19,7 @@ import dsl.launch
 import dsl.run
 import dsl.runner
 from dsl.errors import OptionError, ScriptError, UnsupportedError
-from dsl.functions import ChildFailedError
+from dsl.functions import ChildFailedError, LaunchConfig, elastic_launch
 
 TELL = """
 import json, os, pathlib, sys
@@ -174,6 +174,7 @@ def test_a_variable_is_the_default_of_an_option(tmp_path: Path, monkeypatch: pyt
         (OptionError, {"training_script": "x", "max_restarts": 10**12}, "max_restarts"),
         (OptionError, {"training_script": "x", "start_method": "boot"}, "start_method 'boot'"),
         (OptionError, {"training_script": "x", "shutdown_timeout": "-1"}, "grace: must be 0 or more"),
+        (OptionError, {"training_script": "x", "signals_to_handle": "40"}, "Python has no name for 40"),
         (UnsupportedError, {"training_script": "x", "preempt_signal": "USR1"}, "use the command dslrun"),
         (ScriptError, {"training_script": "no_such.py"}, "'no_such.py' does not exist"),
     ],
@@ -215,3 +216,27 @@ def test_the_runners_main_exits_with_the_code_of_a_job_that_failed(
     said = capfd.readouterr().err
     assert said.startswith("dsl: rank 1 (local rank 1, pid ")
     assert said.count("failed first: exit code 7") == 1
+
+
+@pytest.mark.parametrize("way", ["run", "functions"])
+def test_what_is_no_signal_is_passed_over_with_a_warning(
+    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with torchrun, and with the command."""
+    if way == "run":
+        dsl.run.main(["--signals-to-handle", "SIGFOO,TERM", script(tmp_path, TELL), str(tmp_path)])
+    else:
+        config = LaunchConfig(1, 1, 1, signals_to_handle="SIGFOO,TERM")
+        elastic_launch(config, sys.executable)(script(tmp_path, TELL), str(tmp_path))
+    assert sorted(told(tmp_path)) == [0]
+    assert "'SIGFOO' is no signal and has no effect" in caplog.text
+
+
+def test_a_rank_that_is_not_shown_says_why_it_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """G3"""
+    with pytest.raises(ChildFailedError, match=r"KeyError: 'loss' \(train.py:1 in <module>\)") as caught:
+        dsl.run.main(["--local-ranks-filter", "1", script(tmp_path, "raise KeyError('loss')")])
+    assert "To enable traceback" not in str(caught.value)
+    assert capfd.readouterr().err == ""

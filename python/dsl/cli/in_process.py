@@ -16,6 +16,7 @@ from dsl.cli.reader import Options
 from dsl.cli.show import show_plan
 from dsl.errors import OptionError, UnsupportedError
 from dsl.facts import this_machine
+from dsl.functions.config import refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
 from dsl.machine.check import check_program
 from dsl.plan.job import plan_job
@@ -76,7 +77,11 @@ def run(args: argparse.Namespace) -> None:
         raise UnsupportedError(
             "preempt_signal: inside of a program signals are the program's own, use the command dslrun"
         )
-    _start(torchrun.to_request(options), show_request(options))
+    request = torchrun.to_request(options)
+    refuse_nameless(request.signals.stop or (), f"signals_to_handle {options.signals_to_handle!r}")
+    for notice in torchrun.signal_notices(options):
+        log(notice.level, notice.text)
+    _start(request, show_request(options))
 
 
 def run_deepspeed(args: Sequence[str]) -> int:

@@ -50,7 +50,7 @@ def _run(argv: Sequence[str], program: str, local_rank_arg: str) -> int:
         request, options = read(argv, os.environ, program=program, local_rank_arg=local_rank_arg)
         asked = request.program
         stray = COMMAND.stray_flags(argv, asked.script, asked.args, COMMAND_LINE.slips, _with_dashes)
-        COMMAND.show([*stray, *_signal_notices(options)], request.log_level)
+        COMMAND.show([*stray, *signal_notices(options)], request.log_level)
         return COMMAND.start(request, show_request(options))
     except UsageError as error:
         from dsl.cli.parser import name_variables
@@ -227,7 +227,7 @@ def _signals(options: Options | argparse.Namespace) -> SignalRequest:
     )
 
 
-def _signal_notices(options: Options | argparse.Namespace) -> list[Notice]:
+def signal_notices(options: Options | argparse.Namespace) -> list[Notice]:
     """As torchrun does, names that mean nothing are passed over with a warning."""
     text, strangers = options.signals_to_handle, list[str]()
     parse_signals(text, "--signals-to-handle", strangers=strangers)

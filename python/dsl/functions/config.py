@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 
 from dsl.errors import OptionError, UnsupportedError
-from dsl.lists import BEYOND, MOST_SECONDS, parse_integer, parse_number, shorten
+from dsl.lists import BEYOND, MOST_SECONDS, parse_integer, parse_number, quote, shorten
 from dsl.model.request import (
     MeetingRequest,
     OutputRequest,
@@ -22,7 +22,7 @@ from dsl.signals import parse_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from dsl.model.request import ProgramRequest
@@ -258,13 +258,32 @@ def _words(words: Collection[str] | None) -> str:
     return ",".join([word.replace(",", ",,") for word in words or ()])
 
 
-def _signals(text: str) -> tuple[int, ...]:
+def _signals(text: str, strangers: list[str] | None = None) -> tuple[int, ...]:
+    """The signals of a text; ``strangers`` gets what is none, and is passed over, as in torch."""
+    # Nothing is forwarded here: job control is the program's own, or that of its terminal.
+    numbers = parse_signals(
+        text,
+        "signals_to_handle",
+        job_control="cannot be taken",
+        strangers=[] if strangers is None else strangers,
+    )
+    refuse_nameless(numbers, f"signals_to_handle {text!r}")
+    return numbers
+
+
+def refuse_nameless(numbers: Sequence[int], where: str) -> None:
+    """Raise OptionError for a signal that Python has no name for: `SignalException` tells of it by that."""
     from signal import Signals
 
-    # Nothing is forwarded here: job control is the program's own, or that of its terminal.
-    numbers = parse_signals(text, "signals_to_handle", job_control="cannot be taken")
     named = {int(one) for one in Signals}
     for number in numbers:
-        if number not in named:  # `SignalException` tells of it by Python's name
-            raise OptionError(f"signals_to_handle {text!r}: Python has no name for {number}, choose another")
-    return numbers
+        if number not in named:
+            raise OptionError(f"{where}: Python has no name for {number}, choose another")
+
+
+def strangers_among_signals(config: LaunchConfig) -> list[str]:
+    """One line for each word of ``signals_to_handle`` that is no signal."""
+    text, strangers = config.signals_to_handle, list[str]()
+    _signals(text, strangers)
+    why = "is no signal and has no effect, expected names such as SIGUSR1"
+    return [f"signals_to_handle {quote(text)}: {quote(item)} {why}" for item in strangers]

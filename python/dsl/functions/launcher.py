@@ -29,7 +29,7 @@ from dsl.functions.call import (
     interpreter_words,
     refuse_while_importing,
 )
-from dsl.functions.config import LaunchConfig, to_request
+from dsl.functions.config import LaunchConfig, strangers_among_signals, to_request
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.outcome import failure_of
 from dsl.functions.signals import HandledSignals, SignalException
@@ -123,6 +123,8 @@ def launch_agent(
     refuse_while_importing()
     program = _program(entrypoint, args)
     request = to_request(config, program)
+    for line in strangers_among_signals(config):
+        log("warning", line)
     call = (entrypoint, tuple(args)) if callable(entrypoint) else None
     return run_request(request, this_machine(), call)
 

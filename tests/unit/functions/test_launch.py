@@ -106,6 +106,7 @@ def test_a_config_can_be_changed_and_copied() -> None:
         ({"shutdown_timeout": 5}, {"grace_s": 5.0}),
         ({"grace_s": 0.5}, {"grace_s": 0.5}),
         ({"signals_to_handle": "SIGTERM, usr1,"}, {"stop_signals": (15, 10), "forward_signals": ()}),
+        ({"signals_to_handle": "SIGFOO,TERM"}, {"stop_signals": (15,)}),
         ({"signals_to_handle": "34,15,TERM"}, {"stop_signals": (34, 15), "forward_signals": ()}),
         ({"numa_options": NumaOptions()}, {"numa_binding": "node"}),
         ({"numa_options": "socket"}, {"numa_binding": "socket"}),
@@ -203,7 +204,6 @@ def test_jobs_without_a_name_get_different_ones() -> None:
         (OptionError, {"shutdown_timeout": -1}, "shutdown_timeout -1"),
         (OptionError, {"grace_s": float("nan")}, "grace_s nan"),
         (OptionError, {"grace_s": 1.0, "shutdown_timeout": 1}, "give one of them"),
-        (OptionError, {"signals_to_handle": "SIGFOO"}, "'SIGFOO' is no signal"),
         (OptionError, {"signals_to_handle": "KILL"}, "KILL cannot be taken"),
         (
             OptionError,
