@@ -213,6 +213,28 @@ signal.pause()
     assert path.read_text() == "of the user"
 
 
+def test_the_workers_of_a_launch_below_another_are_served_by_that(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    text = f"""
+gate = {str(tmp_path / "gate")!r}
+if sys.argv[1:] == ["above"] and rank == 0:
+    os.execv({str(dslrun)!r}, ["dslrun", "--nproc-per-node=1", sys.argv[0]])
+elif not sys.argv[1:]:
+    acquire("below", 60)
+    open(gate, "w").close()
+else:
+    while not os.path.exists(gate):
+        time.sleep(0.01)
+    acquire("beside", 0.2)
+signal.pause()
+"""
+    result = run([dslrun, "--nproc-per-node=2", a_client(tmp_path, text), "above"])
+    assert result.returncode == 137, result.stderr
+    assert "dslrun: the timer 'beside' of process" in result.stderr
+    assert list(temporary.rglob("watchdog*")) == []
+
+
 def test_without_the_switch_there_are_no_timers(
     dslrun: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

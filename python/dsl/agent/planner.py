@@ -82,8 +82,8 @@ class Planner:
         if plan.timer_file is not None:
             from dsl.agent.timers import FileTimers
 
-            self.timers = self.timers or FileTimers(plan.timer_file)
-            self.timers.open()
+            timers = self.timers or FileTimers(plan.timer_file)
+            self.timers = timers if timers.open() else None
         if plan.log_dir is None and not plan.run_dirs:
             return plan
         try:

@@ -52,8 +52,10 @@ class FileTimers:
         self._timers: dict[tuple[int, str], _Timer] = {}
         self._is_stopping = False
 
-    def open(self) -> None:
+    def open(self) -> bool:
         """Make the FIFO anew for an attempt, which has no timers yet.
+
+        False if somebody else reads it already: a launcher above us, for which our workers are its own.
 
         Raises:
             DslError: it cannot be made, or something else has its name.
@@ -62,12 +64,15 @@ class FileTimers:
         try:
             os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
             if os.path.lexists(self._path) and stat.S_ISFIFO(os.lstat(self._path).st_mode):
+                if _is_read(self._path):
+                    return False
                 os.unlink(self._path)
             os.mkfifo(self._path, 0o600)
             # With a writer of our own the FIFO never hangs up, and readers and writers need not wait.
             self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             raise DslError(f"cannot make the timer file {self._path}: {error.strerror}") from None
+        return True
 
     def close(self) -> None:
         """Forget all timers and remove the FIFO."""
@@ -139,6 +144,14 @@ class FileTimers:
             for key in [key for key in self._timers if key[0] == pid]:
                 del self._timers[key]
         return found
+
+
+def _is_read(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _parse(line: bytes) -> tuple[int, str, float, int] | None:
