@@ -89,13 +89,18 @@ class Stdio:
         """For stderr only: the same open file as the worker's stdout, in order."""
     @staticmethod
     def log(
-        path: _Path | None = None, *, console: Literal[1, 2] | None = None, terminal: bool = False
+        path: _Path | None = None,
+        *,
+        console: Literal[1, 2] | None = None,
+        terminal: bool = False,
+        prefix: str | bytes | None = None,
     ) -> Stdio:
         """An output stream that the engine reads and passes on, on a thread of its own.
 
         The bytes go to the file ``path`` unchanged (created with mode 0640, appended to). Whole lines go,
         with the worker's prefix, to this process's stdout (``console=1``) or stderr (``console=2``). With
-        ``terminal`` the worker sees a terminal of its own.
+        ``terminal`` the worker sees a terminal of its own; ``prefix`` stands in place of the worker's. Lines
+        with a prefix show text, colours and moves within the line, and nothing that could reach beyond it.
         """
     @property
     def kind(self) -> Literal["inherit", "null", "file", "fd", "pipe", "stdout", "log"]:
@@ -115,6 +120,9 @@ class Stdio:
     @property
     def terminal(self) -> bool:
         """Whether the worker sees a terminal instead of a pipe, of a ``log``."""
+    @property
+    def prefix(self) -> bytes | None:
+        """What stands before each line of a ``log`` in place of the worker's prefix."""
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
@@ -186,6 +194,7 @@ class LaunchSpec:
         log_max_bytes: int | None = None,
         collapse: bool = False,
         line_files: Sequence[tuple[Literal[1, 2], _Path, Sequence[str | bytes]]] | None = None,
+        partial_after_s: float | None = 1.0,
     ) -> Self:
         """``env``: environment of every worker (default: this process's, now).
 
@@ -195,7 +204,9 @@ class LaunchSpec:
         (``required``, ``cpus_required`` for the CPUs alone) or runs all the same and `Unbound` tells.
         For `Stdio.log` streams: ``log_max_bytes`` caps each file, its first and last part are kept;
         ``collapse`` shows equal lines of several workers once, with a count; ``line_files`` are
-        (1 for stdout or 2 for stderr, path, words): lines that hold one of the words are copied to the path.
+        (1 for stdout or 2 for stderr, path, words): lines that hold one of the words are copied to the path;
+        ``partial_after_s``: seconds without output after which an unfinished line is shown where there is no
+        terminal, twice as long if it goes on (None: never).
         Raises `SpecError`.
         """
     def __len__(self) -> int: ...
@@ -216,6 +227,8 @@ class LaunchSpec:
     def collapse(self) -> bool: ...
     @property
     def line_files(self) -> list[tuple[Literal[1, 2], str, list[bytes]]]: ...
+    @property
+    def partial_after_s(self) -> float | None: ...
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 

@@ -49,6 +49,7 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
         log_max_bytes=plan.log_max_bytes,
         collapse=plan.collapse,
         line_files=plan.line_files,
+        partial_after_s=plan.partial_after_s,
     )
 
 
@@ -76,5 +77,5 @@ def _stdio(plan: NodePlan, route: Route, stream: Literal[1, 2]) -> Stdio:
         return Stdio.inherit()
     is_searched = any(number == stream for number, _, _ in plan.line_files)
     if route.console is not None or is_searched or (route.path and plan.log_max_bytes):
-        return Stdio.log(route.path, console=route.console, terminal=route.terminal)
+        return Stdio.log(route.path, console=route.console, terminal=route.terminal, prefix=route.prefix)
     return Stdio.null() if route.path is None else Stdio.file(route.path, append=True)

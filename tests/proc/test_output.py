@@ -69,6 +69,24 @@ def test_a_piped_line_has_a_prefix_only_if_asked(dsl_command: Path, testchild: P
     assert sorted(tagged.splitlines()) == [b"[rank 0] hello", b"[rank 1] hello"]
 
 
+@pytest.mark.parametrize("command", ["dsl", "dslrun"])
+def test_tee_writes_torchruns_prefix_also_into_a_pipe(
+    command: str, dsl_command: Path, testchild: Path
+) -> None:
+    """As recorded of torchrun 2.15 with `--tee 0:1,1:2`: only what is teed has it."""
+    words = [str(testchild), "say", "out %r", "complain", "err %r"]
+    if command == "dsl":
+        line = dsl_line(dsl_command, 2, words, None, "--tee", "0:1,1:2")
+    else:
+        dslrun = str(dsl_command.with_name("dslrun"))
+        line = [dslrun, "--no-python", "--nproc-per-node=2", "--tee", "0:1,1:2", "--role", "trainer", *words]
+    result = _run(line)
+    role = b"default" if command == "dsl" else b"trainer"
+    assert sorted(result.stdout.splitlines()) == sorted([b"[" + role + b"0]:out 0", b"out 1"])
+    errors = [line for line in result.stderr.splitlines() if b"err" in line]
+    assert sorted(errors) == sorted([b"[" + role + b"1]:err 1", b"err 0"])
+
+
 def test_a_terminal_shows_prefixes_and_the_workers_see_one(terminal: Open, dsl_command: Path) -> None:
     script = "test -t 1 && test -t 2 && echo yes"
     with terminal(dsl_line(dsl_command, 2, ["/bin/sh", "-c", script]), {"TERM": "xterm"}) as screen:

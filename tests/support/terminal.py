@@ -68,7 +68,7 @@ while True:
 
 
 class Terminal:
-    """The keyboard and screen side of a terminal whose foreground job is one command."""
+    """The keyboard and screen side of a terminal whose only job is one command."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], mode: str = "foreground") -> None:
         report_read, report_write = os.pipe()
@@ -119,6 +119,16 @@ class Terminal:
         """All that the terminal has shown so far."""
         self._read()
         return self.screen
+
+    def showed(self, text: str, timeout_s: float = 15.0) -> None:
+        """Wait until the screen has shown ``text``, and forget what came before it and the text itself."""
+
+        def place() -> int:
+            self._read()
+            return self.screen.find(text.encode()) + 1
+
+        end = until(place, timeout_s)
+        self.screen = self.screen[end - 1 + len(text.encode()) :]
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):

@@ -21,6 +21,7 @@ STREAMS = {
     "Stdio.log(None)": Stdio.log(),
     "Stdio.log('/l', console=1)": Stdio.log("/l", console=1),
     "Stdio.log('/l', console=2, terminal=True)": Stdio.log("/l", console=2, terminal=True),
+    "Stdio.log('/l', prefix=b'[0]:')": Stdio.log("/l", prefix="[0]:"),
 }
 WORKER: dict[str, tuple[Any, Any]] = {
     "env": ({"A": "1", "B": "\udcff"}, {"A": "1", "B": "\udcff"}),
@@ -40,6 +41,7 @@ GROUP: dict[str, tuple[Any, Any]] = {
     "binding": ("cpus_required", "cpus_required"),
     "log_max_bytes": (1 << 20, 1 << 20),
     "collapse": (True, True),
+    "partial_after_s": (None, None),
     "line_files": ([(2, Path("/f"), ["x", b"\xff"])], [(2, "/f", [b"x", b"\xff"])]),
 }
 
@@ -63,6 +65,9 @@ def test_a_stream_shows_the_call_that_makes_it_and_differs_from_all_others() -> 
 def test_a_stream_gives_back_what_it_was_made_of() -> None:
     def facts(stream: Stdio) -> tuple[object, ...]:
         return stream.path, stream.append, stream.descriptor, stream.console, stream.terminal
+
+    assert Stdio.log(prefix=b"\xff").prefix == b"\xff"
+    assert (Stdio.log().prefix, Stdio.pipe().prefix) == (None, None)
 
     assert facts(Stdio.file("/f", append=True)) == ("/f", True, None, None, False)
     assert facts(Stdio.fd(3)) == (None, False, 3, None, False)

@@ -34,12 +34,16 @@ def test_the_group_gets_the_environment_the_grace_and_stops_on_failure() -> None
     spec = launch_spec(plan, stdin_is_terminal=False)
     assert spec == LaunchSpec([plain], env={"A": "1"}, on_failure="stop", grace_s=5.0, binding="required")
     assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (None, False, [])
+    assert spec.partial_after_s == 1.0
 
 
 def test_what_is_done_with_all_output_is_passed_on() -> None:
     line_files = ((1, "/f", ("x",)),)
-    plan = replace(_plan(_worker(0)), log_max_bytes=7, collapse=True, line_files=line_files)
+    plan = replace(
+        _plan(_worker(0)), log_max_bytes=7, collapse=True, line_files=line_files, partial_after_s=None
+    )
     spec = launch_spec(plan, stdin_is_terminal=False)
+    assert spec.partial_after_s is None
     assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (7, True, [(1, "/f", [b"x"])])
 
 
@@ -59,9 +63,9 @@ def test_a_file_alone_is_written_by_the_worker_itself() -> None:
 
 
 def test_what_is_shown_goes_through_the_engine() -> None:
-    shown = Route(path="/o", console=1, terminal=True)
+    shown = Route(path="/o", console=1, terminal=True, prefix="[default0]:")
     assert _route(shown, Route(console=2)) == (
-        Stdio.log("/o", console=1, terminal=True),
+        Stdio.log("/o", console=1, terminal=True, prefix="[default0]:"),
         Stdio.log(console=2),
     )
 

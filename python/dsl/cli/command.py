@@ -116,6 +116,7 @@ def output_request(options: Options | argparse.Namespace, **own: Any) -> OutputR
         "stderr_words": options.duplicate_stderr_filters,
         "tag": options.tag_output,
         "collapse": options.collapse,
+        "partial_after_s": options.partial_after,
         "stdin": options.stdin,
         "max_bytes": options.log_max_size,
     }

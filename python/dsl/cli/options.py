@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.lists import MOST_DIGITS, MOST_SECONDS, parse_integer, parse_seconds, parse_size, quote
-from dsl.model.request import DEFAULT_GRACE_S
+from dsl.model.request import DEFAULT_GRACE_S, DEFAULT_PARTIAL_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -171,6 +171,11 @@ def seconds(text: str) -> float:
     return duration_s
 
 
+def seconds_or_never(text: str) -> float | None:
+    """A duration in seconds; None for ``never``."""
+    return None if text == "never" else seconds(text)
+
+
 def byte_size(text: str) -> int:
     """A size in bytes with an optional K, M or G (of 1024), from 64K to what no disk holds."""
     size = parse_size(text)
@@ -228,7 +233,15 @@ COMMON = (
         "auto", choices=("auto", "always", "never"),
     ),
     flag(OURS, JOB, _OUTPUT, "--collapse", "show equal lines of several workers once, with a count"),
-    value(OURS, JOB, _OUTPUT, "--stdin", "RANK", "the worker that reads stdin; none: nobody", ""),
+    value(
+        OURS, JOB, _OUTPUT, "--partial-after", "SECONDS",
+        "show an unfinished line after so long without more of it, where there is no terminal; or never",
+        DEFAULT_PARTIAL_S, read=seconds_or_never,
+    ),
+    value(
+        OURS, JOB, _OUTPUT, "--stdin", "RANK",
+        "the worker that reads stdin (default: the first on this node); none: nobody", "",
+    ),
     value(
         OURS, JOB, _OUTPUT, "--log-max-size", "SIZE",
         "keep the first and the last part of each log file, SIZE in all, such as 100M", read=byte_size,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from dsl.errors import OptionError, UnsupportedError
 from dsl.lists import BEYOND, MOST_SECONDS, parse_integer, parse_number, quote, shorten
 from dsl.model.request import (
+    DEFAULT_PARTIAL_S,
     MeetingRequest,
     OutputRequest,
     PlacementRequest,
@@ -66,7 +67,8 @@ class LaunchConfig:
     metrics_cfg, event_log_handler.
 
     Ours: log_dir, redirects, tee (stream maps such as ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts of it,
-    too), local_ranks_filter (those whose output is shown), grace_s (shutdown_timeout with fractions), env
+    too), local_ranks_filter (those whose output is shown), partial_after_s (seconds after which an unfinished
+    line is shown, None: never), grace_s (shutdown_timeout with fractions), env
     (more variables for the workers).
     """
 
@@ -97,6 +99,7 @@ class LaunchConfig:
     redirects: str | int | Mapping[int, int] = ""
     tee: str | int | Mapping[int, int] = ""
     local_ranks_filter: Collection[int] | None = None
+    partial_after_s: float | None = DEFAULT_PARTIAL_S
     grace_s: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -168,6 +171,7 @@ def _output(config: LaunchConfig) -> OutputRequest:
         stdout_words=_words(config.duplicate_stdout_filters),
         stderr_words=_words(config.duplicate_stderr_filters),
         template=config.log_line_prefix_template or "",
+        partial_after_s=config.partial_after_s,
         stdin="none",
         logs_specs=config.logs_specs,
     )
@@ -183,6 +187,9 @@ def _check_values(config: LaunchConfig) -> None:
         raise OptionError(f"max_restarts {config.max_restarts}: it must be {bound}")
     if config.start_method not in START_METHODS:
         raise OptionError(f"start_method {config.start_method!r}: expected one of {', '.join(START_METHODS)}")
+    pause_s = config.partial_after_s
+    if pause_s is not None and not 0 <= pause_s <= MOST_SECONDS:
+        raise OptionError(f"partial_after_s {pause_s:g}: it must be 0 to {MOST_SECONDS} seconds, or None")
     _grace_s(config)
     _signals(config.signals_to_handle)
 

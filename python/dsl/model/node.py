@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.model.request import DEFAULT_GRACE_S
+from dsl.model.request import DEFAULT_GRACE_S, DEFAULT_PARTIAL_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class Route:
     """It is the command's own stream, with nobody in between."""
     terminal: bool = False
     """The worker sees a terminal: ours if it inherits the stream, else one of its own."""
+    prefix: str | None = None
+    """Stands before each line in place of the worker's prefix; None: that one does."""
 
 
 INHERIT = Route(inherit=True)
@@ -132,6 +134,8 @@ class NodePlan:
     """Equal lines of several workers are shown once."""
     line_files: tuple[LineFile, ...] = ()
     """Stream, path and words of each file that gets copies of lines."""
+    partial_after_s: float | None = DEFAULT_PARTIAL_S
+    """Seconds without output after which an unfinished line is shown; None: never."""
     log_level: str = "info"
     """How much is said."""
     notices: tuple[Notice, ...] = ()

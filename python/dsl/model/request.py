@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_HOSTFILE = "/job/hostfile"
 DEFAULT_MASTER_PORT = 29500
 DEFAULT_GRACE_S = 30.0
+DEFAULT_PARTIAL_S = 1.0
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 """Words of ``--log_level`` and how much each weighs."""
@@ -147,6 +148,8 @@ class OutputRequest:
     """Prefix template with ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${hostname}``."""
     collapse: bool = False
     """Show equal lines of several workers once."""
+    partial_after_s: float | None = DEFAULT_PARTIAL_S
+    """Seconds without output after which an unfinished line is shown, if not on a terminal; None: never."""
     stdin: str = ""
     """Rank of the worker that reads stdin, or ``none``."""
     max_bytes: int | None = None

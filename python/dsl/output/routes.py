@@ -61,6 +61,8 @@ class OutputPlan:
     """Local rank of the worker that reads our stdin."""
     line_files: tuple[LineFile, ...] = ()
     """Files for lines with some words."""
+    tee_prefixes: tuple[str, ...] = ()
+    """What stands in place of the prefix before lines that also go to a file; empty: the same."""
 
 
 NO_FILES = LogPlace()
@@ -77,11 +79,13 @@ def plan_output(
     count = len(shown.ranks)
     words = _words(request)
     attempt_dir = None if place.run_dir is None else f"{place.run_dir}/attempt_{place.attempt}"
+    tee_prefixes = _tee_prefixes(request, shown)
     routes: Sequence[tuple[Route, Route | None]]
     if place.each_rank_logs:
-        routes = _joined_routes(request, place.each_rank_logs, console)
+        routes = _joined_routes(request, place.each_rank_logs, console, tee_prefixes)
     else:
-        routes = _routes(request, count, console, attempt_dir, {stream for stream, _, _ in words})
+        searched = {stream for stream, _, _ in words}
+        routes = _routes(request, count, console, attempt_dir, searched, tee_prefixes)
     return OutputPlan(
         routes=tuple(routes),
         prefixes=_prefixes(request, shown, console, plain=bool(words)),
@@ -89,6 +93,7 @@ def plan_output(
         line_files=tuple(
             [(stream, f"{attempt_dir}/filtered_{name}.log", some) for stream, name, some in words]
         ),
+        tee_prefixes=tee_prefixes,
     )
 
 
@@ -98,12 +103,13 @@ def with_stream_files(output: OutputPlan, files: StreamFiles, console: Console) 
     ``output`` is made for `without_files` of the request.
     """
     routes = []
-    for (stdout, stderr), worker in zip(output.routes, files.workers, strict=True):
+    prefixes = output.tee_prefixes or (None,) * len(output.routes)
+    for (stdout, stderr), worker, prefix in zip(output.routes, files.workers, prefixes, strict=True):
         ours = stderr or INHERIT
         routes.append(
             (
-                _plugin_route(stdout, worker.stdout, 1, console.stdout),
-                _plugin_route(ours, worker.stderr, 2, console.stderr),
+                _plugin_route(stdout, worker.stdout, 1, console.stdout, prefix),
+                _plugin_route(ours, worker.stderr, 2, console.stderr, prefix),
             )
         )
     paths = {1: files.filtered_stdout, 2: files.filtered_stderr}
@@ -114,8 +120,8 @@ def with_stream_files(output: OutputPlan, files: StreamFiles, console: Console) 
     )
 
 
-def _plugin_route(ours: Route, file: StreamFile, stream: int, kind: Kind) -> Route:
-    return ours if file.on_console else _route(file.path, file.is_shown, stream, kind)
+def _plugin_route(ours: Route, file: StreamFile, stream: int, kind: Kind, prefix: str | None) -> Route:
+    return ours if file.on_console else _route(file.path, file.is_shown, stream, kind, prefix)
 
 
 def without_files(request: OutputRequest) -> OutputRequest:
@@ -130,21 +136,27 @@ def needs_run_dir(request: OutputRequest) -> bool:
 
 
 def _joined_routes(
-    request: OutputRequest, paths: Sequence[str], console: Console
+    request: OutputRequest, paths: Sequence[str], console: Console, tee_prefixes: Sequence[str]
 ) -> list[tuple[Route, Route | None]]:
     """One file for both streams of a worker, which are shown as one, too, if the map names any of them."""
     from dsl.output.grammar import parse_streams
 
     tee = parse_streams(request.tee or "0", "--tee")
     shown = _shown(request, len(paths))
+    prefixes = tee_prefixes or (None,) * len(paths)
     return [
-        (_route(path, shown[local_rank] and tee(local_rank) != 0, 1, console.stdout), None)
-        for local_rank, path in enumerate(paths)
+        (_route(path, shown[local_rank] and tee(local_rank) != 0, 1, console.stdout, prefix), None)
+        for local_rank, (path, prefix) in enumerate(zip(paths, prefixes, strict=True))
     ]
 
 
 def _routes(
-    request: OutputRequest, count: int, console: Console, folder: str | None, searched: set[Literal[1, 2]]
+    request: OutputRequest,
+    count: int,
+    console: Console,
+    folder: str | None,
+    searched: set[Literal[1, 2]],
+    tee_prefixes: Sequence[str],
 ) -> list[tuple[Route, Route | None]]:
     """``searched`` are the streams in which words are looked for: somebody has to see their lines."""
     shown = _shown(request, count)
@@ -159,15 +171,16 @@ def _routes(
             direct = alone or (kind == "null" and stream not in searched)
             inherits = path is None and show and direct
             ours = Route(inherit=True, terminal=kind == "terminal")
-            streams.append(ours if inherits else _route(path, show, stream, kind))
+            prefix = tee_prefixes[local_rank] if tee_prefixes and path is not None and tee else None
+            streams.append(ours if inherits else _route(path, show, stream, kind, prefix))
         routes.append((streams[0], streams[1]))
     return routes
 
 
-def _route(path: str | None, show: bool, stream: int, kind: Kind) -> Route:  # noqa: FBT001  private
+def _route(path: str | None, show: bool, stream: int, kind: Kind, prefix: str | None) -> Route:  # noqa: FBT001  private
     if not show or kind == "null":
         return Route(path=path)
-    return Route(path=path, console=1 if stream == 1 else 2, terminal=kind == "terminal")
+    return Route(path=path, console=1 if stream == 1 else 2, terminal=kind == "terminal", prefix=prefix)
 
 
 def _files(request: OutputRequest, count: int, folder: str | None) -> list[list[tuple[str | None, bool]]]:
@@ -222,6 +235,13 @@ def _words(request: OutputRequest) -> list[tuple[Literal[1, 2], str, tuple[str, 
     return found
 
 
+def _tee_prefixes(request: OutputRequest, shown: Shown) -> tuple[str, ...]:
+    """``--tee`` asks for torchrun's prefix, wherever the lines go, unless something else is asked for."""
+    if not (request.tee or request.logs_specs) or request.tag != "auto" or TEMPLATE_VARIABLE in shown.environ:
+        return ()
+    return tuple([f"[{shown.role}{local_rank}]:" for local_rank in range(len(shown.ranks))])
+
+
 def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: bool) -> tuple[str, ...]:
     """``plain``: they also go to files, where a colour is noise, as it is in a stderr that goes elsewhere."""
     ranks, environ = shown.ranks, shown.environ
@@ -252,9 +272,9 @@ def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: 
 
 
 def _stdin(text: str, ranks: Sequence[int], world_size: int) -> int | None:
-    """Local rank of the worker that reads our stdin."""
+    """Local rank of the worker that reads our stdin: the first one, unless another one is named."""
     if text == "":
-        return 0 if len(ranks) == 1 else None
+        return 0
     if text == "none":
         return None
     from dsl.lists import parse_number, quote

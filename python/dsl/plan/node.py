@@ -136,6 +136,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         log_max_bytes=job.output.max_bytes,
         collapse=job.output.collapse,
         line_files=output.line_files,
+        partial_after_s=job.output.partial_after_s,
         log_level=job.log_level,
         notices=() if meeting.attempt else _notices(job, meeting, files, inherited, placement),
         command=flavour.command,

@@ -70,6 +70,7 @@ def verdict(attempt: AttemptOutcome, evidence: Evidence = NO_EVIDENCE) -> list[s
     if cause is not None:
         worker = workers[cause.worker]
         lines.extend(_blame(attempt.plan, cause, evidence, is_alone=len(exits) == 1))
+        lines.extend(_debugger_hint(attempt.plan, worker, evidence.tail))
         others = [exit_ for exit_ in exits if exit_.status and not exit_.caused_by_stop]
         others = [exit_ for exit_ in others if workers[exit_.worker] is not worker]
         lines.extend(_also_failed(workers, cause, others))
@@ -106,6 +107,16 @@ def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -
     is_reason = bool(said) and len(said) <= SHORT and not evidence.known and cause.signal != 9
     line = f"{worker.label} ({place}) failed{first}: {why}{': ' + said if is_reason else ''}"
     return [line, *([f"  {said}"] if said and not is_reason else []), *output]
+
+
+def _debugger_hint(plan: NodePlan, worker: WorkerPlan, tail: bytes) -> list[str]:
+    """How a debugger that met the end of its input can have the command's."""
+    last = tail[-1000:]
+    has_quit = b"bdb.BdbQuit" in last or b"Quitting pdb will kill the process" in last
+    if not has_quit or worker.stdin or not any(other.stdin for other in plan.workers):
+        return []
+    mend = f"--stdin {worker.rank} gives its debugger the standard input of {plan.command}"
+    return [f"{worker.label} has nothing to read: {mend}"]
 
 
 def survivor(pid: int, state: str, name: str, wchan: str | None, errno: int | None = None) -> str:

@@ -126,7 +126,7 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of a Python constructor"
@@ -141,6 +141,7 @@ impl LaunchSpec {
         log_max_bytes: Option<u64>,
         collapse: bool,
         line_files: Option<&Bound<'_, PyAny>>,
+        partial_after_s: Option<f64>,
     ) -> PyResult<Self> {
         let workers = each(workers, |worker| Ok(worker.cast::<WorkerSpec>()?.get().0.clone()))?;
         let Some((_, on_failure)) = POLICIES.iter().find(|(name, _)| *name == on_failure) else {
@@ -167,6 +168,7 @@ impl LaunchSpec {
                 max_bytes: log_max_bytes,
                 collapse,
                 line_files: self::line_files(line_files)?,
+                partial_after: partial_after_s.map(seconds).transpose()?,
             },
         };
         spec.validate().map_err(spec_error)?;
@@ -221,6 +223,11 @@ impl LaunchSpec {
             .collect()
     }
 
+    #[getter]
+    fn partial_after_s(&self) -> Option<f64> {
+        self.0.logs.partial_after.map(|pause| pause.as_secs_f64())
+    }
+
     /// Values of variables may be secret, and are not shown.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut call = Call::new(py, "LaunchSpec".to_owned());
@@ -232,6 +239,7 @@ impl LaunchSpec {
         call.keyword("log_max_bytes", self.log_max_bytes(), None)?;
         call.keyword("collapse", self.collapse(), false)?;
         call.keyword("line_files", self.line_files(py), Vec::new())?;
+        call.keyword("partial_after_s", self.partial_after_s(), Some(1.0))?;
         Ok(call.finish())
     }
 }

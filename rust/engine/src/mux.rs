@@ -55,7 +55,7 @@ pub(crate) struct Stream {
     pub(crate) console: Option<Console>,
     /// Put before each line.
     pub(crate) prefix: Vec<u8>,
-    /// The worker reads our stdin.
+    /// The worker reads our terminal.
     pub(crate) interactive: bool,
     /// Its last bytes are what the worker would complain with.
     pub(crate) keeps_tail: bool,

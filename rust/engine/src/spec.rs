@@ -68,6 +68,8 @@ pub enum Stdio {
         console: Option<Console>,
         /// The worker sees a terminal of its own, without which many programs buffer and leave colours out.
         terminal: bool,
+        /// Put before each of its lines in place of the worker's prefix.
+        prefix: Option<Vec<u8>>,
     },
 }
 
@@ -100,6 +102,9 @@ pub struct LogOptions {
     pub collapse: bool,
     /// Copies of some lines.
     pub line_files: Vec<LineFile>,
+    /// An unfinished line is shown after this time without more of it where there is no terminal, and after twice as
+    /// long if it goes on; `None`: once it is finished.
+    pub partial_after: Option<Duration>,
 }
 
 /// Kind of a NUMA memory policy.

@@ -62,6 +62,7 @@ NUMBERS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
 }
 BOTH = {
     "grace": NO_SECONDS,
+    "partial_after": NO_SECONDS,
     "redirects": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
     "tee": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
     "local_ranks_filter": NO_RANKS,
@@ -252,6 +253,7 @@ def test_a_width_of_the_terminal_that_cannot_be_does_no_harm(
     [
         {"grace_s": 1e300},
         {"grace_s": float("nan")},
+        {"partial_after_s": float("nan")},
         {"shutdown_timeout": 2**63},
         {"max_restarts": 10**9},
         {"nproc_per_node": 10**9},

@@ -39,6 +39,7 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "duplicate_stderr_filters": ("b", "output.stderr_words", "b"),
     "tag_output": ("never", "output.tag", "never"),
     "collapse": ("", "output.collapse", True),
+    "partial_after": ("never", "output.partial_after_s", None),
     "stdin": ("none", "output.stdin", "none"),
     "log_max_size": ("64K", "output.max_bytes", 1 << 16),
     "bind": ("auto", "placement.bind", "auto"),
@@ -195,7 +196,7 @@ def test_every_wish_of_dsl_reaches_its_record() -> None:
         "--no_ssh --no_ssh_check --force_multi --save_pid --enable_each_rank_log logs --autotuning run "
         "--elastic_training --bind_cores_to_rank --bind_core_list 0 --ssh_port 6 --venv_script v --log_level debug "
         "--grace 7 --log-dir d -r 1 -t 0:2 --local_ranks_filter 0 --duplicate-stdout-filters a "
-        "--duplicate_stderr_filters b --tag-output never --collapse --stdin none --log_max_size 64k"
+        "--duplicate_stderr_filters b --tag-output never --collapse --partial-after 2 --stdin none --log_max_size 64k"
     )
     assert _read("dsl", *line.split()) == Request(
         "deepspeed",
@@ -216,6 +217,7 @@ def test_every_wish_of_dsl_reaches_its_record() -> None:
             stderr_words="b",
             tag="never",
             collapse=True,
+            partial_after_s=2.0,
             stdin="none",
             max_bytes=1 << 16,
         ),

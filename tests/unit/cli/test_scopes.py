@@ -49,6 +49,7 @@ BOTH = {
     "duplicate_stderr_filters": Case("b"),
     "tag_output": Case("never"),
     "collapse": Case(),
+    "partial_after": Case("never"),
     "stdin": Case("none"),
     "log_max_size": Case("64K"),
     "bind": Case("auto"),

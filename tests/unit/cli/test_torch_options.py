@@ -31,6 +31,7 @@ OURS = {
         "--grace",
         "--tag-output",
         "--collapse",
+        "--partial-after",
         "--stdin",
         "--log-max-size",
         "--log-level",

@@ -131,7 +131,9 @@ def test_fields_become_a_request(fields: dict[str, Any], expected: dict[str, Any
             {"duplicate_stdout_filters": ["a,b", "c"], "duplicate_stderr_filters": []},
             {"stdout_words": "a,,b,c", "stderr_words": ""},
         ),
-        ({"log_dir": "logs"}, {"log_dir": "logs", "stdin": "none"}),
+        ({"log_dir": "logs"}, {"log_dir": "logs", "stdin": "none", "partial_after_s": 1.0}),
+        ({"partial_after_s": None}, {"partial_after_s": None}),
+        ({"partial_after_s": 0}, {"partial_after_s": 0}),
     ],
 )
 def test_fields_become_a_request_for_output(fields: dict[str, Any], expected: dict[str, Any]) -> None:

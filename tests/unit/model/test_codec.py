@@ -46,6 +46,7 @@ OUTPUTS = st.builds(
     redirects=TEXTS,
     template=TEXTS,
     collapse=st.booleans(),
+    partial_after_s=st.none() | st.floats(0, 1e9),
     max_bytes=st.none() | NUMBERS,
 )
 JOBS = st.builds(

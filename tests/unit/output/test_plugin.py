@@ -15,6 +15,7 @@ from tests.support.outcome import assert_one_line
 from tests.support.requests import make_request
 
 from dsl import _own_process
+from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.errors import OptionError
 from dsl.machine.process import Console
@@ -184,7 +185,8 @@ def test_the_plug_in_is_told_the_variables_of_each_worker(package: Package) -> N
 def test_streams_go_where_it_says_and_variables_are_what_it_made_of_them(package: Package) -> None:
     plan = _plan(load_plugin("files", OutputRequest()), log_dir="/x", redirects="3", stdout_words="loss")
     first, second = plan.workers
-    assert (first.stdout, first.stderr) == (Route("/l/1/0.out", console=1), Route("/l/1/0.err"))
+    tagged = Route("/l/1/0.out", console=1, prefix="[default0]:")
+    assert (first.stdout, first.stderr) == (tagged, Route("/l/1/0.err"))
     assert (second.stdout, second.stderr) == (Route("/l/1/1.out"), Route("/l/1/1.err"))
     assert [worker.error_file for worker in plan.workers] == ["/l/1/0.json", "/l/1/1.json"]
     assert second.env["TORCHELASTIC_ERROR_FILE"] == "/l/1/1.json"
@@ -203,7 +205,8 @@ def test_it_lives_on_from_attempt_to_attempt(package: Package) -> None:
 def test_on_a_terminal_the_worker_sees_one_and_nothing_is_shown_to_nobody(package: Package) -> None:
     plugin = load_plugin("files", OutputRequest())
     on_terminal = _plan(plugin, console=Console("terminal", "terminal"))
-    assert on_terminal.workers[0].stdout == Route("/l/1/0.out", console=1, terminal=True)
+    tagged = Route("/l/1/0.out", console=1, terminal=True, prefix="[default0]:")
+    assert on_terminal.workers[0].stdout == tagged, "as torchrun tags what is teed"
     assert _plan(plugin, console=Console("null", "null")).workers[0].stdout == Route("/l/2/0.out")
 
 
@@ -337,7 +340,9 @@ def test_torchs_own_default_is_a_plug_in(
         for rank, worker in enumerate(plan.workers):
             folder = run_dir / f"attempt_{attempt}" / str(rank)
             assert folder.is_dir()
-            shown = Route(os.fspath(folder / "stdout.log"), console=1 if rank == 1 else None)
+            shown = Route(os.fspath(folder / "stdout.log"))
+            if rank == 1:
+                shown = replace(shown, console=1, prefix="[default1]:")
             assert (worker.stdout, worker.stderr) == (shown, Route(os.fspath(folder / "stderr.log")))
             assert (
                 worker.error_file == worker.env["TORCHELASTIC_ERROR_FILE"] == os.fspath(folder / "error.json")

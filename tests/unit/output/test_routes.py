@@ -101,7 +101,8 @@ def test_redirects_and_tee_of_rank_0(redirects: str, tee: str, expected: tuple[s
     wanted = []
     for stream, (how, path) in enumerate(zip(expected, _files(0), strict=True), start=1):
         shown = stream if how != "file" else None
-        wanted.append(Route(path if how != "shown" else None, shown))  # type: ignore[arg-type]
+        prefix = "[default0]:" if how == "both" else None
+        wanted.append(Route(path if how != "shown" else None, shown, prefix=prefix))  # type: ignore[arg-type]
     assert list(routes) == wanted
 
 
@@ -136,8 +137,10 @@ def test_each_rank_logs_join_both_streams() -> None:
 def test_joined_streams_are_shown_as_one(asked: dict[str, str], shown: tuple[bool, bool]) -> None:
     request = OutputRequest(**asked)  # type: ignore[arg-type]
     made = plan_output(request, Shown(range(2), 2, {}), PIPE, LogPlace(each_rank_logs=("/a", "/b")))
+    prefixes = (None, None) if request.tag == "always" else ("[default0]:", "[default1]:")
     assert made.routes == tuple(
-        (Route(path, 1 if show else None), None) for path, show in zip(("/a", "/b"), shown, strict=True)
+        (Route(path, 1, prefix=prefix) if show else Route(path), None)
+        for path, show, prefix in zip(("/a", "/b"), shown, prefixes, strict=True)
     )
 
 
@@ -225,11 +228,53 @@ def test_torchruns_template_is_a_wish_for_tags() -> None:
     )
 
 
+@pytest.mark.parametrize("console", [PIPE, TERMINAL])
+def test_what_is_teed_has_torchruns_prefix_wherever_it_goes(console: Console) -> None:
+    """Recorded of torchrun 2.15: `--tee 0:1,1:2 --role trainer` tags stdout of rank 0 and stderr of rank 1."""
+    request = OutputRequest(tee="0:1,1:2", redirects="2:3")
+    shown = Shown(range(3), 3, {"TERM": "xterm"}, "trainer")
+    plan = plan_output(request, shown, console, LogPlace(RUN))
+    routes = [route for pair in plan.routes for route in pair if route is not None]
+    assert [route.prefix for route in routes] == ["[trainer0]:", None, None, "[trainer1]:", None, None]
+    assert all(bool(prefix) is (console is TERMINAL) for prefix in plan.prefixes)
+
+
+@pytest.mark.parametrize(
+    "asked, environ",
+    [
+        ({"tee": "3", "tag": "never"}, {}),
+        ({"tee": "3", "tag": "always"}, {}),
+        ({"log_dir": "/logs"}, {}),
+        ({"redirects": "3"}, {}),
+        ({"tee": "3"}, {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}>"}),
+        ({"tee": "3"}, {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": ""}),
+    ],
+)
+def test_another_wish_for_tags_goes_before_that_of_tee(
+    asked: dict[str, str], environ: dict[str, str]
+) -> None:
+    request = OutputRequest(**asked)  # type: ignore[arg-type]
+    plan = plan_output(request, Shown(range(2), 2, environ), PIPE, LogPlace(RUN))
+    assert [route.prefix for pair in plan.routes for route in pair if route] == [None] * 4
+
+
+def test_joined_streams_and_those_of_a_plug_in_are_teed_too() -> None:
+    joined = plan_output(
+        OutputRequest(tee="0:1"), Shown(range(2), 2, {}), PIPE, LogPlace(each_rank_logs=("/a", "/b"))
+    )
+    assert joined.routes == ((Route("/a", console=1, prefix="[default0]:"), None), (Route("/b"), None))
+    ours = plan_output(without_files(OutputRequest(logs_specs="mine")), Shown(range(1), 1, {}), PIPE)
+    shown = StreamFile("/l/a", is_shown=True)
+    made = with_stream_files(ours, StreamFiles((WorkerFiles(shown, StreamFile("/l/b"), None, {}),)), PIPE)
+    assert made.routes == ((Route("/l/a", console=1, prefix="[default0]:"), Route("/l/b")),)
+
+
 @pytest.mark.parametrize(
     "text, ranks, world_size, expected",
     [
         ("", (0,), 1, 0),
-        ("", (0, 1), 2, None),
+        ("", (0, 1), 2, 0),
+        ("", (4, 5), 8, 0),
         ("none", (0,), 1, None),
         ("1", (0, 1), 2, 1),
         ("5", (4, 5), 8, 1),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.events import a_plan, an_attempt, an_exit, end
 
+from dsl._record import replace
 from dsl.agent.policy import exit_code
 from dsl.model.node import Label
 from dsl.report.verdict import Evidence, memory_evidence, name_labels, reason, verdict
@@ -257,6 +258,22 @@ def test_a_silent_worker_has_no_output_but_a_log() -> None:
 def test_no_output_is_shown_of_a_job_without_a_first_failure() -> None:
     exits = [an_exit(0, signal=2, by_us=True)]
     assert len(judge(a_plan(1), exits, end(stop_signal=2), tail=TRACEBACK, log_path="/l")) == 1
+
+
+@pytest.mark.parametrize(
+    "tail", [b"bdb.BdbQuit\n", b"(Pdb) \nQuitting pdb will kill the process. Quit anyway? [y/n] "]
+)
+def test_a_debugger_without_input_is_told_how_to_get_it(tail: bytes) -> None:
+    cause = an_exit(1, code=1)
+    plan = a_plan(2, first_rank=4)
+    first, second = plan.workers
+    hint = "rank 5 has nothing to read: --stdin 5 gives its debugger the standard input of dsl"
+    assert hint in judge(
+        replace(plan, workers=(replace(first, stdin=True), second)), [cause], end(cause), tail=tail
+    )
+    assert hint not in judge(plan, [cause], end(cause), tail=tail), "nobody was to read"
+    own = replace(plan, workers=(first, replace(second, stdin=True)))
+    assert hint not in judge(own, [cause], end(cause), tail=tail), "it has read to the end"
 
 
 def test_nothing_that_moves_a_terminal_is_in_the_verdict() -> None:

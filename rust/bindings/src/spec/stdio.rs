@@ -4,9 +4,10 @@ use std::ffi::OsString;
 
 use dsl_engine::spec as engine;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use super::call::Call;
-use super::{c_string, text};
+use super::{bytes_of, c_string, text};
 use crate::error::spec_error;
 
 /// Where one standard stream of a worker goes.
@@ -58,14 +59,20 @@ impl Stdio {
 
     /// A stream that the engine reads and passes on.
     #[staticmethod]
-    #[pyo3(signature = (path = None, *, console = None, terminal = false))]
-    fn log(path: Option<&Bound<'_, PyAny>>, console: Option<u8>, terminal: bool) -> PyResult<Self> {
+    #[pyo3(signature = (path = None, *, console = None, terminal = false, prefix = None))]
+    fn log(
+        path: Option<&Bound<'_, PyAny>>,
+        console: Option<u8>,
+        terminal: bool,
+        prefix: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         Ok(Self(engine::Stdio::Log {
             path: path
                 .map(|path| c_string(path, "path of a log file"))
                 .transpose()?,
             console: console.map(stream).transpose()?,
             terminal,
+            prefix: prefix.map(bytes_of).transpose()?,
         }))
     }
 
@@ -118,6 +125,14 @@ impl Stdio {
         matches!(self.0, engine::Stdio::Log { terminal: true, .. })
     }
 
+    #[getter]
+    fn prefix<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        match &self.0 {
+            engine::Stdio::Log { prefix, .. } => prefix.as_ref().map(|prefix| PyBytes::new(py, prefix)),
+            _ => None,
+        }
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut call = Call::new(py, format!("Stdio.{}", self.kind()));
         match &self.0 {
@@ -130,6 +145,7 @@ impl Stdio {
                 call.value(self.path())?;
                 call.keyword("console", self.console(), None)?;
                 call.keyword("terminal", *terminal, false)?;
+                call.keyword("prefix", self.prefix(py), None)?;
             }
             _ => {}
         }

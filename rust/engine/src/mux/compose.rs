@@ -3,6 +3,9 @@
 //!
 //! Pure: bytes and the time in, bytes out. Three things delay a line: it is not finished, it belongs to a
 //! traceback that is still being written, or equal lines of other workers are waited for.
+//!
+//! A line that stays unfinished is shown as far as it is. If another worker's line has to come before it goes on, it
+//! ends there with a mark ([`CUT`]), and comes again, whole, when it is finished.
 
 use std::time::{Duration, Instant};
 
@@ -11,16 +14,15 @@ use memchr::{memchr_iter, memmem, memrchr};
 use crate::mux::fold::Fold;
 use crate::mux::screen::{Screen, Size};
 
-/// An unfinished line is shown after this time without more of it.
-const PARTIAL_PAUSE: Duration = Duration::from_millis(100);
-/// How often a progress bar that is not on a terminal becomes a line.
-const BAR_PAUSE: Duration = Duration::from_secs(10);
-/// The next line of a traceback is waited for as long as this, and a chained one after its end.
-const INSIDE_PAUSE: Duration = Duration::from_millis(500);
-const AFTER_PAUSE: Duration = Duration::from_millis(50);
-/// A traceback that goes on for longer than this, or grows beyond this, is shown as far as it is.
-const TRACEBACK_TIME: Duration = Duration::from_secs(2);
+mod clock;
+mod inline;
+
+use inline::{Inline, is_plain};
+
+/// A traceback that grows beyond this is shown as far as it is.
 const TRACEBACK_BYTES: usize = 256 * 1024;
+/// Longer than anybody waits.
+const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// A longer line is shown in pieces.
 pub(super) const LINE_BYTES: usize = 16 << 20;
 /// Marks the place where a line was cut.
@@ -44,13 +46,19 @@ pub(super) struct Style {
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about a stream")]
 struct Shown {
     style: Style,
+    /// What of a line with a prefix may be shown.
+    inline: Inline,
     /// The unfinished line.
     carry: Vec<u8>,
-    /// When its first byte came, and the last one.
+    /// How much of it has been shown, above or still at the end of the console.
+    told: usize,
+    /// The console ends with more of it than is kept.
+    is_long: bool,
+    /// When the first byte came that has not been shown, and the last one.
     since: Option<Instant>,
     touched: Option<Instant>,
     traceback: Option<Traceback>,
-    /// It has moved the cursor back to the begin of a line.
+    /// It has moved the cursor back to the begin of the unfinished line.
     has_bar: bool,
     /// The begin of the present line was dropped, so its rest is too.
     skipping: bool,
@@ -80,6 +88,8 @@ pub(super) struct Composer {
     living: usize,
     /// Streams that are still to be added.
     to_come: usize,
+    /// An unfinished line is shown after this time without more of it; `None`: once it is finished.
+    partial_after: Option<Duration>,
 }
 
 impl Composer {
@@ -90,6 +100,11 @@ impl Composer {
             fold: fold.then(Fold::default),
             ..Self::default()
         }
+    }
+
+    /// When unfinished lines are shown where there is no terminal; `None`: never.
+    pub(super) fn show_partial_after(&mut self, pause: Option<Duration>) {
+        self.partial_after = pause.map(|pause| pause.min(LONGEST_PAUSE));
     }
 
     /// More streams will be added.
@@ -129,23 +144,26 @@ impl Composer {
         let (whole, rest) = data.split_at(end + 1);
         if self.is_plain(stream) && self.streams[stream].style.prefix.is_empty() {
             let this = &mut self.streams[stream];
+            this.told = 0;
             self.out.append(&mut this.carry);
             self.out.extend_from_slice(whole);
         } else {
             let mut begin = 0;
+            let all_plain = is_plain(whole);
             for end in memchr_iter(b'\n', whole) {
                 let piece = &whole[begin..end];
                 begin = end + 1;
                 if self.streams[stream].carry.is_empty() {
-                    self.line(stream, piece, now);
+                    self.line(stream, piece, all_plain, now);
                 } else {
                     let mut line = std::mem::take(&mut self.streams[stream].carry);
                     line.extend_from_slice(piece);
-                    self.line(stream, &line, now);
+                    self.line(stream, &line, false, now);
                 }
             }
         }
         self.streams[stream].since = None;
+        self.streams[stream].has_bar = false;
         self.carry(stream, rest, now);
     }
 
@@ -158,14 +176,17 @@ impl Composer {
     }
 
     fn carry(&mut self, stream: usize, rest: &[u8], now: Instant) {
+        let is_prompt = self.is_prompt(stream);
         let this = &mut self.streams[stream];
         this.touched = Some(now);
         if !rest.is_empty() {
             this.since.get_or_insert(now);
             this.carry.extend_from_slice(rest);
-            this.has_bar |= memchr::memchr(b'\r', rest).is_some();
+            // In an answer to a prompt it is an editor that moves.
+            this.has_bar |= !is_prompt && memchr::memchr(b'\r', rest).is_some();
             if self.screen.is_some() && this.has_bar {
                 keep_visible(&mut this.carry);
+                this.told = 0;
             }
             while self.streams[stream].carry.len() > LINE_BYTES {
                 self.cut(stream, now);
@@ -181,7 +202,7 @@ impl Composer {
         let mut piece = std::mem::replace(&mut this.carry, CUT.to_vec());
         this.carry.extend_from_slice(&rest);
         piece.extend_from_slice(CUT);
-        self.line(stream, &piece, now);
+        self.line(stream, &piece, false, now);
     }
 
     /// Notes that the clock matters to this stream.
@@ -192,8 +213,19 @@ impl Composer {
         }
     }
 
-    fn line(&mut self, stream: usize, text: &[u8], now: Instant) {
+    /// Its unfinished line stands at the end of a terminal.
+    fn is_prompt(&self, stream: usize) -> bool {
+        self.screen.is_some() && self.open == Some(stream)
+    }
+
+    /// Takes a whole line. `known_plain`: it has nothing in it that would have to be left out.
+    fn line(&mut self, stream: usize, text: &[u8], known_plain: bool, now: Instant) {
+        if self.open == Some(stream) {
+            self.show(stream, text, known_plain);
+            return;
+        }
         let this = &mut self.streams[stream];
+        this.told = 0;
         let text = if self.screen.is_some() {
             visible(text)
         } else {
@@ -215,35 +247,70 @@ impl Composer {
             }
             return;
         }
-        if let Some(fold) = self.fold.as_mut().filter(|_| self.open != Some(stream)) {
+        if let Some(fold) = &mut self.fold {
             fold.add(stream, text, now, self.streams.len() + self.to_come);
             return;
         }
-        self.show(stream, text);
+        self.show(stream, text, known_plain);
     }
 
-    fn show(&mut self, stream: usize, text: &[u8]) {
-        self.begin_line(stream);
-        self.out.extend_from_slice(text);
+    /// Shows a line, or what follows of it.
+    fn show(&mut self, stream: usize, text: &[u8], known_plain: bool) {
+        let text = &text[self.begin_line(stream).min(text.len())..];
+        let this = &mut self.streams[stream];
+        if this.style.prefix.is_empty() || (this.inline.is_fresh() && (known_plain || is_plain(text))) {
+            self.out.extend_from_slice(text);
+        } else {
+            this.inline.pass(text, &this.style.prefix, &mut self.out);
+            this.inline.end(&mut self.out);
+        }
         self.out.push(b'\n');
+        this.told = 0;
+        this.is_long = false;
         self.open = None;
     }
 
-    fn begin_line(&mut self, stream: usize) {
+    /// How much of the stream's unfinished line stands on the last line of the console, which is now its own.
+    fn begin_line(&mut self, stream: usize) -> usize {
         if self.open == Some(stream) {
-            return;
+            return self.streams[stream].told;
         }
-        if self.open.take().is_some() {
-            self.out.push(b'\n');
+        self.end_open();
+        let this = &mut self.streams[stream];
+        if !this.style.prefix.is_empty() {
+            self.out.extend_from_slice(&this.style.prefix);
+            this.inline.begin(&mut self.out);
         }
-        self.out.extend_from_slice(&self.streams[stream].style.prefix);
+        0
+    }
+
+    /// Ends what stands unfinished at the end of the console.
+    fn end_open(&mut self) {
+        let Some(stream) = self.open.take() else { return };
+        let this = &mut self.streams[stream];
+        if !this.style.prefix.is_empty() {
+            this.inline.end(&mut self.out);
+        }
+        if std::mem::take(&mut this.is_long) {
+            self.out.extend_from_slice(CUT);
+            this.carry.splice(..0, CUT.iter().copied());
+            this.told += CUT.len();
+        } else if this.has_bar {
+            // What a bar has shown is replaced by what it shows next.
+            this.carry.drain(..this.told);
+            this.told = 0;
+        } else if this.told > 0 {
+            self.out.extend_from_slice(CUT);
+            this.inline.rewind();
+        }
+        self.out.push(b'\n');
     }
 
     fn show_traceback(&mut self, stream: usize) {
         self.show_folded(None);
         if let Some(traceback) = self.streams[stream].traceback.take() {
             for line in traceback.text.split_inclusive(|byte| *byte == b'\n') {
-                self.show(stream, line.strip_suffix(b"\n").unwrap_or(line));
+                self.show(stream, line.strip_suffix(b"\n").unwrap_or(line), false);
             }
         }
     }
@@ -252,15 +319,19 @@ impl Composer {
         let Some(fold) = &mut self.fold else { return };
         for folded in fold.take(now) {
             if let [stream] = folded.streams[..] {
-                self.show(stream, &folded.text);
+                self.show(stream, &folded.text, false);
             } else {
-                if self.open.take().is_some() {
-                    self.out.push(b'\n');
+                self.end_open();
+                let prefix = format!("[{} workers] ", folded.streams.len());
+                self.out.extend_from_slice(prefix.as_bytes());
+                let is_tagged = |stream: &usize| !self.streams[*stream].style.prefix.is_empty();
+                if folded.streams.iter().any(is_tagged) && !is_plain(&folded.text) {
+                    let mut inline = Inline::default();
+                    inline.pass(&folded.text, prefix.as_bytes(), &mut self.out);
+                    inline.end(&mut self.out);
+                } else {
+                    self.out.extend_from_slice(&folded.text);
                 }
-                let count = folded.streams.len();
-                self.out
-                    .extend_from_slice(format!("[{count} workers] ").as_bytes());
-                self.out.extend_from_slice(&folded.text);
                 self.out.push(b'\n');
             }
         }
@@ -268,8 +339,12 @@ impl Composer {
 
     /// Drops bytes of a stream; how many lines are lost by it.
     pub(super) fn skip(&mut self, stream: usize, data: &[u8]) -> usize {
+        if self.open == Some(stream) {
+            self.end_open();
+        }
         let this = &mut self.streams[stream];
         this.carry.clear();
+        this.told = 0;
         this.since = None;
         this.skipping = !data.ends_with(b"\n");
         memchr_iter(b'\n', data).count()
@@ -291,10 +366,13 @@ impl Composer {
 
     /// The stream has ended; an unfinished line is finished for it.
     pub(super) fn close(&mut self, stream: usize, now: Instant) {
-        let carry = std::mem::take(&mut self.streams[stream].carry);
-        if !carry.is_empty() {
-            self.line(stream, &carry, now);
+        let this = &mut self.streams[stream];
+        let carry = std::mem::take(&mut this.carry);
+        if carry.len() > this.told {
+            self.line(stream, &carry, false, now);
         }
+        let this = &mut self.streams[stream];
+        (this.told, this.is_long) = (0, false);
         if self.streams[stream].traceback.is_some() {
             self.show_traceback(stream);
         }
@@ -303,119 +381,15 @@ impl Composer {
             self.living -= 1;
         }
         if self.open == Some(stream) {
-            self.out.push(b'\n');
-            self.open = None;
+            self.end_open();
         }
     }
 
     /// A line of our own.
     pub(super) fn note(&mut self, text: &str) {
-        if self.open.take().is_some() {
-            self.out.push(b'\n');
-        }
+        self.end_open();
         self.out.extend_from_slice(text.as_bytes());
         self.out.push(b'\n');
-    }
-
-    /// When the clock has something to do for a stream.
-    fn due(&self, stream: usize) -> Option<Instant> {
-        let this = &self.streams[stream];
-        let touched = this.touched?;
-        let traceback = this.traceback.as_ref().map(|traceback| {
-            let pause = if traceback.inside {
-                INSIDE_PAUSE
-            } else {
-                AFTER_PAUSE
-            };
-            (touched + pause).min(traceback.since + TRACEBACK_TIME)
-        });
-        let carry = if this.carry.is_empty() || this.closed {
-            None
-        } else if this.style.interactive || self.living + self.to_come == 1 {
-            Some(touched + PARTIAL_PAUSE)
-        } else if self.screen.is_some() {
-            let pause = if this.has_bar {
-                Duration::ZERO
-            } else {
-                PARTIAL_PAUSE
-            };
-            Some(touched + pause)
-        } else {
-            this.since.filter(|_| this.has_bar).map(|since| since + BAR_PAUSE)
-        };
-        match (traceback, carry) {
-            (Some(traceback), Some(carry)) => Some(traceback.min(carry)),
-            (traceback, carry) => traceback.or(carry),
-        }
-    }
-
-    /// Does what is due; when there is something to do again.
-    pub(super) fn tick(&mut self, now: Instant) -> Option<Instant> {
-        self.show_folded(Some(now));
-        let mut next: Option<Instant> = self.fold.as_ref().and_then(Fold::due);
-        let mut bars = Vec::new();
-        for stream in std::mem::take(&mut self.listed) {
-            self.streams[stream].listed = false;
-            let due = self.due(stream);
-            if due.is_some_and(|due| due <= now) {
-                self.overdue(stream, now, &mut bars);
-            }
-            if let Some(due) = self.due(stream) {
-                self.streams[stream].listed = true;
-                self.listed.push(stream);
-                if due > now {
-                    next = Some(next.map_or(due, |next| next.min(due)));
-                }
-            }
-        }
-        if let Some(screen) = &mut self.screen {
-            bars.sort_unstable();
-            let streams = &self.streams;
-            let texts = bars.iter().map(|stream| {
-                let this = &streams[*stream];
-                [&this.style.prefix[..], visible(&this.carry)].concat()
-            });
-            screen.set_bars(texts);
-            if let Some(due) = screen.due(now) {
-                next = Some(next.map_or(due, |next| next.min(due)));
-            }
-        }
-        next
-    }
-
-    fn overdue(&mut self, stream: usize, now: Instant, bars: &mut Vec<usize>) {
-        let this = &self.streams[stream];
-        let touched = this.touched.unwrap_or(now);
-        if let Some(traceback) = &this.traceback {
-            let pause = if traceback.inside {
-                INSIDE_PAUSE
-            } else {
-                AFTER_PAUSE
-            };
-            if touched + pause <= now || traceback.since + TRACEBACK_TIME <= now {
-                self.show_traceback(stream);
-            }
-            return;
-        }
-        let this = &mut self.streams[stream];
-        if this.style.interactive
-            || (self.living + self.to_come == 1 && !(self.screen.is_some() && this.has_bar))
-        {
-            let carry = std::mem::take(&mut this.carry);
-            this.since = None;
-            self.show_folded(None);
-            self.begin_line(stream);
-            self.out.extend_from_slice(&carry);
-            self.open = Some(stream);
-        } else if self.screen.is_some() {
-            bars.push(stream);
-        } else if let Some(end) = memrchr(b'\r', &this.carry) {
-            let rest = this.carry.split_off(end + 1);
-            let mut line = std::mem::replace(&mut this.carry, rest);
-            line.pop();
-            this.since = (!this.carry.is_empty()).then_some(now);
-            self.show(stream, &line);
-        }
     }
 
     /// What is to be written now; `spare` becomes the next buffer.

@@ -237,7 +237,9 @@ impl Reader {
                     self.sides.len() - 1
                 }
             };
-            self.sides[side].composer.expect(self.expected[index]);
+            let composer = &mut self.sides[side].composer;
+            composer.expect(self.expected[index]);
+            composer.show_partial_after(self.options.partial_after);
             self.side_of[index] = Some(side);
         }
         self.side_of[index]

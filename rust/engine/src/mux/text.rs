@@ -8,19 +8,22 @@ pub(super) fn width(text: &[u8]) -> usize {
     Clip::of(text, usize::MAX).used
 }
 
-/// Cuts a text to a width. Escape sequences take no room and are kept, so that colours end where they should; one
-/// that is not finished is left out, as is every other control character.
+/// Cuts a text to a width. Colours take no room and are kept, and end with it; every other control character or
+/// sequence is left out.
 pub(super) fn clip(text: &[u8], width: usize) -> Vec<u8> {
-    Clip::of(text, width).kept
+    let mut clip = Clip::of(text, width);
+    if clip.is_coloured {
+        clip.kept.extend_from_slice(b"\x1b[0m");
+    }
+    clip.kept
 }
 
 struct Clip {
     width: usize,
     used: usize,
     is_full: bool,
+    is_coloured: bool,
     kept: Vec<u8>,
-    /// What has come since the last character or the last whole sequence.
-    pending: Vec<u8>,
 }
 
 impl Clip {
@@ -29,25 +32,19 @@ impl Clip {
             width,
             used: 0,
             is_full: false,
+            is_coloured: false,
             kept: Vec::with_capacity(text.len()),
-            pending: Vec::new(),
         };
         let mut parser = Parser::<Utf8Parser>::new();
         for byte in String::from_utf8_lossy(text).bytes() {
-            clip.pending.push(byte);
             parser.advance(&mut clip, byte);
         }
         clip
-    }
-
-    fn keep_sequence(&mut self) {
-        self.kept.append(&mut self.pending);
     }
 }
 
 impl Perform for Clip {
     fn print(&mut self, letter: char) {
-        self.pending.clear();
         let Some(columns) = letter.width() else { return };
         self.is_full |= self.width - self.used < columns;
         if !self.is_full {
@@ -57,24 +54,17 @@ impl Perform for Clip {
         }
     }
 
-    fn execute(&mut self, _byte: u8) {
-        self.pending.pop();
-    }
-
-    fn unhook(&mut self) {
-        self.keep_sequence();
-    }
-
-    fn osc_dispatch(&mut self, _params: &[&[u8]], _bell_terminated: bool) {
-        self.keep_sequence();
-    }
-
-    fn csi_dispatch(&mut self, _params: &Params, _intermediates: &[u8], _ignore: bool, _action: u8) {
-        self.keep_sequence();
-    }
-
-    fn esc_dispatch(&mut self, _intermediates: &[u8], _ignore: bool, _byte: u8) {
-        self.keep_sequence();
+    fn csi_dispatch(&mut self, params: &Params, intermediates: &[u8], ignore: bool, action: u8) {
+        if action != b'm' || !intermediates.is_empty() || ignore {
+            return;
+        }
+        let parts: Vec<String> = params
+            .iter()
+            .map(|part| part.iter().map(u16::to_string).collect::<Vec<_>>().join(":"))
+            .collect();
+        self.is_coloured = parts.iter().any(|part| part != "0");
+        self.kept
+            .extend_from_slice(format!("\x1b[{}m", parts.join(";")).as_bytes());
     }
 }
 
@@ -89,7 +79,8 @@ mod tests {
         assert_eq!(clip(b"0123456789", 4), b"0123");
         assert_eq!(clip(b"\x1b[31mred\x1b[0m", 2), b"\x1b[31mre\x1b[0m");
         assert_eq!(clip(b"a\x07b\xff", 9), "ab\u{fffd}".as_bytes());
-        assert_eq!(clip(b"\x1b]0;title\x07a\x1b(Bb", 1), b"\x1b]0;title\x07a\x1b(B");
+        assert_eq!(clip(b"\x1b]0;title\x07a\x1b(Bb\x1b[2K\x1b[?25l", 9), b"ab");
+        assert_eq!(clip(b"\x1b[1;38:5:1mred", 2), b"\x1b[1;38:5:1mre\x1b[0m");
         assert_eq!(clip(b"a\x1b[3", 9), b"a", "or it would swallow what follows");
     }
 

@@ -92,10 +92,17 @@ impl Slots {
             }
             Stdio::Pipe | Stdio::Log { .. } => {
                 let mut pair = None;
-                if let Stdio::Log { path, terminal, .. } = stdio {
+                if let Stdio::Log {
+                    path,
+                    terminal,
+                    prefix,
+                    ..
+                } = stdio
+                {
                     ends.files[stream - 1] = path.as_deref().map(open_log).transpose()?;
+                    let prefix = prefix.as_ref().unwrap_or(&spec.prefix);
                     // Terminals are few; a worker is better off with a pipe than not at all.
-                    pair = terminal.then(|| open_terminal(&spec.prefix).ok()).flatten();
+                    pair = terminal.then(|| open_terminal(prefix).ok()).flatten();
                 }
                 let (read, write) = match pair {
                     Some(pair) => pair,

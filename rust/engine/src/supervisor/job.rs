@@ -101,10 +101,12 @@ impl Job {
         }
     }
 
-    /// Sends a signal to all. One from the terminal has reached a foreground worker already.
+    /// Sends a signal to all. One from the terminal has reached a foreground worker already, and so has what a
+    /// shell continues its job with.
     pub(super) fn broadcast(&self, number: i32, from_terminal: bool) {
         for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
-            if !(spec.foreground && from_terminal) {
+            let continues = number == libc::SIGCONT && !worker.pid().is_some_and(is_stopped);
+            if !(spec.foreground && (from_terminal || continues)) {
                 worker.send(number, spec.foreground);
             }
         }

@@ -71,14 +71,18 @@ pub(super) fn log_stream(
     } else {
         Console::Stderr
     };
+    let own_prefix = match &spec.stdio[stream + 1] {
+        Stdio::Log { prefix, .. } => prefix.as_ref(),
+        _ => None,
+    };
     Stream {
         fd,
         worker,
         kind,
         file,
         console,
-        prefix: spec.prefix.clone(),
-        interactive: spec.stdio[0] == Stdio::Inherit,
+        prefix: own_prefix.unwrap_or(&spec.prefix).clone(),
+        interactive: spec.foreground,
         keeps_tail: kind == Console::Stderr || spec.stdio[2] == Stdio::Stdout,
     }
 }

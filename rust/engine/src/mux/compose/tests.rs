@@ -1,6 +1,9 @@
 use proptest::prelude::*;
 
+use super::clock::{AFTER_PAUSE, BUSY_FACTOR, PROMPT_PAUSE, REPEATED_BYTES, TRACEBACK_TIME};
 use super::*;
+
+const PAUSE: Duration = Duration::from_secs(1);
 
 fn style(prefix: &str) -> Style {
     Style {
@@ -12,6 +15,7 @@ fn style(prefix: &str) -> Style {
 /// A composer with streams of these prefixes.
 fn composer(prefixes: &[&str]) -> Composer {
     let mut composer = Composer::new(None, false);
+    composer.show_partial_after(Some(PAUSE));
     for prefix in prefixes {
         composer.add(style(prefix));
     }
@@ -53,12 +57,118 @@ fn the_end_of_a_stream_finishes_its_line() {
 }
 
 #[test]
-fn an_unfinished_line_waits_while_others_write_too() {
+fn an_unfinished_line_is_shown_after_a_pause_and_nothing_is_due_then() {
     let mut composer = composer(&["[0] ", "[1] "]);
     let now = Instant::now();
+    composer.feed(0, b"loading", now);
+    assert_eq!(composer.tick(now), Some(now + PAUSE));
+    assert!(!composer.is_ready(now));
+    let later = now + PAUSE;
+    assert_eq!(
+        composer.tick(later),
+        None,
+        "no clock runs for what has been shown"
+    );
+    assert_eq!(shown(&mut composer, later), "[0] loading");
+    composer.feed(0, b" more", later);
+    composer.tick(later + PAUSE);
+    composer.feed(0, b" done\nnext\n", later + PAUSE);
+    assert_eq!(
+        shown(&mut composer, later),
+        " more done\n[0] next\n",
+        "it goes on where it stands"
+    );
+}
+
+#[test]
+fn an_unfinished_line_that_is_interrupted_comes_again_whole() {
+    for prefix in ["", "[0] "] {
+        let mut composer = composer(&[prefix, "[1] "]);
+        let now = Instant::now();
+        composer.feed(0, b"loading", now);
+        composer.tick(now + PAUSE);
+        composer.feed(1, b"other\n", now + PAUSE);
+        assert_eq!(
+            shown(&mut composer, now),
+            format!("{prefix}loading\u{2026}\n[1] other\n")
+        );
+        assert_eq!(composer.tick(now + 9 * PAUSE), None);
+        composer.feed(0, b" done\n", now + 9 * PAUSE);
+        assert_eq!(shown(&mut composer, now), format!("{prefix}loading done\n"));
+    }
+}
+
+#[test]
+fn an_unfinished_line_that_has_been_shown_is_not_said_again_at_its_end() {
+    let mut composer = composer(&["[0] ", "[1] "]);
+    let now = Instant::now();
+    composer.feed(0, b"last words", now);
+    composer.feed(1, b"mine", now);
+    composer.tick(now + PAUSE);
+    assert_eq!(shown(&mut composer, now), "[0] last words\u{2026}\n[1] mine");
+    composer.close(0, now + PAUSE);
+    composer.close(1, now + PAUSE);
+    assert_eq!(shown(&mut composer, now), "\n");
+}
+
+#[test]
+fn a_line_that_grows_and_grows_is_shown_although_there_is_no_pause() {
+    let mut composer = composer(&["[0] ", "[1] "]);
+    let begin = Instant::now();
+    let mut now = begin;
+    while now <= begin + PAUSE * BUSY_FACTOR {
+        composer.feed(0, b".", now);
+        composer.tick(now);
+        now += PAUSE / 2;
+    }
+    assert_eq!(shown(&mut composer, now), "[0] .....");
+}
+
+#[test]
+fn a_pause_of_ages_is_never_over() {
+    let mut composer = composer(&["", ""]);
+    composer.show_partial_after(Some(Duration::MAX));
+    let now = Instant::now();
     composer.feed(0, b"half", now);
-    assert_eq!(composer.tick(now + PARTIAL_PAUSE), None);
-    assert!(!composer.is_ready(now + PARTIAL_PAUSE));
+    assert!(composer.tick(now).is_some());
+    assert!(!composer.is_ready(now + 1000 * PAUSE));
+}
+
+#[test]
+fn whoever_wants_whole_lines_gets_whole_lines() {
+    let mut composer = composer(&["[0] ", "[1] "]);
+    composer.show_partial_after(None);
+    let now = Instant::now();
+    composer.feed(0, b"half\r50%", now);
+    assert_eq!(composer.tick(now + 100 * PAUSE), None);
+    assert!(!composer.is_ready(now + 100 * PAUSE));
+    composer.close(1, now);
+    assert_eq!(composer.tick(now + 100 * PAUSE), None);
+}
+
+#[test]
+fn a_long_unfinished_line_is_not_repeated() {
+    let mut composer = composer(&["", "[1] "]);
+    let now = Instant::now();
+    let long = "x".repeat(REPEATED_BYTES + 1);
+    composer.feed(0, long.as_bytes(), now);
+    composer.tick(now + PAUSE);
+    composer.feed(0, b"yy", now + PAUSE);
+    composer.feed(1, b"other\n", now + PAUSE);
+    assert_eq!(shown(&mut composer, now), format!("{long}\u{2026}\n[1] other\n"));
+    composer.feed(0, b"zz\n", now + PAUSE);
+    assert_eq!(shown(&mut composer, now), "\u{2026}yyzz\n");
+}
+
+#[test]
+fn what_is_dropped_ends_an_unfinished_line_with_a_mark() {
+    let mut composer = composer(&["", "[1] "]);
+    let now = Instant::now();
+    composer.feed(0, b"begin", now);
+    composer.tick(now + PAUSE);
+    composer.skip(0, b" of it\n");
+    composer.feed(0, b"next\n", now);
+    assert_eq!(shown(&mut composer, now), "begin\u{2026}\nnext\n");
 }
 
 #[test]
@@ -66,9 +176,9 @@ fn the_only_stream_shows_its_prompt_after_a_pause() {
     let mut composer = composer(&["[0] "]);
     let now = Instant::now();
     composer.feed(0, b"name? ", now);
-    assert_eq!(composer.tick(now), Some(now + PARTIAL_PAUSE));
+    assert_eq!(composer.tick(now), Some(now + PROMPT_PAUSE));
     assert_eq!(shown(&mut composer, now), "");
-    let later = now + PARTIAL_PAUSE;
+    let later = now + PROMPT_PAUSE;
     assert_eq!(composer.tick(later), None);
     assert_eq!(shown(&mut composer, later), "[0] name? ");
     composer.feed(0, b"hello\nnext\n", later);
@@ -89,11 +199,14 @@ fn somebody_elses_line_does_not_continue_a_prompt() {
     composer.add(style("[1] "));
     let now = Instant::now();
     composer.feed(0, b"(Pdb) ", now);
-    let later = now + PARTIAL_PAUSE;
+    let later = now + PROMPT_PAUSE;
     composer.tick(later);
     composer.feed(1, b"busy\n", later);
     composer.feed(0, b"x = 1\n", later);
-    assert_eq!(shown(&mut composer, later), "[0] (Pdb) \n[1] busy\n[0] x = 1\n");
+    assert_eq!(
+        shown(&mut composer, later),
+        "[0] (Pdb) \u{2026}\n[1] busy\n[0] (Pdb) x = 1\n"
+    );
 }
 
 #[test]
@@ -167,16 +280,32 @@ fn equal_lines_of_all_workers_become_one() {
 }
 
 #[test]
-fn a_progress_bar_in_a_pipe_becomes_a_line_now_and_then() {
-    let mut composer = composer(&["[0] ", "[1] "]);
+fn a_progress_bar_in_a_pipe_becomes_a_line_every_second_or_two() {
+    let mut composer = composer(&["", ""]);
+    let begin = Instant::now();
+    let mut now = begin;
+    let mut out = String::new();
+    for percent in 0..10 {
+        composer.feed(0, format!("\r {percent}%").as_bytes(), now);
+        composer.tick(now);
+        out += &shown(&mut composer, now);
+        now += PAUSE / 2;
+    }
+    assert_eq!(out, "\r 0%\r 1%\r 2%\r 3%\n 4%\r 5%\r 6%\r 7%\n");
+    composer.feed(0, b"\r100%\n", now);
+    assert_eq!(shown(&mut composer, now), " 8%\r 9%\r100%\n");
+}
+
+#[test]
+fn a_progress_bar_that_rests_is_shown_and_never_repeated() {
+    let mut composer = composer(&["", "[1] "]);
     let now = Instant::now();
-    composer.feed(0, b"\r 1%\r 2%\r 3%", now);
-    assert_eq!(composer.tick(now), Some(now + BAR_PAUSE));
-    let later = now + BAR_PAUSE;
-    composer.tick(later);
-    assert_eq!(shown(&mut composer, later), "[0] \r 1%\r 2%\n");
-    composer.feed(0, b"\r100%\n", later);
-    assert_eq!(shown(&mut composer, later), "[0]  3%\r100%\n");
+    composer.feed(0, b"\r 1%\r 2%", now);
+    composer.tick(now + PAUSE);
+    composer.feed(1, b"other\n", now + PAUSE);
+    composer.feed(0, b"\r 3%", now + PAUSE);
+    composer.tick(now + 2 * PAUSE);
+    assert_eq!(shown(&mut composer, now), "\r 1%\r 2%\n[1] other\n\r 3%");
 }
 
 #[test]
@@ -217,9 +346,9 @@ fn a_line_of_ours_stands_alone() {
     let mut composer = composer(&["[0] "]);
     let now = Instant::now();
     composer.feed(0, b"prompt", now);
-    composer.tick(now + PARTIAL_PAUSE);
+    composer.tick(now + PROMPT_PAUSE);
     composer.note("note");
-    assert_eq!(shown(&mut composer, now), "[0] prompt\nnote\n");
+    assert_eq!(shown(&mut composer, now), "[0] prompt\u{2026}\nnote\n");
 }
 
 #[test]
@@ -261,6 +390,51 @@ proptest! {
         for (prefix, text) in prefixes.iter().zip(&texts) {
             let own: Vec<&str> = out.lines().filter_map(|line| line.strip_prefix(prefix.as_str())).collect();
             prop_assert_eq!(own, text.lines().collect::<Vec<_>>());
+        }
+    }
+
+    /// G6: the same while time passes. What was shown unfinished ends with a mark, goes on, or comes again whole.
+    #[test]
+    fn time_that_passes_tears_no_line(
+        texts in proptest::collection::vec("[a-c\n]{0,40}", 1..4),
+        cuts in proptest::collection::vec((any::<prop::sample::Index>(), 1usize..5, 0u32..3), 0..60),
+        tagged in any::<bool>(),
+    ) {
+        let prefixes: Vec<String> = (0..texts.len()).map(|stream| format!("<{stream}>")).collect();
+        let given = |prefix: &String| if tagged { prefix.clone() } else { String::new() };
+        let mut composer = composer(&prefixes.iter().map(given).collect::<Vec<_>>().iter().map(String::as_str).collect::<Vec<_>>());
+        let mut now = Instant::now();
+        let mut rest: Vec<&[u8]> = texts.iter().map(String::as_bytes).collect();
+        for (which, count, halves) in cuts {
+            let stream = which.index(rest.len());
+            let (piece, later) = rest[stream].split_at(count.min(rest[stream].len()));
+            rest[stream] = later;
+            composer.feed(stream, piece, now);
+            now += halves * PAUSE / 2;
+            composer.tick(now);
+        }
+        for (stream, piece) in rest.into_iter().enumerate() {
+            composer.feed(stream, piece, now);
+            composer.feed(stream, b"end\n", now);
+            composer.close(stream, now);
+        }
+        let out = shown(&mut composer, now);
+        let whole: Vec<&str> = out.lines().filter(|line| !line.ends_with('\u{2026}')).collect();
+        let mut found = Vec::new();
+        for (prefix, text) in prefixes.iter().zip(&texts) {
+            let expected: Vec<String> = format!("{text}end").lines().map(str::to_owned).collect();
+            if tagged {
+                let own: Vec<&str> = whole.iter().filter_map(|line| line.strip_prefix(prefix.as_str())).collect();
+                prop_assert_eq!(own, expected);
+            } else {
+                found.extend(expected);
+            }
+        }
+        if !tagged {
+            let mut whole = whole;
+            whole.sort_unstable();
+            found.sort_unstable();
+            prop_assert_eq!(whole, found);
         }
     }
 }

@@ -1,0 +1,155 @@
+//! What is due after a time: unfinished lines, tracebacks that nothing follows, progress bars.
+
+use std::time::{Duration, Instant};
+
+use memchr::memrchr;
+
+use super::{Composer, visible};
+use crate::mux::fold::Fold;
+
+/// What somebody is asked, and what stands on a terminal, is shown after this time without more of it.
+pub(super) const PROMPT_PAUSE: Duration = Duration::from_millis(100);
+/// A line that goes on and on without an end, as progress bars do, is shown after this many times the pause.
+pub(super) const BUSY_FACTOR: u32 = 2;
+/// A longer line is not repeated when it goes on.
+pub(super) const REPEATED_BYTES: usize = 64 * 1024;
+/// The next line of a traceback is waited for as long as this, and a chained one after its end.
+const INSIDE_PAUSE: Duration = Duration::from_millis(500);
+pub(super) const AFTER_PAUSE: Duration = Duration::from_millis(50);
+/// A traceback that goes on for longer than this is shown as far as it is.
+pub(super) const TRACEBACK_TIME: Duration = Duration::from_secs(2);
+
+impl Composer {
+    /// When the clock has something to do for a stream.
+    pub(super) fn due(&self, stream: usize) -> Option<Instant> {
+        let this = &self.streams[stream];
+        let touched = this.touched?;
+        let traceback = this.traceback.as_ref().map(|traceback| {
+            let pause = if traceback.inside {
+                INSIDE_PAUSE
+            } else {
+                AFTER_PAUSE
+            };
+            (touched + pause).min(traceback.since + TRACEBACK_TIME)
+        });
+        let carry = if this.carry.len() <= this.told || this.closed {
+            None
+        } else if self.is_prompt(stream) || (self.screen.is_some() && this.has_bar) {
+            Some(touched)
+        } else if self.screen.is_some() || this.style.interactive {
+            Some(touched + PROMPT_PAUSE)
+        } else {
+            let pause = self.partial_after.map(|pause| self.pause(pause));
+            pause.map(|pause| (touched + pause).min(this.since.unwrap_or(touched) + pause * BUSY_FACTOR))
+        };
+        match (traceback, carry) {
+            (Some(traceback), Some(carry)) => Some(traceback.min(carry)),
+            (traceback, carry) => traceback.or(carry),
+        }
+    }
+
+    /// Whoever is alone has nobody to interrupt.
+    fn pause(&self, pause: Duration) -> Duration {
+        if self.living + self.to_come == 1 {
+            pause.min(PROMPT_PAUSE)
+        } else {
+            pause
+        }
+    }
+
+    /// Does what is due; when there is something to do again.
+    pub(in crate::mux) fn tick(&mut self, now: Instant) -> Option<Instant> {
+        self.show_folded(Some(now));
+        let mut next: Option<Instant> = self.fold.as_ref().and_then(Fold::due);
+        let mut bars = Vec::new();
+        for stream in std::mem::take(&mut self.listed) {
+            self.streams[stream].listed = false;
+            let due = self.due(stream);
+            if due.is_some_and(|due| due <= now) {
+                self.overdue(stream, now, &mut bars);
+            }
+            if let Some(due) = self.due(stream) {
+                self.streams[stream].listed = true;
+                self.listed.push(stream);
+                if due > now {
+                    next = Some(next.map_or(due, |next| next.min(due)));
+                }
+            }
+        }
+        if let Some(screen) = &mut self.screen {
+            bars.sort_unstable();
+            let streams = &self.streams;
+            let texts = bars.iter().map(|stream| {
+                let this = &streams[*stream];
+                [&this.style.prefix[..], visible(&this.carry)].concat()
+            });
+            screen.set_bars(texts);
+            if let Some(due) = screen.due(now) {
+                next = Some(next.map_or(due, |next| next.min(due)));
+            }
+        }
+        next
+    }
+
+    fn overdue(&mut self, stream: usize, now: Instant, bars: &mut Vec<usize>) {
+        let this = &self.streams[stream];
+        let touched = this.touched.unwrap_or(now);
+        if let Some(traceback) = &this.traceback {
+            let pause = if traceback.inside {
+                INSIDE_PAUSE
+            } else {
+                AFTER_PAUSE
+            };
+            if touched + pause <= now || traceback.since + TRACEBACK_TIME <= now {
+                self.show_traceback(stream);
+            }
+            return;
+        }
+        let this = &self.streams[stream];
+        let is_prompt = this.style.interactive || self.living + self.to_come == 1;
+        if self.screen.is_some() && (this.has_bar || !is_prompt) {
+            bars.push(stream);
+        } else if is_prompt || self.partial_after.is_some_and(|pause| touched + pause <= now) {
+            self.show_partial(stream);
+        } else {
+            self.show_bar(stream, now);
+        }
+    }
+
+    /// Shows an unfinished line as far as it is.
+    fn show_partial(&mut self, stream: usize) {
+        self.show_folded(None);
+        let told = self.begin_line(stream);
+        let this = &mut self.streams[stream];
+        if this.style.prefix.is_empty() {
+            self.out.extend_from_slice(&this.carry[told..]);
+        } else {
+            this.inline
+                .pass(&this.carry[told..], &this.style.prefix, &mut self.out);
+        }
+        this.told = this.carry.len();
+        this.since = None;
+        if this.told > REPEATED_BYTES {
+            this.carry.clear();
+            this.told = 0;
+            this.is_long = true;
+        }
+        self.open = Some(stream);
+    }
+
+    /// Makes a line of the states of a progress bar that are over, or shows what there is of another line.
+    fn show_bar(&mut self, stream: usize, now: Instant) {
+        self.show_folded(None);
+        let this = &mut self.streams[stream];
+        match memrchr(b'\r', &this.carry) {
+            Some(end) if end >= this.told => {
+                let rest = this.carry.split_off(end + 1);
+                let mut line = std::mem::replace(&mut this.carry, rest);
+                line.pop();
+                this.since = (!this.carry.is_empty()).then_some(now);
+                self.show(stream, &line, false);
+            }
+            _ => self.show_partial(stream),
+        }
+    }
+}

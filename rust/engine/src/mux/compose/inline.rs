@@ -1,0 +1,337 @@
+//! What of a worker's bytes may stand in a line that begins with a prefix: text, colours, and moves that stay
+//! behind the prefix. All else could rub out the prefix, reach a line of another worker or change the terminal.
+//!
+//! Moves to the left are made so that a wrong guess of a character's width does no harm: the cursor goes back over
+//! the prefix only together with the prefix, which is written again.
+
+use std::str::from_utf8;
+
+use memchr::memchr_iter;
+use unicode_width::UnicodeWidthStr;
+
+/// Ends all colours.
+const PLAIN: &[u8] = b"\x1b[0m";
+/// Longer parameters are no colour's.
+const LONGEST_PARAMETERS: usize = 64;
+/// Colours that are kept for the next line; beyond that only the last one is.
+const MOST_COLOURS: usize = 256;
+const TAB: usize = 8;
+/// Bytes that are looked at together.
+const BLOCK: usize = 256;
+
+/// Whether text can be shown as it is: no control character but tabs, line feeds, and a carriage return at its end.
+pub(super) fn is_plain(text: &[u8]) -> bool {
+    let text = text.strip_suffix(b"\r").unwrap_or(text);
+    if text.chunks(BLOCK).all(is_ascii_text) {
+        return true;
+    }
+    let is_control = |byte: &u8| matches!(byte, 0..=8 | 0x0b..=0x1f | 0x7f);
+    !text.iter().any(is_control)
+        && from_utf8(text).is_ok()
+        && memchr_iter(0xc2, text).all(|at| text[at + 1] >= 0xa0)
+}
+
+/// Without a branch, so that many bytes are looked at together.
+fn is_ascii_text(block: &[u8]) -> bool {
+    let others = block.iter().fold(0, |others, &byte| {
+        others | u8::from(!matches!(byte, b' '..=b'~' | b'\t' | b'\n'))
+    });
+    others == 0
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Text,
+    /// Behind ESC.
+    Escape,
+    /// Behind ESC and an intermediate byte.
+    EscapeRest,
+    /// Behind ESC and `[`.
+    Parameters,
+    /// In a title, a clipboard's text or the like.
+    Command,
+    /// Behind an ESC in one.
+    CommandEscape,
+}
+
+/// One stream's place in its present line.
+#[derive(Debug, Default)]
+pub(super) struct Inline {
+    state: State,
+    /// The begin of a character, or the parameters of a sequence.
+    begun: Vec<u8>,
+    /// Colours that are on, as they were switched on, and those of the line's begin.
+    colours: Vec<u8>,
+    first_colours: Vec<u8>,
+    /// A carriage return has come, and nothing since.
+    returned: bool,
+    /// Columns behind the prefix, as far as is known, and those that are certain.
+    column: usize,
+    certain: usize,
+}
+
+impl Inline {
+    /// A line begins: the prefix is written.
+    pub(super) fn begin(&mut self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.colours);
+        self.first_colours.clone_from(&self.colours);
+    }
+
+    /// The line is over, or cut. What is unfinished in it is left out.
+    pub(super) fn end(&mut self, out: &mut Vec<u8>) {
+        self.flush_character(out);
+        self.state = State::Text;
+        self.begun.clear();
+        if !self.colours.is_empty() {
+            out.extend_from_slice(PLAIN);
+        }
+        if std::mem::take(&mut self.returned) {
+            out.push(b'\r');
+        }
+        (self.column, self.certain) = (0, 0);
+    }
+
+    /// The line that was cut will be shown again from its begin.
+    pub(super) fn rewind(&mut self) {
+        self.colours.clone_from(&self.first_colours);
+    }
+
+    /// Nothing of an earlier line matters.
+    pub(super) fn is_fresh(&self) -> bool {
+        !self.returned
+            && self.column == 0
+            && self.state == State::Text
+            && self.colours.is_empty()
+            && self.begun.is_empty()
+    }
+
+    /// Shows the next bytes of the line.
+    pub(super) fn pass(&mut self, text: &[u8], prefix: &[u8], out: &mut Vec<u8>) {
+        let mut rest = text;
+        while let Some((&byte, behind)) = rest.split_first() {
+            if self.state == State::Text && self.begun.is_empty() {
+                let is_other = |byte: &u8| !matches!(byte, b' '..=b'~');
+                let (letters, behind) = rest.split_at(rest.iter().position(is_other).unwrap_or(rest.len()));
+                if !letters.is_empty() {
+                    self.settle(prefix, out);
+                    out.extend_from_slice(letters);
+                    self.column += letters.len();
+                    self.certain += letters.len();
+                    rest = behind;
+                    continue;
+                }
+            }
+            rest = behind;
+            match (self.state, byte) {
+                (State::Text, _) => self.text(byte, prefix, out),
+                // The first two break any sequence off.
+                (_, 0x18 | 0x1a) | (State::Command, 0x07) | (State::CommandEscape, b'\\') => {
+                    self.state = State::Text;
+                }
+                (State::Command, 0x1b) => self.state = State::CommandEscape,
+                (State::Command, _) | (State::EscapeRest, 0x20..=0x2f) => {}
+                (_, 0x1b) => self.state = State::Escape,
+                (_, 0..=0x1f) => {}
+                (State::Escape | State::CommandEscape, _) => self.escape(byte),
+                (State::EscapeRest, _) => self.state = State::Text,
+                (State::Parameters, 0x20..=0x3f) => {
+                    if self.begun.len() <= LONGEST_PARAMETERS {
+                        self.begun.push(byte);
+                    }
+                }
+                (State::Parameters, _) => {
+                    self.state = State::Text;
+                    let parameters = std::mem::take(&mut self.begun);
+                    self.sequence(&parameters, byte, prefix, out);
+                }
+            }
+        }
+    }
+
+    fn text(&mut self, byte: u8, prefix: &[u8], out: &mut Vec<u8>) {
+        if byte < 0x80 {
+            self.flush_character(out);
+        }
+        match byte {
+            0x1b => self.state = State::Escape,
+            b'\r' => self.returned = true,
+            0x08 => self.move_left(1, prefix, out),
+            b'\t' => {
+                self.settle(prefix, out);
+                out.push(byte);
+                self.column = (self.column / TAB + 1) * TAB;
+            }
+            0..=0x1f | 0x7f => {}
+            0x20..=0x7e => {
+                self.settle(prefix, out);
+                out.push(byte);
+                self.column += 1;
+                self.certain += 1;
+            }
+            _ => {
+                self.settle(prefix, out);
+                // A byte that begins a character ends one that was not finished.
+                if byte >= 0xc0 {
+                    self.flush_character(out);
+                }
+                self.begun.push(byte);
+                if byte < 0xa0 && self.begun.len() == 1 {
+                    // A control character, by itself.
+                    self.begun.clear();
+                } else if self.begun.len() >= length(self.begun[0]) {
+                    self.flush_character(out);
+                }
+            }
+        }
+    }
+
+    /// Shows the character that is begun, or its bytes if they are none.
+    fn flush_character(&mut self, out: &mut Vec<u8>) {
+        if self.state != State::Text || self.begun.is_empty() {
+            return;
+        }
+        match from_utf8(&self.begun) {
+            Ok(character) if !character.chars().any(char::is_control) => {
+                self.column += character.width();
+                out.extend_from_slice(&self.begun);
+            }
+            Ok(_) => {}
+            Err(_) => out.extend(self.begun.iter().filter(|byte| **byte >= 0xa0)),
+        }
+        self.begun.clear();
+    }
+
+    fn escape(&mut self, byte: u8) {
+        self.begun.clear();
+        self.state = match byte {
+            b'[' => State::Parameters,
+            b']' | b'P' | b'X' | b'^' | b'_' => State::Command,
+            0x20..=0x2f => State::EscapeRest,
+            _ => State::Text,
+        };
+    }
+
+    /// A whole control sequence. [ECMA-48](https://ecma-international.org/publications-and-standards/standards/ecma-48/)
+    fn sequence(&mut self, parameters: &[u8], end: u8, prefix: &[u8], out: &mut Vec<u8>) {
+        let are_colours = parameters.iter().all(|byte| matches!(byte, b'0'..=b':' | b';'));
+        if end == b'm' && are_colours && parameters.len() <= LONGEST_PARAMETERS {
+            self.settle(prefix, out);
+            self.colour(parameters, out);
+            return;
+        }
+        let Some(count) = number(parameters) else { return };
+        let at_least_one = count.max(1);
+        match end {
+            b'C' | b'a' => {
+                self.settle(prefix, out);
+                move_right(at_least_one, out);
+                self.column += at_least_one;
+            }
+            b'D' => self.move_left(at_least_one, prefix, out),
+            b'G' | b'`' => {
+                self.restart(prefix, out);
+                move_right(at_least_one - 1, out);
+                self.column = at_least_one - 1;
+            }
+            b'K' if count == 0 => {
+                self.settle(prefix, out);
+                out.extend_from_slice(b"\x1b[K");
+            }
+            b'K' if count == 2 => {
+                let column = if self.returned { 0 } else { self.column };
+                self.restart(prefix, out);
+                out.extend_from_slice(b"\x1b[K");
+                move_right(column, out);
+                self.column = column;
+            }
+            // Insert, delete and rub out characters to the right: editors of lines use them.
+            b'@' | b'P' | b'X' => {
+                self.settle(prefix, out);
+                out.extend_from_slice(format!("\x1b[{at_least_one}{}", char::from(end)).as_bytes());
+            }
+            _ => {}
+        }
+    }
+
+    fn colour(&mut self, parameters: &[u8], out: &mut Vec<u8>) {
+        let sequence = [b"\x1b[", parameters, b"m"].concat();
+        out.extend_from_slice(&sequence);
+        let first = parameters.split(|byte| *byte == b';').next().unwrap_or_default();
+        let resets = first.iter().all(|byte| *byte == b'0');
+        if resets || self.colours.len() + sequence.len() > MOST_COLOURS {
+            self.colours.clear();
+        }
+        if !resets || parameters.len() > first.len() {
+            self.colours.extend_from_slice(&sequence);
+        }
+    }
+
+    fn move_left(&mut self, count: usize, prefix: &[u8], out: &mut Vec<u8>) {
+        self.settle(prefix, out);
+        let count = count.min(self.column);
+        if count == 0 {
+            return;
+        }
+        let target = self.column - count;
+        if count <= self.certain {
+            self.certain -= count;
+            if count == 1 {
+                out.push(0x08);
+            } else {
+                out.extend_from_slice(format!("\x1b[{count}D").as_bytes());
+            }
+        } else {
+            self.restart(prefix, out);
+            move_right(target, out);
+        }
+        self.column = target;
+    }
+
+    /// Carries out a carriage return, now that something follows it.
+    fn settle(&mut self, prefix: &[u8], out: &mut Vec<u8>) {
+        if std::mem::take(&mut self.returned) && self.column > 0 {
+            self.restart(prefix, out);
+        }
+    }
+
+    /// Goes to the begin of the line, and writes the prefix again.
+    fn restart(&mut self, prefix: &[u8], out: &mut Vec<u8>) {
+        (self.column, self.certain, self.returned) = (0, 0, false);
+        if !self.colours.is_empty() {
+            out.extend_from_slice(PLAIN);
+        }
+        out.push(b'\r');
+        out.extend_from_slice(prefix);
+        out.extend_from_slice(&self.colours);
+    }
+}
+
+fn move_right(count: usize, out: &mut Vec<u8>) {
+    if count > 0 {
+        out.extend_from_slice(format!("\x1b[{count}C").as_bytes());
+    }
+}
+
+/// One small number, 0 where there is none.
+fn number(parameters: &[u8]) -> Option<usize> {
+    let text = from_utf8(parameters).ok()?;
+    if text.is_empty() {
+        return Some(0);
+    }
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse::<u16>().ok().filter(|_| is_number).map(usize::from)
+}
+
+/// Bytes of the character that begins with this one.
+fn length(first: u8) -> usize {
+    match first {
+        0xc2..=0xdf => 2,
+        0xe0..=0xef => 3,
+        0xf0..=0xf4 => 4,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+"""`breakpoint()` in one of several workers: who reads the command's stdin, and that the terminal's keys stay right."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from kit import processes
+from kit.waiting import until
+from tests.support.command import dsl_line
+from tests.support.terminal import terminal as support_terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from tests.support.terminal import Terminal
+
+    Open = Callable[..., AbstractContextManager[Terminal]]
+
+pytestmark = pytest.mark.engine
+
+AT_A_BREAKPOINT = """
+import os
+answer = 6
+rank = os.environ["RANK"]
+if rank == "{rank}":
+    breakpoint()
+print("rank", rank, "went on")
+"""
+
+CATCHING = """
+import os, signal, sys
+def note(number, frame):
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{number} {os.getpid()}\\n")
+for number in (signal.SIGINT, signal.SIGCONT):
+    signal.signal(number, note)
+with open(sys.argv[2], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+if os.environ["RANK"] == "0":
+    print("got", repr(input("name? ")), flush=True)
+else:
+    while not os.path.exists(sys.argv[3]):
+        signal.sigtimedwait([], 0.02)
+"""
+
+
+def _script(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    return [sys.executable, str(path)]
+
+
+def _dslrun_line(dsl: Path, workers: int, program: Sequence[str], *options: str) -> list[str]:
+    return [str(dsl.with_name("dslrun")), "--no-python", f"--nproc-per-node={workers}", *options, *program]
+
+
+@pytest.mark.parametrize("command", ["dsl", "dslrun"])
+def test_a_debugger_of_rank_0_reads_what_is_piped_in(command: str, dsl_command: Path, tmp_path: Path) -> None:
+    program = _script(tmp_path, AT_A_BREAKPOINT.format(rank=0))
+    make = dsl_line if command == "dsl" else _dslrun_line
+    result = subprocess.run(
+        make(dsl_command, 3, program),
+        input=b"p answer * 7\nc\n",
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr.decode()
+    assert b"42" in result.stdout
+    assert result.stdout.count(b" went on\n") == 3
+
+
+@pytest.mark.parametrize("command", ["dsl", "dslrun"])
+def test_another_rank_is_told_how_its_debugger_can_read(
+    command: str, dsl_command: Path, tmp_path: Path
+) -> None:
+    program = _script(tmp_path, AT_A_BREAKPOINT.format(rank=1))
+    make = dsl_line if command == "dsl" else _dslrun_line
+    result = subprocess.run(
+        make(dsl_command, 2, program), input=b"", capture_output=True, timeout=30, check=False
+    )
+    assert result.returncode == 1
+    assert f"{command}: rank 1 has nothing to read: --stdin 1 gives its debugger" in result.stderr.decode()
+    line = [*make(dsl_command, 2, []), "--stdin", "1", *program]
+    result = subprocess.run(line, input=b"p answer * 7\nc\n", capture_output=True, timeout=30, check=False)
+    assert (result.returncode, b"42" in result.stdout) == (0, True)
+
+
+def _bring_to_the_foreground(screen: Terminal) -> None:
+    """A job in the background that reads the terminal is stopped until then."""
+    if screen.is_in_background:
+        screen.reported("stopped")
+        screen.resume()
+
+
+def test_a_debugger_works_on_a_terminal(terminal: Open, dsl_command: Path, tmp_path: Path) -> None:
+    program = _script(tmp_path, AT_A_BREAKPOINT.format(rank=0))
+    with terminal(dsl_line(dsl_command, 3, program), {"TERM": "xterm"}) as screen:
+        _bring_to_the_foreground(screen)
+        screen.showed("(Pdb) ")
+        screen.press(b"p answer * 7\n")
+        screen.showed("42")
+        screen.showed("(Pdb) ")
+        screen.press(b"c\n")
+        screen.showed("rank 0 went on")
+        screen.reported("ended 0")
+        assert screen.echo
+
+
+def _pids(path: Path, count: int) -> list[int]:
+    until(lambda: path.exists() and len(path.read_text().split()) == count)
+    return [int(word) for word in path.read_text().split()]
+
+
+def _states(pids: list[int]) -> set[str]:
+    found = [processes.find(pid) for pid in pids]
+    return {process.state if process else "gone" for process in found}
+
+
+def _catching(dsl: Path, tmp_path: Path) -> list[str]:
+    files = [str(tmp_path / name) for name in ("trace", "ready", "gate")]
+    return dsl_line(dsl, 3, [*_script(tmp_path, CATCHING), *files], 5.0)
+
+
+def _caught(tmp_path: Path) -> list[tuple[int, int]]:
+    path = tmp_path / "trace"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sorted((int(line.split()[1]), int(line.split()[0])) for line in lines)
+
+
+def test_a_prompt_survives_ctrl_z_and_fg_and_each_worker_hears_of_it_once(
+    dsl_command: Path, tmp_path: Path
+) -> None:
+    with support_terminal(_catching(dsl_command, tmp_path), {"TERM": "xterm"}) as screen:
+        pids = _pids(tmp_path / "ready", 3)
+        screen.showed("name? ")
+        screen.press(b"\x1a")
+        screen.reported("stopped")
+        until(lambda: _states(pids) == {"T"})
+        screen.resume()
+        until(lambda: len(_caught(tmp_path)) >= 3)
+        screen.press(b"Ada\n")
+        screen.showed("got 'Ada'")
+        (tmp_path / "gate").touch()
+        screen.reported("ended 0")
+    assert _caught(tmp_path) == sorted((pid, signal.SIGCONT) for pid in pids)
+
+
+def test_ctrl_c_at_a_prompt_reaches_each_worker_once(dsl_command: Path, tmp_path: Path) -> None:
+    with support_terminal(_catching(dsl_command, tmp_path), {"TERM": "xterm"}) as screen:
+        pids = _pids(tmp_path / "ready", 3)
+        screen.showed("name? ")
+        screen.press(b"\x03")
+        until(lambda: len(_caught(tmp_path)) >= 3)
+        screen.press(b"Ada\n")
+        (tmp_path / "gate").touch()
+        screen.reported("ended -2")
+        assert screen.echo
+    assert _caught(tmp_path) == sorted((pid, signal.SIGINT) for pid in pids)
+
+
+def test_a_job_in_the_background_stops_only_when_it_reads_the_terminal(
+    dsl_command: Path, tmp_path: Path
+) -> None:
+    gate, ready = tmp_path / "gate", tmp_path / "ready"
+    program = (
+        f"echo here >> {ready}; until test -e {gate}; do sleep 0.02; done; test $RANK = 0 && read line; "
+        'echo "got $line"'
+    )
+    line = dsl_line(dsl_command, 2, ["/bin/sh", "-c", program])
+    with support_terminal(line, {"TERM": "xterm"}, "background") as screen:
+        until(lambda: ready.exists() and ready.read_text().count("here") == 2)
+        gate.touch()
+        # The next report, so nothing stopped it before.
+        screen.reported("stopped")
+        screen.resume()
+        screen.press(b"Ada\n")
+        screen.showed("got Ada")
+        screen.reported("ended 0")
+
+
+def test_a_job_in_the_background_that_reads_nothing_is_never_stopped(
+    dsl_command: Path, testchild: Path
+) -> None:
+    line = dsl_line(dsl_command, 2, [str(testchild), "say", "hello"])
+    with support_terminal(line, {"TERM": "xterm"}, "background") as screen:
+        screen.showed("hello")
+        screen.reported("ended 0")
+
+
+DISTRIBUTED = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+answer = dist.get_world_size() * 21
+dist.breakpoint()
+print("rank", dist.get_rank(), "went on", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_the_breakpoint_of_torch_distributed_works_on_a_terminal(dsl_command: Path, tmp_path: Path) -> None:
+    line = _dslrun_line(dsl_command, 2, _script(tmp_path, DISTRIBUTED))
+    with support_terminal(line, {"TERM": "xterm"}) as screen:
+        screen.showed("(Pdb) ", 90)
+        screen.press(b"up\n")
+        screen.showed("(Pdb) ")
+        screen.press(b"p answer\n")
+        screen.showed("42")
+        screen.press(b"c\n")
+        screen.reported("ended 0", 60)
+        assert screen.screen.count(b"went on") == 2
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_the_breakpoint_of_torch_distributed_works_in_a_pipe(dsl_command: Path, tmp_path: Path) -> None:
+    line = _dslrun_line(dsl_command, 2, _script(tmp_path, DISTRIBUTED))
+    result = subprocess.run(line, input=b"up\np answer\nc\n", capture_output=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stderr.decode()
+    assert b"42" in result.stdout
+    assert result.stdout.count(b" went on\n") == 2
