@@ -108,6 +108,7 @@ def test_a_second_stop_signal_ends_the_wait(
         subprocess.run(["kill", "-s", name, str(job.guard)], check=True)
         assert job.wait(timeout_s=15) == 128 + number, job.stderr()
         assert job.left() == []
+        assert f"SIG{name} received again: the grace is over" in job.stderr()
 
 
 def test_the_same_signal_twice_at_once_from_one_process_is_one_request(

@@ -62,6 +62,20 @@ def test_a_key_reaches_each_worker_once(
     assert _caught(tmp_path) == Counter({(pid, number): 1 for pid in pids})
 
 
+def test_each_ctrl_c_says_what_it_does_and_what_another_one_would(
+    terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    words = [str(testchild), "ignore", "INT,TERM", "note", str(tmp_path / "ready"), "%p", "pause"]
+    with terminal(dsl_line(dsl_command, 2, words, 60)) as screen:
+        _pids(tmp_path)
+        screen.press(b"\x03")
+        until(lambda: b"stopping 2 workers (grace 60 s, a second Ctrl-C kills at once)" in screen.shown())
+        screen.press(b"\x03")
+        screen.reported("ended -2")
+        again = screen.shown().index(b"dsl: SIGINT received again: the grace is over")
+        assert b"dsl: killing 2 workers still alive" in screen.shown()[again:]
+
+
 def test_ctrl_z_stops_everything_and_fg_goes_on(
     terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ class Narrator:
         self._plan = plan
         self._ended = 0
         self._dropped = 0
+        self._is_stopping = False  # somebody has asked for the end, and will insist next time
         self._unbound: set[str] = set()
 
     def say(self, text: str, level: str = "critical") -> None:
@@ -121,8 +122,12 @@ class Narrator:
     def _hear_signal(self, event: SignalReceived, left: int) -> None:
         plan = self._plan
         name = signal_name(event.signum)
-        if event.action == "stop":
-            hint = f"(grace {plan.grace_s:g} s, a second signal kills at once)"
+        is_key = event.from_terminal and name == "SIGINT"
+        second = "a second Ctrl-C kills at once" if is_key else "a second signal kills at once"
+        if event.action == "stop" and self._is_stopping:
+            self.say(f"{name} received again: the grace is over", "info")
+        elif event.action == "stop":
+            hint = f"(grace {plan.grace_s:g} s, {second})"
             self.say(f"{name} received: stopping {_workers(left)} {hint}", "info")
         elif event.action == "preempt":
             grace_s = plan.grace_s if plan.preempt_grace_s is None else plan.preempt_grace_s
@@ -130,7 +135,8 @@ class Narrator:
         elif event.action == "reopen":
             self.say(f"{name} received: log files were opened anew", "info")
         else:
-            self.say(f"{name} received: already stopping, a second signal kills at once", "info")
+            self.say(f"{name} received: already stopping, {second}", "info")
+        self._is_stopping |= event.action in ("stop", "ignore")
 
     def _hear_restart(self, event: AttemptEnded) -> None:
         """Say why the last attempt has failed, and that there will be another one."""
