@@ -94,3 +94,14 @@ SAMPLE_AT_64 = {
     "guard-INT-stopped",
 }
 """Cases that every run also does with 64 workers."""
+
+SAMPLE_ON_A_SCREEN = {
+    "worker-TERM-plain",
+    "worker-KILL-daemon",
+    "agent-TERM-plain",
+    "agent-KILL-setsid",
+    "guard-TERM-stopped",
+    "guard-INT-deaf",
+    "guard-KILL-daemon",
+}
+"""Cases that every run also does on a terminal that stops whoever writes to it from the background."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import processes
 from kit.waiting import until
-from tests.faults.matrix import CASES, SAMPLE_AT_64, Case, announced, words
+from tests.faults.matrix import CASES, SAMPLE_AT_64, SAMPLE_ON_A_SCREEN, Case, announced, words
 from tests.support.command import dsl_line
-from tests.support.jobs import Job, running
+from tests.support.jobs import SCREENS, Job, running
 from tests.support.tally import Run, Tally
 
 if TYPE_CHECKING:
@@ -28,22 +28,31 @@ GRACE_S = 0.4
 
 def _parameters() -> list[ParameterSet]:
     made = []
+    for screen in SCREENS:
+        for case in CASES:
+            if case.nohup:
+                continue  # it takes a terminal away
+            marks = [] if case.name in SAMPLE_ON_A_SCREEN else [pytest.mark.stress]
+            if case.behaviour == "setuid":
+                marks.append(pytest.mark.root)
+            made.append(pytest.param(case, 2, screen, id=f"{case.name}-2-{screen}", marks=marks))
     for workers in (2, 64, 512):
         for case in CASES:
             always = workers == 2 or (workers == 64 and case.name in SAMPLE_AT_64)
             marks = [] if always else [pytest.mark.stress]
             if case.behaviour == "setuid":
                 marks.append(pytest.mark.root)
-            made.append(pytest.param(case, workers, id=f"{case.name}-{workers}", marks=marks))
+            made.append(pytest.param(case, workers, None, id=f"{case.name}-{workers}", marks=marks))
     return made
 
 
 @pytest.mark.engine
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("case, workers", _parameters())
+@pytest.mark.parametrize("case, workers, screen", _parameters())
 def test_kill_matrix(
     case: Case,
     workers: int,
+    screen: str | None,
     dsl_command: Path,
     testchild: Path,
     tmp_path: Path,
@@ -62,14 +71,15 @@ def test_kill_matrix(
             [str(testchild), *words(case.behaviour, str(directory), str(testchild))],
             GRACE_S,
         )
-        with running(net.inside(["nohup", *line] if case.nohup else line), directory) as job:
+        with running(net.inside(["nohup", *line] if case.nohup else line), directory, screen=screen) as job:
             try:
                 wrong, survivors, seconds = _run(case, workers, job)
             except AssertionError as error:
                 wrong, survivors, seconds = [str(error)], [str(one) for one in job.left()], float("inf")
         harmed = bystanders.harm()[harm_before:]
         harm_before += len(harmed)
-        tally.add(case.name, workers, Run(len(survivors), len(harmed), bool(wrong), seconds))
+        name = case.name if screen is None else f"{case.name}-{screen}"
+        tally.add(name, workers, Run(len(survivors), len(harmed), bool(wrong), seconds))
         faults += [f"run {run}: {text}" for text in [*wrong, *survivors, *harmed]]
     assert not faults, "\n".join(faults[:20])
 

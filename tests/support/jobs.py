@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import signal
 import subprocess
+import sys
+import threading
 import time
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,8 +19,30 @@ from kit.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import BinaryIO
 
     from kit.processes import Process
+
+SCREENS = ("tostop", "background")
+"""Terminals that stop whoever writes to them from the background. ``background``: the command is there, too."""
+
+# Makes its stdin the terminal of its session, with the command in the foreground or without, and becomes the command.
+_ON_SCREEN = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+settings = termios.tcgetattr(0)
+settings[3] |= termios.TOSTOP
+termios.tcsetattr(0, termios.TCSANOW, settings)
+if sys.argv[1] == "background":
+    other = os.fork()
+    if other == 0:
+        signal.pause()
+    os.setpgid(other, other)
+    os.tcsetpgrp(0, other)
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 TOKEN = "DSL_TEST_JOB"
 """Variable that every process of one `Job` carries, beside the token of the test."""
@@ -34,25 +59,52 @@ class Caught(NamedTuple):
 
 
 class Job:
-    """A started `dsl` command; `directory` is where its output goes and where its workers write."""
+    """A started `dsl` command; `directory` is where its output goes and where its workers write.
+
+    With a ``screen``, one of `SCREENS`, its streams are a terminal.
+    """
 
     def __init__(
-        self, command: Sequence[str], directory: Path, *, environ: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        directory: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        screen: str | None = None,
     ) -> None:
         self.directory = directory
         self.token = uuid.uuid4().hex
         self.stdout_path = directory / "stdout"
         self.stderr_path = directory / "stderr"
         self.begin = time.monotonic()
-        with self.stdout_path.open("wb") as stdout, self.stderr_path.open("wb") as stderr:
+        environ = {**os.environ, **(environ or {}), TOKEN: self.token}
+        with contextlib.ExitStack() as open_files:
+            if screen is None:
+                stdin = subprocess.DEVNULL
+                stdout: int | BinaryIO = open_files.enter_context(self.stdout_path.open("wb"))
+                stderr: int | BinaryIO = open_files.enter_context(self.stderr_path.open("wb"))
+            else:
+                self.stderr_path = self.stdout_path
+                stdin = stdout = stderr = self._open_screen()
+                open_files.callback(os.close, stdin)
+                command = [sys.executable, "-c", _ON_SCREEN, screen, *command]
             self.process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env={**os.environ, **(environ or {}), TOKEN: self.token},
-                start_new_session=True,
+                list(command), stdin=stdin, stdout=stdout, stderr=stderr, env=environ, start_new_session=True
             )
+
+    def _open_screen(self) -> int:
+        """A terminal whose content goes to the file of our stdout; what the command has of it."""
+        ours, theirs = pty.openpty()
+
+        def show() -> None:
+            # The end of a terminal is an error.
+            with self.stdout_path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(os.read(ours, 1 << 16))
+            os.close(ours)
+
+        threading.Thread(target=show, daemon=True).start()
+        return theirs
 
     @property
     def guard(self) -> int:
@@ -121,11 +173,15 @@ def complete_lines(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], directory: Path, *, environ: Mapping[str, str] | None = None
+    command: Sequence[str],
+    directory: Path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    screen: str | None = None,
 ) -> Iterator[Job]:
     """A `Job` for the time of a ``with`` block; nothing of it outlives the block."""
     directory.mkdir(parents=True, exist_ok=True)
-    job = Job(command, directory, environ=environ)
+    job = Job(command, directory, environ=environ, screen=screen)
     try:
         yield job
     finally:
