@@ -2,8 +2,9 @@
 
     release.py [--out FOLDER]
 
-zig links the wheels for an old glibc, so that they run on every distribution of the last ten years. auditwheel
-and abi3audit judge each. The one for this machine is installed into an empty folder and runs a job.
+zig links the wheels for an old glibc, so that they run on every distribution of the last ten years.
+auditwheel and abi3audit judge each. The one for this machine is installed into an empty folder, and runs a
+job.
 """
 
 from __future__ import annotations
