@@ -6,7 +6,8 @@ from dsl._record import replace
 from dsl.errors import LogDirError
 from dsl.model.job import Notice
 from dsl.output.routes import without_files
-from dsl.plan.node import AttemptFiles, choose_run_dir, choose_timer_file, count_workers, plan_node
+from dsl.plan.environ import choose_timer_file
+from dsl.plan.node import AttemptFiles, choose_run_dir, count_workers, plan_node
 from dsl.rendezvous.static import Static
 
 TYPE_CHECKING = False

@@ -70,6 +70,15 @@ def inherited_environment(job: Job, environ: Mapping[str, str]) -> Mapping[str, 
     return {**environ, **dict(job.env)} if job.env else environ
 
 
+def choose_timer_file(job: Job, facts: Facts) -> str | None:
+    """Name the FIFO of the workers' timers; None if nobody asks for timers."""
+    environ = inherited_environment(job, facts.environ)
+    if not job.flavour.has_timers or environ.get(TIMER_SWITCH_VARIABLE) != "1":
+        return None
+    asked = environ.get(TIMER_FILE_VARIABLE)
+    return asked or f"{facts.names.temp_dir}/watchdog_timer_{facts.names.random()}"
+
+
 def group_environment(job: Job, meeting: Meeting, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment that all workers of a node share, but for defaults (see `set_defaults`)."""
     facts = group_facts(job, meeting)

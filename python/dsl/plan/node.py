@@ -19,7 +19,6 @@ from dsl.output.routes import (
 from dsl.plan.environ import (
     ERROR_FILE_VARIABLE,
     TIMER_FILE_VARIABLE,
-    TIMER_SWITCH_VARIABLE,
     accelerator_of,
     group_environment,
     inherited_environment,
@@ -86,15 +85,6 @@ def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
     node = f"_node{node_rank}" if job.node_count > 1 else ""
     run = f"{names.stamp()}_{names.pid}{node}"
     return f"{names.temp_dir}/dsl_{run}" if asked.log_dir is None else f"{asked.log_dir}/{run}"
-
-
-def choose_timer_file(job: Job, facts: Facts) -> str | None:
-    """Name the FIFO of the workers' timers; None if nobody asks for timers."""
-    environ = inherited_environment(job, facts.environ)
-    if not job.flavour.has_timers or environ.get(TIMER_SWITCH_VARIABLE) != "1":
-        return None
-    asked = environ.get(TIMER_FILE_VARIABLE)
-    return asked or f"{facts.names.temp_dir}/watchdog_timer_{facts.names.random()}"
 
 
 def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> NodePlan:

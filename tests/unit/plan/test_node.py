@@ -219,3 +219,36 @@ def test_the_plan_has_what_the_engine_and_the_report_need() -> None:
 def test_workers_are_bound_only_if_that_is_asked_for() -> None:
     facts = make_facts(numa_nodes=lambda: numa_table(range(4), range(4, 8)))
     assert [worker.cpus for worker in attempt(facts=facts).workers] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "environ, path",
+    [
+        ({}, None),
+        ({"TORCHELASTIC_ENABLE_FILE_TIMER": "0"}, None),
+        ({"TORCHELASTIC_ENABLE_FILE_TIMER": "true"}, None),
+        ({"TORCHELASTIC_TIMER_FILE": "/mine"}, None),
+        ({"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": "/mine"}, "/mine"),
+    ],
+)
+def test_timers_are_for_who_asks_and_lie_where_it_says(environ: dict[str, str], path: str | None) -> None:
+    plan = attempt(environ=environ)
+    assert plan.timer_file == path
+    assert plan.env.get("TORCHELASTIC_TIMER_FILE") == environ.get("TORCHELASTIC_TIMER_FILE")
+
+
+def test_timers_without_a_place_have_one_that_is_the_same_in_each_attempt() -> None:
+    job = planner({"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}, max_restarts=1)
+    first, second = (job.plan(number) for number in (0, 1))
+    assert first.timer_file == second.timer_file == second.env["TORCHELASTIC_TIMER_FILE"]
+    assert first.timer_file is not None
+    assert "/watchdog_timer_" in first.timer_file
+
+
+def test_the_record_of_the_root_cause_is_handed_to_who_names_a_file_for_it() -> None:
+    """Not to a worker's own, and not by functions, whose caller has the error itself."""
+    environ = {"TORCHELASTIC_ERROR_FILE": "/handed"}
+    plan = attempt(environ=environ)
+    assert plan.handed_file == "/handed"
+    assert "/handed" not in {worker.env["TORCHELASTIC_ERROR_FILE"] for worker in plan.workers}
+    assert attempt(environ={"TORCHELASTIC_ERROR_FILE": ""}).handed_file is None
