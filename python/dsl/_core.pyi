@@ -617,6 +617,8 @@ class Guard:
         preemption leaves, is killed. ``reopens``: the job has log files, so a SIGHUP that is no hang-up does
         not end it.
         """
+    def discard(self) -> None:
+        """Remove what it has made: for a guard that gets no agent, because the fork has failed."""
     def enter_agent(self) -> None:
         """In the child of the fork: own process group, subreaper, watch the guard."""
     @property

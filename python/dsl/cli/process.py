@@ -46,7 +46,10 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
     try:
         pid = os.fork()
     except OSError as error:
-        say(plan.command, f"error: cannot start the process that watches the workers: {error.strerror}")
+        guard.discard()
+        hint = ", raise the limit of processes (ulimit -u, pids.max of the control group)"
+        why = f"{error.strerror}{hint if isinstance(error, BlockingIOError) else ''}"
+        say(plan.command, f"error: cannot start the process that watches the workers: {why}")
         return 1
     if pid == 0:
         code = INTERNAL_ERROR

@@ -35,7 +35,7 @@ pub(crate) fn to_python(error: Error) -> PyErr {
     let message = error.to_string();
     match error {
         Error::Spec(_) => SpecError::new_err(message),
-        Error::Limit(_) => LimitError::new_err(message),
+        Error::Limit(_) | Error::NoThread(_) => LimitError::new_err(message),
         Error::Binding(_) => BindingError::new_err(message),
         Error::Busy
         | Error::ChildSignalIgnored

@@ -129,6 +129,11 @@ impl Guard {
         })
     }
 
+    /// Remove what it has made, for want of an agent.
+    fn discard(&self) {
+        self.engine.discard();
+    }
+
     /// In the child of the fork: own process group, subreaper, watch the guard.
     fn enter_agent(&self) -> PyResult<()> {
         let agent = self.engine.enter_agent().map_err(to_python)?;

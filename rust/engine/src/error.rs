@@ -34,6 +34,11 @@ pub enum Error {
     /// The supervisor was closed.
     #[error("this supervisor is closed")]
     Closed,
+    /// A limit keeps the engine from making a thread of its own.
+    #[error(
+        "{0}: the limit of processes and threads is reached, raise it (ulimit -u, pids.max of the control group)"
+    )]
+    NoThread(&'static str),
     /// The kernel refused something the engine cannot do without.
     #[error("{what}: {source}")]
     Os {
@@ -45,6 +50,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// For `map_err` on a thread that was not made.
+    pub(crate) fn thread(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| {
+            if source.kind() == std::io::ErrorKind::WouldBlock {
+                Self::NoThread(what)
+            } else {
+                Self::Os { what, source }
+            }
+        }
+    }
+
     /// For `map_err` on answers of the standard library and of rustix.
     pub(crate) fn os<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |error| Self::Os {

@@ -107,6 +107,13 @@ impl Guard {
         &self.token
     }
 
+    /// Removes what it has made. For a guard that gets no agent, because the fork has failed.
+    pub fn discard(&self) {
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.remove();
+        }
+    }
+
     /// In the child of the fork: leaves the terminal's foreground group, becomes subreaper and watches the guard.
     pub fn enter_agent(&self) -> Result<Agent, Error> {
         if self.group != 0 {

@@ -53,7 +53,7 @@ impl Handle {
             .stack_size(512 * 1024)
             .spawn(move || serve(agent, mask, &theirs, &receiver, &report));
         signal::set_mask(mask);
-        let thread = spawned.map_err(Error::os("start the engine thread"))?;
+        let thread = spawned.map_err(Error::thread("start the engine thread"))?;
         let (bell, consoles) = made.recv().map_err(|_| Error::Closed)??;
         Ok(Self {
             pid: std::process::id(),

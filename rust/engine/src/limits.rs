@@ -18,6 +18,8 @@ mod read;
 pub struct Need {
     /// Worker processes.
     pub workers: usize,
+    /// Threads that the engine makes for the group.
+    pub threads: usize,
     /// Descriptors that the engine keeps open for each worker.
     pub fds_per_worker: usize,
     /// Descriptors that are open besides, those of the caller included.
@@ -104,6 +106,8 @@ impl Limit {
 pub struct Shortage {
     /// Workers asked for.
     pub workers: usize,
+    /// Threads for them.
+    pub threads: usize,
     /// The value that the limit would have to have.
     pub needed: u64,
     /// The limit.
@@ -123,6 +127,7 @@ impl Limits {
         let workers = need.workers as u64;
         let short = |needed: u64, limit: Limit| Shortage {
             workers: need.workers,
+            threads: need.threads,
             needed,
             limit,
         };
@@ -140,8 +145,9 @@ impl Limits {
             .chain(self.user_tasks.map(Limit::UserTasks))
             .chain(self.threads_max.map(Limit::ThreadsMax))
             .chain(self.pid_max.map(Limit::PidMax));
-        for limit in counted {
-            if let Some(needed) = limit.lacks(workers) {
+        let tasks = workers.saturating_add(need.threads as u64);
+        for limit in counted.filter(|_| workers > 0) {
+            if let Some(needed) = limit.lacks(tasks) {
                 return Err(short(needed, limit));
             }
         }
@@ -162,6 +168,7 @@ impl fmt::Display for Sentence<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shortage {
             workers,
+            threads,
             needed,
             limit,
         } = self.0;
@@ -170,7 +177,12 @@ impl fmt::Display for Sentence<'_> {
         } else {
             "workers need"
         };
-        let more = if *workers == 1 { "process" } else { "processes" };
+        let tasks = workers.saturating_add(*threads);
+        let more = match (tasks, threads) {
+            (1, _) => "process",
+            (_, 0) => "processes",
+            _ => "processes and threads",
+        };
         write!(out, "{workers} {verb} ")?;
         match limit {
             Limit::OpenFiles(hard) => write!(
@@ -183,17 +195,17 @@ impl fmt::Display for Sentence<'_> {
             ),
             Limit::UserTasks(Usage { limit, used }) => write!(
                 out,
-                "{workers} more {more}, but this user's limit is {limit} and {used} are in use: \
+                "{tasks} more {more}, but this user's limit is {limit} and {used} are in use: \
                  raise it with ulimit -u {needed} or LimitNPROC={needed}"
             ),
             Limit::ThreadsMax(Usage { limit, used }) => write!(
                 out,
-                "{workers} more {more}, but kernel.threads-max is {limit} and {used} are in use: \
+                "{tasks} more {more}, but kernel.threads-max is {limit} and {used} are in use: \
                  raise it with sysctl -w kernel.threads-max={needed}"
             ),
             Limit::PidMax(Usage { limit, used }) => write!(
                 out,
-                "{workers} more {more}, but kernel.pid_max is {limit} and {used} are in use: \
+                "{tasks} more {more}, but kernel.pid_max is {limit} and {used} are in use: \
                  raise it with sysctl -w kernel.pid_max={needed}"
             ),
             Limit::Cgroup(CgroupPids {
@@ -201,7 +213,7 @@ impl fmt::Display for Sentence<'_> {
                 usage: Usage { limit, used },
             }) => write!(
                 out,
-                "{workers} more {more}, but {} is {limit} and {used} are in use: \
+                "{tasks} more {more}, but {} is {limit} and {used} are in use: \
                  raise it to {needed} (TasksMax= of the unit, --pids-limit of the container)",
                 file.display()
             ),

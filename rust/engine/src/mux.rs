@@ -147,7 +147,7 @@ impl Mux {
             .name("dsl-mux".into())
             .stack_size(512 * 1024)
             .spawn(move || reader::serve(&theirs, options, expected))
-            .map_err(Error::os("start the log thread"))?;
+            .map_err(Error::thread("start the log thread"))?;
         Ok(Self {
             link,
             thread: Some(thread),

@@ -58,6 +58,9 @@ class Guarding:
     def enter_agent(self) -> None:
         """Nothing to do."""
 
+    def discard(self) -> None:
+        """Nothing was made."""
+
 
 class Forbidding(Guarding):
     """A guard whose agent cannot be one."""
@@ -116,7 +119,8 @@ def test_a_process_that_cannot_be_forked_is_one_line(
     monkeypatch.setattr(os, "fork", failing(BlockingIOError(11, "Resource temporarily unavailable")))
     assert process.run_guarded(Source(), a_plan(2), stdin_is_terminal=False) == 1  # type: ignore[arg-type]
     assert capfd.readouterr().err == (
-        "dsl: error: cannot start the process that watches the workers: Resource temporarily unavailable\n"
+        "dsl: error: cannot start the process that watches the workers: Resource temporarily unavailable, "
+        "raise the limit of processes (ulimit -u, pids.max of the control group)\n"
     )
 
 

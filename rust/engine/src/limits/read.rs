@@ -27,9 +27,9 @@ pub(super) fn limits(root: &Path, need: &Need) -> Limits {
     let total = kernel_file::read(proc_root.join("loadavg"))
         .ok()
         .and_then(|text| total_tasks(&text));
-    let workers = need.workers as u64;
+    let tasks = (need.workers as u64).saturating_add(need.threads as u64);
     let in_doubt = |limit: Option<u64>| {
-        limit.is_some_and(|limit| total.is_none_or(|total| total.saturating_add(workers) > limit))
+        limit.is_some_and(|limit| total.is_none_or(|total| total.saturating_add(tasks) > limit))
     };
     let count = (in_doubt(user_limit) || in_doubt(pid_max)).then(|| Count::of(&proc_root));
     let usage = |limit: Option<u64>, exact: fn(&Count) -> u64| {

@@ -5,6 +5,7 @@ use crate::procfs::fake_root::FakeRoot;
 
 const NEED: Need = Need {
     workers: 4000,
+    threads: 0,
     fds_per_worker: 3,
     fds_base: 40,
 };
@@ -22,6 +23,7 @@ fn what_is_unknown_or_unlimited_refuses_nothing() {
     assert_eq!(Limits::default().check(&NEED), Ok(Adjust { nofile: None }));
     let all = Need {
         workers: usize::MAX,
+        threads: usize::MAX,
         fds_per_worker: usize::MAX,
         fds_base: usize::MAX,
     };
@@ -101,6 +103,7 @@ fn a_refusal_of_one_worker_is_in_the_singular() {
         &limits,
         &Need {
             workers: 1,
+            threads: 0,
             fds_per_worker: 3,
             fds_base: 0,
         },
@@ -173,6 +176,7 @@ fn machine(status: &str) -> FakeRoot {
 fn few(workers: usize) -> Need {
     Need {
         workers,
+        threads: 0,
         fds_per_worker: 1,
         fds_base: 0,
     }
@@ -298,7 +302,7 @@ proptest! {
         workers in 0..5000_usize, per_worker in 0..5_usize, base in 0..100_usize,
         hard in 0..20_000_u64, limit in 0..5000_u64, used in 0..5000_u64,
     ) {
-        let need = Need { workers, fds_per_worker: per_worker, fds_base: base };
+        let need = Need { workers, threads: 0, fds_per_worker: per_worker, fds_base: base };
         let mut limits = Limits { nofile_soft: Some(hard / 2), nofile_hard: Some(hard), ..Limits::default() };
         limits.pid_max = Some(usage(limit, used));
         let fits = workers == 0 || used + workers as u64 <= limit;
@@ -316,4 +320,24 @@ proptest! {
         let raised = limits.check(&need).unwrap_or_default().nofile;
         prop_assert!(raised.is_none_or(|files| Some(files) <= limits.nofile_hard && files > hard / 2));
     }
+}
+
+#[test]
+fn threads_for_the_group_count_beside_the_workers() {
+    let limits = Limits {
+        user_tasks: Some(Usage { limit: 10, used: 5 }),
+        ..Limits::default()
+    };
+    let need = |threads| Need {
+        threads,
+        fds_base: 0,
+        ..few(3)
+    };
+    assert!(limits.check(&need(2)).is_ok());
+    let message = limits.check(&need(3)).unwrap_err().to_string();
+    assert_eq!(
+        message,
+        "3 workers need 6 more processes and threads, but this user's limit is 10 and 5 are in use: \
+         raise it with ulimit -u 11 or LimitNPROC=11"
+    );
 }

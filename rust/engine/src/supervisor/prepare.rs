@@ -36,16 +36,7 @@ pub(super) fn log_thread(
     wake: &Arc<Bell>,
     consoles: &Arc<Consoles>,
 ) -> Result<Option<Mux>, Error> {
-    let mut expected = [0, 0];
-    let mut any = false;
-    for stdio in spec.workers.iter().flat_map(|worker| &worker.stdio) {
-        if let Stdio::Log { console, .. } = stdio {
-            any = true;
-            if let Some(console) = console {
-                expected[usize::from(*console == Console::Stderr)] += 1;
-            }
-        }
-    }
+    let (any, expected) = streams_of(spec);
     consoles.begin();
     any.then(|| {
         Mux::new(
@@ -56,6 +47,27 @@ pub(super) fn log_thread(
         )
     })
     .transpose()
+}
+
+/// Whether the engine reads any stream of the workers, and how many are shown on stdout and on stderr.
+fn streams_of(spec: &LaunchSpec) -> (bool, [usize; 2]) {
+    let mut expected = [0, 0];
+    let mut any = false;
+    for stdio in spec.workers.iter().flat_map(|worker| &worker.stdio) {
+        if let Stdio::Log { console, .. } = stdio {
+            any = true;
+            if let Some(console) = console {
+                expected[usize::from(*console == Console::Stderr)] += 1;
+            }
+        }
+    }
+    (any, expected)
+}
+
+/// The reading thread, and one for each stream of ours that something is shown on.
+fn threads_for(spec: &LaunchSpec) -> usize {
+    let (any, expected) = streams_of(spec);
+    usize::from(any) + expected.iter().filter(|streams| **streams > 0).count()
 }
 
 pub(super) fn log_stream(
@@ -96,6 +108,7 @@ pub(super) fn raise_limits(spec: &LaunchSpec) -> Result<(), Error> {
     let of_worker = |worker: &WorkerSpec| worker.stdio.iter().map(fds).sum::<usize>();
     let need = Need {
         workers: spec.workers.len(),
+        threads: threads_for(spec),
         fds_per_worker: 1 + spec.workers.iter().map(of_worker).max().unwrap_or(0),
         fds_base: OWN_FDS,
     };
