@@ -195,8 +195,13 @@ class LaunchSpec:
         collapse: bool = False,
         line_files: Sequence[tuple[Literal[1, 2], _Path, Sequence[str | bytes]]] | None = None,
         partial_after_s: float | None = 1.0,
+        inherits: bool = False,
     ) -> Self:
         """``env``: environment of every worker (default: this process's, now).
+
+        ``inherits``: ``env`` is this process's environment with changes, as it always is by default. Then what
+        no mapping can hold of that is passed on, too: entries without a name or a value, and further ones of a
+        variable that was not changed.
 
         ``on_failure``: what a failed worker (non-zero code, signal, failed exec) means for the others.
         ``grace_s``: seconds between the stop signal and SIGKILL, one deadline for the whole group.
@@ -229,6 +234,8 @@ class LaunchSpec:
     def line_files(self) -> list[tuple[Literal[1, 2], str, list[bytes]]]: ...
     @property
     def partial_after_s(self) -> float | None: ...
+    @property
+    def inherits(self) -> bool: ...
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 

@@ -43,6 +43,7 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
     return LaunchSpec(
         workers,
         env=plan.env,
+        inherits=True,
         on_failure="stop",
         grace_s=plan.grace_s,
         binding=plan.binding,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -170,3 +171,33 @@ def test_a_job_inside_a_job_carries_both_tokens(dsl_command: Path, testchild: Pa
     outer, _, own = _environment(dump)["DSL_JOB_ID"].partition(":")
     assert outer == "of-an-outer-job"
     assert own
+
+
+ODD = """
+import ctypes, sys
+block = [entry.encode() for entry in sys.argv[1].split("|")]
+block += [entry for entry in open("/proc/self/environ", "rb").read().split(b"\\0") if entry]
+array = ctypes.c_char_p * (len(block) + 1)
+words = [word.encode() for word in sys.argv[2:]]
+argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+ctypes.CDLL(None).execve(words[0], argv, array(*block, None))
+"""
+
+
+@pytest.mark.parametrize("command", ["dsl", "dslrun"])
+def test_entries_that_no_mapping_can_hold_arrive_as_they_are(
+    command: str, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G5: variables that are set twice, and entries without a name or without a value."""
+    entries = ["TWICE=1", "=nameless", "=C:=C:\\", "no equals sign", "TWICE=2", "TWICE=1", "RANK=7", "RANK=8"]
+    words = [str(testchild), "dump", str(tmp_path / "dump.%r"), "exit", "0"]
+    line = dsl_line(dsl_command, 2, words)
+    if command == "dslrun":
+        line = [str(dsl_command.with_name(command)), "--no-python", "--nproc-per-node=2", *words]
+    with running([sys.executable, "-c", ODD, "|".join(entries), *line], tmp_path / "job") as job:
+        assert job.wait() == 0, job.stderr()
+    for rank in range(2):
+        found = json.loads((tmp_path / f"dump.{rank}").read_text())["env"]
+        odd = [entry for entry in found if entry.startswith(("TWICE", "=", "no ", "RANK="))]
+        assert sorted(odd) == sorted([*entries[:6], f"RANK={rank}"])
+        assert [entry for entry in odd if entry.startswith("TWICE")] == ["TWICE=1", "TWICE=2", "TWICE=1"]

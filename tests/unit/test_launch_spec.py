@@ -42,6 +42,7 @@ GROUP: dict[str, tuple[Any, Any]] = {
     "log_max_bytes": (1 << 20, 1 << 20),
     "collapse": (True, True),
     "partial_after_s": (None, None),
+    "inherits": (True, True),
     "line_files": ([(2, Path("/f"), ["x", b"\xff"])], [(2, "/f", [b"x", b"\xff"])]),
 }
 

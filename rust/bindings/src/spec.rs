@@ -94,6 +94,20 @@ fn variables<'py>(py: Python<'py>, entries: &[engine::EnvEntry]) -> PyResult<Bou
     Ok(dict)
 }
 
+/// The variables of a mapping. One that was made of this process's environment may have an entry for what has no
+/// name there, which is not looked at.
+fn inherited(mapping: &Bound<'_, PyAny>) -> PyResult<Vec<engine::EnvEntry>> {
+    let mut entries = Vec::new();
+    for item in items(mapping)? {
+        let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+        let key = bytes_of(&key)?;
+        if !key.is_empty() {
+            entries.push(engine::EnvEntry::new(&key, &bytes_of(&value)?).map_err(spec_error)?);
+        }
+    }
+    Ok(entries)
+}
+
 fn environment(mapping: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::EnvEntry>> {
     let Some(mapping) = mapping else {
         return Ok(Vec::new());
@@ -126,7 +140,7 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, inherits = false))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of a Python constructor"
@@ -142,6 +156,7 @@ impl LaunchSpec {
         collapse: bool,
         line_files: Option<&Bound<'_, PyAny>>,
         partial_after_s: Option<f64>,
+        inherits: bool,
     ) -> PyResult<Self> {
         let workers = each(workers, |worker| Ok(worker.cast::<WorkerSpec>()?.get().0.clone()))?;
         let Some((_, on_failure)) = POLICIES.iter().find(|(name, _)| *name == on_failure) else {
@@ -154,13 +169,19 @@ impl LaunchSpec {
                 "binding {binding:?} is not one of required, cpus_required, wanted"
             )));
         };
+        let inherits = inherits || env.is_none();
         let env = match env {
+            Some(env) if inherits => inherited(env)?,
             Some(env) => environment(Some(env))?,
-            None => environment(Some(&py.import("os")?.getattr("environ")?))?,
+            None => inherited(&py.import("os")?.getattr("environ")?)?,
         };
+        // Python changes the environment only while it holds its lock, as we do.
+        let block = inherits.then(engine::own_block).unwrap_or_default();
         let spec = engine::LaunchSpec {
             workers,
+            odd: engine::odd_entries(&block, &env),
             env,
+            inherits,
             on_failure: *on_failure,
             grace: seconds(grace_s)?,
             binding: *binding,
@@ -228,6 +249,11 @@ impl LaunchSpec {
         self.0.logs.partial_after.map(|pause| pause.as_secs_f64())
     }
 
+    #[getter]
+    fn inherits(&self) -> bool {
+        self.0.inherits
+    }
+
     /// Values of variables may be secret, and are not shown.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut call = Call::new(py, "LaunchSpec".to_owned());
@@ -240,6 +266,7 @@ impl LaunchSpec {
         call.keyword("collapse", self.collapse(), false)?;
         call.keyword("line_files", self.line_files(py), Vec::new())?;
         call.keyword("partial_after_s", self.partial_after_s(), Some(1.0))?;
+        call.keyword("inherits", self.inherits(), false)?;
         Ok(call.finish())
     }
 }
@@ -250,6 +277,8 @@ impl PartialEq for LaunchSpec {
         let engine::LaunchSpec {
             workers,
             env,
+            inherits,
+            odd,
             on_failure,
             grace,
             binding,
@@ -262,6 +291,8 @@ impl PartialEq for LaunchSpec {
                 .zip(&other.workers)
                 .all(|(one, other)| are_equal(one, other))
             && effective(env) == effective(&other.env)
+            && *inherits == other.inherits
+            && *odd == other.odd
             && *on_failure == other.on_failure
             && *grace == other.grace
             && *binding == other.binding

@@ -1,5 +1,6 @@
 //! What to start: plain data, checked once, with no decision left in it.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::time::Duration;
 
@@ -38,6 +39,35 @@ impl EnvEntry {
     pub(crate) fn text(&self) -> &CStr {
         &self.text
     }
+}
+
+/// What a mapping cannot hold of an environment block that has become `env`: entries without a name or without a
+/// value, and the later ones of a name, if the value of the first has not been changed.
+pub fn odd_entries(block: &[CString], env: &[EnvEntry]) -> Vec<CString> {
+    let mut first: HashMap<&[u8], &[u8]> = HashMap::with_capacity(block.len());
+    let mut odd = Vec::new();
+    for entry in block {
+        let text = entry.as_bytes();
+        let Some(equals) = text.iter().position(|&byte| byte == b'=').filter(|&at| at > 0) else {
+            odd.push(entry.clone());
+            continue;
+        };
+        let (name, value) = (&text[..equals], &text[equals + 1..]);
+        if let Some(before) = first.get(name) {
+            let now = env.iter().rev().find(|entry| entry.key() == name);
+            if now.is_some_and(|now| now.value() == *before) {
+                odd.push(entry.clone());
+            }
+        } else {
+            first.insert(name, value);
+        }
+    }
+    odd
+}
+
+/// The environment block of this process, which must not be changed meanwhile.
+pub fn own_block() -> Vec<CString> {
+    crate::sys::environment()
 }
 
 /// Where a standard stream of a worker goes.
@@ -183,6 +213,11 @@ pub struct LaunchSpec {
     pub workers: Vec<WorkerSpec>,
     /// Environment of every worker, later entries win.
     pub env: Vec<EnvEntry>,
+    /// `env` is that of this process, but for changes.
+    pub inherits: bool,
+    /// Entries of this process's environment that `env` cannot hold, see [`odd_entries`]. Passed on as they are to
+    /// each worker that has no variable of that name of its own.
+    pub odd: Vec<CString>,
     /// Policy for a failed worker.
     pub on_failure: OnFailure,
     /// Time between the stop signal and SIGKILL.
@@ -255,5 +290,35 @@ impl LaunchSpec {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn odd(block: &[&str], env: &[(&str, &str)]) -> Vec<String> {
+        let block: Vec<CString> = block.iter().map(|entry| CString::new(*entry).unwrap()).collect();
+        let entry = |(key, value): &(&str, &str)| EnvEntry::new(key.as_bytes(), value.as_bytes()).unwrap();
+        let env: Vec<EnvEntry> = env.iter().map(entry).collect();
+        let found = odd_entries(&block, &env).into_iter();
+        found.map(|entry| entry.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_a_mapping_cannot_hold_is_odd() {
+        let env = [("A", "1"), ("B", "2"), ("C", "")];
+        assert_eq!(odd(&["A=1", "B=2", "C="], &env), [""; 0]);
+        assert_eq!(
+            odd(&["A=1", "=x", "==", "bare", "", "A=1", "A=3"], &env),
+            ["=x", "==", "bare", "", "A=1", "A=3"]
+        );
+    }
+
+    #[test]
+    fn a_later_value_of_a_variable_that_was_changed_or_removed_is_none() {
+        assert_eq!(odd(&["A=1", "A=2", "B=1", "B=2"], &[("A", "7")]), [""; 0]);
+        assert_eq!(odd(&["A=1", "A=2"], &[("A", "1"), ("A", "7")]), [""; 0]);
+        assert_eq!(odd(&["A=1", "A=2"], &[("A", "7"), ("A", "1")]), ["A=2"]);
     }
 }

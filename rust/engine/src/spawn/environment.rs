@@ -1,7 +1,7 @@
 //! The environment of workers.
 
 use std::collections::HashMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 
 use crate::spec::EnvEntry;
 use crate::sys::clone::PointerArray;
@@ -11,13 +11,18 @@ use crate::tree::TOKEN_VARIABLE;
 pub(crate) struct EnvTable {
     entries: Vec<EnvEntry>,
     index: HashMap<Box<[u8]>, usize>,
+    /// Entries that are not variables, or further ones of a variable.
+    odd: Vec<CString>,
 }
 
 impl EnvTable {
-    pub(crate) fn new(base: &[EnvEntry], extra: EnvEntry) -> Self {
+    /// The job's mark, `extra`, replaces whatever had its name.
+    pub(crate) fn new(base: &[EnvEntry], odd: &[CString], extra: EnvEntry) -> Self {
+        let is_kept = |entry: &&CString| name(entry) != extra.key();
         let mut table = Self {
             entries: Vec::with_capacity(base.len() + 1),
             index: HashMap::new(),
+            odd: odd.iter().filter(is_kept).cloned().collect(),
         };
         for entry in base.iter().cloned().chain([extra]) {
             if let Some(&at) = table.index.get(entry.key()) {
@@ -46,7 +51,14 @@ impl EnvTable {
                 new.push(entry);
             }
         }
-        PointerArray::new(strings.into_iter().chain(new.into_iter().map(EnvEntry::text)))
+        let is_kept = |entry: &&CString| !own.iter().any(|own| own.key() == name(entry));
+        let odd = self.odd.iter().filter(is_kept).map(CString::as_c_str);
+        PointerArray::new(
+            strings
+                .into_iter()
+                .chain(new.into_iter().map(EnvEntry::text))
+                .chain(odd),
+        )
     }
 
     /// What a worker finds under this name.
@@ -55,6 +67,13 @@ impl EnvTable {
         own.or_else(|| self.index.get(key).map(|&at| &self.entries[at]))
             .map(EnvEntry::value)
     }
+}
+
+/// The name of an entry as a program finds it; empty if it has none.
+fn name(entry: &CString) -> &[u8] {
+    let text = entry.as_bytes();
+    let equals = text.iter().position(|&byte| byte == b'=');
+    &text[..equals.unwrap_or(0)]
 }
 
 #[cfg(test)]

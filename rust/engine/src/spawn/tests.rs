@@ -61,6 +61,8 @@ fn start_watched(
     let launch = LaunchSpec {
         workers: vec![worker],
         env: Vec::new(),
+        inherits: false,
+        odd: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: Duration::ZERO,
         binding: Strictness::Required,
@@ -90,7 +92,7 @@ fn run_to_end(started: Started) -> (Vec<u8>, Option<i32>) {
 
 /// The environment as the program gets it.
 fn environment(base: &[&str], extra: &str, own: &[&str]) -> Vec<String> {
-    let table = EnvTable::new(&entries(base), entry(extra));
+    let table = EnvTable::new(&entries(base), &[], entry(extra));
     let mut worker = worker(
         &["/bin/cat", "/proc/self/environ"],
         [Stdio::Null, Stdio::Pipe, Stdio::Null],
@@ -146,7 +148,7 @@ fn of_two_entries_of_a_worker_the_later_wins_also_when_the_group_has_none() {
 #[test]
 fn without_a_path_the_usual_directories_are_searched() {
     let mut spawner = spawner(Features::from_environment());
-    let table = EnvTable::new(&[], entry("T=t"));
+    let table = EnvTable::new(&[], &[], entry("T=t"));
     let echo = worker(&["sh", "-c", "echo $T"], [Stdio::Null, Stdio::Pipe, Stdio::Null]);
     let (output, code) = run_to_end(start(&mut spawner, echo, &table).unwrap());
     assert_eq!((&output[..], code), (&b"t\n"[..], Some(0)));
@@ -157,7 +159,7 @@ fn the_workers_own_path_is_searched_and_not_the_groups() {
     let root = programs(&[("group/tool", 0o755), ("own/other", 0o755)]);
     let text = |item: &str| format!("PATH={}", root.path().join(item).display());
     let mut spawner = spawner(Features::from_environment());
-    let table = EnvTable::new(&[entry(&text("group"))], entry("T=t"));
+    let table = EnvTable::new(&[entry(&text("group"))], &[], entry("T=t"));
     let mut tool = worker(&["tool"], [Stdio::Null, Stdio::Pipe, Stdio::Null]);
     tool.env = vec![entry(&text("own"))];
     let failure = start(&mut spawner, tool, &table).err().unwrap();
@@ -200,7 +202,7 @@ fn a_worker_has_its_standard_streams_and_no_other_descriptor() {
             ..Features::from_environment()
         };
         let mut spawner = spawner(features);
-        let table = EnvTable::new(&[], entry("T=t"));
+        let table = EnvTable::new(&[], &[], entry("T=t"));
         // The shell opens no descriptor to look for one.
         let script = format!(
             "for fd in 3 4 5 6 7 8 9 {}; do test -e /proc/$$/fd/$fd && echo $fd; done; echo end",
@@ -234,7 +236,7 @@ fn a_stream_that_cannot_be_had_is_named() {
         (Stdio::Fd(gone), libc::EBADF, None),
     ] {
         let mut spawner = spawner(Features::from_environment());
-        let table = EnvTable::new(&[], entry("T=t"));
+        let table = EnvTable::new(&[], &[], entry("T=t"));
         let refused = worker(&["true"], [stdin, Stdio::Null, Stdio::Null]);
         let failure = start(&mut spawner, refused, &table).err().unwrap();
         let expected = StartFailure {
@@ -251,7 +253,7 @@ fn a_failed_start_holds_no_stream_open() {
     let (read, write) = rustix::pipe::pipe().unwrap();
     rustix::io::ioctl_fionbio(&read, true).unwrap();
     let mut spawner = spawner(Features::from_environment());
-    let table = EnvTable::new(&[], entry("T=t"));
+    let table = EnvTable::new(&[], &[], entry("T=t"));
     let absent = Stdio::File {
         path: c"/proc/self/absent".into(),
         append: false,
@@ -275,7 +277,7 @@ fn a_death_is_heard_of_whatever_other_threads_open_and_close() {
             close_range,
             ..features
         });
-        let table = EnvTable::new(&[], entry("T=t"));
+        let table = EnvTable::new(&[], &[], entry("T=t"));
         let poller = Poller::new().unwrap();
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -30,7 +30,7 @@ impl Supervisor {
         check_binding(&spec)?;
         raise_limits(&spec)?;
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
-        let env = EnvTable::new(&spec.env, token_entry(&spec, &self.token)?);
+        let env = EnvTable::new(&spec.env, &spec.odd, token_entry(&spec, &self.token)?);
         self.mux = log_thread(&spec, &self.wake, &self.consoles)?;
         let cgroup = self.attempt_cgroup();
         self.remains.forget();

@@ -15,6 +15,7 @@ pub(crate) mod wait;
 
 mod arch;
 
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
@@ -67,4 +68,24 @@ pub(crate) fn process_group() -> i32 {
 pub(crate) fn session_leader() -> i32 {
     // SAFETY: takes a number; about ourselves it cannot fail.
     unsafe { libc::getsid(0) }
+}
+
+/// The environment block as it is: what the standard library makes of it drops entries without a name or a value.
+///
+/// [environ(7)](https://man7.org/linux/man-pages/man7/environ.7.html)
+pub(crate) fn environment() -> Vec<CString> {
+    let mut block = Vec::new();
+    // SAFETY: the pointer is read, not kept. As with `std::env::vars`, nobody may change the environment meanwhile.
+    let mut next = unsafe { libc::environ };
+    while !next.is_null() {
+        // SAFETY: the array ends in a null pointer, which has not been passed yet.
+        let entry = unsafe { *next };
+        if entry.is_null() {
+            break;
+        }
+        // SAFETY: every entry is a string that ends in a zero byte.
+        block.push(unsafe { CStr::from_ptr(entry) }.to_owned());
+        next = next.wrapping_add(1);
+    }
+    block
 }

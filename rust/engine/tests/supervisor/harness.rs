@@ -53,6 +53,8 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
     LaunchSpec {
         workers,
         env: vec![env("PATH", b"/usr/bin:/bin")],
+        inherits: false,
+        odd: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: GRACE,
         binding: Strictness::Required,

@@ -51,6 +51,8 @@ fn group(scripts: &[&str]) -> LaunchSpec {
     LaunchSpec {
         workers: scripts.iter().map(worker).collect(),
         env: vec![EnvEntry::new(b"PATH", b"/usr/bin:/bin").unwrap()],
+        inherits: false,
+        odd: Vec::new(),
         on_failure: OnFailure::Stop,
         grace: GRACE,
         binding: Strictness::Required,
