@@ -240,3 +240,29 @@ def test_a_rank_that_is_not_shown_says_why_it_failed(
         dsl.run.main(["--local-ranks-filter", "1", script(tmp_path, "raise KeyError('loss')")])
     assert "To enable traceback" not in str(caught.value)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("variables, seen", [({}, "False False\n"), ({"PET_STDIN": "0"}, "True False\n")])
+def test_a_terminal_is_read_by_the_rank_that_is_named(
+    variables: dict[str, str], seen: str, tmp_path: Path
+) -> None:
+    """It is in the terminal's foreground then, and its Ctrl-C comes from there, too; nobody gets that unasked."""
+    path = script(
+        tmp_path,
+        "import os, pathlib, sys\npathlib.Path(sys.argv[1], os.environ['RANK']).write_text(str(os.isatty(0)))",
+    )
+    code = f"import dsl.run; dsl.run.main(['--nproc-per-node', '2', {path!r}, {str(tmp_path)!r}])"
+    master, slave = os.openpty()
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            stdin=slave,
+            env={**os.environ, **variables},
+            timeout=25,
+            check=False,
+        )
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert result.returncode == 0
+    assert " ".join((tmp_path / rank).read_text() for rank in "01") + "\n" == seen

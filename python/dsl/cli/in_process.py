@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.cli import deepspeed, torchrun
 from dsl.cli.command import show_request
@@ -104,6 +105,9 @@ def _start(
 ) -> None:
     """Run the job, or show its plan if that is all that is wanted."""
     facts = this_machine()
+    if facts.console.stdin_is_terminal and not request.output.stdin:
+        # Whoever reads a terminal stands in our process group, and hears its Ctrl-C twice: there and from us.
+        request = replace(request, output=replace(request.output, stdin="none"))
     if shown.is_asked:
         planned = plan_job(request, facts)
         check_program(planned.job.program, planned.job.flavour, facts.environ)
