@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from typing import IO, TYPE_CHECKING
@@ -230,5 +231,56 @@ def test_what_files_keep_is_dropped_with_a_last_word_that_names_them(
         assert str(logs) in last
         for path in logs.rglob("stdout.log"):
             assert path.read_bytes().count(b"\n") == TOTAL_LINES // 2
+    finally:
+        job.close()
+
+
+LIBRARY = """
+import os, sys
+from dsl import Ended, LaunchSpec, Stdio, Supervisor, WorkerSpec
+worker = WorkerSpec(sys.argv[2:], env={"RANK": "0"}, stdout=Stdio.log(console=1))
+with Supervisor() as supervisor:
+    supervisor.start(LaunchSpec([worker]))
+    while not any(isinstance(event, Ended) for event in supervisor.wait()):
+        pass
+    try:
+        os.close(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY))
+        if os.environ.get("FLUSH"):
+            supervisor.flush()
+    except KeyboardInterrupt:
+        print("interrupted", *supervisor.flush(), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("flush", ["", "1"])
+def test_a_program_has_shown_everything_when_its_supervisor_is_closed(
+    flush: str, testchild: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Ended` comes although nobody reads; `flush`, or the end of the with block, waits for the reader."""
+    monkeypatch.setenv("FLUSH", flush)
+    ended = tmp_path / "ended"
+    job = Paused([sys.executable, "-c", LIBRARY, str(ended), *_numbered(testchild, 1)], tmp_path)
+    try:
+        until(ended.exists)
+        assert job.process.poll() is None
+        assert check(testchild.with_name("dsl-linecheck"), job.reader) == Found(TOTAL_LINES, 0, 0, 0, 0)
+        assert job.process.wait(20) == 0, job.said()
+    finally:
+        job.close()
+
+
+def test_an_interrupt_ends_the_waiting_of_a_program(
+    testchild: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLUSH", "1")
+    ended = tmp_path / "ended"
+    job = Paused([sys.executable, "-c", LIBRARY, str(ended), *_numbered(testchild, 1)], tmp_path)
+    try:
+        until(ended.exists)
+        job.process.send_signal(signal.SIGINT)
+        assert job.process.wait(20) == 0, job.said()
+        _, count, signum = job.said().split()
+        assert signum == "None"
+        assert int(count) + job.reader.read().count(b"\n") == TOTAL_LINES
     finally:
         job.close()
