@@ -199,9 +199,9 @@ class LaunchSpec:
     ) -> Self:
         """``env``: environment of every worker (default: this process's, now).
 
-        ``inherits``: ``env`` is this process's environment with changes, as it always is by default. Then what
-        no mapping can hold of that is passed on, too: entries without a name or a value, and further ones of a
-        variable that was not changed.
+        ``inherits``: ``env`` is this process's environment with changes, as it always is by default. Then
+        what no mapping can hold of that is passed on, too: entries without a name or a value, and further
+        ones of a variable that was not changed.
 
         ``on_failure``: what a failed worker (non-zero code, signal, failed exec) means for the others.
         ``grace_s``: seconds between the stop signal and SIGKILL, one deadline for the whole group.
