@@ -173,6 +173,14 @@ pub struct WorkerSpec {
     pub prefix: Vec<u8>,
 }
 
+impl WorkerSpec {
+    /// Whether one of its streams is a terminal that the engine makes for it.
+    pub(crate) fn sees_own_terminal(&self) -> bool {
+        let is_terminal = |stdio: &Stdio| matches!(stdio, Stdio::Log { terminal: true, .. });
+        self.stdio.iter().any(is_terminal)
+    }
+}
+
 /// What a failed worker means for the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {

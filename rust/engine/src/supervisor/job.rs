@@ -102,11 +102,13 @@ impl Job {
     }
 
     /// Sends a signal to all. One from the terminal has reached a foreground worker already, and so has what a
-    /// shell continues its job with.
+    /// shell continues its job with. A new size it has heard of too early, if the terminal that it sees is of ours.
     pub(super) fn broadcast(&self, number: i32, from_terminal: bool) {
         for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
             let continues = number == libc::SIGCONT && !worker.pid().is_some_and(is_stopped);
-            if !(spec.foreground && (from_terminal || continues)) {
+            let is_early = number == libc::SIGWINCH && spec.sees_own_terminal();
+            let has_heard = (from_terminal && !is_early) || continues;
+            if !(spec.foreground && has_heard) {
                 worker.send(number, spec.foreground);
             }
         }
