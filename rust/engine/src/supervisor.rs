@@ -87,20 +87,11 @@ impl Supervisor {
             (agent.features, agent.mask, agent.open_files, token, cgroup)
         } else {
             let features = Features::from_environment();
-            let token = token::random();
-            let name = cgroup::job_name(getpid().as_raw_nonzero().get() as u32, &token);
-            let cgroup = features.cgroup.then(|| JobCgroup::create(&name).ok()).flatten();
-            (features, blocked, open_files_limit(), token, cgroup)
+            (features, blocked, open_files_limit(), token::random(), None)
         };
-        let made = Spawner::new(features, mask, open_files).map_err(Error::os("set up spawning"));
-        let spawner = made.inspect_err(|_| {
-            // An agent's is its guard's to remove.
-            if let Some(cgroup) = cgroup.as_ref().filter(|_| embedded) {
-                cgroup.remove();
-            }
-        })?;
+        let spawner = Spawner::new(features, mask, open_files).map_err(Error::os("set up spawning"))?;
         let link = agent.map(|agent| GuardLink::new(&poller, agent)).transpose()?;
-        Ok(Self {
+        let mut supervisor = Self {
             poller,
             wake: Arc::new(wake),
             spawner,
@@ -121,7 +112,13 @@ impl Supervisor {
             reading: true,
             events: Vec::new(),
             buffer: vec![0; READ_BYTES],
-        })
+        };
+        // Made last: whatever fails before leaves none.
+        if embedded && features.cgroup {
+            let name = cgroup::job_name(getpid().as_raw_nonzero().get() as u32, &supervisor.token);
+            supervisor.cgroup = JobCgroup::create(&name).ok();
+        }
+        Ok(supervisor)
     }
 
     /// Signal mask that the workers get.
