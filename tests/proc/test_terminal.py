@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import signal
 from collections import Counter
@@ -42,6 +43,10 @@ def _caught(directory: Path) -> Counter[tuple[int, int]]:
     return Counter((int(line.split()[1]), int(line.split()[0])) for line in lines)
 
 
+def _has_words(path: Path, count: int) -> bool:
+    return path.exists() and len(path.read_text().split()) == count
+
+
 def _states(pids: list[int]) -> set[str]:
     found = [processes.find(pid) for pid in pids]
     return {process.state if process else "gone" for process in found}
@@ -60,6 +65,22 @@ def test_a_key_reaches_each_worker_once(
         screen.reported("ended -2" if number == signal.SIGINT else f"ended {128 + number}")
         assert screen.echo
     assert _caught(tmp_path) == Counter({(pid, number): 1 for pid in pids})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_program_that_ctrl_c_ends_at_once_has_not_failed(
+    workers: int, terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """G3: the worker that has the terminal dies of the key itself, often before the agent hears of the key."""
+    for run in range(5):
+        ready = tmp_path / str(run)
+        words = [str(testchild), "note", str(ready), "%r", "pause"]
+        with terminal(dsl_line(dsl_command, workers, words)) as screen:
+            until(functools.partial(_has_words, ready, workers))
+            screen.press(b"\x03")
+            screen.reported("ended -2")
+            assert b"SIGINT received: stopping" in screen.shown()
+            assert b"failed" not in screen.shown()
 
 
 def test_each_ctrl_c_says_what_it_does_and_what_another_one_would(

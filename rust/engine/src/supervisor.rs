@@ -178,6 +178,7 @@ impl Supervisor {
         let mut inputs = Vec::new();
         for watched in &ready {
             if let Watched::Worker(index) = *watched {
+                self.await_key(index, &mut inputs)?;
                 inputs.extend(self.reap(index, now));
             }
         }
@@ -198,7 +199,10 @@ impl Supervisor {
         }
         if self.sweeps {
             let count = self.job.as_ref().map_or(0, |job| job.workers.len());
-            inputs.extend((0..count).filter_map(|index| self.reap(index, now)));
+            for index in 0..count {
+                self.await_key(index, &mut inputs)?;
+                inputs.extend(self.reap(index, now));
+            }
         }
         for input in inputs {
             self.step(input);

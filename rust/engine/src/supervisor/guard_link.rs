@@ -58,6 +58,12 @@ impl GuardLink {
         }))
     }
 
+    /// Waits until a signal is there, or the time is over.
+    pub(super) fn await_signal(&self, timeout: Duration) -> Result<(), Error> {
+        let waited = signal::wait_readable(self.intake.as_fd(), Some(timeout), SignalSet::ALL);
+        waited.map(drop).map_err(Error::os("poll"))
+    }
+
     /// Whether the signal asks for nothing that was not asked for a moment ago.
     pub(super) fn is_copy(&mut self, received: Received, now: Instant) -> bool {
         self.requests.is_copy(&self.table, received, now)

@@ -7,8 +7,12 @@ use crate::event::{Event, SignalAction, StopReason};
 use crate::group::Input;
 use crate::mux::Mux;
 use crate::signals::{Meaning, Moment, Verdict};
+use crate::supervisor::guard_link::GuardLink;
 use crate::supervisor::{ORPHAN_DELAY, Supervisor};
 use crate::sys::signal::Received;
+
+/// The longest time in which a guard passes on what it hears.
+const KEY_PATIENCE: Duration = Duration::from_millis(200);
 
 impl Supervisor {
     pub(super) fn take_signals(&mut self, inputs: &mut Vec<Input>) -> Result<(), Error> {
@@ -27,6 +31,28 @@ impl Supervisor {
                 }
                 self.take_signal(received);
             }
+        }
+    }
+
+    /// A worker in the terminal's group may die of a key before our guard has passed the key on. Its word is
+    /// waited for, or the worker would be taken for one that failed, and the others would get another signal.
+    pub(super) fn await_key(&mut self, worker: usize, inputs: &mut Vec<Input>) -> Result<(), Error> {
+        let number = self.job.as_ref().and_then(|job| job.signal_of_foreground(worker));
+        let meaning = |link: &GuardLink| number.and_then(|number| link.table.meaning(number));
+        if self.link.as_ref().and_then(meaning) != Some(Meaning::Stop) {
+            return Ok(());
+        }
+        let deadline = Instant::now() + KEY_PATIENCE;
+        loop {
+            self.take_signals(inputs)?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(link) = self.link.as_ref().filter(|link| !link.has_lost_guard) else {
+                return Ok(());
+            };
+            if left.is_zero() || self.moment() == Moment::Ending {
+                return Ok(());
+            }
+            link.await_signal(left)?;
         }
     }
 

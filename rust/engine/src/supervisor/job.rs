@@ -4,8 +4,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustix::process::{Pid, getpgid};
-
 use crate::cgroup::AttemptCgroup;
 use crate::event::{Ending, Exit};
 use crate::group::{Group, Input};
@@ -130,6 +128,24 @@ impl Job {
         }
     }
 
+    /// The signal of which a worker in the terminal's group has died, as it or the kernel says. It is not
+    /// collected.
+    pub(super) fn signal_of_foreground(&self, index: usize) -> Option<i32> {
+        let State::Running { pid, .. } = self.workers.get(index)?.state else {
+            return None;
+        };
+        if !self.spec.workers[index].foreground {
+            return None;
+        }
+        let death = try_wait(Target::Pid(pid), false).ok()??;
+        let number = if death.signaled {
+            death.status
+        } else {
+            death.status - 128
+        };
+        (number > 0).then_some(number)
+    }
+
     /// Collects a dead worker; `None` when it is alive or was collected before.
     pub(super) fn reap(&mut self, index: usize, now: SystemTime, poller: &Poller) -> Option<(Exit, Input)> {
         let worker = self.workers.get(index)?;
@@ -224,8 +240,7 @@ impl Worker {
 }
 
 fn leads_its_group(pid: i32) -> bool {
-    let group = getpgid(Pid::from_raw(pid));
-    group.is_ok_and(|group| group.as_raw_nonzero().get() == pid)
+    crate::sys::group_of(pid) == pid
 }
 
 impl From<&Death> for Ending {

@@ -62,6 +62,15 @@ pub(crate) fn process_group() -> i32 {
     unsafe { libc::getpgrp() }
 }
 
+/// Process group of a process, -1 when there is none; 0 when its leader is outside the pid namespace, which
+/// rustix's cannot say.
+///
+/// [getpgid(2)](https://man7.org/linux/man-pages/man2/getpgid.2.html)
+pub(crate) fn group_of(pid: i32) -> i32 {
+    // SAFETY: takes a number.
+    unsafe { libc::getpgid(pid) }
+}
+
 /// Leader of this process's session; 0 when it is outside the pid namespace, which rustix's cannot say.
 ///
 /// [getsid(2)](https://man7.org/linux/man-pages/man2/getsid.2.html)
