@@ -280,6 +280,43 @@ fn equal_lines_of_all_workers_become_one() {
 }
 
 #[test]
+fn nothing_that_is_shown_with_a_tag_reaches_beyond_its_line() {
+    let attack = b"\x1b[2J\x1b]0;x\x07red\x1b[31m\rb";
+    let mut folding = Composer::new(None, true);
+    let size = Size {
+        columns: 40,
+        rows: 10,
+    };
+    let mut on_screen = Composer::new(Some(size), false);
+    for prefix in ["[0] ", "[1] "] {
+        folding.add(style(prefix));
+        on_screen.add(Style {
+            grouped: true,
+            ..style(prefix)
+        });
+    }
+    let now = Instant::now();
+    for stream in 0..2 {
+        folding.feed(stream, &[attack, &b"\n"[..]].concat(), now);
+    }
+    folding.tick(now);
+    assert_eq!(
+        shown(&mut folding, now),
+        "[2 workers] red\x1b[31m\x1b[0m\r[2 workers] \x1b[31mb\x1b[0m\n"
+    );
+    on_screen.feed(0, b"\r\x1b[2K\x1b]0;x\x07\x1b[31m50%", now);
+    on_screen.tick(now);
+    assert_eq!(shown(&mut on_screen, now), "[0] \x1b[31m50%\x1b[0m", "a bar");
+    on_screen.feed(
+        1,
+        b"Traceback (most recent call last):\n\x1b[2J  File\nE\x1b[H\n",
+        now,
+    );
+    on_screen.close(1, now);
+    assert!(shown(&mut on_screen, now).contains("\n[1]   File\n[1] E\n"));
+}
+
+#[test]
 fn a_progress_bar_in_a_pipe_becomes_a_line_every_second_or_two() {
     let mut composer = composer(&["", ""]);
     let begin = Instant::now();
