@@ -50,10 +50,11 @@ class Paused:
             )
         os.close(write)
 
-    def workers_ended(self) -> None:
-        """Wait until the agent has no child any more."""
+    def workers_ended(self, workers: int = 2) -> None:
+        """Wait until each worker has said all, and the agent has no child any more."""
+        said = self.errors.with_name("said")
+        until(lambda: said.exists() and len(said.read_text().split()) == workers, 60)
         (agent,) = until(lambda: processes.children(self.process.pid))
-        until(lambda: processes.children(agent))
         until(lambda: not processes.children(agent), 60)
 
     def said(self) -> str:
@@ -68,9 +69,10 @@ class Paused:
         self.process.wait()
 
 
-def _numbered(testchild: Path, workers: int, *more: str) -> list[str]:
+def _numbered(testchild: Path, workers: int, directory: Path, *more: str) -> list[str]:
     lines = str(TOTAL_LINES // workers)
-    return [str(testchild), "numbered", "1", lines, str(LINE_BYTES), "block", *more]
+    said = ["note", str(directory / "said"), "%r"]
+    return [str(testchild), "numbered", "1", lines, str(LINE_BYTES), "block", *said, *more]
 
 
 def _second_fails(directory: Path) -> list[str]:
@@ -80,9 +82,9 @@ def _second_fails(directory: Path) -> list[str]:
 
 
 def _pause(kind: str, workers: int, pause_s: float, dsl: Path, testchild: Path, tmp_path: Path) -> None:
-    job = Paused(dsl_line(dsl, workers, _numbered(testchild, workers)), tmp_path, kind)
+    job = Paused(dsl_line(dsl, workers, _numbered(testchild, workers, tmp_path)), tmp_path, kind)
     try:
-        job.workers_ended()
+        job.workers_ended(workers)
         time.sleep(pause_s)  # it is the reader that pauses, nothing is waited for
         assert job.process.poll() is None, "the exit code comes after the reader has everything"
         found = check(testchild.with_name("dsl-linecheck"), job.reader)
@@ -114,7 +116,7 @@ def test_the_verdict_does_not_wait_for_a_stalled_stdout(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
     """G3: stderr is a place of its own, so the user hears of the failure while the pager stands."""
-    words = _numbered(testchild, 2, *_second_fails(tmp_path))
+    words = _numbered(testchild, 2, tmp_path, *_second_fails(tmp_path))
     job = Paused(dsl_line(dsl_command, 2, words), tmp_path)
     try:
         job.workers_ended()
@@ -130,7 +132,7 @@ def test_the_verdict_does_not_wait_for_a_stalled_stdout(
 def test_the_verdict_comes_behind_the_output_in_the_same_pipe(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    words = _numbered(testchild, 2, *_second_fails(tmp_path))
+    words = _numbered(testchild, 2, tmp_path, *_second_fails(tmp_path))
     job = Paused(dsl_line(dsl_command, 2, words), tmp_path, joined=True)
     try:
         job.workers_ended()
@@ -171,7 +173,7 @@ def test_a_signal_ends_the_waiting_and_the_last_word_is_the_count(
     signum: signal.Signals, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
     """G2: lines are missing because somebody ended the job, so the code is not 0."""
-    job = Paused(dsl_line(dsl_command, 2, _numbered(testchild, 2)), tmp_path)
+    job = Paused(dsl_line(dsl_command, 2, _numbered(testchild, 2, tmp_path)), tmp_path)
     try:
         job.workers_ended()
         time.sleep(SHORT_S)
@@ -193,7 +195,7 @@ def test_a_stop_while_nobody_reads_ends_with_its_own_code(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
     """G2: the job is ended by a signal while much output waits; the guard lets the agent end as it means to."""
-    words = [*_numbered(testchild, 2), "note", str(tmp_path / "ready"), "%r", "pause"]
+    words = [*_numbered(testchild, 2, tmp_path), "note", str(tmp_path / "ready"), "%r", "pause"]
     job = Paused(dsl_line(dsl_command, 2, words, 0.5), tmp_path)
     trickle = threading.Thread(target=_trickle, args=(job.reader,), daemon=True)
     try:
@@ -222,7 +224,7 @@ def test_what_files_keep_is_dropped_with_a_last_word_that_names_them(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
     logs = tmp_path / "logs"
-    words = _numbered(testchild, 2, *_second_fails(tmp_path))
+    words = _numbered(testchild, 2, tmp_path, *_second_fails(tmp_path))
     job = Paused(dsl_line(dsl_command, 2, words, None, "--log-dir", str(logs)), tmp_path)
     try:
         assert job.process.wait(30) == 7
@@ -259,7 +261,7 @@ def test_a_program_has_shown_everything_when_its_supervisor_is_closed(
     """`Ended` comes although nobody reads; `flush`, or the end of the with block, waits for the reader."""
     monkeypatch.setenv("FLUSH", flush)
     ended = tmp_path / "ended"
-    job = Paused([sys.executable, "-c", LIBRARY, str(ended), *_numbered(testchild, 1)], tmp_path)
+    job = Paused([sys.executable, "-c", LIBRARY, str(ended), *_numbered(testchild, 1, tmp_path)], tmp_path)
     try:
         until(ended.exists)
         assert job.process.poll() is None
@@ -274,7 +276,7 @@ def test_an_interrupt_ends_the_waiting_of_a_program(
 ) -> None:
     monkeypatch.setenv("FLUSH", "1")
     ended = tmp_path / "ended"
-    job = Paused([sys.executable, "-c", LIBRARY, str(ended), *_numbered(testchild, 1)], tmp_path)
+    job = Paused([sys.executable, "-c", LIBRARY, str(ended), *_numbered(testchild, 1, tmp_path)], tmp_path)
     try:
         until(ended.exists)
         job.process.send_signal(signal.SIGINT)
