@@ -25,7 +25,7 @@ const CHUNK: usize = 16 * 1024;
 /// More than the kernel lets an environment grow to (three quarters of its 8 MiB stack default).
 const ENVIRON_MAX: usize = 8 << 20;
 /// How long a process may take from the loss of its old memory in an exec until its new one is laid out.
-const EXEC_PATIENCE: Duration = Duration::from_millis(50);
+const EXEC_PATIENCE: Duration = Duration::from_millis(200);
 /// Bytes of directory entries asked for at once.
 const LISTING: usize = 32 * 1024;
 
@@ -114,7 +114,7 @@ impl ProcFs {
     ///
     /// Can block for as long as the process is stuck in the kernel with its memory map locked: leave out
     /// those in state `D` where that matters. One that is caught in an exec has no environment for a moment;
-    /// that moment is waited out, 50 ms at most.
+    /// that moment is waited out, a fifth of a second at most, which a busy machine may need.
     pub fn carries_token(&mut self, pid: i32, key: &[u8], token: &[u8]) -> io::Result<bool> {
         let start = Instant::now();
         let mut is_settled = false;
