@@ -11,6 +11,7 @@ from tests.support import terminal as support
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from tests.support.terminal import Terminal
 
@@ -19,3 +20,20 @@ if TYPE_CHECKING:
 def terminal(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[Terminal]]:
     """`tests.support.terminal.terminal` in each of its modes: the results must be the same."""
     return functools.partial(support.terminal, mode=request.param)
+
+
+@pytest.fixture
+def dslrun(dsl_command: Path) -> Path:
+    """Path of the installed `dslrun` program."""
+    path = dsl_command.with_name("dslrun")
+    assert path.exists(), f"{path} does not exist: run `make build` first"
+    return path
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory for temporary files that is this test's own."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder

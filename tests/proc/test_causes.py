@@ -19,21 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@pytest.fixture
-def dslrun(dsl_command: Path) -> Path:
-    """Path of the installed `dslrun` program."""
-    return dsl_command.with_name("dslrun")
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory for temporary files that is this test's own."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    return folder
-
-
 def run(command: Sequence[object]) -> subprocess.CompletedProcess[str]:
     """The command to its end."""
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False)

@@ -35,23 +35,6 @@ os.rename(path + ".part", path + ".json")
 """
 
 
-@pytest.fixture
-def dslrun(dsl_command: Path) -> Path:
-    """Path of the installed `dslrun` program."""
-    path = dsl_command.with_name("dslrun")
-    assert path.exists(), f"{path} does not exist: run `make build` first"
-    return path
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory for temporary files that is this test's own."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    return folder
-
-
 def line(dslrun: Path, workers: int, program: Sequence[object], *options: str) -> list[str]:
     """`dslrun` that runs a program as it stands."""
     return [str(dslrun), "--no-python", f"--nproc-per-node={workers}", *options, *map(str, program)]

@@ -191,6 +191,7 @@ def test_a_signal_ends_the_waiting_and_the_last_word_is_the_count(
         job.close()
 
 
+@pytest.mark.timeout(90)  # a job that a signal has ended writes for half a minute, to whoever goes on reading
 def test_a_stop_while_nobody_reads_ends_with_its_own_code(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:

@@ -19,19 +19,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def dslrun(dsl_command: Path) -> Path:
-    """Path of the installed `dslrun` program."""
-    return dsl_command.with_name("dslrun")
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory for temporary files that is this test's own, and timers that are asked for."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
-    return folder
+    return temporary
 
 
 def run(command: Sequence[object]) -> subprocess.CompletedProcess[str]:

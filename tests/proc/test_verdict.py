@@ -33,17 +33,7 @@ REASON = "failed first: exit code 1: ValueError: batch 40 holds NaN (train.py:"
 SHOWN = "  | ValueError: batch 40 holds NaN"
 
 
-@pytest.fixture
-def dslrun(dsl_command: Path) -> Path:
-    """Path of the installed `dslrun` program."""
-    return dsl_command.with_name("dslrun")
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where error files of failed workers stay."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+pytestmark = pytest.mark.usefixtures("temporary")  # where error files of failed workers stay
 
 
 def said(command: list[object], folder: Path, text: str = SCRIPT, *words: str) -> str:
