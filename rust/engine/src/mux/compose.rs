@@ -84,7 +84,10 @@ pub(super) struct Composer {
     open: Option<usize>,
     screen: Option<Screen>,
     fold: Option<Fold>,
+    /// Streams that the clock matters to.
     listed: Vec<usize>,
+    /// Nothing is due for any of them before this; `None`: that is not known.
+    wake: Option<Instant>,
     living: usize,
     /// Streams that are still to be added.
     to_come: usize,
@@ -207,8 +210,13 @@ impl Composer {
 
     /// Notes that the clock matters to this stream.
     fn list(&mut self, stream: usize) {
-        if !self.streams[stream].listed && self.due(stream).is_some() {
-            self.streams[stream].listed = true;
+        let Some(due) = self.due(stream) else { return };
+        if self.listed.is_empty() {
+            self.wake = Some(due);
+        } else {
+            self.wake = self.wake.map(|wake| wake.min(due));
+        }
+        if !std::mem::replace(&mut self.streams[stream].listed, true) {
             self.listed.push(stream);
         }
     }
@@ -379,6 +387,7 @@ impl Composer {
         let this = &mut self.streams[stream];
         if !std::mem::replace(&mut this.closed, true) {
             self.living -= 1;
+            self.wake = None; // whoever is alone now waits for less
         }
         if self.open == Some(stream) {
             self.end_open();

@@ -358,6 +358,11 @@ impl Reader {
     fn turn(&mut self) {
         let now = Instant::now();
         self.next = None;
+        for token in &self.paused {
+            if let Some((side, stream)) = self.feeds[*token].shown {
+                self.sides[side].composer.hold(stream, now);
+            }
+        }
         for side in &mut self.sides {
             if let Some(next) = side.composer.tick(now) {
                 self.next = Some(self.next.map_or(next, |known| known.min(next)));

@@ -11,7 +11,7 @@ use crate::mux::fold::Fold;
 pub(super) const PROMPT_PAUSE: Duration = Duration::from_millis(100);
 /// A line that goes on and on without an end, as progress bars do, is shown after this many times the pause.
 pub(super) const BUSY_FACTOR: u32 = 2;
-/// A longer line is not repeated when it goes on.
+/// A longer line is not repeated when it goes on. So it is not begun either, where others may interrupt it.
 pub(super) const REPEATED_BYTES: usize = 64 * 1024;
 /// The next line of a traceback is waited for as long as this, and a chained one after its end.
 const INSIDE_PAUSE: Duration = Duration::from_millis(500);
@@ -32,7 +32,7 @@ impl Composer {
             };
             (touched + pause).min(traceback.since + TRACEBACK_TIME)
         });
-        let carry = if this.carry.len() <= this.told || this.closed {
+        let carry = if this.carry.len() <= this.told || this.closed || self.must_be_whole(stream) {
             None
         } else if self.is_prompt(stream) || (self.screen.is_some() && this.has_bar) {
             Some(touched)
@@ -48,9 +48,26 @@ impl Composer {
         }
     }
 
+    /// Its unfinished line could not be shown now and once more when it is whole.
+    fn must_be_whole(&self, stream: usize) -> bool {
+        let this = &self.streams[stream];
+        this.carry.len() > REPEATED_BYTES && !this.has_bar && self.screen.is_none() && !self.is_alone()
+    }
+
+    fn is_alone(&self) -> bool {
+        self.living + self.to_come == 1
+    }
+
+    /// A stream is not read for now: its silence does not count.
+    pub(in crate::mux) fn hold(&mut self, stream: usize, now: Instant) {
+        let this = &mut self.streams[stream];
+        this.touched = this.touched.map(|_| now);
+        this.since = this.since.map(|_| now);
+    }
+
     /// Whoever is alone has nobody to interrupt.
     fn pause(&self, pause: Duration) -> Duration {
-        if self.living + self.to_come == 1 {
+        if self.is_alone() {
             pause.min(PROMPT_PAUSE)
         } else {
             pause
@@ -61,7 +78,11 @@ impl Composer {
     pub(in crate::mux) fn tick(&mut self, now: Instant) -> Option<Instant> {
         self.show_folded(Some(now));
         let mut next: Option<Instant> = self.fold.as_ref().and_then(Fold::due);
+        if let Some(wake) = self.wake.filter(|wake| now < *wake && self.screen.is_none()) {
+            return Some(next.map_or(wake, |next| next.min(wake)));
+        }
         let mut bars = Vec::new();
+        let (mut wake, mut is_known) = (None, true);
         for stream in std::mem::take(&mut self.listed) {
             self.streams[stream].listed = false;
             let due = self.due(stream);
@@ -71,11 +92,14 @@ impl Composer {
             if let Some(due) = self.due(stream) {
                 self.streams[stream].listed = true;
                 self.listed.push(stream);
+                is_known &= due > now;
                 if due > now {
-                    next = Some(next.map_or(due, |next| next.min(due)));
+                    wake = Some(wake.map_or(due, |wake: Instant| wake.min(due)));
                 }
             }
         }
+        next = next.into_iter().chain(wake).min();
+        self.wake = wake.filter(|_| is_known);
         if let Some(screen) = &mut self.screen {
             bars.sort_unstable();
             let streams = &self.streams;
@@ -106,7 +130,7 @@ impl Composer {
             return;
         }
         let this = &self.streams[stream];
-        let is_prompt = this.style.interactive || self.living + self.to_come == 1;
+        let is_prompt = this.style.interactive || self.is_alone();
         if self.screen.is_some() && (this.has_bar || !is_prompt) {
             bars.push(stream);
         } else if is_prompt || self.partial_after.is_some_and(|pause| touched + pause <= now) {

@@ -7,7 +7,7 @@
 use std::str::from_utf8;
 
 use memchr::memchr_iter;
-use unicode_width::UnicodeWidthStr;
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// Ends all colours.
 const PLAIN: &[u8] = b"\x1b[0m";
@@ -18,6 +18,7 @@ const MOST_COLOURS: usize = 256;
 const TAB: usize = 8;
 /// Bytes that are looked at together.
 const BLOCK: usize = 256;
+const RUN: usize = 128;
 
 /// Whether text can be shown as it is: no control character but tabs, line feeds, and a carriage return at its end.
 pub(super) fn is_plain(text: &[u8]) -> bool {
@@ -29,6 +30,18 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
     !text.iter().any(is_control)
         && from_utf8(text).is_ok()
         && memchr_iter(0xc2, text).all(|at| text[at + 1] >= 0xa0)
+}
+
+/// The characters that the text begins with and that can be shown, or some of them. Few bytes are looked at, for
+/// what follows a byte that is no character is looked at again.
+fn letters(text: &[u8]) -> &str {
+    let text = &text[..text.len().min(RUN)];
+    let is_control = |byte: &u8| matches!(byte, 0..=0x1f | 0x7f);
+    let text = &text[..text.iter().position(is_control).unwrap_or(text.len())];
+    let valid = from_utf8(text).map_or_else(|error| error.valid_up_to(), str::len);
+    let mut leads = memchr_iter(0xc2, &text[..valid]);
+    let end = leads.find(|&at| text[at + 1] < 0xa0).unwrap_or(valid);
+    from_utf8(&text[..end]).unwrap_or_default()
 }
 
 /// Without a branch, so that many bytes are looked at together.
@@ -111,14 +124,13 @@ impl Inline {
         let mut rest = text;
         while let Some((&byte, behind)) = rest.split_first() {
             if self.state == State::Text && self.begun.is_empty() {
-                let is_other = |byte: &u8| !matches!(byte, b' '..=b'~');
-                let (letters, behind) = rest.split_at(rest.iter().position(is_other).unwrap_or(rest.len()));
+                let letters = letters(rest);
                 if !letters.is_empty() {
                     self.settle(prefix, out);
-                    out.extend_from_slice(letters);
-                    self.column += letters.len();
-                    self.certain += letters.len();
-                    rest = behind;
+                    out.extend_from_slice(letters.as_bytes());
+                    self.column += letters.chars().filter_map(char::width).sum::<usize>();
+                    self.certain += letters.bytes().filter(u8::is_ascii).count();
+                    rest = &rest[letters.len()..];
                     continue;
                 }
             }

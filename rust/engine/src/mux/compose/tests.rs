@@ -147,17 +147,46 @@ fn whoever_wants_whole_lines_gets_whole_lines() {
 }
 
 #[test]
-fn a_long_unfinished_line_is_not_repeated() {
-    let mut composer = composer(&["", "[1] "]);
+fn a_line_that_is_too_long_to_be_repeated_is_shown_when_it_is_whole() {
+    for interactive in [false, true] {
+        let mut composer = composer(&["[0] "]);
+        composer.add(Style {
+            interactive,
+            ..style("")
+        });
+        let now = Instant::now();
+        let long = "x".repeat(REPEATED_BYTES + 1);
+        composer.feed(1, long.as_bytes(), now);
+        assert_eq!(composer.tick(now + 100 * PAUSE), None);
+        composer.feed(0, b"other\n", now + PAUSE);
+        composer.feed(1, b"yy\n", now + PAUSE);
+        assert_eq!(shown(&mut composer, now), format!("[0] other\n{long}yy\n"));
+    }
+}
+
+#[test]
+fn a_long_unfinished_line_of_the_only_stream_is_shown() {
+    let mut composer = composer(&[""]);
     let now = Instant::now();
     let long = "x".repeat(REPEATED_BYTES + 1);
     composer.feed(0, long.as_bytes(), now);
     composer.tick(now + PAUSE);
-    composer.feed(0, b"yy", now + PAUSE);
-    composer.feed(1, b"other\n", now + PAUSE);
-    assert_eq!(shown(&mut composer, now), format!("{long}\u{2026}\n[1] other\n"));
-    composer.feed(0, b"zz\n", now + PAUSE);
-    assert_eq!(shown(&mut composer, now), "\u{2026}yyzz\n");
+    composer.feed(0, b"yy\n", now + PAUSE);
+    assert_eq!(shown(&mut composer, now), format!("{long}yy\n"));
+}
+
+#[test]
+fn the_silence_of_a_stream_that_is_not_read_does_not_count() {
+    let mut composer = composer(&["[0] ", "[1] "]);
+    let now = Instant::now();
+    composer.feed(0, b"half", now);
+    for second in 1..10 {
+        composer.hold(0, now + second * PAUSE);
+        composer.tick(now + second * PAUSE);
+    }
+    assert_eq!(shown(&mut composer, now), "");
+    composer.tick(now + 10 * PAUSE);
+    assert_eq!(shown(&mut composer, now), "[0] half");
 }
 
 #[test]
