@@ -104,6 +104,7 @@ def test_a_reader_that_pauses_at_the_end_gets_every_line(
 
 
 @pytest.mark.stress
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
 @pytest.mark.parametrize("workers", [2, 64])
 def test_a_reader_that_pauses_for_a_minute_at_the_end_gets_every_line(
