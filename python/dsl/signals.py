@@ -38,12 +38,13 @@ def parse_signals(
     option: str,
     *,
     job_control: str = "is always forwarded",
-    strangers: list[str] | None = None,
+    warnings: list[str] | None = None,
 ) -> tuple[int, ...]:
     """``SIGUSR1,usr2,34`` as numbers, each once.
 
     ``option`` is what a message calls the text. ``job_control`` says why `JOB_CONTROL` is refused; empty: it
-    may be named. ``strangers`` gets the items that are no signals; None: they are refused.
+    may be named. ``warnings`` gets a line for each item that is no signal and is passed over; None: such an
+    item is refused.
 
     Raises:
         OptionError: an item is no signal, or one that cannot be taken.
@@ -61,8 +62,9 @@ def parse_signals(
         if number in JOB_CONTROL:
             why = job_control
         is_signal = 1 <= number <= LAST
-        if strangers is not None and not is_signal:
-            strangers.append(item.strip())
+        if warnings is not None and not is_signal:
+            why = "is no signal and has no effect, expected names such as SIGUSR1"
+            warnings.append(f"{option} {quote(text)}: {quote(item.strip())} {why}")
             continue
         if why or not is_signal:
             from dsl.errors import OptionError

@@ -47,7 +47,7 @@ class Command:
         """The notices that are at least of this level."""
         for notice in notices:
             if LEVELS[notice.level] >= LEVELS[log_level]:
-                self.say(f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text)
+                self.say(notice.line)
 
     def start(self, request: Request, show: ShowRequest, facts: Facts | None = None) -> int:
         """Plan a job and run this node's part of it, or show what would be started.
@@ -70,7 +70,7 @@ class Command:
             if show_plan(show, plan, facts.environ, self.say):
                 return 0
         try:
-            planner.prepare(plan)
+            plan = planner.prepare(plan)
             self.show([notice for notice in notices if notice.is_made], request.log_level)
             return self.run_job(planner, plan, stdin_is_terminal=facts.console.stdin_is_terminal)
         finally:

@@ -7,7 +7,6 @@ import os
 import sys
 
 from dsl._record import replace
-from dsl.agent.planner import Planner
 from dsl.cli import deepspeed, torchrun
 from dsl.cli.command import show_request
 from dsl.cli.options import BadValueError
@@ -19,8 +18,6 @@ from dsl.errors import OptionError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.config import refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
-from dsl.machine.check import check_program
-from dsl.plan.job import plan_job
 from dsl.report.narrator import Narrator
 
 TYPE_CHECKING = False
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
 
     from dsl.cli.options import Option
     from dsl.functions.launcher import Reporter
-    from dsl.model.job import Notice
     from dsl.model.node import NodePlan
     from dsl.model.request import Request, ShowRequest
 
@@ -94,7 +90,7 @@ def run_deepspeed(args: Sequence[str]) -> int:
     """
     request, options = deepspeed.read(args, os.environ)
     try:
-        _start(request, show_request(options), _Voice)
+        _start(request, show_request(options), Narrator)
     except ChildFailedError as error:
         return error.exit_code
     return 0
@@ -108,22 +104,17 @@ def _start(
     if facts.console.stdin_is_terminal and not request.output.stdin:
         # Whoever reads a terminal stands in our process group, and hears its Ctrl-C twice: there and from us.
         request = replace(request, output=replace(request.output, stdin="none"))
-    if shown.is_asked:
-        planned = plan_job(request, facts)
-        check_program(planned.job.program, planned.job.flavour, facts.environ)
-        plan = Planner(planned, facts).plan(0)
-        if show_plan(shown, plan, facts.environ, lambda line: log("info", line)):
-            return
-    run_request(request, facts, listener=listener, stdin_is_terminal=facts.console.stdin_is_terminal)
 
+    def preview(plan: NodePlan) -> bool:
+        return show_plan(shown, plan, facts.environ, lambda line: log("info", line))
 
-class _Voice(Narrator):
-    """The narrator of the command, in somebody's program."""
-
-    def note(self, notice: Notice) -> None:
-        """Say what was found while planning."""
-        prefix = "warning: " if notice.level == "warning" else ""
-        self.say(f"{prefix}{notice.text}", notice.level)
+    run_request(
+        request,
+        facts,
+        listener=listener,
+        preview=preview,
+        stdin_is_terminal=facts.console.stdin_is_terminal,
+    )
 
 
 def _options(args: argparse.Namespace) -> Options:

@@ -201,7 +201,7 @@ def _signals(options: Options | argparse.Namespace) -> SignalRequest:
     Raises:
         OptionError: a signal cannot be taken or is named for two, or the name of one of ours is none.
     """
-    stop = parse_signals(options.signals_to_handle, "--signals-to-handle", strangers=[])
+    stop = parse_signals(options.signals_to_handle, "--signals-to-handle", warnings=[])
     forward = parse_signals(options.forward_signals, "--forward-signals", job_control="")
     preempt = parse_signals(options.preempt_signal or "", "--preempt-signal")
     if len(preempt) > 1:
@@ -229,12 +229,9 @@ def _signals(options: Options | argparse.Namespace) -> SignalRequest:
 
 def signal_notices(options: Options | argparse.Namespace) -> list[Notice]:
     """As torchrun does, names that mean nothing are passed over with a warning."""
-    text, strangers = options.signals_to_handle, list[str]()
-    parse_signals(text, "--signals-to-handle", strangers=strangers)
-    why = "is no signal and has no effect, expected names such as SIGUSR1"
-    return [
-        Notice("warning", f"--signals-to-handle {quote(text)}: {quote(item)} {why}") for item in strangers
-    ]
+    warnings: list[str] = []
+    parse_signals(options.signals_to_handle, "--signals-to-handle", warnings=warnings)
+    return [Notice("warning", line) for line in warnings]
 
 
 def _with_dashes(option: str) -> str:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 
 from dsl.errors import OptionError, UnsupportedError
-from dsl.lists import BEYOND, MOST_SECONDS, parse_integer, parse_number, quote, shorten
+from dsl.lists import BEYOND, MOST_SECONDS, parse_integer, parse_number, shorten
 from dsl.model.request import (
     DEFAULT_PARTIAL_S,
     MeetingRequest,
@@ -265,14 +265,14 @@ def _words(words: Collection[str] | None) -> str:
     return ",".join([word.replace(",", ",,") for word in words or ()])
 
 
-def _signals(text: str, strangers: list[str] | None = None) -> tuple[int, ...]:
-    """The signals of a text; ``strangers`` gets what is none, and is passed over, as in torch."""
+def _signals(text: str, warnings: list[str] | None = None) -> tuple[int, ...]:
+    """The signals of a text; ``warnings`` tells of what is none, and is passed over, as in torch."""
     # Nothing is forwarded here: job control is the program's own, or that of its terminal.
     numbers = parse_signals(
         text,
         "signals_to_handle",
         job_control="cannot be taken",
-        strangers=[] if strangers is None else strangers,
+        warnings=[] if warnings is None else warnings,
     )
     refuse_nameless(numbers, f"signals_to_handle {text!r}")
     return numbers
@@ -288,9 +288,8 @@ def refuse_nameless(numbers: Sequence[int], where: str) -> None:
             raise OptionError(f"{where}: Python has no name for {number}, choose another")
 
 
-def strangers_among_signals(config: LaunchConfig) -> list[str]:
+def signal_warnings(config: LaunchConfig) -> list[str]:
     """One line for each word of ``signals_to_handle`` that is no signal."""
-    text, strangers = config.signals_to_handle, list[str]()
-    _signals(text, strangers)
-    why = "is no signal and has no effect, expected names such as SIGUSR1"
-    return [f"signals_to_handle {quote(text)}: {quote(item)} {why}" for item in strangers]
+    warnings: list[str] = []
+    _signals(config.signals_to_handle, warnings)
+    return warnings

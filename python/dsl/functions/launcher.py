@@ -29,7 +29,7 @@ from dsl.functions.call import (
     interpreter_words,
     refuse_while_importing,
 )
-from dsl.functions.config import LaunchConfig, strangers_among_signals, to_request
+from dsl.functions.config import LaunchConfig, signal_warnings, to_request
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.outcome import failure_of
 from dsl.functions.signals import HandledSignals, SignalException
@@ -123,7 +123,7 @@ def launch_agent(
     refuse_while_importing()
     program = _program(entrypoint, args)
     request = to_request(config, program)
-    for line in strangers_among_signals(config):
+    for line in signal_warnings(config):
         log("warning", line)
     call = (entrypoint, tuple(args)) if callable(entrypoint) else None
     return run_request(request, this_machine(), call)
@@ -135,12 +135,14 @@ def run_request(
     call: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
     *,
     listener: Callable[[NodePlan], Reporter] | None = None,
+    preview: Callable[[NodePlan], bool] | None = None,
     stdin_is_terminal: bool = False,
 ) -> dict[int, Any]:
     """Run this node's part of a job in this process; returns {global rank: result}.
 
     ``call`` is the function of the workers and its arguments; without one the request's program runs, and the
     results are None. ``listener`` makes, of the first plan, who tells the user (default: the logger ``dsl``).
+    ``preview`` is shown the first plan before anything is made; if it returns true, nothing is started.
     ``stdin_is_terminal``: the worker that reads our stdin gets the terminal. Raises what `launch_agent`
     raises, and ProgramError or ScriptError for a program that is not there.
     """
@@ -149,7 +151,7 @@ def run_request(
         check_program(planned.job.program, planned.job.flavour, facts.environ)
     source = _Source(planned, facts, call)
     with HandledSignals(request.signals.stop or ()):
-        return _run(source, planned, listener or _Log, stdin_is_terminal=stdin_is_terminal)
+        return _run(source, planned, listener or _Log, preview, stdin_is_terminal=stdin_is_terminal)
 
 
 def _program(entrypoint: object, args: Sequence[Any]) -> ProgramRequest:
@@ -199,12 +201,19 @@ class _Source(Planner):
 
 
 def _run(
-    source: _Source, planned: JobPlan, listener: Callable[[NodePlan], Reporter], *, stdin_is_terminal: bool
+    source: _Source,
+    planned: JobPlan,
+    listener: Callable[[NodePlan], Reporter],
+    preview: Callable[[NodePlan], bool] | None,
+    *,
+    stdin_is_terminal: bool,
 ) -> dict[int, Any]:
     succeeded = False
     try:
         plan = source.plan(0)
-        source.prepare(plan)
+        if preview is not None and preview(plan):
+            return {}
+        plan = source.prepare(plan)
         reporter = listener(plan)
         for notice in (*planned.notices, *plan.notices):
             reporter.note(notice)

@@ -25,6 +25,11 @@ class Notice:
     is_made: bool = False
     """It tells of something that is made for the workers: said when it is there, and not of a dry run."""
 
+    @property
+    def line(self) -> str:
+        """The text as the user sees it."""
+        return f"warning: {self.text}" if self.level == "warning" else self.text
+
 
 @record
 class Flavour:

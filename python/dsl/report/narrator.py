@@ -22,6 +22,7 @@ from dsl.signals import signal_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl import Exit
+    from dsl.model.job import Notice
     from dsl.model.node import NodePlan
     from dsl.model.outcome import AttemptOutcome
 
@@ -43,6 +44,10 @@ class Narrator:
         if LEVELS[level] >= LEVELS[self._plan.log_level]:
             say(self._plan.command, text)
 
+    def note(self, notice: Notice) -> None:
+        """Say what was found while planning."""
+        self.say(notice.line, notice.level)
+
     def hear(self, event: object) -> None:
         """Pass on what the user should know of an event."""
         if isinstance(event, Exited):
@@ -50,7 +55,8 @@ class Narrator:
         elif isinstance(event, AttemptStarted):
             self._plan, self._ended = event.plan, 0
             if event.plan.attempt:  # those of the first one were told before there was a job
-                self._hear_notices()
+                for notice in event.plan.notices:
+                    self.note(notice)
         elif isinstance(event, LogNotice):
             self._hear_notice(event)
         elif isinstance(event, OutputCut):
@@ -83,12 +89,6 @@ class Narrator:
             self.say(f"{name}: sent {signal_name(event.signum)} to it", "error")
         else:
             self.say(f"{name}, it asks for no signal", "warning")
-
-    def _hear_notices(self) -> None:
-        for notice in self._plan.notices:
-            self.say(
-                f"{notice.level}: {notice.text}" if notice.level == "warning" else notice.text, notice.level
-            )
 
     def _hear_notice(self, event: LogNotice) -> None:
         if event.kind == "lines_dropped":
