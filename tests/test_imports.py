@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "python" / "dsl"
 # its text counts, also inside a function and for the type checker alone.
 ROOMS: dict[str, tuple[str, ...]] = {
     "": ("errors", "_record", "_own_process", "lists", "signals"),
-    "model": ("request", "job", "node", "failure", "outcome", "codec"),
+    "model": ("request", "job", "remote", "node", "failure", "outcome", "codec"),
     "resources": ("hostfile", "filters", "world"),
     "machine": ("cpus", "process", "ports", "check"),
     "devices": (
@@ -29,6 +29,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
     "rendezvous": ("base", "static"),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "meeting", "job", "node", "account"),
+    "launchers": ("base",),
+    "control": ("messages",),
     "report": (
         "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "plan",
     ),

@@ -13,6 +13,7 @@ from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 FORMAT = 1
@@ -37,7 +38,7 @@ def job_to_bytes(job: Job) -> bytes:
     """Write a job. The reverse is `job_from_bytes`."""
     from json import dumps
 
-    text = dumps({"format": FORMAT, "job": _plain(job)}, separators=(",", ":"))
+    text = dumps({"format": FORMAT, "job": to_plain(job, RECORDS)}, separators=(",", ":"))
     return text.encode("ascii")
 
 
@@ -59,29 +60,36 @@ def job_from_bytes(data: bytes) -> Job:
             f"the description of the job has format {theirs!r}, expected {FORMAT}: "
             "install the same version of dsl on every host"
         )
-    job = _record(found.get("job"))
+    job = from_plain(found.get("job"), RECORDS)
     if not isinstance(job, Job):
         raise JobFormatError("the description of the job is damaged: there is no job in it")
     return job
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any, records: Mapping[str, type]) -> Any:
+    """A value as JSON can hold it. ``records``: the classes that it may be made of, by name."""
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if type(value).__name__ in RECORDS:
-        return {type(value).__name__: {name: _plain(getattr(value, name)) for name in value.__match_args__}}
+        return [to_plain(item, records) for item in value]
+    name = type(value).__name__
+    if name in records:
+        return {name: {field: to_plain(getattr(value, field), records) for field in value.__match_args__}}
     return value
 
 
-def _record(value: Any) -> Any:
+def from_plain(value: Any, records: Mapping[str, type]) -> Any:
+    """The reverse of `to_plain`.
+
+    Raises:
+        JobFormatError: a part is none of ``records``, or has other fields.
+    """
     if isinstance(value, list):
-        return tuple([_record(item) for item in value])
+        return tuple([from_plain(item, records) for item in value])
     if not isinstance(value, dict):
         return value
     name, fields = next(iter(value.items()), ("", None))
-    if len(value) != 1 or name not in RECORDS or not isinstance(fields, dict):
+    if len(value) != 1 or name not in records or not isinstance(fields, dict):
         raise JobFormatError(f"the description of the job is damaged: {name!r:.40} is none of its parts")
     try:
-        return RECORDS[name](**{field: _record(inner) for field, inner in fields.items()})
+        return records[name](**{field: from_plain(inner, records) for field, inner in fields.items()})
     except TypeError as error:
         raise JobFormatError(f"the description of the job is damaged: {error}") from None

@@ -1,0 +1,45 @@
+"""How the other hosts of a job are reached: what only the host that launches needs to know."""
+
+from __future__ import annotations
+
+from dsl._record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal, TypeAlias
+
+    LauncherName: TypeAlias = Literal["ssh", "pdsh", "openmpi", "mpich", "impi", "mvapich", "slurm"]
+
+LAUNCHERS: tuple[LauncherName, ...] = ("pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi", "ssh")
+"""Words of ``--launcher``, in any case. All but ``ssh`` are DeepSpeed's."""
+
+RANK_LAUNCHERS: tuple[LauncherName, ...] = ("openmpi", "mvapich", "slurm", "mpich", "impi")
+"""Launchers whose tasks are ranks, unless one agent a node is asked for."""
+
+DEFAULT_HEARTBEAT_S = 15.0
+
+
+@record
+class Remote:
+    """The launcher that starts an agent on every host, and what it is told."""
+
+    launcher: LauncherName
+    """Its word."""
+    args: tuple[str, ...] = ()
+    """More words for it (``--launcher_args``)."""
+    ssh_port: int | None = None
+    """Port of the hosts' ssh servers; None: the usual one."""
+    venv_script: str | None = None
+    """Script to source on each host before its agent starts."""
+    cwd: str = ""
+    """Directory in which the agents and their workers run: that of the launching command."""
+    pythons: tuple[str, ...] = ()
+    """The interpreter of each host, by node rank; empty: that of the launching command."""
+    hostfile: str = ""
+    """The file that named the hosts, if all of it takes part; empty: a part of it, or no file."""
+    per_node: bool = True
+    """One agent a node starts that node's workers; else each rank is a task of the launcher."""
+    checks: bool = True
+    """The hosts are checked before anything starts on them."""
+    heartbeat_s: float = DEFAULT_HEARTBEAT_S
+    """Seconds of silence after which the other side counts as lost."""
