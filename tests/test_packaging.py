@@ -162,7 +162,12 @@ def test_the_source_archive_can_build_the_package(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    crates = {"rust/engine/Cargo.toml", "rust/engine/src/lib.rs", "rust/bindings/src/lib.rs"}
+    crates = {
+        "rust/engine/Cargo.toml",
+        "rust/engine/src/lib.rs",
+        "rust/control/src/lib.rs",
+        "rust/bindings/src/lib.rs",
+    }
     assert crates <= names
     assert {"Cargo.lock", "LICENSE", "README.md", "pyproject.toml", "python/dsl/_core.pyi"} <= names
     assert {f"python/dsl.data/scripts/{command}" for command in COMMANDS} <= names

@@ -22,6 +22,8 @@ __all__ = [
     "LimitError",
     "LogNotice",
     "Output",
+    "SecureError",
+    "SecureSession",
     "SignalReceived",
     "SpecError",
     "Started",
@@ -634,3 +636,49 @@ class Guard:
     @property
     def pid(self) -> int:
         """The guard's pid."""
+
+class SecureError(Exception):
+    """A session cannot do what it was asked for: a wrong key, a bad message, or a call out of order."""
+
+@final
+class SecureSession:
+    """One side of an encrypted connection between two that hold the same key. Bytes in, bytes out.
+
+    Without the key nobody can read, change, repeat, reorder or make a message, and who learns it later cannot
+    read what was recorded before. Only that the connection has ended does no message tell. The protocol is
+    Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s.
+    """
+
+    MAX_PLAIN: Final = 65519
+    """Bytes that one message holds at most. It is 16 bytes longer than what it holds."""
+
+    def __new__(cls, key: bytes, *, initiator: bool) -> Self:
+        """``key``: the 32 bytes that both sides have. The initiator speaks first.
+
+        The initiator calls `handshake`, sends the bytes, and gives the answer to `read_handshake`; the other
+        side does the reverse. Then both are ready. Raises `SecureError` for a key of another length.
+        """
+    def handshake(self) -> bytes:
+        """The next message of the handshake, for the other side (48 bytes).
+
+        Raises `SecureError` when it is the other side's turn, or the handshake is over.
+        """
+    def read_handshake(self, data: bytes) -> None:
+        """Take the other side's next message of the handshake, as a whole.
+
+        Raises `SecureError` when it was made with another key, when it was damaged, and out of order. After
+        a message that does not fit every call fails.
+        """
+    @property
+    def is_ready(self) -> bool:
+        """Whether the handshake is over and no message was refused."""
+    def seal(self, data: bytes) -> bytes:
+        """The message that holds ``data``. The other side must open all messages in the order they were made.
+
+        Raises `SecureError` for more than `MAX_PLAIN` bytes, and when the session is not ready.
+        """
+    def open(self, data: bytes) -> bytes:
+        """What the other side's next message holds; ``data`` is the whole message.
+
+        Raises `SecureError` when it is not that message as it was made. Then every later call fails.
+        """

@@ -3,6 +3,7 @@
 mod error;
 mod event;
 mod guard;
+mod secure;
 mod spec;
 mod supervisor;
 
@@ -48,6 +49,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::guard::{Guard, GuardOutcome};
+    #[pymodule_export]
+    use super::secure::{SecureError, SecureSession};
     #[pymodule_export]
     use super::spec::{LaunchSpec, Stdio, WorkerSpec};
     #[pymodule_export]
