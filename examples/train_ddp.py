@@ -8,7 +8,8 @@ Start it with one process per worker, for example::
 
 Rank, world size and master address come from the environment (``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``,
 ``MASTER_ADDR``, ``MASTER_PORT``), as every launcher sets them. Workers use one NVIDIA GPU each (NCCL) where
-there are enough, else the CPU (Gloo). A SIGTERM lets the step finish, writes a checkpoint and ends with 0.
+there are enough, else the CPU (Gloo). A SIGTERM, or a SIGUSR1 as schedulers send it beforehand, lets the step
+finish on all ranks, writes a checkpoint and ends with ``--stop-code``.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--checkpoint", metavar="FILE", help="write the training state here")
     parser.add_argument("--save-every", type=int, default=50, help="steps between two checkpoints")
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint if it exists")
+    parser.add_argument(
+        "--stop-code", type=int, default=0, help="exit code after a signal (75: queue the job again)"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--local_rank", "--local-rank", type=int, help="used when LOCAL_RANK is not set")
     parser.add_argument("--fail-rank", type=int, help="demonstration: this rank dies")
@@ -105,8 +109,8 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def train(args: argparse.Namespace, rank: int, device: torch.device, terminated: list[int]) -> None:
-    """Train until the last step or until a rank has got a signal (`terminated` is no longer empty)."""
+def train(args: argparse.Namespace, rank: int, device: torch.device, terminated: list[int]) -> bool:
+    """Train until the last step, or until a rank has got a signal (`terminated` is not empty): then True."""
     torch.manual_seed(args.seed)
     teacher = torch.randn(FEATURES, CLASSES)
     model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES)).to(device)
@@ -141,25 +145,28 @@ def train(args: argparse.Namespace, rank: int, device: torch.device, terminated:
         print(f"stopped by a signal after step {step}", flush=True)
     result = f"loss {loss_value:.4f} parameters {fingerprint(model)}"
     print(f"rank {rank} ended at step {step} {result}", flush=True)
+    return stop
 
 
 def main() -> None:
     """Join the process group, train, leave."""
     args = parse_args()
     terminated: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, _frame: terminated.append(signum))
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signum, lambda number, _frame: terminated.append(number))
     local_rank = int(os.environ.get("LOCAL_RANK", args.local_rank or 0))
     device = choose_device(args.device, local_rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method="env://", timeout=timedelta(minutes=5))
-    train(args, dist.get_rank(), device, terminated)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a late one must not turn the finished work into a failure
+    stopped = train(args, dist.get_rank(), device, terminated)
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signum, signal.SIG_IGN)  # a late one must not turn the finished work into a failure
     dist.barrier()
     dist.destroy_process_group()
     # A thread of Gloo outlives the group and may still hold a tensor of the last step. If it lets go of that
     # while the interpreter shuts down, the process aborts (seen with torch 2.15), so there is no shutdown.
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(args.stop_code if stopped else 0)
 
 
 if __name__ == "__main__":
