@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "": ("errors", "_record", "_own_process", "lists", "signals"),
     "model": ("request", "job", "remote", "node", "failure", "outcome", "codec"),
     "resources": ("hostfile", "filters", "world"),
-    "machine": ("cpus", "process", "ports", "check"),
+    "machine": ("cpus", "process", "ports", "network", "check"),
     "devices": (
         "table", "files", "visible", "choices", "nvml", "nvidia", "ask_torch", "others", "located", "facts", "select", "own",
     ),
@@ -30,12 +30,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rendezvous": ("base", "static"),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "meeting", "job", "node", "account"),
     "launchers": ("base",),
-    "control": ("messages",),
+    "control": ("messages", "checks"),
     "report": (
         "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "plan",
     ),
     "spec": (),
-    "agent": ("policy", "pid_file", "timers", "agent", "planner"),
+    "agent": ("policy", "pid_file", "timers", "agent", "planner", "preflight"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "command",
@@ -51,7 +51,13 @@ FACE = "dsl"
 MAY_IMPORT_EXTENSION = {"dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.stream"}
 # Rooms that only compute: values in, values out. What they know of the machine they are given.
 PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers")
-PURE_MODULES = ("dsl.agent.policy", "dsl.output.grammar", "dsl.output.routes", "dsl.output.answer")
+PURE_MODULES = (
+    "dsl.agent.policy",
+    "dsl.output.grammar",
+    "dsl.output.routes",
+    "dsl.output.answer",
+    "dsl.control.checks",
+)
 IMPURE = {
     "os", "sys", "io", "time", "datetime", "socket", "_socket", "select", "subprocess", "multiprocessing", "shutil",
     "tempfile", "pathlib", "glob", "random", "secrets", "uuid", "signal", "threading", "asyncio", "logging", "mmap",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from dsl.devices.facts import DeviceFacts
     from dsl.machine.cpus import Cpus
+    from dsl.machine.network import Network
     from dsl.machine.ports import Ports
     from dsl.machine.process import Console, Files, Names
 
@@ -33,6 +34,8 @@ class Facts:
     """Accelerators."""
     ports: Ports
     """TCP ports."""
+    network: Network
+    """Addresses, names and routes."""
 
     def __init__(self, **rooms: Any) -> None:
         for name, room in rooms.items():
@@ -98,6 +101,12 @@ def _ports() -> Ports:
     return Ports()
 
 
+def _network() -> Network:
+    from dsl.machine.network import Network
+
+    return Network()
+
+
 _ROOMS: dict[str, Callable[[], object]] = {
     "environ": _environ,
     "console": _console,
@@ -106,4 +115,5 @@ _ROOMS: dict[str, Callable[[], object]] = {
     "cpus": _cpus,
     "devices": _devices,
     "ports": _ports,
+    "network": _network,
 }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 FREE_PORT = 40_001
+OWN_ADDRESSES = ("10.0.0.1", "fd00::1")
 UNASKED = object()
 """Stands for a fact that must not be asked for."""
 
@@ -22,6 +23,7 @@ ROOMS = {
     "cpus": ("allowed", "numa_nodes", "topology", "packages", "caches"),
     "devices": ("cuda_count", "other_name", "other_count", "located", "gpus", "mig_parent"),
     "ports": ("is_free", "pick", "holder"),
+    "network": ("addresses", "resolve", "is_own", "why_unreachable", "identity"),
 }
 """The facts of each room, as in `dsl.facts.Facts`."""
 
@@ -84,6 +86,11 @@ def make_facts(
         "is_free": lambda port: port not in taken,
         "pick": lambda: FREE_PORT,
         "holder": lambda _port: "pid 9 (python old.py)",
+        "addresses": lambda: OWN_ADDRESSES,
+        "resolve": lambda name: (name,),
+        "is_own": lambda address: address in OWN_ADDRESSES,
+        "why_unreachable": lambda _address: "",
+        "identity": lambda: "boot 4026531840 machine",
         **overrides,
         "allowed": allowed,
     }

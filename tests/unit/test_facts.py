@@ -40,6 +40,7 @@ def test_a_room_is_imported_when_it_is_asked_for(room: str) -> None:
         "cpus": {"dsl.machine.cpus"},
         "devices": {"dsl.devices.facts", "dsl.devices.files"},
         "ports": {"dsl.machine.ports"},
+        "network": {"dsl.machine.network"},
     }
     assert rooms == expected[room]
 

@@ -80,6 +80,10 @@ class Checked:
     """Whether the master port of the job can be taken there (of node 0)."""
     free_port: int = 0
     """Another port that is free there (of node 0)."""
+    accelerator: str = ""
+    """What the slots of its host stand for: ``cuda``, ``cpu`` and so on; empty: nobody has looked."""
+    machine: str = ""
+    """What two agents share only if they run on the same machine; empty: not known."""
 
 
 @record

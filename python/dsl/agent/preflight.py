@@ -1,0 +1,158 @@
+"""What stands in the way of a job on this host, looked for before anything is started: all of it at once."""
+
+from __future__ import annotations
+
+import os
+
+from dsl.control.checks import MasterAddress, master_problem, slot_problem
+from dsl.control.messages import Checked
+from dsl.errors import DslError, PortError
+from dsl.machine.check import check_program, find_executable
+from dsl.machine.network import is_loopback
+from dsl.model.request import DEFAULT_MASTER_PORT
+from dsl.plan.environ import accelerator_of, inherited_environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsl.control.messages import Assignment
+    from dsl.facts import Facts
+    from dsl.model.job import Job
+
+
+def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
+    """Look at this host. Nothing is started, made or changed, and nothing is raised.
+
+    ``reached`` is the address of this machine that the connection to the head ends at; without it sshd says
+    which one that is. Of several tasks on a host the first looks, for all of them. Without
+    `Assignment.checks` only addresses and ports are looked for.
+    """
+    if assignment.task:
+        return Checked()
+    job, is_first = assignment.job, assignment.node_rank == 0
+    reached = reached or _sshd_address(facts.environ)
+    addresses = tuple(dict.fromkeys([reached] if reached and not is_loopback(reached) else []))
+    port_problem, is_port_free, free_port = "", True, 0
+    if is_first:
+        addresses = tuple(dict.fromkeys((*addresses, *facts.network.addresses())))
+        port_problem, is_port_free, free_port = _look_at_port(job, facts)
+    problems: list[str] = []
+    accelerator = ""
+    if assignment.checks:
+        environ = inherited_environment(job, facts.environ)
+        problems += _look_at_files(job, environ, assignment.cwd)
+        problem, accelerator = _look_at_slots(job, assignment.node_rank, environ, facts)
+        problems += [problem, _look_at_master(job, facts, addresses, is_first=is_first), port_problem]
+    return Checked(
+        problems=tuple([problem for problem in problems if problem]),
+        addresses=addresses,
+        is_port_free=is_port_free,
+        free_port=free_port,
+        accelerator=accelerator,
+        machine=facts.network.identity(),
+    )
+
+
+def _sshd_address(environ: Mapping[str, str]) -> str:
+    """Where sshd was called: the third word of what it tells, behind the caller's address and port."""
+    words = environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else ""
+
+
+def _look_at_files(job: Job, environ: Mapping[str, str], cwd: str) -> list[str]:
+    missing = _folder_problem(cwd) if cwd else ""
+    problems = [missing]
+    # What lies in a directory that is not there is not there either.
+    if not missing or os.path.isabs(job.program.script):
+        try:
+            check_program(job.program, job.flavour, environ, cwd)
+        except DslError as error:
+            problems.append(str(error))
+    variable = job.flavour.interpreter_variable
+    named = environ.get(variable, "") if job.program.kind in ("script", "module") else ""
+    if named and not find_executable(named, environ, cwd):
+        problems.append(f"{variable}={named} names no program that can be executed, correct or unset it")
+    folder = job.output.each_rank_log or job.output.log_dir
+    if folder is not None and (not missing or os.path.isabs(folder)):
+        problems.append(_log_dir_problem(folder, cwd))
+    return problems
+
+
+def _folder_problem(cwd: str) -> str:
+    if not os.path.exists(cwd):
+        return f"working directory {cwd!r} does not exist, start the command in one that every host has"
+    if not os.path.isdir(cwd):
+        return f"working directory {cwd!r} is no directory, start the command in one that every host has"
+    if not os.access(cwd, os.X_OK):
+        return f"working directory {cwd!r} cannot be entered by this user, check its permissions"
+    return ""
+
+
+def _log_dir_problem(folder: str, cwd: str) -> str:
+    """What would keep the directory from being made and written; its parents are made, too."""
+    path = os.path.join(cwd, folder)
+    if os.path.exists(path) and not os.path.isdir(path):
+        return f"log directory {folder!r} is a file, name a directory"
+    existing = path
+    while not os.path.exists(existing) and os.path.dirname(existing) != existing:
+        existing = os.path.dirname(existing)
+    if os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK):
+        return ""
+    if existing == path:
+        return f"log directory {folder!r} cannot be written by this user, check its permissions"
+    return f"log directory {folder!r} cannot be made in {existing!r}, check the path and the permissions"
+
+
+def _look_at_slots(job: Job, node_rank: int, environ: Mapping[str, str], facts: Facts) -> tuple[str, str]:
+    """What is wrong with the slots of this node, and its accelerator."""
+    if not job.hosts:
+        return "", ""
+    try:
+        accelerator = accelerator_of(job, environ, facts)
+        if accelerator == "cpu" or job.visible_devices is not None:
+            return "", accelerator
+        is_cuda = accelerator == "cuda"
+        count = facts.devices.cuda_count if is_cuda else facts.devices.other_count(accelerator, environ)
+    except DslError as error:
+        return str(error), ""
+    return slot_problem(job.hosts[node_rank].slots, accelerator, count), accelerator
+
+
+def _look_at_master(job: Job, facts: Facts, addresses: tuple[str, ...], *, is_first: bool) -> str:
+    """What is wrong with the address that the user has named, if more than one host has to know it."""
+    address = job.meeting.address
+    if not address or job.node_count == 1:
+        return ""
+    network = facts.network
+    resolved = network.resolve(address)
+    outer = [one for one in resolved if not is_loopback(one)]
+    blocked = [] if is_first else [network.why_unreachable(one) for one in outer]
+    found = MasterAddress(
+        address=address,
+        option=job.flavour.spell("--master-addr"),
+        unchecked=job.flavour.spell("--no-ssh-check"),
+        resolved=resolved,
+        loopback=tuple([one for one in resolved if is_loopback(one)]),
+        own=tuple([one for one in outer if network.is_own(one)]) if is_first else (),
+        addresses=addresses,
+        blocked=blocked[0] if blocked and all(blocked) else "",
+    )
+    return master_problem(found, is_first=is_first)
+
+
+def _look_at_port(job: Job, facts: Facts) -> tuple[str, bool, int]:
+    """Of node 0: what is wrong with the port that the user has named, whether it is free, and a free one."""
+    asked, ports = job.meeting.port, facts.ports
+    port = DEFAULT_MASTER_PORT if asked is None else asked
+    try:
+        if port and ports.is_free(port):
+            return "", True, 0
+        free = ports.pick()
+    except PortError as error:
+        return str(error), False, 0
+    if not asked:
+        return "", not port, free
+    option = job.flavour.spell("--master-port")
+    problem = f"master port {port} is taken by {ports.holder(port)}, choose another with {option}"
+    return problem, False, free

@@ -1,0 +1,155 @@
+"""What stands in the way of a job on several hosts, in words. Nothing is looked up here.
+
+The first half is for a host: it is given what was found there. The second half is for the head: it compares
+what the hosts have told.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.lists import format_ranges
+from dsl.model.job import Notice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.control.messages import Checked, Hello
+
+MOST_SKEW_NS = 1_000_000_000
+"""Clocks that differ by more are worth a word, in nanoseconds."""
+
+
+def slot_problem(slots: Sequence[int], accelerator: str, count: int) -> str:
+    """What is wrong with the slots of a host that has ``count`` devices; empty if nothing is.
+
+    On a CPU a slot is a worker, and there may be any number of them.
+    """
+    if accelerator == "cpu":
+        return ""
+    asked = f"slot{'s' if len(slots) > 1 else ''} {format_ranges(sorted(slots))}"
+    if not count:
+        return f"{asked} were given to the job, but there is no {accelerator} device, check its driver"
+    missing = [slot for slot in slots if slot >= count]
+    if not missing:
+        return ""
+    lacking = f"slot{'s' if len(missing) > 1 else ''} {format_ranges(sorted(missing))}"
+    verb = "do" if len(missing) > 1 else "does"
+    here = f"{count} {accelerator} device{'s' if count > 1 else ''} ({format_ranges(range(count))})"
+    return f"{lacking} {verb} not exist, there {'are' if count > 1 else 'is'} {here}: correct the hostfile"
+
+
+@record
+class MasterAddress:
+    """What a host knows of the address that the user has named for rank 0."""
+
+    address: str
+    """As it was written."""
+    option: str
+    """The option for it, as the command spells it."""
+    unchecked: str
+    """The option that leaves the checks out, in the same spelling."""
+    resolved: tuple[str, ...]
+    """The addresses that it stands for here."""
+    loopback: tuple[str, ...]
+    """Those of them that every machine calls itself by."""
+    own: tuple[str, ...] = ()
+    """Those of them that are this machine's."""
+    addresses: tuple[str, ...] = ()
+    """The addresses of this machine (of node 0)."""
+    blocked: str = ""
+    """Why no packet can go to any of them; empty: there is a route."""
+
+
+def master_problem(found: MasterAddress, *, is_first: bool) -> str:
+    """What is wrong with the address that the user has named; empty if nothing is.
+
+    ``is_first``: this is node 0, where rank 0 is to listen.
+    """
+    named = f"master address {found.address}"
+    if not found.resolved:
+        return f"{named} has no address here, check the name or give an address with {found.option}"
+    inner, real = found.loopback, [one for one in found.resolved if one not in found.loopback]
+    if found.address in (*inner, "localhost"):
+        return f"{named} is another machine on every host, give {found.option} one that all can reach"
+    if is_first:
+        # Debian's /etc/hosts has the machine's own name at 127.0.1.1: rank 0 listens on all addresses.
+        if found.own or inner:
+            return ""
+        have = ", ".join(found.addresses[:4]) or "others"
+        return (
+            f"{named} is not one of this host, where rank 0 listens: it has {have}; correct {found.option}, "
+            f"or give {found.unchecked} if packets to that address are passed on to it"
+        )
+    if not real:
+        return f"{named} is this machine itself here ({inner[0]}), correct /etc/hosts or give {found.option}"
+    shown = f"{found.address} ({real[0]})" if real[0] != found.address else found.address
+    if found.blocked:
+        return f"there is no way to master address {shown}: {found.blocked}, give another with {found.option}"
+    return ""
+
+
+def version_problem(hello: Hello, version: str) -> str:
+    """Whether the dsl of a host is another than the head's; empty if it is the same."""
+    if hello.version == version:
+        return ""
+    where = f" for {hello.python}" if hello.python else ""
+    return f"it has dsl {hello.version}, this host has {version}: install the same version{where}"
+
+
+def collect(hosts: Sequence[tuple[str, Checked]]) -> tuple[str, ...]:
+    """All problems of all hosts, a line each, each with the name of its host.
+
+    What many hosts say alike is one line.
+    """
+    alike: dict[str, list[str]] = {}
+    for name, checked in hosts:
+        for problem in checked.problems:
+            alike.setdefault(problem, []).append(name)
+    return tuple([f"{_subject(names)}: {problem}" for problem, names in alike.items()])
+
+
+def _subject(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"host {names[0]}"
+    shown = ", ".join(names[:8])
+    return f"hosts {shown}, ... ({len(names)} in all)" if len(names) > 8 else f"hosts {shown}"
+
+
+def compare(hosts: Sequence[tuple[str, Checked]]) -> tuple[Notice, ...]:
+    """What the user should know of hosts that pass, seen together.
+
+    Hosts of different accelerators, and a machine that is named twice.
+    """
+    notices = []
+    kinds: dict[str, list[str]] = {}
+    machines: dict[str, list[str]] = {}
+    for name, checked in hosts:
+        if checked.accelerator:
+            kinds.setdefault(checked.accelerator, []).append(name)
+        if checked.machine:
+            machines.setdefault(checked.machine, []).append(name)
+    if len(kinds) > 1:
+        parts = [f"{kind} on {_subject(names)}" for kind, names in kinds.items()]
+        text = f"the accelerators differ: {'; '.join(parts)}"
+        notices.append(Notice("warning", f"{text}; set DS_ACCELERATOR if that is not meant"))
+    for names in machines.values():
+        if len(names) > 1:
+            text = f"{_subject(names)} are one machine: their workers share its devices and CPUs"
+            notices.append(Notice("warning", text))
+    return tuple(notices)
+
+
+def skew_notice(name: str, offset_ns: int, bound_ns: int) -> Notice | None:
+    """A warning if the clock of a host is surely more than a second from ours; None if not.
+
+    ``offset_ns`` is its clock less ours, and ``bound_ns`` how far from the truth that may be.
+    """
+    if abs(offset_ns) - bound_ns <= MOST_SKEW_NS:
+        return None
+    side = "ahead of" if offset_ns > 0 else "behind"
+    text = (
+        f"the clock of host {name} is {abs(offset_ns) / 1e9:.1f} s {side} this one's "
+        f"(to within {max(bound_ns / 1e6, 0.1):.1f} ms): times in their logs do not compare, let NTP set both"
+    )
+    return Notice("warning", text)

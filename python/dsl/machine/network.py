@@ -1,0 +1,134 @@
+"""The network as this machine sees it: its own addresses, what a name means here, which way packets would go.
+
+Nothing is sent: a route is found by a UDP socket that is connected and never written to.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Literal
+
+ANY_PORT = 9
+INNER = ("docker", "br-", "virbr", "cni", "flannel", "veth", "lxc", "lxd", "podman", "cali")
+"""How interfaces start whose addresses other machines have, too: those of container software."""
+
+
+class Network:
+    """The network as this machine sees it."""
+
+    def addresses(self) -> tuple[str, ...]:
+        """See `own_addresses`."""
+        return own_addresses()
+
+    def resolve(self, name: str) -> tuple[str, ...]:
+        """See `resolve`."""
+        return resolve(name)
+
+    def is_own(self, address: str) -> bool:
+        """See `is_own_address`."""
+        return is_own_address(address)
+
+    def why_unreachable(self, address: str) -> str:
+        """See `why_unreachable`."""
+        return why_unreachable(address)
+
+    def identity(self) -> str:
+        """See `machine_identity`."""
+        return machine_identity()
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Addresses of this machine's interfaces that are up, the likeliest to be reached from elsewhere first.
+
+    Without loopback. IPv4 comes before IPv6, an interface of container software after all others, and an
+    address that holds on one link alone last. None if psutil is not installed.
+    """
+    try:
+        import psutil
+    except ImportError:
+        return ()
+    import socket
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    found = []
+    try:
+        states = psutil.net_if_stats()
+        for name, entries in psutil.net_if_addrs().items():
+            if name in states and not states[name].isup:
+                continue
+            found += [(name, one.address) for one in entries if one.family in families]
+    except OSError:
+        return ()
+    return sort_addresses(found)
+
+
+def sort_addresses(found: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Order pairs of interface and address as `own_addresses` says; each address once."""
+    outer = [pair for pair in found if not is_loopback(pair[1])]
+    outer.sort(key=lambda pair: (_is_link_local(pair[1]), pair[0].startswith(INNER), ":" in pair[1]))
+    return tuple(dict.fromkeys([address for _, address in outer]))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is that of every machine itself."""
+    return address.startswith(("127.", "::ffff:127.")) or address in ("::1", "localhost")
+
+
+def _is_link_local(address: str) -> bool:
+    return address.lower().startswith(("fe80:", "169.254."))
+
+
+def resolve(name: str) -> tuple[str, ...]:
+    """The addresses of a name, in the order of the resolver; empty if it has none."""
+    import socket
+
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return ()
+    return tuple(dict.fromkeys([str(address[0]) for *_, address in found]))
+
+
+def is_own_address(address: str) -> bool:
+    """Whether an address is one of this machine."""
+    return _try_socket(address, 0, "bind") == ""
+
+
+def why_unreachable(address: str) -> str:
+    """Why no packet can go to an address, in the kernel's words; empty if there is a route."""
+    return _try_socket(address, ANY_PORT, "connect")
+
+
+def _try_socket(address: str, port: int, method: Literal["bind", "connect"]) -> str:
+    """Why a UDP socket cannot take this address; empty if it can."""
+    import socket
+
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
+        family, kind, _, _, target = found[0]
+        with socket.socket(family, kind) as probe:
+            getattr(probe, method)(target)
+    except (socket.gaierror, UnicodeError):
+        return "it is no address"
+    except OSError as error:
+        return os.strerror(error.errno or 0).lower()
+    return ""
+
+
+def machine_identity() -> str:
+    """A text that two agents share only if they run on the same machine or in the same container.
+
+    Of the kernel's boot, the name of the machine and its network: containers have names and networks of their
+    own. Empty if the kernel does not tell.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        network = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return ""
+    return f"{boot} {network} {os.uname().nodename}"

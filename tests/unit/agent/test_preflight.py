@@ -1,0 +1,257 @@
+"""What is looked for on a host before anything is started there."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.machine import FREE_PORT, OWN_ADDRESSES, UNASKED, make_facts
+
+from dsl._record import replace
+from dsl.agent.preflight import look
+from dsl.control.messages import Assignment, Checked, message_from_bytes, message_to_bytes
+from dsl.errors import PortError
+from dsl.model.job import Host, Job, MeetingPoint, Program
+from dsl.model.request import OutputRequest
+from dsl.plan.flavours import DEEPSPEED, TORCH
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SSH = {"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.2 22"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory with a script."""
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+def assign(folder: Path | str, node_rank: int = 0, **fields: Any) -> Assignment:
+    """The part of one of two hosts, with a script that is there; ``fields`` are of the job."""
+    job = Job(
+        **{
+            "flavour": DEEPSPEED,
+            "program": Program("script", "train.py"),
+            "meeting": MeetingPoint("static", "", None),
+            "hosts": (Host("n0", (0, 1)), Host("n1", (0, 3))),
+            "node_count": 2,
+            **fields,
+        }
+    )
+    return Assignment("0.1.0", job, node_rank, cwd=str(folder))
+
+
+def test_a_host_in_order_has_no_problem(folder: Path) -> None:
+    """Also with all that the user may name: a program, a log directory, an interpreter, an address, a port."""
+    facts = make_facts(cuda=2)
+    assert look(assign(folder), facts) == Checked(
+        addresses=OWN_ADDRESSES, accelerator="cuda", machine="boot 4026531840 machine"
+    )
+    (folder / "python").touch()
+    (folder / "python").chmod(0o755)
+    named = assign(
+        folder,
+        meeting=MeetingPoint("static", "10.0.0.1", 1234),
+        output=OutputRequest(log_dir="logs/of/today"),
+        env=(("PYTHON_EXEC", f"{folder}/python"), ("PATH", str(folder))),
+    )
+    named = replace(named, job=replace(named.job, flavour=TORCH))
+    checked = look(named, facts)
+    assert checked.problems == ()
+    assert message_from_bytes(message_to_bytes(checked)) == checked
+
+
+def test_all_problems_come_at_once_and_nothing_is_made(folder: Path) -> None:
+    (folder / "taken").touch()
+    assignment = assign(
+        folder,
+        program=Program("script", "other.py"),
+        meeting=MeetingPoint("static", "10.0.0.7", 1234),
+        output=OutputRequest(log_dir="taken"),
+    )
+    before = sorted(os.listdir(folder))
+    checked = look(assignment, make_facts(cuda=1, taken=(1234,)))
+    assert checked.problems == (
+        "script 'other.py' does not exist, check the path and the working directory",
+        "log directory 'taken' is a file, name a directory",
+        "slot 1 does not exist, there is 1 cuda device (0): correct the hostfile",
+        (
+            "master address 10.0.0.7 is not one of this host, where rank 0 listens: it has 10.0.0.1, fd00::1; "
+            "correct --master_addr, or give --no_ssh_check if packets to that address are passed on to it"
+        ),
+        "master port 1234 is taken by pid 9 (python old.py), choose another with --master_port",
+    )
+    assert sorted(os.listdir(folder)) == before
+
+
+def test_a_missing_working_directory_hides_what_would_lie_in_it(folder: Path) -> None:
+    missing = str(folder / "gone")
+    relative = assign(missing, program=Program("script", "train.py"), output=OutputRequest(log_dir="logs"))
+    text = f"working directory {missing!r} does not exist, start the command in one that every host has"
+    assert look(relative, make_facts()).problems == (text,)
+    log_dir = f"{folder}/train.py/logs"
+    absolute = assign(
+        missing, program=Program("script", "/no/pe.py"), output=OutputRequest(each_rank_log=log_dir)
+    )
+    assert look(absolute, make_facts()).problems == (
+        text,
+        "script '/no/pe.py' does not exist, check the path",
+        (
+            f"log directory {log_dir!r} cannot be made in {str(folder / 'train.py')!r}, "
+            "check the path and the permissions"
+        ),
+    )
+
+
+def test_a_working_directory_may_be_none_or_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = str(folder / "train.py")
+    checked = look(assign(script, program=Program("script", script)), make_facts())
+    assert checked.problems == (
+        f"working directory {script!r} is no directory, start the command in one that every host has",
+    )
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(folder) and allowed(path, mode))
+    assert look(assign(folder, program=Program("module", "m")), make_facts()).problems == (
+        f"working directory {str(folder)!r} cannot be entered by this user, check its permissions",
+    )
+
+
+def test_the_path_and_the_interpreter_are_those_of_the_workers(folder: Path) -> None:
+    (folder / "tool").touch()
+    (folder / "tool").chmod(0o755)
+    path = (("PATH", str(folder)),)
+    program = Program("program", "tool")
+    assert look(assign(folder, program=program, env=path), make_facts()).problems == ()
+    assert look(assign(folder, program=program), make_facts()).problems == (
+        "program 'tool' is not on PATH, did you mean ./tool?",
+    )
+    env = (*path, ("PYTHON_EXEC", "python9"))
+    assert look(assign(folder, flavour=TORCH, env=env), make_facts()).problems == (
+        "PYTHON_EXEC=python9 names no program that can be executed, correct or unset it",
+    )
+    assert look(assign(folder, flavour=TORCH, program=program, env=env), make_facts()).problems == ()
+
+
+def test_a_log_directory_must_be_writable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "logs").mkdir()
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != f"{folder}/logs" and allowed(path, mode))
+    assert look(assign(folder, output=OutputRequest(log_dir="logs")), make_facts()).problems == (
+        "log directory 'logs' cannot be written by this user, check its permissions",
+    )
+
+
+def test_slots_are_compared_with_the_devices_of_this_host(folder: Path) -> None:
+    """Not on a CPU, not where devices are named, and not where hosts are not named at all."""
+    second = assign(folder, 1)
+    checked = look(second, make_facts(cuda=2))
+    assert checked.problems == (
+        "slot 3 does not exist, there are 2 cuda devices (0-1): correct the hostfile",
+    )
+    assert look(second, make_facts(cuda=4)).problems == ()
+    on_cpu = look(second, make_facts())
+    assert (on_cpu.problems, on_cpu.accelerator) == ((), "cpu")
+    named = assign(folder, 1, visible_devices="GPU-1,GPU-2")
+    assert look(named, make_facts(cuda=1)).problems == ()
+    unnamed = assign(folder, 1, hosts=(), workers="2")
+    assert look(unnamed, make_facts(cuda_count=UNASKED, other_name=UNASKED)).accelerator == ""
+
+
+def test_a_job_for_devices_that_a_host_lacks_is_a_problem(folder: Path) -> None:
+    assert look(assign(folder, accelerator="cuda"), make_facts()).problems == (
+        "slots 0-1 were given to the job, but there is no cuda device, check its driver",
+    )
+    wrong = make_facts(environ={"DS_ACCELERATOR": "abacus"})
+    assert look(assign(folder), wrong).problems[0].startswith("DS_ACCELERATOR must be one of")
+    npu = assign(folder, accelerator="npu")
+    assert look(npu, make_facts(other_count=lambda _name, _environ: 1)).problems == (
+        "slot 1 does not exist, there is 1 npu device (0): correct the hostfile",
+    )
+
+
+def test_the_usual_port_is_replaced_without_a_word(folder: Path) -> None:
+    checked = look(assign(folder), make_facts(taken=(29500,)))
+    assert (checked.problems, checked.is_port_free, checked.free_port) == ((), False, FREE_PORT)
+    free = look(assign(folder), make_facts())
+    assert (free.is_port_free, free.free_port) == (True, 0)
+
+
+def test_port_0_is_any_free_one(folder: Path) -> None:
+    assignment = assign(folder, meeting=MeetingPoint("static", "", 0))
+    checked = look(assignment, make_facts(is_free=UNASKED))
+    assert (checked.problems, checked.is_port_free, checked.free_port) == ((), True, FREE_PORT)
+
+
+def test_a_port_that_may_not_be_used_is_a_problem(folder: Path) -> None:
+    def refuse(_port: int) -> bool:
+        raise PortError("cannot listen on master port 80: permission denied, choose one above 1023")
+
+    checked = look(assign(folder, meeting=MeetingPoint("static", "", 80)), make_facts(is_free=refuse))
+    assert checked.problems == ("cannot listen on master port 80: permission denied, choose one above 1023",)
+    assert not checked.is_port_free
+
+
+def test_ports_and_interfaces_are_those_of_node_0_alone(folder: Path) -> None:
+    facts = make_facts(cuda=4, is_free=UNASKED, pick=UNASKED, addresses=UNASKED, is_own=UNASKED, environ=SSH)
+    assignment = assign(folder, 1, meeting=MeetingPoint("static", "10.0.0.1", 1234))
+    assert look(assignment, facts) == Checked(
+        addresses=("10.0.0.2",), accelerator="cuda", machine="boot 4026531840 machine"
+    )
+
+
+@pytest.mark.parametrize(
+    "environ, reached, expected",
+    [
+        ({}, "", OWN_ADDRESSES),
+        (SSH, "", ("10.0.0.2", *OWN_ADDRESSES)),
+        (SSH, "fd00::1", ("fd00::1", "10.0.0.1")),
+        ({"SSH_CONNECTION": "127.0.0.1 50000 127.0.0.1 22"}, "", OWN_ADDRESSES),
+        ({"SSH_CONNECTION": "what is this"}, "", OWN_ADDRESSES),
+    ],
+)
+def test_the_address_that_the_head_reached_comes_first(
+    folder: Path, environ: dict[str, str], reached: str, expected: tuple[str, ...]
+) -> None:
+    assert look(assign(folder), make_facts(environ=environ), reached).addresses == expected
+
+
+def test_a_host_needs_a_way_to_the_master_address(folder: Path) -> None:
+    assignment = assign(folder, 1, meeting=MeetingPoint("static", "n0", 1234))
+
+    def facts(*resolved: str) -> Any:
+        def why(address: str) -> str:
+            return "network is unreachable" if address != "10.0.0.1" else ""
+
+        return make_facts(
+            cuda=4, resolve=lambda _name: resolved, why_unreachable=why, is_free=UNASKED, is_own=UNASKED
+        )
+
+    assert look(assignment, facts("2001:db8::1", "10.0.0.1")).problems == ()
+    assert look(assignment, facts("2001:db8::1")).problems == (
+        (
+            "there is no way to master address n0 (2001:db8::1): network is unreachable, "
+            "give another with --master_addr"
+        ),
+    )
+    assert "has no address here" in look(assignment, facts()).problems[0]
+    assert "correct /etc/hosts" in look(assignment, facts("127.0.1.1")).problems[0]
+    alone = assign(folder, node_count=1, meeting=MeetingPoint("static", "127.0.0.1", None))
+    assert look(alone, make_facts(resolve=UNASKED)).problems == ()
+
+
+def test_without_checks_only_addresses_and_ports_are_looked_for(folder: Path) -> None:
+    assignment = assign(folder / "gone", meeting=MeetingPoint("static", "10.0.0.7", 1234))
+    facts = make_facts(cuda_count=UNASKED, resolve=UNASKED, taken=(1234,))
+    assert look(replace(assignment, checks=False), facts) == Checked(
+        addresses=OWN_ADDRESSES, is_port_free=False, free_port=FREE_PORT, machine="boot 4026531840 machine"
+    )
+
+
+def test_of_several_tasks_on_a_host_the_first_looks(folder: Path) -> None:
+    facts = make_facts(cuda=2)
+    assignment = assign(folder / "gone")
+    assert look(replace(assignment, task=0), facts).problems
+    assert look(replace(assignment, task=1), facts) == Checked()

@@ -1,0 +1,77 @@
+"""Addresses, names and routes as this machine sees them."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from dsl.machine.network import Network, is_loopback, sort_addresses
+
+
+def test_addresses_that_others_can_reach_come_first() -> None:
+    found = [
+        ("lo", "127.0.0.1"),
+        ("docker0", "172.17.0.1"),
+        ("eth0", "fe80::1%eth0"),
+        ("eth0", "2001:db8::1"),
+        ("eth1", "169.254.3.4"),
+        ("eth0", "10.0.0.1"),
+        ("ib0", "10.1.0.1"),
+        ("lo", "::1"),
+        ("ib0:1", "10.1.0.1"),
+    ]
+    assert sort_addresses(found) == (
+        *("10.0.0.1", "10.1.0.1", "2001:db8::1", "172.17.0.1"),
+        *("169.254.3.4", "fe80::1%eth0"),
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "::ffff:127.0.0.1", "localhost"])
+def test_loopback_is_what_every_machine_calls_itself(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["12.7.0.1", "::", "10.127.0.1", "n127.0.0.1"])
+def test_other_addresses_are_not_loopback(address: str) -> None:
+    assert not is_loopback(address)
+
+
+def test_own_addresses_are_ours_and_no_loopback() -> None:
+    network = Network()
+    assert all(network.is_own(address) for address in network.addresses())
+    assert not any(is_loopback(address) for address in network.addresses())
+
+
+def test_an_address_is_own_if_it_can_be_bound() -> None:
+    assert Network().is_own("127.0.0.1")
+    assert not Network().is_own("192.0.2.1")  # for documentation alone, RFC 5737
+    assert not Network().is_own("no address")
+
+
+def test_a_name_resolves_or_has_no_address() -> None:
+    assert "127.0.0.1" in Network().resolve("localhost")
+    assert Network().resolve("10.9.8.7") == ("10.9.8.7",)
+    assert Network().resolve("no.such.name.invalid") == ()
+    assert Network().resolve("a..b") == ()
+
+
+def test_the_kernel_says_why_there_is_no_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Network().why_unreachable("127.0.0.1") == ""
+    assert Network().why_unreachable("n1") == "it is no address"
+
+    class Refusing(socket.socket):
+        """As on a machine without a route."""
+
+        def connect(self, _address: object) -> None:
+            raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "socket", Refusing)
+    assert Network().why_unreachable("192.0.2.1") == "network is unreachable"
+
+
+def test_a_machine_is_known_by_its_boot_its_network_and_its_name() -> None:
+    identity = Network().identity()
+    assert identity == Network().identity()
+    assert identity.endswith(f" {socket.gethostname()}")
+    assert len(identity.split()) == 3
