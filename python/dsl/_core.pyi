@@ -145,6 +145,7 @@ class WorkerSpec:
         mempolicy: tuple[Literal["bind", "preferred", "interleave", "local"], Sequence[int]] | None = None,
         foreground: bool = False,
         prefix: str | bytes | None = None,
+        keep_fds: Sequence[int] | None = None,
     ) -> Self:
         """``argv[0]`` is looked up on the worker's ``PATH`` when it holds no slash.
 
@@ -152,7 +153,10 @@ class WorkerSpec:
         and ``stderr`` to inherit. ``cpus``: CPUs the worker is bound to; ``mempolicy``: NUMA policy and
         nodes (both must lie in what this process may use). ``foreground`` leaves the worker in the
         terminal's foreground process group, so that it can read from the terminal; at most one worker may.
-        ``prefix`` is put before each line that is shown of its `Stdio.log` streams.
+        ``prefix`` is put before each line that is shown of its `Stdio.log` streams. ``keep_fds``: descriptors
+        of this process, from 3 on, that the worker has under the same numbers; it has no other beside its
+        standard streams. They stay the caller's and must be open until the worker has started: one that is
+        not is a failure of the stage ``stdio``.
         """
     @property
     def argv(self) -> list[str]: ...
@@ -175,6 +179,8 @@ class WorkerSpec:
     def foreground(self) -> bool: ...
     @property
     def prefix(self) -> bytes: ...
+    @property
+    def keep_fds(self) -> list[int]: ...
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 

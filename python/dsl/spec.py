@@ -37,6 +37,7 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
             mempolicy=worker.mempolicy,
             foreground=(worker.stdin and stdin_is_terminal) or _has_terminal(worker),
             prefix=worker.prefix,
+            keep_fds=worker.keep_fds,
         )
         for worker in plan.workers
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from typing import TYPE_CHECKING
@@ -113,6 +115,38 @@ def test_null_and_a_given_descriptor(testchild: Path, tmp_path: Path) -> None:
         "0": "/dev/null",
         "2": "/dev/null",
     }
+
+
+def test_a_worker_keeps_a_descriptor_under_its_number(testchild: Path, tmp_path: Path) -> None:
+    """Also one of many, which is marked close-on-exec here; the others stay ours alone."""
+    read_end, write_end = os.pipe()
+    kept = [fcntl.fcntl(write_end, fcntl.F_DUPFD_CLOEXEC, number) for number in (40, 200)]
+    try:
+        dumps = [tmp_path / "keeps", tmp_path / "plain"]
+        specs = [
+            WorkerSpec(
+                [str(testchild), "dump", str(dump)], stdout=Stdio.null(), stderr=Stdio.null(), keep_fds=fds
+            )
+            for dump, fds in zip(dumps, (kept, []), strict=True)
+        ]
+        with Group(specs) as group:
+            group.finish()
+        target = os.readlink(f"/proc/self/fd/{write_end}")
+        assert not any(os.get_inheritable(fd) for fd in kept)
+    finally:
+        for fd in (read_end, write_end, *kept):
+            os.close(fd)
+    keeps, plain = ({fd: t for fd, (t, _) in json.loads(dump.read_text())["fds"].items()} for dump in dumps)
+    streams = dict.fromkeys("012", "/dev/null")
+    assert keeps == {**streams, **{str(fd): target for fd in kept}}
+    assert plain == streams
+
+
+def test_a_descriptor_that_is_closed_cannot_be_kept(testchild: Path) -> None:
+    with Group([WorkerSpec([str(testchild), "pause"], keep_fds=[901])]) as group:
+        failure = group.finish().first_failure
+    assert failure is not None
+    assert (failure.exec_stage, failure.exec_errno, failure.status) == ("stdio", errno.EBADF, 126)
 
 
 def test_only_stderr_can_follow_stdout(testchild: Path) -> None:

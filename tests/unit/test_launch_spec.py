@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dsl import LaunchSpec, Stdio, WorkerSpec
+from dsl import LaunchSpec, SpecError, Stdio, WorkerSpec
 
 STREAMS = {
     "Stdio.inherit()": Stdio.inherit(),
@@ -32,6 +32,7 @@ WORKER: dict[str, tuple[Any, Any]] = {
     "cpus": ((2, 3), [2, 3]),
     "mempolicy": (("interleave", (0, 1)), ("interleave", [0, 1])),
     "foreground": (True, True),
+    "keep_fds": ((7, 3), [7, 3]),
     "prefix": ("[\u00e9] ", "[\u00e9] ".encode()),
 }
 GROUP: dict[str, tuple[Any, Any]] = {
@@ -127,6 +128,25 @@ def test_the_environment_of_a_group_is_ours_by_default(monkeypatch: pytest.Monke
 def test_the_order_of_variables_does_not_matter() -> None:
     assert worker(env={"A": "1", "B": "2"}) == worker(env={"B": "2", "A": "1"})
     assert group(env={"A": "1", "B": "2"}) == group(env={"B": "2", "A": "1"})
+
+
+def test_the_order_of_kept_descriptors_does_not_matter() -> None:
+    assert worker(keep_fds=[7, 3]) == worker(keep_fds=[3, 7])
+
+
+@pytest.mark.parametrize(
+    "fds, message",
+    [
+        ((2,), "0 to 2 are the standard streams"),
+        ((-1,), "descriptor -1"),
+        ((7, 3, 7), "7 is to be kept twice"),
+    ],
+)
+def test_only_descriptors_beside_the_standard_streams_can_be_kept_and_each_once(
+    fds: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        LaunchSpec([worker(keep_fds=fds)], env={})
 
 
 def test_no_value_of_a_variable_is_shown() -> None:

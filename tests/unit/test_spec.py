@@ -48,12 +48,12 @@ def test_what_is_done_with_all_output_is_passed_on() -> None:
 
 
 def test_a_worker_keeps_its_arguments_environment_binding_and_prefix() -> None:
-    bound = _worker(1, cpus=(2, 3), mempolicy=("bind", (1,)), prefix="[1] ")
+    bound = _worker(1, cpus=(2, 3), mempolicy=("bind", (1,)), prefix="[1] ", keep_fds=(7,))
     spec = launch_spec(replace(_plan(_worker(0), bound), binding="wanted"), stdin_is_terminal=False)
     _, worker = spec.workers
     assert (worker.argv, worker.env) == (["python", "--local_rank=1"], {"RANK": "1"})
     assert (worker.cpus, worker.mempolicy) == ([2, 3], ("bind", [1]))
-    assert (worker.prefix, spec.binding) == (b"[1] ", "wanted")
+    assert (worker.prefix, worker.keep_fds, spec.binding) == (b"[1] ", [7], "wanted")
 
 
 def test_a_file_alone_is_written_by_the_worker_itself() -> None:

@@ -88,6 +88,8 @@ class WorkerPlan:
     """Its device, looked up only for a binding, or to be shown."""
     noun: str = "rank"
     """What ``rank`` counts: reports call it so."""
+    keep_fds: tuple[int, ...] = ()
+    """Descriptors of the agent, from 3 on, that it has under the same numbers."""
 
     @property
     def label(self) -> Label:

@@ -129,6 +129,8 @@ impl Spawner {
             .memory
             .as_ref()
             .map(|(mode, nodes)| memory_policy(*mode, nodes));
+        let mut kept = spec.keep_fds.clone();
+        kept.sort_unstable();
         let plan = ChildPlan {
             path: &path,
             argv: &argv,
@@ -136,10 +138,12 @@ impl Spawner {
             cwd: spec.cwd.as_deref(),
             stdio,
             descriptors: if self.close_range {
-                Descriptors::Unshare(self.slots.first_unkept())
+                let highest = kept.last().map_or(0, |fd| *fd as u32 + 1);
+                Descriptors::Unshare(self.slots.first_unkept().max(highest))
             } else {
                 Descriptors::CloseListed(&self.inheritable)
             },
+            kept: &kept,
             group: match context.foreground_group {
                 // Without a number it is the agent's still.
                 Some(0) | None if spec.foreground => ProcessGroup::Inherit,

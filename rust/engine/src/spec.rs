@@ -171,6 +171,8 @@ pub struct WorkerSpec {
     pub foreground: bool,
     /// Put before each line that is shown of [`Stdio::Log`] streams.
     pub prefix: Vec<u8>,
+    /// Descriptors of this process, from 3 on, that it has under the same numbers. They stay the caller's.
+    pub keep_fds: Vec<i32>,
 }
 
 impl WorkerSpec {
@@ -262,6 +264,14 @@ pub enum SpecError {
         "worker {0}: stdin cannot be a pipe read by the engine; use null, inherit, a file or a descriptor"
     )]
     StdinPipe(usize),
+    /// A standard stream is to be kept as another descriptor.
+    #[error(
+        "worker {0}: descriptor {1} cannot be kept: 0 to 2 are the standard streams, which have a place of their own"
+    )]
+    KeptStream(usize, i32),
+    /// A descriptor is named twice.
+    #[error("worker {0}: descriptor {1} is to be kept twice")]
+    KeptTwice(usize, i32),
 }
 
 impl LaunchSpec {
@@ -291,6 +301,14 @@ impl LaunchSpec {
             if worker.stdio[..2].contains(&Stdio::Stdout) {
                 return Err(SpecError::JoinedToItself(index));
             }
+            for (place, fd) in worker.keep_fds.iter().enumerate() {
+                if *fd < 3 {
+                    return Err(SpecError::KeptStream(index, *fd));
+                }
+                if worker.keep_fds[..place].contains(fd) {
+                    return Err(SpecError::KeptTwice(index, *fd));
+                }
+            }
             if worker.foreground
                 && let Some(first) = foreground.replace(index)
             {
@@ -311,6 +329,40 @@ mod tests {
         let env: Vec<EnvEntry> = env.iter().map(entry).collect();
         let found = odd_entries(&block, &env).into_iter();
         found.map(|entry| entry.into_string().unwrap()).collect()
+    }
+
+    fn keeping(fds: &[i32]) -> Result<(), SpecError> {
+        let worker = WorkerSpec {
+            argv: vec![c"true".into()],
+            env: Vec::new(),
+            cwd: None,
+            stdio: [Stdio::Null, Stdio::Null, Stdio::Null],
+            cpus: Vec::new(),
+            memory: None,
+            foreground: false,
+            prefix: Vec::new(),
+            keep_fds: fds.to_vec(),
+        };
+        let launch = LaunchSpec {
+            workers: vec![worker],
+            env: Vec::new(),
+            inherits: false,
+            odd: Vec::new(),
+            on_failure: OnFailure::Stop,
+            grace: Duration::ZERO,
+            binding: Strictness::Required,
+            logs: LogOptions::default(),
+        };
+        launch.validate()
+    }
+
+    #[test]
+    fn descriptors_beside_the_standard_streams_can_be_kept_each_once() {
+        assert_eq!(keeping(&[7, 3, 900]), Ok(()));
+        for stream in [-1, 0, 2] {
+            assert_eq!(keeping(&[7, stream]), Err(SpecError::KeptStream(0, stream)));
+        }
+        assert_eq!(keeping(&[7, 3, 7]), Err(SpecError::KeptTwice(0, 7)));
     }
 
     #[test]

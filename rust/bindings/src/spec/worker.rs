@@ -42,7 +42,7 @@ fn memory(given: Option<(String, Vec<u32>)>) -> PyResult<Option<(engine::MemoryM
 #[pymethods]
 impl WorkerSpec {
     #[new]
-    #[pyo3(signature = (argv, *, env = None, cwd = None, stdin = None, stdout = None, stderr = None, cpus = None, mempolicy = None, foreground = false, prefix = None))]
+    #[pyo3(signature = (argv, *, env = None, cwd = None, stdin = None, stdout = None, stderr = None, cpus = None, mempolicy = None, foreground = false, prefix = None, keep_fds = None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of a Python constructor"
@@ -58,6 +58,7 @@ impl WorkerSpec {
         mempolicy: Option<(String, Vec<u32>)>,
         foreground: bool,
         prefix: Option<&Bound<'_, PyAny>>,
+        keep_fds: Option<Vec<i32>>,
     ) -> PyResult<Self> {
         if argv.extract::<OsString>().is_ok() || argv.is_instance_of::<PyBytes>() {
             return Err(PyTypeError::new_err(
@@ -81,6 +82,7 @@ impl WorkerSpec {
             memory: memory(mempolicy)?,
             foreground,
             prefix: prefix.map(bytes_of).transpose()?.unwrap_or_default(),
+            keep_fds: keep_fds.unwrap_or_default(),
         }))
     }
 
@@ -135,6 +137,11 @@ impl WorkerSpec {
         PyBytes::new(py, &self.0.prefix)
     }
 
+    #[getter]
+    fn keep_fds(&self) -> Vec<i32> {
+        self.0.keep_fds.clone()
+    }
+
     /// Values of variables may be secret, and are not shown.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut call = Call::new(py, "WorkerSpec".to_owned());
@@ -154,6 +161,7 @@ impl WorkerSpec {
                 None::<Py<PyAny>>,
             )?;
         }
+        call.keyword("keep_fds", self.keep_fds(), Vec::new())?;
         Ok(call.finish())
     }
 }
@@ -164,7 +172,7 @@ impl PartialEq for WorkerSpec {
     }
 }
 
-/// Whether the engine would do the same: the order of an environment does not matter.
+/// Whether the engine would do the same: the order of an environment, and of kept descriptors, does not matter.
 pub(super) fn are_equal(one: &engine::WorkerSpec, other: &engine::WorkerSpec) -> bool {
     let engine::WorkerSpec {
         argv,
@@ -175,6 +183,7 @@ pub(super) fn are_equal(one: &engine::WorkerSpec, other: &engine::WorkerSpec) ->
         memory,
         foreground,
         prefix,
+        keep_fds,
     } = one;
     *argv == other.argv
         && effective(env) == effective(&other.env)
@@ -184,4 +193,11 @@ pub(super) fn are_equal(one: &engine::WorkerSpec, other: &engine::WorkerSpec) ->
         && *memory == other.memory
         && *foreground == other.foreground
         && *prefix == other.prefix
+        && sorted(keep_fds) == sorted(&other.keep_fds)
+}
+
+fn sorted(fds: &[i32]) -> Vec<i32> {
+    let mut fds = fds.to_vec();
+    fds.sort_unstable();
+    fds
 }

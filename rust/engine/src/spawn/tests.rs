@@ -45,6 +45,7 @@ fn worker(argv: &[&str], stdio: [Stdio; 3]) -> WorkerSpec {
         memory: None,
         foreground: false,
         prefix: Vec::new(),
+        keep_fds: Vec::new(),
     }
 }
 
@@ -214,6 +215,55 @@ fn a_worker_has_its_standard_streams_and_no_other_descriptor() {
             (String::from_utf8(output).unwrap().as_str(), code),
             ("end\n", Some(0))
         );
+    }
+}
+
+#[test]
+fn a_worker_keeps_the_descriptors_that_it_is_to_have_under_their_numbers() {
+    let (low, write) = rustix::pipe::pipe().unwrap();
+    let high = rustix::io::fcntl_dupfd_cloexec(&write, 700).unwrap();
+    let other = rustix::io::fcntl_dupfd_cloexec(&write, 702).unwrap();
+    rustix::io::fcntl_setfd(&other, FdFlags::empty()).unwrap();
+    for close_range in [false, Features::from_environment().close_range] {
+        let mut spawner = spawner(Features {
+            close_range,
+            ..Features::from_environment()
+        });
+        let table = EnvTable::new(&[], &[], entry("T=t"));
+        let script = format!(
+            "for fd in $(seq 3 20) {} {} {}; do test -e /proc/$$/fd/$fd && echo $fd; done | sort -u; echo end",
+            write.as_raw_fd(),
+            high.as_raw_fd(),
+            other.as_raw_fd()
+        );
+        let mut look = worker(&["sh", "-c", &script], [Stdio::Null, Stdio::Pipe, Stdio::Stdout]);
+        look.keep_fds = vec![high.as_raw_fd(), low.as_raw_fd()];
+        let (output, code) = run_to_end(start(&mut spawner, look, &table).unwrap());
+        let mut found: Vec<i32> = String::from_utf8(output)
+            .unwrap()
+            .lines()
+            .filter_map(|line| line.parse().ok())
+            .collect();
+        found.sort_unstable();
+        assert_eq!((found, code), (vec![low.as_raw_fd(), high.as_raw_fd()], Some(0)));
+        // Ours are as they were.
+        assert!(crate::sys::is_close_on_exec(high.as_raw_fd()));
+        assert!(!crate::sys::is_close_on_exec(other.as_raw_fd()));
+    }
+}
+
+#[test]
+fn a_descriptor_that_is_not_open_cannot_be_kept() {
+    for close_range in [false, Features::from_environment().close_range] {
+        let mut spawner = spawner(Features {
+            close_range,
+            ..Features::from_environment()
+        });
+        let table = EnvTable::new(&[], &[], entry("T=t"));
+        let mut refused = worker(&["true"], [Stdio::Null, Stdio::Null, Stdio::Null]);
+        refused.keep_fds = vec![901];
+        let failure = start(&mut spawner, refused, &table).err().unwrap();
+        assert_eq!((failure.stage, failure.errno), (Stage::Stdio, libc::EBADF));
     }
 }
 

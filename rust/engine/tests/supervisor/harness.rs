@@ -34,6 +34,7 @@ pub(crate) fn program<T: AsRef<OsStr>>(argv: &[T], stdio: [Stdio; 3]) -> WorkerS
         memory: None,
         foreground: false,
         prefix: Vec::new(),
+        keep_fds: Vec::new(),
     }
 }
 

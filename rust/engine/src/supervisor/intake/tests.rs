@@ -47,6 +47,7 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         memory: None,
         foreground: false,
         prefix: Vec::new(),
+        keep_fds: Vec::new(),
     };
     LaunchSpec {
         workers: scripts.iter().map(worker).collect(),

@@ -46,20 +46,25 @@ impl OwnTable {
     pub(super) unsafe fn take(descriptors: Descriptors<'_>) -> Result<Self, Errno> {
         let table = Self(());
         if let Descriptors::Unshare(keep) = descriptors {
-            table.close_range(keep, libc::CLOSE_RANGE_UNSHARE)?;
+            table.close_range(keep, u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
         }
         Ok(table)
     }
 
     /// Closes all descriptors from `first` on.
     pub(super) fn close_from(&self, first: u32) -> Result<(), Errno> {
-        self.close_range(first, 0)
+        self.close_range(first, u32::MAX, 0)
+    }
+
+    /// Closes all descriptors from `first` to `last`.
+    pub(super) fn close_between(&self, first: u32, last: u32) -> Result<(), Errno> {
+        self.close_range(first, last, 0)
     }
 
     /// [close_range(2)](https://man7.org/linux/man-pages/man2/close_range.2.html)
     #[expect(clippy::unused_self, reason = "to have it is to be allowed to")]
-    fn close_range(&self, first: u32, flags: u32) -> Result<(), Errno> {
-        let args = [first as usize, u32::MAX as usize, flags as usize, 0, 0, 0];
+    fn close_range(&self, first: u32, last: u32, flags: u32) -> Result<(), Errno> {
+        let args = [first as usize, last as usize, flags as usize, 0, 0, 0];
         // SAFETY: takes numbers only, and nobody uses the descriptors of this table.
         done(unsafe { syscall(libc::SYS_close_range, args) })
     }

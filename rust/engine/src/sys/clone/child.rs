@@ -37,6 +37,9 @@ fn prepare(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
     for (target, source) in (0i32..).zip(plan.stdio) {
         place(&table, target, source).map_err(Failure::at(Step::Stdio))?;
     }
+    for fd in plan.kept {
+        calls::keep_across_exec(*fd).map_err(Failure::at(Step::Stdio))?;
+    }
     if let Some(cwd) = plan.cwd {
         calls::change_directory(cwd).map_err(Failure::at(Step::Chdir))?;
     }
@@ -51,7 +54,7 @@ fn prepare(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
         calls::limit_open_files(soft, hard).map_err(Failure::at(Step::OpenFiles))?;
     }
     bind_if_possible(exchange)?;
-    close_rest(&table, plan.descriptors).map_err(Failure::at(Step::Descriptors))
+    close_rest(&table, plan.descriptors, plan.kept).map_err(Failure::at(Step::Descriptors))
 }
 
 fn execute(exchange: &mut Exchange<'_>) -> Failure {
@@ -126,11 +129,21 @@ fn bind_if_possible(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn close_rest(table: &OwnTable, descriptors: Descriptors<'_>) -> Result<(), Errno> {
+fn close_rest(table: &OwnTable, descriptors: Descriptors<'_>, kept: &[i32]) -> Result<(), Errno> {
     match descriptors {
-        Descriptors::Unshare(_) => table.close_from(3),
+        Descriptors::Unshare(_) => {
+            let mut first = 3;
+            for fd in kept {
+                let fd = *fd as u32;
+                if first < fd {
+                    table.close_between(first, fd - 1)?;
+                }
+                first = fd + 1;
+            }
+            table.close_from(first)
+        }
         Descriptors::CloseListed(list) => {
-            for fd in list {
+            for fd in list.iter().filter(|fd| !kept.contains(fd)) {
                 // Fails for one that was closed while the list was made.
                 let _ = table.close(*fd);
             }

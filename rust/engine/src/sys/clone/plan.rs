@@ -47,6 +47,8 @@ pub(crate) struct ChildPlan<'a> {
     pub(crate) cwd: Option<&'a CStr>,
     pub(crate) stdio: [StdioSource; 3],
     pub(crate) descriptors: Descriptors<'a>,
+    /// Descriptors from 3 on that stay open in the child's program, in ascending order and each once.
+    pub(crate) kept: &'a [i32],
     pub(crate) group: ProcessGroup,
     pub(crate) parent_death_signal: Option<i32>,
     pub(crate) open_files: Option<(u64, u64)>,
