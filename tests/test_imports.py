@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
     "rendezvous": ("base", "static"),
-    "plan": ("flavours", "program", "environ", "workers", "hosts", "meeting", "job", "node", "account"),
+    "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "job", "node", "account"),
     "launchers": ("base",),
     "control": ("messages", "checks"),
     "report": (

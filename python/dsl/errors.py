@@ -19,10 +19,9 @@
         |-- PortError               2    the master port is taken
         |-- ScriptError             2    the script does not exist
         |-- LogDirError             2    (ValueError, OSError)
-        |-- LauncherError           2    --launcher names no launcher (NotImplementedError)
+        |-- LauncherError           2    --launcher: unknown, or not installed (NotImplementedError)
         |-- JobFormatError          2    the description of a job that came from another host (ValueError)
         `-- UnsupportedError        2    understood, but not in this version
-            `-- MultiNodeError      2    the same, for jobs on several hosts
 
 Where DeepSpeed or torch raises a builtin exception for the same mistake, ours is one of those too, so that
 the except clauses of its users keep working. The text of an error is one line: what, where, how to mend it.
@@ -108,7 +107,7 @@ class LogDirError(UsageError, ValueError, OSError):
 
 
 class LauncherError(UsageError, NotImplementedError):
-    """``--launcher`` names no launcher."""
+    """``--launcher`` names no launcher, one that is missing, or one that cannot do what is asked for."""
 
 
 class JobFormatError(UsageError, ValueError):
@@ -117,7 +116,3 @@ class JobFormatError(UsageError, ValueError):
 
 class UnsupportedError(UsageError):
     """A request that is understood but that this version does not serve."""
-
-
-class MultiNodeError(UnsupportedError):
-    """A job on several hosts, or on one that is not this machine."""

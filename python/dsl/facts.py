@@ -27,7 +27,7 @@ class Facts:
     names: Names
     """What the machine, the process and things that are made anew are called."""
     files: Files
-    """Text of files."""
+    """Text of files, and where they lie."""
     cpus: Cpus
     """CPUs that we may use, and how they lie."""
     devices: DeviceFacts

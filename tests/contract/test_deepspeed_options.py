@@ -16,7 +16,10 @@ from dsl.cli.deepspeed import make_parser
 OWN_TYPES = {"num_nodes": "node_count"}
 # What its type is called there: the same, with a bound.
 SAME_TYPES = {"integer": "int"}
-OWN_ATTRIBUTES = {"master_port_given", "grace", "elastic_training", "min_elastic_nodes", "max_elastic_nodes"}
+OWN_ATTRIBUTES = {
+    *("master_port_given", "launcher_given", "grace"),
+    *("elastic_training", "min_elastic_nodes", "max_elastic_nodes"),
+}
 # DeepSpeed up to 0.19.7 (spec of the removed flags: a word, and its default).
 REMOVED_FLAGS = {"--elastic_training": False, "--min_elastic_nodes": -1, "--max_elastic_nodes": -1}
 

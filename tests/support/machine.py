@@ -10,7 +10,7 @@ from dsl.machine.cpus import NumaNode, Topology
 from dsl.machine.process import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 FREE_PORT = 40_001
 OWN_ADDRESSES = ("10.0.0.1", "fd00::1")
@@ -19,7 +19,7 @@ UNASKED = object()
 
 ROOMS = {
     "names": ("executable", "pid", "temp_dir", "host", "stamp", "random", "is_this_machine"),
-    "files": ("read_text",),
+    "files": ("read_text", "cwd", "has_program"),
     "cpus": ("allowed", "numa_nodes", "topology", "packages", "caches"),
     "devices": ("cuda_count", "other_name", "other_count", "located", "gpus", "mig_parent"),
     "ports": ("is_free", "pick", "holder"),
@@ -56,10 +56,11 @@ def make_facts(
     files: dict[str, str] | None = None,
     cuda: int = 0,
     taken: Sequence[int] = (),
+    programs: Collection[str] = ("ssh", "pdsh", "mpirun", "mpiname", "srun"),
     environ: Mapping[str, str] | None = None,
     **overrides: Any,
 ) -> Facts:
-    """A machine with one NUMA node of 8 cores, these files, CUDA devices, taken ports and own environment.
+    """A machine with one NUMA node of 8 cores, these files, CUDA devices, taken ports, programs on PATH and own environment.
 
     ``overrides`` are a ``console`` or single facts of `ROOMS`; `UNASKED` for one that must not be asked for.
     """
@@ -73,6 +74,8 @@ def make_facts(
         "random": lambda: "0123456789abcdef",
         "is_this_machine": lambda name: name == "here",
         "read_text": (files or {}).get,
+        "cwd": "/work/dir",
+        "has_program": lambda name: name in programs,
         "numa_nodes": numa_table(range(8)),
         "topology": Topology(numa_table(range(8)), tuple((cpu,) for cpu in allowed)),
         "packages": (),

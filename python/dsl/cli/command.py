@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.agent.planner import Planner
-from dsl.errors import DslError
+from dsl.errors import DslError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
     from dsl.model.request import Request
+    from dsl.plan.job import JobPlan
 
 
 class Command:
@@ -59,6 +60,8 @@ class Command:
         """
         facts = this_machine() if facts is None else facts
         planned = plan_job(request, facts)
+        if planned.remote is not None:
+            return self.start_remote(planned, request, show, facts)
         check_program(planned.job.program, planned.job.flavour, facts.environ)
         planner = Planner(planned, facts)
         plan = planner.plan(0)
@@ -75,6 +78,13 @@ class Command:
             return self.run_job(planner, plan, stdin_is_terminal=facts.console.stdin_is_terminal)
         finally:
             planner.finish(succeeded=False)  # nothing was started
+
+    def start_remote(self, planned: JobPlan, request: Request, show: ShowRequest, facts: Facts) -> int:  # noqa: ARG002  for who starts it
+        """Start a job whose hosts have to be reached, or show what would be started there."""
+        raise UnsupportedError(
+            f"hosts would have to be reached ({len(planned.job.hosts)}), and starting workers on other hosts "
+            "is not in this version of dsl"
+        )
 
     @staticmethod
     def run_job(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) -> int:

@@ -90,13 +90,15 @@ def to_request(options: Options | argparse.Namespace) -> Request:
             node_rank=None if options.node_rank == -1 else options.node_rank,
         ),
         remote=RemoteRequest(
-            launcher=options.launcher,
+            launcher=options.launcher if options.launcher_given else None,
             launcher_args=options.launcher_args,
             no_ssh=options.no_ssh,
             no_ssh_check=options.no_ssh_check,
             force_multi=options.force_multi,
             ssh_port=options.ssh_port,
             venv_script=options.venv_script,
+            per_node=options.one_agent_per_node,
+            heartbeat_s=options.heartbeat,
         ),
         signals=SignalRequest(grace_s=options.grace),
         output=output_request(

@@ -36,6 +36,8 @@ DSLRUN_HAS = {
     "--launcher_args": _NODES,
     "--ssh_port": _NODES,
     "--venv_script": _NODES,
+    "--one-agent-per-node": "",
+    "--heartbeat": "",
     "--no_local_rank": "--local-rank-arg none, which is the default",
     "--bind_cores_to_rank": "--bind auto or --numa-binding",
     "--bind_core_list": "--bind auto or --numa-binding",

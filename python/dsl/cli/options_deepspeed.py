@@ -8,14 +8,16 @@ from dsl.cli.options import (
     JOB,
     LAUNCHER,
     NODE,
+    OURS,
     BadValueError,
     CommandLine,
     flag,
     integer,
+    seconds,
     value,
 )
 from dsl.lists import parse_integer, quote
-from dsl.model.request import DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LEVELS
+from dsl.model.request import DEFAULT_HEARTBEAT_S, DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LEVELS
 
 
 def node_count(text: str) -> int | str:
@@ -78,7 +80,8 @@ _OPTIONS = (
     flag(DEEPSPEED, LAUNCHER, _HOSTS, "--force_multi", "treat even one host as remote", is_slip=True),
     value(
         DEEPSPEED, LAUNCHER, _HOSTS, "--launcher", "NAME",
-        "pdsh, openmpi, mvapich, slurm, mpich, impi", "pdsh",
+        "ssh, pdsh, openmpi, mvapich, slurm, mpich or impi; one that is installed if not given",
+        "pdsh", given="launcher_given",
     ),
     value(
         DEEPSPEED, LAUNCHER, _HOSTS, "--launcher_args", "WORDS", "more arguments for the launcher", "",
@@ -88,6 +91,14 @@ _OPTIONS = (
     ),
     value(
         DEEPSPEED, LAUNCHER, _HOSTS, "--venv_script", "PATH", "script to source on each host first",
+    ),
+    flag(
+        OURS, LAUNCHER, _HOSTS, "--one-agent-per-node",
+        "with MPI and Slurm: a task for each node, not for each rank",
+    ),
+    value(
+        OURS, LAUNCHER, _HOSTS, "--heartbeat", "SECONDS",
+        "silence after which a host counts as lost", DEFAULT_HEARTBEAT_S, read=seconds,
     ),
     flag(DEEPSPEED, JOB, _WORKERS, "--module", "run the script as 'python -m' does"),
     flag(DEEPSPEED, JOB, _WORKERS, "--no_python", "run the script itself, without python"),
@@ -124,8 +135,5 @@ COMMAND_LINE = CommandLine(
     "user_script",
     "user_args",
     "Run a training script on every slot of this machine, or of several.",
-    later=(
-        *("elastic_training", "min_elastic_nodes", "max_elastic_nodes", "autotuning"),
-        *("no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port", "venv_script"),
-    ),
+    later=(*("elastic_training", "min_elastic_nodes", "max_elastic_nodes", "autotuning"),),
 )

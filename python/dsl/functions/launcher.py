@@ -19,7 +19,7 @@ from dsl import Ended, EngineError, LogNotice, Supervisor, Unbound
 from dsl.agent.agent import Agent, stop_group
 from dsl.agent.pid_file import PidFile
 from dsl.agent.planner import Planner
-from dsl.errors import DslError
+from dsl.errors import DslError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.call import (
     Call,
@@ -147,6 +147,10 @@ def run_request(
     raises, and ProgramError or ScriptError for a program that is not there.
     """
     planned = plan_job(request, facts)
+    if planned.remote is not None:
+        raise UnsupportedError(
+            "other hosts would have to be reached, which a program cannot do from within: use the command dsl"
+        )
     if request.flavour != "functions":
         check_program(planned.job.program, planned.job.flavour, facts.environ)
     source = _Source(planned, facts, call)

@@ -111,11 +111,28 @@ def is_this_machine(host: str) -> bool:
 
 
 class Files:
-    """Files of this machine."""
+    """Files, programs and directories of this machine."""
 
     def read_text(self, path: str) -> str | None:
         """See `read_text`."""
         return read_text(path)
+
+    @property
+    def cwd(self) -> str:
+        """The working directory. Raises UsageError if it is gone."""
+        try:
+            return os.getcwd()
+        except OSError as error:
+            from dsl.errors import UsageError
+
+            reason = (error.strerror or "").lower()
+            raise UsageError(f"the working directory is gone, change to another one: {reason}") from None
+
+    def has_program(self, name: str) -> bool:
+        """Whether a program of this name is on ``PATH``."""
+        from shutil import which
+
+        return which(name) is not None
 
 
 def read_text(path: str) -> str | None:

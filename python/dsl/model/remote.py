@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record
+from dsl.model.request import DEFAULT_HEARTBEAT_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ LAUNCHERS: tuple[LauncherName, ...] = ("pdsh", "openmpi", "mvapich", "slurm", "m
 
 RANK_LAUNCHERS: tuple[LauncherName, ...] = ("openmpi", "mvapich", "slurm", "mpich", "impi")
 """Launchers whose tasks are ranks, unless one agent a node is asked for."""
-
-DEFAULT_HEARTBEAT_S = 15.0
 
 
 @record

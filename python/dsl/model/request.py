@@ -19,6 +19,7 @@ DEFAULT_HOSTFILE = "/job/hostfile"
 DEFAULT_MASTER_PORT = 29500
 DEFAULT_GRACE_S = 30.0
 DEFAULT_PARTIAL_S = 1.0
+DEFAULT_HEARTBEAT_S = 15.0
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 """Words of ``--log_level`` and how much each weighs."""
@@ -92,7 +93,7 @@ class MeetingRequest:
 class RemoteRequest:
     """How other hosts are reached (DeepSpeed's options)."""
 
-    launcher: str = "pdsh"
+    launcher: str | None = None
     """Word of ``--launcher``."""
     launcher_args: str = ""
     """More words for it."""
@@ -106,6 +107,10 @@ class RemoteRequest:
     """Port of the hosts' ssh servers."""
     venv_script: str | None = None
     """Script to source on each host first."""
+    per_node: bool = False
+    """Launchers whose tasks are ranks start one agent a node all the same."""
+    heartbeat_s: float = DEFAULT_HEARTBEAT_S
+    """Seconds of silence after which a host counts as lost."""
 
 
 @record

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.devices.select import find_devices, visible_override, visible_slots, visible_warning
-from dsl.errors import (
-    FilterError,
-    HostfileError,
-    MultiNodeError,
-    OptionError,
-    UnsupportedError,
-)
+from dsl.errors import FilterError, HostfileError, OptionError, UnsupportedError
 from dsl.model.job import Host, Notice
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.resources.filters import apply_filters, trim
@@ -21,7 +15,7 @@ if TYPE_CHECKING:
 
     from dsl.devices.select import Devices
     from dsl.facts import Facts
-    from dsl.model.request import Request, ResourceRequest
+    from dsl.model.request import RemoteRequest, Request, ResourceRequest
 
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"
@@ -36,7 +30,15 @@ class ActiveHosts:
     node_rank: int
     """Which of them this node is."""
     address: str
-    """Where rank 0 listens."""
+    """Where rank 0 listens; empty: whoever reaches the hosts finds it."""
+    is_remote: bool = False
+    """Agents have to be started on all of them, this machine too; else this node starts its part itself."""
+    hostfile: str = ""
+    """The file that names just these hosts and slots; empty: a part of it, or no file."""
+    source: str = ""
+    """Who named them: ``hostfile`` or the scheduler (``slurm``); empty: nobody, it is this machine."""
+    pythons: tuple[str, ...] = ()
+    """The interpreter of each host, by node rank, empty for that of this command; or none at all."""
     accelerator: str = ""
     """That of this machine, where its devices are the slots."""
     visible_devices: str | None = None
@@ -51,11 +53,13 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     The devices of this machine are looked at only if they decide: without a hostfile they are the slots.
 
     Raises:
-        UsageError: of the kind that fits; `MultiNodeError` when other hosts would have to be reached.
+        UsageError: of the kind that fits.
     """
-    asked = request.resources
+    asked, remote = request.resources, request.remote
     notices: list[Notice] = []
-    pool = _read_pool(asked, facts, notices)
+    path = asked.hostfile or DEFAULT_HOSTFILE
+    text = read_hosts_text(path, facts.files.read_text)
+    pool = _read_pool(path, text, notices)
     devices = None if pool is not None else find_devices(facts.environ, facts.devices, facts.cpus)
     shown = () if devices is None else _shown_devices(asked, devices, notices)
     _check_counts(asked, has_pool=pool is not None)
@@ -65,17 +69,20 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
         slots = pool if devices is None else {LOCAL_NAME: devices.slots}
         active = apply_filters(slots or {}, asked.include, asked.exclude)
     _refuse_unsupported(request)
+    if not remote.no_ssh and any(active.values()):  # with --no_ssh the places of hosts are those of the file
+        active = {name: slots for name, slots in active.items() if slots}
     active = trim(
         active,
         asked.min_nodes,
         asked.num_gpus,
         checked=devices is None or devices.accelerator != "cpu",
-        source=asked.hostfile or DEFAULT_HOSTFILE,
+        source=path,
     )
     if not any(active.values()):
         raise FilterError(f"nothing is left to start: {_filter_text(asked)} leaves no slot")
     hosts = tuple([Host(name, tuple(slots)) for name, slots in active.items()])
-    node_rank = _own_node_rank(request, hosts, facts, from_hostfile=pool is not None)
+    is_remote = _is_remote(remote, hosts, facts, from_hostfile=pool is not None)
+    node_rank = _own_node_rank(request, hosts) if remote.no_ssh else 0
     if not hosts[node_rank].slots:
         raise FilterError(
             f"host {hosts[node_rank].name!r} has no slots in {asked.hostfile}, this node has nothing to start"
@@ -83,20 +90,26 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     return ActiveHosts(
         hosts=hosts,
         node_rank=node_rank,
-        address=_master_address(request, hosts, from_hostfile=pool is not None, notices=notices),
+        address=_master_address(
+            request, hosts, from_hostfile=pool is not None, is_remote=is_remote, notices=notices
+        ),
+        is_remote=is_remote,
+        source="" if pool is None else "hostfile",
+        hostfile=path if is_remote and pool == {one.name: range(len(one.slots)) for one in hosts} else "",
+        pythons=_pythons(text, path, hosts) if is_remote and text else (),
         accelerator="" if devices is None else devices.accelerator,
         visible_devices=None if devices is None else visible_override(devices, shown),
         notices=tuple(notices),
     )
 
 
-def _read_pool(asked: ResourceRequest, facts: Facts, notices: list[Notice]) -> dict[str, range] | None:
-    path = asked.hostfile or DEFAULT_HOSTFILE
-    pool = read_hostfile(path, facts.files.read_text)
-    if pool is None:
+def _read_pool(path: str, text: str | None, notices: list[Notice]) -> dict[str, range] | None:
+    if text is None:
         notices.append(Notice("debug" if path == DEFAULT_HOSTFILE else "warning", missing_hostfile(path)))
         return None
-    return {name: range(slots) for name, slots in pool.items()}
+    from dsl.resources.hostfile import parse_hostfile
+
+    return {name: range(slots) for name, slots in parse_hostfile(text.split("\n"), path).items()}
 
 
 def read_hostfile(path: str, read_text: Callable[[str], str | None]) -> dict[str, int] | None:
@@ -105,15 +118,20 @@ def read_hostfile(path: str, read_text: Callable[[str], str | None]) -> dict[str
     Raises:
         HostfileError: a malformed line, a host named twice, no host, or a file that cannot be read.
     """
-    try:
-        text = read_text(path)
-    except OSError as error:
-        raise HostfileError(f"{path}: hostfile cannot be read: {(error.strerror or '').lower()}") from None
+    text = read_hosts_text(path, read_text)
     if text is None:
         return None
     from dsl.resources.hostfile import parse_hostfile
 
     return parse_hostfile(text.split("\n"), path)
+
+
+def read_hosts_text(path: str, read_text: Callable[[str], str | None]) -> str | None:
+    """The text of a hostfile; None if there is no such file. Raises HostfileError if it cannot be read."""
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise HostfileError(f"{path}: hostfile cannot be read: {(error.strerror or '').lower()}") from None
 
 
 def missing_hostfile(path: str) -> str:
@@ -168,35 +186,39 @@ def _refuse_unsupported(request: Request) -> None:
             )
 
 
-def _own_node_rank(request: Request, hosts: Sequence[Host], facts: Facts, *, from_hostfile: bool) -> int:
-    """The node that this command starts itself. Raises MultiNodeError if others have to be reached."""
-    node_rank, remote = request.meeting.node_rank, request.remote
-    if remote.no_ssh:
-        if node_rank is None or not 0 <= node_rank < len(hosts):
-            given = "none was given" if node_rank is None else f"got {node_rank}"
-            raise OptionError(
-                f"launching training without ssh, but --node_rank is not set correctly: "
-                f"expected 0 to {len(hosts) - 1}, {given}"
-            )
-        return node_rank
-    is_own = not from_hostfile or facts.names.is_this_machine(hosts[0].name)
-    if len(hosts) == 1 and not remote.force_multi and is_own:
-        return 0
-    if len(hosts) > 1:
-        shown = ", ".join([host.name for host in hosts[:4]]) + (", ..." if len(hosts) > 4 else "")
-        why = f"{len(hosts)} hosts ({shown}) take part"
-    else:
-        why = (
-            "--force_multi was given" if remote.force_multi else f"host {hosts[0].name!r} is not this machine"
+def _is_remote(asked: RemoteRequest, hosts: Sequence[Host], facts: Facts, *, from_hostfile: bool) -> bool:
+    """Whether other hosts than this machine have to be reached, or the user wants it done like that."""
+    if asked.no_ssh:
+        return False
+    if asked.force_multi or len(hosts) > 1:
+        return True
+    return from_hostfile and not facts.names.is_this_machine(hosts[0].name)
+
+
+def _own_node_rank(request: Request, hosts: Sequence[Host]) -> int:
+    """The node that this command starts itself, where nobody reaches others."""
+    node_rank = request.meeting.node_rank
+    if node_rank is None or not 0 <= node_rank < len(hosts):
+        given = "none was given" if node_rank is None else f"got {node_rank}"
+        raise OptionError(
+            f"launching training without ssh, but --node_rank is not set correctly: "
+            f"expected 0 to {len(hosts) - 1}, {given}"
         )
-    raise MultiNodeError(
-        f"{why}, and starting workers on other hosts is not in this version of dsl; "
-        "on each host run the same command with --no_ssh --node_rank RANK --master_addr ADDRESS"
-    )
+    return node_rank
+
+
+def _pythons(text: str, path: str, hosts: Sequence[Host]) -> tuple[str, ...]:
+    if "python=" not in text:
+        return ()
+    from dsl.resources.hostfile import parse_pythons
+
+    found = parse_pythons(text.split("\n"), path)
+    pythons = tuple([found.get(host.name, "") for host in hosts])
+    return pythons if any(pythons) else ()
 
 
 def _master_address(
-    request: Request, hosts: Sequence[Host], *, from_hostfile: bool, notices: list[Notice]
+    request: Request, hosts: Sequence[Host], *, from_hostfile: bool, is_remote: bool, notices: list[Notice]
 ) -> str:
     asked = request.meeting.master_addr or ""
     if not from_hostfile:
@@ -204,6 +226,8 @@ def _master_address(
             text = f"--master_addr {asked} is not used: without a hostfile it is {LOCAL_ADDRESS}"
             notices.append(Notice("info", text))
         return LOCAL_ADDRESS
+    if is_remote:
+        return asked
     if not asked and len(hosts) > 1:
         raise OptionError(
             f"--no_ssh needs --master_addr, an address of host {hosts[0].name!r} that every host can reach"

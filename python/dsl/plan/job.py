@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.errors import LauncherError, OptionError, PortError
-from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, quote
+from dsl.errors import OptionError, PortError
+from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS
 from dsl.model.job import Job, MeetingPoint, Notice
 from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
 from dsl.plan.flavours import FLAVOURS
 from dsl.plan.program import plan_program
-
-LAUNCHERS = ("pdsh", "openmpi", "mvapich", "slurm", "mpich", "impi")
-"""Words of ``--launcher``, in any case."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from dsl.facts import Facts
+    from dsl.model.remote import Remote
     from dsl.model.request import OutputRequest, Request
+
+LEAST_HEARTBEAT_S = 1
+"""Silence of less than a second is common on a busy network."""
 
 
 @record
@@ -31,14 +32,15 @@ class JobPlan:
     """Place of this node in it."""
     notices: tuple[Notice, ...] = ()
     """What the user should know of how it was decided."""
+    remote: Remote | None = None
+    """How all of its hosts are reached, this machine too; None: this node starts its part itself."""
 
 
 def plan_job(request: Request, facts: Facts) -> JobPlan:
     """Decide what is the same on every node.
 
     Raises:
-        UsageError: of the kind that fits; `MultiNodeError` when other hosts would have to be reached, and
-            `UnsupportedError` for nodes that would have to find each other.
+        UsageError: of the kind that fits; `UnsupportedError` for nodes that would have to find each other.
     """
     return _with_hosts(request, facts) if request.flavour == "deepspeed" else _with_nodes(request, facts)
 
@@ -88,7 +90,12 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
         visible_devices=active.visible_devices,
         **_wishes(request),
     )
-    return JobPlan(job, active.node_rank, (*unused, *active.notices))
+    notices = (*unused, *active.notices)
+    if not active.is_remote:
+        return JobPlan(job, active.node_rank, notices)
+    from dsl.plan.remote import plan_remote
+
+    return JobPlan(job, 0, notices, plan_remote(request, active, facts))
 
 
 def _check_host_options(request: Request) -> None:
@@ -96,15 +103,22 @@ def _check_host_options(request: Request) -> None:
         raise OptionError("master addr is required when elastic training is enabled, give --master_addr")
     if request.elastic.training and not request.program.local_rank_option:
         raise OptionError("--no_local_rank cannot be used with --elastic_training, leave one of them out")
-    port, ssh_port, launcher = request.meeting.master_port, request.remote.ssh_port, request.remote.launcher
+    port, ssh_port = request.meeting.master_port, request.remote.ssh_port
     if port is not None and not 0 <= port <= LAST_PORT:
         raise PortError(
             f"--master_port {port} is not a port, expected 1 to {LAST_PORT}, or 0 for any free one"
         )
     if ssh_port is not None and not 1 <= ssh_port <= LAST_PORT:
         raise PortError(f"--ssh_port {ssh_port} is not a port, expected 1 to {LAST_PORT}")
-    if launcher.lower() not in LAUNCHERS:
-        raise LauncherError(f"unknown launcher {quote(launcher)}, expected one of {', '.join(LAUNCHERS)}")
+    if request.remote.launcher is not None:
+        from dsl.plan.remote import launcher_word
+
+        launcher_word(request.remote)
+    heartbeat_s = request.remote.heartbeat_s
+    if not LEAST_HEARTBEAT_S <= heartbeat_s <= MOST_SECONDS:
+        raise OptionError(
+            f"--heartbeat {heartbeat_s:g}: it must be {LEAST_HEARTBEAT_S} to {MOST_SECONDS} seconds"
+        )
     least, most = request.resources.min_nodes, request.resources.max_nodes
     if most is not None and (least is None or not 1 <= least <= most):
         raise OptionError(f"--num_nodes {least}:{most}: MIN must be at least 1, and MAX at least MIN")

@@ -1,7 +1,7 @@
 """Hostfiles: ``HOST slots=N`` a line, in the order that becomes the node ranks.
 
 The grammar is DeepSpeed's: blank lines and lines that start with ``#`` count for nothing, and whatever
-follows the number is ignored (``h slots=4 max_slots=8`` is fine).
+follows the number is ignored (``h slots=4 max_slots=8`` is fine), but for ``python=PATH``, which is ours.
 """
 
 from __future__ import annotations
@@ -53,3 +53,27 @@ def parse_hostfile(lines: Iterable[str], path: str = "hostfile") -> dict[str, in
             f"{path}: hostfile is empty or not formatted correctly, expected lines of 'HOST slots=N'"
         )
     return pool
+
+
+def parse_pythons(lines: Iterable[str], path: str = "hostfile") -> dict[str, str]:
+    """Return host -> interpreter, where a line names one behind the slots: ``h slots=4 python=/bin/python``.
+
+    It is a path from the root, or the name of a program on that host's ``PATH``. The lines are those of a
+    hostfile that `parse_hostfile` has read.
+
+    Raises:
+        HostfileError: no interpreter is named, or by a path that means something else in each directory.
+    """
+    pythons = {}
+    for number, raw in enumerate(lines, start=1):
+        words = raw.partition("#")[0].split()
+        for word in words[2:]:
+            key, equals, python = word.partition("=")
+            if key != "python" or not equals:
+                continue
+            if not python or (not python.startswith("/") and "/" in python):
+                raise HostfileError(
+                    f"{path} line {number}: {word[:80]!r} names no interpreter, expected python=/PATH"
+                )
+            pythons[words[0]] = python
+    return pythons

@@ -39,6 +39,7 @@ NUMBERS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("dsl", "max_elastic_nodes"): (NO_INTEGERS, ""),
     ("dsl", "node_rank"): (NO_COUNTS, "--no_ssh"),
     ("dsl", "ssh_port"): (("0", "-1", "65536", *NO_COUNTS), ""),
+    ("dsl", "heartbeat"): (("0", "0.9", *NO_SECONDS), ""),
     ("dsl", "include"): (
         ("localhost:0-99999999999", *[f"localhost:{text}" for text in NO_COUNTS if text]),
         "",

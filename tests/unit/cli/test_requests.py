@@ -70,6 +70,8 @@ DEEPSPEED: dict[str, tuple[str, str, Any]] = {
     "launcher_args": ("x y", "remote.launcher_args", "x y"),
     "ssh_port": ("6", "remote.ssh_port", 6),
     "venv_script": ("v", "remote.venv_script", "v"),
+    "one_agent_per_node": ("", "remote.per_node", True),
+    "heartbeat": ("3", "remote.heartbeat_s", 3.0),
     "module": ("", "program.module", True),
     "no_python": ("", "program.no_python", True),
     "no_local_rank": ("", "program.local_rank_option", ""),
@@ -169,7 +171,7 @@ def test_the_scope_of_each_option() -> None:
         ("dsl", "launcher"): {
             *("dry_run", "dry_run_json", "hostfile", "include", "exclude", "num_nodes", "num_gpus"),
             *("no_ssh", "no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port"),
-            *("venv_script", "autotuning"),
+            *("venv_script", "one_agent_per_node", "heartbeat", "autotuning"),
         },
     }
 
@@ -195,6 +197,7 @@ def test_every_wish_of_dsl_reaches_its_record() -> None:
         "--master_addr m --node_rank 5 --launcher slurm --launcher_args x --module --no_python --no_local_rank "
         "--no_ssh --no_ssh_check --force_multi --save_pid --enable_each_rank_log logs --autotuning run "
         "--elastic_training --bind_cores_to_rank --bind_core_list 0 --ssh_port 6 --venv_script v --log_level debug "
+        "--one-agent-per-node --heartbeat 3 "
         "--grace 7 --log-dir d -r 1 -t 0:2 --local_ranks_filter 0 --duplicate-stdout-filters a "
         "--duplicate_stderr_filters b --tag-output never --collapse --partial-after 2 --stdin none --log_max_size 64k"
     )
@@ -204,7 +207,15 @@ def test_every_wish_of_dsl_reaches_its_record() -> None:
         ResourceRequest(hostfile="h", include="a", exclude="b", min_nodes=1, max_nodes=2, num_gpus=3),
         MeetingRequest(master_addr="m", master_port=4, node_rank=5),
         RemoteRequest(
-            "slurm", "x", no_ssh=True, no_ssh_check=True, force_multi=True, ssh_port=6, venv_script="v"
+            "slurm",
+            "x",
+            no_ssh=True,
+            no_ssh_check=True,
+            force_multi=True,
+            ssh_port=6,
+            venv_script="v",
+            per_node=True,
+            heartbeat_s=3.0,
         ),
         SignalRequest(grace_s=7.0),
         OutputRequest(

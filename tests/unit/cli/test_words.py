@@ -28,6 +28,7 @@ OWN_WORDS = {
         "cli/deepspeed.py",
         "cli/hints.py",
         "plan/hosts.py",
+        "plan/remote.py",
         "resources/filters.py",
     ),
     *("binding/deepspeed.py", "runner.py"),
@@ -142,8 +143,6 @@ def test_a_port_that_is_taken_is_said_without_an_option_of_the_sister(
     [
         "--elastic_training --master_addr m t.py",
         "--autotuning tune t.py",
-        "--force_multi t.py",
-        "--force_multi --launcher slurm t.py",
     ],
 )
 def test_what_is_not_in_this_version_is_marked_in_the_help_and_named_by_the_documents(

@@ -1,0 +1,120 @@
+"""How the other hosts of a job are reached: `Request` -> `Remote`. Imported only where hosts are reached."""
+
+from __future__ import annotations
+
+from dsl.errors import LauncherError, OptionError
+from dsl.lists import quote
+from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS, Remote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dsl.facts import Facts
+    from dsl.model.remote import LauncherName
+    from dsl.model.request import RemoteRequest, Request
+    from dsl.plan.hosts import ActiveHosts
+
+PROGRAMS: dict[LauncherName, tuple[str, ...]] = {
+    "ssh": ("ssh",),
+    "pdsh": ("pdsh",),
+    "openmpi": ("mpirun",),
+    "mpich": ("mpirun",),
+    "impi": ("mpirun",),
+    "mvapich": ("mpirun", "mpiname"),
+    "slurm": ("srun",),
+}
+"""Programs that a launcher needs on ``PATH`` of the launching host."""
+
+PACKAGES = {
+    "ssh": "OpenSSH's client",
+    "pdsh": "pdsh",
+    "mpirun": "that MPI",
+    "mpiname": "MVAPICH2",
+    "srun": "Slurm's client",
+}
+"""What brings such a program."""
+
+
+def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
+    """Decide by what the hosts are reached.
+
+    Raises:
+        LauncherError: the launcher is not installed here, or it cannot do what is asked for.
+        OptionError: ``--launcher_args`` are no words of a shell.
+    """
+    asked = request.remote
+    executable = facts.names.executable
+    pythons = tuple([one or executable for one in active.pythons])
+    if set(pythons) == {executable}:
+        pythons = ()
+    launcher = _choose_launcher(asked, facts, source=active.source, alike=len(set(pythons)) <= 1)
+    return Remote(
+        launcher=launcher,
+        args=_launcher_words(asked.launcher_args),
+        ssh_port=asked.ssh_port,
+        venv_script=asked.venv_script,
+        cwd=facts.files.cwd,
+        pythons=pythons,
+        hostfile="" if active.pythons else active.hostfile,
+        per_node=asked.per_node or launcher not in RANK_LAUNCHERS,
+        checks=not asked.no_ssh_check,
+        heartbeat_s=asked.heartbeat_s,
+    )
+
+
+def launcher_word(asked: RemoteRequest) -> LauncherName | None:
+    """The launcher that the user names, in small letters; None: not said. Raises LauncherError."""
+    if asked.launcher is None:
+        return None
+    for word in LAUNCHERS:
+        if asked.launcher.lower() == word:
+            return word
+    raise LauncherError(f"unknown launcher {quote(asked.launcher)}, expected one of {', '.join(LAUNCHERS)}")
+
+
+def _choose_launcher(asked: RemoteRequest, facts: Facts, *, source: str, alike: bool) -> LauncherName:
+    """The launcher that the user names, else the best that this machine has.
+
+    ``source`` is where the hosts come from. ``alike``: all of them have one interpreter, as all launchers but
+    ssh need.
+    """
+    launcher = launcher_word(asked)
+    if launcher is None:
+        if not alike:
+            launcher = "ssh"
+        elif source == "slurm" and facts.files.has_program("srun"):
+            launcher = "slurm"
+        else:
+            launcher = "pdsh" if facts.files.has_program("pdsh") else "ssh"
+    if not alike and launcher != "ssh":
+        raise LauncherError(
+            f"the hosts have different interpreters (python= in the hostfile), which --launcher {launcher} "
+            "cannot start, give --launcher ssh"
+        )
+    for program in PROGRAMS[launcher]:
+        if not facts.files.has_program(program):
+            raise LauncherError(_missing(launcher, program, given=asked.launcher is not None))
+    return launcher
+
+
+def _missing(launcher: LauncherName, program: str, *, given: bool) -> str:
+    problem = f"launcher '{launcher}' not installed: {program} is not on PATH"
+    mend = f"install {PACKAGES[program]}"
+    if not given:
+        return (
+            f"other hosts need ssh, which is not on PATH, {mend}, or start the command on each with --no_ssh"
+        )
+    return f"{problem}, {mend}" + ("" if program == "ssh" else ", or leave --launcher out")
+
+
+def _launcher_words(text: str) -> tuple[str, ...]:
+    if not text.strip():
+        return ()
+    from shlex import split
+
+    try:
+        return tuple(split(text))
+    except ValueError as error:
+        problem = str(error)
+        raise OptionError(
+            f"--launcher_args {quote(text)} are no words of a shell: {problem[:1].lower()}{problem[1:]}"
+        ) from None

@@ -1,0 +1,207 @@
+"""How other hosts are reached, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.machine import make_facts
+from tests.support.requests import make_request
+
+from dsl.cli import deepspeed, options_deepspeed
+from dsl.errors import DslError, HostfileError, LauncherError, OptionError
+from dsl.model.remote import LAUNCHERS, Remote
+from dsl.plan.job import plan_job
+from dsl.plan.remote import PROGRAMS
+
+if TYPE_CHECKING:
+    from dsl.plan.job import JobPlan
+
+ALL = ("ssh", "pdsh", "mpirun", "mpiname", "srun")
+FILES = {
+    "H": "alpha slots=4\nbeta slots=2\n",
+    "one": "alpha slots=4\n",
+    "mine": "here slots=2\n",
+    "zero": "alpha slots=2\nempty slots=0\nbeta slots=1\n",
+    "first": "here slots=2\nempty slots=0\n",
+    "pythons": "alpha slots=4 python=/a/python # python=/no\nbeta slots=2 max_slots=3\n",
+    "same": "alpha slots=4 python=/a/python\nbeta slots=2 python=/a/python\n",
+    "ours": "alpha slots=4 python=/opt/python\nbeta slots=2\n",
+    "bad": "alpha slots=4 python=venv/bin/python\n",
+    "empty": "alpha slots=4\nbeta slots=4 python=\n",
+}
+
+
+def _plan(*, programs: tuple[str, ...] = ALL, **wish: Any) -> JobPlan:
+    return plan_job(make_request("deepspeed", **wish), make_facts(files=FILES, programs=programs, cuda=4))
+
+
+def _remote(**wish: Any) -> Remote:
+    found = _plan(**wish).remote
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "wish, is_remote",
+    [
+        ({"hostfile": "H"}, True),
+        ({"hostfile": "one"}, True),
+        ({"hostfile": "mine"}, False),
+        ({"hostfile": "mine", "force_multi": True}, True),
+        ({"force_multi": True}, True),
+        ({}, False),
+        ({"hostfile": "H", "include": "beta"}, True),
+        ({"hostfile": "first"}, False),
+        ({"hostfile": "H", "no_ssh": True, "node_rank": 1, "master_addr": "m"}, False),
+        ({"force_multi": True, "no_ssh": True, "node_rank": 0}, False),
+    ],
+)
+def test_when_hosts_have_to_be_reached(wish: dict[str, Any], *, is_remote: bool) -> None:
+    planned = _plan(**wish)
+    assert (planned.remote is not None) is is_remote
+    assert planned.node_rank == (wish.get("node_rank") or 0)
+
+
+def test_hosts_keep_their_names_and_meet_where_the_head_finds_it_or_the_user_says() -> None:
+    planned = _plan(hostfile="H")
+    assert [(host.name, host.slots) for host in planned.job.hosts] == [
+        ("alpha", (0, 1, 2, 3)),
+        ("beta", (0, 1)),
+    ]
+    assert (planned.job.meeting.address, planned.job.node_count) == ("", 2)
+    assert _plan(hostfile="H", master_addr="m").job.meeting.address == "m"
+    assert _plan(force_multi=True).job.meeting.address == "127.0.0.1"
+
+
+def test_hosts_without_slots_take_no_part() -> None:
+    planned = _plan(hostfile="zero")
+    assert [host.name for host in planned.job.hosts] == ["alpha", "beta"]
+    assert [host.name for host in _plan(hostfile="zero", num_nodes=2).job.hosts] == ["alpha", "beta"]
+
+
+@pytest.mark.parametrize(
+    "programs, wish, launcher",
+    [
+        (ALL, {}, "pdsh"),
+        (("ssh", "srun"), {}, "ssh"),
+        (("pdsh",), {}, "pdsh"),
+        (ALL, {"launcher": "SSH"}, "ssh"),
+        (ALL, {"launcher": "OpenMPI"}, "openmpi"),
+        (ALL, {"hostfile": "pythons"}, "ssh"),
+        (ALL, {"hostfile": "same"}, "pdsh"),
+        (ALL, {"hostfile": "same", "launcher": "slurm"}, "slurm"),
+    ],
+)
+def test_the_launcher(programs: tuple[str, ...], wish: dict[str, Any], launcher: str) -> None:
+    assert _remote(**{"hostfile": "H", "programs": programs, **wish}).launcher == launcher
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_that_is_missing_is_named_with_its_program(launcher: Any) -> None:
+    for program in PROGRAMS[launcher]:
+        others = tuple(one for one in ALL if one != program)
+        with pytest.raises(
+            LauncherError, match=f"'{launcher}' not installed: {program} is not on PATH, install"
+        ):
+            _plan(hostfile="H", launcher=launcher, programs=others)
+    assert _remote(hostfile="H", launcher=launcher, programs=PROGRAMS[launcher]).launcher == launcher
+
+
+@pytest.mark.parametrize(
+    "wish, kind, message",
+    [
+        ({"programs": ()}, LauncherError, "other hosts need ssh, which is not on PATH, install OpenSSH's client"),
+        ({"launcher": "x"}, LauncherError, "unknown launcher 'x', expected one of pdsh, openmpi"),
+        ({"launcher_args": "-a 'b"}, OptionError, "--launcher_args \"-a 'b\" are no words of a shell: no closing"),
+        (
+            {"hostfile": "pythons", "launcher": "pdsh"},
+            LauncherError,
+            "the hosts have different interpreters (python= in the hostfile), which --launcher pdsh cannot start",
+        ),
+        ({"hostfile": "bad"}, HostfileError, "bad line 1: 'python=venv/bin/python' names no interpreter"),
+        ({"hostfile": "empty"}, HostfileError, "empty line 2: 'python=' names no interpreter"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(wish: dict[str, Any], kind: type[DslError], message: str) -> None:
+    """G8."""
+    with pytest.raises(kind) as caught:
+        _plan(**{"hostfile": "H", **wish})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, pythons",
+    [
+        ("H", ()),
+        ("pythons", ("/a/python", "/opt/python")),
+        ("same", ("/a/python", "/a/python")),
+        ("ours", ()),
+    ],
+)
+def test_interpreters_of_the_hosts(name: str, pythons: tuple[str, ...]) -> None:
+    assert _remote(hostfile=name).pythons == pythons
+
+
+@pytest.mark.parametrize(
+    "wish, hostfile",
+    [
+        ({}, "H"),
+        ({"include": "alpha@beta"}, "H"),
+        ({"num_gpus": 1}, ""),
+        ({"num_nodes": 1}, ""),
+        ({"exclude": "alpha:3"}, ""),
+        ({"exclude": "beta:0"}, ""),
+        ({"hostfile": "zero"}, ""),
+        ({"hostfile": "pythons"}, ""),
+    ],
+)
+def test_the_hostfile_is_handed_on_if_all_of_it_takes_part(wish: dict[str, Any], hostfile: str) -> None:
+    assert _remote(**{"hostfile": "H", **wish}).hostfile == hostfile
+
+
+def test_words_for_the_launcher_are_split_as_a_shell_does() -> None:
+    assert _remote(hostfile="H", launcher_args=" -x 'a b' --c=\"d $e\" ").args == ("-x", "a b", "--c=d $e")
+    assert _remote(hostfile="H", launcher_args="  ").args == ()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers_of_ranks_start_one_agent_a_node_if_that_is_asked_for(launcher: str) -> None:
+    assert _remote(hostfile="H", launcher=launcher).per_node == (launcher in ("ssh", "pdsh"))
+    assert _remote(hostfile="H", launcher=launcher, per_node=True).per_node
+
+
+# What each option says of the way to the hosts: words after it -> field of `Remote`, and its value.
+TOLD: dict[str, tuple[str, str, Any]] = {
+    "launcher": ("impi", "launcher", "impi"),
+    "launcher_args": ("-a b", "args", ("-a", "b")),
+    "ssh_port": ("6", "ssh_port", 6),
+    "venv_script": ("v", "venv_script", "v"),
+    "no_ssh_check": ("", "checks", False),
+    "heartbeat": ("3", "heartbeat_s", 3.0),
+    "one_agent_per_node": ("", "per_node", True),
+}
+# They decide whether there is such a way at all.
+WHETHER = {"no_ssh", "node_rank", "force_multi"}
+
+
+def test_no_option_for_several_hosts_is_lost() -> None:
+    options = [one for one in options_deepspeed.COMMAND_LINE.options if one.group == "several hosts"]
+    assert {one.dest for one in options} - WHETHER == set(TOLD)
+    for option in options:
+        if option.dest in WHETHER:
+            continue
+        words, field, value = TOLD[option.dest]
+        # With pdsh it is one agent a node already.
+        base = ["-H", "H", *(["--launcher", "slurm"] if option.dest == "one_agent_per_node" else [])]
+        request, _ = deepspeed.read([*base, option.names[0], *([words] if words else []), "t.py"], {})
+        before, _ = deepspeed.read([*base, "t.py"], {})
+        facts = make_facts(files=FILES)
+        found, without = plan_job(request, facts).remote, plan_job(before, facts).remote
+        assert getattr(found, field) == value
+        assert getattr(without, field) != value
+
+
+def test_where_the_agents_run() -> None:
+    assert _remote(hostfile="H").cwd == "/work/dir"
