@@ -19,10 +19,10 @@ class Process(NamedTuple):
     name: str
 
 
-def find(pid: int) -> Process | None:
-    """The process with that pid, or None when there is none."""
+def find(pid: int, proc: str = "/proc") -> Process | None:
+    """The process with that pid, or None when there is none. `proc`: that of another pid namespace."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        text = Path(f"{proc}/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     name = text[text.index("(") + 1 : text.rindex(")")]

@@ -1,11 +1,13 @@
 """Set up everything the project needs on this machine, then become the given command.
 
-    environment.py [--tests] [--release] [--torch] [--frameworks] [--] command...
+    environment.py [--tests] [--release] [--torch] [--frameworks] [--cluster] [--] command...
 
 Makes a virtual environment in ``.venv`` (or ``$DSL_VENV``), finds or installs a Rust toolchain and a linker,
 builds and installs the package; ``--torch`` adds torch, ``--tests`` the tools of the tests, ``--release``
-those of a release, ``--frameworks`` torch and the training frameworks that are tested with the package.
-What is already there is reused: the second run takes a moment. Uses the standard library only.
+those of a release, ``--frameworks`` torch and the training frameworks that are tested with the package,
+``--cluster`` the programs of the hosts that tests across several nodes start (a cache of the user; nothing of
+it is installed). What is already there is reused: the second run takes a moment. Uses the standard library
+only.
 """
 
 from __future__ import annotations
@@ -208,7 +210,16 @@ def install_torch(python: str) -> None:
     call(python, "-m", "pip", "install", "--quiet", *wanted)
 
 
-def set_up(*, tests: bool, release: bool, torch: bool, frameworks: bool) -> dict[str, str]:
+def prepare_cluster(python: str, env: dict[str, str]) -> None:
+    """What the hosts of `kit/cluster` run. Without root there are no hosts, and the tests say so."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        needed = "root" if os.geteuid() != 0 else "apt-get"
+        say(f"tests across hosts will be skipped: they need {needed}")
+        return
+    call(python, "-m", "kit.cluster", env=env)
+
+
+def set_up(*, tests: bool, release: bool, torch: bool, frameworks: bool, cluster: bool) -> dict[str, str]:
     """Set everything up and return the environment in which to run commands."""
     env = {name: value for name, value in os.environ.items() if name not in {"PYTHONHOME", "PYTHONPATH"}}
     with (ROOT / "pyproject.toml").open("rb") as lock:
@@ -227,6 +238,8 @@ def set_up(*, tests: bool, release: bool, torch: bool, frameworks: bool) -> dict
             install_torch(python)
         if frameworks:
             install_frameworks(python, env, done)
+        if cluster:
+            prepare_cluster(python, env)
         STAMP.write_text(json.dumps(done), encoding="utf-8")
     return env
 
@@ -240,10 +253,19 @@ def main() -> None:
     parser.add_argument(
         "--frameworks", action="store_true", help="with torch and the training frameworks that are tested"
     )
+    parser.add_argument(
+        "--cluster", action="store_true", help="with what the hosts run in tests across nodes (as root)"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    env = set_up(tests=args.tests, release=args.release, torch=args.torch, frameworks=args.frameworks)
+    env = set_up(
+        tests=args.tests,
+        release=args.release,
+        torch=args.torch,
+        frameworks=args.frameworks,
+        cluster=args.cluster,
+    )
     if command:
         try:
             os.execvpe(command[0], command, env)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import hypothesis
 import pytest
+from kit import cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ MARKERS = {
 ALLOWED_SKIPS = (
     "needs an NVIDIA GPU",
     "needs root",
+    "needs apt-get",
     "needs a NUMA machine",
     "needs several CPUs",
     "needs a writable cgroup v2",
@@ -127,6 +129,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("proc", "faults", "cluster", "frameworks"):
             if ROOT / "tests" / name in item.path.parents:
                 item.add_marker(name)
+        if item.get_closest_marker("cluster"):
+            item.add_marker("root")  # which makes the namespaces of the hosts
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
 
@@ -192,7 +196,8 @@ def no_leftovers(request: pytest.FixtureRequest, clean_environ: str, wait_until:
     def gone() -> bool:
         # A process that is just being forked or is inside exec shows no environment, so one look proves nothing.
         nonlocal clean_scans, processes
-        orphans = {pid: _name(pid) for pid in _children() if pid not in children}
+        own = children | cluster.standing()  # a host may be booted in a test, and outlive it
+        orphans = {pid: _name(pid) for pid in _children() if pid not in own}
         processes = _carriers(clean_environ) | orphans
         clean_scans = 0 if processes else clean_scans + 1
         return clean_scans == 3

@@ -1,0 +1,13 @@
+"""Several hosts on one machine, for tests and benches: own network, processes, names and daemons.
+
+    with Cluster(3) as cluster:
+        cluster[0].run(["ssh", "node1", "hostname"])
+
+Needs root, and the packages that `packages.py` unpacks. Nothing is installed on the machine.
+"""
+
+from kit.cluster.cluster import Cluster, standing
+from kit.cluster.host import Host, HostProcess, Running
+from kit.cluster.packages import Missing
+
+__all__ = ["Cluster", "Host", "HostProcess", "Missing", "Running", "standing"]

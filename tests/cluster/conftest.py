@@ -1,0 +1,73 @@
+"""A cluster of three hosts for the tests of this directory, and the proof that each test leaves nothing on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from kit.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conftest import WaitUntil
+
+LEFT_S = 5.0
+"""What a job may take to be gone from every host, once its command has ended."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker(pytest.mark.timeout(120))
+
+
+@pytest.fixture(scope="session")
+def the_cluster() -> Iterator[Cluster]:
+    """Three hosts, booted when the first test asks for them. Tests take `hosts`."""
+    if "CI" not in os.environ:  # there nothing is skipped
+        if _may_not_make_namespaces():
+            pytest.skip("needs root that may make namespaces")
+        if shutil.which("apt-get") is None:
+            pytest.skip("needs apt-get")
+    with Cluster(3) as cluster:
+        yield cluster
+
+
+def _may_not_make_namespaces() -> bool:
+    command = ["unshare", "--net", "--mount", "--pid", "--fork", "--", "true"]
+    return subprocess.run(command, capture_output=True, check=False).returncode != 0
+
+
+@pytest.fixture
+def hosts(the_cluster: Cluster, wait_until: WaitUntil) -> Iterator[Cluster]:
+    """The three hosts: `hosts[0].run([...])`. After the test nothing may be left on any of them.
+
+    A host that the test has crashed, unplugged or frozen is put right again.
+    """
+    the_cluster.restore()
+    yield the_cluster
+    for host in the_cluster:
+        if host.is_up and host.cgroup is not None:
+            host.thaw()
+        if host.is_up and not host.is_plugged:
+            host.plug()
+    try:
+        wait_until(lambda: not the_cluster.leftovers(), timeout_s=LEFT_S)
+    except AssertionError:
+        leftovers = the_cluster.leftovers()
+        for host in leftovers:
+            host.crash()
+        listing = "; ".join(f"{host}: {', '.join(some)}" for host, some in leftovers.items())
+        pytest.fail(f"the test left processes behind: {listing}")
+    finally:
+        the_cluster.restore()
+
+
+@pytest.fixture
+def pdsh(hosts: Cluster) -> dict[str, str]:
+    """The variables that make pdsh use ssh; it is installed on every host."""
+    return {"PDSH_RCMD_TYPE": "ssh"}
