@@ -204,6 +204,7 @@ class LaunchSpec:
         line_files: Sequence[tuple[Literal[1, 2], _Path, Sequence[str | bytes]]] | None = None,
         partial_after_s: float | None = 1.0,
         inherits: bool = False,
+        tells_signals: bool = False,
     ) -> Self:
         """``env``: environment of every worker (default: this process's, now).
 
@@ -220,6 +221,11 @@ class LaunchSpec:
         (1 for stdout or 2 for stderr, path, words): lines that hold one of the words are copied to the path;
         ``partial_after_s``: seconds without output after which an unfinished line is shown where there is no
         terminal, twice as long if it goes on (None: never).
+
+        ``tells_signals``: a signal to the job (see `Guard`) does nothing by itself. `SignalReceived` tells
+        of it, with what would have been done; the caller acts by `Supervisor.signal`, ``stop`` and ``kill``.
+        The guard does not know of that: it kills an agent that does not end in the time that a stop leaves.
+
         Raises `SpecError`.
         """
     def __len__(self) -> int: ...
@@ -244,6 +250,8 @@ class LaunchSpec:
     def partial_after_s(self) -> float | None: ...
     @property
     def inherits(self) -> bool: ...
+    @property
+    def tells_signals(self) -> bool: ...
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
@@ -379,7 +387,11 @@ class SignalReceived:
     def signum(self) -> int: ...
     @property
     def action(self) -> Literal["forward", "stop", "preempt", "reopen", "ignore"]:
-        """What is done about it; ``ignore`` for a first stop signal to a job that is ending already."""
+        """What is done about it; ``ignore`` for a first stop signal to a job that is ending already.
+
+        With `LaunchSpec.tells_signals` it is what would have been done, if the same had been done about all
+        before it: a stop signal after the first is ``stop`` again, because it insists.
+        """
     @property
     def from_terminal(self) -> bool: ...
     def to_dict(self) -> dict[str, Any]:

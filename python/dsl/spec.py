@@ -52,6 +52,7 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
         collapse=plan.collapse,
         line_files=plan.line_files,
         partial_after_s=plan.partial_after_s,
+        tells_signals=plan.tells_signals,
     )
 
 

@@ -71,6 +71,7 @@ def guarded(
     preempt_grace_s: float | None = None,
     groups: int = 1,
     before: tuple[str, ...] = (),
+    acts: list[str | None] | None = None,
 ) -> Iterator[Guarded]:
     """The program with workers that do `words` once all of them have told of themselves."""
     job = {
@@ -81,6 +82,7 @@ def guarded(
         "argv": words,
         "groups": groups,
         "gate": str(directory / "gate"),
+        "acts": acts,
     }
     with running([*before, sys.executable, str(PROGRAM), json.dumps(job)], directory) as command:
         yield Guarded(command, directory)
@@ -239,6 +241,56 @@ def test_a_guard_that_dies_between_two_groups_takes_the_next_with_it(testchild: 
         gate.unlink()
         until(lambda: command.job.left() == [])
         assert [event["reason"] for event in command.told("Stopping")] == ["guard_lost"]
+
+
+def test_signals_that_are_only_told_reach_no_worker_and_whoever_is_told_acts(
+    testchild: Path, tmp_path: Path
+) -> None:
+    """The first stop is answered by nothing, the second by a stop, the third by a kill."""
+    words = worker(testchild, tmp_path, "USR1,USR2,TERM", "pause")
+    table: dict[int, str] = {USR1: "preempt", USR2: "forward", TERM: "stop"}
+    told = [(USR2, "forward"), (USR1, "preempt"), (TERM, "stop"), (TERM, "stop"), (TERM, "stop")]
+    with guarded(tmp_path, words, table, acts=[None, "stop", "kill"], preempt_grace_s=0.0) as command:
+        command.job.ready(2)
+        for count, (number, _) in enumerate(told[:3], start=1):
+            command.send(number)
+            until(lambda count=count: len(command.signals()) == count)  # type: ignore[misc]
+        assert command.told("Stopping") == []
+        command.preempt(TERM, 2)
+        command.send(TERM)
+        assert command.job.wait() == 0, command.job.stderr()
+        assert command.signals() == told
+        assert (command.caught(USR1), command.caught(USR2), command.caught(TERM)) == (0, 0, 2)
+        assert command.told("Stopping") == [{"reason": "request", "signum": TERM, "grace_s": LONG_S}]
+        assert [one["status"] for one in command.told("Exited")] == [KILLED] * 2
+        assert command.told("Ended")[0]["stop_signal"] is None
+
+
+def test_copies_of_a_signal_that_is_only_told_are_one(testchild: Path, tmp_path: Path) -> None:
+    """Guard and agent get it alike, as from srun; the second time somebody insists."""
+    words = worker(testchild, tmp_path, "TERM", "pause")
+    with guarded(tmp_path, words, {TERM: "stop"}, acts=[None, "kill"]) as command:
+        command.job.ready(2)
+        both = [str(command.job.guard), str(command.job.agent())]
+        subprocess.run(["/bin/kill", "-TERM", *both], check=True)
+        until(command.signals)
+        subprocess.run(["/bin/kill", "-TERM", *both], check=True)
+        assert command.job.wait() == 0, command.job.stderr()
+        assert command.signals() == [(TERM, "stop")] * 2
+        assert command.caught(TERM) == 0
+
+
+@pytest.mark.parametrize("target", ["guard", "agent"])
+def test_a_dead_guard_or_agent_ends_also_a_group_whose_signals_are_only_told(
+    target: str, testchild: Path, tmp_path: Path
+) -> None:
+    """G1."""
+    words = worker(testchild, tmp_path, "TERM", "pause")
+    with guarded(tmp_path, words, {TERM: "stop"}, acts=[]) as command:
+        command.job.ready(2)
+        os.kill(command.job.guard if target == "guard" else command.job.agent(), signal.SIGKILL)
+        command.job.wait()
+        until(lambda: command.job.left() == [])
 
 
 def test_a_named_signal_that_nohup_ignores_stays_ignored(testchild: Path, tmp_path: Path) -> None:

@@ -47,6 +47,12 @@ def test_what_is_done_with_all_output_is_passed_on() -> None:
     assert (spec.log_max_bytes, spec.collapse, spec.line_files) == (7, True, [(1, "/f", [b"x"])])
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_whether_signals_are_only_told_is_passed_on(*, told: bool) -> None:
+    spec = launch_spec(replace(_plan(_worker(0)), tells_signals=told), stdin_is_terminal=False)
+    assert spec.tells_signals is told
+
+
 def test_a_worker_keeps_its_arguments_environment_binding_and_prefix() -> None:
     bound = _worker(1, cpus=(2, 3), mempolicy=("bind", (1,)), prefix="[1] ", keep_fds=(7,))
     spec = launch_spec(replace(_plan(_worker(0), bound), binding="wanted"), stdin_is_terminal=False)

@@ -1,8 +1,9 @@
 """Runs groups of workers under a guard, as a command does, and prints each event as a line of JSON.
 
 argv[1] is the job as JSON: {"signals": {number: meaning} or null, "preempt_grace_s": seconds or null, "grace_s":
-seconds, "workers": N, "argv": [...], "groups": N, "gate": path}. Between two groups it makes the file ``gate`` and
-waits until somebody has removed it.
+seconds, "workers": N, "argv": [...], "groups": N, "gate": path, "acts": null or ["stop", "kill" or null, ...]}.
+Between two groups it makes the file ``gate`` and waits until somebody has removed it. With ``acts`` signals are only
+told, and each stop signal in turn is answered by one of them.
 """
 
 from __future__ import annotations
@@ -52,11 +53,16 @@ def tell(kind: str, told: dict[str, object]) -> None:
     print(json.dumps({"kind": kind, **told}), flush=True)
 
 
-def listen(supervisor: Supervisor, timeout_s: float | None = None) -> bool:
-    """Print the next events; true after the last of a group."""
+def listen(
+    supervisor: Supervisor, timeout_s: float | None = None, acts: list[str | None] | None = None
+) -> bool:
+    """Print the next events and answer stop signals; true after the last of a group."""
     events = supervisor.wait(timeout_s)
     for event in events:
         tell(type(event).__name__, facts(event))
+        act = acts.pop(0) if acts and isinstance(event, SignalReceived) and event.action == "stop" else None
+        if act is not None:
+            getattr(supervisor, act)()
     return any(isinstance(event, Ended) for event in events)
 
 
@@ -79,8 +85,9 @@ def agent(guard: Guard, job: dict[str, Any]) -> None:
     for number in range(job["groups"]):
         if number:
             wait_at(job["gate"], supervisor)
-        supervisor.start(LaunchSpec(workers, grace_s=job["grace_s"]))
-        while not listen(supervisor):
+        acts = job["acts"]
+        supervisor.start(LaunchSpec(workers, grace_s=job["grace_s"], tells_signals=acts is not None))
+        while not listen(supervisor, acts=acts):
             pass
 
 

@@ -158,6 +158,8 @@ class NodePlan:
     """The signal that announces the end."""
     preempt_grace_s: float | None = None
     """Seconds between it and the kill; None: as ``grace_s``."""
+    tells_signals: bool = False
+    """A signal to the job is only told to whoever listens, and reaches no worker."""
 
     @property
     def has_log_files(self) -> bool:

@@ -140,7 +140,7 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, inherits = false))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, inherits = false, tells_signals = false))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of a Python constructor"
@@ -157,6 +157,7 @@ impl LaunchSpec {
         line_files: Option<&Bound<'_, PyAny>>,
         partial_after_s: Option<f64>,
         inherits: bool,
+        tells_signals: bool,
     ) -> PyResult<Self> {
         let workers = each(workers, |worker| Ok(worker.cast::<WorkerSpec>()?.get().0.clone()))?;
         let Some((_, on_failure)) = POLICIES.iter().find(|(name, _)| *name == on_failure) else {
@@ -191,6 +192,7 @@ impl LaunchSpec {
                 line_files: self::line_files(line_files)?,
                 partial_after: partial_after_s.map(seconds).transpose()?,
             },
+            tells_signals,
         };
         spec.validate().map_err(spec_error)?;
         Ok(Self(Arc::new(spec)))
@@ -254,6 +256,11 @@ impl LaunchSpec {
         self.0.inherits
     }
 
+    #[getter]
+    fn tells_signals(&self) -> bool {
+        self.0.tells_signals
+    }
+
     /// Values of variables may be secret, and are not shown.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut call = Call::new(py, "LaunchSpec".to_owned());
@@ -267,6 +274,7 @@ impl LaunchSpec {
         call.keyword("line_files", self.line_files(py), Vec::new())?;
         call.keyword("partial_after_s", self.partial_after_s(), Some(1.0))?;
         call.keyword("inherits", self.inherits(), false)?;
+        call.keyword("tells_signals", self.tells_signals(), false)?;
         Ok(call.finish())
     }
 }
@@ -283,6 +291,7 @@ impl PartialEq for LaunchSpec {
             grace,
             binding,
             logs,
+            tells_signals,
         } = &*self.0;
         let other = &*other.0;
         workers.len() == other.workers.len()
@@ -297,6 +306,7 @@ impl PartialEq for LaunchSpec {
             && *grace == other.grace
             && *binding == other.binding
             && *logs == other.logs
+            && *tells_signals == other.tells_signals
     }
 }
 

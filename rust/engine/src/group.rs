@@ -89,10 +89,26 @@ pub(crate) struct Group {
     pending: usize,
     running: usize,
     stop_signal: Option<i32>,
+    /// `None`: signals to the job are acted upon.
+    told: Option<Told>,
+}
+
+/// What the owner was told of signals to the job, which do nothing by themselves.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    /// How near its end they would have brought the group.
+    moment: Moment,
+    /// The first by which the user wants the job to end.
+    signal: Option<i32>,
 }
 
 impl Group {
-    pub(crate) fn new(workers: usize, on_failure: OnFailure, grace: Duration) -> Self {
+    /// `tells_signals`: a signal to the job changes nothing but what the next one means.
+    pub(crate) fn new(workers: usize, on_failure: OnFailure, grace: Duration, tells_signals: bool) -> Self {
+        let untold = Told {
+            moment: Moment::Running,
+            signal: None,
+        };
         Self {
             phase: Phase::Running,
             on_failure,
@@ -100,6 +116,7 @@ impl Group {
             pending: workers,
             running: 0,
             stop_signal: None,
+            told: tells_signals.then_some(untold),
         }
     }
 
@@ -115,16 +132,27 @@ impl Group {
 
     /// How near its end a signal finds the group.
     pub(crate) fn moment(&self) -> Moment {
-        match self.phase {
+        let moment = match self.phase {
             Phase::Running => Moment::Running,
             Phase::Stopping { preempted: true, .. } => Moment::Preempted,
             _ => Moment::Ending,
-        }
+        };
+        self.told.map_or(moment, |told| told.moment.max(moment))
     }
 
     /// The signal by which the user ended the job.
     pub(crate) fn stop_signal(&self) -> Option<i32> {
         self.stop_signal
+    }
+
+    /// The signal by which the user wants the job to end, whether the group ends by it or its owner was told.
+    pub(crate) fn wanted_end(&self) -> Option<i32> {
+        self.stop_signal.or(self.told?.signal)
+    }
+
+    /// Whether signals to the job are only told to the owner.
+    pub(crate) fn tells_signals(&self) -> bool {
+        self.told.is_some()
     }
 
     /// When [`Input::Tick`] has something to do next.
@@ -138,6 +166,21 @@ impl Group {
 
     /// Takes one input; the actions are to be carried out in order.
     pub(crate) fn step(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        if let Some(told) = &mut self.told {
+            let heard = match input {
+                Input::Stop {
+                    reason: StopReason::Signal(number),
+                    ..
+                } => Some((number, Moment::Ending)),
+                Input::Preempt { signal, .. } => Some((signal, Moment::Preempted)),
+                _ => None,
+            };
+            if let Some((number, moment)) = heard {
+                told.moment = told.moment.max(moment);
+                told.signal.get_or_insert(number);
+                return Vec::new();
+            }
+        }
         match input {
             Input::Started => {
                 self.pending -= 1;

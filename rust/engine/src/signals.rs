@@ -172,7 +172,7 @@ fn check(signal: i32) -> Result<(), Refusal> {
 }
 
 /// How far a group is from its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Moment {
     /// It runs.
     Running,

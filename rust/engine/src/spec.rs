@@ -236,6 +236,8 @@ pub struct LaunchSpec {
     pub binding: Strictness,
     /// What is done with the workers' output.
     pub logs: LogOptions,
+    /// A signal to the job is told to the owner, and nothing is done about it.
+    pub tells_signals: bool,
 }
 
 /// Why a spec cannot be started as written.
@@ -352,6 +354,7 @@ mod tests {
             grace: Duration::ZERO,
             binding: Strictness::Required,
             logs: LogOptions::default(),
+            tells_signals: false,
         };
         launch.validate()
     }

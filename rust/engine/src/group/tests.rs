@@ -37,7 +37,7 @@ struct Scene {
 impl Scene {
     fn with(workers: usize, on_failure: OnFailure, grace: Duration) -> Self {
         Self {
-            group: Group::new(workers, on_failure, grace),
+            group: Group::new(workers, on_failure, grace, false),
             zero: Instant::now(),
         }
     }
@@ -484,4 +484,66 @@ fn a_death_after_the_end_is_no_reason_to_look_at_the_tree_again() {
     scene.step(0, KILL);
     scene.is(5_000, Input::Tick, &[Action::End { survivors: true }]);
     scene.is(5_001, FAILED, &[]);
+}
+
+/// A running group whose owner decides what a signal does.
+fn telling(workers: usize) -> Scene {
+    let mut scene = Scene::with(workers, OnFailure::Report, GRACE);
+    scene.group = Group::new(workers, OnFailure::Report, GRACE, true);
+    for _ in 0..workers {
+        scene.is(0, Input::Started, &[]);
+    }
+    scene
+}
+
+#[test]
+fn a_signal_that_is_only_told_changes_what_the_next_one_means_and_nothing_else() {
+    let mut scene = telling(2);
+    for (input, moment) in [
+        (preempt(500), Moment::Preempted),
+        (signalled(libc::SIGTERM), Moment::Ending),
+        (signalled(libc::SIGINT), Moment::Ending),
+        (preempt(500), Moment::Ending),
+    ] {
+        scene.is(10, input, &[]);
+        assert_eq!(scene.group.moment(), moment, "{input:?}");
+    }
+    assert_eq!(scene.group.next_tick(), None);
+    assert_eq!(scene.group.stop_signal(), None);
+    assert_eq!(scene.group.wanted_end(), Some(libc::SIGUSR1));
+    scene.is(20, CLEAN, &[]);
+    scene.is(30, CLEAN, &[Action::CheckTree]);
+    scene.is(30, GONE, &[END]);
+    assert_eq!(scene.group.stop_signal(), None);
+}
+
+#[test]
+fn a_signal_that_is_only_told_leaves_workers_to_be_started() {
+    let mut scene = Scene::with(2, OnFailure::Stop, GRACE);
+    scene.group = Group::new(2, OnFailure::Stop, GRACE, true);
+    scene.is(0, signalled(libc::SIGTERM), &[]);
+    assert!(scene.group.may_start());
+}
+
+#[test]
+fn whoever_is_told_of_signals_stops_and_kills_as_ever_and_so_does_a_lost_guard() {
+    let mut scene = telling(1);
+    scene.is(0, signalled(libc::SIGTERM), &[]);
+    let stopping = report(StopReason::Request, libc::SIGTERM, Duration::from_millis(400));
+    let stop = Input::Stop {
+        reason: StopReason::Request,
+        signal: libc::SIGTERM,
+        grace: Duration::from_millis(400),
+    };
+    scene.is(100, stop, &[stopping, Action::Broadcast(libc::SIGTERM)]);
+    scene.next_tick_is(500);
+    scene.is(200, signalled(libc::SIGTERM), &[]);
+    scene.next_tick_is(500);
+    scene.is(300, KILL, &[FIRST_KILL]);
+    assert_eq!(scene.group.stop_signal(), None);
+    let lost = Input::Kill {
+        reason: StopReason::GuardLost,
+    };
+    let killing = report(StopReason::GuardLost, libc::SIGKILL, Duration::ZERO);
+    telling(1).is(0, lost, &[killing, FIRST_KILL]);
 }

@@ -68,6 +68,7 @@ fn start_watched(
         grace: Duration::ZERO,
         binding: Strictness::Required,
         logs: LogOptions::default(),
+        tells_signals: false,
     };
     let context = AttemptContext {
         env,

@@ -93,7 +93,7 @@ impl Supervisor {
         let Some(job) = &mut self.job else { return };
         let abandoned = job.abandon(SystemTime::now(), &self.poller);
         self.events.extend(abandoned.into_iter().map(Event::Exited));
-        let is_stopped = job.group.stop_signal().or(self.early_stop).is_some();
+        let is_stopped = job.group.wanted_end().or(self.early_stop).is_some();
         match &mut self.mux {
             Some(mux) => mux.finish(Finish {
                 tail_of: job.first_failure.as_ref().map(|exit| exit.worker),
@@ -120,9 +120,9 @@ impl Supervisor {
 
     fn ended(&mut self, tail: Vec<u8>) {
         let Some(job) = self.job.take() else { return };
-        let stop_signal = job.group.stop_signal().or(self.early_stop);
-        if stop_signal.is_some() {
-            self.consoles.end_waiting(stop_signal);
+        let wanted_end = job.group.wanted_end().or(self.early_stop);
+        if wanted_end.is_some() {
+            self.consoles.end_waiting(wanted_end);
         }
         self.events.push(Event::Ended {
             first_failure: job.first_failure,

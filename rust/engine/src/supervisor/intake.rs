@@ -87,7 +87,7 @@ impl Supervisor {
             Verdict::Forward => self.forward(received),
             Verdict::Stop | Verdict::Preempt => self.stop_for(received, verdict),
             Verdict::Hurry => {
-                if let Some(mux) = &self.mux {
+                if let Some(mux) = self.mux.as_ref().filter(|_| !self.only_tells()) {
                     mux.hurry();
                 }
                 self.stop_for(received, verdict);
@@ -99,6 +99,11 @@ impl Supervisor {
     fn is_to_end(&self, signal: i32) -> bool {
         let meaning = self.link.as_ref().and_then(|link| link.table.meaning(signal));
         matches!(meaning, Some(Meaning::Stop | Meaning::Preempt))
+    }
+
+    /// The group's owner decides what a signal does.
+    fn only_tells(&self) -> bool {
+        self.job.as_ref().is_some_and(|job| job.group.tells_signals())
     }
 
     /// Nothing of the job is left but what its workers have said.
@@ -145,7 +150,10 @@ impl Supervisor {
     /// A group that ends for another reason than a signal may be followed by another attempt, which is not to be.
     fn remember(&mut self, signal: i32) {
         let group = self.job.as_ref().map(|job| &job.group);
-        if self.is_to_end(signal) && group.is_none_or(|group| group.stop_signal().is_none()) {
+        if self.is_to_end(signal)
+            && !self.only_tells()
+            && group.is_none_or(|group| group.stop_signal().is_none())
+        {
             self.early_stop.get_or_insert(signal);
         }
     }
@@ -179,6 +187,9 @@ impl Supervisor {
     }
 
     fn forward(&self, received: Received) {
+        if self.only_tells() {
+            return;
+        }
         if let Some(mux) = self.mux.as_ref().filter(|_| received.signal == libc::SIGWINCH) {
             // The workers hear of it when it is so.
             mux.resize(received.from_terminal);

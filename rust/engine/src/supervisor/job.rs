@@ -63,7 +63,12 @@ impl Job {
         };
         Self {
             workers: spec.workers.iter().map(|_| pending()).collect(),
-            group: Group::new(spec.workers.len(), spec.on_failure, spec.grace),
+            group: Group::new(
+                spec.workers.len(),
+                spec.on_failure,
+                spec.grace,
+                spec.tells_signals,
+            ),
             spec,
             env,
             leaders: Vec::new(),

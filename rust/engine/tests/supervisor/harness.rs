@@ -60,6 +60,7 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
         grace: GRACE,
         binding: Strictness::Required,
         logs: LogOptions::default(),
+        tells_signals: false,
     }
 }
 

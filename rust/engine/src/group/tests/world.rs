@@ -57,9 +57,9 @@ struct World {
 }
 
 impl World {
-    fn new(workers: usize, on_failure: OnFailure, grace: Duration, immortal: bool) -> Self {
+    fn new(workers: usize, on_failure: OnFailure, grace: Duration, immortal: bool, tells: bool) -> Self {
         Self {
-            group: Group::new(workers, on_failure, grace),
+            group: Group::new(workers, on_failure, grace, tells),
             now: Instant::now(),
             pending: workers,
             running: Vec::new(),
@@ -82,7 +82,17 @@ impl World {
 
     fn feed(&mut self, input: Input) {
         let over = self.has_ended();
+        let is_told = self.group.tells_signals()
+            && matches!(
+                input,
+                Input::Preempt { .. }
+                    | Input::Stop {
+                        reason: StopReason::Signal(_),
+                        ..
+                    }
+            );
         let heeded = match input {
+            _ if is_told => None,
             Input::Stop { grace, .. } if !over => Some(grace),
             Input::Preempt { grace, .. } if !self.is_ending() => Some(grace),
             _ => None,
@@ -91,6 +101,7 @@ impl World {
             self.deadline = Some((self.now + grace).min(self.deadline.unwrap_or(self.now + grace)));
         }
         let actions = self.group.step(self.now, input);
+        assert!(!is_told || actions.is_empty(), "{actions:?} for {input:?}");
         assert!(!over || actions.is_empty(), "{actions:?} after the end");
         for action in actions {
             self.actions.push(action);
@@ -165,7 +176,7 @@ impl World {
             }
             Event::LeaveStray { obeys } if !self.running.is_empty() => self.strays.push(obeys),
             Event::Stop { reason, grace_ms } => {
-                if let StopReason::Signal(number) = reason {
+                if let (StopReason::Signal(number), false) = (reason, self.group.tells_signals()) {
                     self.first_signal.get_or_insert(number);
                 }
                 self.feed(Input::Stop {
@@ -175,7 +186,7 @@ impl World {
                 });
             }
             Event::Preempt { grace_ms } => {
-                if !self.is_ending() {
+                if !self.is_ending() && !self.group.tells_signals() {
                     self.first_signal.get_or_insert(libc::SIGUSR1);
                     self.preempted = true;
                 }
@@ -258,10 +269,11 @@ proptest! {
         report in any::<bool>(),
         grace_ms in 0..4_000u64,
         immortal in any::<bool>(),
+        tells in any::<bool>(),
         events in prop::collection::vec(event(), 0..60),
     ) {
         let on_failure = if report { OnFailure::Report } else { OnFailure::Stop };
-        let mut world = World::new(workers, on_failure, Duration::from_millis(grace_ms), immortal);
+        let mut world = World::new(workers, on_failure, Duration::from_millis(grace_ms), immortal, tells);
         for event in events {
             let was_over = world.has_ended();
             world.happen(event);
@@ -280,7 +292,7 @@ proptest! {
         delays in prop::collection::vec((0..2_000u64, 0..60_000u64), 0..6),
     ) {
         let grace = Duration::from_millis(grace_ms);
-        let mut world = World::new(workers, OnFailure::Stop, GRACE, false);
+        let mut world = World::new(workers, OnFailure::Stop, GRACE, false, false);
         for _ in 0..workers {
             world.happen(Event::Start { obeys: false });
         }

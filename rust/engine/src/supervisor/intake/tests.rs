@@ -58,6 +58,7 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         grace: GRACE,
         binding: Strictness::Required,
         logs: LogOptions::default(),
+        tells_signals: false,
     }
 }
 
@@ -101,6 +102,16 @@ impl Scene {
     fn start(&mut self, scripts: &[&str]) {
         self.events.clear();
         self.supervisor.start(Arc::new(group(scripts))).unwrap();
+    }
+
+    /// A group whose owner decides what a signal does.
+    fn start_telling(&mut self, scripts: &[&str]) {
+        self.events.clear();
+        let spec = LaunchSpec {
+            tells_signals: true,
+            ..group(scripts)
+        };
+        self.supervisor.start(Arc::new(spec)).unwrap();
     }
 
     fn hear(&mut self, signal: i32) {
@@ -378,4 +389,80 @@ fn a_stop_that_comes_directly_and_through_the_guard_leaves_the_grace() {
         assert_eq!(scene.end(), (Some(libc::SIGTERM), None));
         assert_eq!(scene.endings(), [(0, killed(), true)]);
     }
+}
+
+#[test]
+fn a_group_whose_owner_is_told_of_signals_gets_none_of_them() {
+    let mut scene = Scene::new(Some(Duration::from_secs(600)), parent());
+    scene.start_telling(&[DEAF]);
+    scene.until(|scene| scene.said(0).contains("ready"));
+    let heard = [
+        (libc::SIGUSR2, SignalAction::Forward),
+        (libc::SIGUSR1, SignalAction::Preempt),
+        (libc::SIGTERM, SignalAction::Stop),
+        (libc::SIGTERM, SignalAction::Stop),
+        (libc::SIGHUP, SignalAction::Stop),
+    ];
+    for (signal, _) in heard {
+        scene.hear(signal);
+    }
+    scene.until(|scene| scene.signals() == heard);
+    assert_eq!(scene.stops(), []);
+    // Forwarded to nobody that is ending, and no news.
+    scene.hear(libc::SIGUSR2);
+    scene.hear(libc::SIGUSR1);
+    scene.supervisor.signal(libc::SIGUSR1, None);
+    scene.until(|scene| scene.said(0).ends_with("usr1\n"));
+    scene.supervisor.stop(libc::SIGTERM, None);
+    scene.until(|scene| scene.said(0).ends_with("term\n"));
+    assert_eq!(scene.said(0), "ready\nusr1\nterm\n");
+    scene.hear(libc::SIGTERM);
+    scene.supervisor.kill();
+    assert_eq!(scene.end(), (None, None));
+    assert_eq!(scene.signals().len(), heard.len() + 1);
+    assert_eq!(scene.stops(), [(StopReason::Request, libc::SIGTERM, GRACE)]);
+    // Nor the group after it.
+    scene.start(&["exit 0"]);
+    assert_eq!(scene.end(), (None, None));
+    assert_eq!(scene.endings(), [(0, Ending::Code(0), false)]);
+}
+
+#[test]
+fn a_first_stop_to_a_group_that_its_owner_stops_is_told_as_one_that_changes_nothing() {
+    let mut scene = Scene::new(None, parent());
+    scene.start_telling(&[DEAF]);
+    scene.until(|scene| scene.said(0).contains("ready"));
+    scene.supervisor.stop(libc::SIGTERM, None);
+    scene.hear(libc::SIGTERM);
+    scene.hear(libc::SIGTERM);
+    let (ignore, stop) = (SignalAction::Ignore, SignalAction::Stop);
+    scene.until(|scene| scene.signals() == [(libc::SIGTERM, ignore), (libc::SIGTERM, stop)]);
+    assert!(!scene.has_killed());
+    scene.supervisor.kill();
+    assert_eq!(scene.end(), (None, None));
+}
+
+#[test]
+fn a_signal_before_a_group_whose_owner_is_told_stops_nobody() {
+    let mut scene = Scene::new(None, parent());
+    scene.hear(libc::SIGTERM);
+    scene.events.extend(scene.supervisor.take_events());
+    assert_eq!(scene.signals(), [(libc::SIGTERM, SignalAction::Stop)]);
+    scene.start_telling(&["exit 0"]);
+    assert_eq!(scene.end(), (None, None));
+    assert_eq!(scene.endings(), [(0, Ending::Code(0), false)]);
+    assert_eq!(scene.stops(), []);
+    scene.start(&["exit 0"]);
+    assert_eq!(scene.end(), (None, None));
+}
+
+/// G1, where a guard cannot be watched through a descriptor.
+#[test]
+fn a_lost_guard_ends_also_a_group_whose_owner_is_told_of_signals() {
+    let mut scene = Scene::new(None, std::process::id() as i32);
+    scene.start_telling(&[DEAF]);
+    scene.until(|scene| scene.said(0).contains("ready"));
+    scene.hear(64);
+    assert_eq!(scene.end(), (None, None));
+    assert_eq!(scene.endings(), [(0, killed(), true)]);
 }
