@@ -1,0 +1,217 @@
+"""No option of `dsl` is lost on its way to a host, whatever starts the agent there (G5)."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from tests.support.machine import make_facts
+
+from dsl.agent.planner import Planner
+from dsl.cli import deepspeed
+from dsl.cli.options_deepspeed import COMMAND_LINE
+from dsl.control.messages import Assignment, message_from_bytes, message_to_bytes
+from dsl.errors import UnsupportedError
+from dsl.model.job import Meeting
+from dsl.model.outcome import Membership
+from dsl.model.remote import LAUNCHERS
+from dsl.plan.job import JobPlan, plan_job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.cli.options import Option
+    from dsl.facts import Facts
+    from dsl.model.job import Job
+    from dsl.model.node import NodePlan
+
+HOSTS = "here slots=4\nthere slots=4\n"
+FEWER_HOSTS = "here slots=2\nthere slots=2\n"
+
+
+class Case(NamedTuple):
+    """One option: a value that fits, and what else has to be said."""
+
+    value: str = ""
+    with_: str = ""
+
+
+IN_THE_JOB = {
+    "master_port": Case("29501"),
+    "master_addr": Case("10.0.0.2"),
+    "module": Case(),
+    "no_python": Case(),
+    "no_local_rank": Case(),
+    "bind_cores_to_rank": Case(),
+    "bind_core_list": Case("0-3", with_="--bind_cores_to_rank"),
+    "enable_each_rank_log": Case("logs"),
+    "save_pid": Case(),
+    "log_level": Case("debug"),
+    "quiet": Case(),
+    "grace": Case("7"),
+    "log_dir": Case("d"),
+    "redirects": Case("0:1"),
+    "tee": Case("3"),
+    "local_ranks_filter": Case("0"),
+    "duplicate_stdout_filters": Case("a"),
+    "duplicate_stderr_filters": Case("b"),
+    "tag_output": Case("always"),
+    "collapse": Case(),
+    "partial_after": Case("never"),
+    "stdin": Case("none"),
+    "log_max_size": Case("64K", with_="--log-dir d"),
+    "bind": Case("auto"),
+    "bind_strict": Case(with_="--bind auto"),
+    "mem_policy": Case("local", with_="--bind auto"),
+    "report_bindings": Case(),
+}
+CHOOSES_HOSTS = {
+    "hostfile": Case("/fewer"),
+    "include": Case("here:1,3@there:0,2"),
+    "exclude": Case("there:0"),
+    "num_nodes": Case("1", with_="--force_multi"),
+    "num_gpus": Case("3"),
+    "force_multi": Case(with_="--num_nodes 1"),
+}
+IS_TOLD_THE_LAUNCHER = {
+    "no_ssh_check": Case(),
+    "launcher_args": Case("x 'y z'"),
+    "ssh_port": Case("6"),
+    "venv_script": Case("v"),
+    "heartbeat": Case("3"),
+}
+EXCEPTIONS = {
+    "launcher": "each test goes through all of its words",
+    "one_agent_per_node": "the two launchers that have one agent a node in any case need not be told",
+    "no_ssh": "no host is reached then",
+    "node_rank": "it counts with --no_ssh alone",
+    "dry_run": "nothing is started",
+    "dry_run_json": "nothing is started",
+    "min_elastic_nodes": "it counts with --elastic_training alone",
+    "max_elastic_nodes": "it counts with --elastic_training alone",
+}
+REFUSED = {
+    "elastic_training": Case(with_="--master_addr 10.0.0.2"),
+    "autotuning": Case("run"),
+}
+OPTIONS: dict[str, Option] = {option.dest: option for option in COMMAND_LINE.options}
+
+every_launcher = pytest.mark.parametrize("launcher", LAUNCHERS)
+
+
+class Conducted:
+    """A meeting as the head makes it, where the job leaves something open."""
+
+    def __init__(self, job: Job, node_rank: int) -> None:
+        self._job = job
+        self._node_rank = node_rank
+
+    def meet(self, attempt: int, local_world_size: int) -> Meeting:
+        asked = self._job.meeting
+        sizes = tuple(len(host.slots) for host in self._job.hosts)
+        assert sizes[self._node_rank] == local_world_size
+        address = asked.address or "10.0.0.1"
+        return Meeting(attempt, self._node_rank, sizes, address, asked.port or 29500)
+
+    def membership(self) -> Membership:
+        return Membership(len(self._job.hosts))
+
+
+def machine() -> Facts:
+    return make_facts(cuda=4, files={"/hosts": HOSTS, "/fewer": FEWER_HOSTS})
+
+
+def planned(launcher: str, *words: str) -> JobPlan:
+    """What the launching host decides."""
+    hosts = [] if "--hostfile" in words else ["--hostfile", "/hosts"]
+    request, _ = deepspeed.read(["--launcher", launcher, *hosts, *words, "t.py", "--x"], {})
+    return plan_job(request, machine())
+
+
+def words_of(dest: str, case: Case) -> list[str]:
+    option = OPTIONS[dest]
+    assert option.is_flag == (not case.value)
+    name = next(name for name in option.names if name[:2] == "--")
+    return [*case.with_.split(), name, *([case.value] if case.value else [])]
+
+
+def without_and_with(launcher: str, dest: str, case: Case) -> tuple[JobPlan, JobPlan]:
+    return planned(launcher, *case.with_.split()), planned(launcher, *words_of(dest, case))
+
+
+def arrived(job: Job) -> Job:
+    """The job as an agent reads it from the bytes that the head sends."""
+    message = message_from_bytes(message_to_bytes(Assignment("0", job, 1)))
+    assert isinstance(message, Assignment)
+    return message.job
+
+
+def node_plans(job: Job) -> list[NodePlan]:
+    """What each host starts."""
+    ranks = range(len(job.hosts))
+    return [Planner(JobPlan(job, rank), machine(), Conducted(job, rank)).plan(0) for rank in ranks]
+
+
+def table(cases: dict[str, Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("dest, case", cases.items(), ids=list(cases))
+
+
+def test_every_option_has_its_row() -> None:
+    tables: Sequence[Sequence[str]] = [
+        [*one] for one in (IN_THE_JOB, CHOOSES_HOSTS, IS_TOLD_THE_LAUNCHER, EXCEPTIONS, REFUSED)
+    ]
+    assert sorted(chain(*tables)) == sorted(OPTIONS)
+    unsaid = {"elastic_training", "min_elastic_nodes", "max_elastic_nodes"}
+    assert {dest for dest, one in OPTIONS.items() if one.scope == "job"} == {*IN_THE_JOB} | unsaid
+
+
+@every_launcher
+@table(IN_THE_JOB)
+def test_an_option_of_the_job_decides_on_every_host_what_it_decides_here(
+    dest: str, case: Case, launcher: str
+) -> None:
+    before, after = without_and_with(launcher, dest, case)
+    assert after.remote is not None
+    assert after.remote.launcher == launcher
+    here, there, unasked = node_plans(after.job), node_plans(arrived(after.job)), node_plans(before.job)
+    assert there == here
+    assert [one != other for one, other in zip(there, unasked, strict=True)] == [True, True]
+
+
+@every_launcher
+@table({**IN_THE_JOB, **CHOOSES_HOSTS})
+def test_all_launchers_start_the_same_workers(dest: str, case: Case, launcher: str) -> None:
+    jobs = [planned(one, *words_of(dest, case)).job for one in ("ssh", launcher)]
+    assert node_plans(arrived(jobs[1])) == node_plans(jobs[0])
+
+
+@every_launcher
+@table(CHOOSES_HOSTS)
+def test_an_option_that_chooses_hosts_and_slots_does_so(dest: str, case: Case, launcher: str) -> None:
+    before, after = without_and_with(launcher, dest, case)
+    assert after.remote is not None
+    if dest == "force_multi":
+        assert before.remote is None
+        return
+    assert after.job.hosts != before.job.hosts
+    slots = [
+        tuple(map(int, plan.env["CUDA_VISIBLE_DEVICES"].split(",")))
+        for plan in node_plans(arrived(after.job))
+    ]
+    assert slots == [host.slots for host in after.job.hosts]
+
+
+@every_launcher
+@table(IS_TOLD_THE_LAUNCHER)
+def test_an_option_for_the_launcher_reaches_it(dest: str, case: Case, launcher: str) -> None:
+    before, after = without_and_with(launcher, dest, case)
+    assert after.job == before.job
+    assert after.remote != before.remote
+
+
+@every_launcher
+@table(REFUSED)
+def test_what_is_not_in_this_version_is_said(dest: str, case: Case, launcher: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"--{dest} is not in this version"):
+        planned(launcher, *words_of(dest, case))
