@@ -8,6 +8,19 @@ Needs root, and the packages that `packages.py` unpacks. Nothing is installed on
 
 from kit.cluster.cluster import Cluster, standing
 from kit.cluster.host import Host, HostProcess, Running
+from kit.cluster.mpi import MPI, Mpi, find_mpi
 from kit.cluster.packages import Missing
+from kit.cluster.slurm import Slurm
 
-__all__ = ["Cluster", "Host", "HostProcess", "Missing", "Running", "standing"]
+__all__ = [
+    "MPI",
+    "Cluster",
+    "Host",
+    "HostProcess",
+    "Missing",
+    "Mpi",
+    "Running",
+    "Slurm",
+    "find_mpi",
+    "standing",
+]

@@ -122,10 +122,9 @@ class Cluster:
         return [one.pid for one in ours if one is not None]
 
     def after_boot(self, host: Host) -> None:
-        """Tell the listeners; what they start is the host's own."""
+        """Tell the listeners."""
         for listener in self.listeners:
             listener(host)
-        host.adopt()
 
     def restore(self) -> None:
         """Every host up, plugged in and awake again."""

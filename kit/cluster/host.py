@@ -35,6 +35,7 @@ class Running(NamedTuple):
     """As the host itself counts."""
     start: int
     """Clock ticks; with `pid`, its identity."""
+    name: str
     command: str
 
 
@@ -96,6 +97,8 @@ class Host:
         self._init: subprocess.Popen[str] | None = None
         self._pid = 0
         self._own: set[tuple[int, int]] = set()
+        self.daemons: set[str] = set()
+        """Names of programs that may run on it whenever they were started."""
         self.is_plugged = True
 
     def __repr__(self) -> str:
@@ -154,7 +157,7 @@ class Host:
     def settle(self) -> None:
         """Wait until it is up. What runs then is its own."""
         self._hear("up")
-        self.adopt()
+        self._adopt()
 
     def boot(self) -> None:
         """Start it (again): same name, address, keys and logs; new processes, and a new /etc."""
@@ -163,8 +166,8 @@ class Host:
         self.settle()
         self.cluster.after_boot(self)
 
-    def adopt(self) -> None:
-        """Count what runs now as the host's own: its daemons."""
+    def _adopt(self) -> None:
+        """Count what runs now as the host's own."""
         self._own = {(one.pid, one.start) for one in self.processes()}
 
     def crash(self) -> None:
@@ -208,12 +211,16 @@ class Host:
         for name in os.listdir(proc):
             if name.isdigit() and (process := processes.find(int(name), proc)) and process.state not in "ZX":
                 words = _read(f"{proc}/{name}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
-                found.append(Running(process.pid, process.start, words or f"[{process.name}]"))
+                found.append(Running(process.pid, process.start, process.name, words or f"[{process.name}]"))
         return found
 
     def strangers(self) -> list[Running]:
         """Its processes beyond its own daemons: what a test has left behind, once the test is over."""
-        return [one for one in self.processes() if (one.pid, one.start) not in self._own]
+        return [
+            one
+            for one in self.processes()
+            if (one.pid, one.start) not in self._own and one.name not in self.daemons
+        ]
 
     def freeze(self) -> None:
         """Stop every process of it, as a host that hangs; the kernel still answers for it."""
@@ -241,6 +248,7 @@ class Host:
             "LOGNAME": "root",
             "SHELL": "/bin/bash",
             "LANG": "C.UTF-8",
+            "TMPDIR": "/run/tmp",
             "PATH": PATH,
             **(env or {}),
         }

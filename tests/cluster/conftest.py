@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from kit.cluster import Cluster
+from kit.cluster import MPI, Cluster, Mpi, Slurm, find_mpi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,3 +71,26 @@ def hosts(the_cluster: Cluster, wait_until: WaitUntil) -> Iterator[Cluster]:
 def pdsh(hosts: Cluster) -> dict[str, str]:
     """The variables that make pdsh use ssh; it is installed on every host."""
     return {"PDSH_RCMD_TYPE": "ssh"}
+
+
+@pytest.fixture(params=MPI)
+def mpi(hosts: Cluster, request: pytest.FixtureRequest) -> Mpi:
+    """Each MPI library in turn: `hosts[0].run([*mpi.command(hosts), "hostname"], env=mpi.env)`."""
+    return find_mpi(hosts, request.param)
+
+
+@pytest.fixture(scope="session")
+def the_slurm(the_cluster: Cluster) -> Slurm:
+    """Slurm, started when the first test asks for it. Tests take `slurm`."""
+    slurm = Slurm(the_cluster)
+    slurm.up()
+    return slurm
+
+
+@pytest.fixture
+def slurm(hosts: Cluster, the_slurm: Slurm) -> Iterator[Slurm]:
+    """Slurm on the three hosts, all idle: `hosts[0].run(["srun", "-N3", "hostname"])`. No job outlives a test."""
+    the_slurm.clear()
+    yield the_slurm
+    hosts.restore()
+    the_slurm.clear()

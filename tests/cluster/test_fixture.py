@@ -9,11 +9,12 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from kit.cluster import Cluster, Host, standing
+from kit.cluster import Cluster, Host, find_mpi, standing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.cluster import Mpi, Slurm
     from tests.conftest import WaitUntil
 
 
@@ -177,3 +178,44 @@ def test_a_host_ends_with_whoever_started_it(hosts: Cluster, wait_until: WaitUnt
         process.kill()
     wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
     subprocess.run(["rm", "-r", state], check=True)
+
+
+def test_an_mpi_library_starts_on_every_host(hosts: Cluster, mpi: Mpi) -> None:
+    result = hosts[0].run([*mpi.command(hosts, 2), "hostname"], env=mpi.env, check=True)
+    assert sorted(result.stdout.split()) == sorted(hosts.names * 2)
+
+
+def test_mpi4py_talks_over_all_hosts(hosts: Cluster, mpi: Mpi) -> None:
+    program = "from mpi4py.MPI import COMM_WORLD as all; print(all.rank, all.allreduce(all.rank))"
+    command = [*mpi.command(hosts, env=mpi.python), sys.executable, "-c", program]
+    result = hosts[0].run(command, env=mpi.env, check=True)
+    assert sorted(result.stdout.splitlines()) == ["0 3", "1 3", "2 3"]
+
+
+def test_the_stand_in_for_mvapich_names_itself(hosts: Cluster) -> None:
+    mpi = find_mpi(hosts, "mvapich-standin")
+    assert mpi.launcher == "mvapich"
+    assert hosts[0].run(["mpiname"], env=mpi.env).stdout.startswith("MVAPICH2-GDR")
+
+
+def test_slurm_starts_on_every_host(hosts: Cluster, slurm: Slurm) -> None:
+    command = ["srun", "-N3", "--ntasks-per-node=1", "--gpus-per-node=2", "printenv"]
+    result = hosts[0].run([*command, "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES"], check=True)
+    assert sorted(result.stdout.split()) == [*["0,1"] * 3, *hosts.names]
+
+
+def test_slurm_comes_back_with_a_host(hosts: Cluster, slurm: Slurm) -> None:
+    hosts[2].crash()
+    hosts[2].boot()
+    slurm.clear()
+    result = hosts[0].run(["srun", "-N3", "hostname"], check=True)
+    assert sorted(result.stdout.split()) == hosts.names
+
+
+def test_a_job_of_slurm_ends_with_its_test(hosts: Cluster, slurm: Slurm, wait_until: WaitUntil) -> None:
+    process = hosts[0].start(["srun", "-N3", "sleep", "60"])
+    wait_until(lambda: len(hosts.leftovers()) == 3)
+    process.kill()
+    process.wait()
+    slurm.clear()
+    wait_until(lambda: not hosts.leftovers())
