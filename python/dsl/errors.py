@@ -4,6 +4,7 @@
 
     DslError                        1
     |-- PidFileError                1    the pid file cannot be made
+    |-- ControlError                1    head and agent of a job cannot reach each other
     |-- ProgramError
     |   |-- ProgramNotFoundError    127
     |   `-- ProgramNotExecutableError 126
@@ -38,6 +39,10 @@ class DslError(Exception):
 
 class PidFileError(DslError):
     """The file of ``--save_pid`` exists already or cannot be written."""
+
+
+class ControlError(DslError):
+    """Head and agent of a job cannot reach each other, or one of them has gone."""
 
 
 class ProgramError(DslError):

@@ -1,0 +1,287 @@
+"""The port of a head: lets agents in that know their key, and nobody else.
+
+A connection is a stranger's until its first message has been read: only then has it shown that it knows the
+key. Until then it may send little, has ten seconds, and there are only so many of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections import Counter
+from functools import partial
+
+from dsl.control import frames
+from dsl.control.frames import Damaged, Decoder
+from dsl.control.messages import Hello, Refused, message_from_bytes, message_to_bytes
+from dsl.control.stream import MAGIC, OPENING_BYTES, PREAMBLE, answer
+from dsl.errors import JobFormatError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from dsl.control.frames import Frame
+    from dsl.control.stream import SecureStream
+
+    class Host(Protocol):
+        """The hub, as the door sees it."""
+
+        def watch(self, fd: int, ready: Callable[[int], None]) -> None:
+            """Call back when the descriptor is readable."""
+
+        def unwatch(self, fd: int) -> None:
+            """Stop that."""
+
+        def is_connected(self, place: int) -> bool:
+            """Whether an agent of that place is there."""
+
+        def admit(
+            self, stream: SecureStream, address: str, place: int, decoder: Decoder, arrived: list[Frame]
+        ) -> None:
+            """Make a link."""
+
+        def warn(self, text: str) -> None:
+            """Tell the user."""
+
+
+HANDSHAKE_S = 10.0
+"""So long may it take until a connection has shown who it is."""
+
+SPARE = 64
+"""So many more connections may be open than agents are expected."""
+
+_ACCEPTS = 64
+_FEW, _MANY = 16 << 10, 256 << 10
+_PAUSE_S = 1.0
+
+
+class _Caller:
+    """A connection that has not shown who it is."""
+
+    def __init__(self, sock: socket.socket, address: str, now_s: float) -> None:
+        self.socket, self.address = sock, address
+        self.host = address.rpartition(":")[0]
+        self.deadline_s = now_s + HANDSHAKE_S
+        self.data = b""
+        self.place = -1
+        self.stream: SecureStream | None = None
+        self.decoder = Decoder(frames.LONGEST_OF_STRANGERS)
+        self.received = 0
+
+
+class Door:
+    """Listens on all addresses of this machine. Called on the thread of the hub, but for `expect`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._socket = _listener()
+        self.port = int(self._socket.getsockname()[1])
+        self.strangers = 0
+        """Connections that were refused."""
+        self._keys: dict[int | None, bytes] = {}
+        self._expected: dict[int | None, int] = {}
+        self._callers: dict[int, _Caller] = {}
+        self._paused_until_s: float | None = None
+
+    def open(self) -> None:
+        """Begin to listen to who comes."""
+        self._host.watch(self._socket.fileno(), self._accept)
+
+    def expect(self, place: int | None, key: bytes, count: int) -> None:
+        """Know a key. From any thread; `look_again` has to follow."""
+        self._expected[place] = count
+        self._keys[place] = key
+
+    def look_again(self) -> None:
+        """Go on with those who had to wait for their key."""
+        for caller in list(self._callers.values()):
+            if caller.stream is None and len(caller.data) >= OPENING_BYTES:
+                self._go_on(caller)
+
+    def close(self) -> None:
+        """Close the port, and the connections of those who are still unknown."""
+        for caller in list(self._callers.values()):
+            self._drop(caller)
+        if self._paused_until_s is None:
+            self._host.unwatch(self._socket.fileno())
+        self._socket.close()
+
+    def disown(self) -> None:
+        """Close the port in this process alone."""
+        self._socket.close()
+
+    @property
+    def due_s(self) -> float | None:
+        """When `expire` has something to do; None: never."""
+        due = [] if self._paused_until_s is None else [self._paused_until_s]
+        if self._callers:  # the first is the oldest
+            due.append(next(iter(self._callers.values())).deadline_s)
+        return min(due, default=None)
+
+    def expire(self, now_s: float) -> None:
+        """Refuse those who have taken too long."""
+        for caller in list(self._callers.values()):
+            if caller.deadline_s > now_s:
+                break
+            self._refuse(caller)
+        if self._paused_until_s is not None and self._paused_until_s <= now_s:
+            self._paused_until_s = None
+            self.open()
+
+    def _accept(self, _mask: int) -> None:
+        for _ in range(_ACCEPTS):
+            try:
+                sock, where = self._socket.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._make_room(error)
+                return
+            address = _address(where)
+            sock.setblocking(False)
+            caller = _Caller(sock, address, time.monotonic())
+            self._callers[sock.fileno()] = caller
+            self._host.watch(sock.fileno(), partial(self._read, caller))
+            if len(self._callers) > SPARE + sum(self._expected.values()):
+                self._refuse(self._least_welcome())
+
+    def _least_welcome(self) -> _Caller:
+        """The oldest of the address that has most connections: whoever floods hurts himself first."""
+        hosts = Counter(caller.host for caller in self._callers.values())
+        most = max(hosts.values())
+        return next(caller for caller in self._callers.values() if hosts[caller.host] == most)
+
+    def _make_room(self, error: OSError) -> None:
+        """Whoever waits cannot be taken: there are no descriptors."""
+        if self._callers:
+            self._refuse(self._least_welcome())
+            return
+        self._host.warn(
+            f"an agent that connects cannot be served ({error.strerror}): raise the limit of open files "
+            "(ulimit -n)"
+        )
+        self._host.unwatch(self._socket.fileno())
+        self._paused_until_s = time.monotonic() + _PAUSE_S
+
+    def _read(self, caller: _Caller, _mask: int) -> None:
+        try:
+            if caller.stream is not None:
+                self._read_hello(caller)
+                return
+            if (
+                len(caller.data) >= OPENING_BYTES
+            ):  # its key is not known yet: it has nothing to say before the answer
+                if caller.socket.recv(1) == b"":
+                    self._drop(caller)
+                else:
+                    self._refuse(caller)
+                return
+            data = caller.socket.recv(OPENING_BYTES - len(caller.data))
+        except BlockingIOError:
+            return
+        except (OSError, Damaged):
+            self._refuse(caller)
+            return
+        caller.data += data
+        if not MAGIC.startswith(caller.data[: len(MAGIC)]):
+            self._refuse(caller)
+        elif not data:
+            # An agent that has reached us at another address, too, leaves after its first words.
+            if len(caller.data) >= PREAMBLE.size:
+                self._drop(caller)
+            else:
+                self._refuse(caller)
+        elif len(caller.data) >= OPENING_BYTES:
+            self._go_on(caller)
+
+    def _go_on(self, caller: _Caller) -> None:
+        """Answer the first message of the handshake, if a key is known for the place."""
+        _, caller.place = PREAMBLE.unpack_from(caller.data)
+        key = self._keys.get(caller.place, self._keys.get(None))
+        if key is None:
+            return
+        try:
+            caller.stream = answer(caller.socket, key, caller.data)
+            caller.stream.chunk = _FEW
+        except (Damaged, OSError):
+            self._refuse(caller)
+
+    def _read_hello(self, caller: _Caller) -> None:
+        """Read the first message, which only who knows the key can have made. Raises OSError, Damaged."""
+        assert caller.stream is not None
+        data = caller.stream.read()
+        if data == b"":
+            self._drop(caller)
+            return
+        arrived = list(caller.decoder.feed(data or b""))
+        if not arrived:
+            return
+        kind, payload = arrived[0]
+        try:
+            hello = message_from_bytes(payload) if kind == frames.MESSAGE else None
+        except JobFormatError:
+            hello = None
+        if not isinstance(hello, Hello) or hello.place != caller.place:
+            self._refuse(caller)
+            return
+        if self._host.is_connected(caller.place):
+            refusal = message_to_bytes(Refused("another agent of this place is connected"))
+            caller.stream.write(memoryview(frames.frame(frames.MESSAGE, refusal)))
+            self._drop(caller)
+            self._host.warn(
+                f"a second agent for place {caller.place} has connected from {caller.address} and was refused"
+            )
+            return
+        self._forget(caller)
+        caller.decoder.longest, caller.stream.chunk = frames.LONGEST, _MANY
+        self._host.admit(caller.stream, caller.address, caller.place, caller.decoder, arrived)
+
+    def _forget(self, caller: _Caller) -> None:
+        del self._callers[caller.socket.fileno()]
+        self._host.unwatch(caller.socket.fileno())
+
+    def _drop(self, caller: _Caller) -> None:
+        self._forget(caller)
+        caller.socket.close()
+
+    def _refuse(self, caller: _Caller) -> None:
+        """End the connection of a stranger, and tell the first time."""
+        self._drop(caller)
+        self.strangers += 1
+        if self.strangers == 1:
+            self._host.warn(
+                f"a stranger at {caller.address} connected to port {self.port} of this job and was refused"
+            )
+
+
+def _listener() -> socket.socket:
+    """A socket that hears IPv6 and IPv4, or IPv4 alone where there is no other."""
+    try:
+        sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        where = ("0.0.0.0", 0)  # noqa: S104  agents come from other hosts
+        if sock.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            where = ("::", 0)
+        try:
+            sock.bind(where)
+        except OSError:  # IPv6 is switched off
+            sock.close()
+            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            sock.bind(("0.0.0.0", 0))  # noqa: S104  as above
+        sock.listen(4096)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _address(where: tuple[object, ...]) -> str:
+    host, port = str(where[0]), where[1]
+    host = host.removeprefix("::ffff:")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

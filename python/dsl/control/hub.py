@@ -1,0 +1,245 @@
+"""The connections of a process: messages, heartbeats and output, served by one thread.
+
+A hub is silent until it is started. So an agent can talk to its head first (`Link.send_now`,
+`Link.receive`), then fork, and start it in the process that goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from dsl.control import frames
+from dsl.control.console import Console
+from dsl.control.door import Door
+from dsl.control.frames import Damaged
+from dsl.control.link import FIRST_WINDOW, Link
+from dsl.control.mailbox import Mailbox
+from dsl.control.messages import message_to_bytes
+from dsl.control.relay import Relay
+from dsl.control.server import Server
+from dsl.model.job import Notice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsl.control.frames import Decoder, Frame
+    from dsl.control.stream import SecureStream, Stream
+
+OUTPUT_BYTES = 32 << 20
+"""Bytes of output of all agents that may be on their way or wait for the console."""
+
+_MANY = 1 << 12
+
+
+class Hub:
+    """The connections of this process.
+
+    ``heartbeat_s``: silence after which the other side counts as lost. ``show``: this is the head, and output
+    that agents send is written to ``console``, the descriptors of stdout and stderr.
+    """
+
+    def __init__(self, heartbeat_s: float, *, show: bool = False, console: tuple[int, int] = (1, 2)) -> None:
+        self.heartbeat_s = heartbeat_s
+        self.is_head = show
+        self.is_started = False
+        self._mailbox = Mailbox()
+        # An agent answers the heartbeats of its head, and sends its own only when there are none.
+        pause_s = heartbeat_s / 4 if show else heartbeat_s / 3
+        self._server = Server(heartbeat_s, pause_s, self._mailbox, self._gone, is_head=show)
+        self._thread = threading.Thread(target=self._server.run, name="dsl-hub", daemon=True)
+        self._console = Console(*console, self._taken, self._tell) if show else None
+        self._early: list[Link] = []
+        self._encoded: tuple[object, bytes] = (None, b"")
+
+    def add(self, stream: Stream, name: str) -> Link:
+        """Serve a connection; ``name`` is what the user knows the other side by."""
+        stream.tune(self.heartbeat_s)
+        link = Link(self, stream, name)
+        if self.is_started:
+            self._server.do(lambda: self._server.begin(link))
+        else:
+            self._early.append(link)
+        return link
+
+    def listen(self) -> int:
+        """Let agents connect by TCP, at every address of this machine; returns the port.
+
+        Raises:
+            OSError: there is no network.
+        """
+        if self._server.door is None:
+            self._server.door = Door(self)
+            self._server.do(self._server.door.open)
+        return self._server.door.port
+
+    def expect(self, place: int | None, key: bytes, count: int | None = None) -> None:
+        """Let agents of a place in that know a key of 32 bytes; None: of every place. `listen` comes first.
+
+        ``count``: how many they are; without it one of a place, some thousands of every place.
+        """
+        door = self._server.door
+        assert door is not None
+        door.expect(place, key, count or (_MANY if place is None else 1))
+        self._server.do(door.look_again)
+
+    @property
+    def strangers(self) -> int:
+        """Connections that were refused because they did not know the key."""
+        return self._server.door.strangers if self._server.door is not None else 0
+
+    def fileno(self) -> int:
+        """Give a descriptor that is readable while `read` returns something."""
+        return self._mailbox.fd
+
+    def read(self) -> list[tuple[Link | None, object]]:
+        """Take the messages that have arrived. `Lost` is the last of a link; a `Notice` is of no link."""
+        messages, resumed = self._mailbox.take()
+        for link in resumed:
+            self._server.call(link)
+        return messages
+
+    def relay(self, link: Link, stdout_fd: int, stderr_fd: int) -> None:
+        """Send what comes out of two pipes to the head, which shows it. The hub owns the read ends then."""
+        relay = Relay(link, stdout_fd, stderr_fd)
+
+        def begin() -> None:
+            self._server.relay = relay
+
+        self._server.do(begin)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait for output; False: the time is over, or the head is gone.
+
+        Of an agent: until all that was in the pipes is written to the connection. Of a head: until all that
+        has arrived is shown.
+        """
+        if self._console is not None:
+            return self._console.drain(timeout_s)
+        server = self._server
+        server.do(server.drain_again)
+        with server.lock:
+            server.is_draining = True
+            server.changed.wait_for(lambda: not server.is_draining or server.is_closed, timeout_s)
+            is_done, server.is_draining = not server.is_draining, False
+        return is_done and server.relay is not None and not server.relay.link.is_lost
+
+    def start(self) -> None:
+        """Begin to serve. From here on this process must not fork and go on in the child."""
+        if self.is_started:
+            return
+        self.is_started = True
+        early, self._early = self._early, []
+        for link in early:
+            self._server.do(lambda link=link: self._server.begin(link))  # type: ignore[misc]
+        # Signals are for the threads that were there before.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            if self._console is not None:
+                self._console.thread.start()
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is queued, end all connections, and wait no longer than this for it."""
+        self.start()
+        server = self._server
+        server.do(server.close_links)
+        with server.lock:
+            server.changed.wait_for(lambda: server.is_closing and not server.links, timeout_s)
+        server.do(server.stop)
+        self._thread.join(timeout_s + 1)
+        if self._console is not None:
+            self._console.close()
+
+    def disown(self) -> None:
+        """Close the descriptors in this process alone: another one, forked from it, goes on with them."""
+        for link in self._early:
+            link.stream.disown()
+        if self._server.door is not None:
+            self._server.door.disown()
+        self._mailbox.close()
+        os.close(self._server.bell)
+
+    # For links, the door and the console.
+
+    def encoded(self, message: object) -> bytes:
+        """The frame of a message. Often the same one goes to all links."""
+        last, data = self._encoded
+        if last is not message:
+            data = frames.frame(frames.MESSAGE, message_to_bytes(message))
+            self._encoded = message, data
+        return data
+
+    def call(self, link: Link) -> None:
+        """Let the thread look at a link."""
+        self._server.call(link)
+
+    def deliver(self, link: Link, message: object, size: int) -> None:
+        """Keep a message for whoever reads."""
+        self._mailbox.put(link, message, size)
+
+    def first_message_of(self, link: Link) -> object:
+        """Take the first message of a link out of those that are kept."""
+        return self._mailbox.take_first(link)
+
+    def show(self, link: Link, fd: int, data: bytes, *, unfinished: bool) -> None:
+        """Show output of an agent. Raises Damaged for more than it may send."""
+        if self._console is None:
+            raise Damaged("has sent output to an agent")
+        with self._server.lock:
+            link.leave -= len(data)
+        if link.leave < 0:
+            raise Damaged("has sent more output than it has leave for")
+        self._console.put(link, fd, data, unfinished=unfinished)
+
+    def _taken(self, who: object, count: int) -> None:
+        """The console has shown bytes of an agent: it may send others."""
+        link = who
+        assert isinstance(link, Link)
+        window = max(OUTPUT_BYTES // max(len(self._server.links), 1), FIRST_WINDOW)
+        with self._server.lock:
+            link.outstanding -= count
+            more = window - link.outstanding
+            if more < window // 4:
+                return
+            link.outstanding += more
+            link.leave += more
+        link.queue_control(frames.credit(more))
+        self._server.call(link)
+
+    def _gone(self, link: Link) -> None:
+        if self._console is not None:
+            self._console.end(link)
+
+    def _tell(self, notice: Notice) -> None:
+        self._mailbox.put(None, notice)
+
+    def watch(self, fd: int, ready: Callable[[int], None]) -> None:
+        """Call back when a descriptor is readable."""
+        self._server.watch(fd, ready)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop that."""
+        self._server.unwatch(fd)
+
+    def is_connected(self, place: int) -> bool:
+        """Whether an agent of that place is there."""
+        return any(link.place == place for link in self._server.links.values())
+
+    def admit(
+        self, stream: SecureStream, address: str, place: int, decoder: Decoder, arrived: list[Frame]
+    ) -> None:
+        """Make a link of a connection that has shown that it knows the key."""
+        stream.tune(self.heartbeat_s)
+        link = Link(self, stream, address, place, decoder)
+        self._server.begin(link)
+        self._server.guard(link, lambda: link.handle(arrived))
+        self._server.call(link)
+
+    def warn(self, text: str) -> None:
+        """Tell the user."""
+        self._tell(Notice("warning", text))

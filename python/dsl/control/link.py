@@ -1,0 +1,291 @@
+"""One connection of a hub: what waits to be sent, what has arrived, since when the other side is silent."""
+
+from __future__ import annotations
+
+import errno
+import select
+import threading
+import time
+from collections import deque
+
+from dsl.control import clock, frames
+from dsl.control.frames import Damaged, Decoder
+from dsl.control.messages import Hello, message_from_bytes
+from dsl.errors import ControlError, JobFormatError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Protocol
+
+    from dsl.control.clock import Clock, Sample
+    from dsl.control.frames import Frame
+    from dsl.control.stream import Stream
+
+    class Owner(Protocol):
+        """The hub, as its links see it."""
+
+        is_head: bool
+        is_started: bool
+
+        def encoded(self, message: object) -> bytes:
+            """The frame of a message."""
+
+        def call(self, link: Link) -> None:
+            """Let the thread of the hub look at a link."""
+
+        def deliver(self, link: Link, message: object, size: int) -> None:
+            """Keep a message for whoever reads."""
+
+        def first_message_of(self, link: Link) -> object:
+            """Take the first message of a link out of those that are kept; None: there is none."""
+
+        def show(self, link: Link, fd: int, data: bytes, *, unfinished: bool) -> None:
+            """Show output."""
+
+
+CLOSED = "has closed the connection"
+
+QUEUE_BYTES = 2 * frames.LONGEST
+"""More than this does not wait for a peer that reads nothing."""
+
+FIRST_WINDOW = 64 << 10
+"""Bytes of output that an agent may send before the first of them is shown."""
+
+CHUNK = 64 << 10
+_FIRST_PINGS = 4
+
+
+class Link:
+    """A connection. Only what has no underscore and no note is for those who own the hub."""
+
+    def __init__(
+        self, hub: Owner, stream: Stream, name: str, place: int = -1, decoder: Decoder | None = None
+    ) -> None:
+        self.name = name
+        """The other side, as the user knows it."""
+        self.place = place
+        """Node rank or rank of the agent there; -1: not known yet, or the other side is the head."""
+        self.last_heard_s = time.monotonic()
+        """`time.monotonic` when something came from there."""
+        # From here on for the hub alone.
+        self.stream = stream
+        self.fds = stream.fds()
+        self.is_lost = self.is_closing = self.is_finished = self.is_heard = False
+        self.is_paused = self.is_deaf = False
+        """Too many of its messages wait to be read; it is not read from."""
+        self.unread = self.unread_bytes = 0
+        self.waits_to_write = False
+        self.stuck_since_s: float | None = None
+        self.last_sent_s = self.last_heard_s
+        self.last_measured_s = self.last_heard_s
+        self.linger_until_s = 0.0
+        self.control: deque[bytes] = deque()
+        self.control_bytes = 0
+        self.output: deque[bytes] = deque()
+        self.output_bytes = 0
+        self.credit = 0
+        """Agent: bytes of output that we may still send."""
+        self.leave = 0
+        """Head: bytes of output that the agent may still send."""
+        self.outstanding = 0
+        """Head: the same, and those that have arrived and are not shown."""
+        self.samples: tuple[Sample, ...] = ()
+        self._hub = hub
+        self._decoder = decoder or Decoder()
+        self._chunk = memoryview(b"")
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        """Name and place."""
+        return f"Link({self.name!r}, place={self.place})"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether both ends are seen to be on one machine; of descriptors that cannot be seen."""
+        return self.stream.is_local
+
+    @property
+    def clock(self) -> Clock | None:
+        """How far the clock there is from ours (head); None: not known yet."""
+        return clock.estimate(self.samples, time.monotonic_ns())
+
+    def send(self, message: object) -> None:
+        """Queue a message: from any thread, without waiting. To a link that is lost it does nothing."""
+        self.queue_control(self._hub.encoded(message))
+        self._hub.call(self)
+
+    def close(self) -> None:
+        """Send what is queued, then end the connection. Nothing is read any more, and no `Lost` follows."""
+        self.is_closing = True
+        self._hub.call(self)
+
+    def send_now(self, message: object, timeout_s: float = 30.0) -> None:
+        """Send a message before the hub is started, and wait until it has gone.
+
+        Raises:
+            ControlError: the connection has ended, or nothing was taken for too long.
+        """
+        self.queue_control(self._hub.encoded(message))
+        self._flush_now(time.monotonic() + timeout_s)
+
+    def receive(self, timeout_s: float) -> object:
+        """Wait for a message before the hub is started.
+
+        Raises:
+            ControlError: the connection has ended, or none came in time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while (message := self._hub.first_message_of(self)) is None:
+            self._wait(select.POLLIN, deadline_s)
+            try:
+                self.take()
+            except (Damaged, OSError) as error:
+                raise ControlError(f"{self.name} {reason_of(error)}") from None
+            self._flush_now(deadline_s)
+        return message
+
+    def _flush_now(self, deadline_s: float) -> None:
+        try:
+            while self.flush():
+                self._wait(select.POLLOUT, deadline_s)
+        except OSError as error:
+            raise ControlError(f"{self.name} {reason_of(error)}") from None
+
+    def _wait(self, mask: int, deadline_s: float) -> None:
+        poller = select.poll()
+        poller.register(self.stream.fds()[mask == select.POLLOUT], mask)
+        left_ms = max(deadline_s - time.monotonic(), 0) * 1000
+        if not poller.poll(left_ms):
+            raise ControlError(f"{self.name} does not answer")
+
+    # What follows is called on the thread of the hub, or before that is started.
+
+    def queue_control(self, frame: bytes) -> None:
+        """Queue a frame that waits for no output. From any thread."""
+        with self._lock:
+            if not self.is_lost:
+                self.control.append(frame)
+                self.control_bytes += len(frame)
+
+    def queue_output(self, frame: bytes, count: int) -> None:
+        """Queue a frame that costs so many bytes of credit."""
+        self.output.append(frame)
+        self.output_bytes += len(frame)
+        self.credit -= count
+
+    def lose(self) -> None:
+        """Forget what waits: nobody will take it."""
+        with self._lock:
+            self.is_lost = True
+            self.control.clear()
+            self.output.clear()
+            self.control_bytes = self.output_bytes = 0
+        self._chunk = memoryview(b"")
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits to be sent."""
+        return not (self.control or self.output or self._chunk)
+
+    def flush(self) -> bool:
+        """Write what the connection takes; say whether it has to be waited for. Raises OSError."""
+        while True:
+            if not self._chunk:
+                self._chunk = memoryview(self._next_chunk())
+                if not self._chunk:
+                    done = self.stream.is_written()
+                    self.stuck_since_s = None if done else self.stuck_since_s or time.monotonic()
+                    return not done
+            count = self.stream.write(self._chunk)
+            now_s = time.monotonic()
+            if not count:
+                self.stuck_since_s = self.stuck_since_s or now_s
+                return True
+            self._chunk = self._chunk[count:]
+            self.last_sent_s, self.stuck_since_s = now_s, None
+
+    def _next_chunk(self) -> bytes:
+        """Frames to write at once: all that control has, and output only behind it."""
+        parts: list[bytes] = []
+        size = 0
+        with self._lock:
+            while self.control and size < CHUNK:
+                parts.append(self.control.popleft())
+                size += len(parts[-1])
+            self.control_bytes -= size
+        while self.output and size < CHUNK:
+            parts.append(self.output.popleft())
+            size += len(parts[-1])
+            self.output_bytes -= len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def take(self) -> bool:
+        """Read once and handle the frames of it; say whether there was something. Raises OSError, Damaged."""
+        data = self.stream.read()
+        if data is None:
+            return False
+        if not data:
+            raise Damaged(CLOSED)
+        self.last_heard_s = time.monotonic()
+        self.handle(self._decoder.feed(data))
+        return True
+
+    def handle(self, arrived: Iterable[Frame]) -> None:
+        """Do what frames ask for. Raises Damaged."""
+        for kind, payload in arrived:
+            if self.is_closing:
+                continue
+            if not self.is_heard:
+                self.is_heard = True
+                self._greet()
+            if kind == frames.MESSAGE:
+                self._deliver(payload)
+            elif kind == frames.PING:
+                heard_ns = time.time_ns()
+                self.queue_control(frames.pong(payload, heard_ns, time.time_ns()))
+            elif kind == frames.PONG:
+                self._measure(payload)
+            elif kind == frames.CREDIT:
+                self.credit += frames.read_credit(payload)
+            elif kind == frames.OUTPUT:
+                fd, data, unfinished = frames.read_output(payload)
+                self._hub.show(self, fd, data, unfinished=unfinished)
+
+    def _greet(self) -> None:
+        """The head answers the first word with leave to send output, and a look at the clock."""
+        if self._hub.is_head:
+            self.leave = self.outstanding = FIRST_WINDOW
+            self.queue_control(frames.credit(FIRST_WINDOW))
+            self.ping()
+
+    def _deliver(self, payload: bytes) -> None:
+        try:
+            message = message_from_bytes(payload)
+        except JobFormatError as error:
+            raise Damaged(f"has sent something that cannot be read: {error}") from None
+        if isinstance(message, Hello) and self.place < 0:
+            self.place = message.place
+        self._hub.deliver(self, message, len(payload))
+
+    def ping(self) -> None:
+        """Queue a heartbeat."""
+        self.last_measured_s = time.monotonic()
+        self.queue_control(frames.ping(time.monotonic_ns(), time.time_ns()))
+
+    def _measure(self, payload: bytes) -> None:
+        sent_ns, a_ns, b_ns, c_ns = frames.read_pong(payload)
+        sample = clock.measure(a_ns, b_ns, c_ns, time.time_ns(), sent_ns, time.monotonic_ns())
+        if sample is not None:
+            self.samples = clock.add(self.samples, sample)
+            if len(self.samples) < _FIRST_PINGS:
+                self.ping()
+
+
+def reason_of(error: Exception) -> str:
+    """Why a connection has ended, in words that follow the name of the other side."""
+    if isinstance(error, OSError):
+        if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.EBADF):
+            return CLOSED
+        return f"cannot be reached any more ({error.strerror})"
+    return str(error)

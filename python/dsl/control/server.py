@@ -1,0 +1,350 @@
+"""The thread of a hub: waits for all connections at once, and keeps their time.
+
+Everything here runs on that thread, but for `Server.do` and `Server.call`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections import deque
+
+from dsl.control.frames import Damaged
+from dsl.control.link import QUEUE_BYTES, reason_of
+from dsl.control.messages import Lost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsl.control.door import Door
+    from dsl.control.link import Link
+    from dsl.control.mailbox import Mailbox
+    from dsl.control.relay import Pipe, Relay
+
+_READ, _WRITE, _BROKEN = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.EPOLLHUP
+_EVENTS = 4096
+_LAST_READS = 256
+_DRAIN_READS = 64
+_LINGER_S = 5.0
+
+
+class Server:
+    """Serves links, the door of a head and the relay of an agent.
+
+    ``pause_s``: a link on which we have sent nothing for so long gets a heartbeat. ``gone(link)`` is called
+    when a link has ended.
+    """
+
+    def __init__(
+        self,
+        heartbeat_s: float,
+        pause_s: float,
+        mailbox: Mailbox,
+        gone: Callable[[Link], None],
+        *,
+        is_head: bool,
+    ) -> None:
+        self.links: dict[int, Link] = {}
+        self.door: Door | None = None
+        self.relay: Relay | None = None
+        self.is_closing = self.is_closed = self.is_draining = False
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        """Told when a link has gone, or the relay is drained."""
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._heartbeat_s, self._pause_s, self._is_head = heartbeat_s, pause_s, is_head
+        self._mailbox, self._gone = mailbox, gone
+        self._epoll: select.epoll | None = None
+        self._watched: dict[int, Callable[[int], None]] = {}
+        self._actions: deque[Callable[[], None]] = deque()
+        self._called: dict[int, Link] = {}
+        self._is_rung = False
+        self._tick_s = 0.0
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Let the thread do something as soon as it runs. From any thread."""
+        with self.lock:
+            self._actions.append(action)
+            self._ring()
+
+    def call(self, link: Link) -> None:
+        """Let the thread look at a link. From any thread."""
+        with self.lock:
+            self._called[id(link)] = link
+            self._ring()
+
+    def _ring(self) -> None:
+        if not self._is_rung and not self.is_closed:
+            self._is_rung = True
+            os.eventfd_write(self.bell, 1)
+
+    def _hear_bell(self, _mask: int) -> None:
+        with self.lock:
+            os.eventfd_read(self.bell)
+            self._is_rung = False
+            actions, self._actions = self._actions, deque()
+            called, self._called = self._called, {}
+        for action in actions:
+            action()
+        for link in called.values():
+            self._attend(link)
+
+    def watch(self, fd: int, ready: Callable[[int], None], mask: int = _READ) -> None:
+        """Call back when something can be done with a descriptor."""
+        assert self._epoll is not None
+        self._watched[fd] = ready
+        self._epoll.register(fd, mask)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop that."""
+        assert self._epoll is not None
+        if self._watched.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def run(self) -> None:
+        """Serve until the end."""
+        self._epoll = select.epoll()
+        try:
+            self.watch(self.bell, self._hear_bell)
+            while not self.is_closed:
+                self._turn()
+        except Exception as error:  # noqa: BLE001  whoever waits for messages has to hear of it
+            for link in list(self.links.values()):
+                self._drop(link, f"cannot be heard any more: internal error: {type(error).__name__}: {error}")
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        assert self._epoll is not None
+        begin_s = time.monotonic()
+        pause_s = max(self._due_s() - begin_s, 0.0)
+        events = self._epoll.poll(pause_s, _EVENTS)
+        late_s = time.monotonic() - begin_s - pause_s
+        for fd, mask in events:
+            ready = self._watched.get(fd)
+            if ready is not None:
+                ready(mask)
+        now_s = time.monotonic()
+        if max(late_s, now_s - begin_s - pause_s) > self._pause_s:
+            self._forgive(now_s)
+        if now_s >= self._tick_s:
+            self._tick(now_s)
+        if self.door is not None:
+            self.door.expire(now_s)
+        if self.relay is not None:
+            self._serve_relay(self.relay, now_s)
+
+    def _due_s(self) -> float:
+        due = [self._tick_s]
+        if self.door is not None and self.door.due_s is not None:
+            due.append(self.door.due_s)
+        if self.relay is not None and (relay_s := self.relay.due_s()) is not None:
+            due.append(relay_s)
+        return min(due)
+
+    # Links.
+
+    def begin(self, link: Link) -> None:
+        """Serve a link."""
+        read_fd, write_fd = link.fds = link.stream.fds()
+        self.links[id(link)] = link
+        self._tick_s = min(self._tick_s, time.monotonic() + self._pause_s)
+        self.watch(read_fd, lambda mask: self._ready(link, mask))
+        if write_fd != read_fd:
+            self.watch(write_fd, lambda mask: self._ready_to_write(link, mask), 0)
+        self._attend(link)
+
+    def _ready(self, link: Link, mask: int) -> None:
+        def read() -> None:
+            if mask & (_READ | _BROKEN):
+                link.take()
+            self._flush(link)
+
+        self.guard(link, read)
+
+    def _ready_to_write(self, link: Link, mask: int) -> None:
+        def write() -> None:
+            if mask & _BROKEN:
+                raise BrokenPipeError(32, "Broken pipe")
+            self._flush(link)
+
+        self.guard(link, write)
+
+    def guard(self, link: Link, work: Callable[[], None]) -> None:
+        """Do something for a link. What goes wrong is the end of that link, and of no other."""
+        try:
+            work()
+        except Damaged as error:
+            self._drop(link, str(error))
+        except OSError as error:
+            self._drop(link, self._last_words(link) or reason_of(error))
+        except Exception as error:  # noqa: BLE001  what one agent sends must not end the others
+            self._drop(link, f"has sent something that cannot be read: {type(error).__name__}: {error}")
+
+    def _last_words(self, link: Link) -> str:
+        """Take what has arrived on a link that cannot be written; returns why no more comes, if known."""
+        try:
+            for _ in range(_LAST_READS):
+                if not link.take():
+                    break
+        except Damaged as error:
+            return str(error)
+        except OSError:
+            pass
+        return ""
+
+    def _attend(self, link: Link) -> None:
+        """Send what somebody has queued, or end the link as somebody wished."""
+        if link.is_lost or id(link) not in self.links:
+            return
+        if link.control_bytes > QUEUE_BYTES:
+            self._drop(link, "does not read what it is sent")
+            return
+        self.guard(link, lambda: self._flush(link))
+
+    def _flush(self, link: Link) -> None:
+        if link.is_lost or link.is_finished:
+            return
+        self._aim(link, waits=link.flush())
+        if link.is_closing and link.is_idle and not link.waits_to_write:
+            link.is_finished = True
+            if link.fds[0] != link.fds[1]:
+                self.unwatch(link.fds[1])
+            link.linger_until_s = time.monotonic() + _LINGER_S
+            if not link.stream.finish():
+                self._drop(link, "")
+
+    def _aim(self, link: Link, *, waits: bool) -> None:
+        """Wait for what a link needs: bytes, unless it is paused, and room if something has to be written."""
+        if (waits, link.is_paused) == (link.waits_to_write, link.is_deaf):
+            return
+        assert self._epoll is not None
+        link.waits_to_write, link.is_deaf = waits, link.is_paused
+        read_fd, write_fd = link.fds
+        reading, writing = 0 if link.is_deaf else _READ, _WRITE if waits else 0
+        if read_fd == write_fd:
+            self._epoll.modify(read_fd, reading | writing)
+        else:
+            self._epoll.modify(read_fd, reading)
+            self._epoll.modify(write_fd, writing)
+
+    def _drop(self, link: Link, reason: str) -> None:
+        """End a link; whoever reads is told why, unless we have closed it."""
+        if link.is_lost or self.links.pop(id(link), None) is None:
+            return
+        link.lose()
+        for fd in set(link.fds):
+            self.unwatch(fd)
+        link.stream.close()
+        self._gone(link)
+        if not link.is_closing:
+            self._mailbox.put(link, Lost(reason))
+        with self.lock:
+            self.changed.notify_all()
+
+    # Time.
+
+    def _forgive(self, now_s: float) -> None:
+        """We were stopped, or had no processor: what others have sent meanwhile may not have arrived yet."""
+        for link in self.links.values():
+            link.last_heard_s = max(link.last_heard_s, now_s - 0.75 * self._heartbeat_s)
+            if link.stuck_since_s is not None:
+                link.stuck_since_s = now_s
+        self._tick_s = now_s
+
+    def _tick(self, now_s: float) -> None:
+        """Send heartbeats where we are silent, and end links that are silent or take nothing."""
+        next_s = now_s + self._pause_s
+        for link in list(self.links.values()):
+            heard_until_s = link.last_heard_s + self._heartbeat_s
+            stuck_until_s = (link.stuck_since_s or now_s) + self._heartbeat_s
+            if link.is_finished:
+                if link.linger_until_s <= now_s:
+                    self._drop(link, "")
+            elif stuck_until_s <= now_s:
+                self._drop(link, f"has taken nothing for {self._heartbeat_s:g} s")
+            elif not link.is_heard and self._is_head:
+                continue  # ssh may take its time; whoever started it knows how long
+            elif heard_until_s <= now_s and not link.is_deaf:
+                self._drop(link, f"has not been heard for {self._heartbeat_s:g} s")
+            else:
+                next_s = min(next_s, max(heard_until_s, now_s + 0.001), stuck_until_s)
+                if self._needs_ping(link, now_s):
+                    link.ping()
+                    self._attend(link)
+        self._tick_s = next_s
+
+    def _needs_ping(self, link: Link, now_s: float) -> bool:
+        if now_s - link.last_sent_s >= 0.9 * self._pause_s:
+            return True
+        return self._is_head and now_s - link.last_measured_s >= self._heartbeat_s
+
+    # The output of an agent.
+
+    def _serve_relay(self, relay: Relay, now_s: float) -> None:
+        if self.is_draining:
+            for pipe in relay.pipes:
+                for _ in range(_DRAIN_READS):
+                    if pipe.is_empty or not relay.room():
+                        break
+                    relay.pump(pipe)
+        relay.flush_due(now_s, emptied=self.is_draining)
+        self._attend(relay.link)
+        for pipe in relay.pipes:
+            self._aim_pipe(relay, pipe)
+        if self.is_draining and relay.is_done():
+            with self.lock:
+                self.is_draining = False
+                self.changed.notify_all()
+
+    def _aim_pipe(self, relay: Relay, pipe: Pipe) -> None:
+        wants = relay.room() > 0 and not pipe.is_ended
+        if wants and pipe.fd not in self._watched:
+            self.watch(pipe.fd, lambda _mask: relay.pump(pipe))
+        elif not wants and pipe.fd in self._watched:
+            self.unwatch(pipe.fd)
+
+    def drain_again(self) -> None:
+        """Look into the pipes once more, whatever was seen of them."""
+        if self.relay is None:
+            self.is_draining = False
+            return
+        for pipe in self.relay.pipes:
+            pipe.is_empty = pipe.is_ended
+
+    # The end.
+
+    def close_links(self) -> None:
+        """End all links when what is queued has been sent."""
+        self.is_closing = True
+        for link in list(self.links.values()):
+            link.is_closing = True
+            if link.is_paused:
+                link.is_paused = False
+            self._attend(link)
+        with self.lock:
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        """Serve no longer."""
+        self.is_closed = True
+
+    def _end(self) -> None:
+        for link in list(self.links.values()):
+            link.is_closing = True
+            self._drop(link, "")
+        if self.door is not None:
+            self.door.close()
+        if self.relay is not None:
+            self.relay.close()
+        assert self._epoll is not None
+        with self.lock:
+            self.is_closed = True
+            self.is_draining = False
+            self.changed.notify_all()
+        self._epoll.close()
