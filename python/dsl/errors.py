@@ -12,6 +12,7 @@
         |-- OptionError             2    options that exclude or need one another (ValueError)
         |-- NumNodesError           2    --num_nodes (RuntimeError, ValueError)
         |-- HostfileError           2    (ValueError)
+        |-- EnvFileError            2    .deepspeed_env (ValueError)
         |-- FilterError             2    --include, --exclude, and counts that leave too little (ValueError)
         |-- WorldInfoError          2    (ValueError)
         |-- AcceleratorError        2    DS_ACCELERATOR, LOCAL_SIZE (ValueError)
@@ -77,6 +78,10 @@ class NumNodesError(UsageError, RuntimeError, ValueError):
 
 class HostfileError(UsageError, ValueError):
     """The hostfile cannot be read, or a line of it is malformed."""
+
+
+class EnvFileError(UsageError, ValueError):
+    """A file of variables for all hosts cannot be read, or a line of it is malformed."""
 
 
 class FilterError(UsageError, ValueError):

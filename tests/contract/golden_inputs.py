@@ -264,3 +264,50 @@ WORKERS: list[tuple[dict[str, list[int]], int, list[str]]] = [
     ({"localhost": [0, 1]}, 0, ["--module"]),
     ({"localhost": [0]}, 0, ["--no_python"]),
 ]
+
+
+LIVELY = {
+    "MLFLOW_URI": "http://m",
+    "PYTHONUNBUFFERED": "1",
+    "MV2_X": "64(x2)",
+    "UCX_NET_DEVICES": "mlx5_0:1",
+    "UCXX": "y z",
+    "NCCL_DEBUG": "INFO",
+    "NCCL_IB_HCA": "mlx5",
+    "PATH": "/bin:/usr/bin",
+    "PATHS": "p",
+    "LD_LIBRARY_PATH": "/l",
+    "ASCEND_HOME": "/a",
+    "HCCL_X": "h",
+    "NEUWARE_HOME": "n",
+    "CNCL_X": "c",
+    "BCCL_X": "b",
+    "BIREN_X": "b",
+    "SUPA_X": "s",
+    "BKCL_X": "k",
+    "XPU_X": "x",
+    "XMLIR_X": "m",
+    "HOME": "/h",
+    "MY_PYTHON": "no",
+    "EMPTY_NCCL": "",
+}
+"""An environment with a variable for each rule of what travels."""
+
+EXPORTS: list[tuple[str, dict[str, str], dict[str, str]]] = [
+    *[
+        (name, LIVELY, {})
+        for name in ("cuda", "cpu", "npu", "mlu", "sdaa", "supa", "klxpu", "xpu", "hpu", "mps")
+    ],
+    ("cuda", {**LIVELY, "AISC_JOB_NAME": "j"}, {}),
+    ("cpu", {"PYTHONPATH": "/a:/b"}, {}),
+    ("cpu", {"PYTHONUTF8": "1"}, {"HOME": "A=1\nPYTHONUTF8=0\n"}),
+    ("cpu", {}, {"HOME": "A=1\nB=home\n", "CWD": "B=cwd\nC = x=y \n"}),
+    ("cpu", {}, {"CWD": "A=b # c\nB='q'\nC=$HOME\nD=\n"}),
+    ("cuda", {"AISC_JOB_NAME": "j"}, {"CWD": "NCCL_IB_HCA=mine\n"}),
+    ("cpu", {"DS_ENV_FILE": "my.env"}, {"HOME": "A=1\n", "HOME/my.env": "A=2\n", "CWD/my.env": "B=3\n"}),
+    ("cpu", {"DS_ENV_FILE": "ABSOLUTE"}, {"HOME": "A=1\n", "ABSOLUTE": "A=2\n"}),
+    ("cpu", {}, {"CWD": "A=1\n\nB=2\n"}),
+    ("cpu", {}, {"CWD": "# note\n"}),
+    ("cpu", {}, {"CWD": "PYTHONPATH=/only\n"}),
+]
+"""Accelerator, environment, and env files: ``HOME`` and ``CWD`` stand for the default file there."""

@@ -272,6 +272,70 @@ def _run_workers(world: dict[str, list[int]], node_rank: int, options: list[str]
     return sorted(workers, key=lambda worker: int(worker["env"]["RANK"]))
 
 
+def record_exports(runner: Any) -> None:
+    """Which variables main hands to the other hosts, before each launcher quotes them in its own way."""
+    cases = []
+    for accelerator, env, files in inputs.EXPORTS:
+        with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as folder:
+            cases.append([accelerator, env, files, _export(runner, accelerator, env, files, home, folder)])
+    write(
+        "exports",
+        "main of two hosts, stopped where it would start the launcher: the variables given to "
+        "MultiNodeRunner.add_export, stripped as it does and the last of each name; accelerator, environment, env "
+        "files (HOME and CWD: the default one there, which those words also stand for in values)",
+        cases=cases,
+    )
+
+
+def _export(
+    runner: Any, accelerator: str, env: dict[str, str], files: dict[str, str], home: str, folder: str
+) -> dict[str, Any]:
+    places = {
+        "HOME": f"{home}/.deepspeed_env",
+        "CWD": f"{folder}/.deepspeed_env",
+        "ABSOLUTE": f"{home}/absolute",
+    }
+    for name, text in files.items():
+        place, _, own = name.partition("/")
+        path = f"{home if place == 'HOME' else folder}/{own}" if own else places[place]
+        Path(path).write_text(text, encoding="utf-8")
+    name = env.get("DS_ENV_FILE", ".deepspeed_env")
+    runner.DEEPSPEED_ENVIRONMENT_NAME = places.get(name, name)
+    runner.DEEPSPEED_ENVIRONMENT_PATHS = [home, "."]
+    module = import_module(f"deepspeed.accelerator.{accelerator}_accelerator")
+    kinds = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
+    (kind,) = [one for one in kinds if hasattr(one, "export_envs")]
+    runner.get_accelerator().export_envs = lambda: kind.export_envs(None)
+    found: dict[str, str] = {}
+    pdsh = load("launcher.multinode_runner").PDSHRunner
+    pdsh.backend_exists = lambda _self: True
+    pdsh.add_export = lambda _self, key, value: found.update({key.strip(): value.strip()})
+
+    def stop(*_args: Any, **_kwargs: Any) -> None:
+        raise Captured
+
+    runner.subprocess.Popen = stop
+    before, cwd = dict(os.environ), Path.cwd()
+    hosts = Path(folder) / "hosts"
+    hosts.write_text("a slots=1\nb slots=1\n", encoding="utf-8")
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+
+    def run() -> None:
+        with contextlib.suppress(Captured):
+            words = ["--hostfile", str(hosts), "--master_addr", "m", "--no_ssh_check"]
+            runner.main([*words, "train.py"])
+
+    answer = outcome(run)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(before)
+    if "error" in answer:
+        return answer
+    return {"result": {name: value.replace(os.path.realpath(folder), "CWD") for name, value in found.items()}}
+
+
 def main() -> None:
     """Record everything."""
     GOLDEN.mkdir(exist_ok=True)
@@ -281,6 +345,7 @@ def main() -> None:
     record_flags(runner)
     record_functions(runner)
     record_decisions(runner)
+    record_exports(runner)
     del os.environ["LOCAL_SIZE"]
     record_cpu_devices()
     record_binding(load("utils.numa"))

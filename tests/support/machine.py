@@ -19,7 +19,7 @@ UNASKED = object()
 
 ROOMS = {
     "names": ("executable", "pid", "temp_dir", "host", "stamp", "random", "is_this_machine"),
-    "files": ("read_text", "cwd", "has_program"),
+    "files": ("read_text", "cwd", "home", "has_program"),
     "cpus": ("allowed", "numa_nodes", "topology", "packages", "caches"),
     "devices": ("cuda_count", "other_name", "other_count", "located", "gpus", "mig_parent"),
     "ports": ("is_free", "pick", "holder"),
@@ -75,6 +75,7 @@ def make_facts(
         "is_this_machine": lambda name: name == "here",
         "read_text": (files or {}).get,
         "cwd": "/work/dir",
+        "home": "/home/me",
         "has_program": lambda name: name in programs,
         "numa_nodes": numa_table(range(8)),
         "topology": Topology(numa_table(range(8)), tuple((cpu,) for cpu in allowed)),

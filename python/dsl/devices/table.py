@@ -20,21 +20,23 @@ class Accelerator:
     """As in ``DS_ACCELERATOR``."""
     visible_variable: str
     """Limits which devices a process sees."""
+    export_prefixes: tuple[str, ...] = ()
+    """Variables whose names start with one of these go to every host."""
 
 
 ACCELERATORS = {
     accelerator.name: accelerator
     for accelerator in (
-        Accelerator("cuda", "CUDA_VISIBLE_DEVICES"),
+        Accelerator("cuda", "CUDA_VISIBLE_DEVICES", ("NCCL",)),
         Accelerator("cpu", "CUDA_VISIBLE_DEVICES"),
         Accelerator("xpu", "ZE_AFFINITY_MASK"),
-        Accelerator("npu", "ASCEND_RT_VISIBLE_DEVICES"),
+        Accelerator("npu", "ASCEND_RT_VISIBLE_DEVICES", ("ASCEND", "HCCL", "LD_LIBRARY", "PATH")),
         Accelerator("hpu", "CUDA_VISIBLE_DEVICES"),
         Accelerator("mps", "CUDA_VISIBLE_DEVICES"),
-        Accelerator("mlu", "MLU_VISIBLE_DEVICES"),
-        Accelerator("sdaa", "SDAA_VISIBLE_DEVICES"),
-        Accelerator("supa", "SUPA_VISIBLE_DEVICES"),
-        Accelerator("klxpu", "CUDA_VISIBLE_DEVICES"),
+        Accelerator("mlu", "MLU_VISIBLE_DEVICES", ("NEUWARE_HOME", "CNCL", "LD_LIBRARY", "PATH")),
+        Accelerator("sdaa", "SDAA_VISIBLE_DEVICES", ("NCCL", "LD_LIBRARY", "PATH")),
+        Accelerator("supa", "SUPA_VISIBLE_DEVICES", ("BCCL", "BIREN", "SUPA", "LD_LIBRARY", "PATH")),
+        Accelerator("klxpu", "CUDA_VISIBLE_DEVICES", ("BKCL", "XPU", "XMLIR", "LD_LIBRARY", "PATH")),
     )
 }
 

@@ -128,6 +128,12 @@ class Files:
             reason = (error.strerror or "").lower()
             raise UsageError(f"the working directory is gone, change to another one: {reason}") from None
 
+    @property
+    def home(self) -> str:
+        """The home directory of the user; empty if nobody knows it."""
+        home = os.path.expanduser("~")
+        return home if home.startswith("/") else ""
+
     def has_program(self, name: str) -> bool:
         """Whether a program of this name is on ``PATH``."""
         from shutil import which

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import record, replace
 from dsl.errors import OptionError, PortError
 from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS
 from dsl.model.job import Job, MeetingPoint, Notice
@@ -93,9 +93,11 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     notices = (*unused, *active.notices)
     if not active.is_remote:
         return JobPlan(job, active.node_rank, notices)
-    from dsl.plan.remote import plan_remote
+    from dsl.plan.remote import plan_remote, remote_variables
 
-    return JobPlan(job, 0, notices, plan_remote(request, active, facts))
+    remote = plan_remote(request, active, facts)
+    env, told = remote_variables(job.env, facts)
+    return JobPlan(replace(job, env=env), 0, (*notices, *told), remote)
 
 
 def _check_host_options(request: Request) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dsl.errors import LauncherError, OptionError
+from dsl.devices.select import select_accelerator
+from dsl.devices.table import ACCELERATORS
+from dsl.errors import AcceleratorError, LauncherError, OptionError
 from dsl.lists import quote
+from dsl.model.job import Notice
 from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS, Remote
+from dsl.resources.env_file import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
+from dsl.resources.exports import GENERAL, choose_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl.facts import Facts
+    from dsl.model.job import Pairs
     from dsl.model.remote import LauncherName
     from dsl.model.request import RemoteRequest, Request
     from dsl.plan.hosts import ActiveHosts
@@ -118,3 +124,50 @@ def _launcher_words(text: str) -> tuple[str, ...]:
         raise OptionError(
             f"--launcher_args {quote(text)} are no words of a shell: {problem[:1].lower()}{problem[1:]}"
         ) from None
+
+
+def remote_variables(own: Pairs, facts: Facts) -> tuple[Pairs, list[Notice]]:
+    """The variables that go to the workers of all hosts, and what the user should know of them.
+
+    The later wins: the environment of this command, the files of variables, and ``own``, the job's.
+
+    Raises:
+        EnvFileError: a file cannot be read, or a line of it is malformed.
+        AcceleratorError: ``DS_ACCELERATOR`` is no accelerator.
+    """
+    environ, notices = facts.environ, []
+    variables = choose_exports(environ, facts.files.cwd, _export_prefixes(facts))
+    name = environ.get(NAME_VARIABLE) or DEFAULT_NAME
+    paths = env_file_paths(name, facts.files.home, facts.files.cwd)
+    files = read_env_files(paths, {**environ, **variables}, facts.files.read_text)
+    if not files and NAME_VARIABLE in environ:
+        notices.append(Notice("warning", f"there is no {' nor '.join(paths)}, which {NAME_VARIABLE} names"))
+    for path, entries in files.items():
+        variables.update([(entry.name, entry.value) for entry in entries])
+        names = ", ".join(dict.fromkeys([entry.name for entry in entries]))
+        notices.append(Notice("info", f"variables of {path} go to all hosts: {names or 'none'}"))
+        for entry in entries:
+            if entry.looks_expandable:
+                text = f"{path} line {entry.line}: the value of {entry.name} goes as it stands, $ included"
+                notices.append(
+                    Notice("warning", f"{text}; put it into double quotes to have variables filled in")
+                )
+    variables.update(own)
+    return tuple(variables.items()), notices
+
+
+def _export_prefixes(facts: Facts) -> tuple[str, ...]:
+    """Beginnings of the accelerator's variables; of all accelerators if this machine has none."""
+    named = facts.environ.get("DS_ACCELERATOR") or ""
+    if named in ACCELERATORS:
+        return ACCELERATORS[named].export_prefixes
+    try:
+        name = select_accelerator(facts.environ, facts.devices)[0]
+    except AcceleratorError:
+        if named:
+            raise
+        name = "cpu"  # there are some, but nobody can count them
+    if name != "cpu":
+        return ACCELERATORS[name].export_prefixes
+    found = [prefix for one in ACCELERATORS.values() for prefix in one.export_prefixes]
+    return tuple([prefix for prefix in dict.fromkeys(found) if prefix not in GENERAL])

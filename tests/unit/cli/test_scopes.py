@@ -138,6 +138,7 @@ REFUSED = {
     ("dsl", "autotuning"): "this version does not tune",
 }
 IN_THE_JOB = {
+    ("dsl", "force_multi"): "where hosts are reached, variables of the command travel",
     ("dsl", "dry_run"): SHOWS,
     ("dsl", "dry_run_json"): SHOWS,
     ("dslrun", "dry_run"): SHOWS,

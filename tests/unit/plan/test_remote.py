@@ -205,3 +205,81 @@ def test_no_option_for_several_hosts_is_lost() -> None:
 
 def test_where_the_agents_run() -> None:
     assert _remote(hostfile="H").cwd == "/work/dir"
+
+
+def _variables(environ: dict[str, str], files: dict[str, str] | None = None, **facts: Any) -> dict[str, str]:
+    machine = make_facts(environ=environ, files={**FILES, **(files or {})}, **facts)
+    return dict(plan_job(make_request("deepspeed", hostfile="H"), machine).job.env)
+
+
+HEAD = {
+    "NCCL_DEBUG": "INFO",
+    "HCCL_X": "1",
+    "BKCL_X": "2",
+    "PATH": "/bin",
+    "LD_LIBRARY_PATH": "/l",
+    "OTHER": "o",
+}
+
+
+@pytest.mark.parametrize(
+    "environ, machine, names",
+    [
+        ({}, {"cuda": 2}, {"NCCL_DEBUG"}),
+        ({}, {"other_name": "npu", "other_count": lambda *_: 8}, {"HCCL_X", "PATH", "LD_LIBRARY_PATH"}),
+        ({}, {}, {"NCCL_DEBUG", "HCCL_X", "BKCL_X"}),
+        ({"DS_ACCELERATOR": "cuda"}, {}, {"NCCL_DEBUG"}),
+        ({"DS_ACCELERATOR": "cpu"}, {"cuda": 2}, set()),
+    ],
+)
+def test_variables_of_accelerators(environ: dict[str, str], machine: dict[str, Any], names: set[str]) -> None:
+    """A login node that has none cannot know which the hosts have."""
+    assert set(_variables({**HEAD, **environ}, **machine)) == {"PYTHONPATH", *names}
+
+
+def test_values_go_byte_for_byte() -> None:
+    """G5."""
+    environ = {"UCX_A": " a\n'\"$;,\udcff ", "PYTHON_B": "", "AZUREML_RUN_TOKEN": "t", "MLFLOW": "é"}
+    assert _variables(environ) == {**environ, "PYTHONPATH": "/work/dir"}
+
+
+def test_an_env_file_wins_over_the_environment_and_that_of_the_directory_over_that_at_home() -> None:
+    files = {"/home/me/.deepspeed_env": "UCX_A=home\nB=home\n", "/work/dir/.deepspeed_env": "B=dir\n"}
+    assert _variables({"UCX_A": "shell", "B": "shell"}, files) == {
+        "UCX_A": "home",
+        "PYTHONPATH": "/work/dir",
+        "B": "dir",
+    }
+
+
+def test_a_job_of_this_machine_alone_reads_no_env_file() -> None:
+    planned = plan_job(
+        make_request("deepspeed"),
+        make_facts(environ={"UCX_A": "a"}, files={"/work/dir/.deepspeed_env": "bad"}),
+    )
+    assert planned.job.env == ()
+
+
+FILLED_IN = (
+    "the value of A goes as it stands, $ included; put it into double quotes to have variables filled in"
+)
+
+
+def test_what_is_said_of_env_files() -> None:
+    files = {**FILES, "/work/dir/.deepspeed_env": "A=/x:$A\nB=1\nA=2\n"}
+    planned = plan_job(make_request("deepspeed", hostfile="H"), make_facts(files=files))
+    assert [(one.level, one.text) for one in planned.notices] == [
+        ("info", "variables of /work/dir/.deepspeed_env go to all hosts: A, B"),
+        ("warning", f"/work/dir/.deepspeed_env line 1: {FILLED_IN}"),
+    ]
+    facts = make_facts(files=FILES, environ={"DS_ENV_FILE": "my"})
+    (notice,) = plan_job(make_request("deepspeed", hostfile="H"), facts).notices
+    assert notice.line == "warning: there is no /home/me/my nor /work/dir/my, which DS_ENV_FILE names"
+
+
+def test_a_variable_in_double_quotes_is_filled_in_on_the_launching_host() -> None:
+    files = {
+        "/work/dir/.deepspeed_env": 'LD_LIBRARY_PATH="/x:$LD_LIBRARY_PATH"\nPYTHONPATH="$PYTHONPATH:/y"\n'
+    }
+    found = _variables({"LD_LIBRARY_PATH": "/l", "PYTHONPATH": "/p"}, files)
+    assert found == {"LD_LIBRARY_PATH": "/x:/l", "PYTHONPATH": "/work/dir:/p:/y"}

@@ -1,0 +1,133 @@
+"""Files of variables for all hosts (``.deepspeed_env``): ``NAME=VALUE`` a line.
+
+An unquoted value is what follows the first ``=``, as it stands but for blanks at its ends: DeepSpeed's
+grammar. Ours are blank lines, lines that start with ``#``, ``export`` before the name, and quotation marks
+around the whole value. What stands in single ones is taken as it is. In double ones ``$NAME`` and ``${NAME}``
+are filled in, and a backslash takes the meaning from ``$``, ``"`` and itself.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.errors import EnvFileError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+DEFAULT_NAME = ".deepspeed_env"
+"""Name of the file in the home and working directory."""
+
+NAME_VARIABLE = "DS_ENV_FILE"
+"""Variable that names another one; a path from the root is one file."""
+
+
+@record
+class EnvEntry:
+    """A line of such a file."""
+
+    name: str
+    value: str
+    line: int
+    """Its number, from 1."""
+    looks_expandable: bool = False
+    """A variable is written in it that is not filled in, because there are no double quotes."""
+
+
+def env_file_paths(name: str, home: str, cwd: str) -> tuple[str, ...]:
+    """Where files of this name are looked for. What a later one says wins."""
+    if name.startswith("/"):
+        return (name,)
+    return tuple(dict.fromkeys([f"{folder.rstrip('/')}/{name}" for folder in (home, cwd) if folder]))
+
+
+def read_env_files(
+    paths: tuple[str, ...], environ: Mapping[str, str], read_text: Callable[[str], str | None]
+) -> dict[str, tuple[EnvEntry, ...]]:
+    """Read those of the files that there are: path -> entries.
+
+    ``environ`` is what variables in double quotes are filled in from, after the lines before.
+
+    Raises:
+        EnvFileError: a file cannot be read, or a line is malformed.
+    """
+    known = dict(environ)
+    found = {}
+    for path in paths:
+        try:
+            text = read_text(path)
+        except OSError as error:
+            raise EnvFileError(f"{path} cannot be read: {(error.strerror or '').lower()}") from None
+        if text is not None:
+            found[path] = tuple(parse_env_file(text, path, known))
+    return found
+
+
+def parse_env_file(text: str, path: str, known: dict[str, str]) -> Iterator[EnvEntry]:
+    """The entries of a file. ``known`` is what is filled in, and takes them up; ``path`` is for errors.
+
+    Raises:
+        EnvFileError: a malformed line.
+    """
+    for number, raw in enumerate(text.split("\n"), start=1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        words = name.split()
+        if words[:1] == ["export"] and (len(words) > 1 or not equals):
+            del words[0]
+        where = f"{path} line {number}"
+        if not equals or len(words) != 1:
+            raise EnvFileError(
+                f"{where}: {line.partition('=')[0][:40]!r} is no NAME=VALUE, correct or remove it"
+            )
+        value = value.strip()
+        if "\0" in line:
+            raise EnvFileError(f"{where}: the value of {words[0]} holds a NUL byte, which no variable can")
+        is_plain = value[:1] not in ("'", '"')
+        if not is_plain:
+            value = _unquote(value, known, where, words[0])
+        known[words[0]] = value
+        yield EnvEntry(words[0], value, number, is_plain and _has_reference(value))
+
+
+def _unquote(value: str, known: Mapping[str, str], where: str, name: str) -> str:
+    mark = value[0]
+    parts = []
+    place = 1
+    while place < len(value) and value[place] != mark:
+        letter = value[place]
+        place += 1
+        if mark == '"' and letter == "\\" and value[place : place + 1] in ("\\", '"', "$"):
+            letter = value[place]
+            place += 1
+        elif mark == '"' and letter == "$":
+            reference = _reference(value, place)
+            if reference is not None:
+                variable, place = reference
+                letter = known.get(variable, "")
+        parts.append(letter)
+    rest = value[place + 1 :].strip()
+    if place >= len(value):
+        raise EnvFileError(f"{where}: the value of {name} has no closing {mark}")
+    if rest and not rest.startswith("#"):
+        raise EnvFileError(f"{where}: the value of {name} goes on behind its closing {mark}, quote all of it")
+    return "".join(parts)
+
+
+def _has_reference(text: str) -> bool:
+    return any(
+        letter == "$" and _reference(text, place) is not None for place, letter in enumerate(text, start=1)
+    )
+
+
+def _reference(text: str, place: int) -> tuple[str, int] | None:
+    """The variable that is written behind the ``$`` before ``place``, and where it ends; None if none is."""
+    braced = text[place : place + 1] == "{"
+    end = start = place + braced
+    while end < len(text) and text[end].isascii() and (text[end].isalnum() or text[end] == "_"):
+        end += 1
+    if end == start or text[start].isdigit() or (braced and text[end : end + 1] != "}"):
+        return None
+    return text[start:end], end + braced
