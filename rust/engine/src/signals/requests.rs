@@ -10,7 +10,7 @@ use crate::sys::signal::Received;
 const SAME_REQUEST: Duration = Duration::from_millis(50);
 /// An agent may hear one request both from its guard, which may be slow on a busy machine, and from the sender,
 /// or from the terminal, where both are in its group. The kernel may make one of the two, so both must count.
-const TWINS: Duration = Duration::from_secs(1);
+const TWINS: Duration = Duration::from_secs(3);
 /// A terminal hangs up once. A job hears of it from the shell, and from the kernel when the shell is gone.
 const HANG_UP: Duration = Duration::from_secs(5);
 
