@@ -29,7 +29,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
     "rendezvous": ("base", "static"),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "job", "node", "account"),
-    "launchers": ("base",),
+    "launchers": (
+        "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table",
+    ),
     "control": (
         "messages", "checks", "frames", "clock", "stream", "link", "mailbox", "console", "relay", "door", "server", "hub",
     ),

@@ -22,6 +22,7 @@
         |-- ScriptError             2    the script does not exist
         |-- LogDirError             2    (ValueError, OSError)
         |-- LauncherError           2    --launcher: unknown, or not installed (NotImplementedError)
+        |-- HostNameError           2    a name that a launcher takes for something else (ValueError)
         |-- JobFormatError          2    the description of a job that came from another host (ValueError)
         `-- UnsupportedError        2    understood, but not in this version
 
@@ -118,6 +119,10 @@ class LogDirError(UsageError, ValueError, OSError):
 
 class LauncherError(UsageError, NotImplementedError):
     """``--launcher`` names no launcher, one that is missing, or one that cannot do what is asked for."""
+
+
+class HostNameError(UsageError, ValueError):
+    """A host has a name that its launcher takes for something else, such as an option."""
 
 
 class JobFormatError(UsageError, ValueError):

@@ -30,8 +30,12 @@ class Agents:
     """Variables that the agents need. They may be secret, so no value of them stands on a command line."""
     folder: str = ""
     """Directory for `Start.files`, which the caller makes, for this user alone."""
+    environ: Pairs = ()
+    """The environment of the launching command, for what the user says there to the launcher's program."""
     is_root: bool = False
     """The caller is root, which Open MPI wants confirmed."""
+    is_cuda: bool = False
+    """The launching host has CUDA devices, which MVAPICH2 has to be told."""
 
 
 @record

@@ -38,6 +38,8 @@ class Remote:
     """The file that named the hosts, if all of it takes part; empty: a part of it, or no file."""
     per_node: bool = True
     """One agent a node starts that node's workers; else each rank is a task of the launcher."""
+    num_gpus: int | None = None
+    """What ``--num_gpus`` says; None: nothing. Slurm, which hands out devices, is told."""
     checks: bool = True
     """The hosts are checked before anything starts on them."""
     heartbeat_s: float = DEFAULT_HEARTBEAT_S

@@ -1,0 +1,61 @@
+"""``--launcher pdsh``, DeepSpeed's usual one: one pdsh, which starts an ssh for each host."""
+
+from __future__ import annotations
+
+from dsl._record import replace
+from dsl.errors import HostNameError
+from dsl.launchers.base import PLACE, Start
+from dsl.launchers.words import agent_command, bare, host_names, shell_word
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dsl.launchers.base import Agents
+    from dsl.model.remote import Remote
+
+FANOUT = 1024
+"""Hosts that pdsh reaches at once. More hosts raise it, for no agent ends before all have started."""
+
+SSH_ARGS = "PDSH_SSH_ARGS_APPEND"
+"""Words that pdsh gives to its ssh. What the user has in it comes first, and so it holds."""
+
+
+_PLACE = "%n"
+
+
+def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
+    """Ask for an agent on every host. pdsh writes a host's place for ``%n``, and ``%`` for ``%%``.
+
+    Raises:
+        HostNameError: the name of a host means something else to pdsh.
+    """
+    if agents.variables:
+        raise ValueError("pdsh carries no variables")
+    names = tuple(bare(name) for name in host_names(agents, "pdsh", also="@:%[]+"))
+    for name in names:
+        _check_user(name)
+    port = () if remote.ssh_port is None else ("-p", str(remote.ssh_port))
+    ssh_args = (dict(agents.environ).get(SSH_ARGS, "").strip(), "-oBatchMode=yes", *port)
+    fanout = str(max(FANOUT, len(names)))
+    argv = ("pdsh", "-S", "-f", fanout, "-w", ",".join(names), *remote.args, _line(remote, agents))
+    env = (("PDSH_RCMD_TYPE", "ssh"), (SSH_ARGS, " ".join(filter(None, ssh_args))))
+    return (Start(argv=argv, env=env),)
+
+
+def _check_user(name: str) -> None:
+    """pdsh takes ``USER@HOST``, but drops a host whose name has an address behind the ``@``."""
+    user, _, host = name.rpartition("@")
+    if "@" in user or (user and ":" in host):
+        raise HostNameError(
+            f"host name {name!a} cannot be given to pdsh: write it into ~/.ssh/config under a plain name, "
+            "or use --launcher ssh"
+        )
+    if "[" in name or "]" in name:
+        raise HostNameError(f"host name {name!a} cannot be given to pdsh: it is no host, but a list")
+
+
+def _line(remote: Remote, agents: Agents) -> str:
+    """The command for the login shell of each host, as one word."""
+    agent = replace(agents, words=(*agents.words, PLACE, _PLACE))
+    words = agent_command(remote, agent, place="$0", name=_PLACE)
+    shown = (word if word == _PLACE else shell_word(word).replace("%", "%%") for word in words)
+    return " ".join(("exec", *shown))

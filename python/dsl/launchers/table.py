@@ -1,0 +1,27 @@
+"""The launchers by their word of ``--launcher``."""
+
+from __future__ import annotations
+
+from dsl.launchers.impi import impi
+from dsl.launchers.mpich import mpich
+from dsl.launchers.mvapich import mvapich
+from dsl.launchers.openmpi import openmpi
+from dsl.launchers.pdsh import pdsh
+from dsl.launchers.slurm import slurm
+from dsl.launchers.ssh import ssh
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dsl.launchers.base import Launcher
+    from dsl.model.remote import LauncherName
+
+TABLE: dict[LauncherName, Launcher] = {
+    "ssh": ssh,
+    "pdsh": pdsh,
+    "openmpi": openmpi,
+    "mpich": mpich,
+    "impi": impi,
+    "mvapich": mvapich,
+    "slurm": slurm,
+}
+"""What starts the agents of a job. The first word of a launcher's command is the program that it needs."""

@@ -1,0 +1,125 @@
+"""What the launchers share: the agent's command, the names of hosts, and words that all shells read alike."""
+
+from __future__ import annotations
+
+from dsl.errors import HostNameError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.launchers.base import Agents
+    from dsl.model.remote import Remote
+
+HOST_FILE = "hosts"
+"""Name of the file in `Agents.folder` that lists hosts or tasks."""
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:,@+-")
+# A script that is sourced without arguments of its own sees those of the shell, so these are put away. What
+# it prints must not come into the agent's stdout, nor may it read the agent's stdin.
+_SOURCE = (
+    'dsl_script=$1; shift; dsl_words=("$@"); set --; '
+    'case $dsl_script in "~/"*) dsl_script=$HOME/${dsl_script:2};; esac; '
+    '. "$dsl_script" >&2 </dev/null || [ -r "$dsl_script" ] || exit 126; '
+    'exec "${dsl_words[@]}"'
+)
+
+
+def tasks_of(remote: Remote, agents: Agents) -> tuple[int, ...]:
+    """How many tasks each host gets from a launcher of ranks, by node rank."""
+    return tuple(1 if remote.per_node else len(host.slots) for host in agents.hosts)
+
+
+def agent_command(
+    remote: Remote, agents: Agents, *, place: str, name: str = "dsl", tasks: Sequence[int] = ()
+) -> tuple[str, ...]:
+    """The command of an agent, the same for all hosts.
+
+    If the hosts' interpreters differ, a line of ``sh`` chooses one there: ``place`` is what this shell reads
+    as the number of the task, ``name`` its own name (``$0``), and ``tasks`` the number of tasks of each host
+    (none: one).
+    """
+    pythons = pythons_of(remote, agents)
+    words = (*pythons[:1], *agents.words)
+    if any(python != pythons[0] for python in pythons):
+        script = _choice(pythons, tasks or (1,) * len(pythons), place)
+        words = ("sh", "-c", script, name, *agents.words)
+    return sourced(remote, words)
+
+
+def pythons_of(remote: Remote, agents: Agents) -> tuple[str, ...]:
+    """The interpreter of each host, by node rank."""
+    return remote.pythons or (agents.python,) * len(agents.hosts)
+
+
+def sourced(remote: Remote, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Put what sources ``--venv_script`` before a command. A relative path is one of the launching host."""
+    script = remote.venv_script
+    if not script:
+        return words
+    if not script.startswith(("/", "~/")):
+        script = f"{remote.cwd}/{script}"
+    return ("bash", "-c", _SOURCE, "dsl", script, *words)
+
+
+def _choice(pythons: Sequence[str], tasks: Sequence[int], place: str) -> str:
+    """A line of ``sh`` that executes the interpreter of the host on which it runs."""
+    end = 0
+    script = ""
+    for python, count, following in zip(pythons, tasks, (*pythons[1:], None), strict=True):
+        end += count
+        test = f'[ "{place}" -ge {end} ] || ' if following is not None else ""
+        if python != following:
+            script += f'{test}exec {shell_word(python)} "$@"; '
+    return script.rstrip("; ")
+
+
+def shell_word(word: str) -> str:
+    """Write a word so that sh, bash, zsh, csh and fish read it back.
+
+    Single quotes mean the same to all of them but around ``'``, ``!`` (csh's history) and a backslash (fish).
+
+    Raises:
+        UsageError: a line break is in it, which these shells spell differently.
+    """
+    if word and _PLAIN.issuperset(word):
+        return word
+    if "\n" in word or "\r" in word:
+        raise UsageError(f"{word!a} cannot be passed to another host: it holds a line break")
+    quoted = "".join(f"'\\{mark}'" if mark in "'!\\" else mark for mark in word)
+    return f"'{quoted}'"
+
+
+def host_names(agents: Agents, launcher: str, *, also: str = "") -> tuple[str, ...]:
+    """The hosts' names, once it is sure that none means something else to the launcher.
+
+    A name is letters, digits, dots, hyphens and underscores, and begins with no hyphen. ``also`` are other
+    marks that the launcher takes: ``@`` behind the name of a user, ``:`` and ``%`` in an address.
+
+    Raises:
+        HostNameError: a name is none of those.
+    """
+    for host in agents.hosts:
+        _check(host.name, launcher, also)
+    return tuple(host.name for host in agents.hosts)
+
+
+def _check(name: str, launcher: str, also: str) -> None:
+    odd = next((mark for mark in name if not (mark.isalnum() or mark in "-._" or mark in also)), "")
+    shown = f"host name {name!a} cannot be given to {launcher}"
+    if any(part.startswith("-") for part in name.split("@")):
+        raise HostNameError(f"{shown}: it begins with '-'")
+    if odd and odd in "@:":
+        raise HostNameError(f"{shown}: {odd!r} means something else to it, give a name without it")
+    if odd:
+        raise HostNameError(f"{shown}: {odd!a} is no part of a name")
+    if not all(name.split("@")):
+        raise HostNameError(f"{shown}: a part of it is empty")
+
+
+def bare(name: str) -> str:
+    """An address without the brackets of a URL."""
+    user, at, host = name.rpartition("@")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    return f"{user}{at}{host}"

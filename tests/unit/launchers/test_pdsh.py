@@ -1,0 +1,77 @@
+"""One pdsh for all hosts."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from tests.support.launchers import start
+
+from dsl.errors import HostNameError
+
+HOSTS = {"a": 2, "b": 1}
+WORDS = ["exec", "/opt/py", "-m", "dsl.node", "--connect", "10.0.0.1:7", "--place", "%n"]
+
+
+def read(word: str, place: int) -> list[str]:
+    """The words that the shell of a host gets, once pdsh has put in its place."""
+    kept = word.replace("%%", "\0").replace("%n", str(place))
+    assert "%" not in kept, "pdsh may read it in some way"
+    return shlex.split(kept.replace("\0", "%"))
+
+
+def test_one_command_whose_place_pdsh_fills_in() -> None:
+    one = start("pdsh", HOSTS)
+    assert list(one.argv[:-1]) == ["pdsh", "-S", "-f", "1024", "-w", "a,b"]
+    assert shlex.split(one.argv[-1]) == WORDS
+    assert dict(one.env) == {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": "-oBatchMode=yes"}
+    assert (one.node_rank, one.speaks, one.files) == (None, False, ())
+
+
+def test_words_for_pdsh_stand_where_deepspeed_puts_them() -> None:
+    one = start("pdsh", HOSTS, args=("-t", "3"))
+    assert list(one.argv[:-1]) == ["pdsh", "-S", "-f", "1024", "-w", "a,b", "-t", "3"]
+
+
+def test_a_port_comes_behind_what_the_user_gives_to_its_ssh() -> None:
+    environ = (("PDSH_SSH_ARGS_APPEND", " -v "),)
+    one = start("pdsh", HOSTS, ssh_port=2222, environ=environ)
+    assert dict(one.env)["PDSH_SSH_ARGS_APPEND"] == "-v -oBatchMode=yes -p 2222"
+
+
+def test_all_hosts_are_reached_at_once() -> None:
+    one = start("pdsh", {f"n{i}": 1 for i in range(2000)})
+    assert one.argv[3] == "2000"
+
+
+def test_a_percent_sign_is_no_place() -> None:
+    one = start("pdsh", {"a": 1}, python="/opt/100%n/py")
+    assert read(one.argv[-1], 7)[1] == "/opt/100%n/py"
+
+
+def test_interpreters_that_differ_are_chosen_there() -> None:
+    one = start("pdsh", {"a": 1, "b": 1, "c": 1, "d": 1}, pythons=("/1", "/x%n y", "/x%n y", "/3"))
+    words = read(one.argv[-1], 2)
+    assert words[:3] == ["exec", "sh", "-c"]
+    assert words[3] == (
+        '[ "$0" -ge 1 ] || exec /1 "$@"; [ "$0" -ge 3 ] || exec \'/x%n y\' "$@"; exec /3 "$@"'
+    )
+    assert words[4:] == ["2", "-m", "dsl.node", "--connect", "10.0.0.1:7", "--place", "2"]
+
+
+def test_a_script_is_sourced_first() -> None:
+    one = start("pdsh", {"a": 1}, venv_script="/e/activate")
+    assert read(one.argv[-1], 0)[4:7] == ["dsl", "/e/activate", "/opt/py"]
+
+
+@pytest.mark.parametrize(
+    "name, given", [("me@a", "me@a"), ("fd00::2", "fd00::2"), ("[fe80::1%eth0]", "fe80::1%eth0")]
+)
+def test_users_and_addresses(name: str, given: str) -> None:
+    assert start("pdsh", {name: 1}).argv[5] == given
+
+
+@pytest.mark.parametrize("name", ["me@fd00::2", "me@realm@gate", "a[1-3]", "[a", "a,b", "^a", "/a/"])
+def test_what_pdsh_would_take_for_something_else_is_refused(name: str) -> None:
+    with pytest.raises(HostNameError, match="cannot be given to pdsh"):
+        start("pdsh", {name: 1})

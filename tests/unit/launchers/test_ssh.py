@@ -1,0 +1,93 @@
+"""One ssh for each host."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from tests.support.launchers import starts
+
+HOSTS = {"a": 2, "b": 1}
+OPTIONS = [
+    "-T",
+    "-x",
+    "-a",
+    "-e",
+    "none",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ClearAllForwardings=yes",
+    "-o",
+    "ControlMaster=no",
+    "-o",
+    "ConnectTimeout=15",
+    "-o",
+    "ServerAliveInterval=5",
+    "-o",
+    "ServerAliveCountMax=3",
+]
+WORDS = ["exec", "/opt/py", "-m", "dsl.node", "--connect", "10.0.0.1:7"]
+
+
+def test_every_host_has_a_command_that_is_its_agent() -> None:
+    found = starts("ssh", HOSTS)
+    assert [(one.node_rank, one.speaks) for one in found] == [(0, True), (1, True)]
+    assert [list(one.argv[:-1]) for one in found] == [["ssh", *OPTIONS, "a"], ["ssh", *OPTIONS, "b"]]
+    assert [shlex.split(one.argv[-1]) for one in found] == [
+        [*WORDS, "--place", "0"],
+        [*WORDS, "--place", "1"],
+    ]
+    assert not any(one.env or one.files or one.unset for one in found)
+
+
+def test_a_port_and_words_for_ssh_that_count_before_ours() -> None:
+    """Of two settings ssh keeps the first, and of two ports, too."""
+    (one,) = starts("ssh", {"a": 1}, ssh_port=2222, args=("-o", "ConnectTimeout=60"))
+    assert list(one.argv[:-1]) == ["ssh", "-o", "ConnectTimeout=60", *OPTIONS, "-p", "2222", "a"]
+
+
+@pytest.mark.parametrize("heartbeat_s, interval", [(15.0, 5), (60.0, 20), (1.0, 1), (0.0, 0)])
+def test_ssh_notices_silence_as_the_heartbeat_does(heartbeat_s: float, interval: int) -> None:
+    (one,) = starts("ssh", {"a": 1}, heartbeat_s=heartbeat_s)
+    assert f"ServerAliveInterval={interval}" in one.argv
+
+
+@pytest.mark.parametrize(
+    "name, given",
+    [
+        ("me@a", "me@a"),
+        ("10.0.0.2", "10.0.0.2"),
+        ("fd00::2", "fd00::2"),
+        ("[fd00::2]", "fd00::2"),
+        ("me@[fe80::1%eth0]", "me@fe80::1%eth0"),
+        ("me@realm@gate", "me@realm@gate"),
+        ("node_1.cluster", "node_1.cluster"),
+    ],
+)
+def test_users_and_addresses(name: str, given: str) -> None:
+    (one,) = starts("ssh", {name: 1})
+    assert one.argv[-2] == given
+
+
+def test_every_host_has_its_interpreter() -> None:
+    found = starts("ssh", HOSTS, pythons=("/a/py", "/my env's/py"))
+    assert [shlex.split(one.argv[-1])[1] for one in found] == ["/a/py", "/my env's/py"]
+
+
+@pytest.mark.parametrize(
+    "script, path", [("/e/activate", "/e/activate"), ("~/activate", "~/activate"), ("e/a b", "/work/e/a b")]
+)
+def test_a_script_is_sourced_first_and_sees_no_words(script: str, path: str) -> None:
+    (one,) = starts("ssh", {"a": 1}, venv_script=script)
+    words = shlex.split(one.argv[-1])
+    assert words[:3] == ["exec", "bash", "-c"]
+    assert words[4:] == ["dsl", path, *WORDS[1:], "--place", "0"]
+
+
+@pytest.mark.parametrize("fields", [{"variables": (("KEY", "x"),)}])
+@pytest.mark.parametrize("launcher", ["ssh", "pdsh"])
+def test_what_carries_no_variables_says_so(launcher: Any, fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="carries no variables"):
+        starts(launcher, HOSTS, **fields)
