@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dsl.agent.planner import Planner
-from dsl.errors import DslError, UnsupportedError
+from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP
+from dsl.errors import DslError, OptionError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
-from dsl.model.request import LEVELS, OutputRequest, PlacementRequest, ShowRequest
+from dsl.model.request import LEVELS, OutputRequest, PlacementRequest, ShowRequest, SignalRequest
 from dsl.plan.job import plan_job
 from dsl.report.speak import say
+from dsl.signals import parse_signals, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,6 +143,42 @@ def placement_request(options: Options | argparse.Namespace, **own: Any) -> Plac
         strict=options.bind_strict,
         names_devices=options.report_bindings or options.dry_run or options.dry_run_json,
         **own,
+    )
+
+
+def signal_request(
+    options: Options | argparse.Namespace,
+    stop_words: str = DEFAULT_STOP,
+    forward_words: str = DEFAULT_FORWARD,
+) -> SignalRequest:
+    """What signals mean. One that the user names for a meaning is taken out of the defaults of the others.
+
+    Raises:
+        OptionError: a signal cannot be taken or is named for two, or the name of one of ours is none.
+    """
+    stop = parse_signals(stop_words, "--signals-to-handle", warnings=[])
+    forward = parse_signals(forward_words, "--forward-signals", job_control="")
+    preempt = parse_signals(options.preempt_signal or "", "--preempt-signal")
+    if len(preempt) > 1:
+        raise OptionError(f"--preempt-signal {options.preempt_signal!r}: name one signal")
+    if forward_words != DEFAULT_FORWARD and stop_words == DEFAULT_STOP:
+        stop = tuple([one for one in stop if one not in forward])
+    if forward_words == DEFAULT_FORWARD:
+        forward = tuple([one for one in forward if one not in (*stop, *preempt)])
+    if stop_words == DEFAULT_STOP:
+        stop = tuple([one for one in stop if one not in preempt])
+    twice = {*stop} & {*forward} | {*preempt} & {*stop, *forward}
+    if twice:
+        raise OptionError(
+            f"{signal_name(min(twice))} is named for two meanings, of --signals-to-handle, --forward-signals "
+            "and --preempt-signal"
+        )
+    return SignalRequest(
+        stop=stop,
+        forward=forward,
+        preempt=preempt[0] if preempt else None,
+        preempt_grace_s=options.preempt_grace,
+        grace_s=options.grace,
     )
 
 

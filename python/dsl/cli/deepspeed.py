@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.cli.command import Command, output_request, placement_request, show_request
+from dsl.cli.command import Command, output_request, placement_request, show_request, signal_request
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.reader import Options, read_words
 from dsl.model.request import (
@@ -100,7 +100,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
             per_node=options.one_agent_per_node,
             heartbeat_s=options.heartbeat,
         ),
-        signals=SignalRequest(grace_s=options.grace),
+        signals=_signals(options),
         output=output_request(
             options,
             each_rank_log=None
@@ -121,6 +121,13 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         log_level="error" if options.quiet else options.log_level,
         save_pid=options.save_pid,
     )
+
+
+def _signals(options: Options | argparse.Namespace) -> SignalRequest:
+    """What signals mean: the usual, unless one of them announces a preemption. Raises OptionError."""
+    if options.preempt_signal:
+        return signal_request(options)
+    return SignalRequest(grace_s=options.grace, preempt_grace_s=options.preempt_grace)
 
 
 def _resources(options: Options | argparse.Namespace) -> ResourceRequest:

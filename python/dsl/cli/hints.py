@@ -71,8 +71,6 @@ DSL_HAS = {
     "--use-env": "--no_local_rank",
     "--signals-to-handle": "",
     "--forward-signals": "",
-    "--preempt-signal": "",
-    "--preempt-grace": "",
 }
 """The reverse."""
 

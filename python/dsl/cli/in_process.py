@@ -70,10 +70,7 @@ def run(args: argparse.Namespace) -> None:
         DslError, EngineError: as `dsl.functions.launcher.launch_agent`.
     """
     options = _options(args)
-    if options.preempt_signal:
-        raise UnsupportedError(
-            "preempt_signal: inside of a program signals are the program's own, use the command dslrun"
-        )
+    _refuse_preemption(options, "dslrun")
     request = torchrun.to_request(options)
     refuse_nameless(request.signals.stop or (), f"signals_to_handle {options.signals_to_handle!r}")
     for notice in torchrun.signal_notices(options):
@@ -89,11 +86,19 @@ def run_deepspeed(args: Sequence[str]) -> int:
         DslError, EngineError: the job cannot be planned or prepared.
     """
     request, options = deepspeed.read(args, os.environ)
+    _refuse_preemption(options, "dsl")
     try:
         _start(request, show_request(options), Narrator)
     except ChildFailedError as error:
         return error.exit_code
     return 0
+
+
+def _refuse_preemption(options: Options, command: str) -> None:
+    if options.preempt_signal:
+        raise UnsupportedError(
+            f"preempt_signal: inside of a program signals are the program's own, use the command {command}"
+        )
 
 
 def _start(

@@ -26,6 +26,11 @@ DEEPSPEED: Origin = "deepspeed"
 TORCHRUN: Origin = "torchrun"
 OURS: Origin = "dsl"
 
+DEFAULT_STOP = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""Signals that are passed on and end the job."""
+DEFAULT_FORWARD = "SIGUSR1,SIGUSR2"
+"""Signals that are passed on, and no more."""
+
 SMALLEST_LOG = 64 * 1024
 LARGEST_LOG = 1 << 50
 
@@ -202,6 +207,14 @@ COMMON = (
         TORCHRUN, JOB, "ending", "--grace --shutdown-timeout", "SECONDS",
         "time between asking the workers to stop and killing them",
         DEFAULT_GRACE_S, read=seconds, own_names=("--grace",),
+    ),
+    value(
+        OURS, JOB, "ending", "--preempt-signal", "NAME",
+        "signal by which a scheduler announces the end: passed on, for a checkpoint",
+    ),
+    value(
+        OURS, JOB, "ending", "--preempt-grace", "SECONDS",
+        "time for that checkpoint (default: --grace)", read=seconds,
     ),
     value(
         TORCHRUN, JOB, _OUTPUT, "--log-dir", "DIR",

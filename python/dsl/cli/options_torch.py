@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from dsl.cli.options import COMMON, JOB, NODE, OURS, TORCHRUN, CommandLine, flag, integer, seconds, value
+from dsl.cli.options import (
+    COMMON,
+    DEFAULT_FORWARD,
+    DEFAULT_STOP,
+    JOB,
+    NODE,
+    OURS,
+    TORCHRUN,
+    CommandLine,
+    flag,
+    integer,
+    seconds,
+    value,
+)
 from dsl.model.request import LEVELS
 
 ENVIRONMENT_PREFIX = "PET_"
@@ -10,9 +23,6 @@ ENVIRONMENT_PREFIX = "PET_"
 
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Torch's own default of the grace."""
-
-DEFAULT_STOP = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-DEFAULT_FORWARD = "SIGUSR1,SIGUSR2"
 
 LOCAL_RANK_OPTIONS = {"none": "", "dash": "--local-rank", "underscore": "--local_rank"}
 """Words of ``--local-rank-arg``, and the option by which a script is told its local rank."""
@@ -108,14 +118,6 @@ _SIGNAL_OPTIONS = (
     value(
         OURS, JOB, _SIGNALS, "--forward-signals", "NAMES", "signals that are passed on, and no more",
         DEFAULT_FORWARD,
-    ),
-    value(
-        OURS, JOB, _SIGNALS, "--preempt-signal", "NAME",
-        "signal by which a scheduler announces the end: passed on, for a checkpoint",
-    ),
-    value(
-        OURS, JOB, _SIGNALS, "--preempt-grace", "SECONDS",
-        "time for that checkpoint (default: --grace)", read=seconds,
     ),
     value(
         OURS, JOB, _SIGNALS, "--log-level", "", "how much dslrun says about what it does",

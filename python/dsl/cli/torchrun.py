@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.cli.command import Command, output_request, placement_request, show_request
+from dsl.cli.command import Command, output_request, placement_request, show_request, signal_request
 from dsl.cli.options_torch import (
     COMMAND_LINE,
-    DEFAULT_FORWARD,
-    DEFAULT_STOP,
     ENVIRONMENT_PREFIX,
     LOCAL_RANK_OPTIONS,
     SHUTDOWN_VARIABLE,
@@ -18,8 +16,8 @@ from dsl.cli.reader import Options, read_words
 from dsl.errors import OptionError, UsageError
 from dsl.lists import parse_number, quote
 from dsl.model.job import Notice
-from dsl.model.request import MeetingRequest, ProgramRequest, Request, ResourceRequest, SignalRequest
-from dsl.signals import parse_signals, signal_name
+from dsl.model.request import MeetingRequest, ProgramRequest, Request, ResourceRequest
+from dsl.signals import parse_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,7 +126,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         OptionError: nodes or signals are not written as they must be, or options contradict each other.
     """
     least, most = parse_nnodes(options.nnodes)
-    signals = _signals(options)
+    signals = signal_request(options, options.signals_to_handle, options.forward_signals)
     program = _program(options)
     if options.logs_specs is not None and (options.dry_run or options.dry_run_json):
         raise OptionError(
@@ -193,38 +191,6 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     if first is None or last is None:
         raise OptionError(f"--nnodes {quote(text)}: expected a number of nodes, or MIN:MAX")
     return first, last
-
-
-def _signals(options: Options | argparse.Namespace) -> SignalRequest:
-    """What signals mean. One that the user names for a meaning is taken out of the defaults of the others.
-
-    Raises:
-        OptionError: a signal cannot be taken or is named for two, or the name of one of ours is none.
-    """
-    stop = parse_signals(options.signals_to_handle, "--signals-to-handle", warnings=[])
-    forward = parse_signals(options.forward_signals, "--forward-signals", job_control="")
-    preempt = parse_signals(options.preempt_signal or "", "--preempt-signal")
-    if len(preempt) > 1:
-        raise OptionError(f"--preempt-signal {options.preempt_signal!r}: name one signal")
-    if options.forward_signals != DEFAULT_FORWARD and options.signals_to_handle == DEFAULT_STOP:
-        stop = tuple([one for one in stop if one not in forward])
-    if options.forward_signals == DEFAULT_FORWARD:
-        forward = tuple([one for one in forward if one not in (*stop, *preempt)])
-    if options.signals_to_handle == DEFAULT_STOP:
-        stop = tuple([one for one in stop if one not in preempt])
-    twice = {*stop} & {*forward} | {*preempt} & {*stop, *forward}
-    if twice:
-        raise OptionError(
-            f"{signal_name(min(twice))} is named for two meanings, of --signals-to-handle, --forward-signals "
-            "and --preempt-signal"
-        )
-    return SignalRequest(
-        stop=stop,
-        forward=forward,
-        preempt=preempt[0] if preempt else None,
-        preempt_grace_s=options.preempt_grace,
-        grace_s=options.grace,
-    )
 
 
 def signal_notices(options: Options | argparse.Namespace) -> list[Notice]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LEAST_HEARTBEAT_S = 1
 """Silence of less than a second is common on a busy network."""
 
+UNUSED_PREEMPT_GRACE = "--preempt-grace has no effect without --preempt-signal"
+
 
 @record
 class JobPlan:
@@ -148,6 +150,8 @@ def _unused_host_options(request: Request) -> list[Notice]:
         texts.append("--node_rank has no effect without --no_ssh")
     if request.placement.core_list is not None and not request.placement.bind_cores_to_rank:
         texts.append("--bind_core_list has no effect without --bind_cores_to_rank")
+    if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
+        texts.append(UNUSED_PREEMPT_GRACE)
     has_files = request.output.each_rank_log is not None or needs_run_dir(request.output)
     if request.output.max_bytes is not None and not has_files:
         texts.append("--log-max-size has no effect without log files, such as --log-dir")
@@ -174,6 +178,6 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     )
     notices = meeting_notices(asked, nodes)
     if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
-        notices.append(Notice("warning", "--preempt-grace has no effect without --preempt-signal"))
+        notices.append(Notice("warning", UNUSED_PREEMPT_GRACE))
     node_rank = (asked.node_rank or 0) if job.node_count > 1 else 0
     return JobPlan(job, node_rank, tuple(notices))

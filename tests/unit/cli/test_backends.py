@@ -50,6 +50,8 @@ IN_THE_JOB = {
     "log_level": Case("debug"),
     "quiet": Case(),
     "grace": Case("7"),
+    "preempt_signal": Case("USR1"),
+    "preempt_grace": Case("9", with_="--preempt-signal USR1"),
     "log_dir": Case("d"),
     "redirects": Case("0:1"),
     "tee": Case("3"),

@@ -58,11 +58,11 @@ NUMBERS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("dslrun", "rdzv_endpoint"): (tuple(f"h:{text}" for text in ("65536", *NO_COUNTS)), ""),
     ("dslrun", "signals_to_handle"): (("KILL", "9", "32"), ""),
     ("dslrun", "forward_signals"): (("65", *[text for text in NO_COUNTS if text]), ""),
-    ("dslrun", "preempt_signal"): (("65", *[text for text in NO_COUNTS if text]), ""),
-    ("dslrun", "preempt_grace"): (NO_SECONDS, "--preempt-signal USR1"),
 }
 BOTH = {
     "grace": NO_SECONDS,
+    "preempt_signal": ("65", *[text for text in NO_COUNTS if text]),
+    "preempt_grace": NO_SECONDS,
     "partial_after": NO_SECONDS,
     "redirects": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
     "tee": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),

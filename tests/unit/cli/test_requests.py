@@ -31,6 +31,7 @@ LINES: dict[str, CommandLine] = {
 # Words after the option -> the field that changes, and its value. "": it is a flag.
 BOTH: dict[str, tuple[str, str, Any]] = {
     "grace": ("7", "signals.grace_s", 7.0),
+    "preempt_grace": ("9", "signals.preempt_grace_s", 9.0),
     "log_dir": ("d", "output.log_dir", "d"),
     "redirects": ("0:1", "output.redirects", "0:1"),
     "tee": ("0:2", "output.tee", "0:2"),
@@ -103,13 +104,11 @@ TORCH: dict[str, tuple[str, str, Any]] = {
     "local_rank_arg": ("dash", "program.local_rank_option", "--local-rank"),
     "signals_to_handle": ("TERM", "signals.stop", (15,)),
     "forward_signals": ("USR1", "signals.forward", (10,)),
-    "preempt_signal": ("34", "signals.preempt", 34),
-    "preempt_grace": ("9", "signals.preempt_grace_s", 9.0),
 }
 FIELDS = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
 # Options that torchrun has and that change nothing here, and those that have a test of their own below.
 WITHOUT_EFFECT = {"monitor_interval", "start_method", "event_log_handler"}
-APART = {"nnodes", "run_path", "use_env"}
+APART = {"nnodes", "run_path", "use_env", "preempt_signal"}
 OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
 
 
@@ -149,6 +148,14 @@ def test_each_option_changes_its_field_of_the_request_and_no_other(command: str,
     assert option.is_flag == (not words)
     for name in option.names:
         assert _changes(command, name, *([words] if words else [])) == {field: value}
+
+
+@pytest.mark.parametrize("command", LINES)
+@pytest.mark.parametrize("name", ["--preempt-signal", "--preempt_signal"])
+def test_a_signal_that_announces_the_end_loses_its_usual_meaning(name: str, command: str) -> None:
+    assert _read(command, name, "USR1").signals == SignalRequest((15, 2, 1, 3), (12,), 10)
+    assert _read(command, name, "TERM").signals == SignalRequest((2, 1, 3), (10, 12), 15)
+    assert _read(command, name, "34").signals == SignalRequest((15, 2, 1, 3), (10, 12), 34)
 
 
 def test_every_row_of_this_file_is_an_option() -> None:

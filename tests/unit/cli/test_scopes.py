@@ -41,6 +41,8 @@ class Case(NamedTuple):
 
 BOTH = {
     "grace": Case("7"),
+    "preempt_signal": Case("USR2"),
+    "preempt_grace": Case("9"),
     "log_dir": Case("d"),
     "redirects": Case("0:1"),
     "tee": Case("3"),
@@ -117,8 +119,6 @@ TORCH = {
     "use_env": Case(with_="--local-rank-arg dash"),
     "signals_to_handle": Case("TERM"),
     "forward_signals": Case("USR1"),
-    "preempt_signal": Case("USR2"),
-    "preempt_grace": Case("9"),
 }
 CASES = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
 
