@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
     "rendezvous": ("base", "static"),
-    "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "job", "node", "account"),
+    "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "job", "node", "reaching", "account"),
     "launchers": (
         "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table",
     ),
@@ -39,13 +39,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "plan",
     ),
     "spec": (),
-    "agent": ("policy", "pid_file", "timers", "agent", "planner", "preflight"),
+    "agent": ("policy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "head"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
-        "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "command",
-        "deepspeed", "torchrun", "in_process",
+        "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "node", "head",
+        "command", "deepspeed", "torchrun", "in_process",
     ),
     "__main__": (),
+    "node": (),
     "run": (),
     "launch": (),
     "runner": (),
@@ -238,7 +239,7 @@ def test_only_the_commands_fork_or_end_their_process() -> None:
     assert users == {"dsl.cli.process"}
 
 
-def test_one_function_makes_the_plans_of_workers() -> None:
+def test_one_function_makes_the_plans_of_ranks_and_one_those_of_what_reaches_hosts() -> None:
     makers = [
         (name, function.name)
         for name, tree in modules().items()
@@ -247,7 +248,7 @@ def test_one_function_makes_the_plans_of_workers() -> None:
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "WorkerPlan"
     ]
-    assert makers == [("dsl.plan.node", "_workers")]
+    assert makers == [("dsl.plan.node", "_workers"), ("dsl.plan.reaching", "plan_reaching")]
 
 
 def test_one_function_starts_attempts() -> None:
@@ -299,7 +300,9 @@ def test_no_record_on_the_way_to_the_plan_holds_a_callable_or_a_live_object(name
 def test_nothing_below_the_command_line_imports_it() -> None:
     users = [name for name in modules() if any(target.startswith("dsl.cli") for _, target in imported(name))]
     assert [
-        name for name in users if not name.startswith(("dsl.cli", "dsl.run", "dsl.launch", "dsl.__main__"))
+        name
+        for name in users
+        if not name.startswith(("dsl.cli", "dsl.run", "dsl.launch", "dsl.node", "dsl.__main__"))
     ] == []
 
 

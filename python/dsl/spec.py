@@ -24,13 +24,13 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
     Raises:
         SpecError: from the engine, for a plan that cannot be started.
     """
-    from dsl._core import LaunchSpec, Stdio, WorkerSpec
+    from dsl._core import LaunchSpec, WorkerSpec
 
     workers = [
         WorkerSpec(
             worker.argv,
             env=worker.env,
-            stdin=Stdio.inherit() if worker.stdin else Stdio.null(),
+            stdin=_stdin(worker),
             stdout=_stdio(plan, worker.stdout, 1),
             stderr=_stderr(plan, worker),
             cpus=worker.cpus,
@@ -45,7 +45,7 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
         workers,
         env=plan.env,
         inherits=True,
-        on_failure="stop",
+        on_failure=plan.on_failure,
         grace_s=plan.grace_s,
         binding=plan.binding,
         log_max_bytes=plan.log_max_bytes,
@@ -54,6 +54,14 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
         partial_after_s=plan.partial_after_s,
         tells_signals=plan.tells_signals,
     )
+
+
+def _stdin(worker: WorkerPlan) -> Stdio:
+    from dsl._core import Stdio
+
+    if worker.stdin_fd is not None:
+        return Stdio.fd(worker.stdin_fd)
+    return Stdio.inherit() if worker.stdin else Stdio.null()
 
 
 def _stderr(plan: NodePlan, worker: WorkerPlan) -> Stdio:
@@ -78,6 +86,8 @@ def _stdio(plan: NodePlan, route: Route, stream: Literal[1, 2]) -> Stdio:
 
     if route.inherit:
         return Stdio.inherit()
+    if route.pipe or route.fd is not None:
+        return Stdio.pipe() if route.fd is None else Stdio.fd(route.fd)
     is_searched = any(number == stream for number, _, _ in plan.line_files)
     if route.console is not None or is_searched or (route.path and plan.log_max_bytes):
         return Stdio.log(route.path, console=route.console, terminal=route.terminal, prefix=route.prefix)

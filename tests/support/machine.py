@@ -23,7 +23,7 @@ ROOMS = {
     "cpus": ("allowed", "numa_nodes", "topology", "packages", "caches"),
     "devices": ("cuda_count", "other_name", "other_count", "located", "gpus", "mig_parent"),
     "ports": ("is_free", "pick", "holder"),
-    "network": ("addresses", "resolve", "is_own", "why_unreachable", "identity"),
+    "network": ("addresses", "addresses_toward", "resolve", "is_own", "why_unreachable", "identity"),
 }
 """The facts of each room, as in `dsl.facts.Facts`."""
 
@@ -94,6 +94,7 @@ def make_facts(
         "resolve": lambda name: (name,),
         "is_own": lambda address: address in OWN_ADDRESSES,
         "why_unreachable": lambda _address: "",
+        "addresses_toward": lambda _names: ("10.0.0.1",),
         "identity": lambda: "boot 4026531840 machine",
         **overrides,
         "allowed": allowed,

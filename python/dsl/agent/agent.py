@@ -23,12 +23,14 @@ from dsl.spec import launch_spec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Protocol
+    from collections.abc import Callable, Sequence
+    from typing import Protocol, TypeAlias
 
     from dsl import Exit, Supervisor
     from dsl.model.node import NodePlan
     from dsl.model.outcome import Decision, Membership
+
+    Policy: TypeAlias = Callable[[History, object, Membership], Decision]
 
     class Listener(Protocol):
         """Whoever wants to know what happens. It must not raise."""
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 
         max_restarts: int
 
-        def plan(self, attempt: int) -> NodePlan:
-            """Decide what is started in an attempt, counted from 0. Raises DslError."""
+        def plan(self, attempt: int) -> NodePlan | None:
+            """Decide what an attempt starts, counted from 0; None: the job is over. Raises DslError."""
 
         def prepare(self, plan: NodePlan) -> NodePlan:
             """Make what the plan needs, such as directories; return what can be started. Raises DslError."""
@@ -88,8 +90,9 @@ class Agent:
     """Runs the attempts of one node's part of a job, whose first is ``plan``.
 
     What can be made ready without a supervisor is made here: a command makes its agent before it forks, when
-    nothing has to be copied yet. ``channels`` are waited for together with the engine. ``stdin_is_terminal``:
-    the worker that reads our stdin gets a terminal.
+    nothing has to be copied yet. ``channels`` are waited for together with the engine. ``policy`` says what
+    follows from an event. ``stdin_is_terminal``: the worker that reads our stdin gets a terminal.
+    ``routine``: listeners also hear of starts and clean exits, at once.
     """
 
     def __init__(
@@ -99,9 +102,13 @@ class Agent:
         listeners: Sequence[Listener],
         channels: Sequence[Channel] = (),
         *,
+        policy: Policy = decide,
         stdin_is_terminal: bool = False,
+        routine: bool = False,
     ) -> None:
         self._source = source
+        self._decide = policy
+        self._routine = routine
         self._listeners = listeners
         self._channels = channels
         self._stdin_is_terminal = stdin_is_terminal
@@ -139,6 +146,9 @@ class Agent:
                 return Outcome(decision.code, history.attempts)
             try:
                 plan = self._source.plan(len(history.attempts))
+                if plan is None:
+                    self._tell(AttemptEnded(history, replace(decision, kind="end")))
+                    return Outcome(decision.code, history.attempts)
                 self._prepare(self._source.prepare(plan))
                 restarts = history.restarts + decision.counted
                 self._history = replace(history, restarts=restarts, regroups=False)
@@ -152,7 +162,7 @@ class Agent:
     def _give_up(self, error: DslError | EngineError) -> Outcome:
         """The job ends as its last attempt did: no other one can be begun."""
         self._history = history = replace(self._history, max_restarts=0, regroups=False)
-        decision = decide(history, history.attempts[-1].ended, self._source.membership())
+        decision = self._decide(history, history.attempts[-1].ended, self._source.membership())
         self._tell(RestartFailed(error))
         self._tell(AttemptEnded(history, decision))
         return Outcome(decision.code, history.attempts, error)
@@ -178,7 +188,9 @@ class Agent:
                     outcome = AttemptOutcome(plan, tuple(exits), event, begin_s, duration_s)
                     self._note(replace(outcome, timers=tuple(timers)))
                 self._tell(event)
-                decision = decide(self._history, event, self._source.membership())
+                if isinstance(event, Ended):
+                    self._tell(self._history.attempts[-1])
+                decision = self._decide(self._history, event, self._source.membership())
                 if isinstance(event, Ended):
                     return decision
                 self._carry_out(decision, supervisor)
@@ -187,12 +199,14 @@ class Agent:
         """Do to a running group what was decided; what follows is decided when it has ended."""
         if decision.kind == "restart":
             self._history = replace(self._history, regroups=True)
-        if decision.kind in ("restart", "stop"):
-            supervisor.stop()
+        if decision.kind == "signal":
+            supervisor.signal(decision.signum)
+        elif decision.kind in ("restart", "stop"):
+            supervisor.stop(signum=decision.signum, grace_s=decision.grace_s)
 
     def _wait(self, supervisor: Supervisor) -> Sequence[object]:
         if not self._channels:
-            return supervisor.wait(routine=False)
+            return supervisor.wait(routine=self._routine)
         import select
 
         poller = select.poll()
@@ -208,7 +222,7 @@ class Agent:
             if one.fileno() in ready or (one.deadline_s is not None and one.deadline_s <= now_s)
             for event in one.read()
         ]
-        return [*events, *supervisor.wait(0, routine=False)]
+        return [*events, *supervisor.wait(0, routine=self._routine)]
 
     def _note(self, attempt: AttemptOutcome) -> None:
         """Add an attempt that has ended to the history, with what is known of its failures."""

@@ -31,10 +31,13 @@ class Planner:
         facts: Facts,
         rendezvous: Rendezvous | None = None,
         plugin: LogsPlugin | None = None,
+        *,
+        shares_dirs: bool = False,
     ) -> None:
         """``rendezvous`` is where the nodes meet; None: at what the job has agreed beforehand.
 
-        ``plugin`` is the one that the job names, if it is loaded already.
+        ``plugin`` is the one that the job names, if it is loaded already. ``shares_dirs``: other processes of
+        ours make the same directories.
 
         Raises:
             UsageError: this node cannot say how many workers it has, or the logs plug-in cannot be used.
@@ -42,6 +45,7 @@ class Planner:
         self.job = job = planned.job
         self.max_restarts = job.max_restarts
         self._facts = facts
+        self._shares_dirs = shares_dirs
         self.attempts = 0
         self._made_log_dir: str | None = None
         self._rendezvous = rendezvous or Static(job, planned.node_rank, facts.ports)
@@ -96,11 +100,13 @@ class Planner:
         return plan
 
     def _make_dirs(self, plan: NodePlan) -> None:
-        from dsl.output.folders import make_log_dir, make_run_dirs, remake_run_dirs
+        from dsl.output.folders import make_log_dir, make_run_dirs, make_shared_dirs, remake_run_dirs
 
         if plan.log_dir is not None and make_log_dir(plan.log_dir):
             self._made_log_dir = plan.log_dir
-        if plan.attempt and self.run_dir is not None and plan.run_dirs:
+        if self._shares_dirs:
+            make_shared_dirs(plan.run_dirs)
+        elif plan.attempt and self.run_dir is not None and plan.run_dirs:
             remake_run_dirs(self.run_dir, plan.run_dirs)
         else:
             make_run_dirs(plan.run_dirs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl.agent.planner import Planner
 from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP
-from dsl.errors import DslError, OptionError, UnsupportedError
+from dsl.errors import DslError, OptionError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
@@ -81,19 +81,23 @@ class Command:
         finally:
             planner.finish(succeeded=False)  # nothing was started
 
-    def start_remote(self, planned: JobPlan, request: Request, show: ShowRequest, facts: Facts) -> int:  # noqa: ARG002  for who starts it
-        """Start a job whose hosts have to be reached, or show what would be started there."""
-        raise UnsupportedError(
-            f"hosts would have to be reached ({len(planned.job.hosts)}), and starting workers on other hosts "
-            "is not in this version of dsl"
-        )
+    def start_remote(self, planned: JobPlan, request: Request, show: ShowRequest, facts: Facts) -> int:
+        """Start a job whose hosts have to be reached, or show what would reach them.
+
+        Raises:
+            DslError: the hosts cannot be reached as asked for.
+        """
+        from dsl.cli.head import run_head
+
+        self.show(planned.notices, request.log_level)
+        return run_head(planned, show, facts)
 
     @staticmethod
     def run_job(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) -> int:
         """Start what was planned; see `dsl.cli.process.run_guarded`."""
-        from dsl.cli.process import run_guarded
+        from dsl.cli.process import crew_of, run_guarded
 
-        return run_guarded(planner, plan, stdin_is_terminal=stdin_is_terminal)
+        return run_guarded(planner, plan, crew_of(planner, plan), stdin_is_terminal=stdin_is_terminal)
 
     def stray_flags(
         self,

@@ -9,6 +9,7 @@ import os
 
 from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
 from dsl.agent.agent import Agent
+from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.report.narrator import Narrator
 from dsl.report.speak import complain, flush_output, say
@@ -17,16 +18,52 @@ from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Protocol
+
     from dsl import GuardOutcome
-    from dsl.agent.agent import Listener
+    from dsl.agent.agent import Channel, Listener, Policy, Source
     from dsl.agent.planner import Planner
     from dsl.model.node import NodePlan
+
+    class Plans(Source, Protocol):
+        """A source of plans that tidies up."""
+
+        def finish(self, *, succeeded: bool) -> None:
+            """Remove what was made for the job."""
+
 
 SIGINT = 2
 INTERNAL_ERROR = 70  # sysexits.h: an error of our own
 
 
-def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) -> int:
+class Crew:
+    """Who takes part in a job beside its agent, and what has to be done when the agent begins and ends."""
+
+    def __init__(
+        self, listeners: Sequence[Listener], channels: Sequence[Channel] = (), policy: Policy = decide
+    ) -> None:
+        self.listeners = listeners
+        self.channels = channels
+        self.policy = policy
+        self.routine = False
+        """Listeners also hear of starts and clean exits."""
+
+    def stay(self) -> None:
+        """In the process of the guard, when there is an agent."""
+
+    def enter(self, supervisor: Supervisor) -> None:
+        """In the process of the agent, before anything is started."""
+
+    def refuse(self, command: str, text: str, code: int) -> None:  # noqa: ARG002  some have to pass it on
+        """The job cannot be run."""
+        say(command, f"error: {text}")
+
+    def leave(self, code: int) -> None:
+        """In the process of the agent, after everything else."""
+
+
+def run_guarded(planner: Plans, plan: NodePlan, crew: Crew, *, stdin_is_terminal: bool) -> int:
     """Run a job whose first attempt is ``plan``, and end this process with the command's exit code (G2).
 
     Forks: the caller becomes the guard, the child the agent. Returns only if one of the two cannot be.
@@ -36,11 +73,18 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
     try:
         # Whatever the child would have to write to memory is made before there is a child: a page that both
         # have costs it several microseconds.
-        channels = () if planner.timers is None else (planner.timers,)
-        agent = Agent(planner, plan, listen(planner, plan), channels, stdin_is_terminal=stdin_is_terminal)
+        agent = Agent(
+            planner,
+            plan,
+            crew.listeners,
+            crew.channels,
+            policy=crew.policy,
+            stdin_is_terminal=stdin_is_terminal,
+            routine=crew.routine,
+        )
         guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s)
     except EngineError as error:
-        return _refuse(plan, error)
+        return _refuse(crew, plan, error)
     if plan.pid_file is not None:
         from dsl.agent import pid_file  # noqa: F401  both processes need it, even when the package is gone
     try:
@@ -49,15 +93,17 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
         guard.discard()
         hint = ", raise the limit of processes (ulimit -u, pids.max of the control group)"
         why = f"{error.strerror}{hint if isinstance(error, BlockingIOError) else ''}"
-        say(plan.command, f"error: cannot start the process that watches the workers: {why}")
+        crew.refuse(plan.command, f"cannot start the process that watches the workers: {why}", 1)
         return 1
     if pid == 0:
         code = INTERNAL_ERROR
         try:
-            code = _run_agent(agent, planner, plan, guard)
+            code = _run_agent(agent, planner, plan, guard, crew)
+            crew.leave(code)
         finally:
             flush_output()
             os._exit(code)
+    crew.stay()
     outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
     try:
         if outcome.agent_signal is not None:
@@ -71,7 +117,12 @@ def run_guarded(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) ->
     os._exit(1 if outcome.survivors and not outcome.code else outcome.code)
 
 
-def listen(planner: Planner, plan: NodePlan) -> list[Listener]:
+def crew_of(planner: Planner, plan: NodePlan) -> Crew:
+    """The crew of a job on this host alone."""
+    return Crew(_listen(planner, plan), () if planner.timers is None else (planner.timers,))
+
+
+def _listen(planner: Planner, plan: NodePlan) -> list[Listener]:
     """Whoever wants to know what happens to a job, in the order in which they hear of it."""
     narrator = Narrator(plan)
     listeners: list[Listener] = [narrator]
@@ -84,18 +135,18 @@ def listen(planner: Planner, plan: NodePlan) -> list[Listener]:
     return listeners
 
 
-def _run_agent(agent: Agent, planner: Planner, plan: NodePlan, guard: Guard) -> int:
+def _run_agent(agent: Agent, planner: Plans, plan: NodePlan, guard: Guard, crew: Crew) -> int:
     code = INTERNAL_ERROR
     try:
         try:
             guard.enter_agent()
-            code = _run_job(agent, plan, guard)
+            code = _run_job(agent, plan, guard, crew)
         finally:
             _finish(planner, plan, succeeded=code == 0)
     except EngineError as error:
-        return _refuse(plan, error)
+        return _refuse(crew, plan, error)
     except DslError as error:
-        say(plan.command, f"error: {error}")
+        crew.refuse(plan.command, str(error), error.exit_code)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 -- the last resort: users never see a traceback of ours
         complain(plan.command, error)
@@ -103,28 +154,31 @@ def _run_agent(agent: Agent, planner: Planner, plan: NodePlan, guard: Guard) -> 
     return code
 
 
-def _finish(planner: Planner, plan: NodePlan, *, succeeded: bool) -> None:
+def _finish(planner: Plans, plan: NodePlan, *, succeeded: bool) -> None:
     try:
         planner.finish(succeeded=succeeded)
     except Exception as error:  # noqa: BLE001  what is left behind never changes the exit code
         complain(plan.command, error)
 
 
-def _run_job(agent: Agent, plan: NodePlan, guard: Guard) -> int:
+def _run_job(agent: Agent, plan: NodePlan, guard: Guard, crew: Crew) -> int:
+    supervisor = Supervisor(guard=guard)
+    crew.enter(supervisor)
     if plan.pid_file is None:
-        return agent.run(Supervisor(guard=guard)).code
+        return agent.run(supervisor).code
     from dsl.agent.pid_file import PidFile
 
     with PidFile(plan.pid_file):
-        return agent.run(Supervisor(guard=guard)).code
+        return agent.run(supervisor).code
 
 
-def _refuse(plan: NodePlan, error: EngineError) -> int:
-    say(plan.command, f"error: {error}")
-    return 2 if isinstance(error, (BindingError, SpecError)) else 1
+def _refuse(crew: Crew, plan: NodePlan, error: EngineError) -> int:
+    code = 2 if isinstance(error, (BindingError, SpecError)) else 1
+    crew.refuse(plan.command, str(error), code)
+    return code
 
 
-def _tidy_up(planner: Planner, plan: NodePlan, pid: int) -> None:
+def _tidy_up(planner: Plans, plan: NodePlan, pid: int) -> None:
     """Remove the files of an agent that was killed: the next job may want the same names."""
     if plan.pid_file is not None:
         from dsl.agent.pid_file import remove

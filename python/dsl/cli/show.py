@@ -9,8 +9,10 @@ from dsl.report.plan import bindings_table, plan_json, plan_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from dsl.launchers.base import Start
+    from dsl.model.job import Job
     from dsl.model.node import NodePlan
     from dsl.model.request import ShowRequest
 
@@ -30,6 +32,13 @@ def show_plan(
     elif asked.dry_run:
         _print("\n".join(plan_text(plan, environ)))
     return asked.dry_run or asked.dry_run_json
+
+
+def show_hosts(job: Job, starts: Sequence[Start], *, as_json: bool) -> None:
+    """Print what would reach the hosts of a job; nothing of it is started."""
+    from dsl.report.plan import hosts_json, hosts_text
+
+    _print(hosts_json(job, starts) if as_json else "\n".join(hosts_text(job, starts)))
 
 
 def _print(text: str) -> None:

@@ -44,8 +44,6 @@ class Assignment:
     """What the head's stderr is."""
     checks: bool = True
     """Whether to look for problems before the start."""
-    heartbeat_s: float = 15.0
-    """Seconds of silence after which the other side counts as lost."""
 
 
 @record

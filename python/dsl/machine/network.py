@@ -36,6 +36,10 @@ class Network:
         """See `why_unreachable`."""
         return why_unreachable(address)
 
+    def addresses_toward(self, names: Sequence[str]) -> tuple[str, ...]:
+        """See `addresses_toward`."""
+        return addresses_toward(names)
+
     def identity(self) -> str:
         """See `machine_identity`."""
         return machine_identity()
@@ -117,6 +121,33 @@ def _try_socket(address: str, port: int, method: Literal["bind", "connect"]) -> 
     except OSError as error:
         return os.strerror(error.errno or 0).lower()
     return ""
+
+
+def addresses_toward(names: Sequence[str]) -> tuple[str, ...]:
+    """The addresses of this machine from which packets to these hosts would go, each once.
+
+    A host that is this machine, or whose name means nothing here, says nothing. If none says anything, all
+    addresses of this machine.
+    """
+    found = []
+    for name in names:
+        for address in resolve(name.rpartition("@")[2])[:1]:
+            source = "" if is_own_address(address) else _source_address(address)
+            if source and not is_loopback(source):
+                found.append(source)
+    return tuple(dict.fromkeys(found)) or own_addresses()
+
+
+def _source_address(address: str) -> str:
+    import socket
+
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(address, ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 def machine_identity() -> str:

@@ -24,6 +24,8 @@ class Console:
     """The same."""
     stdin_is_terminal: bool = False
     """Whether somebody may type."""
+    is_relayed: bool = False
+    """They are those of a command on another host, to which all nodes pass theirs on."""
 
 
 def this_console() -> Console:

@@ -33,6 +33,10 @@ class Route:
     """The worker sees a terminal: ours if it inherits the stream, else one of its own."""
     prefix: str | None = None
     """Stands before each line in place of the worker's prefix; None: that one does."""
+    fd: int | None = None
+    """It is this descriptor of ours."""
+    pipe: bool = False
+    """We read it: what arrives are `dsl.Output` events."""
 
 
 INHERIT = Route(inherit=True)
@@ -90,11 +94,15 @@ class WorkerPlan:
     """What ``rank`` counts: reports call it so."""
     keep_fds: tuple[int, ...] = ()
     """Descriptors of the agent, from 3 on, that it has under the same numbers."""
+    name: str = ""
+    """What reports call it in place of ``rank``."""
+    stdin_fd: int | None = None
+    """Descriptor of ours that it gets as stdin."""
 
     @property
     def label(self) -> Label:
         """What reports call it."""
-        return Label(self.noun, str(self.rank))
+        return Label(self.noun, self.name or str(self.rank))
 
     @property
     def log_path(self) -> str | None:
@@ -160,6 +168,10 @@ class NodePlan:
     """Seconds between it and the kill; None: as ``grace_s``."""
     tells_signals: bool = False
     """A signal to the job is only told to whoever listens, and reaches no worker."""
+    on_failure: Literal["stop", "report"] = "stop"
+    """What a worker that failed means for the others."""
+    is_conducted: bool = False
+    """A head on another host compares its failures with those of the other nodes."""
 
     @property
     def has_log_files(self) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dsl.model.failure import Failure
     from dsl.model.node import Label, NodePlan
 
-    DecisionKind: TypeAlias = Literal["go_on", "restart", "stop", "end"]
+    DecisionKind: TypeAlias = Literal["go_on", "restart", "stop", "signal", "end"]
 
 REQUEUE_CODE = 75
 """Exit code of a job that was preempted (``EX_TEMPFAIL`` of sysexits.h): start it again."""
@@ -121,11 +121,15 @@ class Decision:
     """What the agent does next."""
 
     kind: DecisionKind
-    """``go_on``; ``restart`` the group, which is stopped first if it runs; ``stop`` it; ``end`` the job."""
+    """``go_on``; ``stop``, ``signal`` or ``restart`` the group, stopped if it runs; ``end`` the job."""
     counted: bool = True
     """Of a restart: it is one of those that the user has granted."""
     code: int = 0
-    """Of an end: the exit code (G2)."""
+    """Of an end: the exit code (G2). Of a restart: that of the job if no further attempt is wanted."""
+    signum: int = 15
+    """Of a stop, and of a signal: which one the workers get."""
+    grace_s: float | None = None
+    """Of a stop: seconds until SIGKILL; None: those of the plan."""
 
 
 @record

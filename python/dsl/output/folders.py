@@ -26,6 +26,23 @@ def make_run_dirs(run_dirs: Sequence[str]) -> None:
             raise LogDirError(f"unable to create the {what} {path!r}: {reason}") from None
 
 
+def make_shared_dirs(run_dirs: Sequence[str]) -> None:
+    """The same where several processes of ours make them: what one of them has made is there.
+
+    Raises:
+        LogDirError: one cannot be made, or its place has been taken by somebody else.
+    """
+    for path in run_dirs:
+        try:
+            try:
+                os.mkdir(path, 0o750)
+            except FileExistsError:
+                _refuse_strangers(path)
+        except OSError as error:
+            reason = os.strerror(error.errno or 0).lower()
+            raise LogDirError(f"unable to create the log directory {path!r}: {reason}") from None
+
+
 def remake_run_dirs(run_dir: str, run_dirs: Sequence[str]) -> None:
     """Make the directories of a further attempt, and that of the run, with its parents, if it is gone.
 

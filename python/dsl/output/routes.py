@@ -161,7 +161,7 @@ def _routes(
     """``searched`` are the streams in which words are looked for: somebody has to see their lines."""
     shown = _shown(request, count)
     files = _files(request, count, folder)
-    alone = count == 1 and request.tag != "always" and not searched
+    alone = count == 1 and not console.is_relayed and request.tag != "always" and not searched
     routes: list[tuple[Route, Route | None]] = []
     for local_rank in range(count):
         streams = []
@@ -247,8 +247,9 @@ def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: 
     ranks, environ = shown.ranks, shown.environ
     template = environ.get(TEMPLATE_VARIABLE, "")
     on_terminal = console.stdout == "terminal"
+    seen = shown.world_size if console.is_relayed else len(ranks)
     wanted = request.tag == "always" or (
-        request.tag == "auto" and ((on_terminal and len(ranks) > 1) or template != "")
+        request.tag == "auto" and ((on_terminal and seen > 1) or template != "")
     )
     if not wanted:
         return ("",) * len(ranks)
@@ -261,13 +262,16 @@ def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: 
                 for local_rank, rank in enumerate(ranks)
             ]
         )
-    width = len(str(max(ranks)))
+    width = len(str(shown.world_size - 1 if console.is_relayed else max(ranks)))
     texts = [f"[rank {rank:{width}}]" for rank in ranks]
     plain = plain or not on_terminal or console.stderr == "other"
     if plain or environ.get("NO_COLOR") or environ.get("TERM", "dumb") == "dumb":
         return tuple([f"{text} " for text in texts])
     return tuple(
-        [f"\x1b[{COLOURS[local_rank % len(COLOURS)]}m{text}\x1b[0m " for local_rank, text in enumerate(texts)]
+        [
+            f"\x1b[{COLOURS[rank % len(COLOURS)]}m{text}\x1b[0m "
+            for rank, text in zip(ranks, texts, strict=True)
+        ]
     )
 
 

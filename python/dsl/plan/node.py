@@ -134,7 +134,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         attempt=meeting.attempt,
         handed_file=(inherited.get(ERROR_FILE_VARIABLE) or None) if flavour.hands_on_errors else None,
         timer_file=files.timer_file,
-        signals=_signals(job),
+        signals=signal_meanings(job),
         preempt_signal=job.signals.preempt,
         preempt_grace_s=job.signals.preempt_grace_s,
     )
@@ -265,7 +265,8 @@ def _log_dir(job: Job, files: AttemptFiles) -> str | None:
     return job.output.each_rank_log or (job.output.log_dir if files.run_dir is not None else None)
 
 
-def _signals(job: Job) -> dict[int, SignalMeaning] | None:
+def signal_meanings(job: Job) -> dict[int, SignalMeaning] | None:
+    """What a signal to the job means, by number; None: the usual."""
     asked = job.signals
     if asked.stop is None:
         return None

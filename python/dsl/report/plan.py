@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from dsl.launchers.base import Start
+    from dsl.model.job import Job
     from dsl.model.node import NodePlan, WorkerPlan
 
 NOTHING = "-"
@@ -102,6 +104,77 @@ def plan_json(plan: NodePlan, environ: Mapping[str, str]) -> str:
             "removed": _removed(plan, environ),
             "filtered_lines": [path for _, path, _ in plan.line_files],
             "workers": [_worker_facts(worker) for worker in plan.workers],
+        },
+        indent=2,
+    )
+
+
+def hosts_text(job: Job, starts: Sequence[Start]) -> list[str]:
+    """What would reach the hosts of a job, and which ranks each has, for people."""
+    from shlex import join, quote
+
+    lines = []
+    first = 0
+    for node_rank, host in enumerate(job.hosts):
+        ranks = range(first, first + len(host.slots))
+        first = ranks.stop
+        slots = format_ranges(host.slots)
+        lines.append(f"node {node_rank} ({host.name}): ranks {format_ranges(ranks)} on slots {slots}")
+    lines.append(f"the workers run: {_command(job)}")
+    if job.env:
+        lines.append("variables that travel to them:")
+        lines.extend(f"  {name}" for name, _ in sorted(job.env))
+    for start in starts:
+        own = "".join([f"{name}={quote(value)} " for name, value in start.env if not is_secret(name)])
+        lines.append(f"cmd = {own}{join(start.argv)}")
+        for path, text in start.files:
+            lines.append(f"  {path}:")
+            lines.extend(f"    {line}" for line in text.splitlines())
+    return lines
+
+
+def _command(job: Job) -> str:
+    from shlex import join
+
+    program = job.program
+    head = {"program": (), "module": ("python", "-u", "-m")}.get(program.kind, ("python", "-u"))
+    option = (f"{program.local_rank_option}=LOCAL_RANK",) if program.local_rank_option else ()
+    return join((*head, program.script, *option, *program.args))
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable holds what must not be shown."""
+    return name.startswith("DSL_CONTROL_")
+
+
+def hosts_json(job: Job, starts: Sequence[Start]) -> str:
+    """The same as one JSON object, for programs."""
+    from json import dumps
+
+    hosts, first = [], 0
+    for node_rank, host in enumerate(job.hosts):
+        count = len(host.slots)
+        ranks = list(range(first, first + count))
+        hosts.append({"node_rank": node_rank, "name": host.name, "slots": list(host.slots), "ranks": ranks})
+        first += count
+    program = job.program
+    return dumps(
+        {
+            "hosts": hosts,
+            "world_size": first,
+            "master_addr": job.meeting.address or None,
+            "master_port": job.meeting.port,
+            "program": {"kind": program.kind, "script": program.script, "arguments": list(program.args)},
+            "variables": sorted(name for name, _ in job.env),
+            "commands": [
+                {
+                    "host": None if start.node_rank is None else job.hosts[start.node_rank].name,
+                    "command": list(start.argv),
+                    "environment": {name: value for name, value in start.env if not is_secret(name)},
+                    "files": dict(start.files),
+                }
+                for start in starts
+            ],
         },
         indent=2,
     )

@@ -93,7 +93,9 @@ def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -
     if worker.noun != "rank":
         place = f"pid {cause.pid}" if cause.pid else "not started"
     first = "" if is_alone else " first"
-    if plan.world_size > len(plan.workers):
+    if plan.is_conducted:
+        first = ""  # the head knows
+    elif plan.world_size > len(plan.workers):
         first = " first on this node"  # who knows of the others
     # Its record told of an error before we stopped it: what ended it in the end was ours.
     why = (

@@ -76,10 +76,11 @@ def run(
 
 def test_every_listener_hears_every_event_in_order_the_exits_and_the_end_among_them() -> None:
     outcome, _, ear = run(Plans(), WELL)
-    started, *engine, ended, last = ear.heard
+    started, *engine, attempt, ended, last = ear.heard
     assert isinstance(started, AttemptStarted)
     assert engine == WELL
     assert isinstance(ended, AttemptEnded)
+    assert attempt is outcome.last
     assert last is outcome
     assert outcome.code == 0
 

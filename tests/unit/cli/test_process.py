@@ -11,6 +11,7 @@ from tests.support.events import a_plan
 from dsl import EngineError, SpecError
 from dsl._record import replace
 from dsl.cli import process
+from dsl.cli.process import Crew
 from dsl.errors import PortError
 from dsl.model.outcome import Membership
 
@@ -73,7 +74,7 @@ class Forbidding(Guarding):
 def run_agent(end: int | BaseException, guard: Guarding | None = None) -> tuple[int, list[bool]]:
     """The exit code of an agent, and how its job was finished."""
     source = Source()
-    code = process._run_agent(Ran(end), source, a_plan(2), guard or Guarding())  # type: ignore[arg-type]
+    code = process._run_agent(Ran(end), source, a_plan(2), guard or Guarding(), Crew([]))  # type: ignore[arg-type]
     return code, source.finished
 
 
@@ -108,7 +109,7 @@ def test_a_guard_that_cannot_be_is_one_line(
 ) -> None:
     """G8."""
     monkeypatch.setattr(process, "Guard", failing(error))
-    assert process.run_guarded(Source(), a_plan(2), stdin_is_terminal=False) == code  # type: ignore[arg-type]
+    assert process.run_guarded(Source(), a_plan(2), Crew([]), stdin_is_terminal=False) == code  # type: ignore[arg-type]
     assert capfd.readouterr().err == said
 
 
@@ -117,7 +118,7 @@ def test_a_process_that_cannot_be_forked_is_one_line(
 ) -> None:
     """G8: not a traceback of ours."""
     monkeypatch.setattr(os, "fork", failing(BlockingIOError(11, "Resource temporarily unavailable")))
-    assert process.run_guarded(Source(), a_plan(2), stdin_is_terminal=False) == 1  # type: ignore[arg-type]
+    assert process.run_guarded(Source(), a_plan(2), Crew([]), stdin_is_terminal=False) == 1  # type: ignore[arg-type]
     assert capfd.readouterr().err == (
         "dsl: error: cannot start the process that watches the workers: Resource temporarily unavailable, "
         "raise the limit of processes (ulimit -u, pids.max of the control group)\n"
@@ -148,7 +149,7 @@ def test_an_agent_that_cannot_begin_finishes_the_job() -> None:
 def test_an_interrupt_of_an_agent_finishes_the_job() -> None:
     source = Source()
     with pytest.raises(KeyboardInterrupt):
-        process._run_agent(Ran(KeyboardInterrupt()), source, a_plan(2), Guarding())  # type: ignore[arg-type]
+        process._run_agent(Ran(KeyboardInterrupt()), source, a_plan(2), Guarding(), Crew([]))  # type: ignore[arg-type]
     assert source.finished == [False]
 
 
@@ -159,7 +160,7 @@ def test_a_pid_file_that_is_there_already_ends_the_job_before_it_begins(
     path = tmp_path / "7.deepspeed"
     path.touch()
     plan, source = replace(a_plan(2), pid_file=str(path)), Source()
-    code = process._run_agent(Ran(AssertionError("it ran")), source, plan, Guarding())  # type: ignore[arg-type]
+    code = process._run_agent(Ran(AssertionError("it ran")), source, plan, Guarding(), Crew([]))  # type: ignore[arg-type]
     assert code == 1
     assert source.finished == [False]
     assert "remove it if it is a leftover" in capfd.readouterr().err

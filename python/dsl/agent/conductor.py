@@ -1,0 +1,565 @@
+"""What the head of a job on several hosts does about what it hears: messages in, orders out, and no clock.
+
+The job starts when every agent has said that nothing stands in the way on its host. The first worker that
+fails ends the attempt everywhere, and only then is it decided whether another one follows. Who was first of
+two that failed on two hosts is said only where their clocks can tell (see `Clocks`).
+"""
+
+from __future__ import annotations
+
+from dsl._record import record, replace
+from dsl.control.messages import (
+    Assignment,
+    Bye,
+    Checked,
+    Failing,
+    Forward,
+    Hello,
+    Lost,
+    Over,
+    Refused,
+    Report,
+    Running,
+    Said,
+    Stop,
+)
+from dsl.lists import format_ranges
+from dsl.model.job import Meeting, Notice
+from dsl.model.outcome import REQUEUE_CODE
+from dsl.model.request import DEFAULT_MASTER_PORT
+from dsl.signals import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.model.job import Job
+    from dsl.model.remote import Remote
+
+START_S = 60.0
+"""Most that the hosts get to answer in before the job starts."""
+
+TOGETHER_S = 3.0
+"""After the first host that cannot take part, the others get this long to say so, too."""
+
+FAREWELL_S = 10.0
+"""Most that an agent gets to end in when there is nothing left for it to do."""
+
+SIGTERM = 15
+USAGE = 2
+FAILURE = 1
+
+
+@record
+class Place:
+    """One agent of the job."""
+
+    node_rank: int
+    """Its host."""
+    task: int | None
+    """The one local rank that it starts; None: all of the host."""
+    ranks: range
+    """The ranks of its workers."""
+
+
+@record
+class Send:
+    """An order: tell an agent something."""
+
+    place: int
+    message: object
+
+
+@record
+class Speak:
+    """An order: tell the user something."""
+
+    notice: Notice
+
+
+@record
+class Dismiss:
+    """An order: nothing is left to be said to the agents. What started them has this long to end."""
+
+    within_s: float
+
+
+@record
+class Clocks:
+    """What is known of two clocks."""
+
+    offset_ns: int
+    """What has to be taken from a time of that host to get the same moment on the clock of the head."""
+    error_ns: int
+    """How much that may be off."""
+
+
+def places_of(job: Job, *, per_node: bool) -> tuple[Place, ...]:
+    """The agents of a job in the order of their places: one a host, or one a rank."""
+    places, first = [], 0
+    for node_rank, host in enumerate(job.hosts):
+        count = len(host.slots)
+        ranks = range(first, first + count)
+        if per_node:
+            places.append(Place(node_rank, None, ranks))
+        else:
+            places += [Place(node_rank, task, ranks[task : task + 1]) for task in range(count)]
+        first += count
+    return tuple(places)
+
+
+class _Agent:
+    """What is known of one agent."""
+
+    def __init__(self) -> None:
+        self.hello: Hello | None = None
+        self.checked: Checked | None = None
+        self.report: Report | None = None
+        self.problem = ""
+        self.is_gone = False
+        self.has_ended = False
+
+
+class Conductor:
+    """Decides for a whole job. Times are `time.monotonic` seconds."""
+
+    def __init__(self, job: Job, remote: Remote, assignment: Assignment, now_s: float) -> None:
+        """``assignment`` is that of node 0; the others differ in their place."""
+        self._job = job
+        self._remote = remote
+        self._assignment = assignment
+        self.places = places_of(job, per_node=remote.per_node)
+        self._agents = [_Agent() for _ in self.places]
+        self._sizes = tuple([len(host.slots) for host in job.hosts])
+        self._deadline_s: float | None = now_s + START_S
+        self._now_s = now_s
+        self._meeting: Meeting | None = None
+        self._restarts = 0
+        self._failing: dict[int, Failing] = {}
+        self._is_stopping = False
+        self._is_over = False
+        self._has_failed_to_start = False
+        self._user_signal: int | None = None
+        self._is_preempted = False
+        self._verdict: list[Notice] = []
+        self.code: int | None = None
+        """Exit code of the job, once it is decided."""
+        self.clocks: dict[int, Clocks] = {}
+        """Of the agents whose clock has been compared, by place."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When `wait_is_over` has to be asked; None: nothing is due."""
+        return self._deadline_s
+
+    @property
+    def verdict(self) -> tuple[Notice, ...]:
+        """What is to be said of the end, once all output has been shown."""
+        return tuple(self._verdict)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more can come from any agent."""
+        return self._is_over and all(agent.is_gone or agent.has_ended for agent in self._agents)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every agent has said that it ends: what started them will end by itself."""
+        return all(agent.has_ended for agent in self._agents)
+
+    def has_greeted(self, place: int) -> bool:
+        """Whether an agent has said who it is."""
+        return self._agents[place].hello is not None
+
+    def name(self, place: int) -> str:
+        """What an agent is called: ``host n1``, or ``rank 3 on host n1``."""
+        one = self.places[place]
+        host = self._job.hosts[one.node_rank].name
+        return f"host {host}" if one.task is None else f"rank {one.ranks.start} on host {host}"
+
+    def _names(self, places: Sequence[int]) -> str:
+        """Several agents: ``hosts n1, n2``, or ``ranks 0-3``."""
+        if len(places) == 1:
+            return self.name(places[0])
+        hosts = {self._job.hosts[self.places[place].node_rank].name: None for place in places}
+        shown = ", ".join(list(hosts)[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
+        return f"host{'s' if len(hosts) > 1 else ''} {shown}"
+
+    def hear(self, place: int, message: object, now_s: float) -> list[object]:
+        """What follows from what an agent says."""
+        self._now_s = now_s
+        agent = self._agents[place]
+        if isinstance(message, Hello):
+            return self._greet(place, agent, message)
+        if isinstance(message, Checked):
+            agent.checked = message
+            agent.problem = "\n".join(message.problems)
+            return self._try_to_begin()
+        if isinstance(message, Refused):
+            agent.problem = agent.problem or message.text
+            return self._part_failed(place, message.code)
+        if isinstance(message, Said):
+            return [Speak(message.notice)]
+        if isinstance(message, Failing):
+            return self._hear_failing(place, message)
+        if isinstance(message, Report):
+            return self._hear_report(place, agent, message)
+        if isinstance(message, Bye):
+            agent.has_ended = True
+            return self._finish_if_done()
+        if isinstance(message, Lost):
+            return self._hear_lost(place, agent, message.reason)
+        assert isinstance(message, Running), message
+        return []
+
+    def starter_ended(self, places: Sequence[int], why: str, now_s: float) -> list[object]:
+        """What started these agents has ended: those that have not been heard of will not be."""
+        self._now_s = now_s
+        orders: list[object] = []
+        for place in places:
+            agent = self._agents[place]
+            if agent.hello is None and not agent.is_gone:
+                agent.is_gone = True
+                agent.problem = agent.problem or why
+                orders += self._part_failed(place, FAILURE)
+        return orders
+
+    def signal(self, signum: int, action: str, now_s: float) -> list[object]:
+        """The user or a scheduler wants something of the job."""
+        self._now_s = now_s
+        job = self._job
+        if action == "forward":
+            return self._to_all(Forward(signum)) if self._runs else []
+        if action == "preempt":
+            if self._is_stopping or not self._runs:
+                return []
+            self._is_preempted = self._is_stopping = True
+            grace_s = job.signals.preempt_grace_s
+            grace_s = job.signals.grace_s if grace_s is None else grace_s
+            text = f"{signal_name(signum)} received: the workers have {grace_s:g} s to save their work"
+            stop = Stop(signum, grace_s, is_preemption=True)
+            return [Speak(Notice("info", text)), *self._to_all(stop)]
+        if action != "stop":
+            return []
+        name = signal_name(signum)
+        insists, self._user_signal = self._user_signal is not None, self._user_signal or signum
+        self._is_stopping = True
+        if not self._runs:
+            return self._give_up(128 + signum)
+        if insists:
+            text = f"{name} received again: the grace is over"
+            return [Speak(Notice("info", text)), *self._to_all(Stop(signum, 0.0))]
+        grace_s = job.signals.grace_s
+        text = f"{name} received: stopping all hosts (grace {grace_s:g} s, a second signal kills at once)"
+        return [Speak(Notice("info", text)), *self._to_all(Stop(signum, grace_s))]
+
+    def wait_is_over(self, now_s: float) -> list[object]:
+        """What follows when `deadline_s` has passed."""
+        self._now_s = now_s
+        if self._deadline_s is None or now_s < self._deadline_s:
+            return []
+        self._deadline_s = None
+        if self._is_over:
+            for agent in self._agents:
+                agent.is_gone = True
+            return self._finish_if_done()
+        if self._meeting is None:
+            return self._refuse_to_begin()
+        return []
+
+    # ------------------------------------------------------------------ before the start
+
+    @property
+    def _runs(self) -> bool:
+        return self._meeting is not None and not self._is_over
+
+    def _greet(self, place: int, agent: _Agent, hello: Hello) -> list[object]:
+        agent.hello = hello
+        own = self._assignment.version
+        one = self.places[place]
+        if self._is_over:
+            return [Send(place, Over())]
+        if hello.version != own:
+            agent.problem = f"has dsl {hello.version}, this is {own}: install the same version on every host"
+            return self._part_failed(place, USAGE)
+        if hello.is_task and hello.local_rank != one.task:
+            agent.problem = (
+                f"is local rank {hello.local_rank} there, expected {one.task}: "
+                "leave options that place ranks out of --launcher_args"
+            )
+            return self._part_failed(place, USAGE)
+        assignment = replace(self._assignment, node_rank=one.node_rank, task=one.task)
+        return [Send(place, assignment)]
+
+    def _part_failed(self, place: int, code: int) -> list[object]:
+        """An agent cannot take part."""
+        if self._meeting is not None:
+            return self._fail_running(place, code)
+        if self._is_over:
+            return self._finish_if_done()
+        if not self._has_failed_to_start:
+            self._has_failed_to_start = True
+            self._deadline_s = min(self._deadline_s or self._now_s, self._now_s) + TOGETHER_S
+        return self._try_to_begin()
+
+    def _try_to_begin(self) -> list[object]:
+        if self._meeting is not None or self._is_over:
+            return []
+        if any(agent.checked is None and not agent.problem and not agent.is_gone for agent in self._agents):
+            return []
+        if any(agent.problem for agent in self._agents):
+            return self._refuse_to_begin()
+        return self._begin()
+
+    def _begin(self) -> list[object]:
+        self._deadline_s = None
+        address = self._job.meeting.address or self._found_address()
+        if not address:
+            host = self._job.hosts[0].name
+            text = (
+                f"error: no address of host {host} is known that the others could reach: give --master_addr"
+            )
+            self._verdict.append(Notice("critical", text))
+            return self._give_up(USAGE)
+        first = self._agents[0].checked
+        assert first is not None
+        port = self._job.meeting.port
+        orders: list[object] = []
+        if port is None:
+            port = DEFAULT_MASTER_PORT
+            if not first.is_port_free:
+                port = first.free_port
+                host = self._job.hosts[0].name
+                text = f"master port {DEFAULT_MASTER_PORT} is taken on host {host}, using {port}"
+                orders.append(Speak(Notice("info", text)))
+        self._meeting = Meeting(0, 0, self._sizes, address, port or first.free_port)
+        return [*orders, *self._meet()]
+
+    def _found_address(self) -> str:
+        first = self._agents[0].checked
+        return first.addresses[0] if first is not None and first.addresses else ""
+
+    def _meet(self) -> list[object]:
+        """Send everybody into the attempt."""
+        assert self._meeting is not None
+        self._failing, self._is_stopping = {}, False
+        for agent in self._agents:
+            agent.report = None
+        return [
+            Send(place, replace(self._meeting, node_rank=one.node_rank))
+            for place, one in enumerate(self.places)
+        ]
+
+    def _refuse_to_begin(self) -> list[object]:
+        """Say what stands in the way on every host, one line each."""
+        code = USAGE
+        names: dict[str, list[int]] = {}
+        for place, agent in enumerate(self._agents):
+            if agent.checked is None and not agent.problem:
+                if self._has_failed_to_start:
+                    continue  # it was not waited for
+                agent.problem = f"has not answered within {START_S:g} s"
+            if agent.checked is None and agent.hello is None and agent.problem:
+                code = FAILURE
+            for line in agent.problem.split("\n") if agent.problem else ():
+                names.setdefault(line, []).append(place)
+        for line, places in names.items():
+            self._verdict.append(Notice("critical", f"error: {self._names(places)}: {line}"))
+        return self._give_up(code)
+
+    def _give_up(self, code: int) -> list[object]:
+        """Nothing runs, and nothing will."""
+        self.code = code if self.code is None else self.code
+        return self._end()
+
+    # ------------------------------------------------------------------ while it runs
+
+    def _hear_failing(self, place: int, message: Failing) -> list[object]:
+        meeting = self._meeting
+        if meeting is None or message.attempt != meeting.attempt:
+            return []
+        self._failing.setdefault(place, message)
+        return self._stop_others(place)
+
+    def _stop_others(self, place: int) -> list[object]:
+        """The group of that agent stops itself."""
+        if self._is_stopping:
+            return []
+        self._is_stopping = True
+        stop = Stop(SIGTERM, self._job.signals.grace_s, why=f"{self.name(place)} has failed")
+        return [one for one in self._to_all(stop) if isinstance(one, Send) and one.place != place]
+
+    def _hear_report(self, place: int, agent: _Agent, report: Report) -> list[object]:
+        meeting = self._meeting
+        if meeting is None or report.attempt != meeting.attempt:
+            return []
+        agent.report = report
+        orders = self._stop_others(place) if report.code else []
+        return [*orders, *self._decide()]
+
+    def _fail_running(self, place: int, code: int) -> list[object]:
+        """An agent ends without a report."""
+        agent = self._agents[place]
+        meeting = self._meeting
+        assert meeting is not None
+        if agent.report is None:
+            agent.report = Report(meeting.attempt, code, lines=(f"{self.name(place)}: {agent.problem}",))
+        orders = self._stop_others(place)
+        return [*orders, *self._decide()]
+
+    def _hear_lost(self, place: int, agent: _Agent, reason: str) -> list[object]:
+        if agent.is_gone or agent.has_ended:
+            agent.is_gone = True
+            return self._finish_if_done()
+        agent.is_gone = True
+        agent.problem = agent.problem or reason
+        if self._meeting is None:
+            return self._part_failed(place, FAILURE)
+        if self._is_over:
+            if agent.report is None or not agent.report.code:
+                text = f"{self.name(place)} {reason}: the end of its output may be missing"
+                return [Speak(Notice("warning", text)), *self._finish_if_done()]
+            return self._finish_if_done()
+        orders: list[object] = []
+        known = self._failing.get(place)
+        if agent.report is None:
+            code = known.status if known is not None else FAILURE
+            ranks = self.places[place].ranks
+            noun = "rank" if len(ranks) == 1 else "ranks"
+            what = f"{self.name(place)} ({noun} {format_ranges(ranks)}) was lost: it {reason}"
+            if known is not None:
+                what = f"rank {known.rank} failed with {known.status}, then {what}"
+            agent.report = Report(self._meeting.attempt, code, lines=(what,))
+            orders = self._stop_others(place)
+        return [*orders, *self._decide()]
+
+    def _decide(self) -> list[object]:
+        """When the attempt has ended on every host: another one, or the end."""
+        reports = [agent.report for agent in self._agents]
+        if self._is_over or any(report is None for report in reports):
+            return []
+        ended = [report for report in reports if report is not None]
+        failed = any(report.code for report in ended)
+        if not failed and self._user_signal is None and not self._is_preempted:
+            self.code = 0
+            return self._end()
+        lines, code = self._judge()
+        may_restart = (
+            self._restarts < self._job.max_restarts
+            and failed
+            and self._user_signal is None
+            and not self._is_preempted
+            and not any(agent.is_gone for agent in self._agents)
+            and not any(report.survivors or report.stop_signal is not None for report in ended)
+        )
+        if not may_restart:
+            self.code = code
+            if self._is_preempted and not any(report.rank >= 0 for report in ended):
+                self.code = REQUEUE_CODE
+                text = f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again"
+                self._verdict.append(Notice("info", text))
+            self._verdict += [Notice("critical", line) for line in lines]
+            if self._meeting is not None and self._meeting.attempt and failed:
+                self._verdict.append(Notice("error", f"{self._meeting.attempt + 1} attempts have failed"))
+            return self._end()
+        assert self._meeting is not None
+        self._restarts += 1
+        attempt = self._meeting.attempt + 1
+        self._meeting = replace(self._meeting, attempt=attempt, round=attempt)
+        text = f"starting all hosts again, restart {self._restarts} of {self._job.max_restarts}"
+        said: list[object] = [Speak(Notice("error", line)) for line in lines[:1]]
+        return [*said, Speak(Notice("warning", text)), *self._meet()]
+
+    def _judge(self) -> tuple[list[str], int]:
+        """Lines of the verdict over all hosts, and the exit code."""
+        causes = [
+            (place, agent.report)
+            for place, agent in enumerate(self._agents)
+            if agent.report is not None and agent.report.code and self._is_cause(agent.report)
+        ]
+        victims = sorted({rank for agent in self._agents if agent.report for rank in agent.report.victims})
+        if not causes:
+            if self._user_signal is not None:
+                return _stopped(self._job.flavour.command, victims), 128 + self._user_signal
+            others = [agent.report for agent in self._agents if agent.report and agent.report.code]
+            lines = [line for report in others for line in report.lines]
+            stop = next((report.stop_signal for report in others if report.stop_signal is not None), None)
+            return lines, 128 + stop if stop is not None else (others[0].code if others else FAILURE)
+        # Without a worker that failed by itself it is a host that was lost, which is seen last.
+        causes.sort(key=lambda cause: self._moment(*cause))
+        first_place, first = causes[0]
+        rivals = [one for one in causes[1:] if self._may_be_first(first_place, first, *one)]
+        lines = list(first.lines)
+        if len(self._agents) > 1 or self._sizes[0] > 1:
+            how = " failed: " if rivals else " failed first: "
+            lines[:1] = [line.replace(" failed: ", how, 1) for line in lines[:1]]
+        lines = [line for line in lines if not line.startswith("stopped by ")]
+        if rivals:
+            lines.append(
+                "which of these was first cannot be known, the clocks of their hosts are too far apart:"
+            )
+        for place, report in causes[1:]:
+            about = report.lines[0] if report.lines else f"{self.name(place)} failed"
+            is_rival = any(place == rival for rival, _ in rivals)
+            lines.append(f"{'or first' if is_rival else 'also failed'}: {about}")
+        lines += _stopped(self._job.flavour.command, victims)
+        return lines, first.code
+
+    def _is_cause(self, report: Report) -> bool:
+        """It is not only that we have stopped it."""
+        return report.rank >= 0 or (
+            report.stop_signal is None and report.failed_ns == 0 and bool(report.lines)
+        )
+
+    def _moment(self, place: int, report: Report) -> tuple[bool, int]:
+        """When an agent failed, on our clock; those without a time come last."""
+        clock = self.clocks.get(place, Clocks(0, 0))
+        return report.failed_ns == 0, report.failed_ns - clock.offset_ns
+
+    def _may_be_first(self, place: int, first: Report, other: int, report: Report) -> bool:
+        """Whether ``other`` may have failed before ``place``, though it looks later."""
+        if not first.failed_ns or not report.failed_ns:
+            return False
+        if self.places[place].node_rank == self.places[other].node_rank:
+            return False  # one clock
+        unknown = 1 << 62
+        errors = [self.clocks[one].error_ns if one in self.clocks else unknown for one in (place, other)]
+        return self._moment(other, report)[1] - self._moment(place, first)[1] <= sum(errors)
+
+    # ------------------------------------------------------------------ the end
+
+    def _end(self) -> list[object]:
+        """Tell all agents that it is over."""
+        if self._is_over:
+            return []
+        self._is_over = True
+        self._deadline_s = self._now_s + FAREWELL_S
+        return [*self._to_all(Over()), *self._finish_if_done()]
+
+    def _finish_if_done(self) -> list[object]:
+        for agent in self._agents:
+            if self._is_over and agent.hello is None:
+                agent.is_gone = True  # it will never come
+        if not self.is_done:
+            return []
+        self._deadline_s = None
+        return [Dismiss(FAREWELL_S)]
+
+    def _to_all(self, message: object) -> list[object]:
+        return [
+            Send(place, message)
+            for place, agent in enumerate(self._agents)
+            if agent.hello is not None and not agent.is_gone and not agent.has_ended
+        ]
+
+
+def _stopped(command: str, ranks: Sequence[int]) -> list[str]:
+    if not ranks:
+        return []
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return [f"stopped by {command}: {noun} {format_ranges(ranks)}"]
+
+
+def clocks_of(found: Mapping[int, tuple[int, int]]) -> dict[int, Clocks]:
+    """Clocks by place, from (offset, error) in nanoseconds."""
+    return {place: Clocks(offset, error) for place, (offset, error) in found.items()}

@@ -1,0 +1,358 @@
+"""The head of a job on several hosts: it has the hosts' agents started, and does what the conductor orders.
+
+To the agent that runs here it is the source of the one plan, a channel, and a listener: what is supervised
+are the programs that reach the hosts, such as one ssh for each.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from dsl import Ended, Exited, Output, SignalReceived, Started, Stopping
+from dsl._record import record
+from dsl.agent.conductor import Clocks, Dismiss, Send, Speak
+from dsl.agent.policy import GO_ON
+from dsl.control.messages import Hello, Lost
+from dsl.model.job import Notice
+from dsl.model.outcome import Decision, Membership, Outcome
+from dsl.model.request import LEVELS
+from dsl.plan.reaching import Reaching, plan_reaching
+from dsl.report.printable import printable
+from dsl.report.speak import say
+from dsl.report.verdict import reason
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dsl import Exit, Supervisor
+    from dsl.agent.agent import Policy
+    from dsl.agent.conductor import Conductor
+    from dsl.control.hub import Hub
+    from dsl.control.link import Link
+    from dsl.launchers.base import Start
+    from dsl.model.job import Job
+    from dsl.model.node import NodePlan
+    from dsl.model.outcome import History
+
+ENDING_S = 2.0
+"""What is left of ssh and the like when all agents have ended gets this long to obey SIGTERM."""
+
+ANNOUNCEMENT = "dsl-agent"
+"""First word of the line by which an agent tells its key, where the way home is its launcher's ssh."""
+
+KEPT_LINES = 20
+LONGEST_LINE = 500
+
+SSH_FAILED = 255
+
+
+@record
+class HeadDecided:
+    """The head wants something of the programs that it has started."""
+
+    decision: Decision
+
+
+def decide_for(conductor: Conductor) -> Policy:
+    """The policy of a head: the job ends as the conductor says."""
+
+    def decide(history: History, event: object, membership: Membership) -> Decision:  # noqa: ARG001
+        if isinstance(event, HeadDecided):
+            return event.decision
+        if isinstance(event, Ended):
+            return Decision("end", code=1 if conductor.code is None else conductor.code)
+        return GO_ON
+
+    return decide
+
+
+class _Program:
+    """One of the programs that reach the hosts, and what it has said."""
+
+    def __init__(self, start: Start, places: Sequence[int]) -> None:
+        self.start = start
+        self.places = places
+        self.lines: list[str] = []
+        self.rest = {1: b"", 2: b""}
+        self.fds: list[int] = []
+
+
+class Head:
+    """Source, channel and listener of the agent that runs on the host where a job was launched."""
+
+    max_restarts = 0
+    """Of the programs that reach the hosts."""
+
+    def __init__(
+        self, job: Job, conductor: Conductor, starts: Sequence[Start], hub: Hub, environ: Mapping[str, str]
+    ) -> None:
+        """Make the connections of programs that speak. Raises OSError: there are no descriptors for them."""
+        self.job = job
+        self.conductor = conductor
+        self._hub = hub
+        self._environ = environ
+        self._links: dict[int, Link] = {}
+        self._programs = []
+        self._decisions: list[HeadDecided] = []
+        self._dismissal_s: float | None = None
+        self._supervisor: Supervisor | None = None
+        self._is_orphan = False
+        self.on_finish: Callable[[], None] | None = None
+        """Removes what was made for the programs."""
+        for start in starts:
+            mine = [
+                place
+                for place, one in enumerate(conductor.places)
+                if start.node_rank in (None, one.node_rank)
+            ]
+            program = _Program(start, mine)
+            if start.speaks:
+                self._connect(program)
+            self._programs.append(program)
+
+    def _connect(self, program: _Program) -> None:
+        import socket
+
+        from dsl.control.stream import FdStream
+
+        ours, theirs = socket.socketpair()
+        place = program.places[0]
+        own, other = ours.detach(), theirs.detach()
+        self._links[place] = self._hub.add(FdStream(own, own), self.conductor.name(place))
+        self._links[place].place = place
+        program.fds.append(other)
+
+    # ------------------------------------------------------------------ source
+
+    def plan(self, attempt: int) -> NodePlan | None:
+        """What reaches the hosts; there is one attempt of that."""
+        if attempt:
+            return None
+        reaching = [
+            Reaching(
+                program.start.argv,
+                self._host(program),
+                program.start.env,
+                program.fds[0] if program.fds else None,
+            )
+            for program in self._programs
+        ]
+        unset = {name for program in self._programs for name in program.start.unset}
+        environ = {name: value for name, value in self._environ.items() if name not in unset}
+        return plan_reaching(self.job, reaching, environ)
+
+    def prepare(self, plan: NodePlan) -> NodePlan:
+        """Nothing is needed but what was made already."""
+        return plan
+
+    def finish(self, *, succeeded: bool) -> None:  # noqa: ARG002  as every source
+        """Remove what was made for the programs."""
+        if self.on_finish is not None:
+            self.on_finish()
+
+    def membership(self) -> Membership:
+        """All hosts."""
+        return Membership(len(self.job.hosts))
+
+    # ------------------------------------------------------------------ channel
+
+    def fileno(self) -> int:
+        """That of the hub."""
+        return self._hub.fileno()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """`time.monotonic` when something is due."""
+        if self._decisions:
+            return 0.0
+        due = [one for one in (self.conductor.deadline_s, self._dismissal_s) if one is not None]
+        return min(due, default=None)
+
+    def read(self) -> list[HeadDecided]:
+        """Take in what the agents say, and do what follows."""
+        for link, message in self._hub.read():
+            self._hear_link(link, message)
+        now_s = time.monotonic()
+        self._obey(self.conductor.wait_is_over(now_s))
+        if self._dismissal_s is not None and now_s >= self._dismissal_s:
+            self._dismissal_s = None
+            self._decisions.append(HeadDecided(Decision("stop", grace_s=ENDING_S)))
+        decisions, self._decisions = self._decisions, []
+        return decisions
+
+    def _hear_link(self, link: Link | None, message: object) -> None:
+        if link is None:
+            if isinstance(message, Notice):
+                self._speak(message)
+            return
+        place = link.place
+        if isinstance(message, Hello):
+            place = message.place
+            if not 0 <= place < len(self.conductor.places):
+                link.close()
+                return
+            self._links[place] = link
+        if self._links.get(place) is not link:
+            return  # it never said who it is
+        if isinstance(message, Lost) and self._is_unknown(place):
+            return  # its program ends, and says why
+        self._note_clock(place, link)
+        self._obey(self.conductor.hear(place, message, time.monotonic()))
+
+    def _is_unknown(self, place: int) -> bool:
+        return not self.conductor.has_greeted(place) and any(
+            program.start.speaks and place in program.places for program in self._programs
+        )
+
+    def _note_clock(self, place: int, link: Link) -> None:
+        clock = link.clock
+        if clock is not None:
+            self.conductor.clocks[place] = Clocks(clock.offset_ns, clock.error_ns)
+
+    def _obey(self, orders: Sequence[object]) -> None:
+        for order in orders:
+            if isinstance(order, Send):
+                link = self._links.get(order.place)
+                if link is not None:
+                    link.send(order.message)
+            elif isinstance(order, Speak):
+                self._speak(order.notice)
+            elif isinstance(order, Dismiss):
+                for link in self._links.values():
+                    link.close()
+                within_s = order.within_s if self.conductor.is_complete else 0.0
+                self._dismissal_s = time.monotonic() + within_s
+
+    # ------------------------------------------------------------------ listener
+
+    def hear(self, event: object) -> None:
+        """Take in what happens here."""
+        if isinstance(event, Stopping):
+            if event.reason == "guard_lost":
+                self._is_orphan = True
+                self._speak(Notice("info", "the guard process is gone: ending the job on all hosts"))
+        elif isinstance(event, SignalReceived):
+            now_s = time.monotonic()
+            self._obey(self.conductor.signal(event.signum, event.action, now_s))
+        elif isinstance(event, Output):
+            self._hear_output(self._programs[event.worker], event.stream, event.data)
+        elif isinstance(event, Started):
+            self._let_go(self._programs[event.worker])
+        elif isinstance(event, Exited):
+            program = self._programs[event.exit.worker]
+            self._let_go(program)
+            why = _why(program, event.exit, self._host(program))
+            self._obey(self.conductor.starter_ended(program.places, why, time.monotonic()))
+        elif isinstance(event, Outcome):
+            self._end()
+
+    def _host(self, program: _Program) -> str:
+        rank = program.start.node_rank
+        return "" if rank is None else self.job.hosts[rank].name
+
+    @staticmethod
+    def _let_go(program: _Program) -> None:
+        """The program has its end of the connection."""
+        for fd in program.fds:
+            os.close(fd)
+        program.fds.clear()
+
+    def _hear_output(self, program: _Program, stream: int, data: bytes) -> None:
+        *lines, program.rest[stream] = (program.rest[stream] + data).split(b"\n")
+        if not data and program.rest[stream]:
+            lines.append(program.rest[stream])
+        for line in lines:
+            text = line.decode(errors="replace").strip("\r")
+            if not self._hear_announcement(program, text) and text.strip():
+                self._hear_line(program, printable(text[:LONGEST_LINE]))
+        program.rest[stream] = program.rest[stream][-LONGEST_LINE:] if data else b""
+
+    def _hear_announcement(self, program: _Program, text: str) -> bool:
+        """``[HOST: ]dsl-agent PLACE KEY``, which has come through the launcher's ssh."""
+        words = text.split()
+        if len(words) < 3 or words[-3] != ANNOUNCEMENT or program.start.speaks:
+            return False
+        place, key = words[-2], words[-1]
+        try:
+            data = bytes.fromhex(key)
+        except ValueError:
+            return False
+        if place.isdecimal() and int(place) in program.places and len(data) == 32:
+            self._hub.expect(int(place), data)
+        return True
+
+    def _hear_line(self, program: _Program, line: str) -> None:
+        program.lines = [*program.lines, line][-KEPT_LINES:]
+        host = self._host(program) or os.path.basename(program.start.argv[0])
+        self._speak(Notice("debug", f"{host}: {line}"))
+        failed = self._failed_host(program, line)
+        if failed is not None:
+            name = self.job.hosts[failed].name
+            mine = [one for one in program.places if self.conductor.places[one].node_rank == failed]
+            said = [one for one in program.lines if one.startswith(f"{name}: ")]
+            said = [one.removeprefix(f"{name}: ") for one in said]
+            why = _unreachable(name, said, int(line.rpartition(" ")[2]))
+            self._obey(self.conductor.starter_ended(mine, why, time.monotonic()))
+
+    def _failed_host(self, program: _Program, line: str) -> int | None:
+        """The host of ``pdsh@HERE: HOST: ssh exited with exit code N``."""
+        head, middle, code = line.rpartition(": ssh exited with exit code ")
+        if not middle or not code.isdecimal() or not head.startswith("pdsh@"):
+            return None
+        name = head.partition(": ")[2]
+        names = [self.job.hosts[self.conductor.places[place].node_rank].name for place in program.places]
+        names = [one.rpartition("@")[2] for one in names]
+        return self.conductor.places[program.places[names.index(name)]].node_rank if name in names else None
+
+    def _speak(self, notice: Notice) -> None:
+        if LEVELS[notice.level] >= LEVELS[self.job.log_level]:
+            say(self.job.flavour.command, notice.line)
+
+    # ------------------------------------------------------------------ processes
+
+    def enter(self, supervisor: Supervisor) -> None:
+        """In the process that does the work: serve the connections."""
+        self._supervisor = supervisor
+        self._hub.start()
+
+    def disown(self) -> None:
+        """In the process that watches: the connections are for the other one."""
+        self._hub.disown()
+        for program in self._programs:
+            self._let_go(program)
+
+    def _end(self) -> None:
+        """Show what has come, then say how the job ended. A signal ends the waiting for who reads it."""
+        while not self._hub.drain(0.5):
+            events = [] if self._supervisor is None else self._supervisor.wait(0)
+            if any(isinstance(event, SignalReceived) for event in events):
+                break
+        for notice in () if self._is_orphan else self.conductor.verdict:
+            self._speak(notice)
+        self._hub.close(0.0)
+
+
+def _why(program: _Program, exit_: Exit, host: str) -> str:
+    """Why the agents that a program should have started are not there."""
+    if exit_.exec_errno is not None or exit_.signal is not None:
+        return f"{os.path.basename(program.start.argv[0])} {reason(exit_)}"
+    if program.start.speaks:
+        return _unreachable(host, program.lines, exit_.status)
+    name = os.path.basename(program.start.argv[0])
+    said = f": {program.lines[-1]}" if program.lines else ""
+    return f"{name} ended with {exit_.status} before its agent had answered{said}"
+
+
+def _unreachable(host: str, lines: Sequence[str], status: int) -> str:
+    last = lines[-1] if lines else ""
+    if status == SSH_FAILED:
+        said = f": {last}" if last else ""
+        return f"cannot be reached{said}, check that `ssh {host} true` works without a password"
+    mend = ""
+    if "No module named" in last:
+        mend = ", install the same version of dsl there"
+    elif status == 127:
+        mend = ", the same interpreter has to be there (python=PATH in the hostfile names another)"
+    return f"its agent did not start: {last or 'nothing was said'} (exit code {status}){mend}"

@@ -1,0 +1,224 @@
+"""One host's part of a job that a head on another host conducts: its plans, its policy, and what it tells."""
+
+from __future__ import annotations
+
+from dsl import Ended, Exited
+from dsl._record import record, replace
+from dsl.agent.planner import Planner
+from dsl.agent.policy import GO_ON, exit_code
+from dsl.control.messages import Failing, Forward, Lost, Over, Report, Running, Said, Stop
+from dsl.model.job import Meeting, Notice
+from dsl.model.outcome import AttemptOutcome, AttemptStarted, Decision, Membership, own_code
+from dsl.report.narrator import Narrator
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Protocol
+
+    from dsl.control.messages import Assignment
+    from dsl.facts import Facts
+    from dsl.model.node import NodePlan
+    from dsl.model.outcome import History
+    from dsl.plan.job import JobPlan
+
+    class Conversation(Protocol):
+        """The way to the head and back."""
+
+        def fileno(self) -> int:
+            """Readable while `receive` would return something."""
+
+        def receive(self) -> Sequence[object]:
+            """The messages that are there, without waiting."""
+
+        def wait(self) -> None:
+            """Wait until there is one."""
+
+        def send(self, message: object) -> None:
+            """Send a message, without waiting. It is lost if the head is."""
+
+
+LOST_GRACE_S = 30.0
+"""Most that workers get to end in when their head is lost: nobody can ask for the end any more."""
+
+
+@record
+class HeadSaid:
+    """The head wants something of the workers: an event of `Orders`."""
+
+    message: object
+    """A `Stop`, a `Forward`, an `Over` or a `Lost`."""
+
+
+class Orders:
+    """What comes from the head: a channel of the agent, and the meetings of its planner (a `Rendezvous`).
+
+    ``first`` is the meeting of attempt 0, which has come already.
+    """
+
+    deadline_s: float | None = None
+
+    def __init__(self, conversation: Conversation, first: Meeting) -> None:
+        self._conversation = conversation
+        self._meetings = [first]
+        self._events: list[HeadSaid] = []
+        self._node_count = first.node_count
+        self.is_over = False
+        """The head wants no further attempt, or is lost."""
+
+    def fileno(self) -> int:
+        """That of the conversation."""
+        return self._conversation.fileno()
+
+    def read(self) -> list[HeadSaid]:
+        """What the head wants of the workers that run."""
+        self._take()
+        events, self._events = self._events, []
+        return events
+
+    def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the head knows
+        """The meeting of an attempt, which the head has made. Call `await_word` before."""
+        meeting = self._meetings[-1]
+        assert meeting.attempt == attempt
+        return meeting
+
+    def await_word(self, attempt: int) -> bool:
+        """Wait until the head says what follows; False if that is nothing.
+
+        What it wants of workers that have ended already is done.
+        """
+        while self._meetings[-1].attempt < attempt and not self.is_over:
+            self._conversation.wait()
+            self._take()
+        self._events.clear()
+        return not self.is_over
+
+    def membership(self) -> Membership:
+        """All nodes: the head says which attempt they are in."""
+        return Membership(self._node_count)
+
+    def _take(self) -> None:
+        for message in self._conversation.receive():
+            if isinstance(message, Meeting):
+                self._meetings.append(message)
+            elif isinstance(message, (Stop, Forward, Over, Lost)):
+                self.is_over |= isinstance(message, (Over, Lost))
+                self._events.append(HeadSaid(message))
+
+
+def decide(history: History, event: object, membership: Membership) -> Decision:  # noqa: ARG001  as every policy
+    """What follows from an event on a host that is conducted: what the head says."""
+    if isinstance(event, Ended):
+        last = history.attempts[-1]
+        return Decision("restart", code=exit_code(last.exits, last.ended, last.cause))
+    if isinstance(event, HeadSaid):
+        message = event.message
+        if isinstance(message, Stop):
+            return Decision("stop", signum=message.signum, grace_s=message.grace_s)
+        if isinstance(message, Forward):
+            return Decision("signal", signum=message.signum)
+        return Decision("stop")
+    return GO_ON
+
+
+class Part:
+    """Makes the plans of one host, or of one rank of it, that the head has assigned: a source of plans."""
+
+    max_restarts = 0
+    """The head counts."""
+
+    def __init__(self, planned: JobPlan, facts: Facts, assignment: Assignment, orders: Orders) -> None:
+        """Raises UsageError: the logs plug-in cannot be used."""
+        self._task = assignment.task
+        self._planner = Planner(planned, facts, orders, shares_dirs=self._task is not None)
+        self._orders = orders
+        self._environ = facts.environ
+
+    def plan(self, attempt: int) -> NodePlan | None:
+        """Decide what this host starts in an attempt; None if the head wants no further one.
+
+        Raises:
+            DslError: a wish cannot be fulfilled here.
+        """
+        if not self._orders.await_word(attempt):
+            return None
+        return conducted(self._planner.plan(attempt), self._task, self._environ.get("PMI_FD", ""))
+
+    def prepare(self, plan: NodePlan) -> NodePlan:
+        """Make what the plan needs, see `Planner.prepare`."""
+        return self._planner.prepare(plan)
+
+    def membership(self) -> Membership:
+        """Say who takes part."""
+        return self._orders.membership()
+
+    def finish(self, *, succeeded: bool) -> None:
+        """Remove what is empty, see `Planner.finish`."""
+        self._planner.finish(succeeded=succeeded)
+
+
+def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
+    """The part of a node's plan that an agent starts which is conducted.
+
+    ``task`` is the one local rank that it starts; None: all. ``pmi_fd`` is the descriptor by which a program
+    of MPICH's family talks to its process manager (the variable of that name; empty: there is none).
+    """
+    workers = plan.workers if task is None else plan.workers[task : task + 1]
+    if pmi_fd.isascii() and pmi_fd.isdecimal() and int(pmi_fd) > 2:
+        workers = tuple([replace(worker, keep_fds=(int(pmi_fd),)) for worker in workers])
+    run_dirs, pid_file = plan.run_dirs, plan.pid_file
+    if task is not None:
+        of_tasks = f"/attempt_{plan.attempt}/"
+        run_dirs = tuple(
+            [path for path in run_dirs if of_tasks not in path or path.endswith(f"{of_tasks}{task}")]
+        )
+        pid_file = pid_file if task == 0 else None
+    workers = tuple([replace(worker, stdin=False) for worker in workers])
+    return replace(plan, workers=workers, run_dirs=run_dirs, pid_file=pid_file, is_conducted=True)
+
+
+class Reporter(Narrator):
+    """Tells the head what happens. What the user should read is said there."""
+
+    def __init__(self, plan: NodePlan, send: Callable[[object], None]) -> None:
+        super().__init__(plan)
+        self._send = send
+
+    def say(self, text: str, level: str = "critical") -> None:
+        """Leave it to the head to say it, if the user wants to hear what is of this level."""
+        self._send(Said(Notice(level, f"host {self._plan.host}: {text}")))
+
+    def hear(self, event: object) -> None:
+        """Tell the head what it has to know, and have it say the rest."""
+        if isinstance(event, AttemptStarted):
+            self._send(Running(event.plan.attempt))
+        elif isinstance(event, Exited):
+            exit_ = event.exit
+            if exit_.status and not exit_.caused_by_stop:
+                worker = self._plan.workers[exit_.worker]
+                code = own_code(exit_.status, is_stopped=False)
+                self._send(Failing(self._plan.attempt, worker.rank, code, exit_.ended_ns))
+        elif isinstance(event, AttemptOutcome):
+            self._send(self._report(event))
+        super().hear(event)
+
+    def _report(self, attempt: AttemptOutcome) -> Report:
+        workers, cause = attempt.plan.workers, attempt.cause
+        stopped = [exit_ for exit_ in attempt.exits if exit_.caused_by_stop and exit_ is not cause]
+        return Report(
+            attempt=attempt.plan.attempt,
+            code=exit_code(attempt.exits, attempt.ended, cause),
+            failed_ns=0 if cause is None else cause.ended_ns,
+            rank=-1 if cause is None else workers[cause.worker].rank,
+            lines=tuple(self._verdict(attempt)[1]),
+            victims=tuple([workers[exit_.worker].rank for exit_ in stopped]),
+            stop_signal=attempt.ended.stop_signal,
+            survivors=len(attempt.ended.survivors),
+        )
+
+    def _hear_restart(self, event: object) -> None:
+        """The head says so, for all nodes."""
+
+    def _hear_outcome(self, outcome: object) -> None:  # noqa: ARG002  it is in the report
+        """The head gives the verdict."""
+        self._say_dropped()

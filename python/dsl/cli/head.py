@@ -1,0 +1,185 @@
+"""The command on the host where a job for several hosts is launched: it reaches the others, and conducts."""
+
+from __future__ import annotations
+
+import os
+
+from dsl import __version__
+from dsl.agent.conductor import Conductor
+from dsl.agent.head import Head, decide_for
+from dsl.cli.process import Crew, run_guarded
+from dsl.control.hub import Hub
+from dsl.control.messages import Assignment
+from dsl.errors import LauncherError
+from dsl.launchers.base import Agents
+from dsl.launchers.table import TABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dsl import Supervisor
+    from dsl.facts import Facts
+    from dsl.launchers.base import Start
+    from dsl.model.job import Job
+    from dsl.model.remote import Remote
+    from dsl.model.request import ShowRequest
+    from dsl.plan.job import JobPlan
+
+AGENT_WORDS: tuple[str, ...] = ("-m", "dsl.node")
+
+
+def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
+    """Start an agent on every host of a job, conduct it, and end this process with the job's exit code.
+
+    The exit code comes back only if nothing was started.
+
+    Raises:
+        DslError: the hosts cannot be reached as asked for.
+    """
+    job, remote = planned.job, planned.remote
+    assert remote is not None
+    if show.dry_run or show.dry_run_json:
+        from dsl.cli.show import show_hosts
+
+        starts = _starts(remote, _agents(job, remote, facts, (), "FOLDER"))
+        show_hosts(job, starts, as_json=show.dry_run_json)
+        return 0
+    hub = Hub(remote.heartbeat_s, show=True)
+    key = os.urandom(32)
+    addresses: tuple[str, ...] = ()
+    if remote.launcher != "ssh":
+        port = hub.listen()
+        if remote.launcher != "pdsh":
+            hub.expect(None, key)
+        found = facts.network.addresses_toward([host.name for host in job.hosts])
+        if not found:
+            raise LauncherError(
+                "no address of this host is known that the others could reach: give --master_addr, "
+                "or --launcher ssh, which needs none"
+            )
+        addresses = tuple([f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found])
+    folder = _Folder()
+    variables = () if remote.launcher in ("ssh", "pdsh") else (("DSL_CONTROL_KEY", key.hex()),)
+    starts = _starts(remote, _agents(job, remote, facts, variables, folder.path, addresses))
+    folder.fill(starts)
+    conductor = Conductor(job, remote, _assignment(job, remote, facts), _now_s())
+    try:
+        head = Head(job, conductor, starts, hub, facts.environ)
+        plan = head.plan(0)
+        assert plan is not None
+        crew = _HeadCrew(head, conductor)
+        head.on_finish = folder.remove
+        return run_guarded(head, plan, crew, stdin_is_terminal=False)
+    finally:
+        folder.remove()
+
+
+def _now_s() -> float:
+    import time
+
+    return time.monotonic()
+
+
+def _agents(
+    job: Job,
+    remote: Remote,
+    facts: Facts,
+    variables: tuple[tuple[str, str], ...],
+    folder: str,
+    addresses: Sequence[str] = (),
+) -> Agents:
+    words = (*AGENT_WORDS, "--heartbeat", f"{remote.heartbeat_s:g}")
+    if remote.launcher == "ssh":
+        words += ("--stdio",)
+    else:
+        words += ("--connect", ",".join(addresses) or "ADDRESS:PORT")
+        if remote.launcher != "pdsh":
+            words += ("--per-node" if remote.per_node else "--per-rank",)
+    return Agents(
+        words=words,
+        python=facts.names.executable,
+        hosts=job.hosts,
+        variables=variables,
+        folder=folder,
+        environ=tuple(facts.environ.items()),
+        is_root=os.geteuid() == 0,
+        is_cuda=job.accelerator == "cuda",
+    )
+
+
+def _starts(remote: Remote, agents: Agents) -> tuple[Start, ...]:
+    return TABLE[remote.launcher](remote, agents)
+
+
+def _assignment(job: Job, remote: Remote, facts: Facts) -> Assignment:
+    return Assignment(
+        version=__version__,
+        job=job,
+        node_rank=0,
+        cwd=remote.cwd,
+        pid=facts.names.pid,
+        stamp=facts.names.stamp(),
+        token=facts.names.random(),
+        stdout=facts.console.stdout,
+        stderr=facts.console.stderr,
+        checks=remote.checks,
+    )
+
+
+class _Folder:
+    """The directory of the files that a launcher reads; made when there is one."""
+
+    def __init__(self) -> None:
+        from dsl.machine.process import temp_dir
+
+        self.path = f"{temp_dir()}/dsl_hosts_{os.urandom(8).hex()}"
+        self._files: list[str] = []
+
+    def fill(self, starts: Sequence[Start]) -> None:
+        """Write the files, readable for this user alone. Raises LauncherError."""
+        files = [entry for start in starts for entry in start.files]
+        if not files:
+            return
+        try:
+            os.mkdir(self.path, 0o700)
+            for path, text in files:
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                self._files.append(path)
+                with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+                    file.write(text)
+        except OSError as error:
+            raise LauncherError(
+                f"cannot write {error.filename or self.path} for the launcher: {error.strerror}"
+            ) from None
+
+    def remove(self) -> None:
+        """Remove them, and the directory."""
+        for path in self._files:
+            _try_to(os.unlink, path)
+        if self._files:
+            _try_to(os.rmdir, self.path)
+
+
+def _try_to(call: Callable[[str], None], path: str) -> None:
+    try:
+        call(path)
+    except OSError:
+        return
+
+
+class _HeadCrew(Crew):
+    """The crew of a head."""
+
+    def __init__(self, head: Head, conductor: Conductor) -> None:
+        super().__init__([head], [head], decide_for(conductor))
+        self.routine = True
+        self._head = head
+
+    def stay(self) -> None:
+        """The connections are for the agent."""
+        self._head.disown()
+
+    def enter(self, supervisor: Supervisor) -> None:
+        """Serve the connections."""
+        self._head.enter(supervisor)

@@ -1,0 +1,263 @@
+"""``python -m dsl.node``: the agent on one host of a job, started by the head's launcher.
+
+It says who it is, is told the whole job over its connection, and runs its part as `dsl` runs a job on one
+host. Nobody types this command: its options may change.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dsl import Supervisor, __version__
+from dsl.agent.part import Orders, Part, Reporter, decide
+from dsl.cli.process import Crew, run_guarded
+from dsl.control.hub import Hub
+from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused
+from dsl.control.stream import FdStream, connect
+from dsl.errors import DslError
+from dsl.facts import Facts
+from dsl.lists import parse_seconds
+from dsl.machine.process import Console, Names
+from dsl.model.job import Meeting
+from dsl.model.request import DEFAULT_HEARTBEAT_S
+from dsl.plan.job import JobPlan
+from dsl.report.speak import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.control.link import Link
+    from dsl.model.node import NodePlan
+
+COMMAND = "dsl"
+KEY_VARIABLE = "DSL_CONTROL_KEY"
+"""Holds the key of the job, where the launcher passes an environment on."""
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+LOCAL_RANK_VARIABLES = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PALS_LOCAL_RANKID",
+    "SLURM_LOCALID",
+)
+
+CONNECT_S = 30.0
+WORD_S = 600.0
+"""Longest that an agent waits for a word of its head before its workers run."""
+
+FAREWELL_S = 5.0
+LOST = 1
+
+
+class Options:
+    """What stands on the command line."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """Raises DslError: nobody but the head writes it, and it wrote something else."""
+        self.addresses: tuple[str, ...] = ()
+        self.place: int | None = None
+        self.per_rank = False
+        self.heartbeat_s = DEFAULT_HEARTBEAT_S
+        rest = list(words)
+        while rest:
+            word = rest.pop(0)
+            if word == "--connect" and rest:
+                self.addresses = tuple(rest.pop(0).split(","))
+            elif word == "--place" and rest and rest[0].isdecimal():
+                self.place = int(rest.pop(0))
+            elif word == "--heartbeat" and rest:
+                self.heartbeat_s = parse_seconds(rest.pop(0)) or DEFAULT_HEARTBEAT_S
+            elif word == "--per-rank":
+                self.per_rank = True
+            elif word not in ("--stdio", "--per-node"):
+                raise DslError(f"dsl.node is started by dsl on another host, it does not know {word!r}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run this host's part of a job. The exit code comes back only if nothing was started."""
+    try:
+        return _run(Options(sys.argv[1:] if argv is None else argv))
+    except DslError as error:
+        say(COMMAND, f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(options: Options) -> int:
+    environ = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+    place, local_rank = _place(options, environ)
+    hub = Hub(options.heartbeat_s)
+    link = _link(hub, options, place)
+    os.environ.pop(KEY_VARIABLE, None)
+    hello = Hello(
+        __version__,
+        place,
+        os.uname().nodename,
+        os.getpid(),
+        is_task=options.per_rank,
+        local_rank=local_rank,
+        python=sys.executable,
+    )
+    link.send_now(hello)
+    assignment = link.receive(WORD_S)
+    if not isinstance(assignment, Assignment):
+        return _end_early(link, assignment)
+    try:
+        return _take_part(hub, link, assignment, environ)
+    except DslError as error:
+        link.send_now(Refused(str(error), error.exit_code))
+        return error.exit_code
+
+
+def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: Mapping[str, str]) -> int:
+    from dsl.agent.preflight import look
+
+    facts = Facts(
+        environ=environ,
+        names=_PartNames(assignment),
+        console=Console(assignment.stdout, assignment.stderr, is_relayed=True),
+    )
+    checked = look(assignment, facts)
+    link.send_now(checked)
+    if checked.problems:
+        return _end_early(link, link.receive(WORD_S))
+    first = link.receive(WORD_S)
+    if not isinstance(first, Meeting):
+        return _end_early(link, first)
+    orders = Orders(_Hubbub(hub, link), first)
+    part = Part(JobPlan(assignment.job, assignment.node_rank), facts, assignment, orders)
+    plan = part.plan(0)
+    assert plan is not None
+    plan = part.prepare(plan)
+    try:
+        return run_guarded(part, plan, _PartCrew(hub, link, plan, orders), stdin_is_terminal=False)
+    finally:
+        part.finish(succeeded=False)  # nothing was started
+
+
+def _end_early(link: Link, message: object) -> int:
+    """The head wants nothing of us, or is gone."""
+    if isinstance(message, Over):
+        link.send_now(Bye(0))
+        return 0
+    why = message.reason if isinstance(message, Lost) else "has said something else than was expected"
+    say(COMMAND, f"error: the head of the job {why}")
+    return LOST
+
+
+def _place(options: Options, environ: Mapping[str, str]) -> tuple[int, int]:
+    """Our node rank, or our rank and local rank if we are a task of one rank."""
+    if options.place is not None:
+        return options.place, 0
+    rank = _number(environ, RANK_VARIABLES)
+    if rank is None:
+        raise DslError(
+            f"the launcher has set none of {', '.join(RANK_VARIABLES)}: it cannot place this agent"
+        )
+    return rank, _number(environ, LOCAL_RANK_VARIABLES) or 0
+
+
+def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
+    found = [environ[name] for name in names if environ.get(name, "").isdecimal()]
+    return int(found[0]) if found else None
+
+
+def _link(hub: Hub, options: Options, place: int) -> Link:
+    """The connection to the head. What else would read stdin or write to stdout finds nothing there."""
+    if not options.addresses:
+        ours = [os.dup(fd) for fd in (0, 1)]
+        _close_streams()
+        return hub.add(FdStream(*ours), "the head")
+    key = os.environ.get(KEY_VARIABLE, "")
+    if key:
+        secret = bytes.fromhex(key)
+    else:
+        secret = os.urandom(32)
+        os.write(1, f"dsl-agent {place} {secret.hex()}\n".encode())
+    stream = connect(options.addresses, secret, place, CONNECT_S)
+    return hub.add(stream, "the head")
+
+
+def _close_streams() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+class _PartNames(Names):
+    """Names of this machine, and of files those that the whole job has."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        super().__init__()
+        self.pid = assignment.pid
+        self._assignment = assignment
+
+    def stamp(self) -> str:
+        """That of the head."""
+        return self._assignment.stamp
+
+    def random(self) -> str:
+        """That of the run."""
+        return self._assignment.token
+
+
+class _Hubbub:
+    """The conversation with the head, once a thread serves it."""
+
+    def __init__(self, hub: Hub, link: Link) -> None:
+        self._hub = hub
+        self._link = link
+
+    def fileno(self) -> int:
+        """That of the hub."""
+        return self._hub.fileno()
+
+    def receive(self) -> list[object]:
+        """What has come."""
+        return [message for _, message in self._hub.read()]
+
+    def wait(self) -> None:
+        """Wait until there is something."""
+        import select
+
+        poller = select.poll()
+        poller.register(self._hub.fileno(), select.POLLIN)
+        poller.poll()
+
+    def send(self, message: object) -> None:
+        """Send it."""
+        self._link.send(message)
+
+
+class _PartCrew(Crew):
+    """The crew of a part: all that is said goes to the head."""
+
+    def __init__(self, hub: Hub, link: Link, plan: NodePlan, orders: Orders) -> None:
+        super().__init__([Reporter(plan, link.send)], [orders], decide)
+        self._hub = hub
+        self._link = link
+
+    def enter(self, supervisor: Supervisor) -> None:  # noqa: ARG002  as every crew
+        """What this process and its workers write goes to the head."""
+        ends = []
+        for fd in (1, 2):
+            read, write = os.pipe2(os.O_CLOEXEC)
+            os.dup2(write, fd)
+            os.close(write)
+            ends.append(read)
+        self._hub.relay(self._link, *ends)
+        self._hub.start()
+
+    def refuse(self, command: str, text: str, code: int) -> None:  # noqa: ARG002  the head has a name of its own
+        """The head says it."""
+        self._link.send(Refused(text, code))
+
+    def leave(self, code: int) -> None:
+        """All of the output has gone, and this is the last word."""
+        self._hub.drain()
+        self._link.send(Bye(code))
+        self._hub.close(FAREWELL_S)

@@ -1,0 +1,75 @@
+"""The plan of a head: the programs that reach the hosts of a job, such as one ssh for each."""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.model.node import NodePlan, Route, WorkerPlan
+from dsl.plan.node import signal_meanings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.model.job import Job, Pairs
+
+MARGIN_S = 5.0
+"""Beyond the grace of the workers, for what has to be said over the network."""
+
+
+@record
+class Reaching:
+    """One program that reaches one host, or all of them."""
+
+    argv: tuple[str, ...]
+    """Its words."""
+    host: str = ""
+    """The one host that it reaches; empty: all."""
+    env: Pairs = ()
+    """Variables over the environment of the command."""
+    fd: int | None = None
+    """The descriptor of ours that is its stdin and stdout; None: we read what it writes."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it: its host, or itself."""
+        return self.host or self.argv[0].rpartition("/")[2]
+
+
+def plan_reaching(job: Job, programs: Sequence[Reaching], environ: Mapping[str, str]) -> NodePlan:
+    """What the host that launches a job starts. ``environ`` is the environment of the programs.
+
+    They are not told of signals: their agents are, by other ways.
+    """
+    signals = job.signals
+    workers = [
+        WorkerPlan(
+            rank=index,
+            local_rank=index,
+            argv=program.argv,
+            env=dict(program.env),
+            stdin_fd=program.fd,
+            stdout=Route(pipe=True) if program.fd is None else Route(fd=program.fd),
+            stderr=Route(pipe=True),
+            noun="host" if program.host else "launcher",
+            name=program.name,
+        )
+        for index, program in enumerate(programs)
+    ]
+    return NodePlan(
+        host="",
+        node_rank=0,
+        workers=tuple(workers),
+        env=environ,
+        master_addr="",
+        master_port=0,
+        world_size=len(workers),
+        grace_s=signals.grace_s + MARGIN_S,
+        log_level=job.log_level,
+        command=job.flavour.command,
+        name=job.program.name,
+        signals=signal_meanings(job),
+        preempt_signal=signals.preempt,
+        preempt_grace_s=None if signals.preempt_grace_s is None else signals.preempt_grace_s + MARGIN_S,
+        on_failure="report",
+        tells_signals=True,
+    )

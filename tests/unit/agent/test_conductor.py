@@ -1,0 +1,384 @@
+"""What the head of a job orders, message by message: no process, no network, and a clock of the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dsl._record import replace
+from dsl.agent.conductor import (
+    FAREWELL_S,
+    START_S,
+    TOGETHER_S,
+    Clocks,
+    Conductor,
+    Dismiss,
+    Send,
+    Speak,
+    places_of,
+)
+from dsl.control.messages import (
+    Assignment,
+    Bye,
+    Checked,
+    Failing,
+    Forward,
+    Hello,
+    Lost,
+    Over,
+    Refused,
+    Report,
+    Said,
+    Stop,
+)
+from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice, Program
+from dsl.model.remote import Remote
+from dsl.model.request import SignalRequest
+from dsl.plan.flavours import DEEPSPEED
+
+MS = 1_000_000
+
+
+def a_job(*sizes: int, restarts: int = 0, port: int | None = 29501, address: str = "10.0.0.1") -> Job:
+    hosts = tuple(Host(f"n{rank}", tuple(range(size))) for rank, size in enumerate(sizes))
+    return Job(
+        flavour=DEEPSPEED,
+        program=Program("script", "train.py"),
+        meeting=MeetingPoint("static", address, port),
+        hosts=hosts,
+        node_count=len(hosts),
+        max_restarts=restarts,
+        signals=SignalRequest(grace_s=7.0),
+    )
+
+
+class Stage:
+    """A conductor, and what it has ordered."""
+
+    def __init__(self, job: Job, *, per_node: bool = True) -> None:
+        self.job = job
+        self.now_s = 100.0
+        remote = Remote("ssh", per_node=per_node)
+        self.conductor = Conductor(job, remote, Assignment("1", job, 0), self.now_s)
+        self.orders: list[Any] = []
+
+    def hear(self, place: int, message: object) -> list[Any]:
+        """Hear it, and keep what is ordered."""
+        orders = self.conductor.hear(place, message, self.now_s)
+        self.orders += orders
+        return orders
+
+    def later(self, seconds: float) -> list[Any]:
+        """Let time go by."""
+        self.now_s += seconds
+        orders = self.conductor.wait_is_over(self.now_s)
+        self.orders += orders
+        return orders
+
+    def begin(self, **first: Any) -> Stage:
+        """All agents come, and nothing stands in the way."""
+        for place in range(len(self.conductor.places)):
+            one = self.conductor.places[place]
+            self.hear(
+                place, Hello("1", place, "h", 1, is_task=one.task is not None, local_rank=one.task or 0)
+            )
+            self.hear(place, Checked(**(first if place == 0 else {})))
+        return self
+
+    def fail(self, place: int, rank: int, status: int = 7, at_ms: int = 1) -> list[Any]:
+        """A worker fails, and its node reports."""
+        failing = Failing(self.attempt, rank, status, at_ms * MS)
+        line = f"rank {rank} (host n{place}) failed: exit code {status}"
+        report = Report(self.attempt, status, at_ms * MS, rank, (line, "last output of rank"))
+        return [*self.hear(place, failing), *self.hear(place, report)]
+
+    @property
+    def attempt(self) -> int:
+        """The present one."""
+        return max(int(one.message.attempt) for one in self.orders if sent(one, Meeting))
+
+    @property
+    def said(self) -> list[str]:
+        """What the user has been told, the verdict last."""
+        spoken = [one.notice for one in self.orders if isinstance(one, Speak)]
+        return [notice.line for notice in (*spoken, *self.conductor.verdict)]
+
+
+def sent(order: object, kind: type, place: int | None = None) -> bool:
+    """Whether an order sends such a message."""
+    return isinstance(order, Send) and isinstance(order.message, kind) and place in (None, order.place)
+
+
+def messages(orders: list[Any], kind: type) -> list[tuple[int, Any]]:
+    """(place, message) of a kind."""
+    return [(one.place, one.message) for one in orders if sent(one, kind)]
+
+
+def test_nothing_starts_before_every_host_has_said_that_nothing_stands_in_the_way() -> None:
+    stage = Stage(a_job(2, 3))
+    assert messages(stage.hear(0, Hello("1", 0, "h", 1)), Assignment)[0][1].node_rank == 0
+    assert stage.hear(0, Checked()) == []
+    assert messages(stage.hear(1, Hello("1", 1, "h", 1)), Assignment)[0][1].node_rank == 1
+    meetings = messages(stage.hear(1, Checked()), Meeting)
+    assert [(place, one.node_rank, one.local_world_sizes) for place, one in meetings] == [
+        (0, 0, (2, 3)),
+        (1, 1, (2, 3)),
+    ]
+    assert all((one.address, one.port) == ("10.0.0.1", 29501) for _, one in meetings)
+
+
+def test_a_task_of_one_rank_gets_its_place_on_its_host() -> None:
+    stage = Stage(a_job(1, 2), per_node=False).begin()
+    assigned = messages(stage.orders, Assignment)
+    assert [(one.node_rank, one.task) for _, one in assigned] == [(0, 0), (1, 0), (1, 1)]
+    assert [one.ranks for one in places_of(stage.job, per_node=False)] == [range(1), range(1, 2), range(2, 3)]
+
+
+def test_a_task_that_its_launcher_has_placed_elsewhere_is_refused() -> None:
+    stage = Stage(a_job(1, 2), per_node=False)
+    stage.hear(2, Hello("1", 2, "h", 1, is_task=True, local_rank=0))
+    stage.later(TOGETHER_S)
+    assert any("is local rank 0 there, expected 1" in line for line in stage.said)
+
+
+def test_all_problems_of_all_hosts_are_said_at_once_and_equal_ones_once() -> None:
+    stage = Stage(a_job(1, 1, 1))
+    for place in range(3):
+        stage.hear(place, Hello("1", place, "h", 1))
+    stage.hear(0, Checked(("no script", "no folder")))
+    stage.hear(1, Checked())
+    orders = stage.hear(2, Checked(("no script",)))
+    assert stage.conductor.code == 2
+    assert stage.said == ["error: hosts n0, n2: no script", "error: host n0: no folder"]
+    assert [place for place, _ in messages(orders, Over)] == [0, 1, 2]
+    assert not messages(stage.orders, Meeting)
+
+
+def test_another_version_of_dsl_is_refused() -> None:
+    stage = Stage(a_job(1, 1))
+    stage.hear(0, Hello("0", 0, "h", 1))
+    stage.hear(1, Hello("1", 1, "h", 1))
+    stage.hear(1, Checked())
+    assert stage.said == ["error: host n0: has dsl 0, this is 1: install the same version on every host"]
+    assert stage.conductor.code == 2
+
+
+def test_a_host_that_cannot_be_reached_waits_a_moment_for_the_problems_of_the_others() -> None:
+    stage = Stage(a_job(1, 1, 1))
+    stage.orders += stage.conductor.starter_ended([0], "cannot be reached: no route", stage.now_s)
+    stage.hear(1, Hello("1", 1, "h", 1))
+    assert stage.conductor.deadline_s == stage.now_s + TOGETHER_S
+    stage.hear(1, Checked(("no script",)))
+    stage.later(TOGETHER_S)
+    assert stage.said == ["error: host n0: cannot be reached: no route", "error: host n1: no script"]
+    assert stage.conductor.code == 1
+
+
+def test_hosts_that_never_answer_are_named() -> None:
+    stage = Stage(a_job(1, 1))
+    stage.hear(0, Hello("1", 0, "h", 1))
+    stage.hear(0, Checked())
+    stage.later(START_S)
+    assert stage.said == [f"error: host n1: has not answered within {START_S:g} s"]
+    assert stage.conductor.code == 1
+
+
+def test_a_taken_port_is_replaced_only_if_nobody_asked_for_it() -> None:
+    stage = Stage(a_job(1, 1, port=None)).begin(is_port_free=False, free_port=4242)
+    assert {one.port for _, one in messages(stage.orders, Meeting)} == {4242}
+    assert stage.said == ["master port 29500 is taken on host n0, using 4242"]
+
+
+def test_the_address_is_that_by_which_the_first_host_was_reached() -> None:
+    stage = Stage(a_job(1, 1, address="")).begin(addresses=("10.9.9.9", "10.8.8.8"))
+    assert {one.address for _, one in messages(stage.orders, Meeting)} == {"10.9.9.9"}
+
+
+def test_without_any_address_the_user_is_asked_for_one() -> None:
+    stage = Stage(a_job(1, 1, address="")).begin()
+    assert "give --master_addr" in stage.said[0]
+    assert stage.conductor.code == 2
+
+
+def test_the_first_failure_stops_the_others_before_its_own_node_has_ended() -> None:
+    stage = Stage(a_job(1, 1, 1)).begin()
+    orders = stage.hear(1, Failing(0, 1, 7, 5))
+    assert [(place, stop.signum, stop.grace_s) for place, stop in messages(orders, Stop)] == [
+        (0, 15, 7.0),
+        (2, 15, 7.0),
+    ]
+    assert messages(stage.hear(2, Failing(0, 2, 1, 6)), Stop) == []
+
+
+def test_the_verdict_names_the_first_cause_its_code_and_the_victims() -> None:
+    stage = Stage(a_job(1, 1, 1)).begin()
+    stage.conductor.clocks.update({0: Clocks(0, 1), 1: Clocks(0, 1), 2: Clocks(0, 1)})
+    stage.fail(1, 1, status=9, at_ms=1)
+    stage.fail(2, 2, status=1, at_ms=5)
+    orders = stage.hear(0, Report(0, 1, victims=(0,)))
+    assert len(messages(orders, Over)) == 3
+    assert stage.conductor.code == 9
+    assert stage.said == [
+        "rank 1 (host n1) failed first: exit code 9",
+        "last output of rank",
+        "also failed: rank 2 (host n2) failed: exit code 1",
+        "stopped by dsl: rank 0",
+    ]
+
+
+def test_clocks_that_differ_decide_who_was_first() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.conductor.clocks.update({0: Clocks(0, MS), 1: Clocks(100 * MS, MS)})
+    stage.fail(0, 0, status=3, at_ms=50)
+    stage.fail(1, 1, status=4, at_ms=120)  # 20 on our clock
+    assert stage.conductor.code == 4
+    assert "failed first" in stage.said[0]
+
+
+def test_where_clocks_cannot_tell_both_are_named() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.conductor.clocks.update({0: Clocks(0, 5 * MS), 1: Clocks(0, 5 * MS)})
+    stage.fail(0, 0, status=3, at_ms=50)
+    stage.fail(1, 1, status=4, at_ms=55)
+    assert stage.conductor.code == 3
+    assert not any("failed first" in line for line in stage.said)
+    assert "or first: rank 1 (host n1) failed: exit code 4" in stage.said
+
+
+def test_a_job_that_succeeds_ends_when_all_have_said_goodbye() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    assert stage.hear(0, Report(0, 0)) == []
+    orders = stage.hear(1, Report(0, 0))
+    assert [place for place, _ in messages(orders, Over)] == [0, 1]
+    assert stage.conductor.code == 0
+    assert stage.hear(0, Bye(0)) == []
+    assert stage.hear(1, Bye(0)) == [Dismiss(FAREWELL_S)]
+    assert stage.said == []
+
+
+def test_a_failed_attempt_is_started_again_on_all_hosts() -> None:
+    stage = Stage(a_job(1, 1, restarts=1)).begin()
+    stage.fail(0, 0)
+    orders = stage.hear(1, Report(0, 1, victims=(1,)))
+    assert [(place, one.attempt, one.round) for place, one in messages(orders, Meeting)] == [
+        (0, 1, 1),
+        (1, 1, 1),
+    ]
+    assert stage.said[-1] == "warning: starting all hosts again, restart 1 of 1"
+    stage.fail(1, 1, status=5)
+    stage.hear(0, Report(1, 1, victims=(0,)))
+    assert stage.conductor.code == 5
+    assert stage.said[-1] == "2 attempts have failed"
+
+
+def test_what_an_earlier_attempt_says_late_changes_nothing() -> None:
+    stage = Stage(a_job(1, 1, restarts=1)).begin()
+    stage.fail(0, 0)
+    stage.hear(1, Report(0, 1))
+    assert stage.hear(1, Failing(0, 1, 9, 9)) == []
+    assert stage.hear(1, Report(0, 9)) == []
+
+
+def test_a_lost_host_stops_the_others_is_named_and_not_waited_for() -> None:
+    stage = Stage(a_job(2, 2, restarts=3)).begin()
+    orders = stage.hear(1, Lost("has not been heard for 15 s"))
+    assert [place for place, _ in messages(orders, Stop)] == [0]
+    stage.hear(0, Report(0, 1, victims=(0, 1)))
+    assert stage.conductor.code == 1
+    assert stage.said == [
+        "host n1 (ranks 2-3) was lost: it has not been heard for 15 s",
+        "stopped by dsl: ranks 0-1",
+    ]
+    assert stage.hear(0, Bye(1)) == [Dismiss(FAREWELL_S)]
+    assert not stage.conductor.is_complete
+
+
+def test_a_host_that_was_lost_after_its_worker_had_failed_keeps_the_code() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.hear(1, Failing(0, 1, 9, 5))
+    stage.hear(1, Lost("has closed the connection"))
+    stage.hear(0, Report(0, 1, victims=(0,)))
+    assert stage.conductor.code == 9
+    assert stage.said[0].startswith("rank 1 failed with 9, then host n1")
+
+
+def test_a_signal_stops_all_hosts_and_the_second_ends_the_grace() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    first = stage.conductor.signal(2, "stop", stage.now_s)
+    second = stage.conductor.signal(2, "stop", stage.now_s)
+    assert [stop.grace_s for _, stop in messages(first, Stop)] == [7.0, 7.0]
+    assert [stop.grace_s for _, stop in messages(second, Stop)] == [0.0, 0.0]
+    stage.hear(0, Report(0, 1, victims=(0,)))
+    stage.hear(1, Report(0, 1, victims=(1,)))
+    assert stage.conductor.code == 130
+    assert stage.said[-1] == "stopped by dsl: ranks 0-1"
+
+
+def test_a_job_whose_workers_end_well_after_a_signal_still_ends_by_it() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.conductor.signal(15, "stop", stage.now_s)
+    stage.hear(0, Report(0, 0))
+    stage.hear(1, Report(0, 0))
+    assert stage.conductor.code == 143
+
+
+def test_a_signal_before_the_start_ends_at_once() -> None:
+    stage = Stage(a_job(1, 1))
+    stage.hear(0, Hello("1", 0, "h", 1))
+    orders = stage.conductor.signal(15, "stop", stage.now_s)
+    assert messages(orders, Over) == [(0, Over())]
+    assert stage.conductor.code == 143
+
+
+def test_a_preemption_gives_the_workers_its_time_and_can_be_queued_again() -> None:
+    stage = Stage(replace(a_job(1, 1), signals=SignalRequest(preempt=10, preempt_grace_s=60.0))).begin()
+    orders = stage.conductor.signal(10, "preempt", stage.now_s)
+    assert {(stop.signum, stop.grace_s, stop.is_preemption) for _, stop in messages(orders, Stop)} == {
+        (10, 60.0, True)
+    }
+    stage.hear(0, Report(0, 0))
+    stage.hear(1, Report(0, 0))
+    assert stage.conductor.code == 75
+
+
+def test_a_forwarded_signal_reaches_every_host() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    assert messages(stage.conductor.signal(10, "forward", stage.now_s), Forward) == [
+        (0, Forward(10)),
+        (1, Forward(10)),
+    ]
+
+
+def test_agents_that_do_not_end_are_not_waited_for_longer_than_that() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.hear(0, Report(0, 0))
+    stage.hear(1, Report(0, 0))
+    stage.hear(0, Bye(0))
+    assert stage.later(FAREWELL_S) == [Dismiss(FAREWELL_S)]
+    assert stage.conductor.code == 0
+
+
+def test_what_an_agent_says_is_said_here() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.hear(1, Said(Notice("warning", "host n1: look")))
+    assert stage.said == ["warning: host n1: look"]
+
+
+def test_an_agent_that_refuses_its_part_of_an_attempt_ends_the_job() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    orders = stage.hear(1, Refused("cannot bind", 2))
+    assert [place for place, _ in messages(orders, Stop)] == [0]
+    stage.hear(0, Report(0, 1, victims=(0,)))
+    assert stage.conductor.code == 2
+    assert stage.said[0] == "host n1: cannot bind"
+
+
+@pytest.mark.parametrize("grace", [Lost("has closed the connection"), Bye(0)])
+def test_a_goodbye_or_a_closed_connection_ends_an_agent_once(grace: object) -> None:
+    stage = Stage(a_job(1)).begin()
+    stage.hear(0, Report(0, 3, 1, 0, ("rank 0 failed: exit code 3",)))
+    assert stage.hear(0, Bye(3)) == [Dismiss(FAREWELL_S)]
+    assert stage.conductor.code == 3
+    stage.hear(0, grace)
+    assert stage.conductor.code == 3

@@ -1,0 +1,143 @@
+"""One host's part of a job that a head conducts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.events import a_plan, an_attempt, an_exit, end, exited
+
+from dsl._record import replace
+from dsl.agent.part import HeadSaid, Orders, Reporter, conducted, decide
+from dsl.control.messages import Failing, Forward, Lost, Over, Report, Running, Said, Stop
+from dsl.model.job import Meeting, Notice
+from dsl.model.outcome import AttemptStarted, History, Membership
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FIRST = Meeting(0, 1, (2, 2), "10.0.0.1", 29500)
+
+
+class Talk:
+    """A conversation whose other side has been written down: one batch after the other."""
+
+    def __init__(self, *batches: Sequence[object]) -> None:
+        self._batches = [list(batch) for batch in batches]
+        self.waits = 0
+
+    def fileno(self) -> int:
+        """None is needed."""
+        return -1
+
+    def receive(self) -> list[object]:
+        """The next batch."""
+        return self._batches.pop(0) if self._batches else []
+
+    def wait(self) -> None:
+        """Count it."""
+        self.waits += 1
+        assert self._batches, "it would wait for ever"
+
+    def send(self, message: object) -> None:
+        """Nobody hears it."""
+
+
+def test_the_head_says_which_attempt_follows_and_where_it_meets() -> None:
+    again = replace(FIRST, attempt=1, round=1, port=29501)
+    orders = Orders(Talk([Stop(15, 3.0)], [again]), FIRST)
+    assert orders.await_word(0)
+    assert orders.meet(0, 2) == FIRST
+    assert orders.await_word(1)
+    assert orders.meet(1, 2) == again
+    assert orders.read() == []  # the stop was for workers that had ended already
+
+
+@pytest.mark.parametrize("message", [Over(), Lost("has closed the connection")])
+def test_without_a_head_or_its_wish_no_attempt_follows(message: object) -> None:
+    orders = Orders(Talk([message]), FIRST)
+    assert not orders.await_word(1)
+    assert not orders.await_word(1)
+
+
+def test_what_the_head_wants_of_running_workers_is_an_event() -> None:
+    orders = Orders(Talk([Stop(10, 3.0), Forward(12), FIRST]), FIRST)
+    assert orders.read() == [HeadSaid(Stop(10, 3.0)), HeadSaid(Forward(12))]
+
+
+@pytest.mark.parametrize(
+    "message, expected",
+    [
+        (Stop(10, 3.0), ("stop", 10, 3.0)),
+        (Forward(12), ("signal", 12, None)),
+        (Over(), ("stop", 15, None)),
+        (Lost("is gone"), ("stop", 15, None)),
+    ],
+)
+def test_the_workers_get_what_the_head_wants_and_are_stopped_without_one(
+    message: object, expected: tuple[object, ...]
+) -> None:
+    found = decide(History(0), HeadSaid(message), Membership(2))
+    assert (found.kind, found.signum, found.grace_s) == expected
+
+
+def test_after_an_attempt_the_head_decides_and_the_code_is_that_of_the_cause() -> None:
+    cause = an_exit(1, code=7)
+    attempt = an_attempt(a_plan(2), [cause, an_exit(0, signal=15, by_us=True)], end(cause))
+    found = decide(History(0, (attempt,)), attempt.ended, Membership(2))
+    assert (found.kind, found.code) == ("restart", 7)
+
+
+def test_a_task_starts_one_worker_and_keeps_what_it_needs_of_its_process_manager() -> None:
+    plan = replace(
+        a_plan(3),
+        run_dirs=("/r", "/r/attempt_0", *[f"/r/attempt_0/{rank}" for rank in range(3)]),
+        pid_file="/p",
+    )
+    part = conducted(plan, 1, "5")
+    assert [worker.local_rank for worker in part.workers] == [1]
+    assert part.workers[0].keep_fds == (5,)
+    assert part.run_dirs == ("/r", "/r/attempt_0", "/r/attempt_0/1")
+    assert part.pid_file is None
+    assert part.is_conducted
+
+
+@pytest.mark.parametrize("text", ["", "x", "2", "-1", "\u0665"])
+def test_an_agent_of_a_whole_node_starts_all_workers(text: str) -> None:
+    part = conducted(a_plan(3), None, text)
+    assert len(part.workers) == 3
+    assert all(worker.keep_fds == () and not worker.stdin for worker in part.workers)
+
+
+class Sent:
+    """Takes what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def __call__(self, message: object) -> None:
+        self.messages.append(message)
+
+
+def test_the_head_hears_of_a_failure_at_once_and_has_the_verdict_later() -> None:
+    """G3, G4."""
+    send = Sent()
+    plan = replace(a_plan(2), is_conducted=True)
+    cause = an_exit(1, code=7)
+    reporter = Reporter(plan, send)
+    reporter.hear(AttemptStarted(plan))
+    reporter.hear(exited(cause))
+    reporter.hear(exited(an_exit(0, signal=15, by_us=True)))
+    reporter.hear(an_attempt(plan, [cause, an_exit(0, signal=15, by_us=True)], end(cause)))
+    assert send.messages[:2] == [Running(0), Failing(0, 1, 7, cause.ended_ns)]
+    report = send.messages[2]
+    assert isinstance(report, Report)
+    assert (report.code, report.rank, report.failed_ns, report.victims) == (7, 1, cause.ended_ns, (0,))
+    assert " failed: exit code 7" in report.lines[0]
+
+
+def test_what_is_said_here_is_said_by_the_head() -> None:
+    send = Sent()
+    plan = a_plan(2)
+    Reporter(plan, send).say("look", "warning")
+    assert send.messages == [Said(Notice("warning", f"host {plan.host}: look"))]
