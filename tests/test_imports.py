@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "python" / "dsl"
 ROOMS: dict[str, tuple[str, ...]] = {
     "": ("errors", "_record", "_own_process", "lists", "signals"),
     "model": ("request", "job", "remote", "node", "failure", "outcome", "codec"),
-    "resources": ("hostfile", "filters", "world", "exports", "env_file"),
+    "resources": ("hostfile", "filters", "world", "exports", "env_file", "allocation"),
     "machine": ("cpus", "process", "ports", "network", "check"),
     "devices": (
         "table", "files", "visible", "choices", "nvml", "nvidia", "ask_torch", "others", "located", "facts", "select", "own",

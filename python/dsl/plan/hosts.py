@@ -11,7 +11,7 @@ from dsl.resources.filters import apply_filters, trim
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dsl.devices.select import Devices
     from dsl.facts import Facts
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"
+ALLOCATION_VARIABLES = (
+    *(
+        "SLURM_JOB_NODELIST",
+        "SLURM_NODELIST",
+        "PBS_NODEFILE",
+        "LSB_MCPU_HOSTS",
+        "LSB_DJOB_RANKFILE",
+        "LSB_HOSTS",
+    ),
+    "PE_HOSTFILE",
+)
+"""Whoever has none of them runs under no scheduler that names hosts."""
 
 
 @record
@@ -57,31 +69,28 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     """
     asked, remote = request.resources, request.remote
     notices: list[Notice] = []
-    path = asked.hostfile or DEFAULT_HOSTFILE
-    text = read_hosts_text(path, facts.files.read_text)
-    pool = _read_pool(path, text, notices)
-    devices = None if pool is not None else find_devices(facts.environ, facts.devices, facts.cpus)
+    pool = _read_pool(request, facts, notices)
+    devices = None
+    if pool is None:
+        devices = find_devices(facts.environ, facts.devices, facts.cpus)
+        path = asked.hostfile or DEFAULT_HOSTFILE
+        pool = _Pool({LOCAL_NAME: devices.slots}, "", path, counts_devices=devices.accelerator != "cpu")
+    is_named = devices is None
     shown = () if devices is None else _shown_devices(asked, devices, notices)
-    _check_counts(asked, has_pool=pool is not None)
+    _check_counts(asked, has_pool=is_named)
     if devices is not None and shown:
         active = {LOCAL_NAME: visible_slots(devices, shown)}
     else:
-        slots = pool if devices is None else {LOCAL_NAME: devices.slots}
-        active = apply_filters(slots or {}, asked.include, asked.exclude)
+        title = "hostfile" if pool.source in ("", "hostfile") else pool.name
+        active = apply_filters(pool.slots, asked.include, asked.exclude, title)
     _refuse_unsupported(request)
     if not remote.no_ssh and any(active.values()):  # with --no_ssh the places of hosts are those of the file
         active = {name: slots for name, slots in active.items() if slots}
-    active = trim(
-        active,
-        asked.min_nodes,
-        asked.num_gpus,
-        checked=devices is None or devices.accelerator != "cpu",
-        source=path,
-    )
+    active = trim(active, asked.min_nodes, asked.num_gpus, checked=pool.counts_devices, source=pool.name)
     if not any(active.values()):
         raise FilterError(f"nothing is left to start: {_filter_text(asked)} leaves no slot")
     hosts = tuple([Host(name, tuple(slots)) for name, slots in active.items()])
-    is_remote = _is_remote(remote, hosts, facts, from_hostfile=pool is not None)
+    is_remote = _is_remote(remote, hosts, facts, is_named=is_named)
     node_rank = _own_node_rank(request, hosts) if remote.no_ssh else 0
     if not hosts[node_rank].slots:
         raise FilterError(
@@ -90,26 +99,78 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     return ActiveHosts(
         hosts=hosts,
         node_rank=node_rank,
-        address=_master_address(
-            request, hosts, from_hostfile=pool is not None, is_remote=is_remote, notices=notices
-        ),
+        address=_master_address(request, hosts, is_named=is_named, is_remote=is_remote, notices=notices),
         is_remote=is_remote,
-        source="" if pool is None else "hostfile",
-        hostfile=path if is_remote and pool == {one.name: range(len(one.slots)) for one in hosts} else "",
-        pythons=_pythons(text, path, hosts) if is_remote and text else (),
+        source=pool.source,
+        hostfile=_whole_hostfile(pool, hosts) if is_remote else "",
+        pythons=_pythons(pool, hosts) if is_remote else (),
         accelerator="" if devices is None else devices.accelerator,
         visible_devices=None if devices is None else visible_override(devices, shown),
         notices=tuple(notices),
     )
 
 
-def _read_pool(path: str, text: str | None, notices: list[Notice]) -> dict[str, range] | None:
-    if text is None:
-        notices.append(Notice("debug" if path == DEFAULT_HOSTFILE else "warning", missing_hostfile(path)))
-        return None
-    from dsl.resources.hostfile import parse_hostfile
+@record
+class _Pool:
+    """The hosts that there are to choose from."""
 
-    return {name: range(slots) for name, slots in parse_hostfile(text.split("\n"), path).items()}
+    slots: Mapping[str, Sequence[int]]
+    source: str
+    """``hostfile``, or the scheduler; empty: it is this machine alone."""
+    name: str
+    """What a message calls it."""
+    counts_devices: bool = True
+    """Nobody may ask for more workers than a host has slots."""
+    text: str = ""
+    """The hostfile."""
+
+
+def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool | None:
+    """The hosts of the hostfile, else those of a scheduler; None: there is this machine alone."""
+    path = request.resources.hostfile or DEFAULT_HOSTFILE
+    text = read_hosts_text(path, facts.files.read_text)
+    if text is not None:
+        from dsl.resources.hostfile import parse_hostfile
+
+        found = parse_hostfile(text.split("\n"), path)
+        return _Pool({name: range(slots) for name, slots in found.items()}, "hostfile", path, text=text)
+    notices.append(Notice("debug" if path == DEFAULT_HOSTFILE else "warning", missing_hostfile(path)))
+    if path != DEFAULT_HOSTFILE or not any(name in facts.environ for name in ALLOCATION_VARIABLES):
+        return None
+    return _allocated_pool(request, facts, notices)
+
+
+def _allocated_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool | None:
+    """The hosts that a scheduler has given to this job, where other hosts are among them."""
+    asked = request.resources
+    if request.remote.no_ssh or LOCAL_NAME in f"{asked.include}@{asked.exclude}":
+        return None
+    from dsl.resources.allocation import find_allocation
+
+    found = find_allocation(facts.environ, facts.files.read_text)
+    if found is None or (len(found.hosts) == 1 and facts.names.is_this_machine(found.hosts[0][0])):
+        return None
+    names = ", ".join([name for name, _ in found.hosts[:3]]) + (", ..." if len(found.hosts) > 3 else "")
+    slots = sum([count for _, count in found.hosts])
+    text = f"hosts of {found.name}: {names} ({len(found.hosts)} with {slots} slots)"
+    notices.append(Notice("info", text))
+    pool = {name: range(count) for name, count in found.hosts}
+    return _Pool(pool, found.scheduler, found.name, found.counts_devices)
+
+
+def _whole_hostfile(pool: _Pool, hosts: Sequence[Host]) -> str:
+    is_whole = pool.source == "hostfile" and pool.slots == {one.name: range(len(one.slots)) for one in hosts}
+    return pool.name if is_whole else ""
+
+
+def _pythons(pool: _Pool, hosts: Sequence[Host]) -> tuple[str, ...]:
+    if "python=" not in pool.text:
+        return ()
+    from dsl.resources.hostfile import parse_pythons
+
+    found = parse_pythons(pool.text.split("\n"), pool.name)
+    pythons = tuple([found.get(host.name, "") for host in hosts])
+    return pythons if any(pythons) else ()
 
 
 def read_hostfile(path: str, read_text: Callable[[str], str | None]) -> dict[str, int] | None:
@@ -186,13 +247,13 @@ def _refuse_unsupported(request: Request) -> None:
             )
 
 
-def _is_remote(asked: RemoteRequest, hosts: Sequence[Host], facts: Facts, *, from_hostfile: bool) -> bool:
+def _is_remote(asked: RemoteRequest, hosts: Sequence[Host], facts: Facts, *, is_named: bool) -> bool:
     """Whether other hosts than this machine have to be reached, or the user wants it done like that."""
     if asked.no_ssh:
         return False
     if asked.force_multi or len(hosts) > 1:
         return True
-    return from_hostfile and not facts.names.is_this_machine(hosts[0].name)
+    return is_named and not facts.names.is_this_machine(hosts[0].name)
 
 
 def _own_node_rank(request: Request, hosts: Sequence[Host]) -> int:
@@ -207,21 +268,11 @@ def _own_node_rank(request: Request, hosts: Sequence[Host]) -> int:
     return node_rank
 
 
-def _pythons(text: str, path: str, hosts: Sequence[Host]) -> tuple[str, ...]:
-    if "python=" not in text:
-        return ()
-    from dsl.resources.hostfile import parse_pythons
-
-    found = parse_pythons(text.split("\n"), path)
-    pythons = tuple([found.get(host.name, "") for host in hosts])
-    return pythons if any(pythons) else ()
-
-
 def _master_address(
-    request: Request, hosts: Sequence[Host], *, from_hostfile: bool, is_remote: bool, notices: list[Notice]
+    request: Request, hosts: Sequence[Host], *, is_named: bool, is_remote: bool, notices: list[Notice]
 ) -> str:
     asked = request.meeting.master_addr or ""
-    if not from_hostfile:
+    if not is_named:
         if asked not in ("", LOCAL_NAME, LOCAL_ADDRESS):
             text = f"--master_addr {asked} is not used: without a hostfile it is {LOCAL_ADDRESS}"
             notices.append(Notice("info", text))

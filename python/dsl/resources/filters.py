@@ -37,10 +37,12 @@ def parse_filter(text: str) -> dict[str, list[int]]:
     return {host: sorted(slots) for host, slots in named.items()}
 
 
-def apply_filters(pool: Mapping[str, Sequence[int]], include: str, exclude: str) -> dict[str, list[int]]:
+def apply_filters(
+    pool: Mapping[str, Sequence[int]], include: str, exclude: str, source: str = "hostfile"
+) -> dict[str, list[int]]:
     """Return the active resources: host -> slots that pass the filter, in the order of the pool.
 
-    Without a filter the pool comes back whole, hosts without slots included.
+    Without a filter the pool comes back whole, hosts without slots included. Errors call it ``source``.
 
     Raises:
         FilterError: both filters at once, a malformed filter, or a host or slot that is not in the pool.
@@ -51,7 +53,7 @@ def apply_filters(pool: Mapping[str, Sequence[int]], include: str, exclude: str)
         return {host: list(slots) for host, slots in pool.items()}
     named = parse_filter(include or exclude)
     for host, slots in named.items():
-        check_slots(host, slots, pool)
+        check_slots(host, slots, pool, source)
     pick = _included if include else _excluded
     active = {host: pick(slots, named.get(host)) for host, slots in pool.items()}
     return {host: slots for host, slots in active.items() if slots}
@@ -70,10 +72,12 @@ def _excluded(slots: Sequence[int], named: Sequence[int] | None) -> list[int]:
     return [slot for slot in dict.fromkeys(slots) if slot not in dropped]
 
 
-def check_slots(host: str, slots: Iterable[int], pool: Mapping[str, Sequence[int]]) -> None:
+def check_slots(
+    host: str, slots: Iterable[int], pool: Mapping[str, Sequence[int]], source: str = "hostfile"
+) -> None:
     """Raise FilterError unless the pool has the host and each of the slots."""
     if host not in pool:
-        raise FilterError(f"hostname {quote(host)} not found in hostfile{_nearest(host, list(pool))}")
+        raise FilterError(f"hostname {quote(host)} not found in {source}{_nearest(host, list(pool))}")
     for slot in slots:
         if slot not in pool[host]:
             raise FilterError(

@@ -28,6 +28,7 @@ FILES = {
     "same": "alpha slots=4 python=/a/python\nbeta slots=2 python=/a/python\n",
     "ours": "alpha slots=4 python=/opt/python\nbeta slots=2\n",
     "bad": "alpha slots=4 python=venv/bin/python\n",
+    "nodes": "alpha\nbeta\n",
     "empty": "alpha slots=4\nbeta slots=4 python=\n",
 }
 
@@ -283,3 +284,70 @@ def test_a_variable_in_double_quotes_is_filled_in_on_the_launching_host() -> Non
     }
     found = _variables({"LD_LIBRARY_PATH": "/l", "PYTHONPATH": "/p"}, files)
     assert found == {"LD_LIBRARY_PATH": "/x:/l", "PYTHONPATH": "/work/dir:/p:/y"}
+
+
+SLURM = {"SLURM_JOB_NODELIST": "alpha,beta", "SLURM_JOB_ID": "12", "SLURM_GPUS_ON_NODE": "4"}
+
+
+def _allocated(environ: dict[str, str], programs: tuple[str, ...] = ALL, **wish: Any) -> JobPlan:
+    request = make_request("deepspeed", **{"hostfile": "/job/hostfile", **wish})
+    return plan_job(request, make_facts(environ=environ, files=FILES, programs=programs, cuda=2))
+
+
+def test_without_a_hostfile_the_hosts_are_those_of_the_scheduler() -> None:
+    planned = _allocated(SLURM)
+    assert [(host.name, len(host.slots)) for host in planned.job.hosts] == [("alpha", 4), ("beta", 4)]
+    assert planned.remote is not None
+    assert (planned.remote.launcher, planned.remote.hostfile) == ("slurm", "")
+    assert (planned.job.accelerator, planned.job.meeting.address) == ("", "")
+    (notice,) = [one for one in planned.notices if one.level == "info"]
+    assert notice.text == "hosts of Slurm job 12: alpha, beta (2 with 8 slots)"
+
+
+@pytest.mark.parametrize(
+    "environ, wish, hosts",
+    [
+        (SLURM, {"include": "beta:1"}, ["beta"]),
+        (SLURM, {"num_nodes": 1}, ["alpha"]),
+        ({**SLURM, "SLURM_JOB_NODELIST": "alpha"}, {}, ["alpha"]),
+        ({"PBS_NODEFILE": "nodes"}, {}, ["alpha", "beta"]),
+        # As it would be without the scheduler.
+        ({**SLURM, "SLURM_JOB_NODELIST": "here"}, {}, ["localhost"]),
+        (SLURM, {"no_ssh": True, "node_rank": 0}, ["localhost"]),
+        (SLURM, {"include": "localhost:1"}, ["localhost"]),
+        (SLURM, {"hostfile": "missing"}, ["localhost"]),
+        ({**SLURM, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}, ["localhost"]),
+        (SLURM, {"hostfile": "mine"}, ["here"]),
+    ],
+)
+def test_when_a_scheduler_is_asked(environ: dict[str, str], wish: dict[str, Any], hosts: list[str]) -> None:
+    planned = _allocated(environ, **wish)
+    assert [host.name for host in planned.job.hosts] == hosts
+    assert (planned.remote is not None) == (hosts[0] in ("alpha", "beta"))
+
+
+@pytest.mark.parametrize(
+    "environ, programs, launcher",
+    [
+        (SLURM, ("ssh", "pdsh"), "pdsh"),
+        (SLURM, ("ssh", "srun"), "slurm"),
+        ({"LSB_HOSTS": "alpha beta"}, ALL, "pdsh"),
+    ],
+)
+def test_the_launcher_of_an_allocation(
+    environ: dict[str, str], programs: tuple[str, ...], launcher: str
+) -> None:
+    remote = _allocated(environ, programs).remote
+    assert remote is not None
+    assert remote.launcher == launcher
+
+
+def test_counted_devices_are_a_bound_and_tasks_are_none() -> None:
+    planned = _allocated({"LSB_HOSTS": "alpha beta"}, num_gpus=3)
+    assert [host.slots for host in planned.job.hosts] == [(0, 1, 2), (0, 1, 2)]
+    with pytest.raises(DslError, match="--num_gpus 5 is too many: host 'alpha' has slots 0 to 3"):
+        _allocated(SLURM, num_gpus=5)
+    with pytest.raises(DslError, match="--num_nodes 3 is more than the hosts that Slurm job 12 leaves: 2"):
+        _allocated(SLURM, num_nodes=3)
+    with pytest.raises(DslError, match="hostname 'alpa' not found in Slurm job 12, did you mean 'alpha'"):
+        _allocated(SLURM, include="alpa")

@@ -1,0 +1,218 @@
+"""The hosts that a scheduler has given to the job that we run in: its variables and files in, hosts out.
+
+Slurm, PBS (and Torque), LSF and Grid Engine say it, each in its own way. A host comes with a number of slots:
+devices where the scheduler counts them (Slurm), else the tasks that it has room for.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.errors import HostfileError
+from dsl.lists import MOST_DIGITS, MOST_NODES, MOST_WORKERS, parse_number, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Literal, TypeAlias
+
+    Scheduler: TypeAlias = Literal["slurm", "pbs", "lsf", "sge"]
+    Environ: TypeAlias = Mapping[str, str]
+    ReadText: TypeAlias = Callable[[str], str | None]
+
+TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
+"""Variables of the tasks that an MPI has started: whoever is one of several is no head of a job."""
+
+OWN_JOB = "DSL_JOB_ID"
+"""Variable of our own workers. What runs in one of them runs on its host."""
+
+FIRST_SPECIAL_STEP = 4_294_967_290
+"""From here on Slurm's numbers of steps mean interactive shells and batch scripts."""
+
+
+@record
+class Allocation:
+    """What a scheduler has given."""
+
+    scheduler: Scheduler
+    name: str
+    """What a message calls it: ``Slurm job 12``."""
+    hosts: tuple[tuple[str, int], ...]
+    """Names and numbers of slots, in the scheduler's order."""
+    counts_devices: bool = False
+    """The slots are devices; else another number of workers a host may be asked for."""
+
+
+def find_allocation(environ: Environ, read_text: ReadText) -> Allocation | None:
+    """The hosts of the job of a scheduler that we run in and lead; None if there is none.
+
+    Nobody leads it who is one of several tasks of a step or of an MPI job, or a worker of ours.
+
+    Raises:
+        HostfileError: what the scheduler says cannot be understood.
+    """
+    if OWN_JOB in environ or any((parse_number(environ.get(name, "")) or 0) > 1 for name in TASK_COUNTS):
+        return None
+    for find in (_slurm, _pbs, _lsf, _sge):
+        found = find(environ, read_text)
+        if found is not None and found.hosts:
+            return found
+    return None
+
+
+def _slurm(environ: Environ, _read_text: ReadText) -> Allocation | None:
+    variable = "SLURM_JOB_NODELIST" if "SLURM_JOB_NODELIST" in environ else "SLURM_NODELIST"
+    step = parse_step(environ.get("SLURM_STEP_ID", ""))
+    if step is not None and step < FIRST_SPECIAL_STEP:
+        if (parse_number(environ.get("SLURM_STEP_NUM_TASKS", "")) or 1) > 1:
+            return None
+        variable = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in environ else variable
+    if not environ.get(variable):
+        return None
+    try:
+        names = expand_nodes(environ[variable])
+    except ValueError as error:
+        raise HostfileError(
+            f"{variable}={quote(environ[variable])}: {error}; name the hosts with --hostfile"
+        ) from None
+    devices = _slurm_devices(environ)
+    counts = [devices] * len(names) if devices else _slurm_tasks(environ, len(names))
+    number = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
+    return Allocation(
+        "slurm", f"Slurm job {number}".strip(), tuple(zip(names, counts, strict=True)), devices > 0
+    )
+
+
+def parse_step(text: str) -> int | None:
+    """The number of a Slurm step; None if it is none. Special ones have ten digits."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS + 1 else None
+
+
+def _slurm_devices(environ: Environ) -> int:
+    """Devices of a host: those asked for, else those of this one, which stands for all; 0: not counted."""
+    for name in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"):
+        numbers = [parse_number(part.rpartition(":")[2]) for part in environ.get(name, "").split(",")]
+        count = sum([number for number in numbers if number is not None])
+        if None not in numbers and 0 < count <= MOST_WORKERS:
+            return count
+    return 0
+
+
+def _slurm_tasks(environ: Environ, host_count: int) -> list[int]:
+    """Tasks of each host: as asked for, else as Slurm has dealt them, else one."""
+    asked = parse_number(environ.get("SLURM_NTASKS_PER_NODE", "")) or 0
+    if 0 < asked <= MOST_WORKERS:
+        return [asked] * host_count
+    counts = expand_counts(environ.get("SLURM_TASKS_PER_NODE", ""), host_count)
+    return counts if len(counts) == host_count and all(counts) else [1] * host_count
+
+
+def expand_counts(text: str, most: int) -> list[int]:
+    """``2(x3),1`` -> [2, 2, 2, 1]; nothing if it is no such list, or one of more than ``most`` numbers."""
+    counts: list[int] = []
+    for part in text.split(","):
+        count, mark, times = part.partition("(x")
+        number, repeats = parse_number(count), parse_number(times.removesuffix(")")) if mark else 1
+        if number is None or repeats is None or number > MOST_WORKERS or len(counts) + repeats > most:
+            return []
+        counts += [number] * repeats
+    return counts
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Slurm's list of nodes, ``a[01-03,5],b``, as names. The last bracket of a name counts fastest.
+
+    Raises:
+        ValueError: it is no such list, or names more hosts than a job can have.
+    """
+    names: list[str] = []
+    for pattern in _split(text):
+        found = [""]
+        for part, choices in _pieces(pattern):
+            found = [f"{name}{part}{choice}" for name in found for choice in choices]
+            if len(names) + len(found) > MOST_NODES:
+                raise ValueError(f"it names more than {MOST_NODES} hosts")
+        names += found
+    if not all(names) or len(set(names)) != len(names):
+        raise ValueError("it names a host twice, or none")
+    return names
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts between commas that stand in no bracket."""
+    start, depth = 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter == "[") - (letter == "]")
+        if depth not in (0, 1):
+            raise ValueError("its brackets do not match")
+        if letter == "," and depth == 0:
+            yield text[start:place]
+            start = place + 1
+    if depth:
+        raise ValueError("its brackets do not match")
+    yield text[start:]
+
+
+def _pieces(pattern: str) -> Iterator[tuple[str, list[str]]]:
+    """Text and what may follow it, bracket by bracket: ``a[1-2]b`` -> ("a", ["1", "2"]), ("b", [""])."""
+    *bracketed, last = pattern.split("]")
+    for part in bracketed:
+        text, _, ranges = part.partition("[")
+        yield text, [number for one in ranges.split(",") for number in _expand_range(one)]
+    yield last, [""]
+
+
+def _expand_range(text: str) -> list[str]:
+    """``01-03`` -> 01, 02, 03; one number alone; both as wide as the first."""
+    first, dash, last = text.partition("-")
+    low, high = parse_number(first), parse_number(last) if dash else parse_number(first)
+    if low is None or high is None or high < low:
+        raise ValueError(f"{quote(text)} is no range of numbers")
+    if high - low >= MOST_NODES:
+        raise ValueError(f"it names more than {MOST_NODES} hosts")
+    return [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
+
+
+def _pbs(environ: Environ, read_text: ReadText) -> Allocation | None:
+    """A line a slot."""
+    lines = _lines(environ, "PBS_NODEFILE", read_text)
+    return _counted("pbs", "PBS", environ.get("PBS_JOBID", ""), [(words[0], 1) for words in lines])
+
+
+def _lsf(environ: Environ, read_text: ReadText) -> Allocation | None:
+    """Pairs of host and number, else a host for each slot."""
+    words = environ.get("LSB_MCPU_HOSTS", "").split()
+    slots = [(name, parse_number(count) or 0) for name, count in zip(words[::2], words[1::2], strict=False)]
+    if not slots or len(words) % 2:
+        slots = [(line[0], 1) for line in _lines(environ, "LSB_DJOB_RANKFILE", read_text)]
+    slots = slots or [(name, 1) for name in environ.get("LSB_HOSTS", "").split()]
+    return _counted("lsf", "LSF", environ.get("LSB_JOBID", ""), slots)
+
+
+def _sge(environ: Environ, read_text: ReadText) -> Allocation | None:
+    """Host, number of slots, queue, processors."""
+    lines = _lines(environ, "PE_HOSTFILE", read_text)
+    slots = [(words[0], parse_number(words[1]) or 0) for words in lines if len(words) > 1]
+    return _counted("sge", "Grid Engine", environ.get("JOB_ID", ""), slots)
+
+
+def _lines(environ: Environ, variable: str, read_text: ReadText) -> list[list[str]]:
+    """Words of the lines of the file that a variable names; nothing if this machine does not have it."""
+    path = environ.get(variable)
+    try:
+        text = read_text(path) if path else None
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise HostfileError(
+            f"{variable}={path} cannot be read: {reason}; name the hosts with --hostfile"
+        ) from None
+    return [line.split() for line in (text or "").split("\n") if line.strip()]
+
+
+def _counted(
+    scheduler: Scheduler, title: str, number: str, slots: Iterable[tuple[str, int]]
+) -> Allocation | None:
+    counts: dict[str, int] = {}
+    for name, count in slots:
+        counts[name] = min(counts.get(name, 0) + count, MOST_WORKERS)
+    hosts = tuple([(name, count) for name, count in counts.items() if count])
+    return Allocation(scheduler, f"{title} job {number}".strip(), hosts) if hosts else None

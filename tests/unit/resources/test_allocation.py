@@ -1,0 +1,194 @@
+"""The hosts that a scheduler has given. What lists of nodes mean was asked of `scontrol show hostnames` 22.05."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsl.errors import HostfileError
+from dsl.resources.allocation import Allocation, expand_counts, expand_nodes, find_allocation
+
+
+def _find(environ: dict[str, str], files: dict[str, str] | None = None) -> Allocation | None:
+    return find_allocation(environ, (files or {}).get)
+
+
+def _hosts(environ: dict[str, str], files: dict[str, str] | None = None) -> dict[str, int]:
+    found = _find(environ, files)
+    return dict(found.hosts) if found else {}
+
+
+@pytest.mark.parametrize(
+    "text, names",
+    [
+        ("a", "a"),
+        ("a,b,c", "a b c"),
+        ("a[1-3]", "a1 a2 a3"),
+        ("a[01-03,5],b", "a01 a02 a03 a5 b"),
+        ("a[9-11]", "a9 a10 a11"),
+        ("a[001-3]", "a001 a002 a003"),
+        ("a[08-9]", "a08 a09"),
+        ("x[0-1][2-3]", "x02 x03 x12 x13"),
+        ("a[1-2]-[5-6]", "a1-5 a1-6 a2-5 a2-6"),
+        ("[1-3]", "1 2 3"),
+        ("a[0]", "a0"),
+        # Later versions have these.
+        ("r[0-1]n[08-10]-ib", "r0n08-ib r0n09-ib r0n10-ib r1n08-ib r1n09-ib r1n10-ib"),
+        ("a-b.c[0-1].d,e", "a-b.c0.d a-b.c1.d e"),
+    ],
+)
+def test_a_list_of_nodes(text: str, names: str) -> None:
+    assert expand_nodes(text) == names.split()
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("a[3-1]", "'3-1' is no range"),
+        ("a[1", "brackets do not match"),
+        ("a]", "brackets do not match"),
+        ("a[1[2]]", "brackets do not match"),
+        ("a[]", "'' is no range"),
+        ("a[x]", "'x' is no range"),
+        ("a[1-2-3]", "'1-2-3' is no range"),
+        ("a,,b", "twice, or none"),
+        ("a[1-2],a2", "twice, or none"),
+        ("a[0-65536]", "more than 65536 hosts"),
+        ("a[0-999999999]", "more than 65536 hosts"),
+        ("a[0-999][0-999]", "more than 65536 hosts"),
+    ],
+)
+def test_a_list_that_is_none(text: str, problem: str) -> None:
+    """G8."""
+    with pytest.raises(ValueError, match=problem):
+        expand_nodes(text)
+    with pytest.raises(HostfileError, match=r"^SLURM_JOB_NODELIST='.*; name the hosts with --hostfile$"):
+        _find({"SLURM_JOB_NODELIST": text})
+
+
+@given(st.lists(st.tuples(st.integers(0, 120), st.integers(0, 9)), min_size=1, max_size=5))
+def test_ranges_of_any_width(ranges: list[tuple[int, int]]) -> None:
+    """Each range has a prefix of its own, so that no host comes twice."""
+    text = ",".join([f"{chr(97 + at)}[{low:03}-{low + more:03}]" for at, (low, more) in enumerate(ranges)])
+    expected = [
+        f"{chr(97 + at)}{number:03}"
+        for at, (low, more) in enumerate(ranges)
+        for number in range(low, low + more + 1)
+    ]
+    assert expand_nodes(text) == expected
+
+
+@given(st.text("a[]-,019 x"))
+def test_any_text_is_a_list_or_is_refused(text: str) -> None:
+    try:
+        names = expand_nodes(text)
+    except ValueError:
+        return
+    assert all(names)
+    assert not set("".join(names)) & set("[],")
+
+
+@pytest.mark.parametrize(
+    "text, counts",
+    [
+        ("2", [2]),
+        ("2(x3),1", [2, 2, 2, 1]),
+        ("1,2(x2)", [1, 2, 2]),
+        ("2(x5)", []),
+        ("x", []),
+        ("", []),
+        ("2(x", []),
+        ("2(xy)", []),
+        ("99999999", []),
+    ],
+)
+def test_counts_of_tasks(text: str, counts: list[int]) -> None:
+    assert expand_counts(text, 4) == counts
+
+
+SLURM = {"SLURM_JOB_NODELIST": "a[1-2]", "SLURM_JOB_ID": "12"}
+
+
+@pytest.mark.parametrize(
+    "environ, slots",
+    [
+        ({}, (1, 1)),
+        ({"SLURM_TASKS_PER_NODE": "2(x2)"}, (2, 2)),
+        ({"SLURM_TASKS_PER_NODE": "3,1"}, (3, 1)),
+        ({"SLURM_TASKS_PER_NODE": "3"}, (1, 1)),
+        ({"SLURM_TASKS_PER_NODE": "3,1", "SLURM_NTASKS_PER_NODE": "2"}, (2, 2)),
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "8"}, (8, 8)),
+        ({"SLURM_GPUS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "8"}, (4, 4)),
+        ({"SLURM_GPUS_PER_NODE": "a100:4"}, (4, 4)),
+        ({"SLURM_GPUS_PER_NODE": "a100:2,v100:1"}, (3, 3)),
+        ({"SLURM_GPUS_ON_NODE": "0", "SLURM_NTASKS_PER_NODE": "2"}, (2, 2)),
+        ({"SLURM_GPUS_ON_NODE": "many"}, (1, 1)),
+    ],
+)
+def test_slots_of_slurm(environ: dict[str, str], slots: tuple[int, int]) -> None:
+    """Devices where they are counted, else tasks, else one."""
+    found = _find({**SLURM, **environ})
+    assert found is not None
+    assert (found.scheduler, found.name) == ("slurm", "Slurm job 12")
+    assert found.hosts == tuple(zip(("a1", "a2"), slots, strict=True))
+    assert found.counts_devices == (slots[0] > 2 and "SLURM_TASKS_PER_NODE" not in environ)
+
+
+@pytest.mark.parametrize(
+    "environ, hosts",
+    [
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "a2"}, {"a2": 1}),
+        ({"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "a1"}, None),
+        ({"SLURM_STEP_ID": "4294967291"}, None),
+        ({"SLURM_STEP_ID": "x"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, {}),
+        ({"PMI_SIZE": "2"}, {}),
+        ({"PMI_SIZE": "1"}, None),
+        ({"DSL_JOB_ID": "j"}, {}),
+    ],
+)  # fmt: skip
+def test_who_leads_a_job(environ: dict[str, str], hosts: dict[str, int] | None) -> None:
+    """One of several tasks does not; a step has its own hosts; a shell in the allocation has all of them."""
+    assert _hosts({**SLURM, **environ}) == ({"a1": 1, "a2": 1} if hosts is None else hosts)
+
+
+@pytest.mark.parametrize(
+    "environ, files, name, hosts",
+    [
+        ({"PBS_NODEFILE": "F", "PBS_JOBID": "7.srv"}, {"F": "a\na\nb\n\n"}, "PBS job 7.srv", {"a": 2, "b": 1}),
+        ({"PBS_NODEFILE": "gone"}, {}, "", {}),
+        ({"LSB_MCPU_HOSTS": "a 2 b 3", "LSB_JOBID": "7"}, {}, "LSF job 7", {"a": 2, "b": 3}),
+        ({"LSB_MCPU_HOSTS": "a 0 b 3"}, {}, "LSF job", {"b": 3}),
+        ({"LSB_DJOB_RANKFILE": "F", "LSB_HOSTS": "c"}, {"F": "a\nb\na\n"}, "LSF job", {"a": 2, "b": 1}),
+        ({"LSB_HOSTS": "a b a", "LSB_MCPU_HOSTS": "a"}, {}, "LSF job", {"a": 2, "b": 1}),
+        (
+            {"PE_HOSTFILE": "F", "JOB_ID": "7"},
+            {"F": "a 2 all.q@a <NULL>\nb 1 all.q@b UNDEFINED\nc\n"},
+            "Grid Engine job 7",
+            {"a": 2, "b": 1},
+        ),
+        ({}, {}, "", {}),
+        ({"SLURM_JOB_NODELIST": ""}, {}, "", {}),
+        ({"SLURM_NODELIST": "a", "SLURM_JOBID": "3"}, {}, "Slurm job 3", {"a": 1}),
+    ],
+)  # fmt: skip
+def test_other_schedulers(
+    environ: dict[str, str], files: dict[str, str], name: str, hosts: dict[str, int]
+) -> None:
+    found = _find(environ, files)
+    assert (found.name if found else "", dict(found.hosts) if found else {}) == (name, hosts)
+    assert found is None or not found.counts_devices
+
+
+def test_a_file_of_hosts_that_cannot_be_read_is_an_error() -> None:
+    def refuse(_path: str) -> str:
+        raise PermissionError(13, os.strerror(13))
+
+    with pytest.raises(
+        HostfileError, match="PBS_NODEFILE=F cannot be read: permission denied; name the hosts"
+    ):
+        find_allocation({"PBS_NODEFILE": "F"}, refuse)
