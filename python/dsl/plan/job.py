@@ -99,6 +99,9 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
 
     remote = plan_remote(request, active, facts)
     env, told = remote_variables(job.env, facts)
+    if remote.launcher == "slurm" and remote.ssh_port is not None:
+        text = "--ssh_port has no effect with --launcher slurm, which uses no ssh"
+        told.append(Notice("warning", text))
     return JobPlan(replace(job, env=env), 0, (*notices, *told), remote)
 
 

@@ -13,9 +13,11 @@ from dsl.cli import deepspeed
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.control.messages import Assignment, message_from_bytes, message_to_bytes
 from dsl.errors import UnsupportedError
+from dsl.launchers.base import Agents
+from dsl.launchers.table import TABLE
 from dsl.model.job import Meeting
 from dsl.model.outcome import Membership
-from dsl.model.remote import LAUNCHERS
+from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS
 from dsl.plan.job import JobPlan, plan_job
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from dsl.cli.options import Option
     from dsl.facts import Facts
+    from dsl.launchers.base import Start
     from dsl.model.job import Job
     from dsl.model.node import NodePlan
 
@@ -77,15 +80,17 @@ CHOOSES_HOSTS = {
     "force_multi": Case(with_="--num_nodes 1"),
 }
 IS_TOLD_THE_LAUNCHER = {
-    "no_ssh_check": Case(),
-    "launcher_args": Case("x 'y z'"),
+    "launcher_args": Case("x y"),
     "ssh_port": Case("6"),
     "venv_script": Case("v"),
+}
+IS_TOLD_THE_AGENTS = {
+    "no_ssh_check": Case(),
     "heartbeat": Case("3"),
 }
 EXCEPTIONS = {
     "launcher": "each test goes through all of its words",
-    "one_agent_per_node": "the two launchers that have one agent a node in any case need not be told",
+    "one_agent_per_node": "below, for the launchers that start ranks",
     "no_ssh": "no host is reached then",
     "node_rank": "it counts with --no_ssh alone",
     "dry_run": "nothing is started",
@@ -93,6 +98,7 @@ EXCEPTIONS = {
     "min_elastic_nodes": "it counts with --elastic_training alone",
     "max_elastic_nodes": "it counts with --elastic_training alone",
 }
+NO_EFFECT = {("slurm", "ssh_port"): "--ssh_port has no effect with --launcher slurm, which uses no ssh"}
 REFUSED = {
     "elastic_training": Case(with_="--master_addr 10.0.0.2"),
     "autotuning": Case("run"),
@@ -155,13 +161,27 @@ def node_plans(job: Job) -> list[NodePlan]:
     return [Planner(JobPlan(job, rank), machine(), Conducted(job, rank)).plan(0) for rank in ranks]
 
 
+def starts(plan: JobPlan) -> tuple[Start, ...]:
+    """What the launching host has to start."""
+    assert plan.remote is not None
+    agents = Agents(("-m", "dsl.node"), "/opt/python", plan.job.hosts, folder="/folder")
+    return TABLE[plan.remote.launcher](plan.remote, agents)
+
+
+def count_of(start: Start) -> str:
+    """The number of tasks that a launcher of ranks is asked for."""
+    place = next(place for place, word in enumerate(start.argv) if word in ("-n", "-np"))
+    return start.argv[place + 1]
+
+
 def table(cases: dict[str, Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("dest, case", cases.items(), ids=list(cases))
 
 
 def test_every_option_has_its_row() -> None:
     tables: Sequence[Sequence[str]] = [
-        [*one] for one in (IN_THE_JOB, CHOOSES_HOSTS, IS_TOLD_THE_LAUNCHER, EXCEPTIONS, REFUSED)
+        [*one]
+        for one in (IN_THE_JOB, CHOOSES_HOSTS, IS_TOLD_THE_LAUNCHER, IS_TOLD_THE_AGENTS, EXCEPTIONS, REFUSED)
     ]
     assert sorted(chain(*tables)) == sorted(OPTIONS)
     unsaid = {"elastic_training", "min_elastic_nodes", "max_elastic_nodes"}
@@ -205,11 +225,36 @@ def test_an_option_that_chooses_hosts_and_slots_does_so(dest: str, case: Case, l
 
 
 @every_launcher
-@table(IS_TOLD_THE_LAUNCHER)
-def test_an_option_for_the_launcher_reaches_it(dest: str, case: Case, launcher: str) -> None:
+@table({**IS_TOLD_THE_LAUNCHER, **CHOOSES_HOSTS})
+def test_an_option_for_the_launcher_stands_in_its_command(dest: str, case: Case, launcher: str) -> None:
+    before, after = without_and_with(launcher, dest, case)
+    if dest == "force_multi":
+        assert before.remote is None
+        assert starts(after)
+    elif (launcher, dest) in NO_EFFECT:
+        assert starts(after) == starts(before)
+        assert [notice.text for notice in after.notices] == [NO_EFFECT[launcher, dest]]
+    elif dest in CHOOSES_HOSTS and launcher not in RANK_LAUNCHERS and dest != "num_nodes":
+        assert starts(after) == starts(before)  # an agent a host, however many slots that gives
+    else:
+        assert starts(after) != starts(before)
+
+
+@every_launcher
+@table({**IS_TOLD_THE_LAUNCHER, **IS_TOLD_THE_AGENTS})
+def test_what_a_launcher_is_told_changes_nothing_of_the_job(dest: str, case: Case, launcher: str) -> None:
     before, after = without_and_with(launcher, dest, case)
     assert after.job == before.job
     assert after.remote != before.remote
+
+
+@pytest.mark.parametrize("launcher", RANK_LAUNCHERS)
+def test_a_launcher_of_ranks_starts_a_task_a_slot_or_an_agent_a_host(launcher: str) -> None:
+    include = ["--include", "here:1,3@there:0,2"]
+    ranks, nodes = planned(launcher, *include), planned(launcher, *include, "--one-agent-per-node")
+    assert node_plans(arrived(nodes.job)) == node_plans(ranks.job)
+    counts = [count_of(one) for one in (*starts(ranks), *starts(nodes))]
+    assert counts == ["4", "2"]
 
 
 @every_launcher
