@@ -7,9 +7,9 @@ key. Until then it may send little, has ten seconds, and there are only so many 
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 import time
-from collections import Counter
 from functools import partial
 
 from dsl.control import frames
@@ -69,11 +69,10 @@ class _Caller:
         self.place = -1
         self.stream: SecureStream | None = None
         self.decoder = Decoder(frames.LONGEST_OF_STRANGERS)
-        self.received = 0
 
 
 class Door:
-    """Listens on all addresses of this machine. Called on the thread of the hub, but for `expect`."""
+    """Listens on all addresses of this machine. Called on the thread of the hub."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -84,6 +83,7 @@ class Door:
         self._keys: dict[int | None, bytes] = {}
         self._expected: dict[int | None, int] = {}
         self._callers: dict[int, _Caller] = {}
+        self._of_host: dict[str, dict[int, _Caller]] = {}
         self._paused_until_s: float | None = None
 
     def open(self) -> None:
@@ -91,12 +91,9 @@ class Door:
         self._host.watch(self._socket.fileno(), self._accept)
 
     def expect(self, place: int | None, key: bytes, count: int) -> None:
-        """Know a key. From any thread; `look_again` has to follow."""
+        """Know a key, and go on with those who had to wait for it."""
         self._expected[place] = count
         self._keys[place] = key
-
-    def look_again(self) -> None:
-        """Go on with those who had to wait for their key."""
         for caller in list(self._callers.values()):
             if caller.stream is None and len(caller.data) >= OPENING_BYTES:
                 self._go_on(caller)
@@ -123,10 +120,8 @@ class Door:
 
     def expire(self, now_s: float) -> None:
         """Refuse those who have taken too long."""
-        for caller in list(self._callers.values()):
-            if caller.deadline_s > now_s:
-                break
-            self._refuse(caller)
+        while self._callers and (oldest := next(iter(self._callers.values()))).deadline_s <= now_s:
+            self._refuse(oldest)
         if self._paused_until_s is not None and self._paused_until_s <= now_s:
             self._paused_until_s = None
             self.open()
@@ -143,15 +138,20 @@ class Door:
             sock.setblocking(False)
             caller = _Caller(sock, address, time.monotonic())
             self._callers[sock.fileno()] = caller
+            self._of_host.setdefault(caller.host, {})[sock.fileno()] = caller
             self._host.watch(sock.fileno(), partial(self._read, caller))
-            if len(self._callers) > SPARE + sum(self._expected.values()):
+            if len(self._callers) > self._most():
                 self._refuse(self._least_welcome())
 
     def _least_welcome(self) -> _Caller:
         """The oldest of the address that has most connections: whoever floods hurts himself first."""
-        hosts = Counter(caller.host for caller in self._callers.values())
-        most = max(hosts.values())
-        return next(caller for caller in self._callers.values() if hosts[caller.host] == most)
+        return next(iter(max(self._of_host.values(), key=len).values()))
+
+    def _most(self) -> int:
+        """How many connections may be open before they show who they are: never all descriptors we have."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        expected = SPARE + sum(self._expected.values())
+        return expected if soft == resource.RLIM_INFINITY else min(expected, max(soft // 2, SPARE))
 
     def _make_room(self, error: OSError) -> None:
         """Whoever waits cannot be taken: there are no descriptors."""
@@ -239,7 +239,11 @@ class Door:
         self._host.admit(caller.stream, caller.address, caller.place, caller.decoder, arrived)
 
     def _forget(self, caller: _Caller) -> None:
-        del self._callers[caller.socket.fileno()]
+        fd = caller.socket.fileno()
+        del self._callers[fd]
+        del self._of_host[caller.host][fd]
+        if not self._of_host[caller.host]:
+            del self._of_host[caller.host]
         self._host.unwatch(caller.socket.fileno())
 
     def _drop(self, caller: _Caller) -> None:

@@ -6,7 +6,6 @@ A hub is silent until it is started. So an agent can talk to its head first (`Li
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 
@@ -19,6 +18,7 @@ from dsl.control.mailbox import Mailbox
 from dsl.control.messages import message_to_bytes
 from dsl.control.relay import Relay
 from dsl.control.server import Server
+from dsl.errors import ControlError
 from dsl.model.job import Notice
 
 TYPE_CHECKING = False
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 OUTPUT_BYTES = 32 << 20
 """Bytes of output of all agents that may be on their way or wait for the console."""
+
+KEY_BYTES = 32
 
 _MANY = 1 << 12
 
@@ -79,11 +81,16 @@ class Hub:
         """Let agents of a place in that know a key of 32 bytes; None: of every place. `listen` comes first.
 
         ``count``: how many they are; without it one of a place, some thousands of every place.
+
+        Raises:
+            ControlError: this is no key.
         """
         door = self._server.door
         assert door is not None
-        door.expect(place, key, count or (_MANY if place is None else 1))
-        self._server.do(door.look_again)
+        if len(key) != KEY_BYTES:
+            raise ControlError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
+        many = count or (_MANY if place is None else 1)
+        self._server.do(lambda: door.expect(place, key, many))
 
     @property
     def strangers(self) -> int:
@@ -118,12 +125,9 @@ class Hub:
         """
         if self._console is not None:
             return self._console.drain(timeout_s)
-        server = self._server
-        server.do(server.drain_again)
-        with server.lock:
-            server.is_draining = True
-            server.changed.wait_for(lambda: not server.is_draining or server.is_closed, timeout_s)
-            is_done, server.is_draining = not server.is_draining, False
+        server, drained = self._server, threading.Event()
+        server.do(lambda: server.drain(drained))
+        is_done = drained.wait(timeout_s)
         return is_done and server.relay is not None and not server.relay.link.is_lost
 
     def start(self) -> None:
@@ -161,8 +165,6 @@ class Hub:
             link.stream.disown()
         if self._server.door is not None:
             self._server.door.disown()
-        self._mailbox.close()
-        os.close(self._server.bell)
 
     # For links, the door and the console.
 

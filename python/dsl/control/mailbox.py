@@ -71,6 +71,6 @@ class Mailbox:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
 
-    def close(self) -> None:
-        """Close the descriptor."""
+    def __del__(self) -> None:
+        """Close the descriptor: messages may be read as long as somebody can ask for them."""
         os.close(self.fd)

@@ -6,6 +6,7 @@ Everything here runs on that thread, but for `Server.do` and `Server.call`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import threading
@@ -51,10 +52,10 @@ class Server:
         self.links: dict[int, Link] = {}
         self.door: Door | None = None
         self.relay: Relay | None = None
-        self.is_closing = self.is_closed = self.is_draining = False
+        self.is_closing = self.is_closed = False
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        """Told when a link has gone, or the relay is drained."""
+        """Told when a link has gone."""
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._heartbeat_s, self._pause_s, self._is_head = heartbeat_s, pause_s, is_head
         self._mailbox, self._gone = mailbox, gone
@@ -64,6 +65,13 @@ class Server:
         self._called: dict[int, Link] = {}
         self._is_rung = False
         self._tick_s = 0.0
+        self._seen_s = 0.0
+        """When the last turn was over."""
+        self._drained: list[threading.Event] = []
+
+    def __del__(self) -> None:
+        """Close the bell, which anybody may ring as long as there is a server."""
+        os.close(self.bell)
 
     def do(self, action: Callable[[], None]) -> None:
         """Let the thread do something as soon as it runs. From any thread."""
@@ -109,6 +117,7 @@ class Server:
     def run(self) -> None:
         """Serve until the end."""
         self._epoll = select.epoll()
+        self._seen_s = time.monotonic()
         try:
             self.watch(self.bell, self._hear_bell)
             while not self.is_closed:
@@ -121,16 +130,14 @@ class Server:
 
     def _turn(self) -> None:
         assert self._epoll is not None
-        begin_s = time.monotonic()
-        pause_s = max(self._due_s() - begin_s, 0.0)
+        pause_s = max(self._due_s() - time.monotonic(), 0.0)
         events = self._epoll.poll(pause_s, _EVENTS)
-        late_s = time.monotonic() - begin_s - pause_s
         for fd, mask in events:
             ready = self._watched.get(fd)
             if ready is not None:
                 ready(mask)
         now_s = time.monotonic()
-        if max(late_s, now_s - begin_s - pause_s) > self._pause_s:
+        if now_s - self._seen_s - pause_s > self._pause_s:
             self._forgive(now_s)
         if now_s >= self._tick_s:
             self._tick(now_s)
@@ -138,6 +145,7 @@ class Server:
             self.door.expire(now_s)
         if self.relay is not None:
             self._serve_relay(self.relay, now_s)
+        self._seen_s = now_s
 
     def _due_s(self) -> float:
         due = [self._tick_s]
@@ -169,8 +177,8 @@ class Server:
 
     def _ready_to_write(self, link: Link, mask: int) -> None:
         def write() -> None:
-            if mask & _BROKEN:
-                raise BrokenPipeError(32, "Broken pipe")
+            if mask & _BROKEN and _is_ready(link.fds[1], 0):
+                raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
             self._flush(link)
 
         self.guard(link, write)
@@ -190,8 +198,9 @@ class Server:
         """Take what has arrived on a link that cannot be written; returns why no more comes, if known."""
         try:
             for _ in range(_LAST_READS):
-                if not link.take():
+                if not _is_ready(link.fds[0], select.POLLIN):
                     break
+                link.take()
         except Damaged as error:
             return str(error)
         except OSError:
@@ -224,6 +233,8 @@ class Server:
         if (waits, link.is_paused) == (link.waits_to_write, link.is_deaf):
             return
         assert self._epoll is not None
+        if link.is_deaf and not link.is_paused:
+            link.last_heard_s = time.monotonic()  # we did not listen
         link.waits_to_write, link.is_deaf = waits, link.is_paused
         read_fd, write_fd = link.fds
         reading, writing = 0 if link.is_deaf else _READ, _WRITE if waits else 0
@@ -287,20 +298,18 @@ class Server:
     # The output of an agent.
 
     def _serve_relay(self, relay: Relay, now_s: float) -> None:
-        if self.is_draining:
+        if self._drained:
             for pipe in relay.pipes:
                 for _ in range(_DRAIN_READS):
                     if pipe.is_empty or not relay.room():
                         break
                     relay.pump(pipe)
-        relay.flush_due(now_s, emptied=self.is_draining)
+        relay.flush_due(now_s, emptied=bool(self._drained))
         self._attend(relay.link)
         for pipe in relay.pipes:
             self._aim_pipe(relay, pipe)
-        if self.is_draining and relay.is_done():
-            with self.lock:
-                self.is_draining = False
-                self.changed.notify_all()
+        if self._drained and relay.is_done():
+            self._tell_drained()
 
     def _aim_pipe(self, relay: Relay, pipe: Pipe) -> None:
         wants = relay.room() > 0 and not pipe.is_ended
@@ -309,13 +318,19 @@ class Server:
         elif not wants and pipe.fd in self._watched:
             self.unwatch(pipe.fd)
 
-    def drain_again(self) -> None:
-        """Look into the pipes once more, whatever was seen of them."""
+    def drain(self, drained: threading.Event) -> None:
+        """Look into the pipes once more, whatever was seen of them; tell when nothing of it is left here."""
+        self._drained.append(drained)
         if self.relay is None:
-            self.is_draining = False
+            self._tell_drained()
             return
         for pipe in self.relay.pipes:
             pipe.is_empty = pipe.is_ended
+
+    def _tell_drained(self) -> None:
+        for drained in self._drained:
+            drained.set()
+        self._drained.clear()
 
     # The end.
 
@@ -345,6 +360,13 @@ class Server:
         assert self._epoll is not None
         with self.lock:
             self.is_closed = True
-            self.is_draining = False
             self.changed.notify_all()
+        self._tell_drained()
         self._epoll.close()
+
+
+def _is_ready(fd: int, mask: int) -> bool:
+    """Whether something can be done with a descriptor now, or it is broken."""
+    poller = select.poll()
+    poller.register(fd, mask)
+    return bool(poller.poll(0))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
             """Descriptors to wait for: to read, and to write."""
 
         def tune(self, silence_s: float) -> None:
-            """Let the kernel give up on the other side after this long."""
+            """Let the kernel give up on the other side some time after we do."""
 
         def read(self) -> bytes | None:
             """What has arrived; None: nothing yet; empty: the other side ended. Raises OSError, Damaged."""
@@ -91,7 +91,7 @@ class FdStream:
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
-        self._owed = memoryview(MARK)
+        self._owed, self._has_begun = memoryview(MARK), False
         self._noise: bytearray | None = bytearray()
         self._was_blocking = {fd: os.get_blocking(fd) for fd in (read_fd, write_fd)}
         with select.epoll() as check:
@@ -136,7 +136,8 @@ class FdStream:
 
     def write(self, data: memoryview) -> int:
         """Take as many bytes as there is room for."""
-        if self._owed and not self.is_written():
+        self._has_begun = True
+        if not self.is_written():
             return 0
         try:
             return os.write(self.write_fd, data)
@@ -145,7 +146,7 @@ class FdStream:
 
     def is_written(self) -> bool:
         """Nothing is kept back but the mark, before the first bytes."""
-        while self._owed:
+        while self._owed and self._has_begun:
             try:
                 self._owed = self._owed[os.write(self.write_fd, self._owed) :]
             except BlockingIOError:
@@ -187,13 +188,13 @@ def _let_go(fd: int, *, blocking: bool) -> None:
 
 
 class SecureStream:
-    """A TCP connection whose handshake is done. ``early``: encrypted bytes that have been read with it."""
+    """A TCP connection whose handshake is done."""
 
-    def __init__(self, sock: socket.socket, session: SecureSession, early: bytes = b"") -> None:
+    def __init__(self, sock: socket.socket, session: SecureSession) -> None:
         self.chunk = _CHUNK
         """Bytes to read at once."""
         self._socket, self._session = sock, session
-        self._arrived = bytearray(early)
+        self._arrived = bytearray()
         self._sealed = memoryview(b"")
         sock.setblocking(False)
         mine, theirs = sock.getsockname()[0], sock.getpeername()[0]
@@ -205,8 +206,8 @@ class SecureStream:
         return fd, fd
 
     def tune(self, silence_s: float) -> None:
-        """Small messages leave at once; the kernel gives up after ``silence_s``; little waits in it."""
-        tcp, ms = socket.IPPROTO_TCP, max(int(silence_s * 1000), 1)
+        """Small messages leave at once, little waits in the kernel; it gives up after twice the silence."""
+        tcp, ms = socket.IPPROTO_TCP, max(int(silence_s * 2000), 1)
         options = [
             (tcp, socket.TCP_NODELAY, 1),
             (tcp, socket.TCP_USER_TIMEOUT, ms),

@@ -6,51 +6,19 @@ import os
 import select
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.links import Ends, bytes_of, hello, messages, until
 
-from dsl.control.hub import Hub
-from dsl.control.messages import Bye, Hello, Lost, Over, Said, Stop
-from dsl.control.stream import FdStream, connect
+from dsl.control import frames
+from dsl.control.messages import Bye, Lost, Over, Said, Stop, message_to_bytes
+from dsl.control.stream import MARK, FdStream
 from dsl.errors import ControlError
 from dsl.model.job import Notice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dsl.control.link import Link
-
-KEY = bytes(range(32))
-LONG_S = 20.0
-
-
-def hello(place: int = 0) -> Hello:
-    return Hello("1", place, "host", 1)
-
-
-class Ends:
-    """Two hubs, each with its end of a connection, and what the head shows."""
-
-    def __init__(self, head_s: float = LONG_S, agent_s: float = LONG_S) -> None:
-        self.shown, write_out = os.pipe()
-        self.shown_err, write_err = os.pipe()
-        self._console = (write_out, write_err)
-        self.head = Hub(head_s, show=True, console=self._console)
-        self.agent = Hub(agent_s)
-
-    def by_descriptors(self) -> tuple[Link, Link]:
-        """A pair of sockets, as between a head and its ssh."""
-        mine, theirs = socket.socketpair()
-        a, b = mine.detach(), theirs.detach()
-        return self.head.add(FdStream(a, a), "node1"), self.agent.add(FdStream(b, b), "the head")
-
-    def close(self) -> None:
-        """End both."""
-        self.agent.close(5)
-        self.head.close(5)
-        for fd in (self.shown, self.shown_err, *self._console):
-            os.close(fd)
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -58,31 +26,6 @@ def ends() -> Iterator[Ends]:
     made = Ends()
     yield made
     made.close()
-
-
-def until(
-    hub: Hub, wanted: Callable[[list[tuple[Any, Any]]], bool], timeout_s: float = 10.0
-) -> list[tuple[Any, Any]]:
-    """All that a hub reads until it is what is wanted."""
-    found: list[tuple[Any, Any]] = []
-    deadline_s = time.monotonic() + timeout_s
-    while not wanted(found):
-        left_s = deadline_s - time.monotonic()
-        assert left_s > 0, f"only {found}"
-        if select.select([hub], [], [], left_s)[0]:
-            found += hub.read()
-    return found
-
-
-def messages(hub: Hub, count: int) -> list[Any]:
-    return [message for _, message in until(hub, lambda found: len(found) >= count)]
-
-
-def bytes_of(fd: int, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        data += os.read(fd, 1 << 20)
-    return data
 
 
 def test_messages_go_both_ways_in_order(ends: Ends) -> None:
@@ -111,27 +54,6 @@ def test_an_agent_talks_before_its_hub_is_started(ends: Ends) -> None:
     assert messages(ends.agent, 1) == [Over()]
 
 
-def test_agents_connect_by_tcp_and_only_they_do(ends: Ends) -> None:
-    port = ends.head.listen()
-    ends.head.expect(None, KEY)
-    ends.head.start()
-    on_agent = ends.agent.add(connect([f"127.0.0.1:{port}"], KEY, 7, 10), "the head")
-    on_agent.send_now(hello(7))
-    ((on_head, message),) = until(ends.head, bool)
-    assert (message, on_head.place) == (hello(7), 7)
-    on_head.send(Over())
-    assert on_agent.receive(10) == Over()
-    assert on_head.is_local
-    with socket.create_connection(("127.0.0.1", port)) as stranger:
-        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        assert stranger.recv(100) == b""
-        where = "{}:{}".format(*stranger.getsockname())
-    text = f"a stranger at {where} connected to port {port} of this job and was refused"
-    assert messages(ends.head, 1) == [Notice("warning", text)]
-    on_agent.send_now(Bye(0))
-    assert messages(ends.head, 1) == [Bye(0)]
-
-
 def test_the_end_of_an_agent_is_told_and_nothing_before_it_is_lost(ends: Ends) -> None:
     on_head, on_agent = ends.by_descriptors()
     ends.head.start()
@@ -142,12 +64,13 @@ def test_the_end_of_an_agent_is_told_and_nothing_before_it_is_lost(ends: Ends) -
     assert found == [(on_head, hello()), (on_head, Bye(3)), (on_head, Lost("has closed the connection"))]
 
 
-def test_silence_is_told(ends: Ends) -> None:
-    ends.head = Hub(0.4, show=True, console=ends._console)
+def test_silence_is_told() -> None:
+    ends = Ends(head_s=0.4)
     _, on_agent = ends.by_descriptors()
     ends.head.start()
     on_agent.send_now(hello())
     assert messages(ends.head, 2) == [hello(), Lost("has not been heard for 0.4 s")]
+    ends.close()
 
 
 def test_output_reaches_the_console_and_drain_waits_for_it(ends: Ends) -> None:
@@ -155,8 +78,8 @@ def test_output_reaches_the_console_and_drain_waits_for_it(ends: Ends) -> None:
     ends.head.start()
     ends.agent.start()
     on_agent.send(hello())
-    out, write_out = os.pipe()
-    err, write_err = os.pipe()
+    out, write_out = ends.pipe()
+    err, write_err = ends.pipe()
     ends.agent.relay(on_agent, out, err)
     os.write(write_out, b"one\ntwo\nunfinished")
     os.write(write_err, b"error\n")
@@ -164,16 +87,6 @@ def test_output_reaches_the_console_and_drain_waits_for_it(ends: Ends) -> None:
     assert bytes_of(ends.shown, 18) == b"one\ntwo\nunfinished"
     assert bytes_of(ends.shown_err, 6) == b"error\n"
     assert ends.head.drain(10)
-    os.close(write_out)
-    os.close(write_err)
-
-
-def test_nobody_answers() -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    with pytest.raises(ControlError, match=f"127.0.0.1:{port} .Connection refused"):
-        connect([f"127.0.0.1:{port}"], KEY, 0, 0.3)
 
 
 def test_the_clock_is_measured(ends: Ends) -> None:
@@ -189,3 +102,145 @@ def test_the_clock_is_measured(ends: Ends) -> None:
     found = on_head.clock
     assert found is not None
     assert abs(found.offset_ns) <= found.error_ns < 50_000_000
+
+
+def test_links_that_are_closed_deliver_what_was_queued_and_are_not_lost(ends: Ends) -> None:
+    on_head, on_agent = ends.by_tcp()
+    ends.agent.start()
+    for number in range(100):
+        on_head.send(Said(Notice("info", f"{number} " + "x" * 10_000)))
+    on_head.close()
+    found = messages(ends.agent, 101)
+    assert [int(one.notice.text.split()[0]) for one in found[:100]] == list(range(100))
+    assert found[100] == Lost("has closed the connection")
+    assert ends.head.read() == []
+    assert on_agent.is_lost
+
+
+def test_the_last_word_over_tcp_arrives_though_the_agent_leaves_bytes_unread() -> None:
+    for _ in range(20):
+        ends = Ends()
+        on_head, on_agent = ends.by_tcp()
+        for _ in range(50):
+            on_head.send(Said(Notice("info", "x" * 1000)))
+        on_agent.send(Bye(3))
+        ends.agent.close(5)
+        assert messages(ends.head, 2) == [Bye(3), Lost("has closed the connection")]
+        ends.close()
+
+
+def test_a_head_that_was_stopped_looks_at_what_has_arrived_before_it_gives_anybody_up() -> None:
+    """The agent by itself sends a heartbeat only every seven seconds: it answers when the head asks again."""
+    ends = Ends(head_s=0.5)
+    on_head, on_agent = ends.by_descriptors()
+    ends.head.start()
+    ends.agent.start()
+    on_agent.send(hello())
+    messages(ends.head, 1)
+    stopped_s = time.monotonic()
+    ends.head._server.do(lambda: time.sleep(1.2))
+    on_agent.send(Bye(0))
+    assert messages(ends.head, 1) == [Bye(0)]
+    assert time.monotonic() - stopped_s > 1.0
+    before_s = on_head.last_heard_s
+    until_s = time.monotonic() + 10
+    while on_head.last_heard_s < before_s + 1.0:
+        assert time.monotonic() < until_s
+        assert not select.select([ends.head], [], [], 0.05)[0], ends.head.read()
+    ends.close()
+
+
+def test_who_reads_nothing_is_given_up_though_it_talks() -> None:
+    ends = Ends(head_s=0.5)
+    on_head, on_agent = ends.by_descriptors()
+    ends.head.start()
+    on_agent.send_now(hello())
+    messages(ends.head, 1)
+    for _ in range(20):
+        on_head.send(Said(Notice("info", "x" * 100_000)))
+    deadline_s = time.monotonic() + 10
+    while not select.select([ends.head], [], [], 0.05)[0]:
+        assert time.monotonic() < deadline_s
+        on_agent.ping()
+        on_agent.flush()
+    assert messages(ends.head, 1) == [Lost("has taken nothing for 0.5 s")]
+    ends.close()
+
+
+def test_a_flood_of_messages_waits_in_the_connection_and_all_of_it_arrives(ends: Ends) -> None:
+    on_head, on_agent = ends.by_descriptors()
+    ends.head.start()
+    ends.agent.start()
+    count = 20_000
+    for number in range(count):
+        on_agent.send(Said(Notice("info", f"{number} " + "x" * 200)))
+    deadline_s = time.monotonic() + 10
+    while not on_head.is_deaf:
+        assert time.monotonic() < deadline_s
+        select.select([], [], [], 0.01)
+    assert on_head.unread < count
+    found = messages(ends.head, count)
+    assert [int(one.notice.text.split()[0]) for one in found] == list(range(count))
+
+
+def test_what_a_login_shell_says_is_no_part_of_the_link(ends: Ends) -> None:
+    mine, theirs = socket.socketpair()
+    os.write(theirs.fileno(), b"Welcome to node1\nLast login: today\n\0d")
+    _, on_agent = ends.by_descriptors()
+    on_head = ends.head.add(FdStream(mine.detach(), os.dup(on_agent.stream.fds()[0])), "noisy")
+    ends.head.start()
+    theirs.sendall(MARK + frames.frame(frames.MESSAGE, message_to_bytes(hello(4))))
+    assert until(ends.head, bool) == [(on_head, hello(4))]
+    theirs.close()
+
+
+def test_an_agent_that_never_speaks_is_told_with_what_was_said_instead(ends: Ends) -> None:
+    mine, theirs = socket.socketpair()
+    on_head = ends.head.add(FdStream(mine.fileno(), mine.detach()), "node1")
+    ends.head.start()
+    theirs.sendall(b"This account is currently\nnot available.\n")
+    theirs.close()
+    reason = "has closed the connection before an agent spoke: 'This account is currently not available.'"
+    assert until(ends.head, bool) == [(on_head, Lost(reason))]
+
+
+def test_who_talks_on_without_being_an_agent_is_not_heard_for_ever(ends: Ends) -> None:
+    mine, theirs = socket.socketpair()
+    ends.head.add(FdStream(mine.fileno(), mine.detach()), "node1")
+    ends.head.start()
+    theirs.settimeout(10)
+    with pytest.raises(OSError, match=r"Broken pipe|reset"):
+        theirs.sendall(b"yes\n" * 1_000_000)
+    (lost,) = messages(ends.head, 1)
+    assert lost.reason.startswith("does not speak as an agent: ")
+    theirs.close()
+
+
+def test_a_file_is_no_connection() -> None:
+    with open(os.devnull, "rb") as nothing, pytest.raises(ControlError, match="is a file"):
+        FdStream(nothing.fileno(), nothing.fileno())
+
+
+@pytest.mark.parametrize(
+    "sent, reason",
+    [
+        (b"\0\0\0\1\x63x", "has sent something that is no message (kind 99)"),
+        (b"\xff\xff\xff\xff\1", "has sent a message of 4294967295 bytes, more than the 67108864 allowed"),
+        (b"\0\0\0\3\1[1]", "has sent something that cannot be read: "),
+        (b"\0\0\0\1\3x", "has sent a damaged message"),
+        (b"\0\0\0\1\4\1" + b"", "?"),
+    ],
+)
+def test_what_is_no_message_ends_the_link_and_is_told(ends: Ends, sent: bytes, reason: str) -> None:
+    on_head, on_agent = ends.by_descriptors()
+    ends.head.start()
+    on_agent.send_now(hello())
+    messages(ends.head, 1)
+    fd = on_agent.stream.fds()[1]
+    os.write(fd, sent if reason != "?" else b"\0\2\0\1\4\1" + b"x" * (128 << 10))
+    expected = reason if reason != "?" else "has sent more output than it has leave for"
+    ((link, lost),) = until(ends.head, bool)
+    assert link is on_head
+    assert lost.reason.startswith(expected)
+    on_head.send(Over())
+    assert ends.head.read() == []

@@ -1,0 +1,129 @@
+"""Agents that fork, that are stopped and that are killed, as their head sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.links import Ends, messages, until
+
+from dsl.control.messages import Bye, Lost, Over
+from dsl.control.stream import FdStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conftest import WaitUntil
+
+    from dsl.control.link import Link
+
+# A host's half: it speaks, forks, and the parent stays as a guard does.
+AGENT = """
+import os, signal, sys
+from dsl.control.hub import Hub
+from dsl.control.messages import Bye, Hello
+from dsl.control.stream import FdStream
+hub = Hub(float(sys.argv[1]))
+link = hub.add(FdStream(os.dup(0), os.dup(1)), "the head")
+os.dup2(2, 0), os.dup2(2, 1)
+link.send_now(Hello("1", 0, "host", os.getpid()))
+link.receive(20)
+child = os.fork()
+if child:
+    hub.disown()
+    os.waitpid(child, 0)
+    signal.pause()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+hub.start()
+link.send(Bye(os.getpid()))
+signal.sigwait({signal.SIGUSR1})
+link.send(Bye(7))
+hub.close(5)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends(head_s=3.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def agents() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait(10)
+
+
+def begin(ends: Ends, agents: list[subprocess.Popen[bytes]], heartbeat_s: float = 20.0) -> tuple[Link, int]:
+    """Start an agent and answer it; returns its link and the pid of the process that goes on."""
+    mine, theirs = socket.socketpair()
+    with theirs:
+        agents.append(
+            subprocess.Popen(
+                [sys.executable, "-c", AGENT, str(heartbeat_s)], stdin=theirs.fileno(), stdout=theirs.fileno()
+            )
+        )
+    link = ends.head.add(FdStream(mine.fileno(), mine.detach()), "node1")
+    ends.head.start()
+    (first,) = messages(ends.head, 1)
+    assert first.pid == agents[-1].pid
+    link.send(Over())
+    ((_, said),) = until(ends.head, bool)
+    return link, said.code
+
+
+def test_an_agent_goes_on_in_its_child(ends: Ends, agents: list[subprocess.Popen[bytes]]) -> None:
+    link, child = begin(ends, agents)
+    assert child != agents[0].pid
+    os.kill(child, signal.SIGUSR1)
+    assert until(ends.head, lambda found: len(found) == 2) == [
+        (link, Bye(7)),
+        (link, Lost("has closed the connection")),
+    ]
+
+
+def test_the_death_of_an_agent_is_seen_though_its_guard_lives(
+    ends: Ends, agents: list[subprocess.Popen[bytes]]
+) -> None:
+    _, child = begin(ends, agents)
+    begin_s = time.monotonic()
+    os.kill(child, signal.SIGKILL)
+    assert messages(ends.head, 1) == [Lost("has closed the connection")]
+    assert time.monotonic() - begin_s < 2.0
+    assert agents[0].poll() is None
+
+
+def test_an_agent_that_is_stopped_is_given_up_after_the_heartbeat(
+    ends: Ends, agents: list[subprocess.Popen[bytes]]
+) -> None:
+    _, child = begin(ends, agents)
+    begin_s = time.monotonic()
+    os.kill(child, signal.SIGSTOP)
+    assert messages(ends.head, 1) == [Lost("has not been heard for 3 s")]
+    assert 2.0 < time.monotonic() - begin_s < 4.5
+    os.kill(child, signal.SIGKILL)
+
+
+def test_an_agent_that_was_stopped_listens_before_it_gives_up_its_head(
+    ends: Ends, agents: list[subprocess.Popen[bytes]], wait_until: WaitUntil
+) -> None:
+    """It is stopped for longer than its own patience, and its head has sent heartbeats all the while."""
+    link, child = begin(ends, agents, heartbeat_s=1.0)
+    os.kill(child, signal.SIGSTOP)
+    until_s = time.monotonic() + 1.5
+    wait_until(lambda: time.monotonic() > until_s)
+    os.kill(child, signal.SIGCONT)
+    os.kill(child, signal.SIGUSR1)
+    found = until(ends.head, lambda found: len(found) == 2)
+    assert found == [(link, Bye(7)), (link, Lost("has closed the connection"))]

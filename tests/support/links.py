@@ -1,0 +1,105 @@
+"""Two hubs, as a head and an agent have them, and the connection between them."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from dsl.control.hub import Hub
+from dsl.control.messages import Hello
+from dsl.control.stream import FdStream, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsl.control.link import Link
+
+KEY = bytes(range(32))
+LONG_S = 20.0
+
+
+def hello(place: int = 0) -> Hello:
+    """The first word of an agent."""
+    return Hello("1", place, "host", 1)
+
+
+class Ends:
+    """A head, an agent, and what the head shows."""
+
+    def __init__(self, head_s: float = LONG_S, agent_s: float = LONG_S) -> None:
+        self.shown, write_out = os.pipe()
+        self.shown_err, write_err = os.pipe()
+        self._fds = [self.shown, self.shown_err, write_out, write_err]
+        self.head = Hub(head_s, show=True, console=(write_out, write_err))
+        self.agent = Hub(agent_s)
+        self._hubs = [self.head, self.agent]
+
+    def another_agent(self) -> Hub:
+        """A hub more."""
+        self._hubs.append(Hub(LONG_S))
+        return self._hubs[-1]
+
+    def by_descriptors(self, agent: Hub | None = None, name: str = "node1") -> tuple[Link, Link]:
+        """A pair of sockets, as between a head and its ssh: the link of the head, and that of the agent."""
+        mine, theirs = (end.detach() for end in socket.socketpair())
+        link = self.head.add(FdStream(mine, mine), name)
+        return link, (agent or self.agent).add(FdStream(theirs, theirs), "the head")
+
+    def by_tcp(self, place: int = 0, agent: Hub | None = None) -> tuple[Link, Link]:
+        """A connection to the port of the head, which is started for it. The first message is read."""
+        port = self.head.listen()
+        self.head.expect(place, KEY)
+        self.head.start()
+        link = (agent or self.agent).add(connect([f"127.0.0.1:{port}"], KEY, place, 10), "the head")
+        link.send_now(hello(place))
+        ((on_head, _),) = until(self.head, bool)
+        return on_head, link
+
+    def pipe(self) -> tuple[int, int]:
+        """A pipe for output; the hub gets its read end."""
+        read, write = os.pipe()
+        self._fds.append(write)
+        return read, write
+
+    def close_shown(self) -> None:
+        """Nobody looks at the output any more."""
+        for fd in (self.shown, self.shown_err):
+            os.close(fd)
+            self._fds.remove(fd)
+
+    def close(self) -> None:
+        """End everything."""
+        for hub in reversed(self._hubs):
+            hub.close(5)
+        for fd in self._fds:
+            os.close(fd)
+
+
+def until(
+    hub: Hub, wanted: Callable[[list[tuple[Any, Any]]], bool], timeout_s: float = 10.0
+) -> list[tuple[Any, Any]]:
+    """Read until all that was read is what is wanted."""
+    found: list[tuple[Any, Any]] = []
+    deadline_s = time.monotonic() + timeout_s
+    while not wanted(found):
+        left_s = deadline_s - time.monotonic()
+        assert left_s > 0, f"only {found}"
+        if select.select([hub], [], [], left_s)[0]:
+            found += hub.read()
+    return found
+
+
+def messages(hub: Hub, count: int) -> list[Any]:
+    """So many messages, whosever they are."""
+    return [message for _, message in until(hub, lambda found: len(found) >= count)]
+
+
+def bytes_of(fd: int, count: int) -> bytes:
+    """So many bytes."""
+    data = bytearray()
+    while len(data) < count:
+        data += os.read(fd, 1 << 20)
+    return bytes(data)

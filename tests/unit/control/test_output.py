@@ -1,0 +1,220 @@
+"""The workers' output on its way to the head: every byte, whole lines, and nobody is held up by a slow console."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.links import LONG_S, Ends, bytes_of, hello, messages, until
+
+from dsl.control import hub as hub_module
+from dsl.control.link import FIRST_WINDOW
+from dsl.control.messages import Bye, Said, Stop
+from dsl.model.job import Notice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conftest import WaitUntil
+
+    from dsl.control.hub import Hub
+    from dsl.control.link import Link
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+
+
+def agents(ends: Ends, count: int) -> list[tuple[Hub, Link, Link, int, int]]:
+    """Agents with pipes: (hub, link of the head, link of the agent, stdout, stderr)."""
+    made = []
+    for place in range(count):
+        hub = ends.agent if not place else ends.another_agent()
+        on_head, on_agent = ends.by_descriptors(hub, f"node{place}")
+        on_agent.send(hello(place))
+        (out, write_out), (err, write_err) = ends.pipe(), ends.pipe()
+        hub.relay(on_agent, out, err)
+        made.append((hub, on_head, on_agent, write_out, write_err))
+    ends.head.start()
+    for hub, *_ in made:
+        hub.start()
+    assert len(messages(ends.head, count)) == count
+    return made
+
+
+def written(fd: int, data: bytes) -> threading.Thread:
+    """Write it all on a thread."""
+
+    def write() -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_hundred_thousand_lines_of_two_agents_arrive_whole_and_in_order(ends: Ends) -> None:
+    """G6."""
+    each = 50_000
+    texts = [b"".join(b"%d %d %s\n" % (one, at, b"x" * (at % 90)) for at in range(each)) for one in range(2)]
+    made = agents(ends, 2)
+    threads = [written(agent[3], text) for agent, text in zip(made, texts, strict=True)]
+    shown = bytes_of(ends.shown, sum(map(len, texts)))
+    assert [b"".join(shown_of(shown, one)) for one in range(2)] == texts
+    for thread in threads:
+        thread.join(10)
+
+
+def shown_of(shown: bytes, one: int) -> list[bytes]:
+    return [line for line in shown.splitlines(keepends=True) if line.startswith(b"%d " % one)]
+
+
+def test_a_line_that_is_longer_than_any_buffer_is_not_torn_by_others(ends: Ends) -> None:
+    """G6."""
+    (_, _, _, long, _), (_, _, _, short, _) = agents(ends, 2)
+    line = b"0 " + b"x" * 3_000_000 + b"\n"
+    text = b"".join(b"1 %d\n" % at for at in range(20_000))
+    threads = [written(long, line), written(short, text)]
+    shown = bytes_of(ends.shown, len(line) + len(text))
+    assert shown_of(shown, 0) == [line]
+    assert b"".join(shown_of(shown, 1)) == text
+    for thread in threads:
+        thread.join(10)
+
+
+def test_a_newline_stands_where_another_agent_speaks_behind_an_unfinished_line(ends: Ends) -> None:
+    (one, _, _, of_one, _), (other, _, _, of_other, _) = agents(ends, 2)
+    os.write(of_one, b"10%")
+    assert one.drain(10)
+    assert bytes_of(ends.shown, 3) == b"10%"
+    os.write(of_other, b"hello\n")
+    assert other.drain(10)
+    assert bytes_of(ends.shown, 7) == b"\nhello\n"
+    os.write(of_one, b" 20%")
+    assert one.drain(10)
+    assert bytes_of(ends.shown, 4) == b" 20%"
+    os.write(of_one, b" 30%\n")
+    assert bytes_of(ends.shown, 5) == b" 30%\n"
+
+
+def test_an_unfinished_line_is_shown_without_waiting_for_its_end(ends: Ends) -> None:
+    ((_, _, _, out, _),) = agents(ends, 1)
+    os.write(out, b"Password: ")
+    assert bytes_of(ends.shown, 10) == b"Password: "
+
+
+def test_bytes_that_are_no_text_arrive_as_they_are(ends: Ends) -> None:
+    ((agent, _, _, out, err),) = agents(ends, 1)
+    data = bytes(range(256)) * 64
+    os.write(out, data)
+    os.write(err, data[::-1])
+    assert agent.drain(10)
+    assert bytes_of(ends.shown, len(data)) == data
+    assert bytes_of(ends.shown_err, len(data)) == data[::-1]
+
+
+def test_a_console_that_takes_nothing_stops_the_writer_and_nothing_else(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+) -> None:
+    monkeypatch.setattr(hub_module, "OUTPUT_BYTES", 1 << 20)
+    ((agent, on_head, on_agent, out, _),) = agents(ends, 1)
+    text = b"".join(b"%d\n" % at for at in range(500_000))
+    assert len(text) > 2 << 20
+    writer = written(out, text)
+    wait_until(lambda: on_head.leave == on_agent.credit == 0 and on_head.outstanding > FIRST_WINDOW)
+    assert not agent.drain(0.05)
+    on_agent.send(Said(Notice("info", "still here")))
+    assert messages(ends.head, 1) == [Said(Notice("info", "still here"))]
+    on_head.send(Stop(15, 1.0))
+    assert messages(agent, 1) == [Stop(15, 1.0)]
+    assert not ends.head.drain(0.05)
+    assert writer.is_alive()
+    assert on_head.outstanding <= 1 << 20
+    assert bytes_of(ends.shown, len(text)) == text
+    writer.join(10)
+    assert agent.drain(10)
+    assert ends.head.drain(10)
+
+
+def test_a_console_that_is_gone_is_told_once_and_holds_up_nobody(ends: Ends) -> None:
+    ((agent, _, on_agent, out, err),) = agents(ends, 1)
+    os.close(ends.shown)
+    ends._fds.remove(ends.shown)
+    text = b"line\n" * 1_000_000
+    writer = written(out, text)
+    writer.join(20)
+    assert agent.drain(10)
+    assert ends.head.drain(10)
+    os.write(err, b"error\n")
+    assert bytes_of(ends.shown_err, 6) == b"error\n"
+    on_agent.send(Bye(0))
+    notice = "stdout cannot be written (Broken pipe): nothing more of the workers' output is shown there"
+    found = until(ends.head, lambda found: any(one == Bye(0) for _, one in found))
+    assert [one for _, one in found] == [Notice("warning", notice), Bye(0)]
+
+
+def test_workers_write_on_when_the_head_is_gone(ends: Ends) -> None:
+    ((agent, on_head, _, out, _),) = agents(ends, 1)
+    on_head.close()
+    messages(agent, 1)
+    writer = written(out, b"x" * 5_000_000)
+    writer.join(10)
+    assert not writer.is_alive()
+    assert not agent.drain(10)
+
+
+def test_nothing_is_held_up_by_an_agent_that_is_lost_in_the_middle_of_a_line(ends: Ends) -> None:
+    (_, on_head, on_agent, out, _), (_, _, _, other, _) = agents(ends, 2)
+    begun = threading.Event()
+    original = on_agent.queue_output
+
+    def queue(frame: bytes, count: int) -> None:
+        if not begun.is_set():
+            original(frame, count)
+        begun.set()
+
+    on_agent.queue_output = queue  # type: ignore[method-assign]
+    written(out, b"x" * 60_000)  # a piece, whose rest never comes
+    assert begun.wait(10)
+    assert bytes_of(ends.shown, 32 << 10) == b"x" * (32 << 10)
+    os.write(other, b"hello\n")
+    on_head._hub._server.do(lambda: on_head._hub._server._drop(on_head, "is lost"))  # type: ignore[attr-defined]
+    assert bytes_of(ends.shown, 7) == b"\nhello\n"
+
+
+def test_stdout_and_stderr_of_the_head_may_be_the_same(ends: Ends) -> None:
+    from dsl.control.console import Console
+
+    read, write = os.pipe()
+    told: list[object] = []
+    console = Console(write, os.dup(write), lambda _who, _count: None, told.append)
+    console.put("a", 1, b"out", unfinished=False)
+    console.put("a", 2, b"err", unfinished=False)
+    console.put("b", 2, b"other\n", unfinished=False)
+    console.put("a", 1, b"long", unfinished=True)
+    console.put("a", 2, b"after\n", unfinished=False)
+    console.put("b", 1, b"last\n", unfinished=False)
+    console.put("a", 1, b" line\n", unfinished=False)
+    console.thread.start()
+    assert console.drain(10)
+    assert os.read(read, 1000) == b"outerr\nother\nlong line\nafter\nlast\n"
+    console.close()
+    console.thread.join(10)
+    assert not told
+    os.close(read)
+
+
+def test_drain_of_a_hub_without_output_says_so(ends: Ends) -> None:
+    ends.by_descriptors()
+    ends.agent.start()
+    assert not ends.agent.drain(LONG_S)
+    assert ends.head.drain(0)
+    assert not select.select([ends.agent], [], [], 0)[0]
