@@ -52,7 +52,7 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
         port = hub.listen()
         if remote.launcher != "pdsh":
             hub.expect(None, key)
-        found = facts.network.addresses_toward([host.name for host in job.hosts])
+        found = facts.network.addresses_toward([host.name for host in job.hosts], job.meeting.address)
         if not found:
             raise LauncherError(
                 "no address of this host is known that the others could reach: give --master_addr, "

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from typing import Literal
 
 ANY_PORT = 9
+LOOPBACK = "127.0.0.1"
+LONGEST_LOOK_S = 5.0
+"""A name server that does not answer takes seconds for each name."""
 INNER = ("docker", "br-", "virbr", "cni", "flannel", "veth", "lxc", "lxd", "podman", "cali")
 """How interfaces start whose addresses other machines have, too: those of container software."""
 
@@ -36,9 +39,9 @@ class Network:
         """See `why_unreachable`."""
         return why_unreachable(address)
 
-    def addresses_toward(self, names: Sequence[str]) -> tuple[str, ...]:
+    def addresses_toward(self, names: Sequence[str], master_address: str = "") -> tuple[str, ...]:
         """See `addresses_toward`."""
-        return addresses_toward(names)
+        return addresses_toward(names, master_address)
 
     def identity(self) -> str:
         """See `machine_identity`."""
@@ -123,19 +126,39 @@ def _try_socket(address: str, port: int, method: Literal["bind", "connect"]) -> 
     return ""
 
 
-def addresses_toward(names: Sequence[str]) -> tuple[str, ...]:
-    """The addresses of this machine from which packets to these hosts would go, each once.
+def addresses_toward(names: Sequence[str], master_address: str = "") -> tuple[str, ...]:
+    """The addresses of this machine by which these hosts reach it, the best first, each once.
 
-    A host that is this machine, or whose name means nothing here, says nothing. If none says anything, all
-    addresses of this machine.
+    They are those from which packets to the hosts would go, that of most hosts first. All other addresses of
+    this machine follow if a host's name means nothing here (an alias of ssh's), or none has a route. Where no
+    host is another machine, loopback is the last of them. ``master_address`` is what the user calls the first
+    host, and comes before all others if that is this machine. After `LONGEST_LOOK_S` no name is looked up.
     """
-    found = []
-    for name in names:
-        for address in resolve(name.rpartition("@")[2])[:1]:
-            source = "" if is_own_address(address) else _source_address(address)
-            if source and not is_loopback(source):
-                found.append(source)
-    return tuple(dict.fromkeys(found)) or own_addresses()
+    from time import monotonic
+
+    end_s = monotonic() + LONGEST_LOOK_S
+    counts: dict[str, int] = {}
+    unknown = others = 0
+    is_first_own = False
+    for place, name in enumerate(names):
+        found = resolve(name.rpartition("@")[2]) if monotonic() < end_s else ()
+        if any(is_own_address(address) for address in found):
+            is_first_own = is_first_own or place == 0
+            continue
+        others += 1
+        source = next(filter(None, map(_source_address, found)), "")
+        if source and not is_loopback(source):
+            counts[source] = counts.get(source, 0) + 1
+        else:
+            unknown += 1
+    best = sorted(counts, key=lambda address: -counts[address])
+    if unknown or not best:
+        best += own_addresses()
+    if not others:
+        best.append(LOOPBACK)
+    if master_address and is_first_own and (not others or not is_loopback(master_address)):
+        best.insert(0, master_address)
+    return tuple(dict.fromkeys(best))
 
 
 def _source_address(address: str) -> str:

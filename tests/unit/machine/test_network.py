@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from dsl.machine import network
 from dsl.machine.network import Network, is_loopback, sort_addresses
 
 
@@ -75,3 +76,57 @@ def test_a_machine_is_known_by_its_boot_its_network_and_its_name() -> None:
     assert identity == Network().identity()
     assert identity.endswith(f" {socket.gethostname()}")
     assert len(identity.split()) == 3
+
+
+NAMES = {
+    "here": ("127.0.1.1",),
+    "a": ("10.0.0.2",),
+    "b": ("10.0.0.3",),
+    "ib": ("10.1.0.2",),
+    "six": ("2001:db8::2", "10.0.0.4"),
+    "cut": ("2001:db8::2",),
+}
+ROUTES = {"10.0.0": "10.0.0.1", "10.1.0": "10.1.0.1"}
+OWN = ("10.0.0.1", "10.1.0.1", "172.17.0.1")
+
+
+@pytest.fixture
+def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine in two networks, without a way to IPv6."""
+    monkeypatch.setattr(network, "resolve", lambda name: NAMES.get(name, ()))
+    monkeypatch.setattr(network, "is_own_address", lambda address: address in ("127.0.1.1", *OWN))
+    monkeypatch.setattr(network, "_source_address", lambda address: ROUTES.get(address[:6], ""))
+    monkeypatch.setattr(network, "own_addresses", lambda: OWN)
+
+
+@pytest.mark.usefixtures("imagined")
+@pytest.mark.parametrize(
+    "hosts, master, expected",
+    [
+        ("a b", "", "10.0.0.1"),
+        ("ib a b", "", "10.0.0.1 10.1.0.1"),
+        ("me@here ib", "", "10.1.0.1"),
+        ("here a", "head.example", "head.example 10.0.0.1"),
+        ("here a", "127.0.0.1", "10.0.0.1"),
+        ("a here", "a", "10.0.0.1"),
+        ("six", "", "10.0.0.1"),
+        ("cut", "", "10.0.0.1 10.1.0.1 172.17.0.1"),
+        ("ib alias", "", "10.1.0.1 10.0.0.1 172.17.0.1"),
+        ("here", "", "10.0.0.1 10.1.0.1 172.17.0.1 127.0.0.1"),
+        ("here", "127.0.0.1", "127.0.0.1 10.0.0.1 10.1.0.1 172.17.0.1"),
+    ],
+)
+def test_by_which_addresses_hosts_reach_this_machine(hosts: str, master: str, expected: str) -> None:
+    assert Network().addresses_toward(hosts.split(), master) == tuple(expected.split())
+
+
+@pytest.mark.usefixtures("imagined")
+def test_names_that_take_too_long_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "LONGEST_LOOK_S", -1.0)
+    assert Network().addresses_toward(["ib"]) == OWN
+
+
+def test_the_way_to_an_address_starts_at_one_of_ours() -> None:
+    assert network._source_address("127.0.0.1") == "127.0.0.1"
+    assert network._source_address("no address") == ""
+    assert Network().addresses_toward([]) == (*Network().addresses(), "127.0.0.1")
