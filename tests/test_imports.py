@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rendezvous": ("base", "static"),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "job", "node", "reaching", "account"),
     "launchers": (
-        "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table",
+        "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table", "command",
     ),
     "control": (
         "messages", "checks", "frames", "clock", "stream", "link", "mailbox", "console", "relay", "door", "server", "hub",
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "node", "head",
-        "command", "deepspeed", "torchrun", "in_process",
+        "command", "deepspeed", "torchrun", "in_process", "ssh",
     ),
     "__main__": (),
     "node": (),
@@ -248,7 +248,12 @@ def test_one_function_makes_the_plans_of_ranks_and_one_those_of_what_reaches_hos
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "WorkerPlan"
     ]
-    assert makers == [("dsl.plan.node", "_workers"), ("dsl.plan.reaching", "plan_reaching")]
+    # The hosts of `dsl-ssh` are no ranks of a job.
+    assert makers == [
+        ("dsl.cli.ssh", "_worker"),
+        ("dsl.plan.node", "_workers"),
+        ("dsl.plan.reaching", "plan_reaching"),
+    ]
 
 
 def test_one_function_starts_attempts() -> None:

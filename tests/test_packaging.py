@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("dsl", "dslrun")
+TOOLS = ("dsl-ssh",)
 
 pytestmark = pytest.mark.timeout(900)  # the first build of the extension may happen here
 
@@ -72,7 +73,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
     assert {"dsl/_core.pyi", "dsl/cli/deepspeed.py"} <= sources
-    scripts = {f"dsl-{dsl.__version__}.data/scripts/{name}" for name in COMMANDS}
+    scripts = {f"dsl-{dsl.__version__}.data/scripts/{name}" for name in (*COMMANDS, *TOOLS)}
     assert shipped == sources | scripts | {"dsl/_core.abi3.so", "dsl/py.typed"}
 
 
@@ -89,7 +90,7 @@ def prefix(wheel: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *TOOLS])
 def test_an_installed_command_runs_in_the_interpreter_it_was_installed_with(
     prefix: Path, command: str
 ) -> None:
@@ -101,7 +102,7 @@ def test_an_installed_command_runs_in_the_interpreter_it_was_installed_with(
     result = subprocess.run(
         [script, "--help"], env=environment(prefix), capture_output=True, text=True, check=True
     )
-    assert result.stdout.startswith(f"usage: {command} [OPTIONS] SCRIPT [ARGUMENTS]")
+    assert result.stdout.startswith(f"usage: {command} [OPTIONS]")
 
 
 @pytest.mark.proc
@@ -170,4 +171,4 @@ def test_the_source_archive_can_build_the_package(tmp_path: Path) -> None:
     }
     assert crates <= names
     assert {"Cargo.lock", "LICENSE", "README.md", "pyproject.toml", "python/dsl/_core.pyi"} <= names
-    assert {f"python/dsl.data/scripts/{command}" for command in COMMANDS} <= names
+    assert {f"python/dsl.data/scripts/{command}" for command in (*COMMANDS, *TOOLS)} <= names

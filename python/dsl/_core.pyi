@@ -34,6 +34,7 @@ __all__ = [
     "WorkerSpec",
     "__version__",
     "build_info",
+    "kernel_interfaces",
     "probe_port",
 ]
 
@@ -43,6 +44,12 @@ EVENT_VERSION: Final[int]
 
 def build_info() -> dict[str, str]:
     """Version, target triple and profile of the extension."""
+
+def kernel_interfaces() -> dict[str, str]:
+    """Interfaces of the kernel that the engine uses where it can, by name: empty, or why it does without.
+
+    ``clone3``, ``pidfd``, ``close_range`` and ``cgroup``, of which one is made for an instant to find out.
+    """
 
 def probe_port(port: int) -> int:
     """Listen on a TCP port for an instant, on all addresses as a TCPStore does; 0: on any free one.

@@ -112,7 +112,7 @@ def run_guarded(planner: Plans, plan: NodePlan, crew: Crew, *, stdin_is_terminal
     except Exception as error:  # noqa: BLE001  what is said never changes the exit code
         complain(plan.command, error)
     if outcome.terminal_interrupt and outcome.code == 128 + SIGINT:
-        _die_of_interrupt()
+        die_of_interrupt()
     flush_output()
     os._exit(1 if outcome.survivors and not outcome.code else outcome.code)
 
@@ -197,7 +197,7 @@ def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
         say(plan.command, survivor(*one))
 
 
-def _die_of_interrupt() -> None:
+def die_of_interrupt() -> None:
     """End as Ctrl-C ends a program, so that a shell's loop stops too. Pid 1 cannot, and goes on."""
     # What `signal` is made of is a part of the interpreter: it is there even if no file is. It has no stub.
     import _signal as signal  # type: ignore[import-not-found]

@@ -226,7 +226,7 @@ def _run(
             timers = () if source.timers is None else (source.timers,)
             listeners = (reporter, *timers)
             agent = Agent(source, plan, listeners, timers, stdin_is_terminal=stdin_is_terminal)
-            outcome = _supervise(agent, plan)
+            outcome = supervise(agent, plan)
         if outcome.cause is not None:
             raise failure_of(plan.name, outcome.last) from outcome.error
         results = source.results(outcome.last.plan)
@@ -236,7 +236,8 @@ def _run(
     return results
 
 
-def _supervise(agent: Agent, plan: NodePlan) -> Outcome:
+def supervise(agent: Agent, plan: NodePlan) -> Outcome:
+    """Run an agent in this process. An exception, as of a signal, stops the workers and is raised again."""
     supervisor = Supervisor()
     try:
         return agent.run(supervisor)

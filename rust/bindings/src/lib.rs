@@ -28,6 +28,16 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(info)
 }
 
+/// Interfaces of the kernel that the engine uses where it can, by name: empty, or why it does without.
+#[pyfunction]
+fn kernel_interfaces(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let info = PyDict::new(py);
+    for (name, why) in dsl_engine::Features::from_environment().account() {
+        info.set_item(name, why)?;
+    }
+    Ok(info)
+}
+
 /// Listens on a TCP port for an instant; see [`dsl_engine::ports::probe`].
 #[pyfunction]
 fn probe_port(port: u16) -> PyResult<u16> {
@@ -56,7 +66,7 @@ mod _core {
     #[pymodule_export]
     use super::supervisor::Supervisor;
     #[pymodule_export]
-    use super::{build_info, probe_port};
+    use super::{build_info, kernel_interfaces, probe_port};
 
     use pyo3::prelude::*;
 

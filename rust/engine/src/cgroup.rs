@@ -54,6 +54,21 @@ pub fn own_dir() -> Result<PathBuf, Unavailable> {
         .ok_or_else(|| Unavailable("no cgroup v2 mount shows our own cgroup".to_owned()))
 }
 
+/// Why this process cannot make a cgroup for a job; empty if it can. One is made, and removed.
+pub(crate) fn trial() -> String {
+    // Of another name than any job's, so that two trials of one process never meet.
+    let nanos = std::time::SystemTime::UNIX_EPOCH
+        .elapsed()
+        .map_or(0, |time| time.as_nanos());
+    match JobCgroup::create(&job_name(std::process::id(), &format!("trial{nanos:x}"))) {
+        Ok(job) => {
+            job.remove();
+            String::new()
+        }
+        Err(Unavailable(reason)) => reason,
+    }
+}
+
 /// The cgroup that holds all attempts of one job.
 ///
 /// It keeps a shared lock on its directory for as long as a process of the job has it open, which keeps

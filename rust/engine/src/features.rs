@@ -2,7 +2,7 @@
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use crate::sys;
+use crate::{cgroup, sys};
 
 /// For tests and for hunting kernel trouble.
 const DISABLE_VARIABLE: &str = "DSL_ENGINE_DISABLE";
@@ -40,6 +40,21 @@ impl Features {
             cgroup: allowed("cgroup"),
         }
     }
+
+    /// Each interface by its name, and why it is not used; empty if it is. A cgroup is made to find out, and removed.
+    pub fn account(self) -> [(&'static str, String); 4] {
+        let why = |used: bool| {
+            let refused = "not used: this kernel, a filter of system calls or DSL_ENGINE_DISABLE refuses it";
+            if used { String::new() } else { refused.to_owned() }
+        };
+        let cgroup = if self.cgroup { cgroup::trial() } else { why(false) };
+        [
+            ("clone3", why(self.clone3)),
+            ("pidfd", why(self.pidfd)),
+            ("close_range", why(self.close_range)),
+            ("cgroup", cgroup),
+        ]
+    }
 }
 
 #[cfg(test)]
@@ -54,5 +69,17 @@ mod tests {
         assert_eq!(features.pidfd, all.pidfd);
         assert_eq!(features.close_range, all.close_range);
         assert!(!Features::probe("pidfd,close_range").pidfd);
+    }
+
+    #[test]
+    fn the_account_says_why_an_interface_is_not_used() {
+        let none = Features::probe("clone3,pidfd,close_range,cgroup").account();
+        assert_eq!(
+            none.each_ref().map(|(name, _)| *name),
+            ["clone3", "pidfd", "close_range", "cgroup"]
+        );
+        assert!(none.iter().all(|(_, why)| why.contains("refuses it")));
+        let all = Features::probe("").account();
+        assert_eq!(all[0].1.is_empty(), Features::probe("").clone3);
     }
 }

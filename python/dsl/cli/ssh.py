@@ -1,0 +1,263 @@
+"""``dsl-ssh``: one command on all hosts of a hostfile, as DeepSpeed's ``ds_ssh`` runs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from dsl import __version__
+from dsl._record import record
+from dsl.agent.agent import Agent
+from dsl.cli.command import Command
+from dsl.cli.options import BadValueError, integer
+from dsl.cli.process import die_of_interrupt
+from dsl.errors import HostfileError, LauncherError, OptionError
+from dsl.facts import this_machine
+from dsl.functions.launcher import supervise
+from dsl.functions.signals import HandledSignals
+from dsl.launchers.command import LONGEST_LINE, ssh_command
+from dsl.lists import LAST_PORT
+from dsl.model.node import NodePlan, Route, WorkerPlan
+from dsl.model.outcome import Membership, Outcome
+from dsl.model.request import DEFAULT_HOSTFILE
+from dsl.plan.hosts import read_hostfile
+from dsl.report.narrator import Narrator
+from dsl.report.speak import flush_output
+from dsl.report.verdict import name_labels, reason, survivor
+from dsl.resources.filters import apply_filters
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl import Exit
+    from dsl.facts import Facts
+
+COMMAND = Command("dsl-ssh")
+SSH = "ssh"
+SSH_FAILED = 255
+"""Exit code of ssh for all that goes wrong with the connection itself."""
+
+STOP_SIGNALS = (15, 1)
+AT_ONCE = 64
+GRACE_S = 5.0
+
+EPILOG = (
+    "One COMMAND alone is a line for the shell of each host: dsl-ssh 'ls | wc -l'. With ARGUMENTS it is a "
+    "program that gets them byte for byte: dsl-ssh rm -- 'my file'. The exit code is 0 if the command has "
+    "ended with 0 on all hosts, else that of the first host that failed."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; ``argv`` is without the program's name."""
+    return COMMAND.run(lambda: _run(sys.argv[1:] if argv is None else argv, this_machine()))
+
+
+def _run(argv: Sequence[str], facts: Facts) -> int:
+    own, words = split_command(argv)
+    options = make_parser().parse_args(own)
+    hosts = choose_hosts(options, facts)
+    if not words:
+        raise OptionError("no command was given: dsl-ssh [OPTIONS] COMMAND [ARGUMENTS]")
+    if not facts.files.has_program(SSH):
+        raise LauncherError("ssh is not on PATH, install OpenSSH's client")
+    size = len(os.fsencode(ssh_command(hosts[0], words)[-1]))
+    if size > LONGEST_LINE:
+        raise OptionError(
+            f"the command is too long: written for a shell it has {size} bytes, and at most {LONGEST_LINE} "
+            "fit: copy a script to the hosts, and run that"
+        )
+    # Its other end is ours alone, and ends with us: then the commands end, too, wherever they run.
+    reading, _writing = os.pipe()
+    sent = Sent(tuple(words), options.ssh_port, reading)
+    plans = plan_rounds(hosts, sent, options.max_at_once, facts.environ)
+    flush_output()
+    return _run_rounds(plans)
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and those of the command, which begins behind our options and their values."""
+    index = 0
+    while index < len(argv) and argv[index].startswith("-") and argv[index] not in ("-", "--"):
+        index += 2 if argv[index] in VALUED else 1
+    rest = list(argv[index:])
+    return list(argv[:index]), rest[1:] if rest[:1] == ["--"] else rest
+
+
+VALUED = (
+    *("-f", "-H", "--hostfile", "-i", "--include", "-e", "--exclude"),
+    *("--ssh_port", "--ssh-port", "--max_at_once", "--max-at-once"),
+)
+"""Options whose value may be the next word."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the options, without the command."""
+    from dsl.cli.parser import HelpFormatter
+
+    parser = argparse.ArgumentParser(
+        prog=COMMAND.name,
+        usage="%(prog)s [OPTIONS] COMMAND [ARGUMENTS]",
+        description="Run one command on all hosts of a hostfile.",
+        epilog=EPILOG,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-f", "-H", "--hostfile", metavar="PATH", default=DEFAULT_HOSTFILE, help="lines of 'HOST slots=N'")
+    add("-i", "--include", metavar="FILTER", default="", help="run it on these hosts alone: HOST@HOST")
+    add("-e", "--exclude", metavar="FILTER", default="", help="run it on all hosts but these")
+    add("--ssh_port", "--ssh-port", metavar="PORT", type=_port, help="port of the hosts' ssh servers")
+    add("--max_at_once", "--max-at-once", metavar="N", type=_count, default=AT_ONCE,
+        help="run it on so many hosts at once; others follow when these have ended")  # fmt: skip
+    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
+    return parser
+
+
+def _port(text: str) -> int:
+    return _bounded(text, LAST_PORT)
+
+
+def _count(text: str) -> int:
+    return _bounded(text, 1024)
+
+
+def _bounded(text: str, most: int) -> int:
+    try:
+        number = integer(text)
+    except BadValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not 1 <= number <= most:
+        raise argparse.ArgumentTypeError(f"{number} is not in the range of 1 to {most}")
+    return number
+
+
+def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
+    """The hosts that the options leave, in the order of the hostfile.
+
+    Raises:
+        HostfileError: there is no such file, or it is malformed.
+        FilterError: a filter is malformed, or names what is not there.
+    """
+    pool = read_hostfile(options.hostfile, facts.files.read_text)
+    if pool is None:
+        raise HostfileError(f"hostfile {options.hostfile} does not exist, name one with -f")
+    slots = {host: range(count) for host, count in pool.items()}
+    if not options.include and not options.exclude:
+        return tuple(slots)
+    # A host without slots is a host all the same.
+    chosen = apply_filters(
+        {host: one or range(1) for host, one in slots.items()}, options.include, options.exclude
+    )
+    return tuple(chosen)
+
+
+@record
+class Sent:
+    """What goes to every host."""
+
+    words: tuple[str, ...]
+    """The command."""
+    port: int | None
+    """Of the ssh servers; None: the usual one."""
+    fd: int
+    """What every ssh reads: nothing, as long as we live."""
+
+
+def plan_rounds(hosts: Sequence[str], sent: Sent, at_once: int, environ: Mapping[str, str]) -> list[NodePlan]:
+    """What is started, at most ``at_once`` hosts at a time."""
+    rounds = [hosts[first : first + at_once] for first in range(0, len(hosts), at_once)]
+    return [
+        NodePlan(
+            host="",
+            node_rank=0,
+            workers=tuple([_worker(place, host, sent) for place, host in enumerate(some)]),
+            env=environ,
+            master_addr="",
+            master_port=0,
+            world_size=len(some),
+            grace_s=GRACE_S,
+            log_level="warning",
+            command=COMMAND.name,
+            name=sent.words[0],
+            on_failure="report",
+        )
+        for some in rounds
+    ]
+
+
+def _worker(place: int, host: str, sent: Sent) -> WorkerPlan:
+    return WorkerPlan(
+        rank=place,
+        local_rank=place,
+        argv=ssh_command(host, sent.words, sent.port),
+        env={},
+        stdin_fd=sent.fd,
+        stdout=Route(console=1),
+        stderr=Route(console=2),
+        prefix=f"{host}: ",
+        noun="host",
+        name=host,
+    )
+
+
+class _Source:
+    """The one attempt of a round."""
+
+    max_restarts = 0
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._plan = plan
+
+    def plan(self, _attempt: int) -> NodePlan:
+        """Give the plan of the round."""
+        return self._plan
+
+    def prepare(self, plan: NodePlan) -> NodePlan:
+        """Make nothing."""
+        return plan
+
+    def membership(self) -> Membership:
+        """Nobody joins or leaves."""
+        return Membership(1)
+
+
+class _Teller(Narrator):
+    """Tells of hosts on which the command failed; what else there is to tell, the narrator does."""
+
+    def hear(self, event: object) -> None:
+        """Pass on what the user should know of an event."""
+        if not isinstance(event, Outcome):
+            super().hear(event)
+            return
+        for line in failure_lines(event.last.plan, event.last.exits):
+            self.say(line)
+        for one in event.last.ended.survivors:
+            self.say(survivor(*one))
+
+
+def failure_lines(plan: NodePlan, exits: Sequence[Exit]) -> list[str]:
+    """A line for each way in which hosts failed, the first failure first; hosts in their order."""
+    alike: dict[str, list[int]] = {}
+    for exit_ in exits:
+        if exit_.status and not exit_.caused_by_stop:
+            why = "ssh has failed, the host cannot be reached" if exit_.code == SSH_FAILED else reason(exit_)
+            alike.setdefault(why, []).append(exit_.worker)
+    labels = [worker.label for worker in plan.workers]
+    return [f"{name_labels([labels[one] for one in sorted(some)])}: {why}" for why, some in alike.items()]
+
+
+def _run_rounds(plans: Sequence[NodePlan]) -> int:
+    """Run them one after another; the exit code is that of the first failure."""
+    code = 0
+    try:
+        with HandledSignals(STOP_SIGNALS):
+            for plan in plans:
+                outcome = supervise(Agent(_Source(plan), plan, (_Teller(plan),)), plan)
+                code = code or outcome.code
+    except KeyboardInterrupt:
+        die_of_interrupt()
+        return 130
+    return code

@@ -1,0 +1,89 @@
+"""The command line of `dsl-ssh`, and what it plans."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.events import an_exit
+from tests.support.machine import make_facts
+
+from dsl.cli.ssh import Sent, choose_hosts, failure_lines, make_parser, plan_rounds, split_command
+from dsl.spec import launch_spec
+
+HOSTS = "# hosts\nn1 slots=2\nn2 slots=0\n\nn3 slots=4\n"
+
+
+@pytest.mark.parametrize(
+    "argv, own, command",
+    [
+        ("ls", "", "ls"),
+        ("-f hosts ls -f x", "-f hosts", "ls -f x"),
+        ("--hostfile=hosts ls", "--hostfile=hosts", "ls"),
+        ("-fhosts ls", "-fhosts", "ls"),
+        ("-f hosts -- -x ls", "-f hosts", "-x ls"),
+        ("-- -- x", "", "-- x"),
+        ("--max-at-once 3 --ssh_port 22 -i a -e b ls", "--max-at-once 3 --ssh_port 22 -i a -e b", "ls"),
+        ("-f", "-f", ""),
+        ("-", "", "-"),
+        ("", "", ""),
+    ],
+)
+def test_the_command_begins_behind_our_options(argv: str, own: str, command: str) -> None:
+    assert split_command(argv.split()) == (own.split(), command.split())
+
+
+def test_every_option_with_a_value_is_known_to_have_one() -> None:
+    for action in make_parser()._actions:
+        if action.option_strings and action.nargs is None:
+            for name in action.option_strings:
+                assert split_command([name, "value", "command"]) == ([name, "value"], ["command"])
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ("", "n1 n2 n3"),
+        ("-i n3@n2", "n2 n3"),
+        ("-e n1", "n2 n3"),
+        ("-e n3:0", "n1 n2 n3"),
+        ("-e n2:0", "n1 n3"),
+    ],
+)
+def test_filters_choose_hosts_and_a_host_without_slots_is_one(options: str, expected: str) -> None:
+    facts = make_facts(files={"hosts": HOSTS})
+    assert choose_hosts(make_parser().parse_args(["-f", "hosts", *options.split()]), facts) == tuple(
+        expected.split()
+    )
+
+
+def test_rounds_have_at_most_so_many_hosts() -> None:
+    plans = plan_rounds(("a", "b", "c", "d", "e"), Sent(("ls",), None, 0), 2, {"A": "1"})
+    assert [[str(worker.label) for worker in plan.workers] for plan in plans] == [
+        ["host a", "host b"],
+        ["host c", "host d"],
+        ["host e"],
+    ]
+
+
+def test_a_host_that_fails_ends_no_other() -> None:
+    (plan,) = plan_rounds(("a", "b"), Sent(("ls",), 22, 7), 8, {"A": "1"})
+    spec = launch_spec(plan, stdin_is_terminal=False)
+    assert spec.on_failure == "report"
+    assert [worker.prefix for worker in spec.workers] == [b"a: ", b"b: "]
+    assert [
+        (worker.stdin.descriptor, worker.stdout.console, worker.stderr.console) for worker in spec.workers
+    ] == [(7, 1, 2)] * 2
+
+
+def test_hosts_that_failed_alike_are_one_line_the_first_failure_first() -> None:
+    (plan,) = plan_rounds(("a", "b", "c", "d", "e"), Sent(("ls",), None, 0), 8, {})
+    exits = [
+        an_exit(3, code=3),
+        an_exit(2, code=255),
+        an_exit(0, code=3),
+        an_exit(1, code=0),
+        an_exit(4, signal=15, by_us=True),
+    ]
+    assert failure_lines(plan, exits) == [
+        "hosts a,d: exit code 3",
+        "host c: ssh has failed, the host cannot be reached",
+    ]
