@@ -37,7 +37,9 @@ def ranks(remote: Remote, agents: Agents) -> Ranks:
         HostNameError: Hydra cannot be given the name of a host.
     """
     tasks = tasks_of(remote, agents)
-    named = [pair for pair in zip(host_names(agents, "mpirun", also="@"), tasks, strict=True) if pair[1]]
+    named = [
+        pair for pair in zip(host_names(agents, "Hydra's mpirun", also="@"), tasks, strict=True) if pair[1]
+    ]
     counts = {count for _, count in named}
     return Ranks(
         total=str(sum(tasks)),

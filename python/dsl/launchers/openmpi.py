@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.launchers.base import Start
-from dsl.launchers.words import HOST_FILE, agent_command, bare, host_names, tasks_of
+from dsl.launchers.words import HOST_FILE, agent_command, host_names, tasks_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ def openmpi(remote: Remote, agents: Agents) -> tuple[Start, ...]:
         HostNameError: a hostfile cannot hold the name of a host.
     """
     tasks = tasks_of(remote, agents)
-    names = host_names(agents, "mpirun", also="@:%[]")
+    names = host_names(agents, "Open MPI's mpirun")
     path = f"{agents.folder}/{HOST_FILE}"
-    text = "".join(f"{bare(name)}\n" * count for name, count in zip(names, tasks, strict=True))
+    text = "".join(f"{name}\n" * count for name, count in zip(names, tasks, strict=True))
     exports = [word for name, _ in agents.variables for word in ("-x", name)]
     command = agent_command(remote, agents, place="$OMPI_COMM_WORLD_RANK", tasks=tasks)
     words = (*_options(remote, agents), *remote.args, *exports, *command)
@@ -42,7 +42,7 @@ def _options(remote: Remote, agents: Agents) -> Iterable[str]:
     if remote.ssh_port is not None and not said & {"plm_rsh_args", "plm_ssh_args"}:
         yield from ("--mca", "plm_rsh_args", f"-p {remote.ssh_port}")
     if not said & {"map-by", "rankfile", "rf"}:
-        yield from ("--map-by", "seq")
+        yield from ("--map-by", "seq:OVERSUBSCRIBE")
     if "bind-to" not in said:
         yield from ("--bind-to", "none")
     if agents.is_root and "allow-run-as-root" not in said:

@@ -72,8 +72,8 @@ def test_a_name_that_is_none_is_refused_in_one_line(launcher: Any, name: str) ->
 @pytest.mark.parametrize(
     "launcher, name",
     [
-        *((launcher, "fd00::2") for launcher in ("mpich", "impi", "mvapich", "slurm")),
-        ("slurm", "me@a"),
+        *((launcher, "fd00::2") for launcher in RANK_LAUNCHERS),
+        *((launcher, "me@a") for launcher in ("openmpi", "slurm")),
     ],
 )
 def test_a_name_that_the_launcher_cannot_take_is_refused(launcher: Any, name: str) -> None:

@@ -15,7 +15,7 @@ AGENT = "/opt/py -m dsl.node --connect 10.0.0.1:7"
 FILE = f"{FOLDER}/hosts"
 EQUAL = {"b": 2, "a": 2}
 UNEQUAL = {"b": 2, "a": 1, "c": 3}
-OPENMPI = f"mpirun -n %s -hostfile {FILE} --mca btl ^openib --map-by seq --bind-to none -x KEY {AGENT}"
+OPENMPI = f"mpirun -n %s -hostfile {FILE} --mca btl ^openib --map-by seq:OVERSUBSCRIBE --bind-to none -x KEY {AGENT}"
 SLURM_HABITS = "--distribution=arbitrary --cpu-bind=none --kill-on-bad-exit=1 --wait=0 --export=ALL,KEY"
 MV2 = (
     "-env MV2_SMP_USE_CMA=0 -env MV2_DEBUG_SHOW_BACKTRACE=1 -env MV2_SUPPORT_DL=1 -env MV2_ENABLE_AFFINITY=0 "
@@ -90,9 +90,9 @@ def test_words_for_the_launcher_stand_where_deepspeed_puts_them(
         ("openmpi", "--mca btl tcp,self", "^openib"),
         ("openmpi", "-mca btl tcp,self", "^openib"),
         ("openmpi", "--bind-to core", "none"),
-        ("openmpi", "-map-by slot", "seq"),
-        ("openmpi", "--rankfile /r", "seq"),
-        ("openmpi", "-rf /r", "seq"),
+        ("openmpi", "-map-by slot", "seq:OVERSUBSCRIBE"),
+        ("openmpi", "--rankfile /r", "seq:OVERSUBSCRIBE"),
+        ("openmpi", "-rf /r", "seq:OVERSUBSCRIBE"),
         ("impi", "-genv I_MPI_PIN 1", "0"),
         ("impi", "-genv I_MPI_PIN=1", "0"),
         ("slurm", "--cpu-bind=cores", "--cpu-bind=none"),
