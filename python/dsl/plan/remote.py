@@ -52,7 +52,7 @@ def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
     pythons = tuple([one or executable for one in active.pythons])
     if set(pythons) == {executable}:
         pythons = ()
-    launcher = _choose_launcher(asked, facts, source=active.source, alike=len(set(pythons)) <= 1)
+    launcher = _choose_launcher(asked, facts, source=active.source)
     return Remote(
         launcher=launcher,
         args=_launcher_words(asked.launcher_args),
@@ -62,6 +62,7 @@ def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
         pythons=pythons,
         hostfile="" if active.pythons else active.hostfile,
         per_node=asked.per_node or launcher not in RANK_LAUNCHERS,
+        num_gpus=_devices_to_ask_for(request, facts),
         checks=not asked.no_ssh_check,
         heartbeat_s=asked.heartbeat_s,
     )
@@ -77,25 +78,23 @@ def launcher_word(asked: RemoteRequest) -> LauncherName | None:
     raise LauncherError(f"unknown launcher {quote(asked.launcher)}, expected one of {', '.join(LAUNCHERS)}")
 
 
-def _choose_launcher(asked: RemoteRequest, facts: Facts, *, source: str, alike: bool) -> LauncherName:
+def _devices_to_ask_for(request: Request, facts: Facts) -> int | None:
+    """How many devices of each host a scheduler is asked for: ``--num_gpus``, unless they are CPUs."""
+    is_cpu = facts.environ.get("DS_ACCELERATOR") == "cpu"
+    return None if is_cpu else request.resources.num_gpus or None
+
+
+def _choose_launcher(asked: RemoteRequest, facts: Facts, *, source: str) -> LauncherName:
     """The launcher that the user names, else the best that this machine has.
 
-    ``source`` is where the hosts come from. ``alike``: all of them have one interpreter, as all launchers but
-    ssh need.
+    ``source`` is where the hosts come from.
     """
     launcher = launcher_word(asked)
     if launcher is None:
-        if not alike:
-            launcher = "ssh"
-        elif source == "slurm" and facts.files.has_program("srun"):
+        if source == "slurm" and facts.files.has_program("srun"):
             launcher = "slurm"
         else:
             launcher = "pdsh" if facts.files.has_program("pdsh") else "ssh"
-    if not alike and launcher != "ssh":
-        raise LauncherError(
-            f"the hosts have different interpreters (python= in the hostfile), which --launcher {launcher} "
-            "cannot start, give --launcher ssh"
-        )
     for program in PROGRAMS[launcher]:
         if not facts.files.has_program(program):
             raise LauncherError(_missing(launcher, program, given=asked.launcher is not None))
