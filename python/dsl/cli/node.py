@@ -112,7 +112,7 @@ def _run(options: Options) -> int:
         return error.exit_code
 
 
-def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: Mapping[str, str]) -> int:
+def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, str]) -> int:
     from dsl.agent.preflight import look
 
     facts = Facts(
@@ -127,6 +127,7 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: Mapping[st
     first = link.receive(WORD_S)
     if not isinstance(first, Meeting):
         return _end_early(link, first)
+    _enter(assignment.cwd, environ)
     orders = Orders(_Hubbub(hub, link), first)
     part = Part(JobPlan(assignment.job, assignment.node_rank), facts, assignment, orders)
     plan = part.plan(0)
@@ -136,6 +137,18 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: Mapping[st
         return run_guarded(part, plan, _PartCrew(hub, link, plan, orders), stdin_is_terminal=False)
     finally:
         part.finish(succeeded=False)  # nothing was started
+
+
+def _enter(cwd: str, environ: dict[str, str]) -> None:
+    """Go to the directory of the job, as a shell does. Raises DslError if that is not possible."""
+    if not cwd:
+        return
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        reason = (error.strerror or "").lower()
+        raise DslError(f"working directory {cwd!r} cannot be entered: {reason}") from None
+    environ["PWD"] = cwd
 
 
 def _end_early(link: Link, message: object) -> int:

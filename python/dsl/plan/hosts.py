@@ -47,6 +47,8 @@ class ActiveHosts:
     """Agents have to be started on all of them, this machine too; else this node starts its part itself."""
     hostfile: str = ""
     """The file that names just these hosts and slots; empty: a part of it, or no file."""
+    has_room: bool = True
+    """A launcher may start a task for each slot. False: an allocation was made for fewer."""
     source: str = ""
     """Who named them: ``hostfile`` or the scheduler (``slurm``); empty: nobody, it is this machine."""
     pythons: tuple[str, ...] = ()
@@ -104,6 +106,7 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
         source=pool.source,
         hostfile=_whole_hostfile(pool, hosts) if is_remote else "",
         pythons=_pythons(pool, hosts) if is_remote else (),
+        has_room=pool.tasks is None or all(len(one.slots) <= pool.tasks[one.name] for one in hosts),
         accelerator="" if devices is None else devices.accelerator,
         visible_devices=None if devices is None else visible_override(devices, shown),
         notices=tuple(notices),
@@ -123,6 +126,8 @@ class _Pool:
     """Nobody may ask for more workers than a host has slots."""
     text: str = ""
     """The hostfile."""
+    tasks: Mapping[str, int] | None = None
+    """How many tasks of a launcher each host has room for, in an allocation that says so."""
 
 
 def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool | None:
@@ -155,7 +160,8 @@ def _allocated_pool(request: Request, facts: Facts, notices: list[Notice]) -> _P
     text = f"hosts of {found.name}: {names} ({len(found.hosts)} with {slots} slots)"
     notices.append(Notice("info", text))
     pool = {name: range(count) for name, count in found.hosts}
-    return _Pool(pool, found.scheduler, found.name, found.counts_devices)
+    tasks = dict(zip(pool, found.tasks, strict=True)) if found.tasks else None
+    return _Pool(pool, found.scheduler, found.name, found.counts_devices, tasks=tasks)
 
 
 def _whole_hostfile(pool: _Pool, hosts: Sequence[Host]) -> str:

@@ -61,7 +61,7 @@ def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
         cwd=facts.files.cwd,
         pythons=pythons,
         hostfile="" if active.pythons else active.hostfile,
-        per_node=asked.per_node or launcher not in RANK_LAUNCHERS,
+        per_node=asked.per_node or launcher not in RANK_LAUNCHERS or not active.has_room,
         num_gpus=_devices_to_ask_for(request, facts),
         checks=not asked.no_ssh_check,
         heartbeat_s=asked.heartbeat_s,

@@ -40,6 +40,8 @@ class Allocation:
     """Names and numbers of slots, in the scheduler's order."""
     counts_devices: bool = False
     """The slots are devices; else another number of workers a host may be asked for."""
+    tasks: tuple[int, ...] = ()
+    """How many tasks each host was asked for; empty: as many as slots, or nobody knows."""
 
 
 def find_allocation(environ: Environ, read_text: ReadText) -> Allocation | None:
@@ -75,10 +77,15 @@ def _slurm(environ: Environ, _read_text: ReadText) -> Allocation | None:
             f"{variable}={quote(environ[variable])}: {error}; name the hosts with --hostfile"
         ) from None
     devices = _slurm_devices(environ)
-    counts = [devices] * len(names) if devices else _slurm_tasks(environ, len(names))
+    tasks = _slurm_tasks(environ, len(names))
+    counts = [devices] * len(names) if devices else tasks
     number = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
     return Allocation(
-        "slurm", f"Slurm job {number}".strip(), tuple(zip(names, counts, strict=True)), devices > 0
+        "slurm",
+        f"Slurm job {number}".strip(),
+        tuple(zip(names, counts, strict=True)),
+        counts_devices=devices > 0,
+        tasks=tuple(tasks),
     )
 
 

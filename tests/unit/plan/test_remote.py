@@ -361,3 +361,24 @@ def test_counted_devices_are_a_bound_and_tasks_are_none() -> None:
         _allocated(SLURM, num_nodes=3)
     with pytest.raises(DslError, match="hostname 'alpa' not found in Slurm job 12, did you mean 'alpha'"):
         _allocated(SLURM, include="alpa")
+
+
+@pytest.mark.parametrize(
+    "environ, wish, per_node",
+    [
+        (SLURM, {}, True),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "4(x2)"}, {}, False),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "4,1"}, {}, True),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "4,1"}, {"include": "alpha@beta:2"}, False),
+        ({"SLURM_JOB_NODELIST": "alpha,beta", "SLURM_TASKS_PER_NODE": "2(x2)"}, {}, False),
+        ({"SLURM_JOB_NODELIST": "alpha,beta", "SLURM_TASKS_PER_NODE": "2(x2)"}, {"num_gpus": 3}, True),
+        ({"LSB_HOSTS": "alpha beta"}, {"num_gpus": 3, "launcher": "openmpi"}, False),
+    ],
+)
+def test_an_allocation_without_a_task_for_each_rank_gets_one_a_node(
+    environ: dict[str, str], wish: dict[str, Any], *, per_node: bool
+) -> None:
+    """As it is made for torchrun, with one task a node, Slurm would refuse more."""
+    remote = _allocated(environ, **wish).remote
+    assert remote is not None
+    assert remote.per_node is per_node

@@ -134,6 +134,7 @@ def test_slots_of_slurm(environ: dict[str, str], slots: tuple[int, int]) -> None
     assert found is not None
     assert (found.scheduler, found.name) == ("slurm", "Slurm job 12")
     assert found.hosts == tuple(zip(("a1", "a2"), slots, strict=True))
+    assert found.counts_devices or found.tasks == slots
     assert found.counts_devices == (slots[0] > 2 and "SLURM_TASKS_PER_NODE" not in environ)
 
 
