@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self  # for the type checker alone
 
+PREFIX = "dsl-cluster-"
+"""Of a cluster's directory, and of its cgroup."""
+
 _clusters: list[Cluster] = []
 
 
@@ -84,7 +87,7 @@ class Cluster:
         if missing := missing_programs():
             raise Missing(f"not on PATH: {', '.join(missing)} (Debian: util-linux, iproute2, openssh-client)")
         self.packages = debian_packages()
-        self.state = Path(tempfile.mkdtemp(prefix="dsl-cluster-"))
+        self.state = Path(tempfile.mkdtemp(prefix=PREFIX))
         self.state.chmod(0o755)
         self.home.mkdir()
         _clusters.append(self)
@@ -187,6 +190,7 @@ class Cluster:
         above = _own_cgroup()
         if above is None:
             return
+        self.remove_stale_cgroups()
         with contextlib.suppress(OSError):
             folder = above / self.state.name
             folder.mkdir()
@@ -194,6 +198,15 @@ class Cluster:
             for host in self.hosts:
                 (folder / host.name).mkdir()
                 host.cgroup = folder / host.name
+
+    def remove_stale_cgroups(self) -> None:
+        """Those of clusters whose program was killed: nobody lives in them, and their files are gone."""
+        above = _own_cgroup()
+        for folder in above.glob(f"{PREFIX}*") if above else ():
+            if not (self.state.parent / folder.name).exists():
+                for path, _, _ in os.walk(folder, topdown=False):
+                    with contextlib.suppress(OSError):
+                        os.rmdir(path)
 
     def _remove_cgroups(self) -> None:
         if self._cgroup is None:

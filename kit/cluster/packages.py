@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,10 @@ PYPI = {
 
 MPI4PY = "mpi4py>=4.1"
 """From 4.1 on one wheel works with every MPI library."""
+
+
+KEPT_S = 30 * 24 * 3600
+"""What nobody has used for so long is removed, because another version has taken its place."""
 
 
 class Missing(Exception):  # noqa: N818 - it is not an error of the program, but a state of the machine
@@ -118,6 +123,7 @@ def _complete(folder: Path) -> Path:
         raise Missing(
             f"{folder} is not there: `scripts/with-environment --tests --cluster` makes it, as root"
         )
+    os.utime(folder)
     return folder
 
 
@@ -215,9 +221,18 @@ def prepare() -> None:
         for name, requirement in PYPI.items():
             _ensure(folder_of_wheel(name), requirement, _install("--prefix", requirement))
         _ensure(folder_of_mpi4py(), MPI4PY, _install("--target", MPI4PY))
+        _remove_old()
+
+
+def _remove_old() -> None:
+    for folder in cache().iterdir():
+        if folder.is_dir() and time.time() - folder.stat().st_mtime > KEPT_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ensure(folder: Path, what: str, make: Callable[[Path], None]) -> None:
-    if not folder.is_dir():
-        _say(f"fetching {what}")
-        make(folder)
+    if folder.is_dir():
+        os.utime(folder)
+        return
+    _say(f"fetching {what}")
+    make(folder)

@@ -19,6 +19,7 @@ LEFT_S = 5.0
 """What a job may take to be gone from every host, once its command has ended."""
 
 
+@pytest.hookimpl(trylast=True)  # after the one that marks them
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cluster"):
