@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "": ("errors", "_record", "_own_process", "lists", "signals"),
     "model": ("request", "job", "remote", "node", "failure", "outcome", "codec"),
     "resources": ("hostfile", "filters", "world", "exports", "env_file", "allocation"),
-    "machine": ("cpus", "process", "ports", "network", "check"),
+    "machine": ("cpus", "process", "ports", "network", "programs", "check"),
     "devices": (
         "table", "files", "visible", "choices", "nvml", "nvidia", "ask_torch", "others", "located", "facts", "select", "own",
     ),
@@ -36,14 +36,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "messages", "checks", "frames", "clock", "stream", "link", "mailbox", "console", "relay", "door", "server", "hub",
     ),
     "report": (
-        "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "plan",
+        "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "plan", "machine", "survey",
     ),
     "spec": (),
     "agent": ("policy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "head"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "node", "head",
-        "command", "deepspeed", "torchrun", "in_process", "ssh",
+        "command", "deepspeed", "torchrun", "in_process", "ssh", "report",
     ),
     "__main__": (),
     "node": (),
@@ -53,7 +53,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # The package's own face hands out the extension's names, and is imported by all.
 FACE = "dsl"
-MAY_IMPORT_EXTENSION = {"dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.stream"}
+MAY_IMPORT_EXTENSION = {"dsl.report.survey", "dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.stream"}
 # Rooms that only compute: values in, values out. What they know of the machine they are given.
 PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers")
 PURE_MODULES = (
@@ -62,6 +62,7 @@ PURE_MODULES = (
     "dsl.output.routes",
     "dsl.output.answer",
     "dsl.control.checks",
+    "dsl.report.machine",
 )
 IMPURE = {
     "os", "sys", "io", "time", "datetime", "socket", "_socket", "select", "subprocess", "multiprocessing", "shutil",

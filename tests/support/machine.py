@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dsl.devices.nvidia import Device
+from dsl.devices.nvidia import Device, Survey
 from dsl.facts import Facts
 from dsl.machine.cpus import NumaNode, Topology
 from dsl.machine.process import Console
@@ -21,7 +21,7 @@ ROOMS = {
     "names": ("executable", "pid", "temp_dir", "host", "stamp", "random", "is_this_machine"),
     "files": ("read_text", "cwd", "home", "has_program"),
     "cpus": ("allowed", "numa_nodes", "topology", "packages", "caches"),
-    "devices": ("cuda_count", "other_name", "other_count", "located", "gpus", "mig_parent"),
+    "devices": ("cuda_count", "other_name", "other_count", "located", "gpus", "mig_parent", "survey"),
     "ports": ("is_free", "pick", "holder"),
     "network": ("addresses", "addresses_toward", "resolve", "is_own", "why_unreachable", "identity"),
 }
@@ -87,6 +87,7 @@ def make_facts(
         "located": lambda _name, _environ: (),
         "gpus": make_gpus([0] * cuda),
         "mig_parent": lambda _name: None,
+        "survey": Survey(tuple(make_gpus([0] * cuda)), "nvml" if cuda else ""),
         "is_free": lambda port: port not in taken,
         "pick": lambda: FREE_PORT,
         "holder": lambda _port: "pid 9 (python old.py)",

@@ -28,9 +28,9 @@ def show_plan(
         for line in bindings_table(plan):
             say(line)
     if asked.dry_run_json:
-        _print(plan_json(plan, environ))
+        show_text(plan_json(plan, environ))
     elif asked.dry_run:
-        _print("\n".join(plan_text(plan, environ)))
+        show_text("\n".join(plan_text(plan, environ)))
     return asked.dry_run or asked.dry_run_json
 
 
@@ -38,10 +38,11 @@ def show_hosts(job: Job, starts: Sequence[Start], *, as_json: bool) -> None:
     """Print what would reach the hosts of a job; nothing of it is started."""
     from dsl.report.plan import hosts_json, hosts_text
 
-    _print(hosts_json(job, starts) if as_json else "\n".join(hosts_text(job, starts)))
+    show_text(hosts_json(job, starts) if as_json else "\n".join(hosts_text(job, starts)))
 
 
-def _print(text: str) -> None:
+def show_text(text: str) -> None:
+    """Text on stdout, unless nobody reads it."""
     if sys.stdout is None:
         return
     try:

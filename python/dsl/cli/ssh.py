@@ -25,6 +25,7 @@ from dsl.plan.hosts import read_hostfile
 from dsl.report.narrator import Narrator
 from dsl.report.speak import flush_output
 from dsl.report.verdict import name_labels, reason, survivor
+from dsl.resources.allocation import find_allocation
 from dsl.resources.filters import apply_filters
 
 TYPE_CHECKING = False
@@ -135,13 +136,16 @@ def _bounded(text: str, most: int) -> int:
 
 
 def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
-    """The hosts that the options leave, in the order of the hostfile.
+    """The hosts that the options leave, in the order of the hostfile, or of the scheduler without one.
 
     Raises:
         HostfileError: there is no such file, or it is malformed.
         FilterError: a filter is malformed, or names what is not there.
     """
     pool = read_hostfile(options.hostfile, facts.files.read_text)
+    if pool is None and options.hostfile == DEFAULT_HOSTFILE:
+        allocation = find_allocation(facts.environ, facts.files.read_text)
+        pool = None if allocation is None else dict(allocation.hosts)
     if pool is None:
         raise HostfileError(f"hostfile {options.hostfile} does not exist, name one with -f")
     slots = {host: range(count) for host, count in pool.items()}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dsl.devices.located import LocatedDevice
-    from dsl.devices.nvidia import Device
+    from dsl.devices.nvidia import Device, Survey
 
 OTHER_FILES = ("davinci", "accel", "hl", "cambricon_dev", "xpu", "tcaicard", "biren")
 """How names in ``/dev`` start that may be accelerators besides GPUs."""
@@ -78,16 +78,17 @@ class DeviceFacts:
         return quick_devices(self._root)
 
     @kept
-    def _surveyed(self) -> Sequence[Device]:
-        from dsl.devices.nvidia import devices
+    def survey(self) -> Survey:
+        """The same, asked of the driver, and what went wrong."""
+        from dsl.devices.nvidia import survey
 
-        return devices(self._root)
+        return survey(self._root)
 
     def mig_parent(self, name: str) -> str | None:
         """PCI address of the device that a ``MIG-...`` name is a part of, None when it is not known."""
         from dsl.devices.nvidia import mig_parent
 
-        return mig_parent(name, self._surveyed)
+        return mig_parent(name, self.survey.devices)
 
 
 def find_other_accelerator(root: str = "/") -> str | None:

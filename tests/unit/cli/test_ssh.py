@@ -7,6 +7,7 @@ from tests.support.events import an_exit
 from tests.support.machine import make_facts
 
 from dsl.cli.ssh import Sent, choose_hosts, failure_lines, make_parser, plan_rounds, split_command
+from dsl.errors import HostfileError
 from dsl.spec import launch_spec
 
 HOSTS = "# hosts\nn1 slots=2\nn2 slots=0\n\nn3 slots=4\n"
@@ -53,6 +54,18 @@ def test_filters_choose_hosts_and_a_host_without_slots_is_one(options: str, expe
     assert choose_hosts(make_parser().parse_args(["-f", "hosts", *options.split()]), facts) == tuple(
         expected.split()
     )
+
+
+def test_without_a_hostfile_the_hosts_are_those_of_the_scheduler() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[3-5]"}
+    parse = make_parser().parse_args
+    assert choose_hosts(parse(["-e", "n4"]), make_facts(environ=environ)) == ("n3", "n5")
+    files = {"/job/hostfile": HOSTS}
+    assert choose_hosts(parse([]), make_facts(environ=environ, files=files)) == ("n1", "n2", "n3")
+    with pytest.raises(HostfileError, match=r"^hostfile hosts does not exist, name one with -f$"):
+        choose_hosts(parse(["-f", "hosts"]), make_facts(environ=environ))
+    with pytest.raises(HostfileError, match=r"^hostfile /job/hostfile does not exist"):
+        choose_hosts(parse([]), make_facts())
 
 
 def test_rounds_have_at_most_so_many_hosts() -> None:

@@ -31,7 +31,14 @@ OWN_WORDS = {
         "plan/remote.py",
         "resources/filters.py",
     ),
-    *("binding/deepspeed.py", "runner.py", "agent/conductor.py", "cli/head.py", "cli/ssh.py"),
+    *(
+        "binding/deepspeed.py",
+        "runner.py",
+        "agent/conductor.py",
+        "cli/head.py",
+        "cli/ssh.py",
+        "cli/report.py",
+    ),
 }
 # Functions elsewhere that only `dsl` gets to.
 OWN_FUNCTIONS = {

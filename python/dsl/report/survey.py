@@ -1,0 +1,224 @@
+"""What there is on this machine for a job, as plain data: the JSON of ``dsl-report``.
+
+Its keys are documented in docs/cli.md. What cannot be found out is None or empty, and a line in ``problems``
+says why where the user can mend it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from dsl import __version__
+from dsl.errors import DslError
+from dsl.lists import format_ranges
+from dsl.machine.programs import QUESTIONS, find_package, find_programs
+from dsl.model.request import DEFAULT_MASTER_PORT
+from dsl.resources.allocation import find_allocation
+from dsl.resources.env_file import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
+from dsl.resources.hostfile import parse_hostfile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from dsl.facts import Facts
+    from dsl.machine.programs import Package
+
+SCHEMA = 1
+"""Raised when a key goes or means something else; new keys may come at any time."""
+
+SMALL_SHM_BYTES = 512 << 20
+"""NCCL and data loaders need more shared memory than this (DeepSpeed's ds_report warns of less)."""
+
+GIT_FACTS = ("git_hash", "git_branch", "torch_info", "accelerator_name")
+
+
+def survey(hostfile: str, facts: Facts) -> dict[str, Any]:
+    """Everything, with the keys in the order in which people read it. Nothing of torch is imported."""
+    problems: list[str] = []
+    return {
+        "schema": SCHEMA,
+        "host": facts.names.host,
+        "dsl": _dsl(),
+        "python": {"version": sys.version.split()[0], "path": facts.names.executable},
+        "torch": _package(find_package("torch", "torch", "version.py", ("cuda", "hip"))),
+        "deepspeed": _package(
+            find_package("deepspeed", "deepspeed", "git_version_info_installed.py", GIT_FACTS)
+        ),
+        "kernel": _kernel(),
+        "cpus": _cpus(facts),
+        "accelerator": _accelerator(facts, problems),
+        "nvidia": _nvidia(facts, problems),
+        "programs": _programs(facts.environ),
+        "addresses": list(facts.network.addresses()),
+        "master_port": _master_port(facts, problems),
+        "shared_memory": _shared_memory(problems),
+        "open_files": _open_files(),
+        "hostfile": _hostfile(hostfile, facts, problems),
+        "allocation": _allocation(facts, problems),
+        "env_files": _env_files(facts, problems),
+        "problems": problems,
+    }
+
+
+def _dsl() -> dict[str, Any]:
+    from dsl._core import build_info
+
+    info = build_info()
+    return {
+        "version": __version__,
+        "path": os.path.dirname(sys.modules["dsl"].__file__ or ""),
+        "engine": {name: info[name] for name in ("version", "target", "profile")},
+    }
+
+
+def _package(found: Package | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    facts = {name: value or None for name, value in found.facts}
+    return {"version": found.version or None, "path": found.path, **facts}
+
+
+def _kernel() -> dict[str, Any]:
+    from dsl._core import kernel_interfaces
+
+    return {"release": os.uname().release, "interfaces": kernel_interfaces()}
+
+
+def _cpus(facts: Facts) -> dict[str, Any]:
+    allowed = facts.cpus.allowed
+    nodes = [
+        {"number": node.number, "cpus": format_ranges(node.cpus), "usable_memory": node.usable_memory}
+        for node in facts.cpus.numa_nodes
+    ]
+    return {"count": len(allowed), "allowed": format_ranges(allowed), "numa_nodes": nodes}
+
+
+def _accelerator(facts: Facts, problems: list[str]) -> dict[str, Any]:
+    """What a job on this machine would run on, and what of it the user shows."""
+    from dsl.devices.select import find_devices
+    from dsl.devices.table import ACCELERATORS
+
+    try:
+        found = find_devices(facts.environ, facts.devices, facts.cpus)
+    except DslError as error:
+        problems.append(str(error))
+        return {"name": None, "count": None, "visible": None, "variable": None}
+    variable = ACCELERATORS[found.accelerator].visible_variable
+    return {
+        "name": found.accelerator,
+        "count": len(found.slots),
+        "visible": facts.environ.get(variable),
+        "variable": variable,
+    }
+
+
+def _nvidia(facts: Facts, problems: list[str]) -> dict[str, Any] | None:
+    """The driver and its devices; None without a driver."""
+    text = facts.files.read_text("/proc/driver/nvidia/version")
+    found = facts.devices.survey
+    problems.extend(found.problems)
+    if text is None and not found.source:
+        return None
+    devices = [
+        {
+            "address": one.address,
+            "uuid": one.uuid,
+            "model": one.model,
+            "memory_bytes": one.memory_bytes,
+            "numa_node": one.numa_node,
+            "mig": [instance.uuid for instance in one.mig],
+        }
+        for one in found.devices
+    ]
+    return {"driver": driver_version(text or ""), "source": found.source, "devices": devices}
+
+
+def driver_version(text: str) -> str:
+    """The version in the driver's own file: the first word of its first line that is one."""
+    words = (text.splitlines() or [""])[0].split()
+    return next((word for word in words if word.count(".") and word.replace(".", "").isdigit()), "")
+
+
+def _programs(environ: Mapping[str, str]) -> dict[str, Any]:
+    found = find_programs(tuple(QUESTIONS), environ)
+    return {
+        name: None if one is None else {"path": one.path, "kind": one.kind, "version": one.version}
+        for name, one in found.items()
+    }
+
+
+def _master_port(facts: Facts, problems: list[str]) -> dict[str, Any]:
+    port = DEFAULT_MASTER_PORT
+    try:
+        is_free = facts.ports.is_free(port)
+    except DslError as error:
+        problems.append(str(error))
+        return {"port": port, "is_free": False, "holder": ""}
+    return {"port": port, "is_free": is_free, "holder": "" if is_free else facts.ports.holder(port)}
+
+
+def _shared_memory(problems: list[str]) -> dict[str, Any] | None:
+    path = "/dev/shm"  # noqa: S108  the shared memory itself, where nothing is made
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    size, free = found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+    if size < SMALL_SHM_BYTES:
+        problems.append(
+            f"{path} has {size >> 20} MB, which may be too small: in a container raise it with --shm-size=1gb"
+        )
+    return {"path": path, "bytes": size, "free_bytes": free}
+
+
+def _open_files() -> dict[str, int]:
+    """The limits of descriptors; -1 is none."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {"soft": soft, "hard": hard}
+
+
+def _hostfile(path: str, facts: Facts, problems: list[str]) -> dict[str, Any] | None:
+    try:
+        text = facts.files.read_text(path)
+        if text is None:
+            return None
+        pool = parse_hostfile(text.split("\n"), path)
+    except OSError as error:
+        problems.append(f"{path}: hostfile cannot be read: {(error.strerror or '').lower()}")
+    except DslError as error:
+        problems.append(str(error))
+    else:
+        return {"path": path, "hosts": len(pool), "slots": sum(pool.values())}
+    return {"path": path, "hosts": None, "slots": None}
+
+
+def _allocation(facts: Facts, problems: list[str]) -> dict[str, Any] | None:
+    """What a scheduler has given to the job that we run in."""
+    try:
+        found = find_allocation(facts.environ, facts.files.read_text)
+    except DslError as error:
+        problems.append(str(error))
+        return None
+    if found is None:
+        return None
+    return {"name": found.name, "hosts": len(found.hosts), "slots": sum(count for _, count in found.hosts)}
+
+
+def _env_files(facts: Facts, problems: list[str]) -> list[dict[str, Any]]:
+    """Files of variables, with names alone: values may be secrets."""
+    name = facts.environ.get(NAME_VARIABLE) or DEFAULT_NAME
+    paths = env_file_paths(name, facts.files.home, facts.files.cwd)
+    try:
+        files = read_env_files(paths, facts.environ, facts.files.read_text)
+    except DslError as error:
+        problems.append(str(error))
+        return []
+    return [
+        {"path": path, "variables": list(dict.fromkeys([entry.name for entry in entries]))}
+        for path, entries in files.items()
+    ]
