@@ -1,0 +1,117 @@
+"""The batch scripts of `examples/slurm`, submitted as a user does it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from kit.cluster import Cluster, Slurm
+    from tests.conftest import WaitUntil
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "examples" / "slurm"
+TRAINING = str(ROOT / "examples" / "train_ddp.py")
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+
+class Batch:
+    """A job of Slurm that a script was submitted for."""
+
+    def __init__(self, hosts: Cluster, folder: Path, script: str, *words: str) -> None:
+        self._host = hosts[0]
+        self._output = folder / "output"
+        path = f"{Path(sys.executable).parent}:{self._host.environment()['PATH']}"
+        env = {"PATH": path, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+        command = ["sbatch", "--parsable", f"--output={self._output}", str(SCRIPTS / script), *words]
+        result = self._host.run(command, env=env, cwd=folder, check=True)
+        self.id = result.stdout.strip()
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text(encoding="utf-8") if self._output.exists() else ""
+
+    def facts(self) -> dict[str, str]:
+        """What Slurm knows of it."""
+        shown = self._host.run(["scontrol", "show", "job", self.id], check=True).stdout
+        return dict(re.findall(r"(\w+)=(\S*)", shown))
+
+    def ended(self) -> dict[str, str]:
+        """The same, once it has ended; empty before."""
+        facts = self.facts()
+        return facts if facts["JobState"] in ENDED else {}
+
+    def ask(self, *command: str) -> None:
+        """Run one of Slurm's commands."""
+        self._host.run(command, check=True)
+
+
+def ends(output: str) -> set[tuple[str, str]]:
+    """Step and parameters of all ranks."""
+    found = re.findall(r"rank \d ended at step (\d+) loss \S+ parameters (\w+)", output)
+    assert len(found) == 4, output
+    return set(found)
+
+
+@pytest.mark.parametrize("script", ["dslrun.sbatch", "dsl.sbatch"])
+def test_a_training_runs_on_the_nodes_of_its_allocation(
+    script: str, hosts: Cluster, slurm: Slurm, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    job = Batch(hosts, tmp_path, script, TRAINING, "--device=cpu", "--steps=20")
+    facts = wait_until(job.ended, timeout_s=120)
+    assert facts["ExitCode"] == "0:0", job.output
+    assert len(ends(job.output)) == 1
+    assert facts["NumNodes"] == "2"
+
+
+def test_the_job_has_the_exit_code_of_the_worker_that_failed_first(
+    hosts: Cluster, slurm: Slurm, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    """G2, G3: on the other node, and Slurm's record of the job has it."""
+    failing = ["--fail-rank=3", "--fail-at-step=3", "--fail-code=42"]
+    job = Batch(hosts, tmp_path, "dsl.sbatch", TRAINING, "--device=cpu", *failing)
+    facts = wait_until(job.ended, timeout_s=120)
+    assert facts["ExitCode"] == "42:0", job.output
+    assert re.search(r"dsl: rank 3 .*host node1.* failed first: exit code 42", job.output), job.output
+
+
+WORKER = """
+import os, signal, sys, time
+
+def save(*_):
+    time.sleep(0.5)
+    open(f"saved.{os.environ['RANK']}", "x").close()
+    sys.exit(75)
+
+if "SLURM_RESTART_COUNT" in os.environ:
+    sys.exit(0 if os.path.exists(f"saved.{os.environ['RANK']}") else 1)
+signal.signal(signal.SIGUSR1, save)
+open(f"ready.{os.environ['RANK']}", "x").close()
+signal.pause()
+"""
+
+
+def test_a_job_whose_time_is_over_saves_its_work_and_is_queued_again(
+    hosts: Cluster, slurm: Slurm, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    """Slurm's signal comes to the batch script alone, and from there to the workers on all nodes."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER, encoding="utf-8")
+    job = Batch(hosts, tmp_path, "preempt.sbatch", str(script))
+    wait_until(lambda: len([*tmp_path.glob("ready.*")]) == 4, timeout_s=60)
+    job.ask("scancel", "--batch", "--signal=USR1", job.id)
+    wait_until(lambda: job.facts()["Restarts"] == "1", timeout_s=60)
+    assert len([*tmp_path.glob("saved.*")]) == 4, job.output
+    assert "exit code 75: it can be queued again" in job.output
+
+    # Slurm waits for two minutes before it starts such a job again.
+    wait_until(lambda: job.facts()["JobState"] == "PENDING", timeout_s=60)
+    job.ask("scontrol", "update", f"JobId={job.id}", "StartTime=now")
+    facts = wait_until(job.ended, timeout_s=120)
+    assert facts["ExitCode"] == "0:0", job.output
