@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
-from benches import engine_rows, launch_rows, log_rows, scale_rows, start_rows, torchrun_rows  # noqa: E402  needs the path above
+from benches import cluster_rows, engine_rows, launch_rows, log_rows, scale_rows, start_rows, torchrun_rows  # noqa: E402  needs the path above
 from benches.measure import Row, machine  # noqa: E402  as above
 from benches.programs import peers, programs  # noqa: E402  as above
 
@@ -65,7 +65,20 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
         ],
         "lines": lambda: [log_rows.every_line(ours, 200, 1_000_000 if options.quick else 10_000_000)],
         "pipes": lambda: log_rows.ordinary_user(ours, 4000),
+        "hosts": lambda: _hosts(ours, options.peers, quick=options.quick),
     }
+
+
+def _hosts(ours: Programs, directory: str | None, *, quick: bool) -> list[Row]:
+    if os.geteuid() != 0:
+        print("no hosts were made: that takes root", file=sys.stderr)
+        return []
+    few, many = (2, 3) if quick else (5, 9)
+    return [
+        *cluster_rows.start(ours, peers(directory), 16, 4, many),
+        *cluster_rows.failure(ours, 3, ("ssh", "pdsh"), many),
+        *cluster_rows.failure(ours, 16, ("ssh", "pdsh"), few),
+    ]
 
 
 def _torchrun(ours: Programs, theirs: Path, *, quick: bool) -> list[Row]:

@@ -1,0 +1,154 @@
+"""Several hosts in namespaces of this machine, as root: start against others, and failure to end."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benches.measure import Row, in_turns, medians, spread
+from kit.cluster import Cluster
+from kit.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benches.programs import Programs
+
+WORD = "here"
+# Each worker says it and ends. With --no_python and the like there is no interpreter in the way.
+WORKER = ("/bin/echo", WORD)
+NO_PYTHON = ("--no_python", "--no_local_rank")
+PORT = "29500"
+# What a user of a machine without devices sets, so that nobody looks for any.
+ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+LIMIT_S = 600.0
+LEFT_S = 5.0
+SETTLE_S = 0.5
+"""After the start of the workers: the launchers have nothing left to do then."""
+
+
+def start(programs: Programs, scripts: Path, hosts: int, workers: int, repeats: int) -> list[Row]:
+    """From the start of the command on the first host to the first line of a worker on its stdout."""
+    with Cluster(hosts) as cluster:
+        hostfile = _hostfile(cluster, workers)
+        commands = {
+            "dsl": [programs.dsl, "--launcher", "ssh", *_with_hostfile(hostfile)],
+            "pdsh + torchrun": _pdsh_torchrun(scripts, cluster.names, workers),
+            "deepspeed": [str(scripts / "deepspeed"), "--launcher", "pdsh", *_with_hostfile(hostfile)],
+        }
+        values = in_turns(
+            {
+                name: lambda words=words: _first_line_s(cluster, scripts, words, hosts * workers)  # type: ignore[misc]
+                for name, words in commands.items()
+            },
+            repeats,
+            slow={"pdsh + torchrun": max(2, repeats // 3), "deepspeed": max(2, repeats // 3)},
+        )
+    middle = medians(values)
+    rows = []
+    for name, bar in (("pdsh + torchrun", 3.0), ("deepspeed", 5.0)):
+        detail = f"{spread(values[name], 1, 's')} against {spread(values['dsl'], 1, 's')}"
+        what = f"{hosts} hosts x {workers}, start to first line, {name} / dsl"
+        rows.append(Row(what, middle[name] / middle["dsl"], "x", bar, False, detail))
+    return rows
+
+
+def _hostfile(cluster: Cluster, workers: int) -> Path:
+    path = cluster.home / "hosts"
+    path.write_text("".join(f"{name} slots={workers}\n" for name in cluster.names))
+    return path
+
+
+def _with_hostfile(hostfile: Path) -> list[str]:
+    return ["--hostfile", str(hostfile), *NO_PYTHON, *WORKER]
+
+
+def _pdsh_torchrun(scripts: Path, names: Sequence[str], workers: int) -> list[str]:
+    torchrun = [
+        str(scripts / "torchrun"), "--nnodes", str(len(names)), "--node-rank", "%n",
+        "--nproc-per-node", str(workers), "--master-addr", names[0], "--master-port", PORT, "--no-python",
+    ]  # fmt: skip
+    return ["pdsh", "-S", "-R", "ssh", "-f", "1024", "-w", ",".join(names), *torchrun, *WORKER]
+
+
+def _first_line_s(cluster: Cluster, scripts: Path, command: Sequence[str], lines: int) -> float:
+    """Seconds until a worker's first line has come home.
+
+    Raises:
+        RuntimeError: the command failed, or lines are missing.
+    """
+    environ = {**ENVIRONMENT, "PATH": f"{scripts}:{cluster[0].environment()['PATH']}"}
+    first_s = 0.0
+    count = 0
+    with tempfile.TemporaryFile() as errors:
+        begin = time.monotonic()
+        with cluster[0].start(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if _is_of_a_worker(line):
+                    first_s = first_s or time.monotonic() - begin
+                    count += 1
+            code = process.wait(LIMIT_S)
+        if code != 0 or count != lines:
+            errors.seek(0)
+            text = errors.read().decode(errors="replace")[-800:]
+            raise RuntimeError(f"{' '.join(command)[:200]} ended with {code} after {count} lines: {text}")
+    return first_s
+
+
+def _is_of_a_worker(line: bytes) -> bool:
+    """Not of a launcher that shows its command; pdsh puts the host before each line."""
+    words = line.split()
+    return words[-1:] == [WORD.encode()] and len(words) <= 2
+
+
+def failure(programs: Programs, hosts: int, launchers: Sequence[str], repeats: int) -> list[Row]:
+    """The last rank fails: until the command has ended, with nothing of the job left on any host."""
+    rows = []
+    with Cluster(hosts) as cluster:
+        hostfile = _hostfile(cluster, 2)
+        takers = {
+            launcher: lambda launcher=launcher: _failure_s(programs, cluster, hostfile, launcher)
+            for launcher in launchers
+        }
+        for launcher, taken in in_turns(takers, repeats).items():
+            name = f"{hosts} hosts x 2, {launcher}, a worker fails to end"
+            rows.append(Row(name, statistics.median(taken), "s", 1.0, True, spread(taken, 1, "s")))
+    return rows
+
+
+def _failure_s(programs: Programs, cluster: Cluster, hostfile: Path, launcher: str) -> float:
+    """Seconds from the failure of a worker to the end of the command. Raises RuntimeError for a wrong end."""
+    last = 2 * len(cluster) - 1
+    with tempfile.TemporaryDirectory(dir=cluster.home) as directory, tempfile.TemporaryFile() as errors:
+        child, folder = programs.testchild, Path(directory)
+        script = (
+            f'if [ "$RANK" = {last} ]; then exec {child} note {folder}/ready %r wait {folder}/go '
+            f"stamp {folder}/failed exit 42; fi; exec {child} note {folder}/ready %r pause"
+        )
+        command = [programs.dsl, "--launcher", launcher, "--hostfile", str(hostfile), *NO_PYTHON]
+        with cluster[0].start(
+            [*command, "/bin/sh", "-c", script], env=ENVIRONMENT, stdin=subprocess.DEVNULL, stderr=errors
+        ) as process:
+            until(lambda: _lines(folder / "ready") > last or process.poll() is not None, LIMIT_S)
+            time.sleep(SETTLE_S)
+            (folder / "go").touch()
+            code = process.wait()  # with a timeout it would sleep and look, up to 50 ms apart
+            end_ns = time.monotonic_ns()
+        if code != 42:
+            errors.seek(0)
+            raise RuntimeError(
+                f"{launcher} ended with {code}: {errors.read().decode(errors='replace')[-800:]}"
+            )
+        until(lambda: not cluster.leftovers(), LEFT_S)
+        return (end_ns - int((folder / "failed").read_text())) / 1e9
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
