@@ -105,6 +105,19 @@ def test_inside_an_allocation_the_hosts_are_its_own(
 
 
 @pytest.mark.usefixtures("slurm")
+def test_devices_are_those_that_slurm_has_given(hosts: Cluster, dsl_command: Path, folder: Path) -> None:
+    """Another job has the first two of node1."""
+    script = "import os; print('seen', os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'])"
+    (folder / "seen.py").write_text(script, encoding="utf-8")
+    salloc = ["salloc", "-Q", "--gpus-per-node=2", "-w"]
+    inner = [*salloc, "node1,node2", "-N2", str(dsl_command), "seen.py"]
+    result = hosts[0].run([*salloc, "node1", *inner], env=CPU, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    lines = sorted(line[line.index("seen") :] for line in result.stdout.splitlines())
+    assert lines == ["seen 0 2,3", "seen 1 2,3", "seen 2 0,1", "seen 3 0,1"]
+
+
+@pytest.mark.usefixtures("slurm")
 def test_a_task_of_a_step_runs_where_it_is(hosts: Cluster, dsl_command: Path, folder: Path) -> None:
     result = hosts[0].run(["srun", "-Q", "-N2", "-n2", dsl_command, "show.py"], env=CPU, cwd=folder)
     assert sorted((rank, host) for rank, host, *_ in _told(result)) == [(0, "node0"), (0, "node1")]

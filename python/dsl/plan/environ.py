@@ -8,7 +8,7 @@ from dsl.signals import signal_word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dsl.facts import Facts
     from dsl.model.job import Flavour, Job, Meeting
@@ -21,6 +21,9 @@ TIMER_SWITCH_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 
 TIMER_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
 """Names the FIFO of the timers."""
+
+STEP_DEVICES_VARIABLE = "SLURM_STEP_GPUS"
+"""Tells the tasks of a Slurm step that devices of their node are theirs."""
 
 POD_ENVIRONMENT_PATH = "/dlts-runtime/env/pod.env"
 """Where DLTS clusters describe a pod to its processes."""
@@ -59,10 +62,23 @@ def accelerator_of(job: Job, inherited: Mapping[str, str], facts: Facts) -> str:
 
 def shown_slots(job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts) -> dict[str, str]:
     """The visible-devices variable: the slots of this node, or what stands in their place."""
+    variable = ACCELERATORS[accelerator_of(job, inherited, facts)].visible_variable
     shown = job.visible_devices
     if shown is None:
-        shown = ",".join(map(str, job.hosts[meeting.node_rank].slots))
-    return {ACCELERATORS[accelerator_of(job, inherited, facts)].visible_variable: shown}
+        slots = job.hosts[meeting.node_rank].slots
+        shown = ",".join(_given_devices(slots, variable, inherited) or map(str, slots))
+    return {variable: shown}
+
+
+def _given_devices(slots: Sequence[int], variable: str, inherited: Mapping[str, str]) -> list[str]:
+    """The devices that Slurm has given to the step we run in, counted from 0; empty: it has not, or too few.
+
+    Where it does not hide the others, they keep their numbers, and may be another job's.
+    """
+    if STEP_DEVICES_VARIABLE not in inherited:
+        return []
+    given = inherited.get(variable, "").split(",")
+    return [given[slot] for slot in slots] if given[0] and max(slots, default=0) < len(given) else []
 
 
 def inherited_environment(job: Job, environ: Mapping[str, str]) -> Mapping[str, str]:

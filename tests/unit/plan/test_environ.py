@@ -63,3 +63,21 @@ def test_what_is_inherited_stays_unless_it_belongs_to_the_job() -> None:
 
 def test_devices_without_numbers_are_passed_on() -> None:
     assert _environment({}, visible_devices="GPU-a,GPU-b")["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+
+
+@pytest.mark.parametrize(
+    "given, shown",
+    [
+        ("1,3,5,7,9,11,13", "9,13"),
+        ("0,1,2,3,4,5,6,7", "4,6"),
+        ("GPU-0,GPU-1,GPU-2,GPU-3,GPU-4,GPU-5,GPU-6", "GPU-4,GPU-6"),
+        ("2,3", "4,6"),
+        ("", "4,6"),
+    ],
+)
+def test_slots_are_counted_among_the_devices_that_a_step_of_slurm_has(given: str, shown: str) -> None:
+    """Those that it has not given may be another job's."""
+    environ = {"SLURM_STEP_GPUS": "x", "CUDA_VISIBLE_DEVICES": given}
+    assert _environment(environ)["CUDA_VISIBLE_DEVICES"] == shown
+    del environ["SLURM_STEP_GPUS"]
+    assert _environment(environ)["CUDA_VISIBLE_DEVICES"] == "4,6"
