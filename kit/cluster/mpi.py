@@ -65,6 +65,7 @@ def find_mpi(cluster: Cluster, name: str) -> Mpi:
     else:
         if launcher != "openmpi":
             python["LD_LIBRARY_PATH"] = str(_libraries(cluster))
+            python["MPI4PY_RC_FINALIZE"] = "0"  # MPI_Finalize of MPICH 4.0 now and then never returns here
         programs = _programs(cluster, name, "openmpi" if launcher == "openmpi" else "mpich")
     python["MPI4PY_MPIABI"] = "openmpi" if launcher == "openmpi" else "mpich"
     env = {"PATH": f"{programs}{os.pathsep}{PATH}"}
