@@ -137,7 +137,7 @@ class Conductor:
         self._restarts = 0
         self._failing: dict[int, Failing] = {}
         self._is_stopping = False
-        self._is_over = False
+        self._is_over = self._is_abandoned = False
         self._has_failed_to_start = False
         self._user_signal: int | None = None
         self._is_preempted = False
@@ -224,6 +224,21 @@ class Conductor:
                 orders += self._part_failed(place, FAILURE)
         return orders
 
+    def starters_lost(self, now_s: float) -> list[object]:
+        """Nothing is left of what started the agents, which have not all ended: none of them can be trusted.
+
+        Those that can be reached get the grace to end in.
+        """
+        self._now_s = now_s
+        if not self._runs:
+            return self._refuse_to_begin() if not self._is_over else []
+        grace_s = self._job.signals.grace_s
+        self._deadline_s = now_s + grace_s + FAREWELL_S
+        if self._is_stopping:
+            return []
+        self._is_stopping = self._is_abandoned = True
+        return self._to_all(Stop(SIGTERM, grace_s, why="what started the agents has ended"))
+
     def signal(self, signum: int, action: str, now_s: float) -> list[object]:
         """The user or a scheduler wants something of the job."""
         self._now_s = now_s
@@ -265,7 +280,15 @@ class Conductor:
             return self._finish_if_done()
         if self._meeting is None:
             return self._refuse_to_begin()
-        return []
+        return self._abandon() if self._is_abandoned else []
+
+    def _abandon(self) -> list[object]:
+        """Those that have not reported by now never will."""
+        orders: list[object] = []
+        for place, agent in enumerate(self._agents):
+            if agent.report is None:
+                orders += self._hear_lost(place, agent, "has not answered any more")
+        return orders
 
     # ------------------------------------------------------------------ before the start
 
@@ -440,13 +463,19 @@ class Conductor:
             return []
         ended = [report for report in reports if report is not None]
         failed = any(report.code for report in ended)
-        if not failed and self._user_signal is None and not self._is_preempted:
+        was_stopped = self._user_signal is not None or self._is_preempted or self._is_abandoned
+        if not failed and not was_stopped:
             self.code = 0
             return self._end()
         lines, code = self._judge()
+        if self._is_abandoned and not any(report.rank >= 0 for report in ended):
+            name = self._remote.launcher
+            lines = [f"{name}, which had started the agents, ended before them: the job was stopped"]
+            code = FAILURE
         may_restart = (
             self._restarts < self._job.max_restarts
             and failed
+            and not self._is_abandoned
             and self._user_signal is None
             and not self._is_preempted
             and not any(agent.is_gone for agent in self._agents)

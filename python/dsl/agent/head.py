@@ -42,6 +42,9 @@ ENDING_S = 2.0
 ANNOUNCEMENT = "dsl-agent"
 """First word of the line by which an agent tells its key, where the way home is its launcher's ssh."""
 
+UNREACHABLE = "dsl-unreachable"
+"""First word of the line about a host that one of many ssh could not reach."""
+
 KEPT_LINES = 20
 LONGEST_LINE = 500
 
@@ -222,7 +225,8 @@ class Head:
             elif isinstance(order, Dismiss):
                 for link in self._links.values():
                     link.close()
-                within_s = order.within_s if self.conductor.is_complete else 0.0
+                ends = self.conductor.is_complete and not any(one.start.lingers for one in self._programs)
+                within_s = order.within_s if ends else 0.0
                 self._dismissal_s = time.monotonic() + within_s
 
     # ------------------------------------------------------------------ listener
@@ -244,7 +248,10 @@ class Head:
             program = self._programs[event.exit.worker]
             self._let_go(program)
             why = _why(program, event.exit, self._host(program))
-            self._obey(self.conductor.starter_ended(program.places, why, time.monotonic()))
+            if not (event.exit.status == 0 and program.start.node_rank is None):
+                self._obey(self.conductor.starter_ended(program.places, why, time.monotonic()))
+        elif isinstance(event, Ended):
+            self._hear_out()
         elif isinstance(event, Outcome):
             self._end()
 
@@ -265,7 +272,8 @@ class Head:
             lines.append(program.rest[stream])
         for line in lines:
             text = line.decode(errors="replace").strip("\r")
-            if not self._hear_announcement(program, text) and text.strip():
+            heard = self._hear_announcement(program, text) or self._hear_unreachable(program, text)
+            if not heard and text.strip():
                 self._hear_line(program, printable(text[:LONGEST_LINE]))
         program.rest[stream] = program.rest[stream][-LONGEST_LINE:] if data else b""
 
@@ -281,6 +289,18 @@ class Head:
             return False
         if place.isdecimal() and int(place) in program.places and len(data) == 32:
             self._hub.expect(int(place), data)
+        return True
+
+    def _hear_unreachable(self, program: _Program, text: str) -> bool:
+        """``dsl-unreachable PLACE STATUS LAST-WORDS``, of the program that reaches many hosts by ssh."""
+        words = text.split(maxsplit=3)
+        if len(words) < 3 or words[0] != UNREACHABLE or program.start.speaks:
+            return False
+        if words[1].isdecimal() and words[2].isdecimal() and int(words[1]) in program.places:
+            place = int(words[1])
+            name = self.job.hosts[self.conductor.places[place].node_rank].name
+            why = _unreachable(name, [printable(word) for word in words[3:]], int(words[2]))
+            self._obey(self.conductor.starter_ended([place], why, time.monotonic()))
         return True
 
     def _hear_line(self, program: _Program, line: str) -> None:
@@ -316,6 +336,21 @@ class Head:
         """In the process that does the work: serve the connections."""
         self._supervisor = supervisor
         self._hub.start()
+
+    def _hear_out(self) -> None:
+        """All programs that reach hosts have ended. Agents that still speak are told to end, and heard."""
+        import select
+
+        if self.conductor.is_done:
+            return
+        self._obey(self.conductor.starters_lost(time.monotonic()))
+        poller = select.poll()
+        poller.register(self._hub.fileno(), select.POLLIN)
+        while not self.conductor.is_done:
+            due_s = self.conductor.deadline_s
+            left_ms = None if due_s is None else max(due_s - time.monotonic(), 0) * 1000 + 1
+            poller.poll(left_ms)
+            self.read()
 
     def disown(self) -> None:
         """In the process that watches: the connections are for the other one."""

@@ -48,7 +48,7 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
     hub = Hub(remote.heartbeat_s, show=True)
     key = os.urandom(32)
     addresses: tuple[str, ...] = ()
-    if remote.launcher != "ssh":
+    if not _uses_streams(job, remote):
         port = hub.listen()
         if remote.launcher != "pdsh":
             hub.expect(None, key)
@@ -60,7 +60,8 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
             )
         addresses = tuple([f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found])
     folder = _Folder()
-    variables = () if remote.launcher in ("ssh", "pdsh") else (("DSL_CONTROL_KEY", key.hex()),)
+    is_keyed = bool(addresses) and remote.launcher != "pdsh"
+    variables = (("DSL_CONTROL_KEY", key.hex()),) if is_keyed else ()
     starts = _starts(remote, _agents(job, remote, facts, variables, folder.path, addresses))
     folder.fill(starts)
     conductor = Conductor(job, remote, _assignment(job, remote, facts), _now_s())
@@ -73,6 +74,11 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
         return run_guarded(head, plan, crew, stdin_is_terminal=False)
     finally:
         folder.remove()
+
+
+def _uses_streams(job: Job, remote: Remote) -> bool:
+    """Whether the agents talk over the streams of their ssh; else they connect by themselves."""
+    return remote.launcher == "ssh" and len(job.hosts) <= remote.fanout
 
 
 def _now_s() -> float:
@@ -90,11 +96,11 @@ def _agents(
     addresses: Sequence[str] = (),
 ) -> Agents:
     words = (*AGENT_WORDS, "--heartbeat", f"{remote.heartbeat_s:g}")
-    if remote.launcher == "ssh":
+    if _uses_streams(job, remote):
         words += ("--stdio",)
     else:
         words += ("--connect", ",".join(addresses) or "ADDRESS:PORT")
-        if remote.launcher != "pdsh":
+        if remote.launcher not in ("ssh", "pdsh"):
             words += ("--per-node" if remote.per_node else "--per-rank",)
     return Agents(
         words=words,

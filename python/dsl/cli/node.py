@@ -11,7 +11,7 @@ import sys
 
 from dsl import Supervisor, __version__
 from dsl.agent.part import Orders, Part, Reporter, decide
-from dsl.cli.process import Crew, run_guarded
+from dsl.cli.process import Crew, run_guarded, stay_behind
 from dsl.control.hub import Hub
 from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused
 from dsl.control.stream import FdStream, connect
@@ -59,6 +59,7 @@ class Options:
         self.addresses: tuple[str, ...] = ()
         self.place: int | None = None
         self.per_rank = False
+        self.detaches = False
         self.heartbeat_s = DEFAULT_HEARTBEAT_S
         rest = list(words)
         while rest:
@@ -69,6 +70,8 @@ class Options:
                 self.place = int(rest.pop(0))
             elif word == "--heartbeat" and rest:
                 self.heartbeat_s = parse_seconds(rest.pop(0)) or DEFAULT_HEARTBEAT_S
+            elif word == "--detach":
+                self.detaches = True
             elif word == "--per-rank":
                 self.per_rank = True
             elif word not in ("--stdio", "--per-node"):
@@ -102,6 +105,8 @@ def _run(options: Options) -> int:
         python=sys.executable,
     )
     link.send_now(hello)
+    if options.detaches:
+        stay_behind()
     assignment = link.receive(WORD_S)
     if not isinstance(assignment, Assignment):
         return _end_early(link, assignment)
@@ -184,14 +189,27 @@ def _link(hub: Hub, options: Options, place: int) -> Link:
         ours = [os.dup(fd) for fd in (0, 1)]
         _close_streams()
         return hub.add(FdStream(*ours), "the head")
-    key = os.environ.get(KEY_VARIABLE, "")
+    key = _read_key() if options.detaches else os.environ.get(KEY_VARIABLE, "")
     if key:
-        secret = bytes.fromhex(key)
+        secret = _unhex(key)
     else:
         secret = os.urandom(32)
         os.write(1, f"dsl-agent {place} {secret.hex()}\n".encode())
     stream = connect(options.addresses, secret, place, CONNECT_S)
     return hub.add(stream, "the head")
+
+
+def _unhex(key: str) -> bytes:
+    try:
+        return bytes.fromhex(key)
+    except ValueError:
+        raise DslError(f"{KEY_VARIABLE} holds no key: the launcher has changed it") from None
+
+
+def _read_key() -> str:
+    """The key of the job, which the head's ssh brings."""
+    with open(0, "rb", closefd=False, buffering=0) as stdin:
+        return stdin.readline().decode("ascii", "replace").strip()
 
 
 def _close_streams() -> None:

@@ -117,6 +117,17 @@ def run_guarded(planner: Plans, plan: NodePlan, crew: Crew, *, stdin_is_terminal
     os._exit(1 if outcome.survivors and not outcome.code else outcome.code)
 
 
+def stay_behind() -> None:
+    """Go on in a process that has left its session and its streams, and end this one with 0."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+
+
 def crew_of(planner: Planner, plan: NodePlan) -> Crew:
     """The crew of a job on this host alone."""
     return Crew(_listen(planner, plan), () if planner.timers is None else (planner.timers,))

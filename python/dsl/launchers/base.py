@@ -52,6 +52,8 @@ class Start:
     """Path and text of each file that has to lie there first, readable for this user alone."""
     node_rank: int | None = None
     """The one host that it serves; None: all."""
+    lingers: bool = False
+    """It does not end by itself when all agents have ended: it is stopped then."""
     speaks: bool = False
     """Its stdin and stdout are the connection to the agent (ssh); else the agents connect by themselves."""
 

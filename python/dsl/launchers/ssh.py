@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dsl.launchers.base import PLACE, Start
-from dsl.launchers.words import bare, host_names, pythons_of, shell_word, sourced
+from dsl.launchers.words import HOST_FILE, bare, host_names, pythons_of, shell_word, sourced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dsl.launchers.base import Agents
     from dsl.model.remote import Remote
 
@@ -26,11 +28,13 @@ SILENCES = 3
 def ssh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     """Ask for an agent on every host. ssh keeps the first of two settings: the user's words come first.
 
+    Agents that are given a key in `Agents.variables` connect by themselves, and their ssh ends: one program
+    starts them, `Remote.fanout` at a time.
+
     Raises:
         HostNameError: the name of a host means something else to ssh.
     """
-    if agents.variables:
-        raise ValueError("ssh carries no variables: they go over its stream")
+    stays_behind = bool(agents.variables)
     pythons = pythons_of(remote, agents)
     names = host_names(agents, "ssh", also="@:%[]+")
     times = (
@@ -42,11 +46,26 @@ def ssh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     options = (*remote.args, *OPTIONS, *times, *port)
     starts = []
     for node_rank, name in enumerate(names):
-        words = (pythons[node_rank], *agents.words, PLACE, str(node_rank))
+        detach = ("--detach",) if stays_behind else ()
+        words = (pythons[node_rank], *agents.words, PLACE, str(node_rank), *detach)
         line = " ".join(map(shell_word, sourced(remote, words)))
         argv = ("ssh", *options, bare(name), f"exec {line}")
         starts.append(Start(argv=argv, node_rank=node_rank, speaks=True))
-    return tuple(starts)
+    return (_fanned(remote, agents, starts),) if stays_behind else tuple(starts)
+
+
+def _fanned(remote: Remote, agents: Agents, starts: Sequence[Start]) -> Start:
+    """One program that runs these commands, and gives each the key."""
+    from json import dumps
+
+    path = f"{agents.folder}/{HOST_FILE}.json"
+    text = dumps({"at_once": remote.fanout, "commands": [list(start.argv) for start in starts]})
+    return Start(
+        argv=(agents.python, "-m", "dsl.fanout", path),
+        env=agents.variables,
+        files=((path, text),),
+        lingers=True,
+    )
 
 
 def alive_s(heartbeat_s: float) -> int:

@@ -17,6 +17,8 @@ LAUNCHERS: tuple[LauncherName, ...] = ("pdsh", "openmpi", "mvapich", "slurm", "m
 RANK_LAUNCHERS: tuple[LauncherName, ...] = ("openmpi", "mvapich", "slurm", "mpich", "impi")
 """Launchers whose tasks are ranks, unless one agent a node is asked for."""
 
+DEFAULT_FANOUT = 64
+
 
 @record
 class Remote:
@@ -40,6 +42,8 @@ class Remote:
     """One agent a node starts that node's workers; else each rank is a task of the launcher."""
     num_gpus: int | None = None
     """What ``--num_gpus`` says; None: nothing. Slurm, which hands out devices, is told."""
+    fanout: int = DEFAULT_FANOUT
+    """Hosts that ssh reaches at once. The agents of more hosts stay behind, and connect by themselves."""
     checks: bool = True
     """The hosts are checked before anything starts on them."""
     heartbeat_s: float = DEFAULT_HEARTBEAT_S

@@ -5,19 +5,24 @@ from __future__ import annotations
 from dsl.devices.select import select_accelerator
 from dsl.devices.table import ACCELERATORS
 from dsl.errors import AcceleratorError, LauncherError, OptionError
-from dsl.lists import quote
+from dsl.lists import parse_number, quote
 from dsl.model.job import Notice
-from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS, Remote
+from dsl.model.remote import DEFAULT_FANOUT, LAUNCHERS, RANK_LAUNCHERS, Remote
 from dsl.resources.env_file import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
 from dsl.resources.exports import GENERAL, choose_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dsl.facts import Facts
     from dsl.model.job import Pairs
     from dsl.model.remote import LauncherName
     from dsl.model.request import RemoteRequest, Request
     from dsl.plan.hosts import ActiveHosts
+
+FANOUT_VARIABLE = "DSL_SSH_FANOUT"
+"""How many hosts ssh reaches at once, as pdsh's FANOUT."""
 
 PROGRAMS: dict[LauncherName, tuple[str, ...]] = {
     "ssh": ("ssh",),
@@ -63,9 +68,20 @@ def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
         hostfile="" if active.pythons else active.hostfile,
         per_node=asked.per_node or launcher not in RANK_LAUNCHERS or not active.has_room,
         num_gpus=_devices_to_ask_for(request, facts),
+        fanout=_fanout(facts.environ),
         checks=not asked.no_ssh_check,
         heartbeat_s=asked.heartbeat_s,
     )
+
+
+def _fanout(environ: Mapping[str, str]) -> int:
+    text = environ.get(FANOUT_VARIABLE, "")
+    if not text:
+        return DEFAULT_FANOUT
+    fanout = parse_number(text)
+    if not fanout:
+        raise LauncherError(f"{FANOUT_VARIABLE}={quote(text)}: expected how many hosts ssh reaches at once")
+    return fanout
 
 
 def launcher_word(asked: RemoteRequest) -> LauncherName | None:

@@ -382,3 +382,23 @@ def test_a_goodbye_or_a_closed_connection_ends_an_agent_once(grace: object) -> N
     assert stage.conductor.code == 3
     stage.hear(0, grace)
     assert stage.conductor.code == 3
+
+
+def test_agents_whose_launcher_has_ended_get_their_grace_and_the_job_has_failed() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    orders = stage.conductor.starters_lost(stage.now_s)
+    assert [(place, stop.grace_s) for place, stop in messages(orders, Stop)] == [(0, 7.0), (1, 7.0)]
+    stage.hear(0, Report(0, 0))
+    stage.hear(1, Report(0, 0))
+    assert stage.conductor.code == 1
+    assert stage.said == ["ssh, which had started the agents, ended before them: the job was stopped"]
+
+
+def test_agents_that_do_not_answer_any_more_are_not_waited_for_without_a_launcher() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.orders += stage.conductor.starters_lost(stage.now_s)
+    stage.hear(0, Report(0, 1, victims=(0,)))
+    stage.later(7.0 + FAREWELL_S)
+    stage.later(FAREWELL_S)
+    assert stage.conductor.is_done
+    assert stage.conductor.code == 1

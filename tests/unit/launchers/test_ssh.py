@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from typing import Any
 
 import pytest
 from tests.support.launchers import starts
@@ -86,8 +86,21 @@ def test_a_script_is_sourced_first_and_sees_no_words(script: str, path: str) -> 
     assert words[4:] == ["dsl", path, *WORDS[1:], "--place", "0"]
 
 
-@pytest.mark.parametrize("fields", [{"variables": (("KEY", "x"),)}])
-@pytest.mark.parametrize("launcher", ["ssh", "pdsh"])
-def test_what_carries_no_variables_says_so(launcher: Any, fields: dict[str, Any]) -> None:
+def test_pdsh_carries_no_variables_and_says_so() -> None:
     with pytest.raises(ValueError, match="carries no variables"):
-        starts(launcher, HOSTS, **fields)
+        starts("pdsh", HOSTS, variables=(("KEY", "x"),))
+
+
+def test_one_program_reaches_many_hosts_whose_agents_stay_behind() -> None:
+    (one,) = starts("ssh", HOSTS, variables=(("KEY", "secret"),))
+    ((path, text),) = one.files
+    assert one.argv[-3:] == ("-m", "dsl.fanout", path)
+    assert not one.speaks
+    assert one.node_rank is None
+    assert one.env == (("KEY", "secret"),)
+    asked = json.loads(text)
+    assert asked["at_once"] == 64
+    assert [command[0] for command in asked["commands"]] == ["ssh"] * len(HOSTS)
+    for place, command in enumerate(asked["commands"]):
+        assert command[-1].endswith(f"--place {place} --detach")
+    assert "secret" not in text
