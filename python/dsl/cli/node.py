@@ -10,16 +10,17 @@ import os
 import sys
 
 from dsl import Supervisor, __version__
+from dsl._record import replace
 from dsl.agent.part import Orders, Part, Reporter, decide
 from dsl.cli.process import Crew, run_guarded, stay_behind
 from dsl.control.hub import Hub
-from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused
+from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused, Said
 from dsl.control.stream import FdStream, connect
 from dsl.errors import DslError
 from dsl.facts import Facts
 from dsl.lists import parse_seconds
 from dsl.machine.process import Console, Names
-from dsl.model.job import Meeting
+from dsl.model.job import Meeting, Notice
 from dsl.model.request import DEFAULT_HEARTBEAT_S
 from dsl.plan.job import JobPlan
 from dsl.report.speak import say
@@ -138,10 +139,24 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     plan = part.plan(0)
     assert plan is not None
     plan = part.prepare(plan)
+    for notice in announcements(plan, assignment):
+        link.send_now(Said(notice))
     try:
         return run_guarded(part, plan, _PartCrew(hub, link, plan, orders), stdin_is_terminal=False)
     finally:
         part.finish(succeeded=False)  # nothing was started
+
+
+def announcements(plan: NodePlan, assignment: Assignment) -> list[Notice]:
+    """What the user should know before the first attempt, for the head to say: once for each host."""
+    if assignment.task:
+        return []
+    said = [replace(notice, text=f"host {plan.host}: {notice.text}") for notice in plan.notices]
+    if assignment.job.placement.names_devices:
+        from dsl.report.plan import bindings_table
+
+        said += [Notice("critical", f"host {plan.host}: {line}") for line in bindings_table(plan)]
+    return said
 
 
 def _enter(cwd: str, environ: dict[str, str]) -> None:

@@ -102,6 +102,11 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     if remote.launcher == "slurm" and remote.ssh_port is not None:
         text = "--ssh_port has no effect with --launcher slurm, which uses no ssh"
         told.append(Notice("warning", text))
+    if request.output.stdin not in ("", "none"):
+        text = (
+            "--stdin has no effect where other hosts take part: no worker reads the command's standard input"
+        )
+        notices = (*notices, Notice("warning", text))
     return JobPlan(replace(job, env=env), 0, (*notices, *told), remote)
 
 

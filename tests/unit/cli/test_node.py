@@ -1,0 +1,63 @@
+"""What the agent of a host makes of its command line, and has said before its workers start."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.events import a_plan
+
+from dsl._record import replace
+from dsl.cli.node import Options, _place, announcements
+from dsl.control.messages import Assignment
+from dsl.errors import DslError
+from dsl.model.job import Host, Job, MeetingPoint, Notice, Program
+from dsl.model.request import PlacementRequest
+from dsl.plan.flavours import DEEPSPEED
+
+JOB = Job(DEEPSPEED, Program("script", "t.py"), MeetingPoint("static", "a", 1), hosts=(Host("n", (0, 1)),))
+ASSIGNMENT = Assignment("1", JOB, 0)
+
+
+def test_what_was_found_while_planning_is_said_with_the_name_of_the_host() -> None:
+    plan = replace(a_plan(2), notices=(Notice("warning", "no cores"),))
+    assert announcements(plan, ASSIGNMENT) == [Notice("warning", f"host {plan.host}: no cores")]
+
+
+def test_of_the_tasks_of_a_host_the_first_says_it() -> None:
+    plan = replace(a_plan(2), notices=(Notice("warning", "no cores"),))
+    assert len(announcements(plan, replace(ASSIGNMENT, task=0))) == 1
+    assert announcements(plan, replace(ASSIGNMENT, task=1)) == []
+
+
+def test_bindings_that_are_to_be_shown_are_said_by_every_host() -> None:
+    job = replace(JOB, placement=PlacementRequest(names_devices=True))
+    plan = a_plan(2)
+    lines = [notice.text for notice in announcements(plan, replace(ASSIGNMENT, job=job))]
+    assert len(lines) == 3
+    assert lines[0].startswith(f"host {plan.host}: rank")
+
+
+def test_only_the_words_of_a_head_are_understood() -> None:
+    options = Options(["--connect", "a:1,[::1]:2", "--place", "3", "--heartbeat", "4"])
+    assert (options.addresses, options.place, options.heartbeat_s) == (("a:1", "[::1]:2"), 3, 4.0)
+    with pytest.raises(DslError, match="does not know '--x'"):
+        Options(["--x"])
+
+
+@pytest.mark.parametrize(
+    "environ, place",
+    [
+        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_RANK": "5"}, (5, 1)),
+        ({"PMI_RANK": "4", "MPI_LOCALRANKID": "0"}, (4, 0)),
+        ({"PMI_RANK": "4", "PALS_LOCAL_RANKID": "2"}, (4, 2)),
+        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1"}, (3, 1)),
+    ],
+)
+def test_a_task_finds_its_place_in_what_its_launcher_says(
+    environ: dict[str, str], place: tuple[int, int]
+) -> None:
+    assert _place(Options(["--connect", "a:1", "--per-rank"]), environ) == place
+
+
+def test_a_task_without_a_place_says_which_variables_it_lacks() -> None:
+    with pytest.raises(DslError, match="OMPI_COMM_WORLD_RANK"):
+        _place(Options(["--connect", "a:1", "--per-rank"]), {})
