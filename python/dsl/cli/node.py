@@ -302,8 +302,13 @@ class _PartCrew(Crew):
         """The head says it."""
         self._link.send(Refused(text, code))
 
-    def leave(self, code: int) -> None:
-        """All of the output has gone, and this is the last word."""
+    def leave(self, code: int) -> int:
+        """All of the output has gone, and this is the last word.
+
+        The head knows the code. To its launcher the agent has done its work: for any other code Open MPI 4
+        takes three seconds to end, and Slurm ends agents that still send output.
+        """
         self._hub.drain()
         self._link.send(Bye(code))
         self._hub.close(FAREWELL_S)
+        return 0

@@ -59,8 +59,9 @@ class Crew:
         """The job cannot be run."""
         say(command, f"error: {text}")
 
-    def leave(self, code: int) -> None:
-        """In the process of the agent, after everything else."""
+    def leave(self, code: int) -> int:
+        """In the process of the agent, after everything else. Returns the code to end with."""
+        return code
 
 
 def run_guarded(planner: Plans, plan: NodePlan, crew: Crew, *, stdin_is_terminal: bool) -> int:
@@ -99,7 +100,7 @@ def run_guarded(planner: Plans, plan: NodePlan, crew: Crew, *, stdin_is_terminal
         code = INTERNAL_ERROR
         try:
             code = _run_agent(agent, planner, plan, guard, crew)
-            crew.leave(code)
+            code = crew.leave(code)
         finally:
             flush_output()
             os._exit(code)
