@@ -8,6 +8,7 @@ two that failed on two hosts is said only where their clocks can tell (see `Cloc
 from __future__ import annotations
 
 from dsl._record import record, replace
+from dsl.control.checks import compare, skew_notice, version_problem
 from dsl.control.messages import (
     Assignment,
     Bye,
@@ -302,8 +303,9 @@ class Conductor:
         one = self.places[place]
         if self._is_over:
             return [Send(place, Over())]
-        if hello.version != own:
-            agent.problem = f"has dsl {hello.version}, this is {own}: install the same version on every host"
+        problem = version_problem(hello, own)
+        if problem:
+            agent.problem = problem
             return self._part_failed(place, USAGE)
         if hello.is_task and hello.local_rank != one.task:
             agent.problem = (
@@ -355,8 +357,23 @@ class Conductor:
                 host = self._job.hosts[0].name
                 text = f"master port {DEFAULT_MASTER_PORT} is taken on host {host}, using {port}"
                 orders.append(Speak(Notice("info", text)))
+        orders += [Speak(notice) for notice in self._compared()]
         self._meeting = Meeting(0, 0, self._sizes, address, port or first.free_port)
         return [*orders, *self._meet()]
+
+    def _compared(self) -> list[Notice]:
+        """What the user should know of the hosts, seen together."""
+        hosts = {one.node_rank: place for place, one in reversed(list(enumerate(self.places)))}
+        found = []
+        clocks = []
+        for node_rank, place in sorted(hosts.items()):
+            name, checked = self._job.hosts[node_rank].name, self._agents[place].checked
+            assert checked is not None
+            found.append((name, checked))
+            clock = self.clocks.get(place)
+            if clock is not None:
+                clocks.append(skew_notice(name, clock.offset_ns, clock.error_ns))
+        return [*compare(found), *[notice for notice in clocks if notice is not None]]
 
     def _found_address(self) -> str:
         first = self._agents[0].checked

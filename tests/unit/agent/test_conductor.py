@@ -160,7 +160,7 @@ def test_another_version_of_dsl_is_refused() -> None:
     stage.hear(0, Hello("0", 0, "h", 1))
     stage.hear(1, Hello("1", 1, "h", 1))
     stage.hear(1, Checked())
-    assert stage.said == ["error: host n0: has dsl 0, this is 1: install the same version on every host"]
+    assert stage.said == ["error: host n0: it has dsl 0, this host has 1: install the same version"]
     assert stage.conductor.code == 2
 
 
@@ -402,3 +402,16 @@ def test_agents_that_do_not_answer_any_more_are_not_waited_for_without_a_launche
     stage.later(FAREWELL_S)
     assert stage.conductor.is_done
     assert stage.conductor.code == 1
+
+
+def test_a_clock_that_is_wrong_and_a_machine_that_is_named_twice_are_worth_a_word() -> None:
+    stage = Stage(a_job(1, 1))
+    stage.conductor.clocks[1] = Clocks(-3_600_000 * MS, MS)
+    for place in range(2):
+        stage.hear(place, Hello("1", place, "h", 1))
+        stage.hear(place, Checked(machine="the same"))
+    assert [line.partition(",")[0] for line in stage.said] == [
+        "warning: hosts n0",
+        "warning: the clock of host n1 is 3600.0 s behind this one's (to within 1.0 ms): times in their logs do not compare",
+    ]
+    assert len(messages(stage.orders, Meeting)) == 2
