@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
-from benches import cluster_rows, engine_rows, launch_rows, log_rows, scale_rows, start_rows, torchrun_rows  # noqa: E402  needs the path above
+from benches import cluster_rows, control_rows, engine_rows, launch_rows, log_rows, scale_rows, start_rows, torchrun_rows  # noqa: E402  needs the path above
 from benches.measure import Row, machine  # noqa: E402  as above
 from benches.programs import peers, programs  # noqa: E402  as above
 
@@ -65,6 +65,10 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
         ],
         "lines": lambda: [log_rows.every_line(ours, 200, 1_000_000 if options.quick else 10_000_000)],
         "pipes": lambda: log_rows.ordinary_user(ours, 4000),
+        "control": lambda: [
+            *control_rows.agents((10, 100, 1000), 5 if options.quick else 15, idle_s),
+            *control_rows.output(2, 1_000_000 if options.quick else 10_000_000),
+        ],
         "hosts": lambda: _hosts(ours, options.peers, quick=options.quick),
     }
 

@@ -1,8 +1,8 @@
 """Shows what the agents send of their workers' output: one thread that may wait for a slow terminal.
 
 What one agent sends in one frame stays together. Frames of others wait while the rest of a line is on its
-way. Where another agent speaks behind an unfinished line, a newline is put. Otherwise the bytes are those
-of the workers.
+way. A line that stays unfinished is shown as far as it is. If another one has to come, it ends there with a
+mark, and comes again, whole, when it goes on. Otherwise the bytes are those of the workers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
     Piece: TypeAlias = tuple[object, int, bytes, bool]
     """Whose, of which stream (1 or 2), bytes, whether the rest of the line follows."""
+    Speaker: TypeAlias = tuple[object, int]
+    """Somebody, and one of the two streams."""
+
+CUT = "\u2026".encode()
+"""Ends a line where another one has to come; it is the mark of a node's own console, too."""
+
+LONGEST_BEGUN = 64 << 10
+"""A longer line is not shown again from its begin."""
 
 
 class _Target:
@@ -28,12 +36,48 @@ class _Target:
 
     def __init__(self, fd: int, name: str) -> None:
         self.fd, self.name = fd, name
-        self.speaker: object = None
-        self.is_mid_line = False
-        self.holder: tuple[object, int] | None = None
-        """Who is in the middle of a line whose rest follows, and in which stream."""
-        self.waiting: deque[Piece] = deque()
         self.is_gone = False
+        self.holder: Speaker | None = None
+        """Who is in the middle of a line whose rest follows at once."""
+        self.waiting: deque[Piece] = deque()
+        self._speaker: Speaker | None = None
+        """Who has spoken last."""
+        self._begun: dict[Speaker, bytes] = {}
+        """Lines that are not finished, as far as they were shown; empty: it is not shown again."""
+
+    def begin(self, speaker: Speaker) -> bytes:
+        """What comes before the next bytes of somebody: the end of another's line, the begin of their own."""
+        if speaker == self._speaker:
+            return b""
+        before = b""
+        if self._speaker is not None and (theirs := self._begun.get(self._speaker)) is not None:
+            is_bar = b"\r" in theirs
+            if is_bar or not theirs:
+                self._begun[self._speaker] = b""
+                before = b"\n"
+            else:
+                before = CUT + b"\n"
+        self._speaker = speaker
+        return before + self._begun.get(speaker, b"")
+
+    def went_on(self, speaker: Speaker, data: bytes) -> None:
+        """Note what was written."""
+        cut = data.rfind(b"\n") + 1
+        if cut == len(data):
+            self._begun.pop(speaker, None)
+        elif cut or speaker not in self._begun:
+            self._begun[speaker] = data[cut:]
+        elif before := self._begun[speaker]:
+            self._begun[speaker] = before + data
+        if len(self._begun.get(speaker, b"")) > LONGEST_BEGUN:
+            self._begun[speaker] = b""
+
+    def forget(self, who: object) -> None:
+        """Nobody goes on with the lines of somebody."""
+        for speaker in [one for one in self._begun if one[0] is who]:
+            self._begun[speaker] = b""
+        if self.holder is not None and self.holder[0] is who:
+            self.holder = None
 
 
 class Console:
@@ -128,19 +172,15 @@ class Console:
 
     def _let_go(self, who: object) -> None:
         for target in set(self._targets.values()):
-            if target.holder is not None and target.holder[0] is who:
-                target.holder = None
-                self._show_waiting(target)
+            target.forget(who)
+            self._show_waiting(target)
         self._done()
 
     def _show(self, target: _Target, piece: Piece) -> None:
         who, fd, data, unfinished = piece
-        if target.is_mid_line and target.speaker is not who:
-            self._write(target, b"\n" + data)
-        else:
-            self._write(target, data)
         if data:
-            target.speaker, target.is_mid_line = who, not data.endswith(b"\n")
+            self._write(target, target.begin((who, fd)) + data)
+            target.went_on((who, fd), data)
         target.holder = (who, fd) if unfinished else None
         self._taken(who, len(data))
         self._done()

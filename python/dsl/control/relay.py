@@ -25,6 +25,9 @@ BACKLOG = 256 << 10
 PATIENCE_S = 0.05
 """So long the rest of a line is waited for before its beginning is sent."""
 
+FLOOD_PATIENCE_S = 1.0
+"""The same where so much was read at once that the writer has waited for it, and goes on when it can."""
+
 
 class Pipe:
     """One stream of the workers, and what has been read of a line that is not complete."""
@@ -80,7 +83,8 @@ class Relay:
             piece, rest = rest[:PIECE], rest[PIECE:]
             self.link.queue_output(frames.output(pipe.stream, piece, unfinished=True), PIECE)
         pipe.tail = rest
-        pipe.due_s = time.monotonic() + PATIENCE_S if rest else None
+        patience_s = PATIENCE_S if len(data) < READ // 2 else FLOOD_PATIENCE_S
+        pipe.due_s = time.monotonic() + patience_s if rest else None
 
     def flush_due(self, now_s: float, *, emptied: bool = False) -> None:
         """Send the beginnings of lines that have waited long enough; ``emptied``: or are all there is."""

@@ -11,6 +11,7 @@ import pytest
 from tests.support.links import LONG_S, Ends, bytes_of, hello, messages, until
 
 from dsl.control import hub as hub_module
+from dsl.control.console import Console
 from dsl.control.link import FIRST_WINDOW
 from dsl.control.messages import Bye, Said, Stop
 from dsl.model.job import Notice
@@ -90,19 +91,22 @@ def test_a_line_that_is_longer_than_any_buffer_is_not_torn_by_others(ends: Ends)
         thread.join(10)
 
 
-def test_a_newline_stands_where_another_agent_speaks_behind_an_unfinished_line(ends: Ends) -> None:
+def test_an_unfinished_line_is_marked_where_another_has_to_come_and_shown_again_whole(ends: Ends) -> None:
+    """G6."""
     (one, _, _, of_one, _), (other, _, _, of_other, _) = agents(ends, 2)
-    os.write(of_one, b"10%")
+    os.write(of_one, b"loading")
     assert one.drain(10)
-    assert bytes_of(ends.shown, 3) == b"10%"
+    assert bytes_of(ends.shown, 7) == b"loading"
     os.write(of_other, b"hello\n")
     assert other.drain(10)
-    assert bytes_of(ends.shown, 7) == b"\nhello\n"
-    os.write(of_one, b" 20%")
+    assert bytes_of(ends.shown, 10) == "\u2026\nhello\n".encode()
+    os.write(of_one, b" still")
     assert one.drain(10)
-    assert bytes_of(ends.shown, 4) == b" 20%"
-    os.write(of_one, b" 30%\n")
-    assert bytes_of(ends.shown, 5) == b" 30%\n"
+    assert bytes_of(ends.shown, 13) == b"loading still"
+    os.write(of_one, b" done\nnext\n")
+    assert bytes_of(ends.shown, 11) == b" done\nnext\n"
+    os.write(of_other, b"bye\n")
+    assert bytes_of(ends.shown, 4) == b"bye\n"
 
 
 def test_an_unfinished_line_is_shown_without_waiting_for_its_end(ends: Ends) -> None:
@@ -191,7 +195,6 @@ def test_nothing_is_held_up_by_an_agent_that_is_lost_in_the_middle_of_a_line(end
 
 
 def test_stdout_and_stderr_of_the_head_may_be_the_same(ends: Ends) -> None:
-    from dsl.control.console import Console
 
     read, write = os.pipe()
     told: list[object] = []
@@ -205,7 +208,8 @@ def test_stdout_and_stderr_of_the_head_may_be_the_same(ends: Ends) -> None:
     console.put("a", 1, b" line\n", unfinished=False)
     console.thread.start()
     assert console.drain(10)
-    assert os.read(read, 1000) == b"outerr\nother\nlong line\nafter\nlast\n"
+    shown = os.read(read, 1000).decode()
+    assert shown == "out\u2026\nerr\u2026\nother\noutlong line\nerrafter\nlast\n"
     console.close()
     console.thread.join(10)
     assert not told
@@ -218,3 +222,40 @@ def test_drain_of_a_hub_without_output_says_so(ends: Ends) -> None:
     assert not ends.agent.drain(LONG_S)
     assert ends.head.drain(0)
     assert not select.select([ends.agent], [], [], 0)[0]
+
+
+def shown_in_turn(*pieces: tuple[str, bytes]) -> str:
+    """What a console shows of these, with the end of somebody as an empty piece."""
+    file = os.memfd_create("console")
+    console = Console(file, file, lambda _who, _count: None, lambda _notice: None)
+    for who, data in pieces:
+        if data:
+            console.put(who, 1, data, unfinished=False)
+        else:
+            console.end(who)
+    console.thread.start()
+    assert console.drain(10)
+    console.close()
+    console.thread.join(10)
+    with open(file, "rb") as shown:
+        shown.seek(0)
+        return shown.read().decode()
+
+
+def test_states_of_a_bar_are_not_repeated_and_have_no_mark() -> None:
+    found = shown_in_turn(
+        ("a", b"\r10%"), ("a", b"\r20%"), ("b", b"hello\n"), ("a", b"\r30%"), ("b", b"bye\n")
+    )
+    assert found == "\r10%\r20%\nhello\n\r30%\nbye\n"
+
+
+def test_a_line_that_ends_with_its_agent_stays_as_it_was_shown() -> None:
+    assert shown_in_turn(("a", b"half"), ("a", b""), ("b", b"hello\n")) == "half\nhello\n"
+    assert (
+        shown_in_turn(("a", b"half"), ("b", b"hello\n"), ("a", b""), ("b", b"bye\n")) == "half…\nhello\nbye\n"
+    )
+
+
+def test_a_line_that_is_too_long_to_keep_is_not_shown_again() -> None:
+    long = b"x" * 70_000
+    assert shown_in_turn(("a", long), ("b", b"hello\n"), ("a", b"end\n")) == f"{long.decode()}\nhello\nend\n"
