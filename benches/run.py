@@ -22,7 +22,16 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
-from benches import cluster_rows, control_rows, engine_rows, launch_rows, log_rows, scale_rows, start_rows, torchrun_rows  # noqa: E402  needs the path above
+from benches import (  # noqa: E402  needs the path above
+    cluster_rows,
+    control_rows,
+    engine_rows,
+    launch_rows,
+    log_rows,
+    scale_rows,
+    start_rows,
+    torchrun_rows,
+)
 from benches.measure import Row, machine  # noqa: E402  as above
 from benches.programs import peers, programs  # noqa: E402  as above
 

@@ -75,7 +75,9 @@ class _Target:
     def forget(self, who: object) -> None:
         """Nobody goes on with the lines of somebody."""
         for speaker in [one for one in self._begun if one[0] is who]:
-            self._begun[speaker] = b""
+            del self._begun[speaker]
+            if speaker == self._speaker:
+                self._begun[speaker] = b""
         if self.holder is not None and self.holder[0] is who:
             self.holder = None
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
+import termios
 import time
+from array import array
 
 from dsl.control import frames
 
@@ -38,10 +41,16 @@ class Pipe:
         self.tail = b""
         self.due_s: float | None = None
         """When the tail is sent even without a newline; None: there is none."""
-        self.is_empty = False
-        """Nothing was left in it when it was looked at last."""
+        self.owed = 0
+        """Bytes of it that somebody waits for."""
         self.is_ended = False
         """Nobody can write to it any more."""
+
+    def owe(self) -> None:
+        """Somebody waits for what is in it now."""
+        count = array("i", [0])
+        fcntl.ioctl(self.fd, termios.FIONREAD, count)
+        self.owed = count[0]
 
 
 class Relay:
@@ -66,12 +75,13 @@ class Relay:
         try:
             data = os.read(pipe.fd, room)
         except BlockingIOError:
-            pipe.is_empty = True
+            pipe.owed = 0
             return
         if not data:
-            pipe.is_empty = pipe.is_ended = True
+            pipe.owed, pipe.is_ended = 0, True
             self._flush(pipe)
             return
+        pipe.owed = max(pipe.owed - len(data), 0)
         if self.link.is_lost:
             return
         data = pipe.tail + data
@@ -89,14 +99,14 @@ class Relay:
     def flush_due(self, now_s: float, *, emptied: bool = False) -> None:
         """Send the beginnings of lines that have waited long enough; ``emptied``: or are all there is."""
         for pipe in self.pipes:
-            if pipe.due_s is not None and (pipe.due_s <= now_s or (emptied and pipe.is_empty)):
+            if pipe.due_s is not None and (pipe.due_s <= now_s or (emptied and not pipe.owed)):
                 self._flush(pipe)
 
     def is_done(self) -> bool:
-        """Nothing of what was in the pipes is left here; or nobody takes it any more."""
+        """Nothing of what somebody waits for is left here; or nobody takes it any more."""
         if self.link.is_lost:
             return True
-        is_empty = all(pipe.is_empty and not pipe.tail for pipe in self.pipes)
+        is_empty = not any(pipe.owed or pipe.tail for pipe in self.pipes)
         return is_empty and self.link.is_idle and not self.link.waits_to_write
 
     def _flush(self, pipe: Pipe) -> None:

@@ -158,7 +158,8 @@ class Server:
     # Links.
 
     def begin(self, link: Link) -> None:
-        """Serve a link."""
+        """Serve a link. Until now nobody may have listened to it."""
+        link.last_heard_s = link.last_sent_s = time.monotonic()
         read_fd, write_fd = link.fds = link.stream.fds()
         self.links[id(link)] = link
         self._tick_s = min(self._tick_s, time.monotonic() + self._pause_s)
@@ -301,31 +302,33 @@ class Server:
         if self._drained:
             for pipe in relay.pipes:
                 for _ in range(_DRAIN_READS):
-                    if pipe.is_empty or not relay.room():
+                    if not pipe.owed or not relay.room():
                         break
                     relay.pump(pipe)
         relay.flush_due(now_s, emptied=bool(self._drained))
         self._attend(relay.link)
-        for pipe in relay.pipes:
-            self._aim_pipe(relay, pipe)
         if self._drained and relay.is_done():
             self._tell_drained()
+        for pipe in relay.pipes:
+            self._aim_pipe(relay, pipe)
 
     def _aim_pipe(self, relay: Relay, pipe: Pipe) -> None:
         wants = relay.room() > 0 and not pipe.is_ended
+        if self._drained and not pipe.owed:
+            wants = False  # somebody writes on, and is not waited for
         if wants and pipe.fd not in self._watched:
             self.watch(pipe.fd, lambda _mask: relay.pump(pipe))
         elif not wants and pipe.fd in self._watched:
             self.unwatch(pipe.fd)
 
     def drain(self, drained: threading.Event) -> None:
-        """Look into the pipes once more, whatever was seen of them; tell when nothing of it is left here."""
+        """Tell when nothing of what is in the pipes now is left here."""
         self._drained.append(drained)
         if self.relay is None:
             self._tell_drained()
             return
         for pipe in self.relay.pipes:
-            pipe.is_empty = pipe.is_ended
+            pipe.owe()
 
     def _tell_drained(self) -> None:
         for drained in self._drained:

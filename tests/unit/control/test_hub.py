@@ -150,6 +150,18 @@ def test_a_head_that_was_stopped_looks_at_what_has_arrived_before_it_gives_anybo
     ends.close()
 
 
+def test_an_agent_that_takes_long_to_start_its_hub_does_not_give_up_its_head() -> None:
+    ends = Ends(agent_s=0.3)
+    on_head, on_agent = ends.by_descriptors()
+    ends.head.start()
+    on_agent.send_now(hello())
+    on_agent.last_heard_s -= 100.0
+    on_head.send(Over())
+    ends.agent.start()
+    assert messages(ends.agent, 1) == [Over()]
+    ends.close()
+
+
 def test_who_reads_nothing_is_given_up_though_it_talks() -> None:
     ends = Ends(head_s=0.5)
     on_head, on_agent = ends.by_descriptors()

@@ -216,6 +216,31 @@ def test_stdout_and_stderr_of_the_head_may_be_the_same(ends: Ends) -> None:
     os.close(read)
 
 
+def test_drain_does_not_wait_for_somebody_who_writes_on_and_on(ends: Ends) -> None:
+    ((agent, _, _, out, _),) = agents(ends, 1)
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.is_set():
+            os.write(out, b"more\n" * 1000)
+
+    def show() -> None:
+        while os.read(ends.shown, 1 << 20) != b"last\n":
+            pass
+
+    threads = [threading.Thread(target=one) for one in (write, show)]
+    for thread in threads:
+        thread.start()
+    assert all(agent.drain(10) for _ in range(20))
+    is_over.set()
+    threads[0].join(10)
+    assert agent.drain(10)
+    assert ends.head.drain(10)
+    os.write(out, b"last\n")
+    threads[1].join(10)
+    assert not threads[1].is_alive()
+
+
 def test_drain_of_a_hub_without_output_says_so(ends: Ends) -> None:
     ends.by_descriptors()
     ends.agent.start()
