@@ -37,6 +37,8 @@ DEBIAN = (
     "etcd-server",
     "numactl",
     "nftables",                 # closes single ports
+    "tcsh",                     # login shells that read a command line in other ways
+    "fish",
 )  # fmt: skip
 
 PYPI = {

@@ -142,8 +142,32 @@ def test_every_host_has_its_interpreter_behind_a_sourced_script(
     hosts: Cluster, tmp_path: Path, transport: Transport
 ) -> None:
     """The script prints, reads, and looks at its words: none of that reaches the agent, what it sets does."""
+    check_odd_words(hosts, tmp_path, transport)
+
+
+@pytest.mark.parametrize("shell", ["/bin/dash", "/usr/bin/tcsh", "/usr/bin/fish"])
+@pytest.mark.parametrize("transport", ["ssh", "pdsh"], indirect=True)
+def test_every_login_shell_reads_the_same_words(
+    hosts: Cluster, tmp_path: Path, transport: Transport, shell: str
+) -> None:
+    for host in hosts:
+        path = host.root / "etc/passwd"
+        path.write_text(path.read_text(encoding="utf-8").replace("/bin/bash", shell, 1), encoding="utf-8")
+    try:
+        parent = "import os; print(os.readlink(f'/proc/{os.getppid()}/exe'))"
+        shown = hosts[0].run(["ssh", "node1", f'{sys.executable} -c "{parent}"; true'], check=True)
+        assert shown.stdout.strip().endswith(Path(shell).name)
+        check_odd_words(hosts, tmp_path, transport)
+    finally:
+        for host in hosts:
+            path = host.root / "etc/passwd"
+            path.write_text(path.read_text(encoding="utf-8").replace(shell, "/bin/bash", 1), encoding="utf-8")
+
+
+def check_odd_words(hosts: Cluster, tmp_path: Path, transport: Transport) -> None:
+    """A script with a blank in its name, and interpreters whose names mean something to every shell."""
     pythons = []
-    for number, name in enumerate(("one", "it's 50%n $HOME")):
+    for number, name in enumerate(("one!", "it's 50%n $HOME \\*`{~}")):
         path = tmp_path / name
         path.write_text(f'#!/bin/sh\nTEST_PYTHON={number} exec {sys.executable} "$@"\n', encoding="utf-8")
         path.chmod(0o755)
@@ -151,14 +175,8 @@ def test_every_host_has_its_interpreter_behind_a_sourced_script(
     script = tmp_path / "my env"
     script.write_text('echo noise; read -r line; export TEST_WORDS="$#"; false\n', encoding="utf-8")
     slots = {"node2": 1, "node0": 2, "node1": 1}
-    found = launch(
-        hosts,
-        tmp_path,
-        transport,
-        slots,
-        venv_script=script.name,
-        pythons=(pythons[0], pythons[1], pythons[1]),
-    )
+    each = (pythons[0], pythons[1], pythons[1])
+    found = launch(hosts, tmp_path, transport, slots, venv_script=script.name, pythons=each)
     assert {said.host: said.python for said in found} == {"node2": "0", "node0": "1", "node1": "1"}
     assert {said.env["TEST_WORDS"] for said in found} == {"0"}
     assert len(found) == (4 if transport.launcher in RANK_LAUNCHERS else 3)
