@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kit.cluster import MPI, Cluster, Mpi, Slurm, find_mpi
+from tests.support.fleet import PLAIN, SSH, Launch, Ways, everybody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.conftest import WaitUntil
 
@@ -95,3 +97,36 @@ def slurm(hosts: Cluster, the_slurm: Slurm) -> Iterator[Slurm]:
     yield the_slurm
     hosts.restore()
     the_slurm.clear()
+
+
+@pytest.fixture
+def ways(hosts: Cluster, request: pytest.FixtureRequest) -> Ways:
+    """A launcher by its name, ssh unless the test is parametrized; an MPI library stands for its launcher."""
+    name = getattr(request, "param", "ssh")
+    if name == "ssh":
+        return SSH
+    if name == "pdsh":
+        return Ways(name, env=request.getfixturevalue("pdsh"))
+    if name == "slurm":
+        request.getfixturevalue("slurm")
+        return Ways(name)
+    mpi = find_mpi(hosts, name)
+    return Ways(mpi.launcher, env=mpi.env)
+
+
+@pytest.fixture
+def launch(hosts: Cluster, dsl_command: Path, testchild: Path, tmp_path: Path) -> Launch:
+    """Launch the helper program on the hosts: `with launch(PLAIN, ways, "--grace", "1") as job`."""
+    return Launch(hosts, dsl_command, testchild, tmp_path)
+
+
+@pytest.fixture
+def neighbour(hosts: Cluster, launch: Launch) -> Iterator[set[tuple[str, int, int]]]:
+    """The processes of another job of the same user on the same hosts. All of them live at the end."""
+    with launch(PLAIN, SSH, name="neighbour") as job:
+        job.ready(6)
+        own = everybody(hosts)
+        yield own
+        assert own <= everybody(hosts), "another job of the same user was touched"
+        job.process.terminate()
+        assert job.wait() == 143

@@ -140,6 +140,8 @@ class Conductor:
         self._is_stopping = False
         self._is_over = self._is_abandoned = False
         self._has_failed_to_start = False
+        self._fault = ""
+        self._begun_by: int | None = None
         self._user_signal: int | None = None
         self._is_preempted = False
         self._verdict: list[Notice] = []
@@ -225,20 +227,29 @@ class Conductor:
                 orders += self._part_failed(place, FAILURE)
         return orders
 
-    def starters_lost(self, now_s: float) -> list[object]:
+    def starters_lost(self, why: str, now_s: float) -> list[object]:
         """Nothing is left of what started the agents, which have not all ended: none of them can be trusted.
 
         Those that can be reached get the grace to end in.
         """
         self._now_s = now_s
-        if not self._runs:
-            return self._refuse_to_begin() if not self._is_over else []
+        if self._is_over:
+            return []
+        if self._meeting is None:
+            if any(agent.problem for agent in self._agents):
+                self._has_failed_to_start = True
+                return self._refuse_to_begin()
+            self._verdict.append(Notice("critical", f"error: {why}"))
+            return self._give_up(FAILURE)
+        self._is_abandoned = True
         grace_s = self._job.signals.grace_s
         self._deadline_s = now_s + grace_s + FAREWELL_S
+        if not (self._failing or self._user_signal is not None or self._is_preempted):
+            self._fault = why
         if self._is_stopping:
             return []
-        self._is_stopping = self._is_abandoned = True
-        return self._to_all(Stop(SIGTERM, grace_s, why="what started the agents has ended"))
+        self._is_stopping = True
+        return self._to_all(Stop(SIGTERM, grace_s, why=why))
 
     def signal(self, signum: int, action: str, now_s: float) -> list[object]:
         """The user or a scheduler wants something of the job."""
@@ -382,7 +393,7 @@ class Conductor:
     def _meet(self) -> list[object]:
         """Send everybody into the attempt."""
         assert self._meeting is not None
-        self._failing, self._is_stopping = {}, False
+        self._failing, self._is_stopping, self._begun_by = {}, False, None
         for agent in self._agents:
             agent.report = None
         return [
@@ -425,7 +436,7 @@ class Conductor:
         """The group of that agent stops itself."""
         if self._is_stopping:
             return []
-        self._is_stopping = True
+        self._is_stopping, self._begun_by = True, place
         stop = Stop(SIGTERM, self._job.signals.grace_s, why=f"{self.name(place)} has failed")
         return [one for one in self._to_all(stop) if isinstance(one, Send) and one.place != place]
 
@@ -480,15 +491,11 @@ class Conductor:
             return []
         ended = [report for report in reports if report is not None]
         failed = any(report.code for report in ended)
-        was_stopped = self._user_signal is not None or self._is_preempted or self._is_abandoned
+        was_stopped = self._user_signal is not None or self._is_preempted or bool(self._fault)
         if not failed and not was_stopped:
             self.code = 0
             return self._end()
         lines, code = self._judge()
-        if self._is_abandoned and not any(report.rank >= 0 for report in ended):
-            name = self._remote.launcher
-            lines = [f"{name}, which had started the agents, ended before them: the job was stopped"]
-            code = FAILURE
         may_restart = (
             self._restarts < self._job.max_restarts
             and failed
@@ -524,13 +531,13 @@ class Conductor:
             if agent.report is not None and agent.report.code and self._is_cause(agent.report)
         ]
         victims = sorted({rank for agent in self._agents if agent.report for rank in agent.report.victims})
+        stopped = _stopped(self._job.flavour.command, victims)
+        if self._fault:
+            return [self._fault, *stopped], FAILURE
         if not causes:
             if self._user_signal is not None:
-                return _stopped(self._job.flavour.command, victims), 128 + self._user_signal
-            others = [agent.report for agent in self._agents if agent.report and agent.report.code]
-            lines = [line for report in others for line in report.lines]
-            stop = next((report.stop_signal for report in others if report.stop_signal is not None), None)
-            return lines, 128 + stop if stop is not None else (others[0].code if others else FAILURE)
+                return stopped, 128 + self._user_signal
+            return self._judge_stopped(stopped)
         # Without a worker that failed by itself it is a host that was lost, which is seen last.
         causes.sort(key=lambda cause: self._moment(*cause))
         first_place, first = causes[0]
@@ -548,8 +555,19 @@ class Conductor:
             about = report.lines[0] if report.lines else f"{self.name(place)} failed"
             is_rival = any(place == rival for rival, _ in rivals)
             lines.append(f"{'or first' if is_rival else 'also failed'}: {about}")
-        lines += _stopped(self._job.flavour.command, victims)
-        return lines, first.code
+        return [*lines, *stopped], first.code
+
+    def _judge_stopped(self, stopped: list[str]) -> tuple[list[str], int]:
+        """The same where no worker failed by itself, and the user has not asked for the end here."""
+        reports = [agent.report for agent in self._agents if agent.report is not None and agent.report.code]
+        for report in reports:
+            if report.stop_signal is not None:  # it has been said who received it
+                return stopped, 128 + report.stop_signal
+        first = None if self._begun_by is None else self._agents[self._begun_by].report
+        if self._begun_by is None or first is None:
+            return stopped, reports[0].code if reports else FAILURE
+        text = f"{self.name(self._begun_by)} has stopped its workers, exit code {first.code}"
+        return [text, *stopped], first.code
 
     def _is_cause(self, report: Report) -> bool:
         """It is not only that we have stopped it."""

@@ -48,7 +48,11 @@ UNREACHABLE = "dsl-unreachable"
 KEPT_LINES = 20
 LONGEST_LINE = 500
 
+LAST_WORDS_S = 0.5
+"""What a program has written last is waited for so long: somebody else may have its stderr, too."""
+
 SSH_FAILED = 255
+STDERR = 2
 
 
 @record
@@ -80,6 +84,11 @@ class _Program:
         self.lines: list[str] = []
         self.rest = {1: b"", 2: b""}
         self.fds: list[int] = []
+        self.exit: Exit | None = None
+        self.due_s = 0.0
+        """`time.monotonic` when the conductor is told of the exit at the latest."""
+        self.is_silent = False
+        """Its stderr has ended."""
 
 
 class Head:
@@ -114,6 +123,9 @@ class Head:
             if start.speaks:
                 self._connect(program)
             self._programs.append(program)
+        self._exited: list[_Program] = []
+        """Of these the conductor has to be told."""
+        self._why_lost = ""
 
     def _connect(self, program: _Program) -> None:
         import socket
@@ -171,6 +183,7 @@ class Head:
         if self._decisions:
             return 0.0
         due = [one for one in (self.conductor.deadline_s, self._dismissal_s) if one is not None]
+        due += [program.due_s for program in self._exited]
         return min(due, default=None)
 
     def read(self) -> list[HeadDecided]:
@@ -178,6 +191,8 @@ class Head:
         for link, message in self._hub.read():
             self._hear_link(link, message)
         now_s = time.monotonic()
+        for program in [one for one in self._exited if one.due_s <= now_s]:
+            self._conclude(program)
         self._obey(self.conductor.wait_is_over(now_s))
         if self._dismissal_s is not None and now_s >= self._dismissal_s:
             self._dismissal_s = None
@@ -247,13 +262,29 @@ class Head:
         elif isinstance(event, Exited):
             program = self._programs[event.exit.worker]
             self._let_go(program)
-            why = _why(program, event.exit, self._host(program))
-            if not (event.exit.status == 0 and program.start.node_rank is None):
-                self._obey(self.conductor.starter_ended(program.places, why, time.monotonic()))
+            program.exit, program.due_s = event.exit, time.monotonic() + LAST_WORDS_S
+            self._exited.append(program)
+            if program.is_silent or event.exit.exec_errno is not None:
+                self._conclude(program)
         elif isinstance(event, Ended):
-            self._hear_out()
+            for program in list(self._exited):
+                self._conclude(program)
+            if not self._is_orphan:
+                self._hear_out()
         elif isinstance(event, Outcome):
             self._end()
+
+    def _conclude(self, program: _Program) -> None:
+        """A program has ended, and has said what it had to say."""
+        exit_, program.exit = program.exit, None
+        if exit_ is None:
+            return
+        self._exited.remove(program)
+        now_s = time.monotonic()
+        if not (exit_.status == 0 and program.start.node_rank is None):
+            why = _why(program, exit_, self._host(program))
+            self._obey(self.conductor.starter_ended(program.places, why, now_s))
+        self._why_lost = _why_lost(program, exit_)
 
     def _host(self, program: _Program) -> str:
         rank = program.start.node_rank
@@ -276,6 +307,9 @@ class Head:
             if not heard and text.strip():
                 self._hear_line(program, printable(text[:LONGEST_LINE]))
         program.rest[stream] = program.rest[stream][-LONGEST_LINE:] if data else b""
+        if not data and stream == STDERR:
+            program.is_silent = True
+            self._conclude(program)
 
     def _hear_announcement(self, program: _Program, text: str) -> bool:
         """``[HOST: ]dsl-agent PLACE KEY``, which has come through the launcher's ssh."""
@@ -343,14 +377,20 @@ class Head:
 
         if self.conductor.is_done:
             return
-        self._obey(self.conductor.starters_lost(time.monotonic()))
+        supervisor = self._supervisor
+        assert supervisor is not None
+        self._obey(self.conductor.starters_lost(self._why_lost, time.monotonic()))
         poller = select.poll()
         poller.register(self._hub.fileno(), select.POLLIN)
+        poller.register(supervisor.fileno(), select.POLLIN)
         while not self.conductor.is_done:
             due_s = self.conductor.deadline_s
             left_ms = None if due_s is None else max(due_s - time.monotonic(), 0) * 1000 + 1
             poller.poll(left_ms)
             self.read()
+            for event in supervisor.wait(0):
+                if isinstance(event, SignalReceived):
+                    self.hear(event)
 
     def disown(self) -> None:
         """In the process that watches: the connections are for the other one."""
@@ -378,6 +418,15 @@ def _why(program: _Program, exit_: Exit, host: str) -> str:
     name = os.path.basename(program.start.argv[0])
     said = f": {program.lines[-1]}" if program.lines else ""
     return f"{name} ended with {exit_.status} before its agent had answered{said}"
+
+
+def _why_lost(program: _Program, exit_: Exit) -> str:
+    """What has become of a program whose agents are still there."""
+    name = os.path.basename(program.start.argv[0])
+    if exit_.signal is not None:
+        return f"{name} was {reason(exit_)}"
+    said = f": {program.lines[-1]}" if program.lines else ""
+    return f"{name} has ended with {exit_.status}{said}"
 
 
 def _unreachable(host: str, lines: Sequence[str], status: int) -> str:

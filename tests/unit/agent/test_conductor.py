@@ -386,17 +386,17 @@ def test_a_goodbye_or_a_closed_connection_ends_an_agent_once(grace: object) -> N
 
 def test_agents_whose_launcher_has_ended_get_their_grace_and_the_job_has_failed() -> None:
     stage = Stage(a_job(1, 1)).begin()
-    orders = stage.conductor.starters_lost(stage.now_s)
+    orders = stage.conductor.starters_lost("pdsh has ended with 1", stage.now_s)
     assert [(place, stop.grace_s) for place, stop in messages(orders, Stop)] == [(0, 7.0), (1, 7.0)]
     stage.hear(0, Report(0, 0))
     stage.hear(1, Report(0, 0))
     assert stage.conductor.code == 1
-    assert stage.said == ["ssh, which had started the agents, ended before them: the job was stopped"]
+    assert stage.said == ["pdsh has ended with 1"]
 
 
 def test_agents_that_do_not_answer_any_more_are_not_waited_for_without_a_launcher() -> None:
     stage = Stage(a_job(1, 1)).begin()
-    stage.orders += stage.conductor.starters_lost(stage.now_s)
+    stage.orders += stage.conductor.starters_lost("pdsh has ended with 1", stage.now_s)
     stage.hear(0, Report(0, 1, victims=(0,)))
     stage.later(7.0 + FAREWELL_S)
     stage.later(FAREWELL_S)
@@ -415,3 +415,52 @@ def test_a_clock_that_is_wrong_and_a_machine_that_is_named_twice_are_worth_a_wor
         "warning: the clock of host n1 is 3600.0 s behind this one's (to within 1.0 ms): times in their logs do not compare",
     ]
     assert len(messages(stage.orders, Meeting)) == 2
+
+
+def test_when_the_launcher_dies_the_hosts_are_stopped_and_it_is_named() -> None:
+    stage = Stage(a_job(2, 2, restarts=3)).begin()
+    orders = stage.conductor.starters_lost("pdsh was killed by SIGKILL (signal 9)", stage.now_s)
+    assert [(place, stop.grace_s) for place, stop in messages(orders, Stop)] == [(0, 7.0), (1, 7.0)]
+    stage.hear(0, Report(0, 1, victims=(0, 1)))
+    stage.hear(1, Lost("has closed the connection"))
+    assert stage.conductor.code == 1
+    assert stage.said == ["pdsh was killed by SIGKILL (signal 9)", "stopped by dsl: ranks 0-1"]
+
+
+def test_a_launcher_that_dies_of_a_failure_does_not_hide_it() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.fail(1, 1, status=9)
+    assert stage.conductor.starters_lost("mpirun has ended with 9", stage.now_s) == []
+    stage.hear(0, Report(0, 1, victims=(0,)))
+    assert stage.conductor.code == 9
+    assert stage.said[0] == "rank 1 (host n1) failed first: exit code 9"
+
+
+def test_a_launcher_that_dies_before_the_start_ends_the_job() -> None:
+    stage = Stage(a_job(1, 1))
+    stage.hear(0, Hello("1", 0, "h", 1))
+    orders = stage.conductor.starters_lost("pdsh was killed by SIGKILL (signal 9)", stage.now_s)
+    assert messages(orders, Over) == [(0, Over())]
+    assert (stage.conductor.code, stage.said) == (1, ["error: pdsh was killed by SIGKILL (signal 9)"])
+
+
+def test_a_launcher_that_ends_with_the_job_is_nothing_special() -> None:
+    stage = Stage(a_job(1)).begin()
+    stage.hear(0, Report(0, 0))
+    assert stage.conductor.starters_lost("pdsh has ended with 0", stage.now_s) == []
+    assert (stage.conductor.code, stage.said) == (0, [])
+
+
+def test_a_host_that_stops_for_a_reason_of_its_own_is_named() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.hear(1, Report(0, 137, victims=(1,)))
+    stage.hear(0, Report(0, 1, victims=(0,)))
+    assert stage.conductor.code == 137
+    assert stage.said == ["host n1 has stopped its workers, exit code 137", "stopped by dsl: ranks 0-1"]
+
+
+def test_a_signal_of_the_scheduler_to_a_host_is_the_code_of_the_job() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.hear(1, Report(0, 143, stop_signal=15, victims=(1,), lines=("stopped by dsl: rank 1",)))
+    stage.hear(0, Report(0, 1, victims=(0,)))
+    assert (stage.conductor.code, stage.said) == (143, ["stopped by dsl: ranks 0-1"])

@@ -1,0 +1,119 @@
+"""The head: what it makes of the programs that reach the hosts. The network is of the test."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
+
+import pytest
+from tests.support.events import an_exit, exited
+
+from dsl import Ended, Output
+from dsl.agent import head as head_module
+from dsl.agent.conductor import Conductor
+from dsl.agent.head import Head
+from dsl.control.messages import Assignment, Bye, Checked, Hello, Over, Report, Stop
+from dsl.launchers.base import Start
+from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program
+from dsl.model.remote import Remote
+from dsl.plan.flavours import DEEPSPEED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STDERR = 2
+
+
+class Stage:
+    """A head of two hosts with a hub that only takes notes."""
+
+    def __init__(self, *, speaks: bool) -> None:
+        launcher: Any = "ssh" if speaks else "pdsh"
+        hosts = (Host("n0", (0,)), Host("n1", (0,)))
+        job = Job(
+            flavour=DEEPSPEED,
+            program=Program("script", "train.py"),
+            meeting=MeetingPoint("static", "10.0.0.1", 29501),
+            hosts=hosts,
+            node_count=2,
+        )
+        starts = [
+            Start(argv=(launcher,), node_rank=rank if speaks else None, speaks=speaks)
+            for rank in range(2 if speaks else 1)
+        ]
+        self.hub = Mock(read=Mock(return_value=[]))
+        self.hub.add.side_effect = lambda *_: Mock()
+        self.conductor = Conductor(job, Remote(launcher), Assignment("1", job, 0), 0.0)
+        self.head = Head(job, self.conductor, starts, self.hub, {})
+
+    def says(self, program: int, data: bytes) -> None:
+        """A program writes to stderr; nothing: that is its end."""
+        event: Any = Mock(spec=Output, worker=program, stream=STDERR, data=data)
+        self.head.hear(event)
+
+    def begin(self) -> list[Mock]:
+        """Both agents come, and nothing stands in the way; returns their links."""
+        links = [Mock(place=place, clock=None) for place in range(2)]
+        said = [(link, Hello("1", link.place, "h", 1)) for link in links]
+        self.hub.read.return_value = said + [(link, Checked()) for link in links]
+        self.head.read()
+        self.hub.read.return_value = []
+        return links
+
+    @property
+    def verdict(self) -> list[str]:
+        return [notice.line for notice in self.conductor.verdict]
+
+
+@pytest.fixture
+def ssh() -> Iterator[Stage]:
+    stage = Stage(speaks=True)
+    yield stage
+    for program in stage.head._programs:
+        for fd in program.fds:
+            os.close(fd)
+
+
+def test_what_a_program_writes_last_is_waited_for(ssh: Stage) -> None:
+    for program in range(2):
+        ssh.head.hear(exited(an_exit(program, code=255)))
+    assert ssh.verdict == []
+    for program in range(2):
+        ssh.says(program, b"ssh: connection refused\n")
+        ssh.says(program, b"")
+    assert [line.partition(", check")[0] for line in ssh.verdict] == [
+        "error: host n0: cannot be reached: ssh: connection refused",
+        "error: host n1: cannot be reached: ssh: connection refused",
+    ]
+
+
+def test_a_program_whose_stderr_somebody_else_holds_is_not_waited_for_long(
+    ssh: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_module, "LAST_WORDS_S", 0.0)
+    for program in range(2):
+        ssh.says(program, b"ssh: no route to host\n")
+        ssh.head.hear(exited(an_exit(program, code=255)))
+    assert ssh.head.deadline_s is not None
+    ssh.head.read()
+    assert len(ssh.verdict) == 2
+    assert "no route to host" in ssh.verdict[0]
+
+
+def test_when_the_program_that_reaches_all_hosts_dies_their_agents_are_conducted_to_their_end() -> None:
+    stage = Stage(speaks=False)
+    links = stage.begin()
+    bell = os.eventfd(1)
+    stage.hub.fileno.return_value = bell
+    stage.head._supervisor = Mock(fileno=Mock(return_value=bell), wait=Mock(return_value=[]))
+    reports = [(link, Report(0, 1, victims=(link.place,))) for link in links]
+    stage.hub.read.side_effect = [reports, [(link, Bye(1)) for link in links]]
+    stage.says(0, b"")
+    stage.head.hear(exited(an_exit(0, signal=9)))
+    stage.head.hear(Mock(spec=Ended))
+    os.close(bell)
+    for link in links:
+        sent = [call[0][0] for call in link.send.call_args_list]
+        assert [type(message) for message in sent] == [Assignment, Meeting, Stop, Over]
+    assert stage.verdict == ["pdsh was killed by SIGKILL (signal 9)", "stopped by dsl: ranks 0-1"]
