@@ -31,8 +31,8 @@ def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
     if assignment.task:
         return Checked()
     job, is_first = assignment.job, assignment.node_rank == 0
-    reached = reached or _sshd_address(facts.environ)
-    addresses = tuple(dict.fromkeys([reached] if reached and not is_loopback(reached) else []))
+    reached = reached or _sshd_address(facts)
+    addresses = () if not reached or is_loopback(reached) else (reached,)
     port_problem, is_port_free, free_port = "", True, 0
     if is_first:
         addresses = tuple(dict.fromkeys((*addresses, *facts.network.addresses())))
@@ -54,10 +54,13 @@ def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
     )
 
 
-def _sshd_address(environ: Mapping[str, str]) -> str:
-    """Where sshd was called: the third word of what it tells, behind the caller's address and port."""
-    words = environ.get("SSH_CONNECTION", "").split()
-    return words[2] if len(words) == 4 else ""
+def _sshd_address(facts: Facts) -> str:
+    """Where sshd was called: the third word of what it tells, behind the caller's address and port.
+
+    MPI and Slurm may have brought the variable along from the session of the user on another host.
+    """
+    words = facts.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 and facts.network.is_own(words[2]) else ""
 
 
 def _look_at_files(job: Job, environ: Mapping[str, str], cwd: str) -> list[str]:

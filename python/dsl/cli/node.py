@@ -126,7 +126,7 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
         names=_PartNames(assignment),
         console=Console(assignment.stdout, assignment.stderr, is_relayed=True),
     )
-    checked = look(assignment, facts)
+    checked = look(assignment, facts, link.own_address)
     link.send_now(checked)
     if checked.problems:
         return _end_early(link, link.receive(WORD_S))

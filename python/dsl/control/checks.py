@@ -76,7 +76,7 @@ def master_problem(found: MasterAddress, *, is_first: bool) -> str:
         # Debian's /etc/hosts has the machine's own name at 127.0.1.1: rank 0 listens on all addresses.
         if found.own or inner:
             return ""
-        have = ", ".join(found.addresses[:4]) or "others"
+        have = ", ".join([one for one in found.addresses if "%" not in one][:4]) or "others"
         return (
             f"{named} is not one of this host, where rank 0 listens: it has {have}; correct {found.option}, "
             f"or give {found.unchecked} if packets to that address are passed on to it"
@@ -95,18 +95,6 @@ def version_problem(hello: Hello, version: str) -> str:
         return ""
     where = f" for {hello.python}" if hello.python else ""
     return f"it has dsl {hello.version}, this host has {version}: install the same version{where}"
-
-
-def collect(hosts: Sequence[tuple[str, Checked]]) -> tuple[str, ...]:
-    """All problems of all hosts, a line each, each with the name of its host.
-
-    What many hosts say alike is one line.
-    """
-    alike: dict[str, list[str]] = {}
-    for name, checked in hosts:
-        for problem in checked.problems:
-            alike.setdefault(problem, []).append(name)
-    return tuple([f"{_subject(names)}: {problem}" for problem, names in alike.items()])
 
 
 def _subject(names: Sequence[str]) -> str:

@@ -106,6 +106,11 @@ class Link:
         return self.stream.is_local
 
     @property
+    def own_address(self) -> str:
+        """The address of this machine that the connection ends at; empty: it is not ours (ssh's)."""
+        return self.stream.own_address.removeprefix("::ffff:")
+
+    @property
     def clock(self) -> Clock | None:
         """How far the clock there is from ours (head); None: not known yet."""
         return clock.estimate(self.samples, time.monotonic_ns())

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
         def is_local(self) -> bool:
             """Whether both ends are seen to be on one machine."""
 
+        @property
+        def own_address(self) -> str:
+            """The address of this machine that it ends at; empty: others have made the connection."""
+
         def fds(self) -> tuple[int, int]:
             """Descriptors to wait for: to read, and to write."""
 
@@ -88,6 +92,7 @@ class FdStream:
     """
 
     is_local = False
+    own_address = ""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
@@ -197,8 +202,8 @@ class SecureStream:
         self._arrived = bytearray()
         self._sealed = memoryview(b"")
         sock.setblocking(False)
-        mine, theirs = sock.getsockname()[0], sock.getpeername()[0]
-        self.is_local = mine == theirs
+        self.own_address: str = sock.getsockname()[0]
+        self.is_local: bool = self.own_address == sock.getpeername()[0]
 
     def fds(self) -> tuple[int, int]:
         """The socket, twice."""

@@ -19,7 +19,7 @@ from dsl.plan.flavours import DEEPSPEED, TORCH
 if TYPE_CHECKING:
     from pathlib import Path
 
-SSH = {"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.2 22"}
+SSH = {"SSH_CONNECTION": "10.0.0.9 50000 fd00::1 22"}
 
 
 @pytest.fixture
@@ -195,10 +195,10 @@ def test_a_port_that_may_not_be_used_is_a_problem(folder: Path) -> None:
 
 
 def test_ports_and_interfaces_are_those_of_node_0_alone(folder: Path) -> None:
-    facts = make_facts(cuda=4, is_free=UNASKED, pick=UNASKED, addresses=UNASKED, is_own=UNASKED, environ=SSH)
+    facts = make_facts(cuda=4, is_free=UNASKED, pick=UNASKED, addresses=UNASKED, environ=SSH)
     assignment = assign(folder, 1, meeting=MeetingPoint("static", "10.0.0.1", 1234))
     assert look(assignment, facts) == Checked(
-        addresses=("10.0.0.2",), accelerator="cuda", machine="boot 4026531840 machine"
+        addresses=("fd00::1",), accelerator="cuda", machine="boot 4026531840 machine"
     )
 
 
@@ -206,8 +206,10 @@ def test_ports_and_interfaces_are_those_of_node_0_alone(folder: Path) -> None:
     "environ, reached, expected",
     [
         ({}, "", OWN_ADDRESSES),
-        (SSH, "", ("10.0.0.2", *OWN_ADDRESSES)),
-        (SSH, "fd00::1", ("fd00::1", "10.0.0.1")),
+        (SSH, "", ("fd00::1", "10.0.0.1")),
+        (SSH, "10.0.0.2", ("10.0.0.2", *OWN_ADDRESSES)),
+        # Of a session on another host, which MPI brings along.
+        ({"SSH_CONNECTION": "10.0.0.9 50000 10.0.0.7 22"}, "", OWN_ADDRESSES),
         ({"SSH_CONNECTION": "127.0.0.1 50000 127.0.0.1 22"}, "", OWN_ADDRESSES),
         ({"SSH_CONNECTION": "what is this"}, "", OWN_ADDRESSES),
     ],

@@ -81,6 +81,7 @@ def test_agents_connect_at_both_kinds_of_address(ends: Ends) -> None:
     on_head, on_agent = ends.by_tcp(place=7)
     assert on_head.place == 7
     assert on_head.is_local
+    assert (on_head.own_address, on_agent.own_address) == ("127.0.0.1", "127.0.0.1")
     assert is_unharmed(ends, on_head, on_agent)
     ends.head.expect(8, KEY)
     other = ends.another_agent().add(connect([f"[::1]:{ends.head.listen()}"], KEY, 8, 10), "the head")
