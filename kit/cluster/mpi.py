@@ -64,7 +64,8 @@ def find_mpi(cluster: Cluster, name: str) -> Mpi:
             python |= {"FI_PROVIDER_PATH": str(prefix / "lib"), "FI_PROVIDER": "tcp"}
     else:
         if launcher != "openmpi":
-            python["LD_LIBRARY_PATH"] = str(_libraries(cluster))
+            # Debian's library, which talks through UCX, often hangs in MPI_Finalize with two ranks on a host.
+            python["LD_LIBRARY_PATH"] = str(packages.wheel("mpich5") / "lib")
             python["MPI4PY_RC_FINALIZE"] = "0"  # MPI_Finalize of MPICH 4.0 now and then never returns here
         programs = _programs(cluster, name, "openmpi" if launcher == "openmpi" else "mpich")
     python["MPI4PY_MPIABI"] = "openmpi" if launcher == "openmpi" else "mpich"
@@ -86,16 +87,6 @@ def _programs(cluster: Cluster, name: str, flavour: str) -> Path:
             _script(folder / program, f'exec {program}.{flavour} "$@"')
         if name == "mvapich-standin":
             _script(folder / "mpiname", f'echo "{MPINAME}"')
-    return folder
-
-
-def _libraries(cluster: Cluster) -> Path:
-    """A directory with MPICH's library under the name of its family, which Debian does not use."""
-    folder = cluster.state / "mpi" / "lib"
-    if not folder.is_dir():
-        folder.mkdir(parents=True)
-        (library,) = cluster.packages.glob("usr/lib/*/libmpich.so.12")
-        (folder / "libmpi.so.12").symlink_to(Path("/", library.relative_to(cluster.packages)))
     return folder
 
 

@@ -174,6 +174,10 @@ class Conductor:
         """Whether an agent has said who it is."""
         return self._agents[place].hello is not None
 
+    def is_awaited(self, place: int) -> bool:
+        """Whether an agent has not said who it is, and may still do so."""
+        return self._agents[place].hello is None and not self._agents[place].is_gone and not self._is_over
+
     def name(self, place: int) -> str:
         """What an agent is called: ``host n1``, or ``rank 3 on host n1``."""
         one = self.places[place]

@@ -46,6 +46,8 @@ UNREACHABLE = "dsl-unreachable"
 """First word of the line about a host that one of many ssh could not reach."""
 
 KEPT_LINES = 20
+"""Of what such a program says: as many of its first lines, and as many of its last ones."""
+
 LONGEST_LINE = 500
 
 LAST_WORDS_S = 0.5
@@ -282,9 +284,19 @@ class Head:
         self._exited.remove(program)
         now_s = time.monotonic()
         if not (exit_.status == 0 and program.start.node_rank is None):
+            self._pass_on(program)
             why = _why(program, exit_, self._host(program))
             self._obey(self.conductor.starter_ended(program.places, why, now_s))
         self._why_lost = _why_lost(program, exit_)
+
+    def _pass_on(self, program: _Program) -> None:
+        """A launcher has ended before its agents were there: what it has said is the reason, if it is much."""
+        said = _telling(program.lines)
+        is_awaited = any(self.conductor.is_awaited(place) for place in program.places)
+        if is_awaited and len(said) > 1 and not program.start.speaks:
+            name = os.path.basename(program.start.argv[0])
+            for line in said:
+                self._speak(Notice("critical", f"{name}: {line.removeprefix(f'{name}: ')}"))
 
     def _host(self, program: _Program) -> str:
         rank = program.start.node_rank
@@ -338,7 +350,9 @@ class Head:
         return True
 
     def _hear_line(self, program: _Program, line: str) -> None:
-        program.lines = [*program.lines, line][-KEPT_LINES:]
+        program.lines.append(line)
+        if len(program.lines) > 2 * KEPT_LINES:
+            del program.lines[KEPT_LINES]
         host = self._host(program) or os.path.basename(program.start.argv[0])
         self._speak(Notice("debug", f"{host}: {line}"))
         failed = self._failed_host(program, line)
@@ -413,11 +427,20 @@ def _why(program: _Program, exit_: Exit, host: str) -> str:
     """Why the agents that a program should have started are not there."""
     if exit_.exec_errno is not None or exit_.signal is not None:
         return f"{os.path.basename(program.start.argv[0])} {reason(exit_)}"
+    lines = _telling(program.lines)
     if program.start.speaks:
-        return _unreachable(host, program.lines, exit_.status)
+        return _unreachable(host, lines, exit_.status)
     name = os.path.basename(program.start.argv[0])
-    said = f": {program.lines[-1]}" if program.lines else ""
+    said = f": {lines[0]}" if len(lines) == 1 else ""
     return f"{name} ended with {exit_.status} before its agent had answered{said}"
+
+
+def _telling(lines: Sequence[str]) -> Sequence[str]:
+    """The lines before those about how the program is used, if there are any."""
+    for number, line in enumerate(lines):
+        if number and line.lower().startswith("usage:"):
+            return lines[:number]
+    return lines
 
 
 def _why_lost(program: _Program, exit_: Exit) -> str:

@@ -1,0 +1,226 @@
+"""Real jobs through every launcher: the right ranks and devices on the right hosts, a true exit code, and training."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from kit.cluster import MPI, find_mpi
+
+from dsl.model.remote import RANK_LAUNCHERS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from subprocess import CompletedProcess
+
+    from kit.cluster import Cluster
+
+ROOT = Path(__file__).parent.parent.parent
+TRAIN = ROOT / "examples" / "train_ddp.py"
+STEPS = 5
+EVEN = "node0 slots=2\nnode1 slots=2\nnode2 slots=2\n"
+UNEVEN = "node2 slots=4\nnode0 slots=2\nnode1 slots=3\n"
+
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR")
+WORKER = f"""
+import os, sys, time
+from pathlib import Path
+rank = os.environ["RANK"]
+print(os.uname().nodename, *[os.environ.get(name) for name in {NAMES}], flush=True)
+Path("here" + rank).touch()
+if len(sys.argv) > 1:  # the rank that fails, once all are there
+    while len(list(Path().glob("here*"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.005)
+    if sys.argv[1] == rank:
+        print("a last word", file=sys.stderr, flush=True)
+        os._exit(7)
+    time.sleep(60)
+"""
+
+
+class Backend(NamedTuple):
+    """A launcher as it is installed on the first host."""
+
+    launcher: str
+    env: Mapping[str, str]
+
+
+@pytest.fixture(params=["ssh", "pdsh", *MPI, "slurm"])
+def backend(hosts: Cluster, request: pytest.FixtureRequest) -> Backend:
+    """Each of them in turn."""
+    word = request.param
+    if word in MPI:
+        mpi = find_mpi(hosts, word)
+        return Backend(mpi.launcher, {"PATH": mpi.env["PATH"]})
+    if word == "slurm":
+        request.getfixturevalue("slurm")
+    return Backend(word, {})
+
+
+class Jobs:
+    """Starts jobs on the first host, in a directory that all of them see."""
+
+    def __init__(self, hosts: Cluster, command: Path, folder: Path) -> None:
+        self.hosts, self.command, self.folder = hosts, command, folder
+        (folder / "worker.py").write_text(WORKER, encoding="utf-8")
+
+    def run(self, backend: Backend, hostfile: str, *words: str | Path) -> CompletedProcess[str]:
+        """Run one to its end."""
+        (self.folder / "hosts").write_text(hostfile, encoding="utf-8")
+        line = [self.command, "-H", "hosts", "--launcher", backend.launcher, "--no_local_rank", *words]
+        env = {"DS_ACCELERATOR": "cpu", **backend.env}
+        return self.hosts[0].run(line, env=env, cwd=self.folder, timeout_s=90)
+
+
+@pytest.fixture
+def jobs(hosts: Cluster, dsl_command: Path, tmp_path: Path) -> Jobs:
+    """Run a job: `jobs.run(backend, EVEN, "worker.py")`."""
+    return Jobs(hosts, dsl_command, tmp_path)
+
+
+def lines(*hosts: tuple[str, str], master: str) -> list[str]:
+    """What the workers say of themselves, by rank, if each host has these devices."""
+    places = [(name, rank, devices) for name, devices in hosts for rank in range(len(devices.split(",")))]
+    return sorted(
+        f"{name} {rank} {local_rank} {len(places)} {len(devices.split(','))} {devices} {master}"
+        for rank, (name, local_rank, devices) in enumerate(places)
+    )
+
+
+def test_chosen_slots_have_their_ranks_and_devices_and_a_failure_its_code(
+    hosts: Cluster, backend: Backend, jobs: Jobs
+) -> None:
+    """G2, G3: nothing of what the launcher itself says about the failure is shown."""
+    where = "node2:1,3@node0:1@node1:0,2"
+    words = ("--include", where, "worker.py", "3")
+    result = jobs.run(backend, UNEVEN, *words)
+    master = hosts[2].address
+    expected = lines(("node2", "1,3"), ("node0", "1"), ("node1", "0,2"), master=master)
+    assert sorted(result.stdout.splitlines()) == expected, result.stderr
+    said = re.sub(r"pid \d+", "pid N", result.stderr)
+    assert said.splitlines() == [
+        "a last word",
+        "dsl: rank 3 (local rank 0, pid N, host node1) failed first: exit code 7",
+        "dsl: last output of rank 3:",
+        "dsl:   | a last word",
+        "dsl: stopped by dsl: ranks 0-2,4",
+    ]
+    assert result.returncode == 7
+
+
+def test_excluded_slots_and_hosts_without_any(hosts: Cluster, backend: Backend, jobs: Jobs) -> None:
+    """The launching host has no part in the job."""
+    words = ("--exclude", "node0@node1:1", "worker.py")
+    result = jobs.run(backend, UNEVEN, *words)
+    expected = lines(("node2", "0,1,2,3"), ("node1", "0,2"), master=hosts[2].address)
+    assert sorted(result.stdout.splitlines()) == expected, result.stderr
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("backend", [*MPI, "slurm"], indirect=True)
+def test_one_agent_a_node_and_a_part_of_its_devices(hosts: Cluster, backend: Backend, jobs: Jobs) -> None:
+    words = ("--one-agent-per-node", "--num_nodes", "2", "--num_gpus", "2", "worker.py")
+    result = jobs.run(backend, UNEVEN, *words)
+    expected = lines(("node2", "0,1"), ("node0", "0,1"), master=hosts[2].address)
+    assert sorted(result.stdout.splitlines()) == expected, result.stderr
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_launcher_that_fails_says_why(backend: Backend, jobs: Jobs) -> None:
+    result = jobs.run(backend, EVEN, "--launcher_args=--no-such-option", "worker.py")
+    assert result.stdout == ""
+    assert result.returncode not in (0, 7)
+    words = {"ssh": "unknown option -- -", "pdsh": "invalid option -- '-'"}
+    assert words.get(backend.launcher, "no-such-option") in result.stderr
+    assert "sage:" not in result.stderr
+
+
+# Training.
+
+
+def losses(result: CompletedProcess[str]) -> tuple[list[str], str]:
+    """The steps of rank 0, and what all six ranks have at the end."""
+    steps = [line for line in result.stdout.splitlines() if line.startswith("step ")]
+    ends = re.findall(rf"^rank (\d) ended at step {STEPS} (loss .*)$", result.stdout, re.MULTILINE)
+    assert sorted(rank for rank, _ in ends) == list("012345"), result.stdout + result.stderr
+    (end,) = {text for _, text in ends}
+    return steps, end
+
+
+@pytest.fixture(scope="module")
+def alone(the_cluster: Cluster, dsl_command: Path) -> tuple[list[str], str]:
+    """The losses of the same six ranks on one host."""
+    env = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOCAL_SIZE": "6"}
+    result = the_cluster[1].run([dsl_command, TRAIN, *training()], env=env, check=True)
+    return losses(result)
+
+
+def training() -> tuple[str, ...]:
+    return ("--steps", str(STEPS), "--log-every", "1", "--device", "cpu")
+
+
+SECOND = {"openmpi5", "mpich5"}
+"""Another version is here, too."""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(word, marks=[pytest.mark.stress] if word in SECOND else [])
+        for word in ("ssh", "pdsh", *MPI, "slurm")
+    ],
+    indirect=True,
+)
+def test_a_network_is_trained_on_three_hosts_as_on_one(
+    backend: Backend, jobs: Jobs, alone: tuple[list[str], str]
+) -> None:
+    result = jobs.run(backend, EVEN, TRAIN, *training())
+    assert (result.returncode, noise_of_torch(result.stderr)) == (0, [])
+    assert losses(result) == alone
+
+
+def noise_of_torch(text: str) -> list[str]:
+    """What is said, but for torch's complaint that an address has no name."""
+    return [line for line in text.splitlines() if "[c10d] The hostname of the client socket" not in line]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("way", ["ssh", "srun"])
+def test_nodes_that_know_their_places_train_without_a_head(
+    way: str,
+    hosts: Cluster,
+    dsl_command: Path,
+    tmp_path: Path,
+    alone: tuple[list[str], str],
+    request: pytest.FixtureRequest,
+) -> None:
+    """dslrun is started on each of two nodes, by ssh or by srun, and told its node rank."""
+    options = "--nnodes 2 --nproc-per-node 3 --master-addr node1 --master-port 29511"
+    line = f"OMP_NUM_THREADS=1 exec {dsl_command.with_name('dslrun')} {options} --node-rank {{}} {TRAIN} {' '.join(training())}"
+    if way == "srun":
+        request.getfixturevalue("slurm")
+        words = ["srun", "-Q", "-N2", "-w", "node1,node2", "sh", "-c", line.format("$SLURM_NODEID")]
+    else:
+        starts = [f"ssh node{rank + 1} '{line.format(rank)}' & p{rank}=$!" for rank in range(2)]
+        words = ["bash", "-c", "\n".join([*starts, "wait $p0 && wait $p1"])]
+    result = hosts[0].run(words, cwd=tmp_path, timeout_s=90)
+    assert (result.returncode, noise_of_torch(result.stderr)) == (0, [])
+    assert losses(result) == alone
+
+
+@pytest.mark.parametrize("backend", [*MPI, "slurm"], indirect=True)
+def test_tasks_keep_what_their_launcher_tells_them(backend: Backend, jobs: Jobs) -> None:
+    """Scripts that ask their launcher find the same ranks there."""
+    names = {"openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")}
+    names["slurm"] = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+    theirs = names.get(backend.launcher, ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"))
+    ours = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    script = f"import os; print(*[os.environ[name] for name in {(*theirs, *ours)}])\n"
+    (jobs.folder / "ask.py").write_text(script, encoding="utf-8")
+    result = jobs.run(backend, EVEN, "ask.py")
+    ranks = [f"{rank} 6 {rank % 2}" for rank in range(6)]
+    assert sorted(result.stdout.splitlines()) == [f"{rank} {rank}" for rank in ranks]
+    assert backend.launcher in RANK_LAUNCHERS
