@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kit.cluster import MPI, Cluster, Mpi, Slurm, find_mpi
+from tests.support.backends import BACKENDS, find_backend
 from tests.support.fleet import PLAIN, SSH, Launch, Ways, everybody
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import WaitUntil
+    from tests.support.backends import Backend
 
 LEFT_S = 5.0
 """What a job may take to be gone from every host, once its command has ended."""
@@ -130,3 +132,11 @@ def neighbour(hosts: Cluster, launch: Launch) -> Iterator[set[tuple[str, int, in
         assert own <= everybody(hosts), "another job of the same user was touched"
         job.process.terminate()
         assert job.wait() == 143
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(hosts: Cluster, request: pytest.FixtureRequest) -> Backend:
+    """Each launcher in turn: `hosts[0].run([dsl_command, "-H", file, *backend.words, ...], env=backend.env)`."""
+    if request.param == "slurm":
+        request.getfixturevalue("slurm")
+    return find_backend(hosts, request.param)

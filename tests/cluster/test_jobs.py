@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
-from kit.cluster import MPI, find_mpi
+from kit.cluster import MPI
+from tests.support.backends import BACKENDS
 
 from dsl.model.remote import RANK_LAUNCHERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from subprocess import CompletedProcess
 
     from kit.cluster import Cluster
+    from tests.support.backends import Backend
 
 ROOT = Path(__file__).parent.parent.parent
 TRAIN = ROOT / "examples" / "train_ddp.py"
@@ -40,25 +41,6 @@ if len(sys.argv) > 1:  # the rank that fails, once all are there
 """
 
 
-class Backend(NamedTuple):
-    """A launcher as it is installed on the first host."""
-
-    launcher: str
-    env: Mapping[str, str]
-
-
-@pytest.fixture(params=["ssh", "pdsh", *MPI, "slurm"])
-def backend(hosts: Cluster, request: pytest.FixtureRequest) -> Backend:
-    """Each of them in turn."""
-    word = request.param
-    if word in MPI:
-        mpi = find_mpi(hosts, word)
-        return Backend(mpi.launcher, {"PATH": mpi.env["PATH"]})
-    if word == "slurm":
-        request.getfixturevalue("slurm")
-    return Backend(word, {})
-
-
 class Jobs:
     """Starts jobs on the first host, in a directory that all of them see."""
 
@@ -69,7 +51,7 @@ class Jobs:
     def run(self, backend: Backend, hostfile: str, *words: str | Path) -> CompletedProcess[str]:
         """Run one to its end."""
         (self.folder / "hosts").write_text(hostfile, encoding="utf-8")
-        line = [self.command, "-H", "hosts", "--launcher", backend.launcher, "--no_local_rank", *words]
+        line = [self.command, "-H", "hosts", *backend.words, "--no_local_rank", *words]
         env = {"DS_ACCELERATOR": "cpu", **backend.env}
         return self.hosts[0].run(line, env=env, cwd=self.folder, timeout_s=90)
 
@@ -168,10 +150,7 @@ SECOND = {"openmpi5", "mpich5"}
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "backend",
-    [
-        pytest.param(word, marks=[pytest.mark.stress] if word in SECOND else [])
-        for word in ("ssh", "pdsh", *MPI, "slurm")
-    ],
+    [pytest.param(word, marks=[pytest.mark.stress] if word in SECOND else []) for word in BACKENDS],
     indirect=True,
 )
 def test_a_network_is_trained_on_three_hosts_as_on_one(

@@ -290,7 +290,7 @@ class Head:
         self._why_lost = _why_lost(program, exit_)
 
     def _pass_on(self, program: _Program) -> None:
-        """A launcher has ended before its agents were there: what it has said is the reason, if it is much."""
+        """Say what a launcher has said that ended before its agents were there, if it is more than a line."""
         said = _telling(program.lines)
         is_awaited = any(self.conductor.is_awaited(place) for place in program.places)
         if is_awaited and len(said) > 1 and not program.start.speaks:

@@ -1,0 +1,39 @@
+"""The launchers of `dsl` as they are installed on the hosts of a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kit.cluster import MPI, find_mpi
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kit.cluster import Cluster
+
+BACKENDS = ("ssh", "pdsh", *MPI, "slurm")
+"""Each word of ``--launcher``, and two versions of those that differ much. Slurm has to be up."""
+
+
+class Backend(NamedTuple):
+    """One of them."""
+
+    launcher: str
+    """Its word."""
+    env: Mapping[str, str]
+    """What `dsl` needs to find it."""
+    options: tuple[str, ...] = ()
+    """More options of `dsl`."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options of `dsl` that choose it."""
+        return ("--launcher", self.launcher, *self.options)
+
+
+def find_backend(cluster: Cluster, name: str) -> Backend:
+    """One by its word of `BACKENDS`."""
+    if name not in MPI:
+        return Backend(name, {})
+    mpi = find_mpi(cluster, name)
+    return Backend(mpi.launcher, {"PATH": mpi.env["PATH"]})
