@@ -164,6 +164,29 @@ def test_every_login_shell_reads_the_same_words(
             path.write_text(path.read_text(encoding="utf-8").replace(shell, "/bin/bash", 1), encoding="utf-8")
 
 
+@pytest.mark.parametrize("transport", ["ssh", "pdsh"], indirect=True)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "ControlMaster auto\nControlPath /run/tmp/%C\nControlPersist yes",
+        "LocalForward 127.0.0.1:7000 127.0.0.1:22\nExitOnForwardFailure yes",
+        "RequestTTY force",
+    ],
+)
+def test_what_people_want_of_their_own_logins_is_not_in_the_way(
+    hosts: Cluster, tmp_path: Path, transport: Transport, settings: str
+) -> None:
+    """No connection for others is left behind, no port is taken twice, no terminal mangles bytes."""
+    file = hosts[0].root / "etc/ssh/ssh_config"
+    usual = file.read_text(encoding="utf-8")
+    file.write_text(f"{usual}\n{settings}\n", encoding="utf-8")
+    try:
+        found = launch(hosts, tmp_path, transport, UNEQUAL)
+    finally:
+        file.write_text(usual, encoding="utf-8")
+    assert places(found) == expected(transport, UNEQUAL, per_node=False)
+
+
 def check_odd_words(hosts: Cluster, tmp_path: Path, transport: Transport) -> None:
     """A script with a blank in its name, and interpreters whose names mean something to every shell."""
     pythons = []

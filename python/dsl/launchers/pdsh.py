@@ -19,6 +19,9 @@ SSH_ARGS = "PDSH_SSH_ARGS_APPEND"
 """Words that pdsh gives to its ssh. What the user has in it comes first, and so it holds."""
 
 
+SSH_OPTIONS = ("-oBatchMode=yes", "-oClearAllForwardings=yes", "-oControlMaster=no")
+"""As `dsl.launchers.ssh` has them, too."""
+
 _PLACE = "%n"
 
 
@@ -34,7 +37,7 @@ def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     for name in names:
         _check_user(name)
     port = () if remote.ssh_port is None else ("-p", str(remote.ssh_port))
-    ssh_args = (dict(agents.environ).get(SSH_ARGS, "").strip(), "-oBatchMode=yes", *port)
+    ssh_args = (dict(agents.environ).get(SSH_ARGS, "").strip(), *SSH_OPTIONS, *port)
     fanout = str(max(FANOUT, len(names)))
     argv = ("pdsh", "-S", "-f", fanout, "-w", ",".join(names), *remote.args, _line(remote, agents))
     env = (("PDSH_RCMD_TYPE", "ssh"), (SSH_ARGS, " ".join(filter(None, ssh_args))))

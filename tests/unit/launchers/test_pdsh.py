@@ -9,6 +9,7 @@ from tests.support.launchers import start
 
 from dsl.errors import HostNameError
 
+OWN = "-oBatchMode=yes -oClearAllForwardings=yes -oControlMaster=no"
 HOSTS = {"a": 2, "b": 1}
 WORDS = ["exec", "/opt/py", "-m", "dsl.node", "--connect", "10.0.0.1:7", "--place", "%n"]
 
@@ -24,7 +25,7 @@ def test_one_command_whose_place_pdsh_fills_in() -> None:
     one = start("pdsh", HOSTS)
     assert list(one.argv[:-1]) == ["pdsh", "-S", "-f", "1024", "-w", "a,b"]
     assert shlex.split(one.argv[-1]) == WORDS
-    assert dict(one.env) == {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": "-oBatchMode=yes"}
+    assert dict(one.env) == {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": OWN}
     assert (one.node_rank, one.speaks, one.files) == (None, False, ())
 
 
@@ -36,7 +37,7 @@ def test_words_for_pdsh_stand_where_deepspeed_puts_them() -> None:
 def test_a_port_comes_behind_what_the_user_gives_to_its_ssh() -> None:
     environ = (("PDSH_SSH_ARGS_APPEND", " -v "),)
     one = start("pdsh", HOSTS, ssh_port=2222, environ=environ)
-    assert dict(one.env)["PDSH_SSH_ARGS_APPEND"] == "-v -oBatchMode=yes -p 2222"
+    assert dict(one.env)["PDSH_SSH_ARGS_APPEND"] == f"-v {OWN} -p 2222"
 
 
 def test_all_hosts_are_reached_at_once() -> None:
