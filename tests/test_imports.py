@@ -63,6 +63,8 @@ PURE_MODULES = (
     "dsl.output.routes",
     "dsl.output.answer",
     "dsl.control.checks",
+    "dsl.control.frames",
+    "dsl.control.clock",
     "dsl.report.machine",
 )
 IMPURE = {

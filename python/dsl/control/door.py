@@ -84,6 +84,8 @@ class Door:
         self._expected: dict[int | None, int] = {}
         self._callers: dict[int, _Caller] = {}
         self._of_host: dict[str, dict[int, _Caller]] = {}
+        self._answered: dict[int, _Caller] = {}
+        """Those whose first bytes were made with the key, and who have not shown yet that they know it."""
         self._paused_until_s: float | None = None
 
     def open(self) -> None:
@@ -140,11 +142,16 @@ class Door:
             self._callers[sock.fileno()] = caller
             self._of_host.setdefault(caller.host, {})[sock.fileno()] = caller
             self._host.watch(sock.fileno(), partial(self._read, caller))
-            if len(self._callers) > self._most():
+            if len(self._callers) - len(self._answered) > self._most():
                 self._refuse(self._least_welcome())
 
     def _least_welcome(self) -> _Caller:
-        """The oldest of the address that has most connections: whoever floods hurts himself first."""
+        """The oldest of the address that has most connections: whoever floods hurts himself first.
+
+        Those come before it whose first bytes were made with the key, now or at another time.
+        """
+        if not self._of_host:
+            return next(iter(self._answered.values()))
         return next(iter(max(self._of_host.values(), key=len).values()))
 
     def _most(self) -> int:
@@ -205,6 +212,10 @@ class Door:
         try:
             caller.stream = answer(caller.socket, key, caller.data)
             caller.stream.chunk = _FEW
+            self._forget_host(caller)
+            self._answered[caller.socket.fileno()] = caller
+            if len(self._answered) > self._most():
+                self._refuse(next(iter(self._answered.values())))
         except (Damaged, OSError):
             self._refuse(caller)
 
@@ -241,10 +252,15 @@ class Door:
     def _forget(self, caller: _Caller) -> None:
         fd = caller.socket.fileno()
         del self._callers[fd]
-        del self._of_host[caller.host][fd]
-        if not self._of_host[caller.host]:
-            del self._of_host[caller.host]
+        if self._answered.pop(fd, None) is None:
+            self._forget_host(caller)
         self._host.unwatch(caller.socket.fileno())
+
+    def _forget_host(self, caller: _Caller) -> None:
+        of_host = self._of_host[caller.host]
+        del of_host[caller.socket.fileno()]
+        if not of_host:
+            del self._of_host[caller.host]
 
     def _drop(self, caller: _Caller) -> None:
         self._forget(caller)

@@ -201,6 +201,25 @@ def test_a_flood_of_connections_is_bounded_and_an_agent_gets_through(ends: Ends)
     assert is_unharmed(ends, on_head, on_agent)
 
 
+def test_a_flood_does_not_push_out_who_has_begun_with_the_key(ends: Ends) -> None:
+    """Not even one from the same address."""
+    ends.by_tcp(place=7)
+    ends.head.expect(8, KEY)
+    port = ends.head.listen()
+    with ExitStack() as stack:
+        agent = stack.enter_context(knock(port))
+        session, opening = speak(agent, 8)
+        flood = [stack.enter_context(knock(port)) for _ in range(200)]
+        assert is_refused(flood[0])
+        replays = [stack.enter_context(knock(port)) for _ in range(door.SPARE)]
+        for sock in replays:
+            sock.sendall(opening)
+            assert len(sock.recv(50, socket.MSG_WAITALL)) == 50
+        agent.sendall(message(session, frames.frame(frames.MESSAGE, message_to_bytes(hello(8)))))
+        found = until(ends.head, lambda found: len(found) == 2)
+        assert [one for _, one in found] == [first_warning(ends, flood[0]), hello(8)]
+
+
 def test_who_says_nothing_is_refused_in_time(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "HANDSHAKE_S", 0.2)
     on_head, on_agent = ends.by_tcp(place=7)
