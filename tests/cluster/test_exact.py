@@ -229,6 +229,7 @@ def test_ten_thousand_words_and_variables_arrive_byte_for_byte(
         check(hosts, backend, dsl_command, tmp_path / f"job{seed}", seed)
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("backend", [*MPI, "slurm"], indirect=True)
 def test_one_agent_a_node_is_given_the_same(
     hosts: Cluster, backend: Backend, dsl_command: Path, tmp_path: Path

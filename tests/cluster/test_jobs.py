@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from kit.cluster import MPI
-from tests.support.backends import BACKENDS
+from kit.cluster import MPI, find_mpi
+from kit.waiting import until
+from tests.support.backends import BACKENDS, Backend
 
 from dsl.model.remote import RANK_LAUNCHERS
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-    from kit.cluster import Cluster
-    from tests.support.backends import Backend
+    from kit.cluster import Cluster, Slurm
 
 ROOT = Path(__file__).parent.parent.parent
 TRAIN = ROOT / "examples" / "train_ddp.py"
@@ -167,7 +167,7 @@ def noise_of_torch(text: str) -> list[str]:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("way", ["ssh", "srun"])
+@pytest.mark.parametrize("way", ["ssh", pytest.param("srun", marks=pytest.mark.stress)])
 def test_nodes_that_know_their_places_train_without_a_head(
     way: str,
     hosts: Cluster,
@@ -203,3 +203,55 @@ def test_tasks_keep_what_their_launcher_tells_them(backend: Backend, jobs: Jobs)
     ranks = [f"{rank} 6 {rank % 2}" for rank in range(6)]
     assert sorted(result.stdout.splitlines()) == [f"{rank} {rank}" for rank in ranks]
     assert backend.launcher in RANK_LAUNCHERS
+
+
+def test_ranks_of_slurm_are_those_of_mpi(hosts: Cluster, slurm: Slurm, jobs: Jobs) -> None:
+    """The descriptor by which MPI talks to Slurm reaches the workers."""
+    assert slurm.head is hosts[0]
+    script = """
+import os
+from mpi4py.MPI import COMM_WORLD as world
+print(os.environ["RANK"], world.rank, world.size, world.allreduce(world.rank), os.uname().nodename)
+"""
+    (jobs.folder / "ask.py").write_text(script, encoding="utf-8")
+    variables = find_mpi(hosts, "mpich5").python
+    lines = "".join(f"{name}={value}\n" for name, value in variables.items())
+    (jobs.folder / ".deepspeed_env").write_text(lines, encoding="utf-8")
+    result = jobs.run(Backend("slurm", {}, ("--launcher_args=--mpi=pmi2",)), EVEN, "ask.py")
+    expected = [f"{rank} {rank} 6 15 node{rank // 2}" for rank in range(6)]
+    assert sorted(result.stdout.splitlines()) == expected, result.stderr
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize("backend", ["ssh", "pdsh", "openmpi4", "mpich4", "slurm"], indirect=True)
+def test_a_script_is_sourced_on_each_host_and_a_named_file_of_variables_is_read_here(
+    backend: Backend, jobs: Jobs
+) -> None:
+    (jobs.folder / "lib").mkdir()
+    (jobs.folder / "lib" / "mine.py").write_text("NAME = 'mine'\n", encoding="utf-8")
+    (jobs.folder / "my env.sh").write_text('export SOURCED="on $(hostname)"\n', encoding="utf-8")
+    (jobs.folder / "my.vars").write_text("NAMED='a \"b\" $c'\n", encoding="utf-8")
+    script = (
+        "import os, mine; print(mine.NAME, os.environ['SOURCED'], os.environ['NAMED'], os.uname().nodename)"
+    )
+    (jobs.folder / "ask.py").write_text(script, encoding="utf-8")
+    env = {"DS_ENV_FILE": "my.vars", "PYTHONPATH": str(jobs.folder / "lib"), **backend.env}
+    words = ("--venv_script", "my env.sh", "ask.py")
+    result = jobs.run(backend._replace(env=env), "node1 slots=1\nnode2 slots=1\n", *words)
+    expected = [f'mine on {name} a "b" $c {name}' for name in ("node1", "node2")]
+    assert sorted(result.stdout.splitlines()) == expected, result.stderr
+
+
+@pytest.mark.parametrize("backend", ["ssh", "pdsh"], indirect=True)
+def test_ssh_takes_another_port(hosts: Cluster, backend: Backend, jobs: Jobs) -> None:
+    daemon = hosts[2].start(["/usr/sbin/sshd", "-D", "-p", "2222"])
+    try:
+        until(lambda: not hosts[0].run(["bash", "-c", "exec 3</dev/tcp/node2/2222"]).returncode, 20)
+        (jobs.folder / "ask.py").write_text(
+            "import os; print(os.environ['SSH_CONNECTION'])", encoding="utf-8"
+        )
+        result = jobs.run(backend, "node2 slots=1\n", "--ssh_port", "2222", "ask.py")
+    finally:
+        daemon.terminate()
+        daemon.wait(10)
+    assert result.stdout.split()[2:] == [hosts[2].address, "2222"], result.stderr
