@@ -115,3 +115,33 @@ def test_a_job_whose_time_is_over_saves_its_work_and_is_queued_again(
     job.ask("scontrol", "update", f"JobId={job.id}", "StartTime=now")
     facts = wait_until(job.ended, timeout_s=120)
     assert facts["ExitCode"] == "0:0", job.output
+
+
+SAVER = """
+import os, signal, sys, time
+
+def save(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1)
+    open(f"saved.{os.environ['RANK']}", "x").close()
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+open(f"ready.{os.environ['RANK']}", "x").close()
+time.sleep(600)
+"""
+
+
+def test_a_cancelled_job_has_its_grace_although_slurm_signals_every_process_of_it(
+    hosts: Cluster, slurm: Slurm, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    """G1: dsl, its agents and the workers hear of it by Slurm and by each other; that is one request."""
+    script = tmp_path / "worker.py"
+    script.write_text(SAVER, encoding="utf-8")
+    job = Batch(hosts, tmp_path, "dsl.sbatch", str(script))
+    wait_until(lambda: len([*tmp_path.glob("ready.*")]) == 4, timeout_s=60)
+    job.ask("scancel", job.id)
+    facts = wait_until(job.ended, timeout_s=60)
+    assert facts["JobState"] == "CANCELLED"
+    wait_until(lambda: not hosts.leftovers(), timeout_s=20)
+    assert len([*tmp_path.glob("saved.*")]) == 4, job.output
