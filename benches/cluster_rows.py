@@ -7,14 +7,14 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from benches.measure import Row, in_turns, medians, spread
-from kit.cluster import Cluster
+from kit.cluster import MPI, Cluster, Slurm, find_mpi
 from kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benches.programs import Programs
 
@@ -108,14 +108,31 @@ def _is_of_a_worker(line: bytes) -> bool:
     return words[-1:] == [WORD.encode()] and len(words) <= 2
 
 
-def failure(programs: Programs, hosts: int, launchers: Sequence[str], repeats: int) -> list[Row]:
-    """The last rank fails: until the command has ended, with nothing of the job left on any host."""
+class Transport(NamedTuple):
+    """A launcher as it is installed on the hosts."""
+
+    launcher: str
+    env: Mapping[str, str]
+
+
+def _transports(cluster: Cluster) -> dict[str, Transport]:
+    """All of them, by their names and versions."""
+    Slurm(cluster).up()
+    found = {name: Transport(name, {}) for name in ("ssh", "pdsh", "slurm")}
+    for name in MPI:
+        mpi = find_mpi(cluster, name)
+        found[name] = Transport(mpi.launcher, mpi.env)
+    return found
+
+
+def failure(programs: Programs, hosts: int, repeats: int) -> list[Row]:
+    """The last rank fails: until the command has ended, and nothing of the job is left on any host."""
     rows = []
     with Cluster(hosts) as cluster:
         hostfile = _hostfile(cluster, 2)
         takers = {
-            launcher: lambda launcher=launcher: _failure_s(programs, cluster, hostfile, launcher)
-            for launcher in launchers
+            name: lambda transport=transport: _failure_s(programs, cluster, hostfile, transport)
+            for name, transport in _transports(cluster).items()
         }
         for launcher, taken in in_turns(takers, repeats).items():
             name = f"{hosts} hosts x 2, {launcher}, a worker fails to end"
@@ -123,7 +140,7 @@ def failure(programs: Programs, hosts: int, launchers: Sequence[str], repeats: i
     return rows
 
 
-def _failure_s(programs: Programs, cluster: Cluster, hostfile: Path, launcher: str) -> float:
+def _failure_s(programs: Programs, cluster: Cluster, hostfile: Path, transport: Transport) -> float:
     """Seconds from the failure of a worker to the end of the command. Raises RuntimeError for a wrong end."""
     last = 2 * len(cluster) - 1
     with tempfile.TemporaryDirectory(dir=cluster.home) as directory, tempfile.TemporaryFile() as errors:
@@ -132,9 +149,10 @@ def _failure_s(programs: Programs, cluster: Cluster, hostfile: Path, launcher: s
             f'if [ "$RANK" = {last} ]; then exec {child} note {folder}/ready %r wait {folder}/go '
             f"stamp {folder}/failed exit 42; fi; exec {child} note {folder}/ready %r pause"
         )
-        command = [programs.dsl, "--launcher", launcher, "--hostfile", str(hostfile), *NO_PYTHON]
+        command = [programs.dsl, "--launcher", transport.launcher, "--hostfile", str(hostfile), *NO_PYTHON]
+        env = {**ENVIRONMENT, **transport.env}
         with cluster[0].start(
-            [*command, "/bin/sh", "-c", script], env=ENVIRONMENT, stdin=subprocess.DEVNULL, stderr=errors
+            [*command, "/bin/sh", "-c", script], env=env, stdin=subprocess.DEVNULL, stderr=errors
         ) as process:
             until(lambda: _lines(folder / "ready") > last or process.poll() is not None, LIMIT_S)
             time.sleep(SETTLE_S)
@@ -144,7 +162,7 @@ def _failure_s(programs: Programs, cluster: Cluster, hostfile: Path, launcher: s
         if code != 42:
             errors.seek(0)
             raise RuntimeError(
-                f"{launcher} ended with {code}: {errors.read().decode(errors='replace')[-800:]}"
+                f"{transport.launcher} ended with {code}: {errors.read().decode(errors='replace')[-800:]}"
             )
         until(lambda: not cluster.leftovers(), LEFT_S)
         return (end_ns - int((folder / "failed").read_text())) / 1e9

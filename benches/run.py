@@ -89,8 +89,8 @@ def _hosts(ours: Programs, directory: str | None, *, quick: bool) -> list[Row]:
     few, many = (2, 3) if quick else (5, 9)
     return [
         *cluster_rows.start(ours, peers(directory), 16, 4, many),
-        *cluster_rows.failure(ours, 3, ("ssh", "pdsh"), many),
-        *cluster_rows.failure(ours, 16, ("ssh", "pdsh"), few),
+        *cluster_rows.failure(ours, 3, few),
+        *cluster_rows.failure(ours, 16, few),
     ]
 
 
