@@ -142,6 +142,7 @@ class Door:
             self._callers[sock.fileno()] = caller
             self._of_host.setdefault(caller.host, {})[sock.fileno()] = caller
             self._host.watch(sock.fileno(), partial(self._read, caller))
+            self._read(caller, 0)  # who has waited in line has said something already
             if len(self._callers) - len(self._answered) > self._most():
                 self._refuse(self._least_welcome())
 

@@ -220,6 +220,26 @@ def test_a_flood_does_not_push_out_who_has_begun_with_the_key(ends: Ends) -> Non
         assert [one for _, one in found] == [first_warning(ends, flood[0]), hello(8)]
 
 
+def test_a_flood_does_not_push_out_who_came_before_it(ends: Ends) -> None:
+    """What has been said while nobody listened is read first."""
+    ends.by_tcp(place=7)
+    ends.head.expect(8, KEY)
+    port = ends.head.listen()
+    is_over = threading.Event()
+    with ExitStack() as stack:
+        ends.head._server.do(is_over.wait)  # type: ignore[arg-type]
+        agent = stack.enter_context(knock(port))
+        session = SecureSession(KEY, initiator=True)
+        first = session.handshake()
+        agent.sendall(PREAMBLE.pack(MAGIC, 8) + LENGTH.pack(len(first)) + first)
+        for _ in range(200):
+            stack.enter_context(knock(port))
+        is_over.set()
+        session.read_handshake(agent.recv(50, socket.MSG_WAITALL)[2:])
+        agent.sendall(message(session, frames.frame(frames.MESSAGE, message_to_bytes(hello(8)))))
+        until(ends.head, lambda found: any(one == hello(8) for _, one in found))
+
+
 def test_who_says_nothing_is_refused_in_time(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "HANDSHAKE_S", 0.2)
     on_head, on_agent = ends.by_tcp(place=7)
