@@ -37,8 +37,10 @@ WILD = (
 )
 """Words of a worker that does not want to end, and has processes elsewhere: three announce themselves."""
 
-OF_THE_WAY = ("sshd", "slurmstepd")
-"""Servers on the way to a host: they hold nothing of the job, and end when they have told their client."""
+OF_THE_WAY = ("sshd", "slurmstepd", "orted", "prted", "hydra_pmi_proxy")
+"""Servers on the way to a host. They hold nothing of the job, and end when they have told their client: with
+a head that says nothing any more, never. At the end of a test they must be gone, too.
+"""
 
 SLOTS = 2
 LEFT_S = 5.0
