@@ -7,6 +7,8 @@ import fcntl
 import os
 import signal
 import termios
+import time
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,12 +43,12 @@ def test_every_line_of_every_rank_arrives_whole_and_tagged(
 
 
 def _without_tags(data: bytes) -> bytes:
-    """The lines without ``[rank3]: ``, which must fit the rank that they begin with."""
+    """The lines without ``[rank 3] ``, which must name the rank that they begin with."""
     lines = []
-    for line in data.splitlines(keepends=True):
-        tag, _, text = line.partition(b" ")
-        assert tag.strip(b"[]:").endswith(text.split(b" ", 1)[0]), line[:100]
-        lines.append(text)
+    for line in data.split(b"\n")[:-1]:
+        tag, _, text = line.partition(b"] ")
+        assert tag.removeprefix(b"[rank ").strip() == text.split(b" ", 1)[0], line[:100]
+        lines.append(text + b"\n")
     return b"".join(lines)
 
 
@@ -62,11 +64,12 @@ def test_both_streams_of_a_worker_come_home_apart(hosts: Cluster, launch: Launch
 def test_each_host_keeps_the_files_of_its_ranks(hosts: Cluster, launch: Launch, ways: Ways) -> None:
     """In a directory that each host has for itself."""
     words = ("say", "out of %r", "complain", "err of %r")
-    with launch(words, ways, "--log-dir", "/run/logs", "--redirects", "3") as job:
+    folder = f"run/logs-{uuid.uuid4().hex}"
+    with launch(words, ways, "--log-dir", f"/{folder}", "--redirects", "3") as job:
         assert job.wait() == 0, job.stderr
         gone_within(hosts)
     for host in hosts:
-        texts = [path.read_text() for path in (host.root / "run/logs").rglob("*.log")]
+        texts = [path.read_text() for path in (host.root / folder).rglob("*.log")]
         ranks = (2 * host.index, 2 * host.index + 1)
         assert sorted(texts) == sorted(f"{kind} of {rank}\n" for kind in ("out", "err") for rank in ranks)
 
@@ -83,18 +86,25 @@ class Pipe:
         with open(self.read_fd, "rb") as file:
             return file.read()
 
+    def close(self) -> None:
+        """Nobody will read it."""
+        os.close(self.read_fd)
+        os.close(self.write_fd)
 
+
+@pytest.mark.parametrize("pause_s", [0.5, pytest.param(12.0, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("ways", ["ssh", "pdsh"], indirect=True)
 def test_a_reader_that_stalls_loses_no_line(
-    hosts: Cluster, launch: Launch, ways: Ways, testchild: Path
+    hosts: Cluster, launch: Launch, ways: Ways, testchild: Path, pause_s: float
 ) -> None:
     pipe = Pipe()
-    with launch(numbered(2000), ways, stdout=pipe.write_fd) as job:
+    with launch(numbered(20_000), ways, stdout=pipe.write_fd) as job:
         _is_stalled(job, pipe)
+        time.sleep(pause_s)  # it is the reader that pauses, nothing is waited for
         data = pipe.read()
         assert job.wait() == 0
         gone_within(hosts)
-    assert check(testchild.with_name("dsl-linecheck"), data) == Found(12_000, 0, 0, 0, 0)
+    assert check(testchild.with_name("dsl-linecheck"), data) == Found(120_000, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("ways", ["ssh", "pdsh"], indirect=True)
@@ -105,14 +115,33 @@ def test_a_reader_that_stalls_holds_up_no_stop(hosts: Cluster, launch: Launch, w
         job.ready(6)
         _is_stalled(job, pipe)
         job.process.send_signal(signal.SIGTERM)
-        job.until_said("stopped by dsl")
-        workers_are_gone = gone_within(hosts.hosts[1:])
-        job.process.send_signal(signal.SIGTERM)  # who waits for a reader that never comes may say so
+        until(lambda: not [one for host in hosts for one in host.strangers() if one.name == "dsl-testchild"])
+        assert job.process.poll() is None, "what is left of the output waits for its reader"
+        # One that comes before all hosts have told of their end is for the workers, the next is for the output.
+        until(lambda: _insist(job))
         assert job.wait() == 143
         gone_within(hosts)
-    assert workers_are_gone < 5
-    os.close(pipe.read_fd)
-    os.close(pipe.write_fd)
+    assert "SIGTERM received: output that nobody has read is lost" in job.stderr
+    pipe.close()
+
+
+@pytest.mark.parametrize("ways", ["ssh", "pdsh"], indirect=True)
+def test_a_command_that_is_killed_waits_for_no_reader(hosts: Cluster, launch: Launch, ways: Ways) -> None:
+    pipe = Pipe()
+    words = ("note", "{}/ready", "%r %p", "flood", "64", "100", "4096", "pause")
+    with launch(words, ways, "--grace", "1", stdout=pipe.write_fd) as job:
+        job.ready(6)
+        _is_stalled(job, pipe)
+        job.process.kill()
+        job.wait()
+        gone_within(hosts)
+    pipe.close()
+
+
+def _insist(job: Fleet) -> bool:
+    """One more SIGTERM; true if the command ends of it."""
+    job.process.send_signal(signal.SIGTERM)
+    return job.ends_within(1)
 
 
 def _is_stalled(job: Fleet, pipe: Pipe) -> None:

@@ -101,13 +101,17 @@ class Fleet:
 
     def wait(self, timeout_s: float = 20.0) -> int:
         """Wait for the end of the command, to the millisecond; its exit code, negative for a signal."""
+        if not self.ends_within(timeout_s):
+            raise AssertionError(f"still runs after {timeout_s} s: {self.stderr[-2000:]}")
+        return self.process.wait()
+
+    def ends_within(self, timeout_s: float) -> bool:
+        """Whether the command ends within that time, to the millisecond."""
         fd = os.pidfd_open(self.process.pid)
         try:
-            if not select.select([fd], [], [], timeout_s)[0]:
-                raise AssertionError(f"still runs after {timeout_s} s: {self.stderr[-2000:]}")
+            return bool(select.select([fd], [], [], timeout_s)[0])
         finally:
             os.close(fd)
-        return self.process.wait()
 
     @property
     def stdout(self) -> str:

@@ -272,6 +272,8 @@ class Conductor:
             return [Speak(Notice("info", text)), *self._to_all(stop)]
         if action != "stop":
             return []
+        if self._is_over:
+            return [] if self.is_done else self.cut_output(signum)
         name = signal_name(signum)
         insists, self._user_signal = self._user_signal is not None, self._user_signal or signum
         self._is_stopping = True
@@ -283,6 +285,21 @@ class Conductor:
         grace_s = job.signals.grace_s
         text = f"{name} received: stopping all hosts (grace {grace_s:g} s, a second signal kills at once)"
         return [Speak(Notice("info", text)), *self._to_all(Stop(signum, grace_s))]
+
+    def wait_longer(self, now_s: float) -> None:
+        """Nobody reads what agents have sent: they have to wait with the rest of it, and are waited for."""
+        if self._is_over and self._deadline_s is not None:
+            self._deadline_s = now_s + FAREWELL_S
+
+    def cut_output(self, signum: int) -> list[object]:
+        """The user does not want to wait for whoever reads the output of a job that has ended."""
+        self.code = self.code or 128 + signum
+        for agent in self._agents:
+            agent.is_gone = True
+        if self._meeting is None:
+            return self._finish_if_done()
+        text = f"{signal_name(signum)} received: output that nobody has read is lost"
+        return [Speak(Notice("warning", text)), *self._finish_if_done()]
 
     def wait_is_over(self, now_s: float) -> list[object]:
         """What follows when `deadline_s` has passed."""

@@ -113,6 +113,7 @@ class Head:
         self._dismissal_s: float | None = None
         self._supervisor: Supervisor | None = None
         self._is_orphan = False
+        self._guard = 0
         self.on_finish: Callable[[], None] | None = None
         """Removes what was made for the programs."""
         for start in starts:
@@ -195,6 +196,9 @@ class Head:
         now_s = time.monotonic()
         for program in [one for one in self._exited if one.due_s <= now_s]:
             self._conclude(program)
+        due_s = self.conductor.deadline_s
+        if due_s is not None and due_s <= now_s and not self._hub.drain(0.0):
+            self.conductor.wait_longer(now_s)
         self._obey(self.conductor.wait_is_over(now_s))
         if self._dismissal_s is not None and now_s >= self._dismissal_s:
             self._dismissal_s = None
@@ -273,6 +277,7 @@ class Head:
                 self._conclude(program)
             if not self._is_orphan:
                 self._hear_out()
+            self._show_rest()
         elif isinstance(event, Outcome):
             self._end()
 
@@ -383,6 +388,7 @@ class Head:
     def enter(self, supervisor: Supervisor) -> None:
         """In the process that does the work: serve the connections."""
         self._supervisor = supervisor
+        self._guard = os.getppid()
         self._hub.start()
 
     def _hear_out(self) -> None:
@@ -412,12 +418,17 @@ class Head:
         for program in self._programs:
             self._let_go(program)
 
+    def _show_rest(self) -> None:
+        """Wait until what has come is shown, or a signal ends that, or the guard is gone."""
+        while not self._is_orphan and not self._hub.drain(0.5):
+            self._is_orphan = os.getppid() != self._guard
+            for event in () if self._supervisor is None else self._supervisor.wait(0):
+                if isinstance(event, SignalReceived) and event.action == "stop":
+                    self._obey(self.conductor.cut_output(event.signum))
+                    return
+
     def _end(self) -> None:
-        """Show what has come, then say how the job ended. A signal ends the waiting for who reads it."""
-        while not self._hub.drain(0.5):
-            events = [] if self._supervisor is None else self._supervisor.wait(0)
-            if any(isinstance(event, SignalReceived) for event in events):
-                break
+        """Say how the job has ended."""
         for notice in () if self._is_orphan else self.conductor.verdict:
             self._speak(notice)
         self._hub.close(0.0)

@@ -464,3 +464,30 @@ def test_a_signal_of_the_scheduler_to_a_host_is_the_code_of_the_job() -> None:
     stage.hear(1, Report(0, 143, stop_signal=15, victims=(1,), lines=("stopped by dsl: rank 1",)))
     stage.hear(0, Report(0, 1, victims=(0,)))
     assert (stage.conductor.code, stage.said) == (143, ["stopped by dsl: ranks 0-1"])
+
+
+def test_agents_whose_output_nobody_reads_are_waited_for() -> None:
+    stage = Stage(a_job(1)).begin()
+    stage.hear(0, Report(0, 0))
+    for _ in range(3):
+        stage.now_s += FAREWELL_S
+        stage.conductor.wait_longer(stage.now_s)
+        assert stage.later(0.0) == []
+    assert stage.later(FAREWELL_S) == [Dismiss(FAREWELL_S)]
+
+
+def test_a_signal_ends_the_waiting_for_who_reads_the_output() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.hear(0, Report(0, 0))
+    stage.hear(1, Report(0, 0))
+    orders = stage.conductor.signal(15, "stop", stage.now_s)
+    assert orders[0] == Speak(Notice("warning", "SIGTERM received: output that nobody has read is lost"))
+    assert orders[1:] == [Dismiss(FAREWELL_S)]
+    assert stage.conductor.code == 143
+
+
+def test_a_failure_keeps_its_code_when_its_output_is_cut() -> None:
+    stage = Stage(a_job(1)).begin()
+    stage.fail(0, 0, status=9)
+    stage.conductor.signal(15, "stop", stage.now_s)
+    assert stage.conductor.code == 9

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
 from tests.support.events import an_exit, exited
 
-from dsl import Ended, Output
+from dsl import Ended, Output, SignalReceived
 from dsl.agent import head as head_module
 from dsl.agent.conductor import Conductor
 from dsl.agent.head import Head
@@ -117,3 +118,45 @@ def test_when_the_program_that_reaches_all_hosts_dies_their_agents_are_conducted
         sent = [call[0][0] for call in link.send.call_args_list]
         assert [type(message) for message in sent] == [Assignment, Meeting, Stop, Over]
     assert stage.verdict == ["pdsh was killed by SIGKILL (signal 9)", "stopped by dsl: ranks 0-1"]
+
+
+def test_an_end_of_output_that_nobody_reads_is_waited_for_until_a_signal() -> None:
+    stage = Stage(speaks=False)
+    links = stage.begin()
+    stage.hub.read.return_value = [(link, message) for link in links for message in (Report(0, 0), Bye(0))]
+    stage.head.read()
+    stage.hub.drain.return_value = False
+    signal: Any = Mock(spec=SignalReceived, signum=15, action="stop")
+    stage.head._guard = os.getppid()
+    stage.head._supervisor = Mock(wait=Mock(side_effect=[[], [], [signal]]))
+    stage.head.hear(exited(an_exit(0, code=0)))
+    stage.head.hear(Mock(spec=Ended))
+    assert stage.conductor.code == 143
+    assert stage.hub.drain.call_count >= 3
+
+
+def test_a_head_without_its_guard_waits_for_no_reader() -> None:
+    stage = Stage(speaks=False)
+    stage.begin()
+    stage.hub.drain.return_value = False
+    stage.head._guard = -1
+    stage.head._supervisor = Mock(wait=Mock(return_value=[]))
+    stage.head._show_rest()
+    assert stage.hub.drain.call_count == 1
+
+
+def test_agents_are_waited_for_while_nobody_reads_their_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(speaks=False)
+    links = stage.begin()
+    stage.hub.read.return_value = [(link, Report(0, 0)) for link in links]
+    stage.head.read()
+    stage.hub.read.return_value = []
+    later_s = time.monotonic() + 60
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    stage.hub.drain.return_value = False
+    stage.head.read()
+    assert not stage.conductor.is_done
+    later_s += 60
+    stage.hub.drain.return_value = True
+    stage.head.read()
+    assert stage.conductor.is_done
