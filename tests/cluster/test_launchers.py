@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from kit.cluster import Cluster, Host
+    from tests.conftest import WaitUntil
 
     from dsl.launchers.base import Start
     from dsl.model.remote import LauncherName
@@ -260,8 +261,16 @@ def test_a_host_may_be_named_by_an_address(hosts: Cluster, tmp_path: Path, trans
 
 
 @pytest.mark.parametrize("transport", ["ssh", "pdsh"], indirect=True)
-def test_a_host_may_be_named_by_an_ipv6_address(hosts: Cluster, tmp_path: Path, transport: Transport) -> None:
-    shown = hosts[2].run(["ip", "-6", "-o", "addr", "show", "dev", "eth0"], check=True).stdout
-    address = shown.split("inet6 ", 1)[1].partition("/")[0]
+def test_a_host_may_be_named_by_an_ipv6_address(
+    hosts: Cluster, tmp_path: Path, transport: Transport, wait_until: WaitUntil
+) -> None:
+    def addresses() -> list[str]:
+        """Those of the kernel, once it has seen that nobody else has them."""
+        ask = ["ip", "-6", "-o", "addr", "show", "dev", "eth0", "-tentative"]
+        shown = [host.run(ask, check=True).stdout for host in hosts]
+        return [text.split("inet6 ", 1)[1].partition("/")[0] for text in shown if "inet6 " in text]
+
+    wait_until(lambda: len(addresses()) == len(hosts))
+    address = addresses()[2]
     found = launch(hosts, tmp_path, transport, {f"[{address}%eth0]": 2, "node1": 2})
     assert places(found) == expected(transport, {"node2": 2, "node1": 2}, per_node=False)
