@@ -14,10 +14,10 @@ from dsl.cli.options import BadValueError, integer
 from dsl.cli.process import die_of_interrupt
 from dsl.errors import HostfileError, LauncherError, OptionError
 from dsl.facts import this_machine
-from dsl.functions.launcher import supervise
-from dsl.functions.signals import HandledSignals
+from dsl.functions.signals import HandledSignals, supervise
 from dsl.launchers.command import LONGEST_LINE, ssh_command
 from dsl.lists import LAST_PORT
+from dsl.machine.check import find_executable
 from dsl.model.node import NodePlan, Route, WorkerPlan
 from dsl.model.outcome import Membership, Outcome
 from dsl.model.request import DEFAULT_HOSTFILE
@@ -62,7 +62,7 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
     hosts = choose_hosts(options, facts)
     if not words:
         raise OptionError("no command was given: dsl-ssh [OPTIONS] COMMAND [ARGUMENTS]")
-    if not facts.files.has_program(SSH):
+    if not find_executable(SSH, facts.environ):
         raise LauncherError("ssh is not on PATH, install OpenSSH's client")
     size = len(os.fsencode(ssh_command(hosts[0], words)[-1]))
     if size > LONGEST_LINE:

@@ -15,11 +15,11 @@ import contextlib
 import os
 import sys
 
-from dsl import Ended, EngineError, LogNotice, Supervisor, Unbound
-from dsl.agent.agent import Agent, stop_group
+from dsl import Ended, LogNotice, Unbound
+from dsl.agent.agent import Agent
 from dsl.agent.pid_file import PidFile
 from dsl.agent.planner import Planner
-from dsl.errors import DslError, UnsupportedError
+from dsl.errors import UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.call import (
     Call,
@@ -32,7 +32,7 @@ from dsl.functions.call import (
 from dsl.functions.config import LaunchConfig, signal_warnings, to_request
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.outcome import failure_of
-from dsl.functions.signals import HandledSignals, SignalException
+from dsl.functions.signals import HandledSignals, SignalException, supervise
 from dsl.machine.check import check_program
 from dsl.model.outcome import AttemptEnded, AttemptStarted, OutputCut
 from dsl.model.request import ProgramRequest
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.model.job import Notice
     from dsl.model.node import NodePlan
-    from dsl.model.outcome import Outcome
     from dsl.model.request import Request
     from dsl.plan.job import JobPlan
 
@@ -234,24 +233,6 @@ def _run(
     finally:
         source.finish(succeeded=succeeded)
     return results
-
-
-def supervise(agent: Agent, plan: NodePlan) -> Outcome:
-    """Run an agent in this process. An exception, as of a signal, stops the workers and is raised again."""
-    supervisor = Supervisor()
-    try:
-        return agent.run(supervisor)
-    except (DslError, EngineError):
-        raise  # nothing runs
-    except BaseException as error:
-        # Stop the workers in order. Another exception kills them at once, in `close`.
-        signum = 2 if isinstance(error, KeyboardInterrupt) else 15
-        if isinstance(error, SignalException):
-            signum = int(error.sigval)
-        stop_group(supervisor, signum, plan.grace_s)
-        raise
-    finally:
-        supervisor.close()
 
 
 class _Log:
