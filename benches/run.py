@@ -3,7 +3,7 @@
 Compares with torchrun, deepspeed and the floor (Python's own start plus a bare posix_spawn loop), in turns,
 and prints a table. Table and JSON go to ``bench-results/``. Ends with 1 if a value misses its bar.
 
-    python benches/run.py            everything, about ten minutes on two cores
+    python benches/run.py            everything, about ten minutes on two cores, twenty as root
     python benches/run.py --quick    fewer repeats
     python benches/run.py --only start    what a launch costs, half a minute
 """
@@ -34,6 +34,7 @@ from benches import (  # noqa: E402  needs the path above
 )
 from benches.measure import Row, machine  # noqa: E402  as above
 from benches.programs import peers, programs  # noqa: E402  as above
+from kit.cluster import packages  # noqa: E402  as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +86,11 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
 def _hosts(ours: Programs, directory: str | None, *, quick: bool) -> list[Row]:
     if os.geteuid() != 0:
         print("no hosts were made: that takes root", file=sys.stderr)
+        return []
+    try:
+        packages.prepare()
+    except packages.Missing as missing:
+        print(f"no hosts were made: {missing}", file=sys.stderr)
         return []
     few, many = (2, 3) if quick else (5, 9)
     return [
