@@ -100,7 +100,7 @@ def test_the_death_of_an_agent_is_seen_though_its_guard_lives(
     begin_s = time.monotonic()
     os.kill(child, signal.SIGKILL)
     assert messages(ends.head, 1) == [Lost("has closed the connection")]
-    assert time.monotonic() - begin_s < 2.0
+    assert time.monotonic() - begin_s < 2.9
     assert agents[0].poll() is None
 
 
@@ -111,7 +111,7 @@ def test_an_agent_that_is_stopped_is_given_up_after_the_heartbeat(
     begin_s = time.monotonic()
     os.kill(child, signal.SIGSTOP)
     assert messages(ends.head, 1) == [Lost("has not been heard for 3 s")]
-    assert 2.0 < time.monotonic() - begin_s < 4.5
+    assert 2.0 < time.monotonic() - begin_s < 8
     os.kill(child, signal.SIGKILL)
 
 
@@ -119,9 +119,9 @@ def test_an_agent_that_was_stopped_listens_before_it_gives_up_its_head(
     ends: Ends, agents: list[subprocess.Popen[bytes]], wait_until: WaitUntil
 ) -> None:
     """It is stopped for longer than its own patience, and its head has sent heartbeats all the while."""
-    link, child = begin(ends, agents, heartbeat_s=1.0)
+    link, child = begin(ends, agents, heartbeat_s=2.0)
     os.kill(child, signal.SIGSTOP)
-    until_s = time.monotonic() + 1.5
+    until_s = time.monotonic() + 2.5
     wait_until(lambda: time.monotonic() > until_s)
     os.kill(child, signal.SIGCONT)
     os.kill(child, signal.SIGUSR1)
