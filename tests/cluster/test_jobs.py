@@ -104,7 +104,6 @@ def test_excluded_slots_and_hosts_without_any(hosts: Cluster, backend: Backend, 
     assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("backend", [*MPI, "slurm"], indirect=True)
 def test_one_agent_a_node_and_a_part_of_its_devices(hosts: Cluster, backend: Backend, jobs: Jobs) -> None:
     words = ("--one-agent-per-node", "--num_nodes", "2", "--num_gpus", "2", "worker.py")
     result = jobs.run(backend, UNEVEN, *words)
