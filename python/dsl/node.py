@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dsl import _own_process
+import sys
 
 if __name__ == "__main__":
-    _own_process.claim()  # before anything else is imported
+    # Python puts the working directory there, whose files are the user's: none of them is a module of ours.
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
 
-    import sys
+    from dsl import _own_process
+
+    _own_process.claim()  # before anything else is imported
 
     from dsl.cli.node import main
 

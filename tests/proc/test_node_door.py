@@ -1,0 +1,26 @@
+"""The agent's door, started where a user's files lie."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHADOWS = ("socket.py", "select.py", "json.py", "threading.py", "shlex.py", "queue.py")
+
+
+@pytest.mark.parametrize("option", [(), ("-E",)])
+def test_files_of_the_user_are_no_modules_of_the_agent(tmp_path: Path, option: tuple[str, ...]) -> None:
+    """A script's directory may hold a `socket.py`: the agent runs there, and does not import it."""
+    for name in SHADOWS:
+        (tmp_path / name).write_text("raise SystemExit('the wrong module')\n", encoding="utf-8")
+    words = [sys.executable, *option, "-m", "dsl.node", "--connect", "[::1]:1", "--place", "0"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert "wrong module" not in ended.stderr + ended.stdout
+    assert ended.stderr.startswith("dsl: error: ")
+    assert ended.stderr.count("\n") == 1
