@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from dsl import __version__
-from dsl.agent.conductor import Conductor
+from dsl.agent.conductor import Conductor, places_of
 from dsl.agent.head import Head, decide_for
 from dsl.cli.process import Crew, run_guarded
 from dsl.control.hub import Hub
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from dsl.model.request import ShowRequest
     from dsl.plan.job import JobPlan
 
+FEW = 256
+"""Agents for which every usual limit of descriptors is enough."""
+
 AGENT_WORDS: tuple[str, ...] = ("-m", "dsl.node")
 
 
@@ -45,13 +48,14 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
         starts = _starts(remote, _agents(job, remote, facts, (), "FOLDER"))
         show_hosts(job, starts, as_json=show.dry_run_json)
         return 0
+    _allow_connections(len(places_of(job, per_node=remote.per_node)))
     hub = Hub(remote.heartbeat_s, show=True)
     key = os.urandom(32)
     addresses: tuple[str, ...] = ()
     if not _uses_streams(job, remote):
         port = hub.listen()
         if remote.launcher != "pdsh":
-            hub.expect(None, key)
+            hub.expect(None, key, count=len(places_of(job, per_node=remote.per_node)))
         found = facts.network.addresses_toward([host.name for host in job.hosts], job.meeting.address)
         if not found:
             raise LauncherError(
@@ -79,6 +83,20 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
 def _uses_streams(job: Job, remote: Remote) -> bool:
     """Whether the agents talk over the streams of their ssh; else they connect by themselves."""
     return remote.launcher == "ssh" and len(job.hosts) <= remote.fanout
+
+
+def _allow_connections(count: int) -> None:
+    """Let this process have a descriptor for each agent, if it may. Where it may not, the hub says so."""
+    if count < FEW:
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * count + FEW
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 def _now_s() -> float:

@@ -287,6 +287,10 @@ class _PartCrew(Crew):
         self._hub = hub
         self._link = link
 
+    def stay(self) -> None:
+        """The connection is for the agent: when that dies, the head sees it at once."""
+        self._hub.disown()
+
     def enter(self, supervisor: Supervisor) -> None:  # noqa: ARG002  as every crew
         """What this process and its workers write goes to the head."""
         ends = []
