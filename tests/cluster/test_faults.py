@@ -14,6 +14,9 @@ from tests.support.fleet import PLAIN, SSH, WILD, Launch, Ways, gone_within, kil
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.cluster import Slurm
+    from tests.conftest import WaitUntil
+
 LAUNCHERS = ("ssh", "pdsh", *MPI, "slurm")
 GRACE_S = 0.5
 SOON_S = 5.0
@@ -187,3 +190,14 @@ def test_a_preemption_gives_every_host_its_grace_and_can_be_queued_again(
         gone_within(hosts)
     assert len((job.folder / "saved").read_text().splitlines()) == 6
     assert "the job was preempted, exit code 75" in job.stderr
+
+
+def test_a_command_that_is_killed_leaves_no_allocation_of_slurm(
+    hosts: Cluster, launch: Launch, wait_until: WaitUntil, slurm: Slurm
+) -> None:
+    with launch(PLAIN, Ways("slurm")) as job:
+        job.ready(6)
+        job.process.kill()
+        job.wait()
+        wait_until(lambda: not hosts[0].run(["squeue", "--noheader"], check=True).stdout, SOON_S)
+        gone_within(hosts)

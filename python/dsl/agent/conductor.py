@@ -161,6 +161,11 @@ class Conductor:
         return tuple(self._verdict)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the agents have been sent into an attempt."""
+        return self._meeting is not None
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing more can come from any agent."""
         return self._is_over and all(agent.is_gone or agent.has_ended for agent in self._agents)

@@ -270,6 +270,7 @@ class Head:
             self._let_go(program)
             program.exit, program.due_s = event.exit, time.monotonic() + LAST_WORDS_S
             self._exited.append(program)
+            self._hear_killed(program, event.exit)
             if program.is_silent or event.exit.exec_errno is not None:
                 self._conclude(program)
         elif isinstance(event, Ended):
@@ -280,6 +281,12 @@ class Head:
             self._show_rest()
         elif isinstance(event, Outcome):
             self._end()
+
+    def _hear_killed(self, program: _Program, exit_: Exit) -> None:
+        """Before what it leaves behind, such as an orted, ends the agents for a reason of its own."""
+        is_killed = exit_.signal is not None and not exit_.caused_by_stop
+        if is_killed and program.start.node_rank is None and self.conductor.has_begun:
+            self._obey(self.conductor.starters_lost(_why_lost(program, exit_), time.monotonic()))
 
     def _conclude(self, program: _Program) -> None:
         """A program has ended, and has said what it had to say."""

@@ -120,6 +120,8 @@ def _agents(
         words += ("--connect", ",".join(addresses) or "ADDRESS:PORT")
         if remote.launcher not in ("ssh", "pdsh"):
             words += ("--per-node" if remote.per_node else "--per-rank",)
+        if remote.launcher == "slurm" and not facts.environ.get("SLURM_JOB_ID"):
+            words += ("--own-allocation",)
     return Agents(
         words=words,
         python=facts.names.executable,

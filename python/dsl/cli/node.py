@@ -49,6 +49,7 @@ WORD_S = 600.0
 """Longest that an agent waits for a word of its head before its workers run."""
 
 FAREWELL_S = 5.0
+SCANCEL_S = 3.0
 LOST = 1
 
 
@@ -60,7 +61,7 @@ class Options:
         self.addresses: tuple[str, ...] = ()
         self.place: int | None = None
         self.per_rank = False
-        self.detaches = False
+        self.detaches = self.owns_allocation = False
         self.heartbeat_s = DEFAULT_HEARTBEAT_S
         rest = list(words)
         while rest:
@@ -73,6 +74,8 @@ class Options:
                 self.heartbeat_s = parse_seconds(rest.pop(0)) or DEFAULT_HEARTBEAT_S
             elif word == "--detach":
                 self.detaches = True
+            elif word == "--own-allocation":
+                self.owns_allocation = True
             elif word == "--per-rank":
                 self.per_rank = True
             elif word not in ("--stdio", "--per-node"):
@@ -112,13 +115,14 @@ def _run(options: Options) -> int:
     if not isinstance(assignment, Assignment):
         return _end_early(link, assignment)
     try:
-        return _take_part(hub, link, assignment, environ)
+        allocation = environ.get("SLURM_JOB_ID", "") if options.owns_allocation and not local_rank else ""
+        return _take_part(hub, link, assignment, environ, allocation)
     except DslError as error:
         link.send_now(Refused(str(error), error.exit_code))
         return error.exit_code
 
 
-def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, str]) -> int:
+def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, str], allocation: str) -> int:
     from dsl.agent.preflight import look
 
     facts = Facts(
@@ -142,7 +146,8 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     for notice in announcements(plan, assignment):
         link.send_now(Said(notice))
     try:
-        return run_guarded(part, plan, _PartCrew(hub, link, plan, orders), stdin_is_terminal=False)
+        crew = _PartCrew(hub, link, plan, orders, allocation)
+        return run_guarded(part, plan, crew, stdin_is_terminal=False)
     finally:
         part.finish(succeeded=False)  # nothing was started
 
@@ -280,10 +285,14 @@ class _Hubbub:
 
 
 class _PartCrew(Crew):
-    """The crew of a part: all that is said goes to the head."""
+    """The crew of a part: all that is said goes to the head.
 
-    def __init__(self, hub: Hub, link: Link, plan: NodePlan, orders: Orders) -> None:
+    ``allocation``: the job of Slurm that was made for this job alone, for this agent to end with a lost head.
+    """
+
+    def __init__(self, hub: Hub, link: Link, plan: NodePlan, orders: Orders, allocation: str = "") -> None:
         super().__init__([Reporter(plan, link.send)], [orders], decide)
+        self._allocation = allocation
         self._hub = hub
         self._link = link
 
@@ -314,5 +323,20 @@ class _PartCrew(Crew):
         """
         self._hub.drain()
         self._link.send(Bye(code))
+        is_alone = self._link.is_lost
         self._hub.close(FAREWELL_S)
+        if is_alone and self._allocation:
+            end_allocation(self._allocation)
         return 0
+
+
+def end_allocation(number: str) -> None:
+    """End a job of Slurm whose srun was killed, and which would keep its nodes for ever."""
+    import subprocess
+
+    try:
+        quiet = subprocess.DEVNULL
+        command = ["scancel", "--quiet", number]
+        subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=SCANCEL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return  # there is no scancel here, or nobody who answers

@@ -160,3 +160,15 @@ def test_agents_are_waited_for_while_nobody_reads_their_output(monkeypatch: pyte
     stage.hub.drain.return_value = True
     stage.head.read()
     assert stage.conductor.is_done
+
+
+def test_a_launcher_that_is_killed_is_the_cause_of_what_its_helpers_do_to_the_agents() -> None:
+    stage = Stage(speaks=False)
+    links = stage.begin()
+    stage.head.hear(exited(an_exit(0, signal=9)))
+    stage.hub.read.return_value = [
+        (link, Report(0, 143, stop_signal=15, victims=(link.place,))) for link in links
+    ]
+    stage.head.read()
+    assert stage.conductor.code == 1
+    assert stage.verdict == ["pdsh was killed by SIGKILL (signal 9)", "stopped by dsl: ranks 0-1"]

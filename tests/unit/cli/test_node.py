@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 from tests.support.events import a_plan
 
 from dsl._record import replace
+from dsl.cli import node
 from dsl.cli.node import Options, _place, announcements
 from dsl.control.messages import Assignment
 from dsl.errors import DslError
@@ -61,3 +64,21 @@ def test_a_task_finds_its_place_in_what_its_launcher_says(
 def test_a_task_without_a_place_says_which_variables_it_lacks() -> None:
     with pytest.raises(DslError, match="OMPI_COMM_WORLD_RANK"):
         _place(Options(["--connect", "a:1", "--per-rank"]), {})
+
+
+@pytest.mark.parametrize("is_lost, ended", [(True, ["77"]), (False, [])])
+def test_the_allocation_of_a_job_ends_with_a_lost_head_alone(
+    is_lost: bool,  # noqa: FBT001  a row of the table
+    ended: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(node, "end_allocation", found.append)
+    crew = node._PartCrew(Mock(), Mock(is_lost=is_lost), a_plan(1), Mock(), "77")
+    assert crew.leave(7) == 0
+    assert found == ended
+
+
+def test_a_host_without_scancel_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nosuch")
+    node.end_allocation("77")
