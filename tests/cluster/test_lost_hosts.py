@@ -68,10 +68,11 @@ def test_a_lost_host_is_named_and_the_others_are_stopped(
 def test_agents_end_their_workers_when_their_head_is_lost(
     hosts: Cluster, launch: Launch, ways: Ways, loss: str
 ) -> None:
-    with launch(WILD, ways, "--heartbeat", f"{HEARTBEAT_S:g}", "--grace", str(GRACE_S)) as job:
+    head = hosts[2]  # the controller of Slurm is on the first host
+    with launch(WILD, ways, "--heartbeat", f"{HEARTBEAT_S:g}", "--grace", str(GRACE_S), head=head) as job:
         job.ready(18)
-        with lost(hosts[0], loss):
-            gone_within(hosts.hosts[1:], HEARTBEAT_S + GRACE_S + SOON_S)
+        with lost(head, loss):
+            gone_within(hosts.hosts[:2], HEARTBEAT_S + GRACE_S + SOON_S)
         if loss != "crash":
             job.wait(HEARTBEAT_S + SOON_S)
         gone_within(hosts, SOON_S)
