@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from tests.conftest import WaitUntil
 
 LAUNCHERS = ("ssh", "pdsh", *MPI, "slurm")
+
+# Of those that share their way of ending programs one stands for all in every run.
+ALIKE = ("openmpi4", "mpich4", "impi", "mvapich-standin")
+SAMPLE = [pytest.param(name, marks=[pytest.mark.stress] if name in ALIKE else []) for name in LAUNCHERS]
 GRACE_S = 0.5
 SOON_S = 5.0
 """Far more than a job needs to end; what it takes is measured by the benches."""
@@ -38,7 +42,9 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize(
+    "how", ["exit", *(pytest.param(how, marks=pytest.mark.stress) for how in ("SIGKILL", "SIGSEGV"))]
+)
 @pytest.mark.parametrize("ways", LAUNCHERS, indirect=True)
 def test_a_worker_that_fails_ends_the_job_on_all_hosts(
     hosts: Cluster, launch: Launch, ways: Ways, how: str
@@ -109,7 +115,7 @@ SIGNALS = {"INT": 130, "TERM": 143, "KILL": -9}
 
 
 @pytest.mark.parametrize("name", SIGNALS)
-@pytest.mark.parametrize("ways", LAUNCHERS, indirect=True)
+@pytest.mark.parametrize("ways", SAMPLE, indirect=True)
 def test_a_signal_to_the_command_ends_the_job_and_no_other(
     hosts: Cluster, launch: Launch, ways: Ways, name: str, neighbour: set[tuple[str, int, int]]
 ) -> None:
@@ -130,7 +136,7 @@ def test_a_signal_to_the_command_ends_the_job_and_no_other(
 
 
 @pytest.mark.parametrize("name", SIGNALS)
-@pytest.mark.parametrize("ways", LAUNCHERS, indirect=True)
+@pytest.mark.parametrize("ways", SAMPLE, indirect=True)
 def test_nothing_is_left_of_workers_that_do_not_want_to_end(
     hosts: Cluster, launch: Launch, ways: Ways, name: str
 ) -> None:
@@ -145,7 +151,7 @@ VICTIMS = ("the agent of the command", "the guard of a host", "the agent of a ho
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("ways", LAUNCHERS, indirect=True)
+@pytest.mark.parametrize("ways", SAMPLE, indirect=True)
 def test_whoever_of_the_job_is_killed_nothing_is_left(
     hosts: Cluster, launch: Launch, ways: Ways, victim: str, neighbour: set[tuple[str, int, int]]
 ) -> None:

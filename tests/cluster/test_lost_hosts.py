@@ -18,7 +18,10 @@ GRACE_S = 0.5
 SOON_S = 5.0
 """Far more than a job needs to end; what it takes is measured by the benches."""
 
-LAUNCHERS = ("ssh", "pdsh", "openmpi5", "mpich5", "slurm")
+LAUNCHERS = (
+    *("ssh", "pdsh", "slurm"),
+    *(pytest.param(name, marks=pytest.mark.stress) for name in ("openmpi5", "mpich5")),
+)
 
 LOSSES = {
     "crash": "has closed the connection",
