@@ -147,7 +147,8 @@ impl Group {
 
     /// The signal by which the user wants the job to end, whether the group ends by it or its owner was told.
     pub(crate) fn wanted_end(&self) -> Option<i32> {
-        self.stop_signal.or(self.told?.signal)
+        self.stop_signal
+            .or_else(|| self.told.and_then(|told| told.signal))
     }
 
     /// Whether signals to the job are only told to the owner.

@@ -346,6 +346,7 @@ fn the_stop_signal_is_the_users_first_and_nobody_elses() {
     scene.step(1, signalled(libc::SIGTERM));
     scene.step(2, signalled(libc::SIGINT));
     assert_eq!(scene.group.stop_signal(), Some(libc::SIGTERM));
+    assert_eq!(scene.group.wanted_end(), Some(libc::SIGTERM));
 
     let mut scene = Scene::started(2, 2);
     scene.step(0, FAILED);
