@@ -54,7 +54,9 @@ def test_what_a_stranger_leaves_while_the_job_runs_is_left_alone(
         elif end == "signal":
             os.kill(job.guard, signal.SIGTERM)
         else:
-            agent = next(pid for pid in processes.children(job.guard) if pid not in {one.pid for one in left})
+            known = {one.pid for one in left}
+            until(lambda: len(set(processes.children(job.guard)) - known) == 1)  # the helper has gone, too
+            (agent,) = set(processes.children(job.guard)) - known
             os.kill(agent, signal.SIGKILL)
         assert job.wait() == {"itself": 0, "signal": 143, "agent killed": 137}[end], job.stderr()
         assert [processes.alive(one) for one in left] == [True, True]
