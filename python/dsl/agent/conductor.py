@@ -544,7 +544,7 @@ class Conductor:
         assert self._meeting is not None
         self._restarts += 1
         attempt = self._meeting.attempt + 1
-        self._meeting = replace(self._meeting, attempt=attempt, round=attempt)
+        self._meeting = replace(self._meeting, attempt=attempt, round=attempt, restarts=self._restarts)
         text = f"starting all hosts again, restart {self._restarts} of {self._job.max_restarts}"
         said: list[object] = [Speak(Notice("error", line)) for line in lines[:1]]
         return [*said, Speak(Notice("warning", text)), *self._meet()]

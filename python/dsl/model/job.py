@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     ProgramKind: TypeAlias = Literal["script", "module", "program", "call"]
-    MeetingKind: TypeAlias = Literal["alone", "static"]
+    MeetingKind: TypeAlias = Literal["alone", "static", "dynamic"]
+    RestartReason: TypeAlias = Literal["", "start", "failure", "membership"]
     Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
@@ -107,11 +108,22 @@ class MeetingPoint:
     """What is agreed beforehand about where the workers meet."""
 
     kind: MeetingKind
-    """``alone``: one node that meets nobody; ``static``: nodes that know address, port and their places."""
+    """``alone``: one node that meets nobody; ``static``: nodes that know address, port and their places;
+    ``dynamic``: nodes that find each other through a store."""
     address: str
-    """Where rank 0 listens."""
+    """Where rank 0 listens; of a dynamic job empty: the nodes decide in each round."""
     port: int | None
     """Port there; 0: any free one for each attempt; None: the usual one, or another if that is taken."""
+    backend: str = ""
+    """Of a dynamic job: torch's name of what holds the store."""
+    endpoint: str = ""
+    """Where that is, as the backend reads it."""
+    settings: Pairs = ()
+    """Settings of the backend."""
+    least_nodes: int = 1
+    """Of a dynamic job: it runs with so many nodes, up to `Job.node_count`."""
+    local_address: str = ""
+    """By which the others reach this node; empty: its name."""
 
 
 @record
@@ -172,6 +184,14 @@ class Meeting:
     """How often the nodes have met; grows without an attempt that counts when a node joins or leaves."""
     notices: tuple[Notice, ...] = ()
     """What the user should know of it."""
+    restarts: int = 0
+    """Restarts that were counted so far, the same on all nodes."""
+    reason: RestartReason = ""
+    """Why there is this round, where the nodes tell each other."""
+    first_role_rank: int | None = None
+    """Rank of this node's first worker among those of its role; None: all workers have the same role."""
+    role_size: int | None = None
+    """Number of workers of that role over all nodes; None: all."""
 
     @property
     def world_size(self) -> int:

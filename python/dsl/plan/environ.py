@@ -22,6 +22,12 @@ TIMER_SWITCH_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 TIMER_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
 """Names the FIFO of the timers."""
 
+REASON_VARIABLE = "DSL_RESTART_REASON"
+"""Tells the workers of a job whose nodes come and go why they were started: start, failure or membership."""
+
+ATTEMPT_VARIABLE = "DSL_ATTEMPT"
+"""Tells them how often their node has started workers before."""
+
 STEP_DEVICES_VARIABLE = "SLURM_STEP_GPUS"
 """Tells the tasks of a Slurm step that devices of their node are theirs."""
 
@@ -101,6 +107,9 @@ def group_environment(job: Job, meeting: Meeting, inherited: Mapping[str, str]) 
     env = dict(inherited)
     env.update([(name, facts[fact]) for name, fact in job.flavour.group_variables])
     env.update(job.flavour.constants)
+    if meeting.reason:
+        env[REASON_VARIABLE] = meeting.reason
+        env[ATTEMPT_VARIABLE] = str(meeting.attempt)
     return env
 
 
@@ -120,7 +129,8 @@ def group_facts(job: Job, meeting: Meeting) -> dict[str, str]:
         "local_world_size": str(meeting.local_world_size),
         "node_rank": str(meeting.node_rank),
         "node_count": str(meeting.node_count),
-        "attempt": str(meeting.attempt),
+        "restarts": str(meeting.restarts),
+        "role_size": str(meeting.world_size if meeting.role_size is None else meeting.role_size),
         "max_restarts": str(job.max_restarts),
         "run_id": job.run_id,
         "role": job.role,
@@ -128,7 +138,16 @@ def group_facts(job: Job, meeting: Meeting) -> dict[str, str]:
     }
 
 
-def worker_environment(flavour: Flavour, rank: int, local_rank: int, error_file: str = "") -> dict[str, str]:
+def worker_environment(
+    flavour: Flavour, meeting: Meeting, local_rank: int, error_file: str = ""
+) -> dict[str, str]:
     """What one worker's environment has over that of its node."""
-    facts = {"rank": str(rank), "local_rank": str(local_rank), "error_file": error_file}
+    rank = meeting.ranks[local_rank]
+    first = meeting.ranks.start if meeting.first_role_rank is None else meeting.first_role_rank
+    facts = {
+        "rank": str(rank),
+        "role_rank": str(first + local_rank),
+        "local_rank": str(local_rank),
+        "error_file": error_file,
+    }
     return {name: facts[fact] for name, fact in flavour.worker_variables}

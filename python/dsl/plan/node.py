@@ -165,7 +165,7 @@ def _workers(
     for local_rank, rank in enumerate(meeting.ranks):
         keeps_errors = flavour.keeps_errors and files.run_dir is not None
         error_file = f"{folders[local_rank]}/error.json" if keeps_errors else None
-        env = worker_environment(flavour, rank, local_rank, error_file or "")
+        env = worker_environment(flavour, meeting, local_rank, error_file or "")
         if parts.own:
             env["LOCAL_RANK"] = "0"
             env.update(parts.own[local_rank])

@@ -50,6 +50,7 @@ class Static:
             address=job.meeting.address,
             port=port,
             round=attempt,
+            restarts=attempt,
             notices=notices,
         )
 

@@ -7,7 +7,7 @@ from tests.support.machine import make_facts
 
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program
 from dsl.plan.environ import POD_ENVIRONMENT_PATH, parse_pod_environment
-from dsl.plan.flavours import DEEPSPEED
+from dsl.plan.flavours import DEEPSPEED, TORCH
 from dsl.plan.node import AttemptFiles, plan_node
 
 
@@ -59,6 +59,32 @@ def test_what_is_inherited_stays_unless_it_belongs_to_the_job() -> None:
     assert (env["HOME"], env["OMP_NUM_THREADS"], env["FC_TASK_INDEX"]) == ("/h", "3", "2")
     assert (env["WORLD_SIZE"], env["CUDA_VISIBLE_DEVICES"]) == ("3", "4,6")
     assert before["WORLD_SIZE"] == "99"
+
+
+def _torch_environment(meeting: Meeting) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """That of a node, and what each of its workers has over it."""
+    job = Job(
+        TORCH, Program("script", "t.py"), MeetingPoint("static", "10.0.0.1", 5), node_count=2, workers="2"
+    )
+    plan = plan_node(job, meeting, AttemptFiles(None), make_facts())
+    return dict(plan.env), [dict(worker.env) for worker in plan.workers]
+
+
+def test_roles_of_several_nodes_have_ranks_of_their_own() -> None:
+    meeting = Meeting(0, 1, (1, 2), "10.0.0.1", 5, first_role_rank=3, role_size=7)
+    env, workers = _torch_environment(meeting)
+    assert (env["ROLE_WORLD_SIZE"], env["WORLD_SIZE"]) == ("7", "3")
+    assert [(one["RANK"], one["ROLE_RANK"]) for one in workers] == [("1", "3"), ("2", "4")]
+
+
+def test_workers_are_told_why_they_were_started_where_nodes_come_and_go() -> None:
+    env, _ = _torch_environment(Meeting(4, 1, (1, 2), "10.0.0.1", 5, restarts=2, reason="membership"))
+    told = {name: env[name] for name in ("TORCHELASTIC_RESTART_COUNT", "DSL_RESTART_REASON", "DSL_ATTEMPT")}
+    assert told == {
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "DSL_RESTART_REASON": "membership",
+        "DSL_ATTEMPT": "4",
+    }
 
 
 def test_devices_without_numbers_are_passed_on() -> None:
