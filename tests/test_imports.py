@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "python" / "dsl"
 # its text counts, also inside a function and for the type checker alone.
 ROOMS: dict[str, tuple[str, ...]] = {
     "": ("errors", "_record", "_own_process", "lists", "signals"),
+    "elasticity": ("config", "solver", "sizes", "compute"),
     "model": ("request", "job", "remote", "node", "failure", "outcome", "codec"),
     "resources": ("hostfile", "filters", "world", "exports", "env_file", "allocation"),
     "machine": ("cpus", "process", "ports", "network", "programs", "check"),
@@ -43,7 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "node", "fanout", "head",
-        "command", "deepspeed", "torchrun", "in_process", "ssh", "report",
+        "command", "deepspeed", "torchrun", "in_process", "ssh", "report", "elastic",
     ),
     "__main__": (),
     "node": (),
@@ -66,6 +67,9 @@ PURE_MODULES = (
     "dsl.control.frames",
     "dsl.control.clock",
     "dsl.report.machine",
+    "dsl.elasticity.config",
+    "dsl.elasticity.solver",
+    "dsl.elasticity.sizes",
 )
 IMPURE = {
     "os", "sys", "io", "time", "datetime", "socket", "_socket", "select", "subprocess", "multiprocessing", "shutil",

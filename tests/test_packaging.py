@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("dsl", "dslrun")
-TOOLS = ("dsl-ssh", "dsl-report")
+TOOLS = ("dsl-ssh", "dsl-report", "dsl-elastic")
 
 pytestmark = pytest.mark.timeout(900)  # the first build of the extension may happen here
 

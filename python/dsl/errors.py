@@ -24,6 +24,9 @@
         |-- LauncherError           2    --launcher: unknown, or not installed (NotImplementedError)
         |-- HostNameError           2    a name that a launcher takes for something else (ValueError)
         |-- JobFormatError          2    the description of a job that came from another host (ValueError)
+        |-- ElasticityError         2    batch and world sizes of an elastic job
+        |   |-- ElasticityConfigError 2  the elasticity section (ValueError, NotImplementedError)
+        |   `-- ElasticityIncompatibleWorldSize 2  a world size that the section rules out
         `-- UnsupportedError        2    understood, but not in this version
 
 Where DeepSpeed or torch raises a builtin exception for the same mistake, ours is one of those too, so that
@@ -127,6 +130,18 @@ class HostNameError(UsageError, ValueError):
 
 class JobFormatError(UsageError, ValueError):
     """The bytes that describe a job are damaged, or another version of dsl has written them."""
+
+
+class ElasticityError(UsageError):
+    """The ``elasticity`` section of a config, and what is asked of it, do not go together."""
+
+
+class ElasticityConfigError(ElasticityError, ValueError, NotImplementedError):
+    """The ``elasticity`` section is missing, disabled or malformed, or no batch size satisfies it."""
+
+
+class ElasticityIncompatibleWorldSize(ElasticityError):  # noqa: N818  DeepSpeed's name
+    """A world size that the ``elasticity`` section rules out."""
 
 
 class UnsupportedError(UsageError):

@@ -36,6 +36,8 @@ def test_every_error_is_drawn_with_its_exit_code(kind: type[errors.DslError]) ->
         (errors.NumNodesError, RuntimeError),
         (errors.NoDevicesError, RuntimeError),
         (errors.LauncherError, NotImplementedError),
+        (errors.ElasticityConfigError, ValueError),
+        (errors.ElasticityConfigError, NotImplementedError),
     ],
 )
 def test_except_clauses_written_for_deepspeed_or_torch_still_catch(

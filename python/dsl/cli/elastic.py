@@ -1,0 +1,112 @@
+"""``dsl-elastic``: what the elasticity section of a config stands for, as ``ds_elastic`` tells it."""
+
+from __future__ import annotations
+
+import argparse
+
+from dsl import __version__
+from dsl.cli.command import Command
+from dsl.cli.options import BadValueError, integer
+from dsl.cli.show import show_text
+from dsl.elasticity.compute import ALGORITHM, compute_elastic_config
+from dsl.elasticity.config import ELASTICITY
+from dsl.errors import ElasticityConfigError, OptionError
+from dsl.facts import this_machine
+from dsl.lists import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+COMMAND = Command("dsl-elastic")
+FRAME = "-" * 42
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Solve, and tell. The exit code is 0, or 2; ``argv`` is without the program's name."""
+    options = make_parser().parse_args(argv)
+    return COMMAND.run(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.config is None:
+        raise OptionError("no config was given: dsl-elastic -c CONFIG [-w N]")
+    config = read_config(options.config, this_machine().files.read_text)
+    show_text("\n".join(elastic_lines(config, options.world_size)))
+    return 0
+
+
+def read_config(path: str, read_text: Callable[[str], str | None]) -> Mapping[str, Any]:
+    """The config in a file of JSON.
+
+    Raises:
+        ElasticityConfigError: the file cannot be read, or there is no JSON object in it.
+    """
+    from json import JSONDecodeError, loads
+
+    where = f"config {quote(path)}"
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise ElasticityConfigError(f"{where} cannot be read: {(error.strerror or '').lower()}") from None
+    if text is None:
+        raise ElasticityConfigError(f"{where} does not exist, or is no regular file")
+    try:
+        config = loads(text)
+    except JSONDecodeError as error:
+        reason = error.msg[:1].lower() + error.msg[1:]
+        raise ElasticityConfigError(f"{where} is no JSON: line {error.lineno}: {reason}") from None
+    except (ValueError, RecursionError):
+        raise ElasticityConfigError(f"{where} is no JSON that can be read") from None
+    if not isinstance(config, dict):
+        raise ElasticityConfigError(f"{where} is no JSON object")
+    return config
+
+
+def elastic_lines(config: Mapping[str, Any], world_size: int) -> list[str]:
+    """The text of ``ds_elastic`` (0.19.7); a world size of 0 or less is none.
+
+    Raises:
+        ElasticityError: there is no solution.
+    """
+    from json import dumps
+
+    size = max(world_size, 0)
+    answer = compute_elastic_config(config, ALGORITHM, size)
+    lines = [FRAME, "Elasticity config:", FRAME, dumps(config[ELASTICITY], indent=4, sort_keys=True)]
+    title = f"Calculated results for world size {size}:" if size else "Calculated results:"
+    lines += [FRAME, title, FRAME]
+    lines += [f"final_batch_size .... {answer[0]}", f"valid_gpus .......... {answer[1]}"]
+    return [*lines, f"micro_batch_size .... {answer[2]}"] if size else lines
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the options."""
+    from dsl.cli.parser import HelpFormatter
+
+    parser = argparse.ArgumentParser(
+        prog=COMMAND.name,
+        usage="%(prog)s -c CONFIG [-w N]",
+        description="Tell which batch size the elasticity section of a DeepSpeed config stands for, and "
+        "which world sizes.",
+        formatter_class=HelpFormatter,
+    )
+    add = parser.add_argument
+    add("-c", "--config", metavar="CONFIG", help="DeepSpeed config, a file of JSON")
+    add(
+        *("-w", "--world-size"),
+        metavar="N",
+        type=_integer,
+        default=0,
+        help="number of data-parallel workers: check it, and tell the micro batch of each",
+    )
+    add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
+    return parser
+
+
+def _integer(text: str) -> int:
+    try:
+        return integer(text)
+    except BadValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,155 @@
+"""With how many workers a job goes on: what its ``elasticity`` section would refuse is not to be started.
+
+DeepSpeed asks the solver in every worker, with the number of data-parallel workers that it finds.
+"""
+
+from __future__ import annotations
+
+from dsl.elasticity.config import (
+    ELASTICITY,
+    LATEST_VERSION,
+    ElasticityConfig,
+    check_section,
+    is_enabled,
+)
+from dsl.elasticity.solver import solve_devices, solve_nodes
+from dsl.errors import ElasticityConfigError, ElasticityError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+SECTION_VARIABLE = "DEEPSPEED_ELASTICITY_CONFIG"
+"""Holds the section as the scheduler has seen it, in JSON."""
+
+CONFIG_OPTIONS = ("--deepspeed_config", "--deepspeed")
+"""Arguments by which scripts name their config: DeepSpeed's own, and that of Hugging Face's Trainer."""
+
+VERSIONS = (0.1, LATEST_VERSION)
+
+
+def job_world_sizes(
+    environ: Mapping[str, str],
+    arguments: Sequence[str],
+    read_text: Callable[[str], str | None],
+    most: int,
+) -> tuple[int, ...] | None:
+    """The numbers of workers up to ``most`` with which a job goes on, ascending; None: any, as far as known.
+
+    ``environ`` is that of the workers, ``arguments`` those of the script, and ``read_text`` reads a file, as
+    `dsl.machine.process.Files.read_text` does. An empty tuple means that the job would refuse every number.
+    What is wrong with the config is for the job to say: it counts as unknown.
+    """
+    section = find_section(environ, arguments, read_text)
+    if section is None:
+        return None
+    try:
+        return accepted_world_sizes(section, most)
+    except ElasticityError:
+        return None
+
+
+def accepted_world_sizes(section: Mapping[str, Any], most: int) -> tuple[int, ...]:
+    """The numbers of workers up to ``most`` that an enabled section accepts, ascending.
+
+    They count all workers, as ``WORLD_SIZE`` does. With a ``model_parallel_size`` only its multiples are
+    accepted. Version 0.2 also accepts sizes off its list, with a batch size made for each, unless the model
+    is divided. What DeepSpeed 0.19.7 refuses by mistake is left out, too (docs/compat.md).
+
+    Raises:
+        ElasticityError: the section is malformed, or serves no world size at all.
+    """
+    config = ElasticityConfig(section)
+    check_version(config)
+    if config.version != LATEST_VERSION:
+        return tuple([size for size in solve_devices(config).world_sizes if size <= most])
+    listed = frozenset(solve_nodes(config).world_sizes)
+    model = config.model_parallel_size
+    if model > 1:
+        return tuple(
+            [size * model for size in sorted(listed) if size * model <= most and size // model in listed]
+        )
+    return tuple([size for size in range(1, most + 1) if size in listed or _serves_alone(config, size)])
+
+
+def _serves_alone(config: ElasticityConfig, size: int) -> bool:
+    """Whether DeepSpeed finds a batch size for a world size that its list does not have."""
+    largest = config.max_acceptable_batch_size
+    # It looks at the largest of the batch sizes that it finds, or at the smallest, which may be 0.
+    looked_at = min if config.prefer_larger_batch_size else max
+    # It computes in floating point: 7 devices a node make 60 of 61 workers.
+    is_found = int(size / config.num_gpus_per_node * config.num_gpus_per_node) == size
+    return is_found and looked_at(config.micro_batches) * size <= largest
+
+
+def check_version(config: ElasticityConfig) -> None:
+    """Refuse a version of the algorithm that there is not, or that divides no model.
+
+    Raises:
+        ElasticityConfigError: says which there are.
+    """
+    if config.model_parallel_size > 1 and config.version != LATEST_VERSION:
+        raise ElasticityConfigError(
+            f"elasticity version {config.version:g} does not support model-parallel training, "
+            f"set version to {LATEST_VERSION}, or model_parallel_size to 1"
+        )
+    if config.version not in VERSIONS:
+        raise ElasticityConfigError(
+            f"elasticity version {config.version:g} is not there, set it to 0.1 or 0.2"
+        )
+
+
+def find_section(
+    environ: Mapping[str, str], arguments: Sequence[str], read_text: Callable[[str], str | None]
+) -> Mapping[str, Any] | None:
+    """The enabled ``elasticity`` section of a job: the scheduler's in the environment, or that of its config.
+
+    None if there is none, or none that can be read: the job itself says what is wrong with it.
+    """
+    text = environ.get(SECTION_VARIABLE)
+    section = _enabled(_load(text)) if text else None
+    if section is not None:
+        return section
+    path = config_path(arguments)
+    if path is None:
+        return None
+    try:
+        text = read_text(path)
+    except OSError:
+        return None
+    config = _load(text) if text else None
+    return _enabled(config.get(ELASTICITY)) if isinstance(config, dict) else None
+
+
+def config_path(arguments: Sequence[str]) -> str | None:
+    """The file that the arguments of a script name as its config; the last one of an option counts."""
+    for option in CONFIG_OPTIONS:
+        joined = f"{option}="
+        # The word behind the last one has no other behind it.
+        for index in reversed(range(len(arguments))):
+            word, following = arguments[index], arguments[index + 1 : index + 2]
+            path = word.removeprefix(joined) if word.startswith(joined) else ""
+            if word == option and following and not following[0].startswith("-"):
+                path = following[0]
+            if path:
+                return path
+    return None
+
+
+def _load(text: str) -> object:
+    from json import loads
+
+    try:
+        value: object = loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _enabled(section: object) -> Mapping[str, Any] | None:
+    try:
+        found = check_section(section)
+        return found if is_enabled(found) else None
+    except ElasticityConfigError:
+        return None
