@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
-MODULES = ("dsl", "dsl.functions", "dsl.run", "dsl.launch", "dsl.runner", "dsl.errors")
+MODULES = ("dsl", "dsl.functions", "dsl.run", "dsl.launch", "dsl.runner", "dsl.elasticity", "dsl.errors")
 """In the order of the page."""
 
 HEAD = """\

@@ -49,6 +49,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 PUBLIC = (
     "dsl",
+    "dsl.elasticity",
     "dsl.errors",
     "dsl.functions",
     "dsl.functions.launcher",

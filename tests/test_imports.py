@@ -369,7 +369,9 @@ def test_what_a_launch_imports_is_light() -> None:
     assert not (LAUNCH_MODULES | TORCHRUN_MODULES) & HEAVY
 
 
-@pytest.mark.parametrize("code", ["import dsl", "from dsl import *", "import dsl.runner"])
+@pytest.mark.parametrize(
+    "code", ["import dsl", "from dsl import *", "import dsl.runner", "import dsl.elasticity"]
+)
 def test_the_library_imports_no_device_or_tensor_library(code: str) -> None:
     names = imports_of(code)
     assert "dsl" in names

@@ -81,9 +81,8 @@ def compute_elastic_config(
     World sizes count data-parallel workers. Where one is needed and not given, with version 0.2 and for a
     micro batch, ``WORLD_SIZE`` tells the number of all workers.
 
-    Returns:
-        Batch size (int) and world sizes (list of int, ascending); with ``world_size`` or
-        ``return_microbatch`` also the micro batch of a worker (int).
+    The answer is the batch size (int) and the world sizes (list of int, ascending); with ``world_size`` or
+    ``return_microbatch`` also the micro batch of a worker (int).
 
     Raises:
         ElasticityConfigError: the section is missing, disabled or malformed, or serves no world size; or
@@ -94,9 +93,9 @@ def compute_elastic_config(
     config = _checked(ds_config, target_deepspeed_version)
     given = _whole_size(world_size)
     if config.version == 0.1:
-        size = given or (_inherited_size(config) if return_microbatch else 0)
         solution = solve_devices(config)
-        _check_size(size, solution)
+        size = given or (_inherited_size(config) if return_microbatch else 0)
+        _check_served(config, solution, size)
     else:
         size = given or _inherited_size(config)
         solution = solve_for(config, size)
@@ -168,7 +167,14 @@ def _inherited_size(config: ElasticityConfig) -> int:
     return size
 
 
-def _check_size(size: int, solution: Solution) -> None:
+def _check_served(config: ElasticityConfig, solution: Solution, size: int) -> None:
+    """Refuse a world size that a solution does not serve, and a solution that serves none; 0: any will do."""
+    if not solution.world_sizes:
+        kind = ElasticityIncompatibleWorldSize if size else ElasticityConfigError
+        raise kind(
+            f"elasticity: batch size {solution.batch_size} serves no world size of {config.min_gpus} to "
+            f"{config.max_gpus} GPUs, widen min_gpus and max_gpus"
+        )
     if size and size not in solution.world_sizes:
         valid = shorten(", ".join(map(str, solution.world_sizes)), 400)
         raise ElasticityIncompatibleWorldSize(f"world size {size} is not valid, valid are {valid}")

@@ -58,18 +58,23 @@ def accepted_world_sizes(section: Mapping[str, Any], most: int) -> tuple[int, ..
     is divided. What DeepSpeed 0.19.7 refuses by mistake is left out, too (docs/compat.md).
 
     Raises:
-        ElasticityError: the section is malformed, or serves no world size at all.
+        ElasticityError: the section is malformed, or no batch size satisfies it.
     """
     config = ElasticityConfig(section)
     check_version(config)
     if config.version != LATEST_VERSION:
         return tuple([size for size in solve_devices(config).world_sizes if size <= most])
-    listed = frozenset(solve_nodes(config).world_sizes)
+    common = solve_nodes(config)
+    listed = frozenset(common.world_sizes)
     model = config.model_parallel_size
     if model > 1:
         return tuple(
             [size * model for size in sorted(listed) if size * model <= most and size // model in listed]
         )
+    smallest = min(config.micro_batches) * config.num_gpus_per_node
+    if not listed and (common.batch_size == smallest or not config.prefer_larger_batch_size):
+        # Where no number of whole nodes is served, DeepSpeed fails.
+        return ()
     return tuple([size for size in range(1, most + 1) if size in listed or _serves_alone(config, size)])
 
 
@@ -95,9 +100,7 @@ def check_version(config: ElasticityConfig) -> None:
             f"set version to {LATEST_VERSION}, or model_parallel_size to 1"
         )
     if config.version not in VERSIONS:
-        raise ElasticityConfigError(
-            f"elasticity version {config.version:g} is not there, set it to 0.1 or 0.2"
-        )
+        raise ElasticityConfigError(f"elasticity version {config.version:g}: expected 0.1 or 0.2")
 
 
 def find_section(

@@ -42,19 +42,12 @@ class Solution:
 
 
 def solve_devices(config: ElasticityConfig) -> Solution:
-    """Version 0.1: every device counts.
+    """Version 0.1: every device counts. There may be no world size that is served.
 
     Raises:
-        ElasticityConfigError: a micro batch is larger than the largest batch, or no world size within the
-            bounds is served.
+        ElasticityConfigError: a micro batch is larger than the largest batch.
     """
-    solution = _best(config, config.max_acceptable_batch_size, config.min_gpus, config.max_gpus)
-    if not solution.world_sizes:
-        raise ElasticityConfigError(
-            f"elasticity: batch size {solution.batch_size} serves no world size of "
-            f"{config.min_gpus} to {config.max_gpus} GPUs, widen min_gpus and max_gpus"
-        )
-    return solution
+    return _best(config, config.max_acceptable_batch_size, config.min_gpus, config.max_gpus)
 
 
 def solve_nodes(config: ElasticityConfig) -> Solution:

@@ -46,6 +46,8 @@ OWN_FUNCTIONS = {
     ("plan/job.py", "_unused_host_options"),
     # It is one of the two ways to tell a script its local rank, in both commands.
     ("cli/options_torch.py", ""),
+    # An argument of scripts.
+    ("elasticity/sizes.py", ""),
     # A conflict of options names those that were given.
     ("binding/placement.py", "_refuse_two_bindings"),
 }
