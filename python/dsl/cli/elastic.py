@@ -87,7 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog=COMMAND.name,
-        usage="%(prog)s -c CONFIG [-w N]",
+        usage="%(prog)s [OPTIONS] -c CONFIG",
         description="Tell which batch size the elasticity section of a DeepSpeed config stands for, and "
         "which world sizes.",
         formatter_class=HelpFormatter,

@@ -129,7 +129,6 @@ def config_path(arguments: Sequence[str]) -> str | None:
     """The file that the arguments of a script name as its config; the last one of an option counts."""
     for option in CONFIG_OPTIONS:
         joined = f"{option}="
-        # The word behind the last one has no other behind it.
         for index in reversed(range(len(arguments))):
             word, following = arguments[index], arguments[index + 1 : index + 2]
             path = word.removeprefix(joined) if word.startswith(joined) else ""
