@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "plan", "machine", "survey",
     ),
     "spec": (),
-    "agent": ("policy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "head"),
+    "agent": ("progress", "policy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "head"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "node", "fanout", "head",
@@ -60,6 +60,7 @@ MAY_IMPORT_EXTENSION = {"dsl.report.survey", "dsl", "dsl.spec", "dsl.machine.por
 PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers")
 PURE_MODULES = (
     "dsl.agent.policy",
+    "dsl.agent.progress",
     "dsl.output.grammar",
     "dsl.output.routes",
     "dsl.output.answer",
