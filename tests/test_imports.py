@@ -29,9 +29,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
     "rendezvous": ("base", "static"),
-    "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "job", "node", "reaching", "account"),
+    "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "elastic", "job", "node", "reaching", "account"),
     "launchers": (
-        "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table", "command",
+        "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table", "each", "command",
     ),
     "control": (
         "messages", "checks", "frames", "clock", "stream", "link", "mailbox", "console", "relay", "door", "server", "hub",
@@ -40,10 +40,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "plan", "machine", "survey",
     ),
     "spec": (),
-    "agent": ("progress", "policy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "head"),
+    "agent": ("progress", "policy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "gathering", "elastic_conductor", "head", "elastic_head"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
-        "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "node", "fanout", "head",
+        "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "node", "starters", "fanout", "head",
         "command", "deepspeed", "torchrun", "in_process", "ssh", "report", "elastic",
     ),
     "__main__": (),
@@ -61,6 +61,9 @@ PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers")
 PURE_MODULES = (
     "dsl.agent.policy",
     "dsl.agent.progress",
+    "dsl.agent.conductor",
+    "dsl.agent.gathering",
+    "dsl.agent.elastic_conductor",
     "dsl.output.grammar",
     "dsl.output.routes",
     "dsl.output.answer",

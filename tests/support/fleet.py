@@ -159,11 +159,13 @@ def running(
     slots: int = SLOTS,
     is_python: bool = False,
     has_terminal: bool = False,
+    lets_rank: bool = False,
     **popen: Any,
 ) -> Iterator[Fleet]:
     """Launch a program on all hosts; at the end the command is killed if it still runs.
 
-    ``words``: the program; or the script, if ``is_python``. ``popen`` are options of Popen.
+    ``words``: the program; or the script, if ``is_python``. ``lets_rank``: nothing is said about its option for the
+    local rank. ``popen`` are options of Popen.
     """
     folder.mkdir(parents=True, exist_ok=True)
     hosts = cluster.hosts if hosts is None else hosts
@@ -182,7 +184,8 @@ def running(
             popen.setdefault("stdin", subprocess.DEVNULL)
         process = head.start(
             [str(command), "-H", str(hostfile), "--launcher", ways.launcher, *ways.options,
-             *([] if is_python else ["--no_python"]), "--no_local_rank", *options, *map(str, words)],
+             *([] if is_python else ["--no_python"]), *([] if lets_rank else ["--no_local_rank"]), *options,
+             *map(str, words)],
             env={"DS_ACCELERATOR": "cpu", **ways.env},
             has_terminal=has_terminal,
             **popen,

@@ -179,6 +179,10 @@ class Conductor:
         """Whether an agent has said who it is."""
         return self._agents[place].hello is not None
 
+    def has_said_goodbye(self, place: int) -> bool:
+        """Whether an agent has said that it ends."""
+        return self._agents[place].has_ended
+
     def is_awaited(self, place: int) -> bool:
         """Whether an agent has not said who it is, and may still do so."""
         return self._agents[place].hello is None and not self._agents[place].is_gone and not self._is_over
@@ -549,14 +553,17 @@ class Conductor:
         said: list[object] = [Speak(Notice("error", line)) for line in lines[:1]]
         return [*said, Speak(Notice("warning", text)), *self._meet()]
 
+    def _reports(self) -> dict[int, Report]:
+        """How the attempt has ended on each host, as far as that is known, by place."""
+        return {place: agent.report for place, agent in enumerate(self._agents) if agent.report is not None}
+
     def _judge(self) -> tuple[list[str], int]:
         """Lines of the verdict over all hosts, and the exit code."""
+        reports = self._reports()
         causes = [
-            (place, agent.report)
-            for place, agent in enumerate(self._agents)
-            if agent.report is not None and agent.report.code and self._is_cause(agent.report)
+            (place, report) for place, report in reports.items() if report.code and self._is_cause(report)
         ]
-        victims = sorted({rank for agent in self._agents if agent.report for rank in agent.report.victims})
+        victims = sorted({rank for report in reports.values() for rank in report.victims})
         stopped = _stopped(self._job.flavour.command, victims)
         if self._fault:
             return [self._fault, *stopped], FAILURE
@@ -585,13 +592,14 @@ class Conductor:
 
     def _judge_stopped(self, stopped: list[str]) -> tuple[list[str], int]:
         """The same where no worker failed by itself, and the user has not asked for the end here."""
-        reports = [agent.report for agent in self._agents if agent.report is not None and agent.report.code]
-        for report in reports:
+        reports = self._reports()
+        failed = [report for report in reports.values() if report.code]
+        for report in failed:
             if report.stop_signal is not None:  # it has been said who received it
                 return stopped, 128 + report.stop_signal
-        first = None if self._begun_by is None else self._agents[self._begun_by].report
+        first = None if self._begun_by is None else reports.get(self._begun_by)
         if self._begun_by is None or first is None:
-            return stopped, reports[0].code if reports else FAILURE
+            return stopped, failed[0].code if failed else FAILURE
         text = f"{self.name(self._begun_by)} has stopped its workers, exit code {first.code}"
         return [text, *stopped], first.code
 

@@ -77,7 +77,7 @@ def decide_for(conductor: Conductor) -> Policy:
     return decide
 
 
-class _Program:
+class Program:
     """One of the programs that reach the hosts, and what it has said."""
 
     def __init__(self, start: Start, places: Sequence[int]) -> None:
@@ -98,6 +98,7 @@ class Head:
 
     max_restarts = 0
     """Of the programs that reach the hosts."""
+    longest_line = LONGEST_LINE
 
     def __init__(
         self, job: Job, conductor: Conductor, starts: Sequence[Start], hub: Hub, environ: Mapping[str, str]
@@ -122,15 +123,15 @@ class Head:
                 for place, one in enumerate(conductor.places)
                 if start.node_rank in (None, one.node_rank)
             ]
-            program = _Program(start, mine)
+            program = Program(start, mine)
             if start.speaks:
                 self._connect(program)
             self._programs.append(program)
-        self._exited: list[_Program] = []
+        self._exited: list[Program] = []
         """Of these the conductor has to be told."""
         self._why_lost = ""
 
-    def _connect(self, program: _Program) -> None:
+    def _connect(self, program: Program) -> None:
         import socket
 
         from dsl.control.stream import FdStream
@@ -246,9 +247,12 @@ class Head:
             elif isinstance(order, Dismiss):
                 for link in self._links.values():
                     link.close()
-                ends = self.conductor.is_complete and not any(one.start.lingers for one in self._programs)
-                within_s = order.within_s if ends else 0.0
-                self._dismissal_s = time.monotonic() + within_s
+                self._dismiss(order.within_s)
+
+    def _dismiss(self, within_s: float) -> None:
+        """Nothing more is to be said. What reaches the hosts may have that long to end."""
+        ends = self.conductor.is_complete and not any(one.start.lingers for one in self._programs)
+        self._dismissal_s = time.monotonic() + (within_s if ends else 0.0)
 
     # ------------------------------------------------------------------ listener
 
@@ -282,13 +286,13 @@ class Head:
         elif isinstance(event, Outcome):
             self._end()
 
-    def _hear_killed(self, program: _Program, exit_: Exit) -> None:
+    def _hear_killed(self, program: Program, exit_: Exit) -> None:
         """Before what it leaves behind, such as an orted, ends the agents for a reason of its own."""
         is_killed = exit_.signal is not None and not exit_.caused_by_stop
         if is_killed and program.start.node_rank is None and self.conductor.has_begun:
             self._obey(self.conductor.starters_lost(_why_lost(program, exit_), time.monotonic()))
 
-    def _conclude(self, program: _Program) -> None:
+    def _conclude(self, program: Program) -> None:
         """A program has ended, and has said what it had to say."""
         exit_, program.exit = program.exit, None
         if exit_ is None:
@@ -301,7 +305,7 @@ class Head:
             self._obey(self.conductor.starter_ended(program.places, why, now_s))
         self._why_lost = _why_lost(program, exit_)
 
-    def _pass_on(self, program: _Program) -> None:
+    def _pass_on(self, program: Program) -> None:
         """Say what a launcher has said that ended before its agents were there, if it is more than a line."""
         said = _telling(program.lines)
         is_awaited = any(self.conductor.is_awaited(place) for place in program.places)
@@ -310,18 +314,18 @@ class Head:
             for line in said:
                 self._speak(Notice("critical", f"{name}: {line.removeprefix(f'{name}: ')}"))
 
-    def _host(self, program: _Program) -> str:
+    def _host(self, program: Program) -> str:
         rank = program.start.node_rank
         return "" if rank is None else self.job.hosts[rank].name
 
     @staticmethod
-    def _let_go(program: _Program) -> None:
+    def _let_go(program: Program) -> None:
         """The program has its end of the connection."""
         for fd in program.fds:
             os.close(fd)
         program.fds.clear()
 
-    def _hear_output(self, program: _Program, stream: int, data: bytes) -> None:
+    def _hear_output(self, program: Program, stream: int, data: bytes) -> None:
         *lines, program.rest[stream] = (program.rest[stream] + data).split(b"\n")
         if not data and program.rest[stream]:
             lines.append(program.rest[stream])
@@ -335,7 +339,7 @@ class Head:
             program.is_silent = True
             self._conclude(program)
 
-    def _hear_announcement(self, program: _Program, text: str) -> bool:
+    def _hear_announcement(self, program: Program, text: str) -> bool:
         """``[HOST: ]dsl-agent PLACE KEY``, which has come through the launcher's ssh."""
         words = text.split()
         if len(words) < 3 or words[-3] != ANNOUNCEMENT or program.start.speaks:
@@ -349,7 +353,7 @@ class Head:
             self._hub.expect(int(place), data)
         return True
 
-    def _hear_unreachable(self, program: _Program, text: str) -> bool:
+    def _hear_unreachable(self, program: Program, text: str) -> bool:
         """``dsl-unreachable PLACE STATUS LAST-WORDS``, of the program that reaches many hosts by ssh."""
         words = text.split(maxsplit=3)
         if len(words) < 3 or words[0] != UNREACHABLE or program.start.speaks:
@@ -357,11 +361,12 @@ class Head:
         if words[1].isdecimal() and words[2].isdecimal() and int(words[1]) in program.places:
             place = int(words[1])
             name = self.job.hosts[self.conductor.places[place].node_rank].name
-            why = _unreachable(name, [printable(word) for word in words[3:]], int(words[2]))
+            why = unreachable(name, [printable(word) for word in words[3:]], int(words[2]))
             self._obey(self.conductor.starter_ended([place], why, time.monotonic()))
         return True
 
-    def _hear_line(self, program: _Program, line: str) -> None:
+    def _hear_line(self, program: Program, text: str) -> None:
+        line = printable(text[:LONGEST_LINE])
         program.lines.append(line)
         if len(program.lines) > 2 * KEPT_LINES:
             del program.lines[KEPT_LINES]
@@ -373,10 +378,10 @@ class Head:
             mine = [one for one in program.places if self.conductor.places[one].node_rank == failed]
             said = [one for one in program.lines if one.startswith(f"{name}: ")]
             said = [one.removeprefix(f"{name}: ") for one in said]
-            why = _unreachable(name, said, int(line.rpartition(" ")[2]))
+            why = unreachable(name, said, int(line.rpartition(" ")[2]))
             self._obey(self.conductor.starter_ended(mine, why, time.monotonic()))
 
-    def _failed_host(self, program: _Program, line: str) -> int | None:
+    def _failed_host(self, program: Program, line: str) -> int | None:
         """The host of ``pdsh@HERE: HOST: ssh exited with exit code N``."""
         head, middle, code = line.rpartition(": ssh exited with exit code ")
         if not middle or not code.isdecimal() or not head.startswith("pdsh@"):
@@ -441,13 +446,13 @@ class Head:
         self._hub.close(0.0)
 
 
-def _why(program: _Program, exit_: Exit, host: str) -> str:
+def _why(program: Program, exit_: Exit, host: str) -> str:
     """Why the agents that a program should have started are not there."""
     if exit_.exec_errno is not None or exit_.signal is not None:
         return f"{os.path.basename(program.start.argv[0])} {reason(exit_)}"
     lines = _telling(program.lines)
     if program.start.speaks:
-        return _unreachable(host, lines, exit_.status)
+        return unreachable(host, lines, exit_.status)
     name = os.path.basename(program.start.argv[0])
     said = f": {lines[0]}" if len(lines) == 1 else ""
     return f"{name} ended with {exit_.status} before its agent had answered{said}"
@@ -461,7 +466,7 @@ def _telling(lines: Sequence[str]) -> Sequence[str]:
     return lines
 
 
-def _why_lost(program: _Program, exit_: Exit) -> str:
+def _why_lost(program: Program, exit_: Exit) -> str:
     """What has become of a program whose agents are still there."""
     name = os.path.basename(program.start.argv[0])
     if exit_.signal is not None:
@@ -470,7 +475,8 @@ def _why_lost(program: _Program, exit_: Exit) -> str:
     return f"{name} has ended with {exit_.status}{said}"
 
 
-def _unreachable(host: str, lines: Sequence[str], status: int) -> str:
+def unreachable(host: str, lines: Sequence[str], status: int) -> str:
+    """Why a host has no agent, by what ssh has said."""
     last = lines[-1] if lines else ""
     if status == SSH_FAILED:
         said = f": {last}" if last else ""

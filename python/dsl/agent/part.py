@@ -53,18 +53,24 @@ class HeadSaid:
 class Orders:
     """What comes from the head: a channel of the agent, and the meetings of its planner (a `Rendezvous`).
 
-    ``first`` is the meeting of attempt 0, which has come already.
+    ``first`` is the meeting of the first attempt here, which has come already. The head counts attempts over
+    all hosts: one that comes late, or is left out for a while, misses some numbers.
     """
-
-    deadline_s: float | None = None
 
     def __init__(self, conversation: Conversation, first: Meeting) -> None:
         self._conversation = conversation
         self._meetings = [first]
         self._events: list[HeadSaid] = []
+        self._stale = 0
+        """So many of them came before the last meeting."""
         self._node_count = first.node_count
         self.is_over = False
         """The head wants no further attempt, or is lost."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """At once, if something came together with the meeting of the attempt that has begun."""
+        return 0.0 if self._events else None
 
     def fileno(self) -> int:
         """That of the conversation."""
@@ -73,7 +79,7 @@ class Orders:
     def read(self) -> list[HeadSaid]:
         """What the head wants of the workers that run."""
         self._take()
-        events, self._events = self._events, []
+        events, self._events, self._stale = self._events, [], 0
         return events
 
     def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the head knows
@@ -82,16 +88,17 @@ class Orders:
         assert meeting.attempt == attempt
         return meeting
 
-    def await_word(self, attempt: int) -> bool:
-        """Wait until the head says what follows; False if that is nothing.
+    def await_word(self, count: int) -> Meeting | None:
+        """Wait for the meeting that follows so many others; None if the head wants none.
 
         What it wants of workers that have ended already is done.
         """
-        while self._meetings[-1].attempt < attempt and not self.is_over:
+        while len(self._meetings) <= count and not self.is_over:
             self._conversation.wait()
             self._take()
-        self._events.clear()
-        return not self.is_over
+        del self._events[: self._stale]
+        self._stale = 0
+        return None if self.is_over else self._meetings[-1]
 
     def membership(self) -> Membership:
         """All nodes: the head says which attempt they are in."""
@@ -101,6 +108,7 @@ class Orders:
         for message in self._conversation.receive():
             if isinstance(message, Meeting):
                 self._meetings.append(message)
+                self._stale = len(self._events)
             elif isinstance(message, (Stop, Forward, Over, Lost)):
                 self.is_over |= isinstance(message, (Over, Lost))
                 self._events.append(HeadSaid(message))
@@ -135,14 +143,15 @@ class Part:
         self._environ = facts.environ
 
     def plan(self, attempt: int) -> NodePlan | None:
-        """Decide what this host starts in an attempt; None if the head wants no further one.
+        """Decide what this host starts in its next attempt; None if the head wants no further one.
 
         Raises:
             DslError: a wish cannot be fulfilled here.
         """
-        if not self._orders.await_word(attempt):
+        meeting = self._orders.await_word(attempt)
+        if meeting is None:
             return None
-        return conducted(self._planner.plan(attempt), self._task, self._environ.get("PMI_FD", ""))
+        return conducted(self._planner.plan(meeting.attempt), self._task, self._environ.get("PMI_FD", ""))
 
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Make what the plan needs, see `Planner.prepare`."""

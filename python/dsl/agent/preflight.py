@@ -34,7 +34,7 @@ def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
     reached = reached or _sshd_address(facts)
     addresses = () if not reached or is_loopback(reached) else (reached,)
     port_problem, is_port_free, free_port = "", True, 0
-    if is_first:
+    if is_first or assignment.is_elastic:
         addresses = tuple(dict.fromkeys((*addresses, *facts.network.addresses())))
         port_problem, is_port_free, free_port = _look_at_port(job, facts)
     problems: list[str] = []
@@ -43,7 +43,8 @@ def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
         environ = inherited_environment(job, facts.environ)
         problems += _look_at_files(job, environ, assignment.cwd)
         problem, accelerator = _look_at_slots(job, assignment.node_rank, environ, facts)
-        problems += [problem, _look_at_master(job, facts, addresses, is_first=is_first), port_problem]
+        problems += [problem, _look_at_master(job, facts, addresses, is_first=is_first)]
+        problems += [port_problem] if is_first else []
     return Checked(
         problems=tuple([problem for problem in problems if problem]),
         addresses=addresses,

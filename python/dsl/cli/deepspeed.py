@@ -117,7 +117,9 @@ def to_request(options: Options | argparse.Namespace) -> Request:
             training=options.elastic_training,
             min_nodes=_given(options.min_elastic_nodes),
             max_nodes=_given(options.max_elastic_nodes),
+            wait_s=options.elastic_wait,
         ),
+        max_restarts=options.max_restarts,
         log_level="error" if options.quiet else options.log_level,
         save_pid=options.save_pid,
     )

@@ -2,6 +2,8 @@
 
 Each ssh starts an agent that stays behind and connects to the head by itself. What becomes of a host that
 cannot be reached goes to stdout, a line each: ``dsl-unreachable PLACE STATUS LAST-WORDS``.
+
+``python -m dsl.fanout --orders FILE`` keeps a program for each host of an elastic job: `dsl.cli.starters`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from concurrent.futures import ThreadPoolExecutor
     from json import load
 
-    (path,) = sys.argv[1:] if argv is None else argv
+    words = sys.argv[1:] if argv is None else argv
+    if words[0] == "--orders":
+        from dsl.cli.starters import keep
+
+        return keep(words[1])
+    (path,) = words
     with open(path, encoding="utf-8") as file:
         asked = load(file)
     commands: list[list[str]] = asked["commands"]

@@ -11,7 +11,7 @@ from dsl.cli.process import Crew, run_guarded
 from dsl.control.hub import Hub
 from dsl.control.messages import Assignment
 from dsl.errors import LauncherError
-from dsl.launchers.base import Agents
+from dsl.launchers.base import Agents, Start
 from dsl.launchers.table import TABLE
 
 TYPE_CHECKING = False
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from dsl import Supervisor
     from dsl.facts import Facts
-    from dsl.launchers.base import Start
     from dsl.model.job import Job
     from dsl.model.remote import Remote
     from dsl.model.request import ShowRequest
@@ -54,7 +53,7 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
     addresses: tuple[str, ...] = ()
     if not _uses_streams(job, remote):
         port = hub.listen()
-        if remote.launcher != "pdsh":
+        if not _tells_key(remote):
             hub.expect(None, key, count=len(places_of(job, per_node=remote.per_node)))
         found = facts.network.addresses_toward([host.name for host in job.hosts], job.meeting.address)
         if not found:
@@ -64,25 +63,58 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
             )
         addresses = tuple([f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found])
     folder = _Folder()
-    is_keyed = bool(addresses) and remote.launcher != "pdsh"
+    is_keyed = bool(addresses) and not _tells_key(remote)
     variables = (("DSL_CONTROL_KEY", key.hex()),) if is_keyed else ()
     starts = _starts(remote, _agents(job, remote, facts, variables, folder.path, addresses))
+    if remote.is_elastic:
+        starts = (_kept(starts, facts.names.executable, folder.path),)
     folder.fill(starts)
-    conductor = Conductor(job, remote, _assignment(job, remote, facts), _now_s())
     try:
-        head = Head(job, conductor, starts, hub, facts.environ)
+        head = _head(job, remote, starts, hub, facts)
         plan = head.plan(0)
         assert plan is not None
-        crew = _HeadCrew(head, conductor)
+        crew = _HeadCrew(head, head.conductor)
         head.on_finish = folder.remove
         return run_guarded(head, plan, crew, stdin_is_terminal=False)
     finally:
         folder.remove()
 
 
+def _head(job: Job, remote: Remote, starts: Sequence[Start], hub: Hub, facts: Facts) -> Head:
+    assignment = _assignment(job, remote, facts)
+    if not remote.is_elastic:
+        return Head(job, Conductor(job, remote, assignment, _now_s()), starts, hub, facts.environ)
+    from dsl.agent.elastic_conductor import ElasticConductor
+    from dsl.agent.elastic_head import ElasticHead
+
+    conductor = ElasticConductor(job, remote, assignment, _now_s())
+    head = ElasticHead(job, conductor, starts, hub, facts.environ)
+    head.launcher = remote.launcher
+    return head
+
+
 def _uses_streams(job: Job, remote: Remote) -> bool:
     """Whether the agents talk over the streams of their ssh; else they connect by themselves."""
-    return remote.launcher == "ssh" and len(job.hosts) <= remote.fanout
+    return remote.launcher == "ssh" and len(job.hosts) <= remote.fanout and not remote.is_elastic
+
+
+def _tells_key(remote: Remote) -> bool:
+    """Whether each agent makes a key of its own, and tells it by the way that it was started."""
+    return remote.launcher == "pdsh" or (remote.is_elastic and remote.launcher == "ssh")
+
+
+def _kept(starts: Sequence[Start], python: str, folder: str) -> Start:
+    """One program that keeps these, one for each host. Their environment, with the key, is its own."""
+    from json import dumps
+
+    path = f"{folder}/commands.json"
+    text = dumps({"commands": [list(start.argv) for start in starts]})
+    return Start(
+        argv=(python, "-m", "dsl.fanout", "--orders", path),
+        env=starts[0].env,
+        unset=starts[0].unset,
+        files=((path, text), *[file for start in starts for file in start.files]),
+    )
 
 
 def _allow_connections(count: int) -> None:
@@ -135,6 +167,10 @@ def _agents(
 
 
 def _starts(remote: Remote, agents: Agents) -> tuple[Start, ...]:
+    if remote.is_elastic:
+        from dsl.launchers.each import each_host
+
+        return each_host(remote, agents)
     return TABLE[remote.launcher](remote, agents)
 
 
@@ -161,6 +197,7 @@ class _Folder:
 
         self.path = f"{temp_dir()}/dsl_hosts_{os.urandom(8).hex()}"
         self._files: list[str] = []
+        self._folders: list[str] = []
 
     def fill(self, starts: Sequence[Start]) -> None:
         """Write the files, readable for this user alone. Raises LauncherError."""
@@ -168,7 +205,9 @@ class _Folder:
         if not files:
             return
         try:
-            os.mkdir(self.path, 0o700)
+            for folder in dict.fromkeys([self.path, *[os.path.dirname(path) for path, _ in files]]):
+                os.mkdir(folder, 0o700)
+                self._folders.append(folder)
             for path, text in files:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 self._files.append(path)
@@ -183,8 +222,8 @@ class _Folder:
         """Remove them, and the directory."""
         for path in self._files:
             _try_to(os.unlink, path)
-        if self._files:
-            _try_to(os.rmdir, self.path)
+        for folder in reversed(self._folders):
+            _try_to(os.rmdir, folder)
 
 
 def _try_to(call: Callable[[str], None], path: str) -> None:

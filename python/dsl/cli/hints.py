@@ -38,6 +38,7 @@ DSLRUN_HAS = {
     "--venv_script": _NODES,
     "--one-agent-per-node": "",
     "--heartbeat": "",
+    "--elastic-wait": "--rdzv-conf join_timeout=SECONDS",
     "--no_local_rank": "--local-rank-arg none, which is the default",
     "--bind_cores_to_rank": "--bind auto or --numa-binding",
     "--bind_core_list": "--bind auto or --numa-binding",
@@ -52,7 +53,6 @@ DSL_HAS = {
     "--nnodes": f"--num_nodes with {_NODES_FILE}",
     "--nproc-per-node": "--num_gpus",
     "--role": "",
-    "--max-restarts": "",
     "--monitor-interval": "",
     "--local-addr": "--master_addr",
     "--standalone": "nothing to say: without a hostfile it meets nobody",
@@ -89,7 +89,7 @@ OTHERS = {
     "main_process_port": ("--master_port", "--master-port"),
     **dict.fromkeys(("-v", "verbose", "debug"), ("--log_level debug", "--log-level debug")),
     "-m": ("--module", "--module"),
-    "restarts": ("the command dslrun, which has --max-restarts", "--max-restarts"),
+    "restarts": ("--max-restarts", "--max-restarts"),
 }
 """Words of other launchers, and what ``dsl`` and ``dslrun`` have for them."""
 

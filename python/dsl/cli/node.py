@@ -48,6 +48,9 @@ CONNECT_S = 30.0
 WORD_S = 600.0
 """Longest that an agent waits for a word of its head before its workers run."""
 
+LEAST_SILENCE_S = 15.0
+"""A host that waits for its first workers gives a silent head at least so long."""
+
 FAREWELL_S = 5.0
 SCANCEL_S = 3.0
 LOST = 1
@@ -60,6 +63,7 @@ class Options:
         """Raises DslError: nobody but the head writes it, and it wrote something else."""
         self.addresses: tuple[str, ...] = ()
         self.place: int | None = None
+        self.first_place = 0
         self.per_rank = False
         self.detaches = self.owns_allocation = False
         self.heartbeat_s = DEFAULT_HEARTBEAT_S
@@ -70,6 +74,8 @@ class Options:
                 self.addresses = tuple(rest.pop(0).split(","))
             elif word == "--place" and rest and rest[0].isdecimal():
                 self.place = int(rest.pop(0))
+            elif word == "--first-place" and rest and rest[0].isdecimal():
+                self.first_place = int(rest.pop(0))
             elif word == "--heartbeat" and rest:
                 self.heartbeat_s = parse_seconds(rest.pop(0)) or DEFAULT_HEARTBEAT_S
             elif word == "--detach":
@@ -134,7 +140,10 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     link.send_now(checked)
     if checked.problems:
         return _end_early(link, link.receive(WORD_S))
-    first = link.receive(WORD_S)
+    if assignment.is_elastic:
+        first = link.receive(max(hub.heartbeat_s, LEAST_SILENCE_S), while_heard=True)
+    else:
+        first = link.receive(WORD_S)
     if not isinstance(first, Meeting):
         return _end_early(link, first)
     _enter(assignment.cwd, environ)
@@ -189,13 +198,13 @@ def _end_early(link: Link, message: object) -> int:
 def _place(options: Options, environ: Mapping[str, str]) -> tuple[int, int]:
     """Our node rank, or our rank and local rank if we are a task of one rank."""
     if options.place is not None:
-        return options.place, 0
+        return options.first_place + options.place, 0
     rank = _number(environ, RANK_VARIABLES)
     if rank is None:
         raise DslError(
             f"the launcher has set none of {', '.join(RANK_VARIABLES)}: it cannot place this agent"
         )
-    return rank, _number(environ, LOCAL_RANK_VARIABLES) or 0
+    return options.first_place + rank, _number(environ, LOCAL_RANK_VARIABLES) or 0
 
 
 def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:

@@ -61,9 +61,24 @@ _OPTIONS = (
     value(
         DEEPSPEED, JOB, _WHERE, "--master_addr", "ADDRESS", "address of the first host", "", is_slip=True,
     ),
-    value(DEEPSPEED, JOB, _WHERE, "--min_elastic_nodes", "N", "with --elastic_training", -1, read=integer),
-    value(DEEPSPEED, JOB, _WHERE, "--max_elastic_nodes", "N", "with --elastic_training", -1, read=integer),
-    flag(DEEPSPEED, JOB, _WHERE, "--elastic_training", "let nodes join and leave"),
+    flag(
+        DEEPSPEED, JOB, _WHERE, "--elastic_training",
+        "let hosts join and leave: the workers are started again on those that are there",
+    ),
+    value(
+        DEEPSPEED, JOB, _WHERE, "--min_elastic_nodes", "N",
+        "with --elastic_training: run on so many hosts at least (default: 1)", -1, read=integer,
+    ),
+    value(
+        DEEPSPEED, JOB, _WHERE, "--max_elastic_nodes", "N",
+        "with --elastic_training: run on so many at most; the others are spares (default: all)",
+        -1, read=integer,
+    ),
+    value(
+        OURS, LAUNCHER, _WHERE, "--elastic-wait", "SECONDS",
+        "with --elastic_training: wait so long for hosts when there are too few (default: 600)",
+        read=seconds,
+    ),
     value(
         DEEPSPEED, LAUNCHER, _WHERE, "--autotuning", "", "look for the best configuration",
         "", choices=("tune", "run"),
@@ -100,6 +115,11 @@ _OPTIONS = (
         OURS, LAUNCHER, _HOSTS, "--heartbeat", "SECONDS",
         "silence after which a host counts as lost", DEFAULT_HEARTBEAT_S, read=seconds,
     ),
+    value(
+        OURS, JOB, _WORKERS, "--max-restarts", "N",
+        "how often workers that failed are started again (default: 0; with --elastic_training 100)",
+        read=integer,
+    ),
     flag(DEEPSPEED, JOB, _WORKERS, "--module", "run the script as 'python -m' does"),
     flag(DEEPSPEED, JOB, _WORKERS, "--no_python", "run the script itself, without python"),
     flag(
@@ -135,5 +155,5 @@ COMMAND_LINE = CommandLine(
     "user_script",
     "user_args",
     "Run a training script on every slot of this machine, or of several.",
-    later=(*("elastic_training", "min_elastic_nodes", "max_elastic_nodes", "autotuning"),),
+    later=("autotuning",),
 )

@@ -134,14 +134,18 @@ class Link:
         self.queue_control(self._hub.encoded(message))
         self._flush_now(time.monotonic() + timeout_s)
 
-    def receive(self, timeout_s: float) -> object:
+    def receive(self, timeout_s: float, *, while_heard: bool = False) -> object:
         """Wait for a message before the hub is started.
+
+        ``while_heard``: as long as the other side is not silent for this time.
 
         Raises:
             ControlError: the connection has ended, or none came in time.
         """
         deadline_s = time.monotonic() + timeout_s
         while (message := self._hub.first_message_of(self)) is None:
+            if while_heard:
+                deadline_s = self.last_heard_s + timeout_s
             self._wait(select.POLLIN, deadline_s)
             try:
                 self.take()

@@ -44,6 +44,8 @@ class Assignment:
     """What the head's stderr is."""
     checks: bool = True
     """Whether to look for problems before the start."""
+    is_elastic: bool = False
+    """Nodes come and go: it may wait long for its first meeting, and any node may be the first."""
 
 
 @record

@@ -16,6 +16,10 @@ PLACE = "--place"
 """Option by which an agent is told its node rank, where the launcher can tell it apart."""
 
 
+FIRST_PLACE = "--first-place"
+"""Option by which it is told the place of the first host that its launcher knows."""
+
+
 @record
 class Agents:
     """What a launcher has to start."""

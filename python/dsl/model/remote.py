@@ -48,3 +48,18 @@ class Remote:
     """The hosts are checked before anything starts on them."""
     heartbeat_s: float = DEFAULT_HEARTBEAT_S
     """Seconds of silence after which the other side counts as lost."""
+    least_nodes: int = 0
+    """Of a job whose hosts come and go: it runs with so many of them; 0: all hosts take part, or none."""
+    most_nodes: int = 0
+    """It runs with so many of them at most. The others are spares."""
+    wait_s: float = 0.0
+    """It waits so long for hosts when there are too few."""
+    world_sizes: tuple[int, ...] = ()
+    """Numbers of workers that it accepts; empty: any."""
+    gives_up: bool = False
+    """It ends when attempts fail over and over in their first seconds: nobody has counted restarts out."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether hosts come and go."""
+        return self.least_nodes > 0

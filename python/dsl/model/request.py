@@ -196,16 +196,18 @@ class PlacementRequest:
 
 @record
 class ElasticRequest:
-    """Wishes that this version understands and refuses."""
+    """Wishes about jobs whose nodes come and go, and one that this version understands and refuses."""
 
     autotuning: str = ""
-    """``tune`` or ``run``."""
+    """``tune`` or ``run``: refused."""
     training: bool = False
     """Nodes may join and leave."""
     min_nodes: int | None = None
     """The least number of them."""
     max_nodes: int | None = None
     """The most."""
+    wait_s: float | None = None
+    """Seconds that the job waits for hosts when there are too few."""
 
 
 @record
@@ -222,7 +224,7 @@ class Request:
     output: OutputRequest = OutputRequest()
     placement: PlacementRequest = PlacementRequest()
     elastic: ElasticRequest = ElasticRequest()
-    max_restarts: int = 0
+    max_restarts: int | None = None
     """How often a group that failed is started again."""
     role: str = "default"
     """What the workers are called."""

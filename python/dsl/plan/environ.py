@@ -71,7 +71,7 @@ def shown_slots(job: Job, meeting: Meeting, inherited: Mapping[str, str], facts:
     variable = ACCELERATORS[accelerator_of(job, inherited, facts)].visible_variable
     shown = job.visible_devices
     if shown is None:
-        slots = job.hosts[meeting.node_rank].slots
+        slots = job.hosts[meeting.host_index].slots
         shown = ",".join(_given_devices(slots, variable, inherited) or map(str, slots))
     return {variable: shown}
 

@@ -33,6 +33,24 @@ DEEPSPEED = Flavour(
     underscores=True,
 )
 
+# DeepSpeed's elastic agent is torch's, started with the environment of its launcher.
+ELASTIC = replace(
+    DEEPSPEED,
+    group_variables=(
+        *DEEPSPEED.group_variables,
+        ("GROUP_WORLD_SIZE", "node_count"),
+        ("ROLE_WORLD_SIZE", "role_size"),
+        ("ROLE_NAME", "role"),
+        ("TORCHELASTIC_RESTART_COUNT", "restarts"),
+        ("TORCHELASTIC_MAX_RESTARTS", "max_restarts"),
+        ("TORCHELASTIC_RUN_ID", "run_id"),
+    ),
+    worker_variables=(*DEEPSPEED.worker_variables, ("ROLE_RANK", "role_rank")),
+    # Rank 0 holds the store: the launcher has no torch to hold it with.
+    constants=(("TORCHELASTIC_USE_AGENT_STORE", "False"),),
+    defaults=(("NCCL_ASYNC_ERROR_HANDLING", "1"),),
+)
+
 TORCH = Flavour(
     command="dslrun",
     group_variables=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.devices.select import find_devices, visible_override, visible_slots, visible_warning
-from dsl.errors import FilterError, HostfileError, OptionError, UnsupportedError
+from dsl.errors import FilterError, HostfileError, OptionError
 from dsl.model.job import Host, Notice
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.resources.filters import apply_filters, trim
@@ -85,7 +85,6 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     else:
         title = "hostfile" if pool.source in ("", "hostfile") else pool.name
         active = apply_filters(pool.slots, asked.include, asked.exclude, title)
-    _refuse_unsupported(request)
     if not remote.no_ssh and any(active.values()):  # with --no_ssh the places of hosts are those of the file
         active = {name: slots for name, slots in active.items() if slots}
     active = trim(active, asked.min_nodes, asked.num_gpus, checked=pool.counts_devices, source=pool.name)
@@ -244,15 +243,6 @@ def _filter_text(asked: ResourceRequest) -> str:
     return f"--exclude {asked.exclude}" if asked.exclude else f"hostfile {asked.hostfile}"
 
 
-def _refuse_unsupported(request: Request) -> None:
-    asked = request.elastic
-    for option, given in (("autotuning", asked.autotuning), ("elastic_training", asked.training)):
-        if given:
-            raise UnsupportedError(
-                f"--{option} is not in this version of dsl, leave it out to run the job as it is"
-            )
-
-
 def _is_remote(asked: RemoteRequest, hosts: Sequence[Host], facts: Facts, *, is_named: bool) -> bool:
     """Whether other hosts than this machine have to be reached, or the user wants it done like that."""
     if asked.no_ssh:
@@ -278,6 +268,8 @@ def _master_address(
     request: Request, hosts: Sequence[Host], *, is_named: bool, is_remote: bool, notices: list[Notice]
 ) -> str:
     asked = request.meeting.master_addr or ""
+    if request.elastic.training and not is_remote:
+        return asked
     if not is_named:
         if asked not in ("", LOCAL_NAME, LOCAL_ADDRESS):
             text = f"--master_addr {asked} is not used: without a hostfile it is {LOCAL_ADDRESS}"

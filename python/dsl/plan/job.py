@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.errors import OptionError, PortError
+from dsl.errors import OptionError, PortError, UnsupportedError
 from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS
 from dsl.model.job import Job, MeetingPoint, Notice
 from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
@@ -49,7 +49,7 @@ def plan_job(request: Request, facts: Facts) -> JobPlan:
 
 def _wishes(request: Request) -> dict[str, Any]:
     """The fields of a job that the request answers as it stands. Raises OptionError for endless ones."""
-    grace_s, restarts = request.signals.grace_s, request.max_restarts
+    grace_s, restarts = request.signals.grace_s, request.max_restarts or 0
     if not 0 <= grace_s <= MOST_SECONDS:
         raise OptionError(f"a grace of {grace_s:g} s: it must be 0 to {MOST_SECONDS} seconds")
     if not 0 <= restarts < BEYOND:
@@ -59,7 +59,7 @@ def _wishes(request: Request) -> dict[str, Any]:
         "flavour": FLAVOURS[request.flavour],
         "role": request.role,
         "env": _variables(request),
-        "max_restarts": request.max_restarts,
+        "max_restarts": restarts,
         "signals": request.signals,
         "output": request.output,
         "placement": request.placement,
@@ -77,12 +77,22 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     """Hosts and slots are named: the job of DeepSpeed's runner."""
     from dsl.plan.hosts import choose_hosts
 
+    if request.elastic.autotuning:
+        raise UnsupportedError(
+            "--autotuning is not in this version of dsl, leave it out to run the job as it is"
+        )
     program = plan_program(request.program, "--no_python", "--module")
     _check_host_options(request)
     if request.output.each_rank_log is not None:
         _check_each_rank_log(request.output)
     unused = _unused_host_options(request)
-    active = choose_hosts(request, facts)
+    is_elastic = request.elastic.training
+    if is_elastic:
+        from dsl.plan import elastic
+
+        active = choose_hosts(elastic.without_range(request), facts)
+    else:
+        active = choose_hosts(request, facts)
     job = Job(
         program=program,
         meeting=MeetingPoint("static", active.address, request.meeting.master_port),
@@ -92,6 +102,9 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
         visible_devices=active.visible_devices,
         **_wishes(request),
     )
+    if is_elastic:
+        bounds = elastic.node_bounds(request, len(active.hosts) if active.is_remote else None)
+        job = elastic.elastic_job(job, request, bounds, facts, is_remote=active.is_remote)
     notices = (*unused, *active.notices)
     if not active.is_remote:
         return JobPlan(job, active.node_rank, notices)
@@ -99,6 +112,9 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
 
     remote = plan_remote(request, active, facts)
     env, told = remote_variables(job.env, facts)
+    job = replace(job, env=env)
+    if is_elastic:
+        remote = elastic.elastic_remote(remote, request, job, bounds, facts)
     if remote.launcher == "slurm" and remote.ssh_port is not None:
         text = "--ssh_port has no effect with --launcher slurm, which uses no ssh"
         told.append(Notice("warning", text))
@@ -107,7 +123,7 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
             "--stdin has no effect where other hosts take part: no worker reads the command's standard input"
         )
         notices = (*notices, Notice("warning", text))
-    return JobPlan(replace(job, env=env), 0, (*notices, *told), remote)
+    return JobPlan(job, 0, (*notices, *told), remote)
 
 
 def _check_host_options(request: Request) -> None:
@@ -160,6 +176,17 @@ def _unused_host_options(request: Request) -> list[Notice]:
         texts.append("--bind_core_list has no effect without --bind_cores_to_rank")
     if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
         texts.append(UNUSED_PREEMPT_GRACE)
+    if not request.elastic.training:
+        given = {
+            "--min_elastic_nodes": request.elastic.min_nodes,
+            "--max_elastic_nodes": request.elastic.max_nodes,
+            "--elastic-wait": request.elastic.wait_s,
+        }
+        texts += [
+            f"{option} has no effect without --elastic_training"
+            for option, value in given.items()
+            if value is not None
+        ]
     has_files = request.output.each_rank_log is not None or needs_run_dir(request.output)
     if request.output.max_bytes is not None and not has_files:
         texts.append("--log-max-size has no effect without log files, such as --log-dir")

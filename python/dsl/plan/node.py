@@ -198,7 +198,7 @@ def _workers(
 
 
 def _host_name(job: Job, meeting: Meeting, facts: Facts) -> str:
-    return job.hosts[meeting.node_rank].name if job.hosts else facts.names.host
+    return job.hosts[meeting.host_index].name if job.hosts else facts.names.host
 
 
 def _place(

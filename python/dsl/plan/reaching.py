@@ -28,6 +28,8 @@ class Reaching:
     """Variables over the environment of the command."""
     fd: int | None = None
     """The descriptor of ours that is its stdin and stdout; None: we read what it writes."""
+    orders_fd: int | None = None
+    """The descriptor of ours that is its stdin alone; None: it reads nothing else."""
 
     @property
     def name(self) -> str:
@@ -47,7 +49,7 @@ def plan_reaching(job: Job, programs: Sequence[Reaching], environ: Mapping[str, 
             local_rank=index,
             argv=program.argv,
             env=dict(program.env),
-            stdin_fd=program.fd,
+            stdin_fd=program.orders_fd if program.fd is None else program.fd,
             stdout=Route(pipe=True) if program.fd is None else Route(fd=program.fd),
             stderr=Route(pipe=True),
             noun="host" if program.host else "launcher",

@@ -46,11 +46,29 @@ class Talk:
 def test_the_head_says_which_attempt_follows_and_where_it_meets() -> None:
     again = replace(FIRST, attempt=1, round=1, port=29501)
     orders = Orders(Talk([Stop(15, 3.0)], [again]), FIRST)
-    assert orders.await_word(0)
+    assert orders.await_word(0) == FIRST
     assert orders.meet(0, 2) == FIRST
-    assert orders.await_word(1)
+    assert orders.await_word(1) == again
     assert orders.meet(1, 2) == again
+    assert orders.deadline_s is None
     assert orders.read() == []  # the stop was for workers that had ended already
+
+
+def test_a_stop_that_comes_together_with_its_meeting_is_not_lost() -> None:
+    """The workers of a host that is slow to begin would run for ever: the others have failed meanwhile."""
+    again = replace(FIRST, attempt=1, round=1)
+    orders = Orders(Talk([Stop(15, 9.0)], [again, Stop(15, 3.0)]), FIRST)
+    assert orders.await_word(1) == again
+    assert orders.deadline_s == 0.0
+    assert orders.read() == [HeadSaid(Stop(15, 3.0))]
+    assert orders.deadline_s is None
+
+
+def test_a_host_that_was_left_out_for_a_while_goes_on_with_the_number_of_the_others() -> None:
+    later = replace(FIRST, attempt=5, round=5)
+    orders = Orders(Talk([later]), FIRST)
+    assert orders.await_word(1) == later
+    assert orders.meet(5, 2) == later
 
 
 @pytest.mark.parametrize("message", [Over(), Lost("has closed the connection")])

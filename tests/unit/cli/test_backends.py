@@ -14,6 +14,7 @@ from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.control.messages import Assignment, message_from_bytes, message_to_bytes
 from dsl.errors import UnsupportedError
 from dsl.launchers.base import Agents
+from dsl.launchers.each import each_host
 from dsl.launchers.table import TABLE
 from dsl.model.job import Meeting
 from dsl.model.outcome import Membership
@@ -70,6 +71,8 @@ IN_THE_JOB = {
     "bind_strict": Case(with_="--bind auto"),
     "mem_policy": Case("local", with_="--bind auto"),
     "report_bindings": Case(),
+    "elastic_training": Case(with_="--master_addr 10.0.0.2"),
+    "max_restarts": Case("3", with_="--elastic_training --master_addr 10.0.0.2"),
 }
 CHOOSES_HOSTS = {
     "hostfile": Case("/fewer"),
@@ -95,12 +98,12 @@ EXCEPTIONS = {
     "node_rank": "it counts with --no_ssh alone",
     "dry_run": "nothing is started",
     "dry_run_json": "nothing is started",
-    "min_elastic_nodes": "it counts with --elastic_training alone",
-    "max_elastic_nodes": "it counts with --elastic_training alone",
+    "min_elastic_nodes": "below, for jobs whose hosts come and go",
+    "max_elastic_nodes": "below, for jobs whose hosts come and go",
+    "elastic_wait": "below, for jobs whose hosts come and go",
 }
 NO_EFFECT = {("slurm", "ssh_port"): "--ssh_port has no effect with --launcher slurm, which uses no ssh"}
 REFUSED = {
-    "elastic_training": Case(with_="--master_addr 10.0.0.2"),
     "autotuning": Case("run"),
 }
 OPTIONS: dict[str, Option] = {option.dest: option for option in COMMAND_LINE.options}
@@ -184,7 +187,7 @@ def test_every_option_has_its_row() -> None:
         for one in (IN_THE_JOB, CHOOSES_HOSTS, IS_TOLD_THE_LAUNCHER, IS_TOLD_THE_AGENTS, EXCEPTIONS, REFUSED)
     ]
     assert sorted(chain(*tables)) == sorted(OPTIONS)
-    unsaid = {"elastic_training", "min_elastic_nodes", "max_elastic_nodes"}
+    unsaid = {"min_elastic_nodes", "max_elastic_nodes"}
     assert {dest for dest, one in OPTIONS.items() if one.scope == "job"} == {*IN_THE_JOB} | unsaid
 
 
@@ -262,3 +265,47 @@ def test_a_launcher_of_ranks_starts_a_task_a_slot_or_an_agent_a_host(launcher: s
 def test_what_is_not_in_this_version_is_said(dest: str, case: Case, launcher: str) -> None:
     with pytest.raises(UnsupportedError, match=f"--{dest} is not in this version"):
         planned(launcher, *words_of(dest, case))
+
+
+ELASTIC = ("--elastic_training", "--master_addr", "10.0.0.2")
+
+
+@every_launcher
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ([], (1, 2, 600.0)),
+        (["--num_nodes", "2:2"], (2, 2, 600.0)),
+        (["--min_elastic_nodes", "2"], (2, 2, 600.0)),
+        (["--max_elastic_nodes", "1"], (1, 1, 600.0)),
+        (["--num_nodes", "1:4", "--elastic-wait", "7"], (1, 2, 7.0)),
+    ],
+)
+def test_the_bounds_of_an_elastic_job_are_for_the_head(
+    launcher: str, words: list[str], expected: tuple[int, int, float]
+) -> None:
+    plan = planned(launcher, *ELASTIC, *words)
+    assert plan.remote is not None
+    assert (plan.remote.least_nodes, plan.remote.most_nodes, plan.remote.wait_s) == expected
+    assert [host.name for host in plan.job.hosts] == ["here", "there"]  # those beyond the most are spares
+
+
+@every_launcher
+def test_an_elastic_job_has_one_program_for_each_host_that_starts_one_agent(launcher: str) -> None:
+    plan = planned(launcher, *ELASTIC)
+    assert plan.remote is not None
+    assert plan.remote.per_node
+    agents = Agents(("-m", "dsl.node"), "/opt/python", plan.job.hosts, folder="/folder")
+    starts = each_host(plan.remote, agents)
+    assert [start.node_rank for start in starts] == [0, 1]
+    for place, start in enumerate(starts):
+        words = " ".join([*start.argv, *[text for _, text in start.files]])
+        assert f"--first-place {place}" in words
+        assert ("here" in words.split(), "there" in words.split()) == (place == 0, place == 1) or (
+            launcher in ("openmpi", "mvapich")
+        )
+        if launcher in RANK_LAUNCHERS:
+            assert count_of(start) == "1"
+    assert len({path for start in starts for path, _ in start.files}) == sum(
+        len(start.files) for start in starts
+    )

@@ -68,10 +68,16 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ("--num_nodes 1:2 t.py", 2, "MIN:MAX format is only supported in elastic training"),
     ("--elastic_training t.py", 2, "master addr is required"),
     ("--elastic_training --master_addr m --num_nodes 2:1 t.py", 2, "MAX at least MIN"),
+    ("--elastic_training --master_addr m --min_elastic_nodes 0 t.py", 2, "must be at least 1"),
     (
-        "--elastic_training --master_addr m --num_nodes 1:2 t.py",
+        "--elastic_training --master_addr m --min_elastic_nodes 3 --max_elastic_nodes 2 t.py",
         2,
-        "--elastic_training is not in this version",
+        "on 3 to 2 nodes",
+    ),
+    (
+        "--elastic_training --master_addr m --num_nodes 1:2 --max_elastic_nodes 3 t.py",
+        2,
+        "--num_nodes 1:2 and --max_elastic_nodes 3 contradict each other",
     ),
     ("--autotuning run t.py", 2, "--autotuning is not in this version"),
     ("--launcher nonsense t.py", 2, "unknown launcher 'nonsense', expected one of pdsh, openmpi, mvapich"),

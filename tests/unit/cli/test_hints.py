@@ -45,7 +45,7 @@ def _error(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -
         ("dsl", "--nproc_per_node=4 t.py", "--nproc_per_node=4, dsl has --num_gpus"),
         ("dsl", "--num-gpus 4 t.py", "--num-gpus, did you mean --num_gpus?"),
         ("dsl", "-num_gpus 4 t.py", "-num_gpus, did you mean --num_gpus?"),
-        ("dsl", "--max-restarts 4 t.py", "--max-restarts, only dslrun has it"),
+        ("dsl", "--role x t.py", "--role, only dslrun has it"),
         ("dsl", "--nnodes 4 t.py", "--nnodes, dsl has --num_nodes"),
         ("dsl", "--nprocs 4 t.py", "--nprocs, did you mean --num_gpus?"),
         ("dsl", "--verbose t.py", "--verbose, did you mean --log_level debug?"),
@@ -86,7 +86,7 @@ def test_a_hint_names_what_there_is(command: str, hints: dict[str, str]) -> None
     own = {name for names in NAMES[command] for name in names}
     texts = [*hints.values(), *[pair[command == "dslrun"] for pair in OTHERS.values()]]
     named = {word.strip(",") for text in texts for word in text.split() if word.startswith("--")}
-    foreign = {"--max-restarts", "--local_rank=N"} if command == "dsl" else set()
+    foreign = {"--local_rank=N"} if command == "dsl" else set()
     assert named - own - foreign == set()
 
 

@@ -37,6 +37,8 @@ NUMBERS: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("dsl", "master_port"): (("65536", *NO_COUNTS), ""),
     ("dsl", "min_elastic_nodes"): (NO_INTEGERS, ""),
     ("dsl", "max_elastic_nodes"): (NO_INTEGERS, ""),
+    ("dsl", "elastic_wait"): (NO_SECONDS, ""),
+    ("dsl", "max_restarts"): (("-1", *NO_COUNTS), ""),
     ("dsl", "node_rank"): (NO_COUNTS, "--no_ssh"),
     ("dsl", "ssh_port"): (("0", "-1", "65536", *NO_COUNTS), ""),
     ("dsl", "heartbeat"): (("0", "0.9", *NO_SECONDS), ""),

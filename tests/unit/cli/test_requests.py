@@ -62,6 +62,8 @@ DEEPSPEED: dict[str, tuple[str, str, Any]] = {
     "min_elastic_nodes": ("1", "elastic.min_nodes", 1),
     "max_elastic_nodes": ("2", "elastic.max_nodes", 2),
     "elastic_training": ("", "elastic.training", True),
+    "elastic_wait": ("7", "elastic.wait_s", 7.0),
+    "max_restarts": ("3", "max_restarts", 3),
     "autotuning": ("run", "elastic.autotuning", "run"),
     "no_ssh": ("", "remote.no_ssh", True),
     "node_rank": ("0", "meeting.node_rank", 0),
@@ -178,7 +180,7 @@ def test_the_scope_of_each_option() -> None:
         ("dsl", "launcher"): {
             *("dry_run", "dry_run_json", "hostfile", "include", "exclude", "num_nodes", "num_gpus"),
             *("no_ssh", "no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port"),
-            *("venv_script", "one_agent_per_node", "heartbeat", "autotuning"),
+            *("venv_script", "one_agent_per_node", "heartbeat", "autotuning", "elastic_wait"),
         },
     }
 
@@ -195,6 +197,7 @@ def test_nothing_said_is_the_default_request() -> None:
         ResourceRequest(min_nodes=1, max_nodes=1, nproc_per_node="1"),
         MeetingRequest(master_addr="127.0.0.1", node_rank=0, run_id="none"),
         signals=SignalRequest(stop=(15, 2, 1, 3), forward=(10, 12)),
+        max_restarts=0,
     )
 
 

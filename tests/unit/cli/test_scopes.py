@@ -28,6 +28,7 @@ LINES: dict[str, CommandLine] = {
     "dslrun": options_torch.COMMAND_LINE,
 }
 TWO_HOSTS = "here slots=2\nthere slots=2\n"
+ELASTIC = "--elastic_training --master_addr 10.0.0.1"
 HOSTS = "--hostfile /hosts --no_ssh --master_addr 10.0.0.1"
 
 
@@ -72,9 +73,11 @@ DEEPSPEED = {
     "num_gpus": Case("3"),
     "master_port": Case("29501"),
     "master_addr": Case("10.0.0.2", with_=f"{HOSTS} --node_rank 1"),
-    "min_elastic_nodes": Case("1"),
-    "max_elastic_nodes": Case("2"),
+    "min_elastic_nodes": Case("2", with_=f"{ELASTIC} --max_elastic_nodes 3"),
+    "max_elastic_nodes": Case("2", with_=ELASTIC),
     "elastic_training": Case(with_="--master_addr 10.0.0.1"),
+    "elastic_wait": Case("7"),
+    "max_restarts": Case("3"),
     "autotuning": Case("run"),
     "no_ssh": Case(with_="--node_rank 0"),
     "node_rank": Case("1", with_=HOSTS, instead_of="--node_rank 0"),
@@ -122,19 +125,15 @@ TORCH = {
 }
 CASES = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
 
-ALONE = "what it is for is refused, and without that it counts nothing"
 CHECKED = "it is checked and has no effect on a job of this version"
 SHOWS = "the devices are looked up to be shown, by the one node that plans and starts nothing"
 WITHOUT_EFFECT = {
-    ("dsl", "min_elastic_nodes"): ALONE,
-    ("dsl", "max_elastic_nodes"): ALONE,
     ("dslrun", "monitor_interval"): CHECKED,
     ("dslrun", "rdzv_conf"): CHECKED,
     ("dslrun", "start_method"): CHECKED,
     ("dslrun", "event_log_handler"): CHECKED,
 }
 REFUSED = {
-    ("dsl", "elastic_training"): "nodes cannot join and leave in this version",
     ("dsl", "autotuning"): "this version does not tune",
 }
 IN_THE_JOB = {

@@ -27,6 +27,8 @@ OWN_WORDS = {
         "cli/options_deepspeed.py",
         "cli/deepspeed.py",
         "cli/hints.py",
+        "plan/elastic.py",
+        "elasticity/sizes.py",
         "plan/hosts.py",
         "plan/remote.py",
         "resources/filters.py",
@@ -150,7 +152,6 @@ def test_a_port_that_is_taken_is_said_without_an_option_of_the_sister(
 @pytest.mark.parametrize(
     "line",
     [
-        "--elastic_training --master_addr m t.py",
         "--autotuning tune t.py",
     ],
 )

@@ -147,11 +147,6 @@ def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], no
             "--no_local_rank",
         ),
         (
-            {"elastic_training": True, "master_addr": "m"},
-            UnsupportedError,
-            "--elastic_training is not in this version",
-        ),
-        (
             {"elastic_training": True, "master_addr": "m", "num_nodes": 3, "max_nodes": 2},
             OptionError,
             "--num_nodes 3:2: MIN",

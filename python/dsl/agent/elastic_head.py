@@ -1,0 +1,115 @@
+"""The head of an elastic job: its hosts are reached one by one, and again when they were lost."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from dsl.agent.gathering import Drop, Reach
+from dsl.agent.head import KEPT_LINES, Head, unreachable
+from dsl.model.job import Notice
+from dsl.plan.reaching import Reaching, plan_reaching
+from dsl.report.printable import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.agent.head import Program
+    from dsl.model.node import NodePlan
+
+BY_SSH = ("ssh", "pdsh")
+"""Launchers whose last words are those of ssh."""
+
+
+class ElasticHead(Head):
+    """Its one program keeps those that reach the hosts (see `dsl.cli.starters`)."""
+
+    launcher = "ssh"
+    """What reaches them."""
+    longest_line = 16_384
+
+    def plan(self, attempt: int) -> NodePlan | None:
+        """The one program that keeps the others."""
+        if attempt:
+            return None
+        import socket
+
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._orders = ours
+        self._said: dict[int, list[str]] = {}
+        (program,) = self._programs
+        program.fds.append(theirs.detach())
+        start = program.start
+        reaching = Reaching(start.argv, env=start.env, orders_fd=program.fds[0])
+        environ = {name: value for name, value in self._environ.items() if name not in start.unset}
+        return plan_reaching(self.job, [reaching], environ)
+
+    def disown(self) -> None:
+        """In the process that watches: the connections are for the other one."""
+        super().disown()
+        self._orders.close()
+
+    def _obey(self, orders: Sequence[object]) -> None:
+        for order in orders:
+            if isinstance(order, Reach):
+                self._said.pop(order.place, None)
+                self._order(f'{{"reach": {order.place}}}')
+            elif isinstance(order, Drop):
+                link = self._links.pop(order.place, None)
+                if link is not None:
+                    link.close()
+        super()._obey([one for one in orders if not isinstance(one, (Reach, Drop))])
+
+    def _dismiss(self, within_s: float) -> None:
+        """Programs whose agents have said goodbye end by themselves."""
+        conductor = self.conductor
+        others = [place for place in range(len(conductor.places)) if not conductor.has_said_goodbye(place)]
+        self._order(f'{{"end": {others}}}')
+        self._dismissal_s = time.monotonic() + within_s
+
+    def _order(self, line: str) -> None:
+        try:
+            self._orders.send(f"{line}\n".encode())
+        except OSError:
+            return  # it is gone, and so is the job, or it will be asked again
+
+    def _hear_line(self, program: Program, text: str) -> None:
+        from json import loads
+
+        try:
+            said = loads(text)
+            place = said["place"]
+        except (ValueError, KeyError, TypeError):
+            super()._hear_line(program, text)
+            return
+        if "status" in said:
+            self._hear_status(place, said["status"])
+        elif not self._hear_announcement(program, said["line"]):
+            self._keep(place, printable(said["line"]))
+
+    def _keep(self, place: int, line: str) -> None:
+        """A program that reaches a host has said something."""
+        name = self.job.hosts[place].name
+        lines = self._said.setdefault(place, [])
+        lines.append(line.removeprefix(f"{name.rpartition('@')[2]}: "))
+        if len(lines) > 2 * KEPT_LINES:
+            del lines[KEPT_LINES]
+        self._speak(Notice("debug", f"{name}: {line}"))
+
+    def _hear_status(self, place: int, status: int) -> None:
+        """It has ended."""
+        lines = [one for one in self._said.pop(place, []) if not one.startswith("pdsh@")]
+        name = self.job.hosts[place].name
+        if self.launcher in BY_SSH:
+            why = unreachable(name, lines, status)
+        else:
+            program = os.path.basename(self._program_name)
+            said = f": {lines[-1]}" if lines else ""
+            why = f"{program} ended with {status} before its agent had answered{said}"
+        self._obey(self.conductor.starter_ended([place], why, time.monotonic()))
+
+    @property
+    def _program_name(self) -> str:
+        return {"slurm": "srun"}.get(self.launcher, "mpirun")

@@ -1,0 +1,36 @@
+"""Elastic jobs: one program of the launcher for each host, so that one can be lost and reached again alone.
+
+What reaches all hosts at once may end with the first that it loses, as an mpirun does, and none of these
+programs starts again what it has lost.
+"""
+
+from __future__ import annotations
+
+from dsl._record import replace
+from dsl.launchers.base import FIRST_PLACE
+from dsl.launchers.table import TABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dsl.launchers.base import Agents, Start
+    from dsl.model.remote import Remote
+
+
+def each_host(remote: Remote, agents: Agents) -> tuple[Start, ...]:
+    """Ask for an agent on every host, by a program for each: the one of a host has its place.
+
+    Raises:
+        HostNameError: the launcher cannot be given the name of a host.
+    """
+    starts = []
+    for place, host in enumerate(agents.hosts):
+        mine = replace(
+            agents,
+            hosts=(host,),
+            words=(*agents.words, FIRST_PLACE, str(place)),
+            folder=f"{agents.folder}/{place}",
+        )
+        pythons = remote.pythons[place : place + 1]
+        (start,) = TABLE[remote.launcher](replace(remote, pythons=pythons, hostfile=""), mine)
+        starts.append(replace(start, node_rank=place, speaks=False))
+    return tuple(starts)

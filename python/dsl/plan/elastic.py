@@ -1,0 +1,228 @@
+"""Elastic jobs of ``dsl``: how many hosts they may have, and on which of those that are there they run."""
+
+from __future__ import annotations
+
+from dsl._record import record, replace
+from dsl.errors import OptionError
+from dsl.model.job import MeetingPoint
+from dsl.model.request import DEFAULT_MASTER_PORT
+from dsl.plan.flavours import ELASTIC
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dsl.facts import Facts
+    from dsl.model.job import Job
+    from dsl.model.remote import Remote
+    from dsl.model.request import Request
+
+DEFAULT_RESTARTS = 100
+"""How often workers that failed are started again, as DeepSpeed's agent has it."""
+
+DEFAULT_WAIT_S = 600.0
+"""How long a job waits for hosts when there are too few: the time that torch's nodes get to join."""
+
+ROLE = "trainer"
+"""What DeepSpeed's elastic agent calls its workers."""
+
+RUN_ID_VARIABLE = "ELASTIC_RUN_ID"
+"""Names an elastic job, in the environment of the command."""
+
+BACKEND = "c10d"
+"""Where nodes that nobody reaches find each other, as with DeepSpeed."""
+
+SHOWN = 8
+
+
+@record
+class Bounds:
+    """On how many hosts a job may run."""
+
+    least: int
+    most: int
+
+
+def without_range(request: Request) -> Request:
+    """The request without ``--num_nodes MIN:MAX``, which leaves out no host: those beyond MAX are spares."""
+    if request.resources.max_nodes is None:
+        return request
+    return replace(request, resources=replace(request.resources, min_nodes=None, max_nodes=None))
+
+
+def node_bounds(request: Request, host_count: int | None) -> Bounds:
+    """From how many hosts to how many.
+
+    ``host_count``: hosts that can be reached; None: nodes are started by others, there may be any number.
+
+    Raises:
+        OptionError: they contradict each other, or are none.
+    """
+    asked, elastic = request.resources, request.elastic
+    least, most = elastic.min_nodes, elastic.max_nodes
+    if asked.max_nodes is not None:
+        for option, one, other in (
+            ("--min_elastic_nodes", least, asked.min_nodes),
+            ("--max_elastic_nodes", most, asked.max_nodes),
+        ):
+            if one is not None and one != other:
+                raise OptionError(
+                    f"--num_nodes {asked.min_nodes}:{asked.max_nodes} and {option} {one} contradict each "
+                    "other, leave one of them out"
+                )
+        least, most = asked.min_nodes, asked.max_nodes
+    there = host_count if host_count is not None else (asked.min_nodes or 1)
+    least = 1 if least is None else least
+    most = max(there, least if host_count is None else 1) if most is None else most
+    if not 1 <= least <= most:
+        raise OptionError(
+            f"elastic training on {least} to {most} nodes: the least must be at least 1, and the most at "
+            "least that"
+        )
+    if host_count is None:
+        return Bounds(least, most)
+    if least > host_count:
+        raise OptionError(
+            f"elastic training on at least {least} nodes: there are {host_count} hosts to run on"
+        )
+    return Bounds(least, min(most, host_count))
+
+
+def elastic_job(job: Job, request: Request, bounds: Bounds, facts: Facts, *, is_remote: bool) -> Job:
+    """A job as its hosts come and go. ``is_remote``: the head reaches them; else they find each other."""
+    return replace(
+        job,
+        flavour=ELASTIC,
+        program=replace(job.program, local_rank_option=""),
+        meeting=job.meeting if is_remote else dynamic_meeting(request, bounds),
+        run_id=elastic_run_id(request, facts, is_shared=not is_remote and bounds.most > 1),
+        node_count=job.node_count if is_remote else bounds.most,
+        max_restarts=DEFAULT_RESTARTS if request.max_restarts is None else job.max_restarts,
+        role=ROLE,
+    )
+
+
+def elastic_remote(remote: Remote, request: Request, job: Job, bounds: Bounds, facts: Facts) -> Remote:
+    """How the hosts of such a job are reached, and which of them it needs.
+
+    Raises:
+        OptionError: the job accepts no number of workers that they can have.
+    """
+    wait_s = request.elastic.wait_s
+    return replace(
+        remote,
+        per_node=True,
+        hostfile="",
+        least_nodes=bounds.least,
+        most_nodes=bounds.most,
+        wait_s=DEFAULT_WAIT_S if wait_s is None else wait_s,
+        world_sizes=accepted_sizes(job, bounds, facts),
+        gives_up=request.max_restarts is None,
+    )
+
+
+def accepted_sizes(job: Job, bounds: Bounds, facts: Facts) -> tuple[int, ...]:
+    """Numbers of workers that the job's own ``elasticity`` section accepts; empty: any.
+
+    Raises:
+        OptionError: no number of hosts that the job may have makes such a number.
+    """
+    from dsl.elasticity.sizes import job_world_sizes
+
+    sizes = [(place, len(host.slots)) for place, host in enumerate(job.hosts)]
+    total = sum(size for _, size in sizes)
+    environ = {**facts.environ, **dict(job.env)}
+    accepted = job_world_sizes(environ, job.program.args, facts.files.read_text, total)
+    if accepted is None:
+        return ()
+    if not accepted or choose_hosts(sizes, bounds.least, bounds.most, accepted) is None:
+        which = f"it accepts {few(accepted)}" if accepted else f"it accepts none up to {total}"
+        raise OptionError(
+            f"no {bounds.least} to {bounds.most} hosts make a number of workers that the elasticity section "
+            f"of the job's configuration accepts: {which}"
+        )
+    return accepted
+
+
+def dynamic_meeting(request: Request, bounds: Bounds) -> MeetingPoint:
+    """Where nodes find each other that are started by others: a store at the master address."""
+    asked = request.meeting
+    address = asked.master_addr or ""
+    if ":" in address and not address.startswith("["):
+        address = f"[{address}]"
+    port = DEFAULT_MASTER_PORT if asked.master_port is None else asked.master_port
+    wait_s = request.elastic.wait_s
+    return MeetingPoint(
+        "dynamic",
+        "",
+        None,
+        backend=BACKEND,
+        endpoint=f"{address}:{port}",
+        settings=() if wait_s is None else (("join_timeout", f"{wait_s:g}"),),
+        least_nodes=bounds.least,
+    )
+
+
+def elastic_run_id(request: Request, facts: Facts, *, is_shared: bool) -> str:
+    """The user's name of the job, or one that no other job has.
+
+    ``is_shared``: several commands are one job, and have to find the same name by themselves: from what they
+    have in common.
+    """
+    named = facts.environ.get(RUN_ID_VARIABLE, "")
+    if named:
+        return named
+    if not is_shared:
+        return facts.names.random() + facts.names.random()
+    from hashlib import sha256
+
+    meeting, program = request.meeting, request.program
+    common = (meeting.master_addr, meeting.master_port, program.script, *program.args)
+    return sha256("\0".join(map(str, common)).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def choose_hosts(
+    ready: Sequence[tuple[int, int]], least: int, most: int, world_sizes: Sequence[int] = ()
+) -> tuple[int, ...] | None:
+    """The places of as many hosts as possible, from ``least`` to ``most``, in ascending order; None: too few.
+
+    ``ready`` are places and numbers of workers, the most welcome first. ``world_sizes``: the number of all
+    workers must be one of them (empty: any). Of as many hosts those with most workers are taken.
+    """
+    accepted = frozenset(world_sizes)
+    for count in range(min(most, len(ready)), least - 1, -1):
+        if not accepted or sum(size for _, size in ready[:count]) in accepted:
+            return tuple(sorted(place for place, _ in ready[:count]))
+        sizes = sorted({size for _, size in ready}, reverse=True)
+        there = [sum(1 for _, one in ready if one == size) for size in sizes]
+        found = [
+            mix
+            for mix in _mixes(there, count)
+            if sum(size * some for size, some in zip(sizes, mix, strict=True)) in accepted
+        ]
+        if found:
+            best = max(found, key=lambda mix: sum(size * n for size, n in zip(sizes, mix, strict=True)))
+            left = dict(zip(sizes, best, strict=True))
+            chosen = []
+            for place, size in ready:
+                if left[size]:
+                    left[size] -= 1
+                    chosen.append(place)
+            return tuple(sorted(chosen))
+    return None
+
+
+def _mixes(there: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
+    """All ways to take ``count`` hosts, so many of each size."""
+    if len(there) == 1:
+        if count <= there[0]:
+            yield (count,)
+        return
+    for some in range(min(there[0], count) + 1):
+        for rest in _mixes(there[1:], count - some):
+            yield (some, *rest)
+
+
+def few(numbers: Sequence[int]) -> str:
+    """The first of some numbers, in words."""
+    return ", ".join(map(str, numbers[:SHOWN])) + (", ..." if len(numbers) > SHOWN else "")
