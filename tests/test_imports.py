@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "facts": (),
     "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
-    "rendezvous": ("base", "static"),
+    "rendezvous": ("base", "static", "words"),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "elastic", "job", "node", "reaching", "account"),
     "launchers": (
         "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table", "each", "command",
@@ -74,6 +74,7 @@ PURE_MODULES = (
     "dsl.elasticity.config",
     "dsl.elasticity.solver",
     "dsl.elasticity.sizes",
+    "dsl.rendezvous.words",
 )
 IMPURE = {
     "os", "sys", "io", "time", "datetime", "socket", "_socket", "select", "subprocess", "multiprocessing", "shutil",

@@ -5,6 +5,7 @@
     DslError                        1
     |-- PidFileError                1    the pid file cannot be made
     |-- ControlError                1    head and agent of a job cannot reach each other
+    |-- RendezvousError             1    the nodes of a job do not meet
     |-- ProgramError
     |   |-- ProgramNotFoundError    127
     |   `-- ProgramNotExecutableError 126
@@ -48,6 +49,10 @@ class PidFileError(DslError):
 
 class ControlError(DslError):
     """Head and agent of a job cannot reach each other, or one of them has gone."""
+
+
+class RendezvousError(DslError):
+    """The nodes of a job do not meet, or lose the store through which they met."""
 
 
 class ProgramError(DslError):

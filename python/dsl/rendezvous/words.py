@@ -1,0 +1,312 @@
+"""What an agent and its delegate tell each other: records, and their lines.
+
+The delegate (`dsl.rendezvous.delegate`) takes part in torch's rendezvous for its agent. They talk over a pair
+of sockets: one JSON object a line, in ASCII. The agent's objects have ``do``, those of the delegate ``is``.
+
+The first order is `Open`. Each `Meet` is answered with `Met` or `Refused`, a `Finish` with `Finished`. An
+`Open` that cannot be served is answered with `Refused`, too; after that the delegate waits for another order.
+All else comes when it happens. Whoever goes closes its end. A delegate whose agent has gone leaves and ends.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.errors import RendezvousError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Literal, TypeAlias
+
+    Reason: TypeAlias = Literal["start", "failure", "membership"]
+    RefusalKind: TypeAlias = Literal["closed", "timeout", "connection", "settings", "clock", "other"]
+    Order: TypeAlias = "Open | Meet | Failing | Leave | Finish | Fail"
+    Answer: TypeAlias = "Met | Refused | Changed | PeerFailed | Remark | Finished"
+
+MOST_BYTES = 1 << 20
+"""A line that is longer is damaged."""
+
+REASONS = ("start", "failure", "membership")
+REFUSALS = ("closed", "timeout", "connection", "settings", "clock", "other")
+
+
+@record
+class Open:
+    """agent to delegate, first: where the nodes meet."""
+
+    backend: str
+    """torch's name of what holds the store, such as ``c10d``."""
+    endpoint: str
+    """Where that is: HOST, HOST:PORT or empty, as the backend reads it."""
+    run_id: str
+    """Name of the job."""
+    min_nodes: int
+    """The job runs with so many nodes."""
+    max_nodes: int
+    """It takes no more."""
+    local_addr: str | None
+    """By which the others reach this node, and by which the nodes are ordered; None: its name."""
+    settings: tuple[tuple[str, str], ...]
+    """Settings of the backend."""
+    host: str
+    """What the user calls this node in messages."""
+
+
+@record
+class Meet:
+    """agent to delegate: join the next round."""
+
+    local_world_size: int
+    """Number of workers of this node."""
+    role: str
+    """What they are called."""
+    restarts: int
+    """Restarts that count and that this node knows of, its own failure included."""
+    reason: Reason
+    """Why it joins, as far as it knows."""
+
+
+@record
+class Failing:
+    """agent to delegate: a worker failed. Tell the other nodes at once; a restart may follow."""
+
+    rank: int
+    """Global rank; -1: it has none."""
+    code: int
+    """Its exit code, or 128 + the signal."""
+    line: str
+    """One line for the users of the other nodes."""
+
+
+@record
+class Leave:
+    """agent to delegate: leave for good, and end. The job goes on without this node."""
+
+
+@record
+class Finish:
+    """agent to delegate: all workers of this node ended with 0. Wait for the other nodes."""
+
+
+@record
+class Fail:
+    """agent to delegate: the job is over, a worker failed and is not started again. Close it, and end."""
+
+    rank: int
+    """Global rank; -1: it has none."""
+    code: int
+    """Its exit code, or 128 + the signal."""
+    line: str
+    """One line for the users of the other nodes."""
+
+
+@record
+class Met:
+    """delegate to agent: the round is complete."""
+
+    round: int
+    """Number of the round, from 0."""
+    node_rank: int
+    """Place of this node."""
+    local_world_sizes: tuple[int, ...]
+    """Number of workers of each node, by node rank."""
+    first_role_rank: int
+    """Rank of this node's first worker among those of its role."""
+    role_world_size: int
+    """Number of workers of that role over all nodes."""
+    address: str
+    """Where rank 0 listens."""
+    port: int
+    """Port there."""
+    restarts: int
+    """Restarts that count: the most that any node knows of."""
+    reason: Reason
+    """Why there is this round: a failure anywhere comes before all else."""
+    hosts: tuple[str, ...]
+    """Names of the nodes, by node rank; a node that is not ours has the address that torch knows."""
+
+
+@record
+class Refused:
+    """delegate to agent: the nodes do not meet."""
+
+    kind: RefusalKind
+    """What stands in the way."""
+    text: str
+    """One line for the user: what, where, how to mend it."""
+
+
+@record
+class Changed:
+    """delegate to agent: who takes part has changed. Wire name ``membership``."""
+
+    node_count: int
+    """Nodes of the present round that are left."""
+    waiting: int
+    """Nodes that wait for the next one."""
+    closed: bool
+    """No round can follow."""
+    left: tuple[str, ...]
+    """Names of the nodes that have left the round, by themselves or because nothing is heard of them."""
+
+
+@record
+class PeerFailed:
+    """delegate to agent: a worker of another node failed. Wire name ``peer_failed``."""
+
+    host: str
+    """Name of that node."""
+    rank: int
+    """Global rank; -1: it has none."""
+    code: int
+    """Its exit code, or 128 + the signal."""
+    line: str
+    """What that node says of it."""
+    final: bool
+    """The job is over."""
+
+
+@record
+class Remark:
+    """delegate to agent: something the user should read. Wire name ``notice``."""
+
+    level: str
+    """``info`` or ``warning``."""
+    text: str
+    """One line."""
+
+
+@record
+class Finished:
+    """delegate to agent: the other nodes have finished, too, or cannot be waited for."""
+
+
+ORDERS: dict[str, type] = {
+    "open": Open,
+    "meet": Meet,
+    "failing": Failing,
+    "leave": Leave,
+    "finish": Finish,
+    "fail": Fail,
+}
+ANSWERS: dict[str, type] = {
+    "met": Met,
+    "refused": Refused,
+    "membership": Changed,
+    "peer_failed": PeerFailed,
+    "notice": Remark,
+    "finished": Finished,
+}
+
+
+def order_to_line(order: Order) -> bytes:
+    """Write a line of the agent, its end included."""
+    return _write("do", ORDERS, order)
+
+
+def order_from_line(line: bytes) -> Order:
+    """Read a line of the agent.
+
+    Raises:
+        RendezvousError: it is none.
+    """
+    found: Order = _read("do", ORDERS, line, "an order")
+    return found
+
+
+def answer_to_line(answer: Answer) -> bytes:
+    """Write a line of the delegate, its end included."""
+    return _write("is", ANSWERS, answer)
+
+
+def answer_from_line(line: bytes) -> Answer:
+    """Read a line of the delegate.
+
+    Raises:
+        RendezvousError: it is none.
+    """
+    found: Answer = _read("is", ANSWERS, line, "an answer")
+    return found
+
+
+class Lines:
+    """Cuts what arrives into lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that the data ends, without their ends.
+
+        Raises:
+            RendezvousError: a line is longer than `MOST_BYTES`.
+        """
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MOST_BYTES or any(len(line) > MOST_BYTES for line in whole):
+            raise RendezvousError(f"the delegate of the rendezvous: a line is longer than {MOST_BYTES} bytes")
+        return whole
+
+
+def _write(key: str, table: dict[str, type], message: Any) -> bytes:
+    from json import dumps
+
+    name = next(name for name, kind in table.items() if kind is type(message))
+    fields = {field: getattr(message, field) for field in message.__match_args__}
+    if "settings" in fields:
+        fields["settings"] = dict(fields["settings"])
+    return dumps({key: name, **fields}, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _read(key: str, table: dict[str, type], line: bytes, what: str) -> Any:
+    from json import loads
+
+    try:
+        found = loads(line.decode("ascii"))
+    except (ValueError, RecursionError):
+        raise _damaged(what, "it is not JSON") from None
+    name = found.pop(key, None) if isinstance(found, dict) else None
+    kind = table.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise _damaged(what, f"it says {name!r:.80}")
+    wanted = kind.__annotations__
+    if found.keys() != wanted.keys():
+        raise _damaged(what, f"the fields of {name!r}")
+    values = []
+    for field, annotation in wanted.items():
+        is_right, convert = _KINDS[annotation]
+        if not is_right(found[field]):
+            raise _damaged(what, f"{field} of {name!r} is {found[field]!r:.80}")
+        values.append(convert(found[field]))
+    return kind(*values)
+
+
+def _damaged(what: str, why: str) -> RendezvousError:
+    return RendezvousError(f"the delegate of the rendezvous: {what} is damaged: {why}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# How the values of a field are told from others, and made of what JSON has, by the field's annotation.
+_KINDS: dict[str, tuple[Any, Any]] = {
+    "str": (_is_text, _same),
+    "int": (_is_number, _same),
+    "bool": (lambda value: isinstance(value, bool), _same),
+    "str | None": (lambda value: value is None or _is_text(value), _same),
+    "tuple[str, ...]": (lambda value: isinstance(value, list) and all(map(_is_text, value)), tuple),
+    "tuple[int, ...]": (lambda value: isinstance(value, list) and all(map(_is_number, value)), tuple),
+    "tuple[tuple[str, str], ...]": (
+        lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+        lambda value: tuple(value.items()),
+    ),
+    "Reason": (lambda value: _is_text(value) and value in REASONS, _same),
+    "RefusalKind": (lambda value: _is_text(value) and value in REFUSALS, _same),
+}

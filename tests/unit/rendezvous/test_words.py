@@ -1,0 +1,164 @@
+"""The lines between an agent and its delegate."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dsl.errors import RendezvousError
+from dsl.rendezvous import words
+from dsl.rendezvous.words import (
+    ANSWERS,
+    MOST_BYTES,
+    ORDERS,
+    Changed,
+    Fail,
+    Failing,
+    Finish,
+    Finished,
+    Leave,
+    Lines,
+    Meet,
+    Met,
+    Open,
+    PeerFailed,
+    Refused,
+    Remark,
+    answer_from_line,
+    answer_to_line,
+    order_from_line,
+    order_to_line,
+)
+
+if TYPE_CHECKING:
+    from dsl.rendezvous.words import Answer, Order
+
+OPEN = Open("c10d", "alpha:29400", "job", 1, 4, None, (("join_timeout", "9"), ("is_host", "1")), "alpha")
+MEET = Meet(4, "default", 1, "failure")
+ORDER_LIST: list[Order] = [OPEN, MEET, Failing(3, 137, "rank 3 ended"), Leave(), Finish(), Fail(-1, 1, "ü")]
+ANSWER_LIST: list[Answer] = [
+    Met(2, 1, (4, 2), 4, 6, "10.0.0.1", 41000, 1, "membership", ("alpha", "beta")),
+    Refused("closed", "the job is over"),
+    Changed(2, 1, False, ("gamma",)),
+    PeerFailed("beta", 5, 1, "\udcff", True),
+    Remark("info", "waiting for 1 of 2 nodes"),
+    Finished(),
+]
+
+
+@pytest.mark.parametrize("order", ORDER_LIST)
+def test_an_order_is_read_as_it_was_written(order: Order) -> None:
+    line = order_to_line(order)
+    assert line.isascii()
+    assert line.endswith(b"}\n")
+    assert line.count(b"\n") == 1
+    assert order_from_line(line[:-1]) == order
+
+
+@pytest.mark.parametrize("answer", ANSWER_LIST)
+def test_an_answer_is_read_as_it_was_written(answer: Answer) -> None:
+    line = answer_to_line(answer)
+    assert line.isascii()
+    assert line.count(b"\n") == 1
+    assert answer_from_line(line[:-1]) == answer
+
+
+def test_all_kinds_are_tried_here() -> None:
+    assert [type(one) for one in ORDER_LIST] == list(ORDERS.values())
+    assert [type(one) for one in ANSWER_LIST] == list(ANSWERS.values())
+
+
+def test_the_names_and_fields_on_the_wire() -> None:
+    assert json.loads(order_to_line(OPEN)) == {
+        "do": "open",
+        "backend": "c10d",
+        "endpoint": "alpha:29400",
+        "run_id": "job",
+        "min_nodes": 1,
+        "max_nodes": 4,
+        "local_addr": None,
+        "settings": {"join_timeout": "9", "is_host": "1"},
+        "host": "alpha",
+    }
+    assert json.loads(answer_to_line(Changed(2, 1, False, ()))) == {
+        "is": "membership",
+        "node_count": 2,
+        "waiting": 1,
+        "closed": False,
+        "left": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do": "met"},
+        {"do": ["meet"]},
+        {"do": None},
+        {"local_world_size": "4"},
+        {"local_world_size": True},
+        {"local_world_size": 4.0},
+        {"local_world_size": None},
+        {"role": 1},
+        {"reason": "boredom"},
+        {"reason": []},
+        {"more": 1},
+    ],
+)
+def test_a_damaged_order_is_refused(changes: dict[str, object]) -> None:
+    plain = {**json.loads(order_to_line(MEET)), **changes}
+    with pytest.raises(RendezvousError, match="an order is damaged") as caught:
+        order_from_line(json.dumps(plain).encode())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local_world_sizes": [4, "2"]},
+        {"local_world_sizes": 4},
+        {"hosts": [1]},
+        {"hosts": "alpha"},
+        {"reason": ""},
+    ],
+)
+def test_a_damaged_answer_is_refused(changes: dict[str, object]) -> None:
+    plain = {**json.loads(answer_to_line(ANSWER_LIST[0])), **changes}
+    with pytest.raises(RendezvousError, match="an answer is damaged"):
+        answer_from_line(json.dumps(plain).encode())
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b"null", b"7", b'"do"', b"\xff", b"[" * 100_000])
+def test_what_is_no_object_is_refused(line: bytes) -> None:
+    with pytest.raises(RendezvousError, match="is damaged"):
+        order_from_line(line)
+
+
+def test_a_field_that_is_missing_is_refused() -> None:
+    with pytest.raises(RendezvousError, match="the fields of 'notice'"):
+        answer_from_line(b'{"is":"notice","level":"info"}')
+
+
+def test_lines_are_cut_wherever_the_data_is_cut() -> None:
+    data = b"".join(map(order_to_line, ORDER_LIST))
+    for step in (1, 2, 7, len(data)):
+        lines = Lines()
+        found = [
+            line for place in range(0, len(data), step) for line in lines.feed(data[place : place + step])
+        ]
+        assert [order_from_line(line) for line in found] == ORDER_LIST
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_without_an_end_takes_no_more_memory_than_is_allowed(end: bytes) -> None:
+    lines = Lines()
+    assert lines.feed(b"x" * MOST_BYTES) == []
+    with pytest.raises(RendezvousError, match="longer than"):
+        lines.feed(b"x" + end)
+
+
+def test_every_annotation_of_a_field_has_its_reader() -> None:
+    kinds = {note for one in (*ORDERS.values(), *ANSWERS.values()) for note in one.__annotations__.values()}
+    assert kinds == set(words._KINDS)
