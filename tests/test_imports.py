@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "facts": (),
     "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
-    "rendezvous": ("base", "static", "words"),
+    "rendezvous": ("base", "static", "words", "terms", "greeting", "leader", "wire", "door", "head_node", "other_node", "places"),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "elastic", "job", "node", "reaching", "account"),
     "launchers": (
         "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table", "each", "command",
@@ -75,6 +75,9 @@ PURE_MODULES = (
     "dsl.elasticity.solver",
     "dsl.elasticity.sizes",
     "dsl.rendezvous.words",
+    "dsl.rendezvous.terms",
+    "dsl.rendezvous.greeting",
+    "dsl.rendezvous.leader",
 )
 IMPURE = {
     "os", "sys", "io", "time", "datetime", "socket", "_socket", "select", "subprocess", "multiprocessing", "shutil",

@@ -1,0 +1,211 @@
+"""Node 0 of a job with fixed places: lets the others in, and passes on what the `Leader` says.
+
+The nodes call at the port that all have agreed on. It is closed before workers start: rank 0 listens there.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+
+from dsl import __version__
+from dsl.errors import PortError, RendezvousError
+from dsl.machine.network import is_own_address, resolve
+from dsl.machine.ports import Ports
+from dsl.rendezvous import greeting
+from dsl.rendezvous.door import Door, listen
+from dsl.rendezvous.greeting import ALIVE, Hello, hello_from_line, objection, stranger
+from dsl.rendezvous.leader import Leader, node_name
+from dsl.rendezvous.static import choose_port
+from dsl.rendezvous.wire import Pulse, Wire
+from dsl.rendezvous.words import Remark, answer_to_line, order_from_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsl.rendezvous.door import Caller
+    from dsl.rendezvous.leader import Says
+    from dsl.rendezvous.terms import Terms
+    from dsl.rendezvous.wire import Loop
+    from dsl.rendezvous.words import Answer, Order
+
+LONGEST_LINE = 1 << 16
+"""Bytes of a line of another node."""
+
+MOST_QUEUED = 1 << 23
+
+MOST_WARNINGS = 8
+"""So many callers who are sent away are told of."""
+
+REMIND_S = 5.0
+"""After so long the users are told whom the job waits for."""
+
+
+class HeadNode:
+    """The leader's side of all connections."""
+
+    def __init__(self, loop: Loop, terms: Terms, answer: Callable[[Answer], None]) -> None:
+        """Begin to listen. ``answer`` tells our own agent.
+
+        Raises:
+            PortError: the port is taken, or cannot be listened at.
+        """
+        self._loop, self._terms, self._answer = loop, terms, answer
+        self._ports = Ports()
+        self._leader = Leader(terms.node_count, terms.address, self._port_of)
+        self._leader.come(0, terms.host)
+        self._wires: dict[int, Wire] = {}
+        self._tokens: dict[int, str] = {}
+        self._warnings: set[str] = set()
+        self._ours = Hello(__version__, terms.run_id, terms.node_count, 0, terms.host)
+        _raise_file_limit()
+        choose_port(terms.port, shared=True, ports=self._ports)
+        try:
+            outer, inner = listen(terms.address, terms.port), listen(terms.address, 0)
+        except OSError as error:
+            reason = os.strerror(error.errno or 0).lower()
+            raise PortError(f"cannot listen at {terms.meeting_point}: {reason}") from None
+        self._inner_ports = {one.family: int(one.getsockname()[1]) for one in inner}
+        self._doors = [
+            Door(loop, outer, terms.node_count, self._greet, self._reject),
+            Door(loop, inner, terms.node_count, self._admit, self._reject),
+        ]
+        now_s = time.monotonic()
+        loop.at("remind", now_s + REMIND_S, self._remind)
+        loop.at("expire", now_s + terms.timeout_s, self._expire)
+        Pulse(loop, ALIVE, self._here, every_s=terms.beat_s, silence_s=terms.silence_s)
+
+    def hear(self, order: Order) -> None:
+        """Do what our agent says."""
+        self._say(self._leader.hear(0, order))
+
+    def end(self) -> None:
+        """Our agent has gone: the others hear of it if it had not said so, and all connections end."""
+        self._say(self._leader.lose(0, "its launcher has ended"))
+        self._close_doors()
+        for wire in self._here():
+            wire.finish()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no connection is left."""
+        return not self._here()
+
+    def _here(self) -> list[Wire]:
+        return [wire for wire in self._wires.values() if not wire.is_closed]
+
+    def _say(self, says: Says) -> None:
+        if self._leader.rounds:
+            self._close_doors()
+        for place, answer in says:
+            if place == 0:
+                self._answer(answer)
+            elif place in self._wires:
+                self._wires[place].send(answer_to_line(answer))
+
+    def _close_doors(self) -> None:
+        for door in self._doors:
+            door.close()
+        self._doors = []
+        self._loop.cancel("remind")
+        self._loop.cancel("expire")
+
+    def _port_of(self, number: int) -> int:
+        """The port of a round: the one that was agreed on, unless somebody has taken it since."""
+        port = self._terms.port
+        return port if number == 0 or self._ports.is_free(port) else self._ports.pick()
+
+    def _greet(self, caller: Caller, line: bytes, _rest: bytes) -> None:
+        """Somebody calls at the port that all know."""
+        hello = self._welcome(caller, line)
+        if hello is None:
+            return
+        token = self._tokens[hello.place] = os.urandom(16).hex()
+        caller.dismiss(greeting.write("go", port=self._inner_ports[caller.socket.family], token=token))
+
+    def _admit(self, caller: Caller, line: bytes, rest: bytes) -> None:
+        """Somebody comes to take a place."""
+        hello = self._welcome(caller, line)
+        if hello is None:
+            return
+        place = hello.place
+        if not hello.token or self._tokens.get(place) != hello.token:
+            caller.door.drop(caller)
+            return
+        sock = caller.take()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire = self._wires[place] = Wire(
+            self._loop,
+            sock,
+            lambda line: self._hear(place, line),
+            lambda why: self._say(self._leader.lose(place, why)),
+            longest=LONGEST_LINE,
+            most_queued=MOST_QUEUED,
+        )
+        self._leader.come(place, hello.host)
+        wire.send(greeting.write("seat", host=self._terms.host))
+        wire.feed(rest)
+
+    def _welcome(self, caller: Caller, line: bytes) -> Hello | None:
+        """Who has called, if there is a free place for him."""
+        hello = hello_from_line(line)
+        if hello is None:
+            self._reject(caller, line)
+            caller.door.drop(caller)
+            return None
+        why = objection(hello, self._ours)
+        if not why and self._leader.is_taken(hello.place):
+            why = f"its --node-rank is {hello.place}, and so is that of {self._leader.name(hello.place)}"
+        if not why:
+            return hello
+        self._warn(f"{node_name(hello.place, hello.host)} at {caller.address} cannot take part: {why}")
+        caller.dismiss(greeting.write("no", text=f"node 0 ({self._ours.host}) refuses this node: {why}"))
+        return None
+
+    def _reject(self, caller: Caller, data: bytes) -> None:
+        where = f"port {caller.own_port}, where the nodes meet"
+        self._warn(f"{caller.address} was sent away from {where}: it is {stranger(data)}")
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings and len(self._warnings) < MOST_WARNINGS:
+            self._warnings.add(text)
+            self._answer(Remark("warning", text))
+
+    def _hear(self, place: int, line: bytes) -> None:
+        if line.startswith(greeting.OWN):
+            return
+        try:
+            order = order_from_line(line)
+        except RendezvousError:
+            self._wires[place].lose("it has sent something that no dslrun says")
+            return
+        self._say(self._leader.hear(place, order))
+
+    def _remind(self) -> None:
+        text = self._leader.waiting()
+        self._answer(Remark("info", text + self._doubt()))
+        for wire in self._here():
+            wire.send(answer_to_line(Remark("info", text)))
+
+    def _doubt(self) -> str:
+        """What may be the reason why nobody comes."""
+        address = self._terms.address
+        found = resolve(address)
+        if len(self._leader.seats) > 1 or any(map(is_own_address, found)):
+            return ""
+        return f"; {address} is no address of this machine" if found else f"; {address} is not known here"
+
+    def _expire(self) -> None:
+        self._say(self._leader.expire(self._terms.timeout_s))
+
+
+def _raise_file_limit() -> None:
+    """Each node is a connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError):
+        return

@@ -1,0 +1,222 @@
+"""What node 0 of a job with fixed nodes makes of what the nodes say: messages in, messages out.
+
+The nodes have their places from the start. All of them make a round, each time: a node that leaves or is lost
+ends the job. Until the first round a place whose node goes is free again.
+"""
+
+from __future__ import annotations
+
+from dsl.errors import DslError
+from dsl.lists import format_ranges
+from dsl.rendezvous.words import (
+    Changed,
+    Fail,
+    Failing,
+    Finish,
+    Finished,
+    Leave,
+    Meet,
+    Met,
+    PeerFailed,
+    Refused,
+    Remark,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from dsl.rendezvous.words import Answer, Order, Reason
+
+    Says: TypeAlias = list[tuple[int, Answer]]
+    """What the nodes of these places are told, in this order."""
+
+LONGEST_WORD = 500
+"""Characters of a line that one node has others read."""
+
+
+class Seat:
+    """A node that has come."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.meet: Meet | None = None
+        """It waits for the next round."""
+        self.has_finished = False
+        """It waits for the others to finish."""
+        self.is_gone = False
+        """It has said its last word, or is lost, or was told that the job is over."""
+
+
+class Leader:
+    """The rounds of a job of ``node_count`` nodes."""
+
+    def __init__(self, node_count: int, address: str, port_of: Callable[[int], int]) -> None:
+        """``port_of`` chooses the port of a round, which are counted from 0; it may raise DslError."""
+        self.node_count = node_count
+        self.seats: dict[int, Seat] = {}
+        self.rounds = 0
+        """Rounds that were made."""
+        self.closed = ""
+        """Why there is no further one; empty: there may be."""
+        self._address = address
+        self._port_of = port_of
+
+    def name(self, place: int) -> str:
+        """What messages call a node."""
+        return node_name(place, self.seats[place].host)
+
+    def is_taken(self, place: int) -> bool:
+        """Whether the node of a place is there."""
+        return place in self.seats
+
+    def come(self, place: int, host: str) -> None:
+        """A node takes its place."""
+        self.seats[place] = Seat(host)
+
+    def hear(self, place: int, order: Order) -> Says:
+        """What follows from what a node says."""
+        seat = self.seats.get(place)
+        if seat is None or seat.is_gone:
+            return []
+        if isinstance(order, Meet):
+            return self._meet(place, seat, order)
+        if isinstance(order, Failing):
+            return self._to_others(place, self._failure(seat, order, final=False))
+        if isinstance(order, Finish):
+            seat.has_finished = True
+            return self._finish()
+        if isinstance(order, Fail):
+            seat.is_gone = True
+            line = order.line[:LONGEST_WORD] or f"{self.name(place)} has failed"
+            return self._close(place, line, [self._failure(seat, order, final=True)])
+        if isinstance(order, Leave):
+            return self._go(place, seat, f"{self.name(place)} has left the job", "info")
+        return []
+
+    def lose(self, place: int, why: str) -> Says:
+        """What follows when nothing more can be heard of a node."""
+        seat = self.seats.get(place)
+        if seat is None or seat.is_gone:
+            return []
+        return self._go(place, seat, f"{self.name(place)} is lost: {why}", "warning")
+
+    def expire(self, seconds: float) -> Says:
+        """What follows when the nodes have not met in time."""
+        if self.rounds or self.closed:
+            return []
+        text = f"after {seconds:g} s the job is still {self.waiting()}"
+        waiting = [place for place, seat in self.seats.items() if seat.meet is not None]
+        for place in waiting:
+            self.seats[place].meet = None
+        return [(place, Refused("timeout", text)) for place in waiting]
+
+    def waiting(self) -> str:
+        """Whom the next round waits for."""
+        seats = self.seats
+        missing = [place for place in range(self.node_count) if place not in seats or not seats[place].meet]
+        if len(missing) == 1:
+            place = missing[0]
+            names = self.name(place) if place in seats else f"node {place}"
+        else:
+            names = f"nodes {format_ranges(missing)}"
+        return f"waiting for {len(missing)} of {self.node_count} nodes: {names}"
+
+    def _meet(self, place: int, seat: Seat, meet: Meet) -> Says:
+        if self.closed:
+            return [(place, Refused("closed", self.closed))]
+        seat.meet, seat.has_finished = meet, False
+        meets = [self.seats[one].meet for one in range(self.node_count) if one in self.seats]
+        known = [one for one in meets if one is not None]
+        return self._make_round(known) if len(known) == self.node_count else []
+
+    def _make_round(self, meets: list[Meet]) -> Says:
+        places = range(self.node_count)
+        for place in places:
+            self.seats[place].meet = None
+        try:
+            port = self._port_of(self.rounds)
+        except DslError as error:
+            return [(place, Refused("other", str(error))) for place in places]
+        number, self.rounds = self.rounds, self.rounds + 1
+        sizes = tuple([meet.local_world_size for meet in meets])
+        hosts = tuple([self.seats[place].host for place in places])
+        restarts = max([meet.restarts for meet in meets])
+        reason = _reason(meets, is_first=number == 0)
+        before: dict[str, int] = {}
+        firsts = []
+        for meet in meets:
+            firsts.append(before.get(meet.role, 0))
+            before[meet.role] = firsts[-1] + meet.local_world_size
+        return [
+            (
+                place,
+                Met(
+                    number,
+                    place,
+                    sizes,
+                    firsts[place],
+                    before[meets[place].role],
+                    self._address,
+                    port,
+                    restarts,
+                    reason,
+                    hosts,
+                ),
+            )
+            for place in places
+        ]
+
+    def _finish(self) -> Says:
+        """Those who wait for the others need not wait for who is gone, nor for an end that was agreed."""
+        here = {place: seat for place, seat in self.seats.items() if not seat.is_gone}
+        if not self.closed and not all(seat.has_finished for seat in here.values()):
+            return []
+        done = [place for place, seat in here.items() if seat.has_finished]
+        for place in done:
+            here[place].is_gone = True
+        return [(place, Finished()) for place in done]
+
+    def _go(self, place: int, seat: Seat, text: str, level: str) -> Says:
+        if not self.rounds and not self.closed:
+            told: list[Answer] = [Remark("info", f"{text}, before the job has begun")]
+            says = self._to_others(place, *told)
+            del self.seats[place]
+            return says
+        seat.is_gone = True
+        if self.closed:
+            return self._finish()
+        left = sum(not one.is_gone for one in self.seats.values())
+        changed = Changed(left, 0, closed=True, left=(seat.host,))
+        return self._close(place, text, [Remark(level, text), changed])
+
+    def _close(self, place: int, text: str, answers: list[Answer]) -> Says:
+        """End the job for all."""
+        if self.closed:
+            return self._finish()
+        self.closed = text
+        says = self._to_others(place, *answers)
+        for other, seat in self.seats.items():
+            if seat.meet is not None and other != place and not seat.is_gone:
+                seat.meet = None
+                says.append((other, Refused("closed", text)))
+        return says + self._finish()
+
+    def _failure(self, seat: Seat, order: Failing | Fail, *, final: bool) -> PeerFailed:
+        return PeerFailed(seat.host, order.rank, order.code, order.line[:LONGEST_WORD], final)
+
+    def _to_others(self, place: int, *answers: Answer) -> Says:
+        others = [other for other, seat in self.seats.items() if other != place and not seat.is_gone]
+        return [(other, answer) for other in others for answer in answers]
+
+
+def node_name(place: int, host: str) -> str:
+    """What messages call a node."""
+    return f"node {place} ({host})" if host else f"node {place}"
+
+
+def _reason(meets: list[Meet], *, is_first: bool) -> Reason:
+    if is_first:
+        return "start"
+    return "failure" if any(meet.reason == "failure" for meet in meets) else "membership"
