@@ -28,7 +28,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "facts": (),
     "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
-    "rendezvous": ("base", "static", "words", "terms", "greeting", "leader", "wire", "door", "head_node", "other_node", "places"),
+    "rendezvous": (
+        "base", "static", "words", "terms", "greeting", "leader", "wire", "door", "head_node", "other_node", "places",
+        "settings", "view", "news", "circle", "torch_side", "refusals", "watch", "meeting", "member", "delegate",
+    ),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "elastic", "job", "node", "reaching", "account"),
     "launchers": (
         "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table", "each", "command",
@@ -78,6 +81,9 @@ PURE_MODULES = (
     "dsl.rendezvous.terms",
     "dsl.rendezvous.greeting",
     "dsl.rendezvous.leader",
+    "dsl.rendezvous.settings",
+    "dsl.rendezvous.view",
+    "dsl.rendezvous.circle",
 )
 IMPURE = {
     "os", "sys", "io", "time", "datetime", "socket", "_socket", "select", "subprocess", "multiprocessing", "shutil",
@@ -245,14 +251,14 @@ def test_what_only_computes_touches_no_clock_file_socket_process_or_environment(
 
 
 def test_only_the_commands_fork_or_end_their_process() -> None:
-    """Whoever runs an agent elsewhere gets its outcome."""
+    """Whoever runs an agent elsewhere gets its outcome. The delegate is a process of its own."""
     users = {
         name
         for name, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in ENDS_PROCESSES
     }
-    assert users == {"dsl.cli.process"}
+    assert users == {"dsl.cli.process", "dsl.rendezvous.delegate"}
 
 
 def test_one_function_makes_the_plans_of_ranks_and_one_those_of_what_reaches_hosts() -> None:
@@ -333,9 +339,24 @@ def test_only_the_package_itself_and_the_spec_talk_to_the_extension() -> None:
 
 
 def test_the_package_needs_only_the_standard_library_and_its_two_dependencies() -> None:
-    optional = {"psutil", "pynvml"}
+    optional = {"psutil", "pynvml", "torch"}
     names = {target.split(".")[0] for name in modules() for _, target in imported(name, at_run_time=True)}
     assert names - {"dsl"} - optional <= set(sys.stdlib_module_names)
+
+
+def test_only_the_delegate_imports_torch() -> None:
+    """Never the process that supervises, which the modules up to these do not reach."""
+    users = {
+        name for name in modules() if any(target.split(".")[0] == "torch" for _, target in imported(name))
+    }
+    assert users <= {f"dsl.rendezvous.{name}" for name in ("torch_side", "meeting", "member", "delegate")}
+    inner = {"torch_side", "refusals", "watch", "meeting", "member", "delegate"}
+    askers = {
+        name
+        for name in modules()
+        if any(target.removeprefix("dsl.rendezvous.") in inner for _, target in imported(name))
+    }
+    assert askers <= {f"dsl.rendezvous.{name}" for name in inner}
 
 
 def imports_of(code: str, *argv: str) -> set[str]:

@@ -1,0 +1,158 @@
+"""What the nodes of a round of torch's rendezvous tell each other: roles, ranks, master, facts of our own.
+
+The keys and their contents are those of torch's agent (`torch.distributed.elastic.agent.server.api`), so
+that nodes under torchrun can be in the same round. What only our nodes know stands under keys of ours. It
+is written before what torch's protocol waits for, so it is there when that is, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+
+from dsl._record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from dsl.rendezvous.words import Reason
+
+FACTS = "dsl/facts/"
+MASTER = ("MASTER_ADDR", "MASTER_PORT")
+ROLE_INFO = "torchelastic/role_info"
+ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
+EXIT_BARRIER = "torchelastic/agent/terminal_state"
+
+
+@record
+class Round:
+    """A complete round, as this node finds it."""
+
+    store: Any
+    """torch's store of the round."""
+    rank: int
+    """Place of this node."""
+    node_count: int
+    """Number of nodes."""
+    is_assigned: bool = True
+    """Group rank 0 assigns the ranks, as in torch since 2.4; before, each node found its own."""
+
+
+@record
+class Facts:
+    """What a node of ours tells the others of itself."""
+
+    host: str
+    """What users call it."""
+    restarts: int
+    """Restarts that count and that it knows of."""
+    reason: str
+    """Why it joins."""
+
+
+def tell_facts(round_: Round, facts: Facts) -> None:
+    """Write our facts: before `tell_role`."""
+    plain = {name: getattr(facts, name) for name in facts.__match_args__}
+    round_.store.set(f"{FACTS}{round_.rank}", json.dumps(plain))
+
+
+def read_facts(round_: Round) -> tuple[Facts | None, ...]:
+    """The facts of all nodes, None of those that are not ours: after `read_roles`."""
+    return tuple([_facts_of(round_, rank) for rank in range(round_.node_count)])
+
+
+def _facts_of(round_: Round, rank: int) -> Facts | None:
+    key = f"{FACTS}{rank}"
+    if not round_.store.check([key]):
+        return None
+    found = json.loads(round_.store.get(key))
+    return Facts(str(found["host"]), int(found["restarts"]), str(found["reason"]))
+
+
+def agree(facts: Sequence[Facts | None]) -> tuple[int, Reason]:
+    """Restarts and reason, the same on all our nodes: the most, and a failure before all else."""
+    ours = [one for one in facts if one is not None]
+    reasons = {one.reason for one in ours}
+    reason: Reason = "failure" if "failure" in reasons else "start" if reasons <= {"start"} else "membership"
+    return max([one.restarts for one in ours], default=0), reason
+
+
+@record
+class Roles:
+    """Who starts what in the round."""
+
+    local_world_sizes: tuple[int, ...]
+    """By node rank."""
+    first_role_rank: int
+    """Of this node's workers among those of their role."""
+    role_world_size: int
+    """Number of workers of that role."""
+
+
+def role_key(round_: Round, rank: int) -> str:
+    """Where a node tells its role."""
+    return f"{ROLE_INFO}/{rank}" if round_.is_assigned else f"{ROLE_INFO}{rank}"
+
+
+def tell_role(round_: Round, role: str, local_world_size: int) -> None:
+    """Tell what this node starts."""
+    mine = {"role": role, "rank": round_.rank, "local_world_size": local_world_size}
+    round_.store.set(role_key(round_, round_.rank), json.dumps(mine))
+
+
+def read_roles(round_: Round, wait: Callable[[list[str]], None]) -> Roles:
+    """Learn what all nodes start, and assign the ranks if that is this node's part: after `tell_role`.
+
+    ``wait`` returns when all of these keys are in the store of the round, and raises if they cannot come.
+    """
+    store, count = round_.store, round_.node_count
+    keys = [role_key(round_, rank) for rank in range(count)]
+    is_leader = round_.is_assigned and round_.rank == 0
+    wait(keys if is_leader or not round_.is_assigned else [f"{ASSIGNED_RANKS}{round_.rank}"])
+    infos = [json.loads(store.get(key)) for key in keys]
+    sizes = [int(info["local_world_size"]) for info in infos]
+    roles = [str(info["role"]) for info in infos]
+    if is_leader:
+        for rank in range(count):
+            store.set(f"{ASSIGNED_RANKS}{rank}", json.dumps(_assignment(rank, roles, sizes)))
+    elif not round_.is_assigned:
+        store.set(f"{keys[round_.rank]}.FIN", "FIN")  # their rank 0 waits for it
+    _, _, first, size = _assignment(round_.rank, roles, sizes)
+    return Roles(tuple(sizes), first, size)
+
+
+def _assignment(rank: int, roles: Sequence[str], sizes: Sequence[int]) -> list[int]:
+    """First global rank, world size, first rank of the role, size of the role, as torch writes them."""
+    same = [size if role == roles[rank] else 0 for role, size in zip(roles, sizes, strict=True)]
+    return [sum(sizes[:rank]), sum(sizes), sum(same[:rank]), sum(same)]
+
+
+def tell_master(round_: Round, address: str, port: int) -> None:
+    """Write where rank 0 will listen: of group rank 0, before `tell_role`."""
+    for key, value in zip(MASTER, (address, str(port)), strict=True):
+        round_.store.set(key, value.encode())
+
+
+def read_master(store: Any) -> tuple[str, int] | None:
+    """Where rank 0 will listen, if that stands in the store of a round."""
+    if not store.check([MASTER[1]]) or not store.check([MASTER[0]]):
+        return None
+    return store.get(MASTER[0]).decode(), int(store.get(MASTER[1]).decode())
+
+
+def arrive_at_exit(round_: Round) -> None:
+    """Say that all workers of this node have ended well."""
+    store = round_.store
+    if not round_.is_assigned:
+        store.set(f"{EXIT_BARRIER}{round_.rank}", str(round_.rank))
+        store.set(f"{EXIT_BARRIER}{round_.rank}.FIN", "FIN")
+    elif int(store.add(f"{EXIT_BARRIER}/num_members", 1)) == round_.node_count:
+        store.set(f"{EXIT_BARRIER}/last_member", "<val_ignored>")
+
+
+def all_at_exit(round_: Round) -> bool:
+    """Whether all nodes have said so."""
+    if round_.is_assigned:
+        return bool(round_.store.check([f"{EXIT_BARRIER}/last_member"]))
+    return all(round_.store.check([f"{EXIT_BARRIER}{rank}"]) for rank in range(round_.node_count))

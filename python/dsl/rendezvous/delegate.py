@@ -1,0 +1,203 @@
+"""``python -m dsl.rendezvous.delegate FD``: takes part in torch's rendezvous for an agent, by socket FD.
+
+The agent imports no torch, waits for nothing but its own events, and outlives what may happen to this
+process. `dsl.rendezvous.words` has what the two say.
+
+One thread reads the agent's orders, so that the end of its socket is seen whatever torch does: then the
+node leaves the job, and this process ends within `LEAVE_S`. The main thread carries out the orders. A third
+one watches the rendezvous. Signals that end a job are the agent's business, and ignored here. Nothing that
+this process prints reaches the user's terminal.
+
+A delegate that hosts the store and is told to leave keeps the store for the other nodes, and its agent
+stays with it: so the job goes on, and still nothing of it survives the command. When the agent goes all the
+same, so does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from queue import Empty, SimpleQueue
+
+from dsl.errors import RendezvousError
+from dsl.rendezvous.words import (
+    Fail,
+    Failing,
+    Finish,
+    Leave,
+    Lines,
+    Meet,
+    Open,
+    Refused,
+    answer_to_line,
+    order_from_line,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dsl.rendezvous.member import Member
+    from dsl.rendezvous.words import Answer, Order
+
+LEAVE_S = 2.5
+"""A delegate whose agent has gone ends within this time."""
+LOOK_S = 5.0
+"""So often the main thread looks whether the store still answers."""
+MOST_KEPT = 64 << 10
+"""Bytes of what torch prints that are kept."""
+IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
+
+
+class Delegate:
+    """The connection to the agent, and the loop that serves it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._orders: SimpleQueue[Order] = SimpleQueue()
+        self._saying = threading.Lock()
+        self._gone = threading.Event()
+        self._end: threading.Timer | None = None
+
+    def say(self, answer: Answer) -> None:
+        """Send a line; nothing if the agent has gone. Any thread may."""
+        with self._saying:
+            try:
+                self._connection.sendall(answer_to_line(answer))
+            except OSError:
+                self._gone.set()
+
+    def is_wanted(self) -> bool:
+        """Whether to go on with what is being done: the agent is there, and has said nothing else since."""
+        return self._orders.empty() and not self._gone.is_set()
+
+    def read(self) -> None:
+        """Read orders until the agent has gone: a thread of its own."""
+        lines = Lines()
+        try:
+            while data := self._connection.recv(1 << 16):
+                for line in lines.feed(data):
+                    order = order_from_line(line)
+                    if isinstance(order, Leave):
+                        self._end_soon()
+                    self._orders.put(order)
+        except (OSError, RendezvousError):
+            pass
+        self._gone.set()
+        self._end_soon()
+        self._orders.put(Leave())
+
+    def _end_soon(self) -> None:
+        if self._end is None or not self._end.is_alive():
+            self._end = threading.Timer(LEAVE_S, os._exit, [0])
+            self._end.daemon = True
+            self._end.start()
+
+    def serve(self) -> None:
+        """Carry out orders until one of them is the last."""
+        from dsl.rendezvous.member import Member
+
+        member = Member(self.say, self.is_wanted)
+        while True:
+            try:
+                order = self._orders.get(timeout=LOOK_S)
+            except Empty:
+                member.look_after_store()
+                continue
+            if self._carry_out(member, order):
+                return
+
+    def _carry_out(self, member: Member, order: Order) -> bool:
+        """Whether it was the last one."""
+        if isinstance(order, Open):
+            member.open(order)
+        elif isinstance(order, Meet):
+            member.meet(order)
+        elif isinstance(order, Failing):
+            member.failing(order)
+        elif isinstance(order, Fail):
+            member.fail(order)
+        elif isinstance(order, Finish):
+            member.finish()
+            if self.is_wanted():
+                member.host_on(self.is_wanted, has_finished=True)
+        else:
+            member.leave()
+            if member.is_host and not self._gone.is_set():
+                if self._end is not None:
+                    self._end.cancel()
+                member.host_on(lambda: not self._gone.is_set(), has_finished=False)
+        return isinstance(order, (Leave, Fail)) or (isinstance(order, Finish) and self._orders.empty())
+
+
+class Kept:
+    """The end of what this process and torch print."""
+
+    def __init__(self) -> None:
+        self._text = b""
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        reader, writer = os.pipe()
+        for fd in (1, 2):
+            os.dup2(writer, fd)
+        for fd in (null, writer):
+            if fd > 2:
+                os.close(fd)
+        self._reader = reader
+        threading.Thread(target=self._read, name="output", daemon=True).start()
+
+    def _read(self) -> None:
+        while data := os.read(self._reader, 1 << 16):
+            self._text = (self._text + data)[-MOST_KEPT:]
+
+    def last_line(self) -> str:
+        """The last line that says something."""
+        lines = [line.strip() for line in self._text.decode("utf-8", "replace").splitlines()]
+        return next(filter(None, reversed(lines)), "")
+
+
+def prepare_environment(environ: os._Environ[str]) -> None:
+    """Keep torch's habits that are for workers and for torchrun's agents out of this process."""
+    for name in list(environ):
+        if name.startswith(("TORCHELASTIC_", "MASTER_")):
+            del environ[name]
+    # Workers get a store of their own, in each attempt anew.
+    environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def main(argv: list[str]) -> int:
+    """Serve the agent at the other end of the socket whose descriptor is the argument."""
+    for name in IGNORED:
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    kept = Kept()
+    prepare_environment(os.environ)
+    here = os.getcwd()
+    sys.path[:] = [path for path in sys.path if path not in ("", here)]  # a folder named torch may lie here
+    delegate = Delegate(socket.socket(fileno=int(argv[1])))
+    threading.Thread(target=delegate.read, name="reader", daemon=True).start()
+    with contextlib.suppress(ImportError):  # `Member.open` tells of it
+        _warm_up()
+    try:
+        delegate.serve()
+    except Exception as error:  # noqa: BLE001 - no traceback of ours reaches the user: one line does
+        from dsl.rendezvous.refusals import one_line
+
+        text = f"the rendezvous: {type(error).__name__}: {one_line(error)}"
+        last = kept.last_line()
+        delegate.say(Refused("other", f"{text} ({last[:200]})" if last else text))
+        return 1
+    return 0
+
+
+def _warm_up() -> None:
+    """Import what takes long, while the agent makes its plan."""
+    import torch.distributed.elastic.agent.server.api
+    import torch.distributed.elastic.rendezvous.registry  # noqa: F401 - only to have it
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv))  # torch's threads and destructors are not waited for

@@ -1,0 +1,230 @@
+"""From a round of torch's rendezvous to the meeting of the agents: who starts what, and where rank 0 listens.
+
+What workers are told, tried with torch 2.15 in rounds of our nodes and of nodes under torchrun: only rank 0
+ever hosts the workers' store, all others are clients. So ours are always told that no agent hosts it
+(``TORCHELASTIC_USE_AGENT_STORE=False``), whoever leads. A node under torchrun keeps to the first master
+address and port that it was told, so one of ours that leads keeps its port while such a node is there. One
+that leads itself, and hosts a store for the workers as is its default, writes its address only in the first
+round: we find it there, write it into the present one for others who look for it, and clear the store of
+what the last attempt has left.
+"""
+
+from __future__ import annotations
+
+import time
+
+from dsl.machine.network import addresses_toward, is_loopback, own_addresses, resolve
+from dsl.machine.ports import pick_free_port, port_is_free
+from dsl.rendezvous.circle import (
+    MASTER,
+    Facts,
+    Round,
+    agree,
+    read_facts,
+    read_master,
+    read_roles,
+    role_key,
+    tell_facts,
+    tell_master,
+    tell_role,
+)
+from dsl.rendezvous.news import News
+from dsl.rendezvous.refusals import Refusal
+from dsl.rendezvous.settings import number
+from dsl.rendezvous.torch_side import clear_store, earlier_stores, host_and_port, is_file, is_here, next_round
+from dsl.rendezvous.view import Circle
+from dsl.rendezvous.words import Met, Remark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsl.rendezvous.torch_side import Site
+    from dsl.rendezvous.view import Node, View
+    from dsl.rendezvous.watch import Watcher
+    from dsl.rendezvous.words import Answer, Meet
+
+ASK_S = 0.2
+"""So often it is looked whether what is waited for can still come."""
+
+
+class RoundBroken(Exception):  # noqa: N818 - the nodes meet again
+    """A node has left a round while its ranks were agreed."""
+
+
+class Meetings:
+    """The meetings of one node."""
+
+    def __init__(
+        self,
+        site: Site,
+        watcher: Watcher,
+        node: Node,
+        say: Callable[[Answer], None],
+        check: Callable[[], None],
+    ) -> None:
+        """``check`` raises if nobody wants the meeting any more."""
+        self._site = site
+        self._watcher = watcher
+        self._node = node
+        self._say = say
+        self._check = check
+        self._port = 0
+        self.round: Round | None = None
+        """The last round."""
+        self.number = -1
+        """Its number."""
+        self.facts: tuple[Facts | None, ...] = ()
+        """What its nodes know, None of those that are not ours."""
+
+    def introduce(self) -> None:
+        """Tell that this node is one of ours."""
+        if self._site.store is not None:
+            self._site.store.set(self._card(self._node), self._site.order.host)
+
+    def _card(self, node: Node) -> str:
+        return f"dsl/{self._site.order.run_id}/card/{node[0]}_{node[1]}_{node[2]}"
+
+    def meet(self, order: Meet, last_view: Callable[[], View], judge: Callable[[], None]) -> Met:
+        """Join the next round.
+
+        ``last_view``: the last state that torch has seen. ``judge`` raises if these nodes cannot be a round.
+
+        Raises:
+            RoundBroken: a node has left it already.
+            Refusal: the nodes cannot meet.
+            Exception: torch's errors.
+        """
+        site = self._site
+        store, rank, count, master = next_round(site.handler)
+        view = last_view()
+        judge()
+        self.number = view.round if site.is_dynamic else self.number + 1
+        nodes = view.participants if site.is_dynamic else tuple([("", place, 0) for place in range(count)])
+        if len(nodes) != count:
+            raise RoundBroken
+        round_ = self.round = Round(store, rank, count, is_assigned=site.is_assigned)
+        tell_facts(round_, Facts(site.order.host, order.restarts, order.reason))
+
+        def wait(keys: list[str]) -> None:
+            self._wait(round_, nodes, keys)
+
+        if master is None and rank == 0:
+            master = self._address(), self._choose_port(nodes)
+            tell_master(round_, *master)
+        tell_role(round_, order.role, order.local_world_size)
+        if master is None and site.is_dynamic and round_.is_assigned:
+            wait([role_key(round_, 0)])  # its node has written the address before, or never does
+            master = self._find_master(round_, nodes)
+        roles = read_roles(round_, wait)
+        if master is None:
+            wait(list(MASTER))
+            master = read_master(store)
+        assert master is not None
+        self.facts = read_facts(round_)
+        names = tuple(
+            [
+                facts.host if facts is not None else node[0] or f"node {place}"
+                for place, (facts, node) in enumerate(zip(self.facts, nodes, strict=True))
+            ]
+        )
+        if not site.is_dynamic:
+            site.news = News(store, site.order.run_id, can_wait=False)
+        self._watcher.watch(Circle(self.number, nodes, names), None if site.is_dynamic else site.news)
+        restarts, reason = agree(self.facts)
+        return Met(
+            round=self.number,
+            node_rank=rank,
+            local_world_sizes=roles.local_world_sizes,
+            first_role_rank=roles.first_role_rank,
+            role_world_size=roles.role_world_size,
+            address=master[0],
+            port=master[1],
+            restarts=restarts,
+            reason=reason,
+            hosts=names,
+        )
+
+    @property
+    def has_strangers(self) -> bool:
+        """A node of the last round is not ours."""
+        return None in self.facts
+
+    def _wait(self, round_: Round, nodes: tuple[Node, ...], keys: list[str]) -> None:
+        """Wait until all keys are in the store of the round."""
+        site, watcher = self._site, self._watcher
+        end_s = time.monotonic() + number(site.order.settings, "read_timeout")
+        while not self._have(round_, keys):
+            self._check()
+            if site.is_dynamic and self._is_broken(watcher.view, nodes):
+                raise RoundBroken
+            if watcher.is_lost or time.monotonic() > end_s:
+                text = (
+                    f"the nodes have met at {site.place}, but one does not say what it starts: see its output"
+                )
+                raise Refusal("connection" if watcher.is_lost else "timeout", text)
+
+    def _have(self, round_: Round, keys: list[str]) -> bool:
+        """Whether the keys are there; waits a moment for them."""
+        if not self._site.can_wait:
+            if round_.store.check(keys):
+                return True
+            self._watcher.pause(ASK_S / 4)
+            return False
+        from datetime import timedelta
+
+        try:
+            round_.store.wait(keys, timedelta(seconds=ASK_S))
+        except Exception:  # noqa: BLE001 - a timeout has another class in each version of torch
+            return False
+        return True
+
+    def _is_broken(self, view: View, nodes: tuple[Node, ...]) -> bool:
+        """Whether a node has gone. A view from before the round was complete tells nothing."""
+        if view.round != self.number:
+            return view.round > self.number
+        return view.is_complete and not set(nodes) <= set(view.participants)
+
+    def _find_master(self, round_: Round, nodes: tuple[Node, ...]) -> tuple[str, int] | None:
+        """Where rank 0 listens, as its node has written it in this round, or in one that it led before."""
+        found = read_master(round_.store)
+        if found is not None:
+            return found
+        leader = nodes[0][0]
+        for store in earlier_stores(self._site, self.number):
+            found = read_master(store)
+            if found is not None and found[0] == leader:
+                tell_master(round_, *found)
+                first = next(place for place, node in enumerate(nodes) if self._is_ours(node))
+                if round_.rank == first and not clear_store(*found):
+                    text = f"the node {leader} under torchrun keeps one store for the workers of all attempts"
+                    advice = (
+                        "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 there, else they may not find each other"
+                    )
+                    self._say(Remark("warning", f"{text}: {advice}"))
+                return found
+        return None
+
+    def _is_ours(self, node: Node) -> bool:
+        return bool(self._site.store.check([self._card(node)]))
+
+    def _choose_port(self, nodes: tuple[Node, ...]) -> int:
+        """A free port; the last one again if a node is not ours."""
+        keeps = bool(self._port) and self._site.is_dynamic and not all(map(self._is_ours, nodes))
+        if not (keeps and port_is_free(self._port)):
+            self._port = pick_free_port()
+        return self._port
+
+    def _address(self) -> str:
+        """By which the others reach this node."""
+        order = self._site.order
+        if order.local_addr:
+            return order.local_addr
+        if not is_file(order):
+            host = host_and_port(order)[0]
+            if is_here(host):
+                return host
+            return next(iter(addresses_toward([host])), self._node[0])
+        if any(not is_loopback(one) for one in resolve(self._node[0])):
+            return self._node[0]
+        return next(iter(own_addresses()), "127.0.0.1")

@@ -1,0 +1,297 @@
+"""This node's part in the rendezvous, in the delegate: it carries out the agent's orders, one by one."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from dsl.rendezvous.circle import Round, all_at_exit, arrive_at_exit
+from dsl.rendezvous.meeting import ASK_S, Meetings, RoundBroken
+from dsl.rendezvous.refusals import Refusal, connection_text, describe_waiting, refusal
+from dsl.rendezvous.settings import check_settings, number
+from dsl.rendezvous.torch_side import (
+    Hooks,
+    Interrupted,
+    change_state,
+    host_and_port,
+    node_of,
+    open_site,
+    stop_heartbeats,
+)
+from dsl.rendezvous.view import Clocks, View, take_out
+from dsl.rendezvous.watch import Watcher, describe_clock, wall_s
+from dsl.rendezvous.words import Finished, Refused, Remark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from dsl.rendezvous.torch_side import Site
+    from dsl.rendezvous.view import Node
+    from dsl.rendezvous.words import Answer, Fail, Failing, Meet, Open
+
+ASK_OF_MANY_S = 1.0
+"""While nodes meet, the store of a job of many nodes is asked so often, as torch does."""
+MANY = 64
+FIRST_WORD_S = 5.0
+"""After that time the user is told what is waited for."""
+GRACE_OF_CLOCKS_S = 3.0
+"""Clocks that differ are judged when others have had so long to come and be heard."""
+EXIT_BARRIER_S = 300.0
+"""torch's agents wait as long for nodes whose workers have not ended."""
+ACKNOWLEDGE_S = 2.0
+"""So long the host of the store stays for nodes that have not read yet that the job is over."""
+STRANGERS_S = 1.0
+"""The same for nodes under torchrun, which close the rendezvous once more."""
+
+
+class Member(Hooks):
+    """One node of the job. One thread calls all methods but the hooks."""
+
+    def __init__(self, say: Callable[[Answer], None], is_wanted: Callable[[], bool]) -> None:
+        """``is_wanted``: whether to go on with what is being done."""
+        self._say = say
+        self._is_wanted = is_wanted
+        self._thread = threading.get_ident()
+        self._site: Site | None = None
+        self._watcher: Watcher | None = None
+        self._meetings: Meetings | None = None
+        self._node: Node = ("", 0, 0)
+        self._view = View()
+        self._begin_s = 0.0
+        self._said = ""
+        self._clocks: Clocks | None = None
+
+    @property
+    def is_host(self) -> bool:
+        """Other nodes need this process, because it hosts the store."""
+        return self._site is not None and self._site.is_host
+
+    # What is done while torch works.
+
+    def saw(self, view: View) -> None:
+        """See `Hooks`."""
+        if threading.get_ident() == self._thread:
+            self._view = view
+            if self._clocks is not None:
+                self._clocks.look(view, self._node, wall_s())
+
+    def check(self) -> None:
+        """See `Hooks`."""
+        if threading.get_ident() == self._thread and not self._is_wanted():
+            raise Interrupted
+
+    def pause(self, seconds: float) -> None:
+        """See `Hooks`."""
+        if threading.get_ident() != self._thread or self._watcher is None or self._site is None:
+            time.sleep(seconds)
+            return
+        self.check()
+        self._judge(GRACE_OF_CLOCKS_S)
+        self._tell_of_waiting(self._site)
+        is_big = self._site.order.max_nodes > MANY
+        self._watcher.pause(min(seconds, ASK_OF_MANY_S if is_big else ASK_S))
+
+    def _judge(self, grace_s: float = 0.0) -> None:
+        clocks = self._clocks
+        if clocks is None or not clocks.is_ours_wrong or time.monotonic() - self._begin_s < grace_s:
+            return
+        node, offset_s = clocks.far()[0]
+        raise Refusal("clock", describe_clock(node[0], offset_s))
+
+    def _tell_of_waiting(self, site: Site) -> None:
+        if time.monotonic() - self._begin_s < FIRST_WORD_S:
+            return
+        text = describe_waiting(self._view, self._node, site.order, site.place)
+        if text and text != self._said:
+            self._said = text
+            self._say(Remark("info", text))
+
+    # Orders.
+
+    def open(self, order: Open) -> None:
+        """Make the handler. Says `Refused` if that cannot be."""
+        problem = check_settings(order.backend, order.settings)
+        if problem:
+            self._say(Refused("settings", problem))
+            return
+        said = threading.Timer(FIRST_WORD_S, self._tell_of_connecting, [order])
+        said.daemon = True
+        said.start()
+        try:
+            site = open_site(order, self)
+            self._node = node_of(site.handler, order.local_addr)
+            self._watcher = Watcher(site, self._node, self._say)
+            self._watcher.start()
+            self._meetings = Meetings(site, self._watcher, self._node, self._say, self.check)
+            self._meetings.introduce()
+            self._tell_of_port(site)
+            self._site = site
+        except Interrupted:
+            return
+        except Exception as error:  # noqa: BLE001 - torch has no common class for its errors
+            self._say(refusal(error, order))
+        finally:
+            said.cancel()
+
+    def _tell_of_connecting(self, order: Open) -> None:
+        self._say(Remark("info", f"still tries: {connection_text(order)}"))
+
+    def _tell_of_port(self, site: Site) -> None:
+        if site.is_host and host_and_port(site.order)[1] == 0:
+            port = site.store.port
+            site.place = f"{host_and_port(site.order)[0]}:{port}"
+            if site.order.max_nodes > 1:
+                self._say(Remark("info", f"the store of the rendezvous listens on port {port}"))
+
+    def meet(self, order: Meet) -> None:
+        """Join the next round, and say `Met` or `Refused`."""
+        site, watcher, meetings = self._site, self._watcher, self._meetings
+        if site is None or watcher is None or meetings is None:
+            return  # it was refused before
+        watcher.watch(None)
+        self._begin_s, self._said = time.monotonic(), ""
+        interval_s = number(site.order.settings, "keep_alive_interval")
+        self._clocks = Clocks(max(watcher.expiry_s - interval_s, 1.0))
+        end_s = self._begin_s + number(site.order.settings, "join_timeout")
+        try:
+            while True:
+                try:
+                    self._say(meetings.meet(order, lambda: self._view, self._judge))
+                    break
+                except RoundBroken:
+                    if time.monotonic() > end_s:
+                        text = f"nodes keep leaving the rendezvous at {site.place}: look at their output"
+                        raise Refusal("timeout", text) from None
+        except Interrupted:
+            return
+        except Exception as error:  # noqa: BLE001 - torch has no common class for its errors
+            self._leave(site)
+            self._say(refusal(error, site.order, self._view, site.place))
+        finally:
+            self._clocks = None
+
+    def failing(self, order: Failing) -> None:
+        """Tell the others that a worker failed."""
+        self._post("failing", order)
+
+    def fail(self, order: Fail) -> None:
+        """Tell the others that the job is over, and close it."""
+        site, watcher, meetings = self._site, self._watcher, self._meetings
+        if site is None or watcher is None or meetings is None:
+            return
+        self._post("over", order)
+        self._close(site)
+        if not site.is_host:
+            return
+        ours = sum(facts is not None for facts in meetings.facts) - 1
+        key, end_s = f"dsl/{site.order.run_id}/acknowledged", time.monotonic() + ACKNOWLEDGE_S
+        while int(site.store.add(key, 0)) < min(ours, len(watcher.others())) and time.monotonic() < end_s:
+            watcher.pause(ASK_S / 4)
+
+    def _post(self, kind: str, order: Failing | Fail) -> None:
+        site, meetings = self._site, self._meetings
+        if site is None or site.news is None or meetings is None:
+            return
+        item: dict[str, object] = {
+            "is": kind,
+            "node": list(self._node),
+            "round": meetings.number,
+            "host": site.order.host,
+            "rank": order.rank,
+            "code": order.code,
+            "line": order.line,
+        }
+        try:
+            site.news.post(item)
+        except Exception:  # noqa: BLE001 - the store is gone, which the watcher tells
+            return
+
+    def _close(self, site: Site) -> None:
+        try:
+            if not site.is_dynamic:
+                site.handler.set_closed()
+            elif change_state(site.backend, _set_closed) and site.news is not None:
+                site.news.post({"is": "state"})
+        except Exception:  # noqa: BLE001 - the store is gone: nobody can meet there any more
+            return
+
+    def finish(self) -> None:
+        """Wait until the workers of all nodes have ended, and say so."""
+        site, watcher, meetings = self._site, self._watcher, self._meetings
+        if site is not None and watcher is not None and meetings is not None and meetings.round is not None:
+            try:
+                if self._wait_for_exit(site, watcher, meetings.round):
+                    self._close(site)
+            except Interrupted:
+                return
+            except Exception:  # noqa: BLE001 - the store is gone, and with it the way to wait
+                watcher.is_lost = True
+        self._say(Finished())
+
+    def _wait_for_exit(self, site: Site, watcher: Watcher, round_: Round) -> bool:
+        """Whether all have come to the end."""
+        arrive_at_exit(round_)
+        if site.news is not None:
+            site.news.post({"is": "state"})
+        end_s = time.monotonic() + EXIT_BARRIER_S
+        while not all_at_exit(round_):
+            self.check()
+            is_alone = site.is_dynamic and not watcher.others()
+            if watcher.is_lost or watcher.is_over or watcher.view.is_closed or is_alone:
+                return False
+            if time.monotonic() > end_s:
+                return False
+            watcher.pause(ASK_S)
+        return True
+
+    def leave(self) -> None:
+        """Take this node out of the rendezvous. The job goes on."""
+        if self._watcher is not None:
+            self._watcher.watch(None)
+        if self._site is not None:
+            self._leave(self._site)
+
+    def _leave(self, site: Site) -> None:
+        try:
+            stop_heartbeats(site.handler)
+            if site.is_dynamic:
+                change_state(site.backend, lambda state: take_out(state, self._node, site.order.min_nodes))
+            if site.news is not None:
+                site.news.post({"is": "left", "node": list(self._node)})
+        except Exception:  # noqa: BLE001 - the store is gone: the others see that this node is silent
+            return
+
+    def host_on(self, is_wanted: Callable[[], bool], *, has_finished: bool) -> None:
+        """Keep the store for the other nodes, until they have ended."""
+        site, watcher, meetings = self._site, self._watcher, self._meetings
+        if site is None or watcher is None or meetings is None or not site.is_host:
+            return
+        if has_finished and meetings.has_strangers:
+            end_s = time.monotonic() + STRANGERS_S
+            while is_wanted() and time.monotonic() < end_s:
+                watcher.pause(ASK_S)
+        is_said = has_finished
+        while watcher.others() and not watcher.view.is_closed and not watcher.is_over and is_wanted():
+            if not is_said:
+                is_said = True
+                self._say(Remark("warning", _HOSTS.format(place=site.place)))
+            watcher.pause(1.0)
+
+    def look_after_store(self) -> None:
+        """Say once that the store has not answered for long."""
+        if self._watcher is not None:
+            self._watcher.ask_if_silent()
+
+
+_HOSTS = (
+    "this node hosts the store of the rendezvous at {place}: it has left the job, and keeps the store until "
+    "the other nodes have ended; without it no node could join, and none start again"
+)
+
+
+def _set_closed(state: Any) -> bool:
+    was_closed = bool(state.closed)
+    state.closed = True
+    return not was_closed

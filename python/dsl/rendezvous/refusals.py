@@ -1,0 +1,126 @@
+"""Why nodes do not meet, in words for the user: one line each, whatever torch has raised."""
+
+from __future__ import annotations
+
+from dsl.errors import DslError
+from dsl.rendezvous.settings import number
+from dsl.rendezvous.torch_side import host_and_port, is_file, where
+from dsl.rendezvous.words import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dsl.rendezvous.view import Node, View
+    from dsl.rendezvous.words import Open, RefusalKind
+
+LONGEST_TEXT = 400
+PROBE_S = 2.0
+
+
+class Refusal(Exception):  # noqa: N818 - it becomes a `Refused`
+    """The nodes cannot meet, and we know why."""
+
+    def __init__(self, kind: RefusalKind, text: str) -> None:
+        super().__init__(text)
+        self.kind: RefusalKind = kind
+
+
+def refusal(error: Exception, order: Open, view: View | None = None, place: str = "") -> Refused:
+    """What to tell of an error. ``view``: the last state that was seen. ``place``: where the store is."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    place = place or where(order)
+    if isinstance(error, Refusal):
+        return Refused(error.kind, str(error))
+    if "RendezvousGracefulExitError" in names:
+        return Refused("closed", f"the job {order.run_id} has ended while this node was parked as a spare")
+    if "RendezvousClosedError" in names:
+        hint = f"remove {order.endpoint}" if is_file(order) and order.endpoint else "choose another run id"
+        return Refused("closed", f"the job {order.run_id} at {place} is over: {hint} to begin a new one")
+    if "RendezvousTimeoutError" in names:
+        return Refused("timeout", _timeout_text(order, view, place))
+    if names & {"RendezvousConnectionError", "DistNetworkError", "DistStoreError", "TimeoutError"}:
+        return Refused("connection", connection_text(order))
+    if isinstance(error, ImportError):
+        return Refused("settings", _import_text(error, order))
+    if isinstance(error, (ValueError, TypeError, DslError)):
+        return Refused("settings", f"rendezvous at {place}: {one_line(error)}")
+    if "etcd" in order.backend:
+        return Refused("connection", f"{connection_text(order)} ({one_line(error)})")
+    return Refused("other", f"rendezvous at {place}: {type(error).__name__}: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:LONGEST_TEXT].rstrip(". ")
+
+
+def _timeout_text(order: Open, view: View | None, place: str) -> str:
+    time_s = number(order.settings, "join_timeout")
+    count = len(view.participants) if view is not None else 0
+    if view is not None and view.is_complete:
+        return (
+            f"the {count} nodes of job {order.run_id} at {place} have not taken this one in within "
+            f"{time_s} s: raise join_timeout"
+        )
+    return (
+        f"too few nodes have come to {place} with run id {order.run_id} within {time_s} s, it takes "
+        f"{order.min_nodes}: start them with the same run id and endpoint, or raise join_timeout"
+    )
+
+
+def connection_text(order: Open) -> str:
+    """Why the store cannot be reached."""
+    place = where(order)
+    if is_file(order):
+        return (
+            f"the file {place} cannot be used as a store of the rendezvous: check that all nodes may write it"
+        )
+    why = why_no_connection(*host_and_port(order)) or "it does not answer as a store"
+    time_s = number(order.settings, "read_timeout")
+    return (
+        f"no connection to the store of the rendezvous at {place} ({why}), tried for up to {time_s} s: start the "
+        "node that hosts it, or correct the endpoint"
+    )
+
+
+def why_no_connection(host: str, port: int) -> str:
+    """What stands in the way of a connection, in the system's words; empty if nothing does."""
+    import os
+    import socket
+
+    try:
+        with socket.create_connection((host, port), timeout=PROBE_S):
+            return ""
+    except socket.gaierror:
+        return f"the name {host} has no address here"
+    except TimeoutError:
+        return "no answer"
+    except OSError as error:
+        return os.strerror(error.errno).lower() if error.errno else one_line(error)
+
+
+def _import_text(error: ImportError, order: Open) -> str:
+    import sys
+
+    if "etcd" in str(error):
+        needed = f"backend {order.backend} needs the package python-etcd"
+        return f"{needed}, which {sys.executable} has not: pip install python-etcd"
+    if error.name is not None and error.name.split(".")[0] == "torch":
+        return (
+            f"a rendezvous of nodes that come and go needs torch, which {sys.executable} has not: install it"
+        )
+    return f"backend {order.backend} needs a module that cannot be imported: {one_line(error)}"
+
+
+def describe_waiting(view: View, node: Node, order: Open, place: str) -> str:
+    """What a node that meets the others waits for; empty: nothing worth a word."""
+    count = len(view.participants)
+    if node in view.spares:
+        most = order.max_nodes
+        return f"the job has its {most} nodes: this one is parked as a spare until one of them leaves"
+    if node in view.waiting:
+        return f"waits until the {count} nodes that run take this one in"
+    if node in view.participants and not view.is_complete and count < order.min_nodes:
+        least = order.min_nodes
+        return f"waits for nodes: {count} of {least} are at {place} with run id {order.run_id}"
+    return ""

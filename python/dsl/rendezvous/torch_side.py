@@ -1,0 +1,391 @@
+"""The delegate's half that knows torch: makes a handler of its registry, and sees all that passes.
+
+torch is imported inside the functions here, in the delegate's process alone. Of torch's names those without
+an underscore are relied on. The others make it quicker or tell more, and each is looked for before it is
+used.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+
+from dsl.errors import RendezvousError
+from dsl.machine.network import is_own_address, resolve
+from dsl.rendezvous.news import News
+from dsl.rendezvous.settings import number
+from dsl.rendezvous.view import View, read_state
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from dsl.rendezvous.view import Node
+    from dsl.rendezvous.words import Open
+
+PORTS = {"c10d": 29400, "etcd-v2": 2379, "etcd": 2379}
+"""Where a backend listens if the endpoint does not say."""
+LOCAL = "127.0.0.1"
+
+
+class Interrupted(Exception):  # noqa: N818 - nothing is wrong: the agent wants something else
+    """What is being done is wanted no more."""
+
+
+class Hooks:
+    """What the delegate does while torch works."""
+
+    def saw(self, view: View) -> None:
+        """A state has passed."""
+
+    def pause(self, seconds: float) -> None:
+        """torch would sleep so long before it asks the store again.
+
+        Raises:
+            Interrupted: do not go on.
+        """
+
+    def check(self) -> None:
+        """torch is about to ask the store.
+
+        Raises:
+            Interrupted: do not go on.
+        """
+
+
+class Watched:
+    """A backend of torch's that shows each state that passes, and tells the others of what it has written."""
+
+    def __init__(self, backend: Any, hooks: Hooks, news: News | None) -> None:
+        self._backend = backend
+        self._hooks = hooks
+        self._news = news
+        self._last: tuple[object, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As torch calls it."""
+        return str(self._backend.name)
+
+    def get_state(self) -> Any:
+        """Read the state, and the token that stands for it."""
+        self._hooks.check()
+        found = self._backend.get_state()
+        if found is not None:
+            self._take(found[0])
+        return found
+
+    def set_state(self, state: bytes, token: Any = None) -> Any:
+        """Write the state if nobody else has since the token was read."""
+        self._hooks.check()
+        found = self._backend.set_state(state, token)
+        if found is not None:
+            before = self._last
+            self._take(found[0])
+            if found[2] and self._last != before and self._news is not None:
+                self._news.post({"is": "state"})
+        return found
+
+    def _take(self, data: bytes) -> None:
+        view = view_of(data)
+        self._last = view.structure
+        self._hooks.saw(view)
+
+
+def view_of(data: bytes) -> View:
+    """What the bytes of a state say."""
+    import pickle
+
+    return read_state(pickle.loads(data))  # noqa: S301 - torch's protocol: every node loads it all the same
+
+
+def change_state(backend: Any, change: Callable[[Any], bool]) -> bool:
+    """Change torch's state. ``change`` gets the object, and says whether it has changed it."""
+    import pickle
+
+    for _ in range(100):
+        found = backend.get_state()
+        if found is None:
+            return False
+        state = pickle.loads(found[0])  # noqa: S301 - as above
+        if not change(state):
+            return False
+        done = backend.set_state(pickle.dumps(state), found[1])
+        if done is not None and done[2]:
+            return True
+    return False
+
+
+class Site:
+    """Where the nodes meet: a handler of torch's and what belongs to it."""
+
+    def __init__(self, order: Open) -> None:
+        self.order = order
+        self.handler: Any = None
+        self.backend: Any = None
+        """Of a dynamic handler, on a connection of its own, for the thread that watches."""
+        self.store: Any = None
+        """The store beneath all rounds."""
+        self.watch_store: Any = None
+        """The same by that connection."""
+        self.news: News | None = None
+        """For those who write."""
+        self.is_host = False
+        """This process hosts the store."""
+        self.can_wait = False
+        """The store tells when a key comes."""
+        self.place = where(order)
+        """What users call it."""
+
+    @property
+    def is_dynamic(self) -> bool:
+        """torch's own handler, whose state can be seen."""
+        return self.backend is not None
+
+    @property
+    def is_assigned(self) -> bool:
+        """See `dsl.rendezvous.circle.Round`."""
+        from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+
+        return not hasattr(SimpleElasticAgent, "_share_and_gather")
+
+    def new_news(self) -> News:
+        """For another thread, on the connection that watches."""
+        return News(self.watch_store, self.order.run_id, can_wait=self.can_wait)
+
+
+def is_file(order: Open) -> bool:
+    """Whether the store is a file."""
+    return order.backend == "c10d" and dict(order.settings).get("store_type", "tcp").strip().lower() == "file"
+
+
+def where(order: Open) -> str:
+    """What users call the place where the nodes meet."""
+    if is_file(order):
+        return order.endpoint or "a file of its own"
+    host, port = host_and_port(order)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_and_port(order: Open) -> tuple[str, int]:
+    """The endpoint as torch reads it."""
+    text = order.endpoint.strip() or "localhost"
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]") or not port.isdecimal():
+        host, port = text, str(PORTS.get(order.backend, 0))
+    return host.strip("[]"), int(port)
+
+
+def open_site(order: Open, hooks: Hooks) -> Site:
+    """Make the handler.
+
+    Raises:
+        RendezvousError: the endpoint is none.
+        Exception: torch's errors.
+    """
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+    def parameters(**more: object) -> Any:
+        return RendezvousParameters(
+            backend=order.backend,
+            endpoint=order.endpoint,
+            run_id=order.run_id,
+            min_nodes=order.min_nodes,
+            max_nodes=order.max_nodes,
+            local_addr=order.local_addr,
+            **{**dict(order.settings), **more},
+        )
+
+    site = Site(order)
+    if order.backend == "c10d":
+        backend = _open_c10d(site, parameters)
+    elif order.backend == "etcd-v2":
+        from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend
+
+        backend, site.store = create_backend(parameters())
+        site.backend, site.watch_store = create_backend(parameters())
+    else:
+        site.handler = _from_registry(parameters())
+        return site
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+    site.news = News(site.store, order.run_id, can_wait=site.can_wait)
+    site.handler = create_handler(site.store, Watched(backend, hooks, site.news), parameters())
+    _quicken(site.handler, hooks)
+    return site
+
+
+def _open_c10d(site: Site, parameters: Callable[..., Any]) -> Any:
+    """Connect twice: for the handler, and for the thread that watches."""
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+        C10dRendezvousBackend,
+        create_backend,
+    )
+
+    order = site.order
+    if is_file(order):
+        backend, site.store = create_backend(parameters())
+        from torch.distributed import FileStore
+
+        site.watch_store = FileStore(_path_of(site.store, order.endpoint))
+    else:
+        backend, site.store = _open_tcp(site, parameters, create_backend)
+        site.watch_store = _another_connection(site, host_and_port(order)[0])
+        site.can_wait = True
+    site.backend = C10dRendezvousBackend(site.watch_store, order.run_id)
+    return backend
+
+
+def _path_of(store: Any, endpoint: str) -> str:
+    return str(getattr(store, "path", "") or endpoint)
+
+
+def _open_tcp(site: Site, parameters: Callable[..., Any], create: Callable[..., Any]) -> Any:
+    """Host the store where the endpoint is this machine, unless another process here does already."""
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+    order = site.order
+    said = dict(order.settings).get("is_host")
+    if said is not None:
+        site.is_host = said.strip().lower() in {"1", "true", "t", "yes", "y"}
+        found = create(parameters())
+    elif is_here(host_and_port(order)[0]):
+        try:
+            found = create(parameters(is_host=True))
+            site.is_host = True
+        except RendezvousConnectionError:
+            found = create(parameters(is_host=False))
+    else:
+        found = create(parameters(is_host=False))
+    return found
+
+
+def is_here(host: str) -> bool:
+    """Whether a name or an address is this machine's, by any of its interfaces."""
+    return (
+        host == "localhost"
+        or host == os.uname().nodename
+        or any(is_own_address(one) for one in resolve(host))
+    )
+
+
+def _another_connection(site: Site, host: str) -> Any:
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+    port = int(getattr(site.store, "port", 0)) or host_and_port(site.order)[1]
+    timeout = timedelta(seconds=number(site.order.settings, "read_timeout"))
+    return TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _from_registry(parameters: Any) -> Any:
+    """A handler that somebody has registered; by an entry point, too, where torch does not look for those."""
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
+
+    known = getattr(registry, "_registry", {})
+    if parameters.backend not in known:
+        from importlib.metadata import entry_points
+
+        for entry in entry_points(group="torchrun.handlers"):
+            if entry.name == parameters.backend:
+                registry.register(entry.name, entry.load()())
+    try:
+        return registry.create_handler(parameters)
+    except ValueError as error:
+        if parameters.backend in getattr(registry, "_registry", {}):
+            raise
+        names = ", ".join(sorted(known)) or "c10d, etcd-v2, etcd"
+        raise RendezvousError(
+            f"there is no rendezvous backend {parameters.backend!r}, torch here knows {names}"
+        ) from error
+
+
+def _quicken(handler: Any, hooks: Hooks) -> None:
+    """Take torch's pauses out of its way. Without these names it is only slower."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous as module
+
+    holder = getattr(handler, "_state_holder", None)
+    if holder is not None and hasattr(holder, "_cache_duration"):
+        holder._cache_duration = 0  # noqa: SLF001 - what it may show is a second old
+
+    def delay(seconds: float | tuple[float, float]) -> None:
+        least, most = seconds if isinstance(seconds, tuple) else (seconds, seconds)
+        hooks.pause(random.uniform(least, most))  # noqa: S311 - no secret
+
+    for name, stand_in in (
+        ("_delay", delay),
+        # It looks through the whole stack and its sources, to name a function in an event that nobody reads.
+        ("get_method_name", lambda _depth=2: "rendezvous"),
+        ("RendezvousStoreInfo", _NoStoreInfo),
+    ):
+        if hasattr(module, name):
+            setattr(module, name, stand_in)
+
+
+class _NoStoreInfo:
+    """Stands in for torch's agreement about MASTER_ADDR, whose key a node under torchrun may never write.
+
+    We make the same agreement without waiting for that: `dsl.rendezvous.circle`.
+    """
+
+    def __init__(self, *_args: object, **_kwargs: object) -> None:
+        pass
+
+    @staticmethod
+    def build(*_args: object, **_kwargs: object) -> None:
+        """Agree on nothing."""
+
+
+def node_of(handler: Any, local_addr: str | None) -> Node:
+    """How torch calls this node."""
+    node = getattr(handler, "_this_node", None)
+    if node is not None:
+        return (node.addr, node.pid, node.local_id)
+    import socket
+
+    return (local_addr or socket.getfqdn(), os.getpid(), 0)
+
+
+def stop_heartbeats(handler: Any) -> None:
+    """Be silent, so that nobody believes that this node is still there."""
+    stop = getattr(handler, "_stop_heartbeats", None)
+    if stop is not None:
+        threading.Thread(target=stop, daemon=True).start()  # it waits for a beat that is on its way
+
+
+def next_round(handler: Any) -> tuple[Any, int, int, tuple[str, int] | None]:
+    """Join the next round: its store, our rank, the number of nodes, the master if the handler tells it."""
+    info = handler.next_rendezvous()
+    if isinstance(info, tuple):  # torch before 2.4
+        return (*info, None)
+    master = getattr(info, "bootstrap_store_info", None)
+    where_ = None if master is None else (str(master.master_addr), int(master.master_port))
+    return info.store, int(info.rank), int(info.world_size), where_
+
+
+def earlier_stores(site: Site, number_: int) -> Iterator[Any]:
+    """The stores of the rounds before that one, the last first."""
+    from torch.distributed import PrefixStore
+
+    for one in range(number_ - 1, -1, -1):
+        yield PrefixStore(f"torch.rendezvous.{site.order.run_id}.{one}", site.store)
+
+
+def clear_store(host: str, port: int) -> bool:
+    """Delete all keys of a TCP store, if this version of torch can."""
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+    if not hasattr(TCPStore, "list_keys"):
+        return False
+    try:
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False)
+        for key in store.list_keys():
+            store.delete_key(key)
+    except Exception:  # noqa: BLE001 - whatever it is, it could not be cleared
+        return False
+    return True

@@ -1,0 +1,194 @@
+"""What torch's rendezvous holds at a moment, in values of ours, and what follows from two such moments.
+
+torch keeps one object for all nodes, which each of them reads and writes. Its attributes have had the same
+names since 1.9; only ``redundancy_list`` is younger. Nothing is looked up here: times are given.
+"""
+
+from __future__ import annotations
+
+from calendar import timegm
+
+from dsl._record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, TypeAlias
+
+    Node: TypeAlias = tuple[str, int, int]
+    """Address, pid and a number of its own: how torch tells nodes apart. Nodes are ordered by it."""
+
+
+@record
+class View:
+    """The state of a rendezvous."""
+
+    round: int = 0
+    """Number of the round."""
+    is_complete: bool = False
+    """The round has its nodes, and they have ranks."""
+    is_closed: bool = False
+    """The job is over."""
+    participants: tuple[Node, ...] = ()
+    """Nodes of the round, in the order of their ranks."""
+    waiting: tuple[Node, ...] = ()
+    """Nodes that wait for the next round."""
+    spares: tuple[Node, ...] = ()
+    """Nodes beyond the most that the job takes."""
+    heartbeats: tuple[tuple[Node, float], ...] = ()
+    """When each node was last heard, by its own clock, in seconds since the epoch."""
+
+    @property
+    def structure(self) -> tuple[object, ...]:
+        """All but the heartbeats."""
+        return (
+            self.round,
+            self.is_complete,
+            self.is_closed,
+            self.participants,
+            self.waiting,
+            self.spares,
+        )
+
+    def heard_s(self, node: Node) -> float | None:
+        """When a node was last heard."""
+        return dict(self.heartbeats).get(node)
+
+
+def read_state(state: Any) -> View:
+    """Make a view of torch's object."""
+    ranks = {name_node(node): rank for node, rank in state.participants.items()}
+    return View(
+        round=state.round,
+        is_complete=bool(state.complete),
+        is_closed=bool(state.closed),
+        participants=tuple(sorted(ranks, key=lambda node: (ranks[node], node))),
+        waiting=tuple(sorted(map(name_node, state.wait_list))),
+        spares=tuple(sorted(map(name_node, getattr(state, "redundancy_list", ())))),
+        heartbeats=tuple([(name_node(node), _epoch_s(at)) for node, at in state.last_heartbeats.items()]),
+    )
+
+
+def name_node(node: Any) -> Node:
+    """What torch's descriptor of a node says."""
+    return (node.addr, node.pid, node.local_id)
+
+
+def _epoch_s(moment: Any) -> float:
+    """Seconds since the epoch. Before 2.6 torch's times had no zone, and were UTC all the same."""
+    seconds: float = timegm(moment.utctimetuple()) + moment.microsecond / 1e6
+    return seconds
+
+
+def take_out(state: Any, node: Node, least: int) -> bool:
+    """Take a node out of torch's object, as torch itself does with one that goes; whether it was there.
+
+    A complete round whose last node goes makes place for the next one; a round that is not complete and
+    has too few nodes now waits without an end for others.
+    """
+    was_in = False
+    lists: list[set[Any]] = [state.wait_list, getattr(state, "redundancy_list", set())]
+    for nodes in lists:
+        for one in [one for one in nodes if name_node(one) == node]:
+            nodes.remove(one)
+            was_in = True
+    for one in [one for one in state.last_heartbeats if name_node(one) == node]:
+        del state.last_heartbeats[one]
+    for one in [one for one in state.participants if name_node(one) == node]:
+        del state.participants[one]
+        was_in = True
+        if state.complete and not state.participants:
+            state.complete = False
+            state.round += 1
+        elif not state.complete and len(state.participants) < least:
+            state.deadline = None
+    return was_in
+
+
+class Clocks:
+    """Whether the clocks of the nodes agree, judged by the heartbeats: each carries the time of who wrote it.
+
+    A heartbeat that was not there at the last look was written since. So the clock of its writer is known up
+    to the time between two looks. One that was there before is of any age, and proves something only if it
+    lies in the future.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        """``most_s``: clocks that differ by more are too far apart."""
+        self._most_s = most_s
+        self._seen: dict[Node, float] | None = None
+        self._looked_s = 0.0
+        self.offsets: dict[Node, float] = {}
+        """Clock of a node less ours, of those that are known."""
+
+    def look(self, view: View, own: Node, wall_s: float) -> None:
+        """Take in a view. ``wall_s``: the time by our clock."""
+        gap_s = max(wall_s - self._looked_s, 0.0)
+        for node, heard_s in view.heartbeats:
+            if node == own:
+                continue
+            offset_s = heard_s - wall_s
+            is_new = self._seen is not None and self._seen.get(node) != heard_s
+            if offset_s > self._most_s or (is_new and -offset_s - gap_s > self._most_s):
+                self.offsets[node] = offset_s
+            elif is_new:
+                self.offsets[node] = 0.0
+        self._seen = dict(view.heartbeats)
+        self._looked_s = wall_s
+
+    def far(self) -> tuple[tuple[Node, float], ...]:
+        """Nodes whose clocks are too far from ours, with the offset in seconds."""
+        return tuple([(node, offset_s) for node, offset_s in self.offsets.items() if offset_s])
+
+    @property
+    def is_ours_wrong(self) -> bool:
+        """More clocks differ from ours than agree with it."""
+        return len(self.far()) > len(self.offsets) - len(self.far())
+
+
+class Pulse:
+    """Which nodes live: those whose heartbeat has changed lately, whatever it says."""
+
+    def __init__(self, most_s: float) -> None:
+        """``most_s``: a node that is silent for longer is gone."""
+        self._most_s = most_s
+        self._last: dict[Node, tuple[float, float]] = {}
+
+    def look(self, view: View, now_s: float) -> None:
+        """Take in a view. ``now_s``: a time that never jumps."""
+        self._last = {
+            node: (heard_s, self._last[node][1])
+            if node in self._last and self._last[node][0] == heard_s
+            else (heard_s, now_s)
+            for node, heard_s in view.heartbeats
+        }
+
+    def is_alive(self, node: Node, now_s: float) -> bool:
+        """Whether a node has been heard of lately."""
+        return node in self._last and now_s - self._last[node][1] <= self._most_s
+
+
+@record
+class Circle:
+    """The nodes of the round that runs."""
+
+    round: int
+    """Number of the round."""
+    nodes: tuple[Node, ...]
+    """By node rank."""
+    names: tuple[str, ...]
+    """What users call them, by node rank."""
+
+
+def missing(circle: Circle, view: View) -> tuple[Node, ...]:
+    """Nodes of a round that are in it no longer. One that meets the others again has not left."""
+    if view.round != circle.round or view.is_closed:
+        return ()
+    there = {*view.participants, *view.waiting, *view.spares}
+    return tuple([node for node in circle.nodes if node not in there])
+
+
+def names_of(circle: Circle, nodes: tuple[Node, ...]) -> tuple[str, ...]:
+    """What users call nodes of a round."""
+    names: Mapping[Node, str] = dict(zip(circle.nodes, circle.names, strict=True))
+    return tuple([names.get(node, node[0]) for node in nodes])

@@ -1,0 +1,239 @@
+"""The thread of a delegate that watches: what others tell, who comes and goes, whether the store answers.
+
+It has a connection of its own, so that it may wait in the store while torch's handler works with another
+one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from dsl.rendezvous.settings import number
+from dsl.rendezvous.torch_side import view_of
+from dsl.rendezvous.view import Circle, Clocks, Pulse, View, missing, names_of
+from dsl.rendezvous.words import Changed, PeerFailed, Remark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from dsl.rendezvous.news import News
+    from dsl.rendezvous.torch_side import Site
+    from dsl.rendezvous.view import Node
+    from dsl.rendezvous.words import Answer
+
+LOOK_S = 1.0
+"""So often the state is read without a word: nodes that are not ours do not tell, and the dead cannot."""
+SURE_S = 1.0
+"""A node that is missing without a word may be between two steps of torch's protocol for so long."""
+SILENT_S = 20.0
+"""A store that has not answered for so long is as good as gone."""
+
+
+class Watcher:
+    """Watches the rendezvous of one node."""
+
+    def __init__(self, site: Site, node: Node, say: Callable[[Answer], None]) -> None:
+        self._site = site
+        self._node = node
+        self._say = say
+        self._news: News | None = None
+        self._lock = threading.Lock()
+        self._circle: Circle | None = None
+        self._held: list[dict[str, Any]] = []
+        self._gone: set[Node] = set()
+        self._missing_since: dict[Node, float] = {}
+        self._told: Changed | None = None
+        self._answered_s = time.monotonic()
+        self._round_news: News | None = None
+        settings = site.order.settings
+        interval_s = number(settings, "keep_alive_interval")
+        self.expiry_s = float(interval_s * number(settings, "keep_alive_max_attempt"))
+        self._pulse = Pulse(self.expiry_s)
+        self._clocks = Clocks(max(self.expiry_s - interval_s, 1.0))
+        self._warned: set[Node] = set()
+        self.view = View()
+        """The last one that was read."""
+        self.wake = threading.Event()
+        """Something may have changed."""
+        self.is_over = False
+        """Another node has said that the job is over."""
+        self.is_lost = False
+        """The store does not answer."""
+
+    def start(self) -> None:
+        """Begin to watch, from now on."""
+        if self._site.is_dynamic:
+            self._news = self._site.new_news()
+        threading.Thread(target=self._run, name="watcher", daemon=True).start()
+
+    def watch(self, circle: Circle | None, news: News | None = None) -> None:
+        """The workers of a round run, or (None) do not. ``news``: of a handler that is not dynamic."""
+        with self._lock:
+            self._circle, self._round_news = circle, news or self._round_news
+            self._told = Changed(len(circle.nodes), 0, False, ()) if circle else None
+            self._gone.clear()
+            self._missing_since.clear()
+            held, self._held = self._held, []
+            for item in held:
+                self._hear(item)
+        self.wake.set()
+
+    def others(self) -> tuple[Node, ...]:
+        """Other nodes of the job that live."""
+        view, now_s = self.view, time.monotonic()
+        nodes = dict.fromkeys([*view.participants, *view.waiting, *view.spares])
+        return tuple([node for node in nodes if node != self._node and self._pulse.is_alive(node, now_s)])
+
+    def pause(self, seconds: float) -> None:
+        """Sleep until something may have changed, or for so long."""
+        self.wake.wait(seconds)
+        self.wake.clear()
+
+    def ask_if_silent(self) -> None:
+        """Say once that the store has not answered for long. Any thread may ask."""
+        if time.monotonic() - self._answered_s > SILENT_S:
+            self._lose()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._turn()
+            except Exception:  # noqa: BLE001 - a store that is gone raises many classes
+                self._lose()
+                time.sleep(LOOK_S)
+            else:
+                self._answered_s = time.monotonic()
+                self.is_lost = False
+
+    def _turn(self) -> None:
+        news = self._news or self._round_news
+        if news is None:
+            time.sleep(LOOK_S / 4)
+            return
+        news.wait(LOOK_S)
+        items = news.read()
+        if self._site.is_dynamic:
+            found = self._site.backend.get_state()
+            view = view_of(found[0]) if found else View()
+        else:
+            view = self._view_of_other()
+        with self._lock:
+            for item in items:
+                self._hear(item)
+            self._look(view)
+        self.wake.set()
+
+    def _view_of_other(self) -> View:
+        """What a handler tells that is not dynamic."""
+        circle, handler = self._circle, self._site.handler
+        if circle is None:
+            return View()
+        waiting = tuple([("", place, 0) for place in range(handler.num_nodes_waiting())])
+        return View(circle.round, True, bool(handler.is_closed()), circle.nodes, waiting)
+
+    def _lose(self) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self.wake.set()
+        if self._circle is not None and not self.is_over:
+            self._say(
+                Remark(
+                    "warning",
+                    f"the store of the rendezvous at {self._site.place} does not answer any more: the "
+                    "workers go on, but no node can join and none can start again, see to the node that hosts it",
+                )
+            )
+
+    def _hear(self, item: dict[str, Any]) -> None:
+        kind, node = item.get("is"), item.get("node")
+        if kind == "state" or not isinstance(node, list) or tuple(node) == self._node:
+            return
+        circle = self._circle
+        if kind == "left":
+            self._gone.add((str(node[0]), int(node[1]), int(node[2])))
+        elif kind == "over":
+            self.is_over = True
+            self._say(_failure(item, final=True))
+            self._acknowledge()
+        elif kind == "failing" and circle is not None and item.get("round") == circle.round:
+            self._say(_failure(item, final=False))
+        elif kind == "failing" and (circle is None or int(item.get("round", -1)) > circle.round):
+            self._held.append(item)
+
+    def _acknowledge(self) -> None:
+        if self._site.watch_store is not None:
+            self._site.watch_store.add(f"dsl/{self._site.order.run_id}/acknowledged", 1)
+
+    def _look(self, view: View) -> None:
+        self.view = view
+        now_s = time.monotonic()
+        self._pulse.look(view, now_s)
+        circle = self._circle
+        if circle is None:
+            return
+        self._warn_of_clocks(view)
+        left = self._left(circle, view, now_s)
+        changed = Changed(
+            node_count=len(circle.nodes) - len(left),
+            waiting=len(view.waiting),
+            closed=view.is_closed,
+            left=names_of(circle, left),
+        )
+        if changed != self._told:
+            self._told = changed
+            self._say(changed)
+
+    def _left(self, circle: Circle, view: View, now_s: float) -> tuple[Node, ...]:
+        """Nodes of the round that are gone for sure."""
+        if not self._site.is_dynamic:
+            return tuple([node for node in circle.nodes if node in self._gone])
+        if view.round > circle.round:
+            return (self._node,) if self._node in circle.nodes else ()  # they have dropped us, and gone on
+        absent = missing(circle, view)
+        self._missing_since = {node: self._missing_since.get(node, now_s) for node in absent}
+        sure = [
+            node
+            for node, since_s in self._missing_since.items()
+            if node in self._gone or now_s - since_s >= SURE_S
+        ]
+        dead = [
+            node
+            for node in circle.nodes
+            if node not in absent and node != self._node and not self._pulse.is_alive(node, now_s)
+        ]
+        return tuple([node for node in circle.nodes if node in sure or node in dead])
+
+    def _warn_of_clocks(self, view: View) -> None:
+        self._clocks.look(view, self._node, wall_s())
+        for node, offset_s in self._clocks.far():
+            if node not in self._warned:
+                self._warned.add(node)
+                self._say(Remark("warning", describe_clock(node[0], offset_s)))
+
+
+def wall_s() -> float:
+    """The time by this machine's clock."""
+    return time.time()
+
+
+def describe_clock(host: str, offset_s: float) -> str:
+    """What users should know of a clock that is too far from ours."""
+    side = "ahead of" if offset_s > 0 else "behind"
+    return (
+        f"the clock of {host} is {abs(offset_s):.0f} s {side} this one's: nodes drop each other whose clocks "
+        "differ by more than some seconds, let NTP set both"
+    )
+
+
+def _failure(item: dict[str, Any], *, final: bool) -> PeerFailed:
+    return PeerFailed(
+        host=str(item.get("host", "")),
+        rank=int(item.get("rank", -1)),
+        code=int(item.get("code", 1)),
+        line=str(item.get("line", "")),
+        final=final,
+    )
