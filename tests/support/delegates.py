@@ -1,8 +1,14 @@
-"""Delegates of the rendezvous, driven by a test as their agents do."""
+"""Delegates of the rendezvous, driven by a test as their agents do.
+
+Importing torch takes seconds, so a nursery does it once, and forks a delegate for each that is wanted.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -13,39 +19,105 @@ from dsl._record import replace
 from dsl.rendezvous.words import Lines, Meet, Met, Open, answer_from_line, order_to_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from dsl.rendezvous.words import Answer, Order
+    from dsl.rendezvous.words import Answer, Order, Reason
 
     _A = TypeVar("_A", bound=Answer)
 
-QUICK = (("last_call_timeout", "1"), ("join_timeout", "20"), ("close_timeout", "3"))
-"""Settings for rounds that need not wait for more nodes."""
+QUICK = (("last_call_timeout", "1"), ("join_timeout", "30"), ("close_timeout", "3"))
+"""Settings of rounds that need not wait for more nodes."""
+MORTAL = (*QUICK, ("keep_alive_interval", "1"), ("keep_alive_max_attempt", "2"))
+"""The same, where the dead are to be found soon."""
+
+NURSERY = """
+import os, signal, socket, sys
+from dsl.rendezvous import delegate
+from dsl.rendezvous.member import Member
+delegate._warm_up()
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+door = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    code, fds, _, _ = socket.recv_fds(door, 1 << 16, 1)
+    if not code:
+        sys.exit()
+    pid = os.fork()
+    if not pid:
+        door.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        exec(code.decode())
+        os._exit(delegate.main(["", str(fds[0])]))
+    os.close(fds[0])
+    door.sendall(b"%d\\n" % pid)
+"""
+
+SHIFTED = """
+import datetime, time
+from dsl.rendezvous import member, watch
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+offset_s = {offset_s}
+class Shifted(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.datetime.now(tz) + datetime.timedelta(seconds=offset_s)
+dynamic_rendezvous.datetime = Shifted
+member.wall_s = watch.wall_s = lambda: time.time() + offset_s
+"""
+"""Code for a delegate whose clock is wrong."""
 
 
 class GoneError(AssertionError):
     """The delegate has closed its end."""
 
 
+class Nursery:
+    """A process that has imported torch, and forks delegates."""
+
+    def __init__(self) -> None:
+        self._door, theirs = socket.socketpair()
+        fd = theirs.fileno()
+        self._process = subprocess.Popen([sys.executable, "-c", NURSERY, str(fd)], pass_fds=[fd])
+        theirs.close()
+
+    def fork(self, connection: socket.socket, code: str) -> int:
+        """Start a delegate that has first run this code; its pid."""
+        socket.send_fds(self._door, [code.encode() or b"pass"], [connection.fileno()])
+        return int(self._door.recv(64))
+
+    def close(self) -> None:
+        """End it."""
+        self._door.close()
+        self._process.wait(10)
+
+
 class Driven:
     """One delegate, and what it has said."""
 
-    def __init__(self, host: str, command: Sequence[str] = ("-m", "dsl.rendezvous.delegate")) -> None:
-        ours, theirs = socket.socketpair()
+    def __init__(self, host: str, nursery: Nursery | None, code: str = "") -> None:
+        self._socket, theirs = socket.socketpair()
         self.host = host
-        self._socket = ours
         self._lines = Lines()
         self.heard: list[Answer] = []
         """All that it has said."""
         self._next = 0
-        self.process = subprocess.Popen(
-            [sys.executable, *command, str(theirs.fileno())], pass_fds=[theirs.fileno()]
-        )
+        self._process: subprocess.Popen[bytes] | None = None
+        if nursery is None:
+            fd = theirs.fileno()
+            command = [sys.executable, "-m", "dsl.rendezvous.delegate", str(fd)]
+            self._process = subprocess.Popen(command, pass_fds=[fd])
+            self.pid = self._process.pid
+        else:
+            self.pid = nursery.fork(theirs, code)
+        self._pidfd = os.pidfd_open(self.pid)
         theirs.close()
 
     def tell(self, order: Order) -> None:
         """Give an order."""
         self._socket.sendall(order_to_line(order))
+
+    def meet(self, size: int = 1, role: str = "default", restarts: int = 0, reason: Reason = "start") -> None:
+        """Give the order to meet."""
+        self.tell(Meet(size, role, restarts, reason))
 
     def wait(self, kind: type[_A], timeout_s: float = 20.0) -> _A:
         """The next answer of a kind; those of others are passed over."""
@@ -56,18 +128,12 @@ class Driven:
                 answer = self.heard[self._next - 1]
                 if isinstance(answer, kind):
                     return answer
-            if not self._listen(end_s - time.monotonic()):
+            if not self._listen(end_s):
                 raise AssertionError(f"{self.host}: no {kind.__name__} in {timeout_s} s, but {self.heard}")
 
-    def quiet(self, kinds: tuple[type, ...], timeout_s: float) -> None:
-        """Nothing of these kinds comes for so long."""
-        end_s = time.monotonic() + timeout_s
-        while self._listen(end_s - time.monotonic()):
-            pass
-        assert [one for one in self.heard[self._next :] if isinstance(one, kinds)] == []
-
-    def _listen(self, timeout_s: float) -> bool:
-        self._socket.settimeout(max(timeout_s, 0.01))
+    def _listen(self, end_s: float) -> bool:
+        """Take in what comes until then, and whether something came."""
+        self._socket.settimeout(max(end_s - time.monotonic(), 0.001))
         try:
             data = self._socket.recv(1 << 16)
         except TimeoutError:
@@ -77,50 +143,56 @@ class Driven:
         self.heard += [answer_from_line(line) for line in self._lines.feed(data)]
         return True
 
-    def end(self) -> None:
+    def hang_up(self) -> None:
         """Close our end: its agent has gone."""
         self._socket.close()
 
-    def wait_for_end(self, timeout_s: float = 5.0) -> int:
-        """Exit code, once it has ended by itself; what it still says is heard."""
+    def signal(self, signum: int) -> None:
+        """Send it a signal."""
+        signal.pidfd_send_signal(self._pidfd, signum)
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Whether it ends by itself in that time; what it still says is heard."""
         end_s = time.monotonic() + timeout_s
         with contextlib.suppress(GoneError, OSError):
-            while self._listen(end_s - time.monotonic()):
+            while self._listen(end_s):
                 pass
-        return self.process.wait(max(end_s - time.monotonic(), 0.1))
+        has_ended = bool(select.select([self._pidfd], [], [], max(end_s - time.monotonic(), 0))[0])
+        if has_ended and self._process is not None:
+            self._process.wait()
+        return has_ended
 
-    def meet(self, size: int = 1, role: str = "default", restarts: int = 0, reason: str = "start") -> None:
-        """Give the order to meet."""
-        self.tell(Meet(size, role, restarts, reason))  # type: ignore[arg-type]
+    def remove(self) -> bool:
+        """End it; whether it went when its agent did."""
+        self.hang_up()
+        is_good = self.has_ended(5.0)
+        if not is_good:
+            self.signal(signal.SIGKILL)
+            self.has_ended(5.0)
+        os.close(self._pidfd)
+        return is_good
 
 
 def opening(host: str, endpoint: str, nodes: tuple[int, int] = (2, 2), **changes: object) -> Open:
-    """The first order of an agent."""
-    order = Open("c10d", endpoint, "job", *nodes, None, QUICK, host)
-    return replace(order, **changes)
+    """The first order of an agent. Nodes are ordered by the last letter of their host's name."""
+    address = f"127.0.0.{ord(host[-1])}"
+    return replace(Open("c10d", endpoint, "job", *nodes, address, QUICK, host), **changes)
 
 
 @contextlib.contextmanager
-def driven() -> Iterator[Callable[..., Driven]]:
-    """Start delegates, and end those that are left."""
+def driven(nursery: Nursery | None) -> Iterator[Callable[..., Driven]]:
+    """Start delegates, and see to it that they end when their agents are gone."""
     started: list[Driven] = []
 
-    def start(host: str, *command: str) -> Driven:
-        one = Driven(host, command) if command else Driven(host)
-        started.append(one)
-        return one
+    def start(host: str, code: str = "") -> Driven:
+        started.append(Driven(host, nursery, code))
+        return started[-1]
 
     try:
         yield start
     finally:
-        for one in started:
-            one.end()
-        for one in started:
-            try:
-                one.process.wait(5)
-            except subprocess.TimeoutExpired:
-                one.process.kill()
-                one.process.wait()
+        stuck = [one.host for one in started if not one.remove()]
+    assert stuck == [], "delegates that outlived their agents"
 
 
 def met(*delegates: Driven, timeout_s: float = 20.0) -> list[Met]:

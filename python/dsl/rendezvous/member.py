@@ -238,7 +238,7 @@ class Member(Hooks):
         end_s = time.monotonic() + EXIT_BARRIER_S
         while not all_at_exit(round_):
             self.check()
-            is_alone = site.is_dynamic and not watcher.others()
+            is_alone = site.is_dynamic and watcher.is_alone
             if watcher.is_lost or watcher.is_over or watcher.view.is_closed or is_alone:
                 return False
             if time.monotonic() > end_s:
@@ -273,8 +273,8 @@ class Member(Hooks):
             while is_wanted() and time.monotonic() < end_s:
                 watcher.pause(ASK_S)
         is_said = has_finished
-        while watcher.others() and not watcher.view.is_closed and not watcher.is_over and is_wanted():
-            if not is_said:
+        while not (watcher.is_alone or watcher.view.is_closed or watcher.is_over) and is_wanted():
+            if not is_said and watcher.others():
                 is_said = True
                 self._say(Remark("warning", _HOSTS.format(place=site.place)))
             watcher.pause(1.0)

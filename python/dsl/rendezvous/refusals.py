@@ -78,8 +78,8 @@ def connection_text(order: Open) -> str:
     why = why_no_connection(*host_and_port(order)) or "it does not answer as a store"
     time_s = number(order.settings, "read_timeout")
     return (
-        f"no connection to the store of the rendezvous at {place} ({why}), tried for up to {time_s} s: start the "
-        "node that hosts it, or correct the endpoint"
+        f"no connection to the store of the rendezvous at {place} ({why}), tried for up to {time_s} s: start "
+        "the node that hosts it, or correct the endpoint"
     )
 
 

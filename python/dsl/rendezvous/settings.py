@@ -85,7 +85,8 @@ def number(settings: Iterable[tuple[str, str]], key: str) -> int:
 
 def _expected(kind: str, value: str) -> str:
     if kind in WORDS:
-        return "" if value.strip().lower() in WORDS[kind] else " or ".join(WORDS[kind][:6:5] or WORDS[kind])
+        shown = WORDS[kind] if len(WORDS[kind]) == 2 else ("1", "0")
+        return "" if value.strip().lower() in WORDS[kind] else " or ".join(shown)
     if kind == "count":
         return "" if value.strip().isdecimal() and int(value) > 0 else "a whole number above 0"
     if kind == "seconds":

@@ -28,6 +28,8 @@ LOOK_S = 1.0
 """So often the state is read without a word: nodes that are not ours do not tell, and the dead cannot."""
 SURE_S = 1.0
 """A node that is missing without a word may be between two steps of torch's protocol for so long."""
+SURE_ALONE_S = 3.0
+"""The same where all others are missing, and this node would go."""
 SILENT_S = 20.0
 """A store that has not answered for so long is as good as gone."""
 
@@ -47,6 +49,7 @@ class Watcher:
         self._missing_since: dict[Node, float] = {}
         self._told: Changed | None = None
         self._answered_s = time.monotonic()
+        self._company_s = float("-inf")
         self._round_news: News | None = None
         settings = site.order.settings
         interval_s = number(settings, "keep_alive_interval")
@@ -86,6 +89,11 @@ class Watcher:
         view, now_s = self.view, time.monotonic()
         nodes = dict.fromkeys([*view.participants, *view.waiting, *view.spares])
         return tuple([node for node in nodes if node != self._node and self._pulse.is_alive(node, now_s)])
+
+    @property
+    def is_alone(self) -> bool:
+        """No other node is in the job any more. One that meets again is out of it for an instant."""
+        return time.monotonic() - self._company_s > SURE_ALONE_S
 
     def pause(self, seconds: float) -> None:
         """Sleep until something may have changed, or for so long."""
@@ -140,13 +148,7 @@ class Watcher:
         self.is_lost = True
         self.wake.set()
         if self._circle is not None and not self.is_over:
-            self._say(
-                Remark(
-                    "warning",
-                    f"the store of the rendezvous at {self._site.place} does not answer any more: the "
-                    "workers go on, but no node can join and none can start again, see to the node that hosts it",
-                )
-            )
+            self._say(Remark("warning", _LOST.format(place=self._site.place)))
 
     def _hear(self, item: dict[str, Any]) -> None:
         kind, node = item.get("is"), item.get("node")
@@ -172,6 +174,8 @@ class Watcher:
         self.view = view
         now_s = time.monotonic()
         self._pulse.look(view, now_s)
+        if self.others():
+            self._company_s = now_s
         circle = self._circle
         if circle is None:
             return
@@ -213,6 +217,12 @@ class Watcher:
             if node not in self._warned:
                 self._warned.add(node)
                 self._say(Remark("warning", describe_clock(node[0], offset_s)))
+
+
+_LOST = (
+    "the store of the rendezvous at {place} does not answer any more: the workers go on, but no node can join and "
+    "none can start again, see to the node that hosts it"
+)
 
 
 def wall_s() -> float:

@@ -1,0 +1,378 @@
+"""Delegates of several nodes on this machine, with torch's own rendezvous between them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.delegates import MORTAL, QUICK, SHIFTED, Nursery, driven, met, opening
+
+from dsl.rendezvous.words import (
+    Changed,
+    Fail,
+    Failing,
+    Finish,
+    Finished,
+    Leave,
+    PeerFailed,
+    Refused,
+    Remark,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.delegates import Driven
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    one = Nursery()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def start(nursery: Nursery) -> Iterator[Callable[..., Driven]]:
+    with driven(nursery) as starter:
+        yield starter
+
+
+@pytest.fixture
+def endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def open_and_meet(
+    start: Callable[..., Driven],
+    endpoint: str,
+    hosts: str,
+    nodes: tuple[int, int],
+    **changes: object,
+) -> list[Driven]:
+    """Delegates of hosts that are called by single letters; the first hosts the store."""
+    found = []
+    for host in hosts:
+        one = start(host)
+        one.tell(opening(host, endpoint, nodes, **changes))
+        one.meet()
+        found.append(one)
+    return found
+
+
+def test_two_nodes_meet_fail_and_meet_again(endpoint: str) -> None:
+    """As agents start them. A failure is told at once, restarts and reason are the same on both nodes."""
+    with driven(None) as start:
+        a, b = start("a"), start("b")
+        for one, size in ((a, 2), (b, 3)):
+            one.tell(opening(one.host, endpoint))
+            one.meet(size)
+        first, second = met(a, b, timeout_s=60)
+        assert (first.node_rank, second.node_rank) == (0, 1)
+        assert first.local_world_sizes == second.local_world_sizes == (2, 3)
+        assert (first.address, first.hosts) == ("127.0.0.97", ("a", "b"))
+        assert (second.address, second.port, second.hosts) == (first.address, first.port, first.hosts)
+        assert (first.round, first.restarts, first.reason) == (0, 0, "start")
+
+        b.tell(Failing(4, 137, "rank 4 died"))
+        assert a.wait(PeerFailed, 2.0) == PeerFailed("b", 4, 137, "rank 4 died", False)
+        a.meet(2, reason="membership")
+        b.meet(3, restarts=1, reason="failure")
+        again = met(a, b)
+        assert [(one.round, one.restarts, one.reason) for one in again] == [(1, 1, "failure")] * 2
+        a.tell(Finish())
+        b.tell(Finish())
+        a.wait(Finished)
+        b.wait(Finished)
+        assert a.has_ended(5.0)
+        assert b.has_ended(5.0)
+    assert [one for one in a.heard if isinstance(one, Refused)] == []
+
+
+def test_unequal_sizes_and_roles(start: Callable[..., Driven], endpoint: str) -> None:
+    starts = {"a": (2, "trainer"), "b": (1, "reader"), "c": (3, "trainer")}
+    delegates = []
+    for host, (size, role) in starts.items():
+        delegates.append(start(host))
+        delegates[-1].tell(opening(host, endpoint, (3, 3)))
+        delegates[-1].meet(size, role)
+    found = met(*delegates)
+    assert {one.local_world_sizes for one in found} == {(2, 1, 3)}
+    assert [(one.first_role_rank, one.role_world_size) for one in found] == [(0, 5), (0, 1), (2, 5)]
+
+
+def test_a_node_that_comes_late_is_told_of_and_taken_in(start: Callable[..., Driven], endpoint: str) -> None:
+    """It sorts first, so all ranks change; the rendezvous stays open."""
+    (b,) = open_and_meet(start, endpoint, "b", (1, 3))
+    assert met(b)[0].local_world_sizes == (1,)
+    (a,) = open_and_meet(start, endpoint, "a", (1, 3))
+    assert b.wait(Changed) == Changed(1, 1, False, ())
+    b.meet(reason="membership")
+    late, early = met(a, b)
+    assert (late.node_rank, early.node_rank, late.hosts) == (0, 1, ("a", "b"))
+    assert {one.reason for one in (late, early)} == {"membership"}
+
+
+def test_a_node_leaves_and_the_job_goes_on(start: Callable[..., Driven], endpoint: str) -> None:
+    a, b, c = open_and_meet(start, endpoint, "abc", (1, 3))
+    met(a, b, c)
+    c.tell(Leave())
+    assert c.has_ended(3.0)
+    for one in (a, b):
+        assert one.wait(Changed, 2.0) == Changed(2, 0, False, ("c",))
+        one.meet(reason="membership")
+    assert [one.hosts for one in met(a, b)] == [("a", "b")] * 2
+
+
+def test_the_host_of_the_store_leaves_and_keeps_it_until_the_others_have_ended(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    a, b = open_and_meet(start, endpoint, "ab", (1, 2))
+    met(a, b)
+    a.tell(Leave())
+    assert "keeps the store" in a.wait(Remark).text
+    assert b.wait(Changed).left == ("a",)
+    b.meet(reason="membership")
+    assert met(b)[0].hosts == ("b",)
+    assert not a.has_ended(0.5)
+    b.tell(Finish())
+    b.wait(Finished)
+    assert b.has_ended(3.0)
+    assert a.has_ended(5.0)
+
+
+def test_an_agent_that_dies_takes_its_delegate_along_and_the_others_are_told(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    """Of the node that goes, and of the store when its host goes."""
+    a, b, c = open_and_meet(start, endpoint, "abc", (1, 3))
+    met(a, b, c)
+    c.hang_up()
+    assert b.wait(Changed).left == ("c",)
+    assert c.has_ended(3.0)
+    a.hang_up()
+    assert a.has_ended(3.0)
+    assert "does not answer any more" in b.wait(Remark).text
+    b.meet(reason="membership")
+    assert b.wait(Refused).kind == "connection"
+    assert [one for one in b.heard if isinstance(one, Remark)][1:] == []
+
+
+def test_a_node_that_dies_is_missed(start: Callable[..., Driven], endpoint: str) -> None:
+    a, b = open_and_meet(start, endpoint, "ab", (1, 2), settings=MORTAL)
+    met(a, b)
+    b.signal(signal.SIGKILL)
+    assert a.wait(Changed).left == ("b",)
+    a.meet(reason="membership")
+    assert met(a)[0].hosts == ("a",)
+
+
+def test_a_final_failure_ends_the_others_and_nobody_can_join(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    a, b = open_and_meet(start, endpoint, "ab", (1, 3))
+    met(a, b)
+    b.tell(Fail(1, 3, "rank 1 failed"))
+    assert a.wait(PeerFailed) == PeerFailed("b", 1, 3, "rank 1 failed", True)
+    assert b.has_ended(3.0)
+    (c,) = open_and_meet(start, endpoint, "c", (1, 3))
+    refused = c.wait(Refused)
+    assert refused.kind == "closed"
+    assert "job job" in refused.text
+
+
+def test_the_host_of_the_store_fails_and_the_others_still_hear_of_it(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    a, b, c = open_and_meet(start, endpoint, "abc", (3, 3))
+    met(a, b, c)
+    a.tell(Fail(0, 3, "rank 0 failed"))
+    for one in (b, c):
+        assert one.wait(PeerFailed).final
+    assert a.has_ended(3.0)
+
+
+def test_a_node_that_finishes_waits_for_the_others_and_goes_on_if_one_fails(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    a, b = open_and_meet(start, endpoint, "ab", (1, 2))
+    met(a, b)
+    a.tell(Finish())
+    b.tell(Failing(1, 1, "rank 1 failed"))
+    a.wait(PeerFailed)
+    assert Finished() not in a.heard
+    b.meet(restarts=1, reason="failure")
+    a.meet(reason="membership")
+    met(a, b)
+    a.tell(Finish())
+    b.tell(Finish())
+    a.wait(Finished)
+    b.wait(Finished)
+
+
+def test_a_spare_is_parked_and_takes_the_place_of_a_node_that_leaves(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    a, b = open_and_meet(start, endpoint, "ab", (2, 2))
+    met(a, b)
+    (c,) = open_and_meet(start, endpoint, "c", (2, 2))
+    assert "parked as a spare" in c.wait(Remark).text
+    assert [one for one in a.heard if isinstance(one, Changed)] == []
+    b.tell(Leave())
+    assert a.wait(Changed).left == ("b",)
+    a.meet(reason="membership")
+    assert {one.hosts for one in met(a, c)} == {("a", "c")}
+
+
+def test_a_spare_is_told_of_the_end(start: Callable[..., Driven], endpoint: str) -> None:
+    (a,) = open_and_meet(start, endpoint, "a", (1, 1))
+    met(a)
+    (b,) = open_and_meet(start, endpoint, "b", (1, 1))
+    assert "parked as a spare" in b.wait(Remark).text
+    a.tell(Finish())
+    a.wait(Finished)
+    assert b.wait(Refused).kind in {"closed", "connection"}
+
+
+def test_a_file_is_a_store(start: Callable[..., Driven], tmp_path: Path) -> None:
+    settings = (*QUICK, ("store_type", "file"))
+    a, b = open_and_meet(start, str(tmp_path / "store"), "ab", (2, 2), settings=settings)
+    met(a, b)
+    a.tell(Failing(0, 1, "rank 0 failed"))
+    assert b.wait(PeerFailed).host == "a"
+    a.meet(restarts=1, reason="failure")
+    b.meet(reason="membership")
+    assert {one.restarts for one in met(a, b)} == {1}
+    b.tell(Leave())
+    assert a.wait(Changed).left == ("b",)
+
+
+def test_wrong_run_ids_never_meet_and_each_is_told_what_is_missing(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    settings = (("join_timeout", "6"),)
+    (a,) = open_and_meet(start, endpoint, "a", (2, 2), settings=settings)
+    (b,) = open_and_meet(start, endpoint, "b", (2, 2), settings=settings, run_id="jobb")
+    for one, name in ((a, "job"), (b, "jobb")):
+        assert one.wait(Remark).text == f"waits for nodes: 1 of 2 are at {endpoint} with run id {name}"
+        refused = one.wait(Refused)
+        assert (refused.kind, "within 6 s" in refused.text) == ("timeout", True)
+
+
+def test_a_store_that_is_not_there(start: Callable[..., Driven], endpoint: str) -> None:
+    settings = (("read_timeout", "2"), ("is_host", "0"))
+    (a,) = open_and_meet(start, endpoint, "a", (1, 1), settings=settings)
+    refused = a.wait(Refused)
+    assert refused.kind == "connection"
+    assert f"at {endpoint} (connection refused), tried for up to 2 s" in refused.text
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"settings": (("join_timout", "3"),)}, "did you mean join_timeout?"),
+        ({"settings": (("join_timeout", "soon"),)}, "expected a whole number above 0"),
+        ({"backend": "c11d"}, "there is no rendezvous backend 'c11d', torch here knows c10d, etcd"),
+        ({"endpoint": "127.0.0.1:70000"}, "port number"),
+    ],
+)
+def test_a_wrong_wish_is_refused_in_one_line(
+    start: Callable[..., Driven], endpoint: str, changes: dict[str, object], text: str
+) -> None:
+    a = start("a")
+    a.tell(opening("a", **{"endpoint": endpoint, **changes}))  # type: ignore[arg-type]
+    refused = a.wait(Refused)
+    assert refused.kind == "settings"
+    assert text in refused.text
+    assert "\n" not in refused.text
+
+
+def test_any_free_port_is_taken_and_told(start: Callable[..., Driven]) -> None:
+    (a,) = open_and_meet(start, "localhost:0", "a", (1, 2))
+    port = a.wait(Remark).text.removeprefix("the store of the rendezvous listens on port ")
+    (b,) = open_and_meet(start, f"localhost:{port}", "b", (1, 2))
+    assert {one.hosts for one in met(a, b)} <= {("a", "b"), ("a",)}
+
+
+def test_clocks_an_hour_apart_are_named(start: Callable[..., Driven], endpoint: str) -> None:
+    (a,) = open_and_meet(start, endpoint, "a", (2, 2))
+    b = start("b", SHIFTED.format(offset_s=-3600))
+    b.tell(opening("b", endpoint))
+    b.meet()
+    for one, side in ((a, "behind"), (b, "ahead of")):
+        refused = one.wait(Refused)
+        assert refused.kind == "clock"
+        assert f"s {side} this one's" in refused.text
+        assert any(f" {number} s " in refused.text for number in range(3595, 3606))
+
+
+def test_signals_are_its_agents_business_and_a_meeting_can_be_left(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    (a,) = open_and_meet(start, endpoint, "a", (2, 2))
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        a.signal(signum)
+    (b,) = open_and_meet(start, endpoint, "b", (2, 2))
+    met(a, b)
+    (c,) = open_and_meet(start, endpoint, "c", (2, 2))
+    c.wait(Remark)
+    c.tell(Leave())
+    assert c.has_ended(3.0)
+    assert [one for one in a.heard if isinstance(one, Changed)] == []
+
+
+@pytest.mark.parametrize("host, shares", [("a", True), ("c", True), ("c", False)])
+def test_a_node_under_torchrun_takes_part(
+    start: Callable[..., Driven], endpoint: str, host: str, *, shares: bool
+) -> None:
+    """First or last, with its store for the workers or without; a restart of ours is one of its own."""
+    ours = start(host)
+    ours.tell(opening(host, endpoint))
+    ours.meet(2)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=3", "--no-python"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=job", "--local-addr=127.0.0.98"),
+        *("--rdzv-conf=is_host=0,join_timeout=30", "sleep", "60"),
+    ]
+    env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "01"[not shares]}
+    agent = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        first = met(ours, timeout_s=60)[0]
+        is_first = host == "a"
+        assert first.local_world_sizes == ((2, 3) if is_first else (3, 2))
+        assert set(first.hosts) == {host, "127.0.0.98"}
+        ours.meet(2, restarts=1, reason="failure")
+        second = met(ours, timeout_s=60)[0]
+        assert (second.round, second.local_world_sizes) == (1, first.local_world_sizes)
+        # torchrun keeps to what it was told first.
+        assert (second.port == first.port) or (not is_first and not shares)
+    finally:
+        agent.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(20)
+        agent.kill()
+        agent.wait()
+
+
+def test_meeting_again_takes_milliseconds(start: Callable[..., Driven], endpoint: str) -> None:
+    """torch's own pauses of a second are not waited for: ten rounds would take twenty seconds."""
+    a, b = open_and_meet(start, endpoint, "ab", (2, 2))
+    met(a, b)
+    begin_s = time.monotonic()
+    for count in range(1, 11):
+        a.meet(restarts=count, reason="failure")
+        b.meet(reason="membership")
+        met(a, b)
+    assert time.monotonic() - begin_s < 5.0

@@ -1,0 +1,140 @@
+"""What the nodes of a round tell each other through its store, and what torch's agents read and write there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dsl.rendezvous.circle import (
+    Facts,
+    Roles,
+    Round,
+    agree,
+    all_at_exit,
+    arrive_at_exit,
+    read_facts,
+    read_master,
+    read_roles,
+    tell_facts,
+    tell_master,
+    tell_role,
+)
+from dsl.rendezvous.news import News
+
+
+class Store:
+    """A store that never waits."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.keys[key] = value.encode() if isinstance(value, str) else value
+
+    def get(self, key: str) -> bytes:
+        return self.keys[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.keys for key in keys)
+
+    def add(self, key: str, number: int) -> int:
+        self.set(key, str(int(self.keys.get(key, b"0")) + number))
+        return int(self.keys[key])
+
+
+def rounds(store: Store, count: int, *, is_assigned: bool = True) -> list[Round]:
+    return [Round(store, rank, count, is_assigned) for rank in range(count)]
+
+
+def roles_of(store: Store, starts: list[tuple[str, int]], *, is_assigned: bool = True) -> list[Roles]:
+    def wait(keys: list[str]) -> None:
+        assert store.check(keys)
+
+    nodes = rounds(store, len(starts), is_assigned=is_assigned)
+    for node, (role, size) in zip(nodes, starts, strict=True):
+        tell_role(node, role, size)
+    return [read_roles(node, wait) for node in nodes]
+
+
+@pytest.mark.parametrize("is_assigned", [True, False])
+def test_ranks_of_roles_are_counted_in_the_order_of_the_nodes(*, is_assigned: bool) -> None:
+    found = roles_of(Store(), [("trainer", 2), ("reader", 1), ("trainer", 3)], is_assigned=is_assigned)
+    assert found == [Roles((2, 1, 3), 0, 5), Roles((2, 1, 3), 0, 1), Roles((2, 1, 3), 2, 5)]
+
+
+def test_the_keys_are_those_that_torchs_agent_reads() -> None:
+    """`SimpleElasticAgent._assign_worker_ranks` of torch 2.4 to 2.15."""
+    store = Store()
+    roles_of(store, [("trainer", 2), ("reader", 1)])
+    assert json.loads(store.keys["torchelastic/role_info/1"]) == {
+        "role": "reader",
+        "rank": 1,
+        "local_world_size": 1,
+    }
+    assert json.loads(store.keys["torchelastic/assigned_ranks/0"]) == [0, 3, 0, 2]
+    assert json.loads(store.keys["torchelastic/assigned_ranks/1"]) == [2, 3, 0, 1]
+
+
+def test_where_rank_0_listens() -> None:
+    store = Store()
+    assert read_master(store) is None
+    tell_master(rounds(store, 1)[0], "10.0.0.1", 4711)
+    assert store.keys == {"MASTER_ADDR": b"10.0.0.1", "MASTER_PORT": b"4711"}
+    assert read_master(store) == ("10.0.0.1", 4711)
+
+
+def test_nodes_that_are_not_ours_have_no_facts() -> None:
+    store = Store()
+    nodes = rounds(store, 3)
+    tell_facts(nodes[0], Facts("alpha", 2, "failure"))
+    tell_facts(nodes[2], Facts("gamma", 1, "membership"))
+    assert read_facts(nodes[1]) == (Facts("alpha", 2, "failure"), None, Facts("gamma", 1, "membership"))
+
+
+@pytest.mark.parametrize(
+    "reasons, expected",
+    [
+        ("start start", "start"),
+        ("start membership", "membership"),
+        ("membership failure", "failure"),
+        ("failure start", "failure"),
+    ],
+)
+def test_all_nodes_agree_on_the_reason(reasons: str, expected: str) -> None:
+    facts = [Facts("alpha", count, reason) for count, reason in enumerate(reasons.split())]
+    assert agree([*facts, None]) == (1, expected)
+
+
+@pytest.mark.parametrize("is_assigned", [True, False])
+def test_all_are_at_the_end_when_the_last_one_is(*, is_assigned: bool) -> None:
+    nodes = rounds(Store(), 2, is_assigned=is_assigned)
+    arrive_at_exit(nodes[1])
+    assert not all_at_exit(nodes[0])
+    arrive_at_exit(nodes[0])
+    assert all_at_exit(nodes[0])
+    assert all_at_exit(nodes[1])
+
+
+def test_news_come_in_order_and_only_those_that_come_after_the_reader() -> None:
+    store = Store()
+    writer = News(store, "job", can_wait=False)
+    writer.post({"is": "old"})
+    reader, stranger = News(store, "job", can_wait=False), News(store, "other", can_wait=False)
+    for number in range(3):
+        writer.post({"is": number})
+    assert [item["is"] for item in reader.read()] == [0, 1, 2]
+    assert reader.read() == []
+    assert stranger.read() == []
+
+
+def test_a_writer_that_died_between_two_steps_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    reader, writer = News(store, "job", can_wait=False), News(store, "job", can_wait=False)
+    store.add("dsl/job/news", 1)
+    writer.post({"is": "later"})
+    now_s = [100.0]
+    monkeypatch.setattr("dsl.rendezvous.news.time.monotonic", lambda: now_s[0])
+    assert reader.read() == []
+    now_s[0] += 3
+    assert [item["is"] for item in reader.read()] == ["later"]
