@@ -125,7 +125,9 @@ class Site:
         self.order = order
         self.handler: Any = None
         self.backend: Any = None
-        """Of a dynamic handler, on a connection of its own, for the thread that watches."""
+        """Of a dynamic handler: what it works with."""
+        self.watch_backend: Any = None
+        """The same by a connection of its own, for the thread that watches: it waits there."""
         self.store: Any = None
         """The store beneath all rounds."""
         self.watch_store: Any = None
@@ -200,24 +202,24 @@ def open_site(order: Open, hooks: Hooks) -> Site:
 
     site = Site(order)
     if order.backend == "c10d":
-        backend = _open_c10d(site, parameters)
+        _open_c10d(site, parameters)
     elif order.backend == "etcd-v2":
         from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend
 
-        backend, site.store = create_backend(parameters())
-        site.backend, site.watch_store = create_backend(parameters())
+        site.backend, site.store = create_backend(parameters())
+        site.watch_backend, site.watch_store = create_backend(parameters())
     else:
         site.handler = _from_registry(parameters())
         return site
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
     site.news = News(site.store, order.run_id, can_wait=site.can_wait)
-    site.handler = create_handler(site.store, Watched(backend, hooks, site.news), parameters())
+    site.handler = create_handler(site.store, Watched(site.backend, hooks, site.news), parameters())
     _quicken(site.handler, hooks)
     return site
 
 
-def _open_c10d(site: Site, parameters: Callable[..., Any]) -> Any:
+def _open_c10d(site: Site, parameters: Callable[..., Any]) -> None:
     """Connect twice: for the handler, and for the thread that watches."""
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
         C10dRendezvousBackend,
@@ -226,16 +228,15 @@ def _open_c10d(site: Site, parameters: Callable[..., Any]) -> Any:
 
     order = site.order
     if is_file(order):
-        backend, site.store = create_backend(parameters())
+        site.backend, site.store = create_backend(parameters())
         from torch.distributed import FileStore
 
         site.watch_store = FileStore(_path_of(site.store, order.endpoint))
     else:
-        backend, site.store = _open_tcp(site, parameters, create_backend)
+        site.backend, site.store = _open_tcp(site, parameters, create_backend)
         site.watch_store = _another_connection(site, host_and_port(order)[0])
         site.can_wait = True
-    site.backend = C10dRendezvousBackend(site.watch_store, order.run_id)
-    return backend
+    site.watch_backend = C10dRendezvousBackend(site.watch_store, order.run_id)
 
 
 def _path_of(store: Any, endpoint: str) -> str:

@@ -124,7 +124,7 @@ class Watcher:
         news.wait(LOOK_S)
         items = news.read()
         if self._site.is_dynamic:
-            found = self._site.backend.get_state()
+            found = self._site.watch_backend.get_state()
             view = view_of(found[0]) if found else View()
         else:
             view = self._view_of_other()
@@ -220,8 +220,8 @@ class Watcher:
 
 
 _LOST = (
-    "the store of the rendezvous at {place} does not answer any more: the workers go on, but no node can join and "
-    "none can start again, see to the node that hosts it"
+    "the store of the rendezvous at {place} does not answer any more: the workers go on, but no node can "
+    "join and none can start again, see to the node that hosts it"
 )
 
 
