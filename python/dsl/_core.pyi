@@ -625,6 +625,7 @@ class Guard:
         signals: Mapping[int, Literal["stop", "forward", "preempt"]] | None = None,
         *,
         preempt_grace_s: float | None = None,
+        helper: int | None = None,
     ) -> Self:
         """Become subreaper, block and take the signals of the job. Call with one thread, then fork.
 
@@ -639,6 +640,9 @@ class Guard:
         SIGUSR1 and SIGUSR2 are forwarded. A signal that is ignored when the guard is made (SIGHUP under
         ``nohup``; SIGPIPE and SIGXFSZ, which Python ignores) stays ignored, even if it is named. Where a
         group has log files, a SIGHUP that would stop the job and is no hang-up of a terminal opens them anew.
+
+        ``helper``: pid of a child that helps the job and ends by itself when the agent has ended; the guard
+        waits some seconds for that, and kills it then. Any other child that there is now is a stranger.
 
         Raises `SpecError` for an unknown meaning, and for a signal that cannot be taken: SIGKILL, SIGSTOP,
         SIGCHLD, those of a fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS), 32 and 33,

@@ -88,11 +88,12 @@ impl GuardOutcome {
 #[pymethods]
 impl Guard {
     #[new]
-    #[pyo3(signature = (signals = None, *, preempt_grace_s = None))]
+    #[pyo3(signature = (signals = None, *, preempt_grace_s = None, helper = None))]
     fn new(
         py: Python<'_>,
         signals: Option<&Bound<'_, PyAny>>,
         preempt_grace_s: Option<f64>,
+        helper: Option<i32>,
     ) -> PyResult<Self> {
         let table = signals.map(table).transpose()?.unwrap_or_default();
         let preempt_grace = preempt_grace_s.map(seconds).transpose()?;
@@ -100,7 +101,10 @@ impl Guard {
             give_back_interrupt(py)?;
         }
         let features = Features::from_environment();
-        let engine = Engine::new(features, table, preempt_grace).map_err(to_python)?;
+        let mut engine = Engine::new(features, table, preempt_grace).map_err(to_python)?;
+        if let Some(helper) = helper {
+            engine.tend(helper);
+        }
         Ok(Self {
             engine,
             agent: Mutex::new(None),

@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::event::Survivor;
 use crate::features::Features;
 use crate::orphans::{Orphans, reap_orphans};
+use crate::procfs::ProcFs;
 use crate::signals::{STALLING, Table};
 use crate::spawn::{fill_standard_streams, open_files_limit};
 use crate::sys::signal::{self, SignalSet};
@@ -49,6 +50,8 @@ pub struct Guard {
     cgroup: Option<JobCgroup>,
     /// This process had children before it became a guard, as after `monitor & exec dsl …`.
     has_strangers: bool,
+    /// A child that was started for the job, and is none of its workers.
+    helper: Option<i32>,
 }
 
 /// What became of the agent.
@@ -94,7 +97,15 @@ impl Guard {
             features,
             cgroup,
             has_strangers: reap_orphans(&[]) != Orphans::None,
+            helper: None,
         })
+    }
+
+    /// A child of this process helps the job, and is no stranger. It ends by itself when the agent has ended; the
+    /// guard waits for that for some seconds, and ends it then.
+    pub fn tend(&mut self, helper: i32) {
+        self.helper = Some(helper);
+        self.has_strangers = reap_orphans(&[helper]) != Orphans::None && has_other_children(helper);
     }
 
     /// The guard's pid.
@@ -144,7 +155,9 @@ impl Guard {
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
         let agent = AgentProcess::open(agent_pid, self.features);
         // Opened while /proc is what it was at the start. The agent has one of its own: both keep their place in it.
-        let tree = Tree::open();
+        let mut tree = Tree::open();
+        let mut helper = self.helper;
+        let mut is_excused = false;
         let mut watch = Watch::new(self.table, grace, self.preempt_grace, reopens);
         let death = loop {
             agent.wait(intake.as_fd(), watch.timeout(Instant::now()))?;
@@ -156,9 +169,14 @@ impl Guard {
             if let Some(death) = agent.try_wait() {
                 break death;
             }
-            reap_orphans(&[agent_pid]);
+            helper.take_if(|pid| clear::has_ended(*pid));
+            reap_orphans(&[agent_pid, helper.unwrap_or(agent_pid)]);
             if watch.is_overdue(Instant::now()) {
-                agent.kill();
+                // It may wait until its helper can go. Who asks for the end again ends that, too.
+                if helper.is_none() || is_excused {
+                    agent.kill();
+                }
+                is_excused = true;
             }
         };
         let left = Leftovers {
@@ -166,7 +184,9 @@ impl Guard {
             token: &self.token,
             agent_killed: death.signaled,
             has_strangers: self.has_strangers,
+            helper,
         };
+        clear::see_off(&left, tree.as_mut().ok(), intake.as_fd());
         let (ended, survivors) = clear(&left, tree, intake.as_fd());
         Ok(Outcome {
             code: exit_code(&death),
@@ -193,6 +213,16 @@ fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether this process has another child that lives; also so where nobody can know it.
+fn has_other_children(helper: i32) -> bool {
+    let own = getpid().as_raw_nonzero().get();
+    let all = ProcFs::open().and_then(|mut procfs| procfs.scan());
+    all.map_or(true, |all| {
+        all.iter()
+            .any(|stat| stat.ppid == own && stat.pid != helper && !stat.is_dead())
+    })
 }
 
 /// Those by which a terminal would stop us. One that is ignored does not, and blocked it would be noted.

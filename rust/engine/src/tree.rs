@@ -34,6 +34,8 @@ pub(crate) struct Scope<'a> {
     pub(crate) known: &'a [(i32, u64)],
     /// And those whose environment carries this token.
     pub(crate) token: Option<&'a str>,
+    /// This process does not, whatever it descends from.
+    pub(crate) spared: Option<i32>,
 }
 
 /// What a pass over the job has done.
@@ -86,7 +88,7 @@ impl Tree {
             found.extend(descendants(&all, &above));
         }
         let mut known = HashSet::new();
-        found.retain(|stat| !stat.is_dead() && known.insert(stat.pid));
+        found.retain(|stat| !stat.is_dead() && scope.spared != Some(stat.pid) && known.insert(stat.pid));
         Ok(found)
     }
 
@@ -225,6 +227,7 @@ mod tests {
             roots: &[own],
             known: &[],
             token: None,
+            spared: None,
         };
         let deadline = Instant::now() + Duration::from_secs(10);
         let found = loop {

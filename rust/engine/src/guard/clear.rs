@@ -9,10 +9,13 @@ use crate::event::Survivor;
 use crate::guard::wait_for;
 use crate::orphans::{Orphans, reap_orphans};
 use crate::sys::signal;
+use crate::sys::wait::{Target, try_wait};
 use crate::tree::{Reached, Scope, Tree};
 
 /// Time the guard gives the kernel to end what a dead agent left.
 const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
+/// Time in which the helper of a job says goodbye to the other nodes.
+const HELPER_PATIENCE: Duration = Duration::from_secs(4);
 /// How often a kill is repeated while something is left.
 const KILL_RETRY: Duration = Duration::from_millis(20);
 /// Looks that find nothing to kill, after which children that we had before are taken to be all that is left, and
@@ -34,6 +37,8 @@ pub(super) struct Leftovers<'a> {
     pub(super) agent_killed: bool,
     /// This process had children before it became a guard.
     pub(super) has_strangers: bool,
+    /// A child that helps the job, and ends by itself.
+    pub(super) helper: Option<i32>,
 }
 
 impl Leftovers<'_> {
@@ -50,8 +55,47 @@ impl Leftovers<'_> {
             roots: &[],
             known: &[],
             token: (self.agent_killed || self.has_strangers).then_some(self.token),
+            spared: None,
         }
     }
+}
+
+/// Whether a child has ended; it is reaped.
+pub(super) fn has_ended(child: i32) -> bool {
+    !matches!(try_wait(Target::Pid(child), true), Ok(None))
+}
+
+/// Waits for the helper, if there is one, which has heard that the agent has ended; one that stays is killed. What
+/// a killed agent has left does not live so long.
+pub(super) fn see_off(left: &Leftovers<'_>, tree: Option<&mut Tree>, intake: BorrowedFd<'_>) {
+    let Some(helper) = left.helper else { return };
+    if left.agent_killed {
+        left.cgroup.map(kill_cgroup);
+        let scope = Scope {
+            spared: Some(helper),
+            ..left.scope()
+        };
+        // What is left after that is ended with everything else.
+        let _ = tree.map(|tree| tree.kill_all(scope));
+    }
+    if !ends_within(helper, HELPER_PATIENCE, intake) {
+        // It is our child and not reaped, so its pid is its own.
+        let _ = signal::send(helper, libc::SIGKILL);
+        ends_within(helper, CLEAR_PATIENCE, intake);
+    }
+}
+
+fn ends_within(child: i32, patience: Duration, intake: BorrowedFd<'_>) -> bool {
+    let deadline = Instant::now() + patience;
+    while !has_ended(child) {
+        let rest = deadline.saturating_duration_since(Instant::now());
+        if rest.is_zero() {
+            return false;
+        }
+        let _ = wait_for([Some(intake), None], Some(rest));
+        while let Ok(Some(_)) = signal::read_intake(intake) {}
+    }
+    true
 }
 
 /// Ends every process of the job that is left. Returns how many were killed and what would not die.

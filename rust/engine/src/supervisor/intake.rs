@@ -203,6 +203,14 @@ impl Supervisor {
             link.drop_guard(&self.poller);
         }
         self.consoles.end_waiting(None);
+        if self.job.is_none() {
+            // Nothing is to be killed, but whoever waits for another group waits in vain.
+            self.events.push(Event::Stopping {
+                reason: StopReason::GuardLost,
+                signal: libc::SIGKILL,
+                grace: Duration::ZERO,
+            });
+        }
         self.step(Input::Kill {
             reason: StopReason::GuardLost,
         });

@@ -164,6 +164,7 @@ impl Remains {
             roots: if self.adopting { &[] } else { group.workers },
             known: &self.known,
             token: (by_token && !self.adopting).then_some(self.token.as_str()),
+            spared: None,
         };
         self.tree.as_mut().ok().map(|tree| work(tree, scope))
     }
