@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "python" / "dsl"
 ROOMS: dict[str, tuple[str, ...]] = {
     "": ("errors", "_record", "_own_process", "lists", "signals"),
     "elasticity": ("config", "solver", "sizes", "compute"),
-    "model": ("request", "job", "remote", "node", "failure", "outcome", "codec"),
+    "model": ("request", "job", "remote", "node", "failure", "outcome", "nodes", "codec"),
     "resources": ("hostfile", "filters", "world", "exports", "env_file", "allocation"),
     "machine": ("cpus", "process", "ports", "network", "programs", "check"),
     "devices": (
@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
     "rendezvous": (
-        "base", "static", "words", "terms", "greeting", "leader", "wire", "door", "head_node", "other_node", "places",
+        "base", "static", "words", "dynamic", "terms", "greeting", "leader", "wire", "door", "head_node", "other_node", "places",
         "settings", "view", "news", "circle", "torch_side", "refusals", "watch", "meeting", "member", "delegate",
     ),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "elastic", "job", "node", "reaching", "account"),
@@ -40,13 +40,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "messages", "checks", "frames", "clock", "stream", "link", "mailbox", "console", "relay", "door", "server", "hub",
     ),
     "report": (
-        "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "plan", "machine", "survey",
+        "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "together", "plan", "machine", "survey",
     ),
     "spec": (),
-    "agent": ("progress", "policy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "gathering", "elastic_conductor", "head", "elastic_head"),
+    "agent": ("progress", "policy", "elastic", "envoy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "gathering", "elastic_conductor", "head", "elastic_head"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "cli": (
-        "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "node", "starters", "fanout", "head",
+        "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "dynamic", "node", "starters", "fanout", "head",
         "command", "deepspeed", "torchrun", "in_process", "ssh", "report", "elastic",
     ),
     "__main__": (),
@@ -63,6 +63,7 @@ MAY_IMPORT_EXTENSION = {"dsl.report.survey", "dsl", "dsl.spec", "dsl.machine.por
 PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers")
 PURE_MODULES = (
     "dsl.agent.policy",
+    "dsl.agent.elastic",
     "dsl.agent.progress",
     "dsl.agent.conductor",
     "dsl.agent.gathering",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dsl import Ended, EngineError, Exited, _own_process
+from dsl import Ended, EngineError, Exited, SignalReceived, Stopping, _own_process
 from dsl._record import replace
 from dsl.agent.policy import decide
 from dsl.errors import DslError
@@ -12,6 +12,7 @@ from dsl.model.outcome import (
     AttemptEnded,
     AttemptOutcome,
     AttemptStarted,
+    Awaiting,
     History,
     Outcome,
     OutputCut,
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
         max_restarts: int
 
         def plan(self, attempt: int) -> NodePlan | None:
-            """Decide what an attempt starts, counted from 0; None: the job is over. Raises DslError."""
+            """Decide what an attempt starts, counted from 0; None: the job is over. Raises DslError.
+
+            Where policy lets the nodes meet first, they have.
+            """
 
         def prepare(self, plan: NodePlan) -> NodePlan:
             """Make what the plan needs, such as directories; return what can be started. Raises DslError."""
@@ -60,7 +64,7 @@ if TYPE_CHECKING:
             """`time.monotonic` when there will be events even if nothing is readable; None: never."""
 
         def fileno(self) -> int:
-            """Give a descriptor that is readable when there are events."""
+            """Give a descriptor that is readable when there are events; negative: there will be none."""
 
         def read(self) -> Sequence[object]:
             """Take the events that are there, without waiting."""
@@ -81,6 +85,9 @@ LATE_MODULES = (
 """What an attempt that fails needs, and one that succeeds does not. The package may be gone by then."""
 
 LONGEST_POLL_MS = (1 << 31) - 1
+
+WAITS = ("meet", "finish", "doubt", "leave")
+"""Decisions after which other nodes have to be waited for."""
 
 SILENCE_S = 1.0
 """A group that runs says at once that it is being stopped; after this long, none does."""
@@ -113,6 +120,7 @@ class Agent:
         self._channels = channels
         self._stdin_is_terminal = stdin_is_terminal
         self._history = History(source.max_restarts)
+        self._queue: list[tuple[object, bool]] = []
         self._prepare(plan)
 
     def run(self, supervisor: Supervisor) -> Outcome:
@@ -140,30 +148,40 @@ class Agent:
         _take_along()
         while True:
             decision = self._attend(supervisor)
+            if decision.kind in WAITS:
+                decision = self._linger(decision, supervisor)
             history = self._history
             if decision.kind != "restart":
-                self._tell(AttemptEnded(history, decision))
-                return Outcome(decision.code, history.attempts)
+                return self._end(decision)
             try:
                 plan = self._source.plan(len(history.attempts))
                 if plan is None:
-                    self._tell(AttemptEnded(history, replace(decision, kind="end")))
-                    return Outcome(decision.code, history.attempts)
+                    return self._end(replace(decision, kind="end"))
                 self._prepare(self._source.prepare(plan))
                 restarts = history.restarts + decision.counted
-                self._history = replace(history, restarts=restarts, regroups=False)
+                restarts = restarts if decision.restarts is None else decision.restarts
+                self._history = replace(history, restarts=restarts, regroups=False, news=(), awaits="")
                 self._tell(AttemptEnded(self._history, decision))
                 self._start(supervisor)
             except (DslError, EngineError) as error:
-                return self._give_up(error)
+                return self._give_up(error, supervisor)
             except Exception as error:  # noqa: BLE001  whatever it is, the last attempt has ended as it did
-                return self._give_up(DslError(f"internal error: {type(error).__name__}: {error}"))
+                return self._give_up(DslError(f"internal error: {type(error).__name__}: {error}"), supervisor)
 
-    def _give_up(self, error: DslError | EngineError) -> Outcome:
+    def _end(self, decision: Decision) -> Outcome:
+        error = DslError(decision.why) if decision.why else None
+        if error is not None:
+            self._tell(RestartFailed(error))
+        self._tell(AttemptEnded(self._history, decision))
+        return Outcome(decision.code, self._history.attempts, error)
+
+    def _give_up(self, error: DslError | EngineError, supervisor: Supervisor) -> Outcome:
         """The job ends as its last attempt did: no other one can be begun."""
-        self._history = history = replace(self._history, max_restarts=0, regroups=False)
+        self._history = history = replace(self._history, max_restarts=0, regroups=False, gives_up=True)
         decision = self._decide(history, history.attempts[-1].ended, self._source.membership())
         self._tell(RestartFailed(error))
+        if decision.kind in WAITS:
+            decision = self._linger(decision, supervisor)
         self._tell(AttemptEnded(history, decision))
         return Outcome(decision.code, history.attempts, error)
 
@@ -178,22 +196,47 @@ class Agent:
         exits: list[Exit] = []
         timers: list[TimerExpired] = []
         while True:
-            for event in self._wait(supervisor):
-                if isinstance(event, Exited):
-                    exits.append(event.exit)
-                elif isinstance(event, TimerExpired):
-                    timers.append(event)
-                elif isinstance(event, Ended):
-                    duration_s = time.monotonic() - begin_s
-                    outcome = AttemptOutcome(plan, tuple(exits), event, begin_s, duration_s)
-                    self._note(replace(outcome, timers=tuple(timers)))
+            event = self._next(supervisor)
+            if isinstance(event, Exited):
+                exits.append(event.exit)
+            elif isinstance(event, TimerExpired):
+                timers.append(event)
+            elif isinstance(event, Ended):
+                duration_s = time.monotonic() - begin_s
+                outcome = AttemptOutcome(plan, tuple(exits), event, begin_s, duration_s)
+                self._note(replace(outcome, timers=tuple(timers), news=self._history.news))
+            self._tell(event)
+            if isinstance(event, Ended):
+                self._tell(self._history.attempts[-1])
+            decision = self._decide(self._history, event, self._source.membership())
+            if isinstance(event, Ended):
+                return decision
+            self._carry_out(decision, supervisor)
+
+    def _linger(self, decision: Decision, supervisor: Supervisor) -> Decision:
+        """Wait for other nodes while no worker runs, and say what follows."""
+        while decision.kind in WAITS:
+            self._history = replace(self._history, awaits=decision.kind)
+            self._tell(Awaiting(self._history, decision))
+            following = replace(decision, kind="go_on")
+            while following.kind == "go_on":
+                event = self._next(supervisor)
                 self._tell(event)
-                if isinstance(event, Ended):
-                    self._tell(self._history.attempts[-1])
-                decision = self._decide(self._history, event, self._source.membership())
-                if isinstance(event, Ended):
-                    return decision
-                self._carry_out(decision, supervisor)
+                following = self._decide(self._history, event, self._source.membership())
+            # How the job ends is decided before its node leaves.
+            decision = replace(decision, kind="end") if decision.kind == "leave" else following
+        return decision
+
+    def _next(self, supervisor: Supervisor) -> object:
+        """The next event. Those behind it are kept for whoever asks next."""
+        while not self._queue:
+            told, happened = self._wait(supervisor)
+            self._queue += [(event, not isinstance(event, TimerExpired)) for event in told]
+            self._queue += [(event, _is_news(event)) for event in happened]
+        event, is_news = self._queue.pop(0)
+        if is_news:
+            self._history = replace(self._history, news=(*self._history.news, event))
+        return event
 
     def _carry_out(self, decision: Decision, supervisor: Supervisor) -> None:
         """Do to a running group what was decided; what follows is decided when it has ended."""
@@ -204,14 +247,16 @@ class Agent:
         elif decision.kind in ("restart", "stop"):
             supervisor.stop(signum=decision.signum, grace_s=decision.grace_s)
 
-    def _wait(self, supervisor: Supervisor) -> Sequence[object]:
+    def _wait(self, supervisor: Supervisor) -> tuple[Sequence[object], Sequence[object]]:
+        """The events of the channels, and those of the engine."""
         if not self._channels:
-            return supervisor.wait(routine=self._routine)
+            return (), supervisor.wait(routine=self._routine)
         import select
 
         poller = select.poll()
         for fd in (supervisor.fileno(), *[one.fileno() for one in self._channels]):
-            poller.register(fd, select.POLLIN)
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
         due_s = min([one.deadline_s for one in self._channels if one.deadline_s is not None], default=None)
         left_ms = None if due_s is None else (due_s - time.monotonic()) * 1000 + 1
         ready = {fd for fd, _ in poller.poll(left_ms and min(max(left_ms, 0), LONGEST_POLL_MS))}
@@ -222,7 +267,7 @@ class Agent:
             if one.fileno() in ready or (one.deadline_s is not None and one.deadline_s <= now_s)
             for event in one.read()
         ]
-        return [*events, *supervisor.wait(0, routine=self._routine)]
+        return events, supervisor.wait(0, routine=self._routine)
 
     def _note(self, attempt: AttemptOutcome) -> None:
         """Add an attempt that has ended to the history, with what is known of its failures."""
@@ -241,6 +286,11 @@ class Agent:
                 listener.hear(event)
             except Exception as error:  # noqa: BLE001  what is told never changes what is done
                 complain(self._plan.command, error)
+
+
+def _is_news(event: object) -> bool:
+    """Whether an event of the engine matters to what follows the group, too."""
+    return isinstance(event, SignalReceived) or (isinstance(event, Stopping) and event.reason == "guard_lost")
 
 
 def _with_failures(attempt: AttemptOutcome, cause: Exit) -> tuple[AttemptOutcome, Exit]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl.agent.planner import Planner
 from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP
-from dsl.errors import DslError, OptionError, UnsupportedError
+from dsl.errors import DslError, OptionError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
@@ -65,9 +65,9 @@ class Command:
         if planned.remote is not None:
             return self.start_remote(planned, request, show, facts)
         if planned.job.meeting.kind == "dynamic":
-            raise UnsupportedError(
-                "nodes that find each other are not in this version, name hosts in a hostfile"
-            )
+            from dsl.cli.dynamic import start_elastic
+
+            return start_elastic(self, planned, request, show, facts)
         check_program(planned.job.program, planned.job.flavour, facts.environ)
         planner = Planner(planned, facts)
         plan = planner.plan(0)

@@ -35,7 +35,7 @@ _SIGNALS = "signals"
 _OPTIONS = (
     value(
         TORCHRUN, JOB, _WHERE, "--nnodes", "N",
-        "number of nodes; of MIN:MAX it is MAX (to join later is not in this version)", "1:1", is_slip=True,
+        "number of nodes, or MIN:MAX for nodes that come and go", "1:1", is_slip=True,
     ),
     value(
         TORCHRUN, JOB, _WHERE, "--nproc-per-node", "N",
@@ -69,12 +69,12 @@ _OPTIONS = (
     ),
     value(
         TORCHRUN, JOB, _MEETING, "--rdzv-backend", "NAME",
-        "how nodes find each other: static (others for several nodes: not in this version)", "static",
-        is_slip=True,
+        "how nodes find each other: static, c10d, etcd, etcd-v2, or one that is registered with torch",
+        "static", is_slip=True,
     ),
     value(
         TORCHRUN, JOB, _MEETING, "--rdzv-endpoint", "HOST:PORT",
-        "the same as --master-addr and --master-port", "", is_slip=True,
+        "where the store is; with static the same as --master-addr and --master-port", "", is_slip=True,
     ),
     value(TORCHRUN, JOB, _MEETING, "--rdzv-id", "ID", "name of the job", "none", is_slip=True),
     value(TORCHRUN, JOB, _MEETING, "--rdzv-conf", "KEY=VALUE,...", "settings of the backend", ""),

@@ -48,6 +48,8 @@ class Crew:
         self.policy = policy
         self.routine = False
         """Listeners also hear of starts and clean exits."""
+        self.helper: int | None = None
+        """Pid of a child that helps the job, and ends by itself."""
 
     def stay(self) -> None:
         """In the process of the guard, when there is an agent."""
@@ -83,7 +85,7 @@ def run_guarded(planner: Plans, plan: NodePlan, crew: Crew, *, stdin_is_terminal
             stdin_is_terminal=stdin_is_terminal,
             routine=crew.routine,
         )
-        guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s)
+        guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=crew.helper)
     except EngineError as error:
         return _refuse(crew, plan, error)
     if plan.pid_file is not None:
@@ -131,12 +133,16 @@ def stay_behind() -> None:
 
 def crew_of(planner: Planner, plan: NodePlan) -> Crew:
     """The crew of a job on this host alone."""
-    return Crew(_listen(planner, plan), () if planner.timers is None else (planner.timers,))
+    return Crew(listen(planner, plan, Narrator(plan)), channels_of(planner))
 
 
-def _listen(planner: Planner, plan: NodePlan) -> list[Listener]:
+def channels_of(planner: Planner) -> tuple[Channel, ...]:
+    """Other sources of events than the engine that this machine has."""
+    return () if planner.timers is None else (planner.timers,)
+
+
+def listen(planner: Planner, plan: NodePlan, narrator: Narrator) -> list[Listener]:
     """Whoever wants to know what happens to a job, in the order in which they hear of it."""
-    narrator = Narrator(plan)
     listeners: list[Listener] = [narrator]
     if planner.timers is not None:
         listeners.append(planner.timers)

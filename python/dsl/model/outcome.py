@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from dsl.model.failure import Failure
     from dsl.model.node import Label, NodePlan
 
-    DecisionKind: TypeAlias = Literal["go_on", "restart", "stop", "signal", "end"]
+    News: TypeAlias = object
+    """An event."""
+    DecisionKind: TypeAlias = Literal[
+        "go_on", "restart", "stop", "signal", "end", "meet", "finish", "doubt", "leave"
+    ]
 
 REQUEUE_CODE = 75
 """Exit code of a job that was preempted (``EX_TEMPFAIL`` of sysexits.h): start it again."""
@@ -62,6 +66,8 @@ class AttemptOutcome:
     """The failure that the others follow from; None if no worker failed by itself."""
     timers: tuple[TimerExpired, ...] = ()
     """Timers of its workers that have expired."""
+    news: tuple[News, ...] = ()
+    """What came meanwhile from elsewhere than the engine, and signals; see `History.news`."""
 
     @property
     def is_preempted(self) -> bool:
@@ -100,6 +106,8 @@ class MembershipChanged:
     """A node has left, or waits to join: an event of the rendezvous."""
 
     membership: Membership
+    left: tuple[str, ...] = ()
+    """Names of the nodes that have left."""
 
 
 @record
@@ -114,6 +122,12 @@ class History:
     """Restarts that were counted."""
     regroups: bool = False
     """The group was stopped to be started again with other nodes."""
+    news: tuple[News, ...] = ()
+    """Since the last start: events of channels but timers, signals, and the loss of the guard, in order."""
+    awaits: str = ""
+    """No worker runs, and this is waited for (see `Decision.kind`)."""
+    gives_up: bool = False
+    """No other attempt can be begun."""
 
 
 @record
@@ -121,15 +135,27 @@ class Decision:
     """What the agent does next."""
 
     kind: DecisionKind
-    """``go_on``; ``stop``, ``signal`` or ``restart`` the group, stopped if it runs; ``end`` the job."""
+    """``go_on``; ``stop``, ``signal`` or ``restart`` the group, stopped if it runs; ``end`` the job.
+
+    Where nodes come and go, once nothing of the group is left: ``meet`` them for another attempt, ``finish``
+    when all have done so, leave them time for word that they are lost (``doubt``), or ``leave`` them before
+    the end."""
     counted: bool = True
     """Of a restart: it is one of those that the user has granted."""
     code: int = 0
-    """Of an end: the exit code (G2). Of a restart: that of the job if no further attempt is wanted."""
+    """Of an end, and of a leave: the exit code (G2). Of a restart: that of the job if it is the last word."""
     signum: int = 15
     """Of a stop, and of a signal: which one the workers get."""
     grace_s: float | None = None
     """Of a stop: seconds until SIGKILL; None: those of the plan."""
+    restarts: int | None = None
+    """Of a restart: how many the nodes have counted; None: as many as before, and this one if it counts."""
+    within_s: float = 0.0
+    """Of a meeting: seconds to wait before; of a doubt and a leave: most that is waited."""
+    closes: bool = False
+    """Of a leave: the job is over on the other nodes, too."""
+    why: str = ""
+    """Of an end, and of a leave: what kept the group from being started again, if that was to be."""
 
 
 @record
@@ -137,6 +163,16 @@ class AttemptStarted:
     """The workers of an attempt are being started."""
 
     plan: NodePlan
+
+
+@record
+class Awaiting:
+    """Nothing of an attempt is left, and what follows depends on other nodes."""
+
+    history: History
+    """It is the last one here."""
+    decision: Decision
+    """What is waited for."""
 
 
 @record

@@ -42,7 +42,7 @@ def plan_job(request: Request, facts: Facts) -> JobPlan:
     """Decide what is the same on every node.
 
     Raises:
-        UsageError: of the kind that fits; `UnsupportedError` for nodes that would have to find each other.
+        UsageError: of the kind that fits.
     """
     return _with_hosts(request, facts) if request.flavour == "deepspeed" else _with_nodes(request, facts)
 
@@ -214,5 +214,6 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     notices = meeting_notices(asked, nodes)
     if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
         notices.append(Notice("warning", UNUSED_PREEMPT_GRACE))
-    node_rank = (asked.node_rank or 0) if job.node_count > 1 else 0
+    is_placed = job.meeting.kind == "static" and job.node_count > 1
+    node_rank = (asked.node_rank or 0) if is_placed else 0
     return JobPlan(job, node_rank, tuple(notices))

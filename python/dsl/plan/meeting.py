@@ -2,12 +2,12 @@
 
 A job is of one of three kinds. *Alone*: one node and no wish where to meet (``--standalone``, or nothing of
 it said). *Static*: the nodes, the place of this one and the meeting point are named. *Dynamic*: the nodes
-would find each other through a store; with a single node there is nobody to find.
+find each other through a store; where only one can take part, and torch has the backend, it is alone.
 """
 
 from __future__ import annotations
 
-from dsl.errors import OptionError, PortError, UnsupportedError
+from dsl.errors import OptionError, PortError
 from dsl.lists import LAST_PORT, MOST_NODES, parse_number, quote
 from dsl.model.job import MeetingPoint, Notice
 from dsl.model.request import DEFAULT_MASTER_PORT
@@ -23,13 +23,22 @@ if TYPE_CHECKING:
 
 LOCAL_ADDRESS = "127.0.0.1"
 STATIC = "static"
-BACKENDS = (STATIC, "c10d", "etcd", "etcd-v2")
+C10D = "c10d"
+STORES = (C10D, "etcd", "etcd-v2")
+"""Backends that torch has beside ``static``. Others are registered in the group ``torchrun.handlers``."""
 
 
 def is_alone(asked: MeetingRequest, nodes: NodeRange) -> bool:
     """Whether this is a job of one node that meets nobody, at a port of its choice."""
     nothing_said = asked.backend == STATIC and not asked.endpoint and asked.master_port is None
     return asked.standalone or (nothing_said and nodes[1] == 1)
+
+
+def is_dynamic(asked: MeetingRequest, nodes: NodeRange) -> bool:
+    """Whether nodes find each other through a store, or a backend that torch does not have decides."""
+    if asked.standalone or asked.backend == STATIC:
+        return False
+    return nodes[1] > 1 or asked.backend not in STORES
 
 
 def node_count(asked: MeetingRequest, nodes: NodeRange) -> int:
@@ -42,25 +51,23 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
 
     Raises:
         OptionError: says what is wrong, and how it should be.
-        UnsupportedError: the nodes would have to find each other.
     """
     least, most = nodes
     if not 1 <= least <= most:
         raise OptionError(f"--nnodes {least}:{most}: MIN must be at least 1, and MAX at least MIN")
     if most > MOST_NODES:
         raise OptionError(f"--nnodes {most}: at most {MOST_NODES} nodes can take part")
-    if asked.backend not in BACKENDS:
-        raise OptionError(f"--rdzv-backend {quote(asked.backend)}: expected one of {', '.join(BACKENDS)}")
-    _check_settings(asked.settings)
-    if asked.endpoint:
+    if not asked.backend.strip():
+        raise OptionError(
+            f"--rdzv-backend {quote(asked.backend)}: expected one of {STATIC}, {', '.join(STORES)}"
+        )
+    settings = parse_settings(asked.settings)
+    # A store that is a file has a path for its endpoint, and other backends have endpoints of their own kind.
+    is_file = asked.backend == C10D and dict(settings).get("store_type", "").strip().lower() == "file"
+    if asked.endpoint and not is_file and asked.backend in (STATIC, *STORES):
         parse_endpoint(asked.endpoint)
     if asked.standalone:
         return
-    if asked.backend != STATIC and most > 1:
-        raise UnsupportedError(
-            f"--rdzv-backend {asked.backend}: nodes that find each other are not in this "
-            "version; name them with --nnodes N --node-rank RANK --master-addr ADDRESS --master-port PORT"
-        )
     if _is_static(asked, nodes) and not 0 <= (asked.node_rank or 0) < most:
         places = "it must be 0" if most == 1 else f"it must be 0 to {most - 1}"
         raise OptionError(
@@ -72,13 +79,21 @@ def _is_static(asked: MeetingRequest, nodes: NodeRange) -> bool:
     return asked.backend == STATIC and not is_alone(asked, nodes)
 
 
-def _check_settings(text: str) -> None:
+def parse_settings(text: str) -> tuple[tuple[str, str], ...]:
+    """``KEY=VALUE,...`` in pairs.
+
+    Raises:
+        OptionError: it is not written so.
+    """
+    pairs = []
     for item in text.split(",") if text.strip() else ():
         key, _, value = item.partition("=")
         if not key.strip() or not value.strip():
             raise OptionError(
                 f"--rdzv-conf {quote(text)}: expected KEY=VALUE,... but there is {quote(item.strip())}"
             )
+        pairs.append((key.strip(), value.strip()))
+    return tuple(pairs)
 
 
 def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
@@ -88,6 +103,17 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
         OptionError: the meeting point of a static job is not written as it must be.
         PortError: its port is none, or would have to be chosen though several nodes have to know it.
     """
+    if is_dynamic(asked, nodes):
+        return MeetingPoint(
+            "dynamic",
+            "",
+            None,
+            backend=asked.backend,
+            endpoint=asked.endpoint.strip(),
+            settings=parse_settings(asked.settings),
+            least_nodes=nodes[0],
+            local_address=asked.local_addr or "",
+        )
     if not _is_static(asked, nodes):
         return MeetingPoint("alone", asked.local_addr or LOCAL_ADDRESS, 0)
     if asked.endpoint:
@@ -150,9 +176,10 @@ def meeting_notices(asked: MeetingRequest, nodes: NodeRange) -> list[Notice]:
     least, most = nodes
     if asked.standalone and most != 1:
         texts.append("--nnodes has no effect with --standalone, which is one node")
-    elif least != most:
+    elif least != most and not is_dynamic(asked, nodes):
         texts.append(
-            f"--nnodes {least}:{most}: nodes cannot join later, the job starts when all {most} are there"
+            f"--nnodes {least}:{most}: nodes cannot join later with --rdzv-backend {STATIC}, "
+            f"the job starts when all {most} are there"
         )
     if not _is_static(asked, nodes):
         kind = f"--rdzv-backend {asked.backend}"

@@ -20,6 +20,8 @@ def crash_loop(attempts: Sequence[AttemptOutcome]) -> str:
     if not attempts:
         return ""
     last = _failure(attempts[-1])
+    if last is None:
+        return ""
     alike = 0
     for attempt in reversed(attempts):
         if _failure(attempt) != last or attempt.duration_s > CRASH_LOOP_S:

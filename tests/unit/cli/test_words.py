@@ -111,7 +111,7 @@ MORE = [
     "--logs-specs nothing t.py",
     "--logs-specs nothing --dry-run t.py",
     "--log-max-size 1M --preempt-grace 3 t.py",
-    "--nnodes 1:2 --rdzv-backend c10d t.py",
+    "--nnodes 1:2 --rdzv-backend c10d --dry-run t.py",
     "--nnodes 2 --standalone --node-rank 2 --master-port 3 t.py",
     "--bind-strict t.py",
     "t.py --nnodes 2",

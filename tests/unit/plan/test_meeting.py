@@ -11,7 +11,7 @@ from tests.support.machine import make_facts
 from tests.support.outcome import assert_one_line, error_of
 from tests.support.requests import make_request
 
-from dsl.errors import OptionError, PortError, UnsupportedError, UsageError
+from dsl.errors import OptionError, PortError, UsageError
 from dsl.plan.meeting import (
     check_meeting,
     is_alone,
@@ -19,6 +19,7 @@ from dsl.plan.meeting import (
     meeting_point,
     node_count,
     parse_endpoint,
+    parse_settings,
     run_id,
 )
 
@@ -71,18 +72,9 @@ def test_the_kind_of_a_job_and_its_meeting_point(
         ({"min_nodes": 0}, OptionError, "--nnodes 0:1: MIN must be at least 1"),
         ({"min_nodes": 3, "max_nodes": 2}, OptionError, "--nnodes 3:2"),
         ({"max_nodes": 1 << 23}, OptionError, "at most 65536 nodes can take part"),
-        ({"rdzv_backend": "zeus"}, OptionError, "--rdzv-backend 'zeus': expected one of static, c10d"),
-        ({"standalone": True, "rdzv_backend": "zeus"}, OptionError, "--rdzv-backend 'zeus'"),
-        (
-            {**NODES, "rdzv_backend": "c10d"},
-            UnsupportedError,
-            "nodes that find each other are not in this version",
-        ),
-        (
-            {"max_nodes": 4, "rdzv_backend": "etcd-v2"},
-            UnsupportedError,
-            "--rdzv-backend etcd-v2: nodes that find",
-        ),
+        ({"rdzv_backend": " "}, OptionError, "--rdzv-backend ' ': expected one of static, c10d"),
+        ({**NODES, "rdzv_backend": "c10d", "rdzv_endpoint": "/a"}, OptionError, "--rdzv-endpoint '/a'"),
+        ({"max_nodes": 4, "rdzv_backend": "etcd-v2", "rdzv_endpoint": "h:x"}, OptionError, "'h:x'"),
         ({"node_rank": 1, "master_port": 7}, OptionError, "--node-rank 1: with 1 node it must be 0"),
         ({**TWO, "node_rank": 2}, OptionError, "--node-rank 2: with 2 nodes it must be 0 to 1"),
         ({**TWO, "node_rank": -1}, OptionError, "--node-rank -1"),
@@ -124,9 +116,34 @@ def test_a_meeting_that_makes_no_sense_is_refused_in_one_line(
     assert_one_line(message)
 
 
-@pytest.mark.parametrize("text", ["", " ", "timeout=9", "a = 1 , b=x=y"])
-def test_settings_of_a_backend_are_pairs(text: str) -> None:
-    check_meeting(*ask(rdzv_conf=text))
+@pytest.mark.parametrize(
+    "text, pairs",
+    [("", ()), (" ", ()), ("timeout=9", (("timeout", "9"),)), ("a = 1 , b=x=y", (("a", "1"), ("b", "x=y")))],
+)
+def test_settings_of_a_backend_are_pairs(text: str, pairs: tuple[tuple[str, str], ...]) -> None:
+    assert parse_settings(text) == pairs
+
+
+@pytest.mark.parametrize(
+    "wish, least, most",
+    [
+        ({"max_nodes": 2, "rdzv_backend": "c10d"}, 1, 2),
+        ({**NODES, "rdzv_backend": "c10d", "rdzv_endpoint": "h"}, 2, 2),
+        ({**NODES, "rdzv_backend": "etcd-v2", "rdzv_endpoint": "h:0", "local_addr": "10.0.0.9"}, 2, 2),
+        ({**NODES, "rdzv_backend": "c10d", "rdzv_endpoint": "/a b", "rdzv_conf": "store_type=file"}, 2, 2),
+        ({"rdzv_backend": "zeus", "rdzv_endpoint": "zeus://h"}, 1, 1),
+    ],
+)
+def test_nodes_that_find_each_other(wish: dict[str, Any], least: int, most: int) -> None:
+    request = ask(**wish)
+    check_meeting(*request)
+    point = meeting_point(*request)
+    assert (point.kind, point.address, point.port) == ("dynamic", "", None)
+    assert (point.least_nodes, node_count(*request)) == (least, most)
+    assert point.backend == wish["rdzv_backend"]
+    assert point.endpoint == wish.get("rdzv_endpoint", "")
+    assert point.local_address == wish.get("local_addr", "")
+    assert point.settings == parse_settings(wish.get("rdzv_conf", ""))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +218,17 @@ def test_the_name_of_a_job_is_the_users_unless_the_node_is_alone(wish: dict[str,
         ),
         (
             {"max_nodes": 3},
-            ["--nnodes 1:3: nodes cannot join later, the job starts when all 3 are there"],
+            [
+                (
+                    "--nnodes 1:3: nodes cannot join later with --rdzv-backend static, "
+                    "the job starts when all 3 are there"
+                )
+            ],
+        ),
+        ({"max_nodes": 3, "rdzv_backend": "c10d"}, []),
+        (
+            {"max_nodes": 3, "rdzv_backend": "c10d", "node_rank": 2},
+            ["--node-rank has no effect with --rdzv-backend c10d"],
         ),
     ],
 )

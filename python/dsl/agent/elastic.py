@@ -1,0 +1,206 @@
+"""What an event means for a job whose nodes come and go: a pure function of history, event and membership.
+
+- A worker of ours fails: the group is started again, with whoever is there, as long as restarts are left. The
+  nodes agree on their number. A group that fails again and again at its start waits before each further one.
+- A worker of another node fails: ours are stopped, and meet the others. What dies of that is no cause.
+- A node has left, or waits: all start again with the nodes that are there, which does not count.
+- Workers die of a lost node before anybody knows that it is lost. So where the job may go on with fewer
+  nodes, a failure that would be one too many is doubted, until the other nodes are known to be alive.
+- All workers of ours ended well: the other nodes are waited for, and joined again if they have to start
+  again.
+- A signal to this node ends its part alone. The others go on, if they are enough.
+"""
+
+from __future__ import annotations
+
+from dsl import Ended, SignalReceived, Stopping
+from dsl._record import replace
+from dsl.agent.policy import GO_ON, exit_code
+from dsl.agent.progress import Tried, is_futile, pause_s
+from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PatienceOver, PeerFailure
+from dsl.model.outcome import REQUEUE_CODE, SIGNAL_CODES, Decision, MembershipChanged, own_code
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from dsl.model.outcome import AttemptOutcome, DecisionKind, History, Membership
+
+DOUBT_S = 25.0
+"""Word of a lost node comes within this time: torch's handlers miss three signs of life, one each 5 s."""
+
+LEAVE_S = 5.0
+"""A node takes its leave in this time, unless it says why it stays: others need the store that it holds."""
+
+END_ACTIONS = ("stop", "ignore", "preempt")
+"""What `dsl.SignalReceived.action` is of a signal that ends the job; ``ignore``: its workers were ending."""
+
+
+class Elastic:
+    """Policy of a job that runs with ``least`` to ``most`` nodes.
+
+    ``gives_up``: attempts that get nowhere end the job, because nobody has said how many there may be.
+    """
+
+    def __init__(
+        self, least: int, most: int, preempt_signal: int | None = None, *, gives_up: bool = False
+    ) -> None:
+        self._gives_up = gives_up
+        self._may_shrink = least < most
+        self._preempt_signal = preempt_signal
+
+    def decide(self, history: History, event: object, membership: Membership) -> Decision:
+        """What follows from an event."""
+        if isinstance(event, Ended):
+            return self._after(history, membership)
+        if history.awaits:
+            return self._while_waiting(history, event, membership)
+        if _asked_to_end(history.news):
+            return GO_ON  # the workers have the time that they were given
+        if isinstance(event, PeerFailure):
+            return Decision("stop") if event.is_final else Decision("restart")
+        if isinstance(event, MembershipChanged):
+            if event.membership.is_closed:
+                return Decision("stop") if event.left else GO_ON
+            return Decision("restart", counted=False) if event.left or event.membership.waiting else GO_ON
+        return GO_ON
+
+    def _after(self, history: History, membership: Membership) -> Decision:
+        """What follows when nothing of the group is left, or nothing more can be done about it."""
+        last = history.attempts[-1]
+        ended, news = last.ended, last.news
+        if ended.stop_signal is not None or _has(news, Stopping):
+            return self._end(last)
+        if history.gives_up or ended.survivors:
+            return self._end(last, closes=not self._may_shrink)
+        if _asked_to_end(news):
+            return self._end_by_signal(news)
+        if _has(news, PeerFailure, lambda told: told.is_final):
+            return self._end(last)
+        can_meet = not membership.is_closed and not _has(news, MeetingRefused)
+        if ended.first_failure is None and not any(exit_.caused_by_stop for exit_ in last.exits):
+            return Decision("finish") if not _has(news, MeetingRefused) else self._end(last)
+        if not can_meet:
+            return self._end(last)
+        return self._again(history, membership)
+
+    def _again(self, history: History, membership: Membership) -> Decision:
+        last = history.attempts[-1]
+        has_failed = last.ended.first_failure is not None
+        if _has(last.news, MembershipChanged, lambda told: bool(told.left)):
+            return Decision("meet", counted=False)
+        if not has_failed:
+            return Decision("meet", counted=_has(last.news, PeerFailure))
+        if history.restarts >= history.max_restarts:
+            if self._may_shrink and not _are_alive(last.news, membership):
+                return Decision("doubt", within_s=DOUBT_S)
+            return self._end(last, closes=True)
+        tried = [_tried(attempt) for attempt in history.attempts] if self._may_shrink else []
+        if self._gives_up and is_futile(tried):
+            why = "attempt after attempt has failed in the same way, soon after its start"
+            return self._end(last, closes=True, why=why)
+        return Decision("meet", within_s=pause_s(tried))
+
+    def _while_waiting(self, history: History, event: object, membership: Membership) -> Decision:
+        last = history.attempts[-1]
+        awaits = history.awaits
+        if awaits == "leave":
+            is_over = isinstance(event, (MeetingRefused, PatienceOver, Stopping)) or _asked_to_end((event,))
+            return Decision("end") if is_over else GO_ON
+        if isinstance(event, SignalReceived) and event.action in END_ACTIONS:
+            return self._end_by_signal((event,))
+        if isinstance(event, Stopping):
+            ending = self._end(last)
+            return replace(ending, code=ending.code or 1)
+        if isinstance(event, PeerFailure) and event.is_final:
+            return self._end(replace(last, news=(*last.news, event)))
+        if isinstance(event, MeetingRefused):
+            why = event.text if awaits == "meet" else ""
+            return replace(self._end(last, why=why), kind="end" if event.is_lost else "leave")
+        if awaits == "finish":
+            return self._while_finishing(last, event)
+        if awaits == "doubt":
+            return self._while_doubting(history, event, membership)
+        if isinstance(event, NodesMet):
+            meeting = event.meeting
+            return Decision("restart", counted=meeting.reason == "failure", restarts=meeting.restarts)
+        return GO_ON
+
+    def _while_finishing(self, last: AttemptOutcome, event: object) -> Decision:
+        """Ours ended well. If others have to start again they need us: a round ends when all have left it."""
+        if isinstance(event, NodesFinished):
+            return Decision("leave", code=exit_code(last.exits, last.ended), within_s=LEAVE_S)
+        if isinstance(event, PeerFailure):
+            return Decision("meet")
+        if isinstance(event, MembershipChanged) and not event.membership.is_closed:
+            changed = event.left or event.membership.waiting
+            return Decision("meet", counted=False) if changed else GO_ON
+        return GO_ON
+
+    def _while_doubting(self, history: History, event: object, membership: Membership) -> Decision:
+        """A worker failed, and no restart is left: it was the job's end unless a node is lost."""
+        last = history.attempts[-1]
+        if isinstance(event, PatienceOver):
+            return self._end(last, closes=True)
+        if isinstance(event, MembershipChanged):
+            if event.membership.is_closed:
+                return self._end(last)
+            if event.left:
+                return Decision("meet", counted=False)
+        if _are_alive(history.news, membership):
+            return self._end(last, closes=True)
+        return GO_ON
+
+    def _end_by_signal(self, news: Sequence[object]) -> Decision:
+        asked = [one for one in news if isinstance(one, SignalReceived) and one.action in END_ACTIONS]
+        signum = asked[0].signum
+        is_preempted = signum == self._preempt_signal
+        code = REQUEUE_CODE if is_preempted else SIGNAL_CODES + signum
+        return Decision("leave", code=code, within_s=LEAVE_S)
+
+    def _end(self, last: AttemptOutcome, *, closes: bool = False, why: str = "") -> Decision:
+        is_lost = _has(last.news, MeetingRefused)
+        kind: DecisionKind = "end" if is_lost else "leave"
+        return Decision(kind, code=code_of(last), closes=closes, why=why, within_s=LEAVE_S)
+
+
+def code_of(last: AttemptOutcome) -> int:
+    """The command's exit code after an attempt that is the last one (G2).
+
+    Also 1 where its workers were stopped for a restart that does not come.
+    """
+    if last.is_preempted:
+        return REQUEUE_CODE
+    final = [one for one in last.news if isinstance(one, PeerFailure) and one.is_final]
+    if final and last.ended.stop_signal is None:
+        return final[0].code or 1
+    was_stopped = any(exit_.caused_by_stop for exit_ in last.exits)
+    if was_stopped and last.ended.first_failure is None and last.ended.stop_signal is None:
+        told = [one.code for one in last.news if isinstance(one, PeerFailure)]
+        return (told[0] if told else 1) or 1
+    return exit_code(last.exits, last.ended, last.cause)
+
+
+def _has(news: Sequence[object], kind: type, is_meant: Callable[[Any], bool] = lambda _: True) -> bool:
+    return any(isinstance(one, kind) and is_meant(one) for one in news)
+
+
+def _asked_to_end(news: Sequence[object]) -> bool:
+    return _has(news, SignalReceived, lambda told: told.action in END_ACTIONS)
+
+
+def _are_alive(news: Sequence[object], membership: Membership) -> bool:
+    """Whether every other node has shown that it is not lost: it waits, or has told of a failure."""
+    told = sum(isinstance(one, PeerFailure) for one in news)
+    return told + membership.waiting >= membership.node_count - 1
+
+
+def _tried(attempt: AttemptOutcome) -> Tried:
+    """What pauses go by: how the attempt failed, here or elsewhere."""
+    cause = attempt.cause
+    if cause is not None:
+        status = own_code(cause.status, is_stopped=cause.caused_by_stop)
+        return Tried(attempt.duration_s, f"{attempt.plan.workers[cause.worker].label} {status}")
+    told = [one for one in attempt.news if isinstance(one, PeerFailure)]
+    return Tried(attempt.duration_s, f"rank {told[0].rank} {told[0].code}" if told else "")

@@ -1,0 +1,383 @@
+"""Nodes that find each other through a store: a delegate meets them for us, attempt by attempt.
+
+The delegate (`dsl.rendezvous.delegate`) is a process of its own: what it needs takes long to import, has
+threads, and may crash. It is started first, and gets ready while the launcher plans. The first meeting is
+waited for before there is a guard; it ends with this process. The later ones come as events.
+
+The delegate is a child of the process that becomes the guard, and known to that: see `dsl.Guard`. It ends
+when its socket does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+from dsl._record import replace
+from dsl.errors import OptionError, RendezvousError
+from dsl.model.job import Meeting, Notice
+from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PatienceOver, PeerFailure
+from dsl.model.outcome import Membership, MembershipChanged
+from dsl.rendezvous.words import (
+    Changed,
+    Fail,
+    Failing,
+    Finish,
+    Finished,
+    Leave,
+    Lines,
+    Meet,
+    Met,
+    Open,
+    PeerFailed,
+    Refused,
+    Remark,
+    answer_from_line,
+    order_to_line,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dsl.model.job import Job
+    from dsl.rendezvous.words import Answer, Order, Reason
+
+READ_BYTES = 1 << 16
+
+GOODBYE_S = 4.0
+"""Most that a delegate gets to take its leave in."""
+
+LAST_WORDS_BYTES = 4096
+"""Of what a delegate has written before it died."""
+
+SIGKILL = 9
+BLOCKED = (1, 2, 3, 10, 12, 15)
+"""SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTERM are the job's: the delegate ends with its socket."""
+
+# The directory that the command was called in is no place for modules of ours.
+_START = (
+    "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def delegate_words(module: str) -> tuple[str, ...]:
+    """The command line of a delegate, but for its last word: the descriptor of its socket."""
+    return (sys.executable, "-c", _START, module)
+
+
+class Delegate:
+    """A delegate that was started, and the way to it."""
+
+    def __init__(self, words: Sequence[str], *, shows_errors: bool = False) -> None:
+        """``shows_errors``: what it writes goes to our stderr, instead of into the message of its death."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            self._errors = -1 if shows_errors else _unnamed_file()
+            errors = 2 if shows_errors else null if self._errors < 0 else self._errors
+            try:
+                self.pid = os.posix_spawn(
+                    words[0],
+                    [*words, str(theirs.fileno())],
+                    {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+                    file_actions=[
+                        (os.POSIX_SPAWN_DUP2, null, 0),
+                        (os.POSIX_SPAWN_DUP2, errors, 1),
+                        (os.POSIX_SPAWN_DUP2, errors, 2),
+                    ],
+                    setpgroup=0,
+                    setsigmask=BLOCKED,
+                )
+            except OSError as error:
+                ours.close()
+                raise RendezvousError(f"cannot start {words[0]}, which meets the nodes: {error}") from None
+            finally:
+                os.close(null)
+        self._socket = ours
+        self._lines = Lines()
+        self._pidfd = _pidfd_of(self.pid)
+
+    def fileno(self) -> int:
+        """Readable when it has said something, or is gone."""
+        return self._socket.fileno()
+
+    def send(self, order: Order) -> None:
+        """Tell it to do something. One that is gone is noticed when its answers are read."""
+        try:
+            self._socket.sendall(order_to_line(order))
+        except OSError:
+            return
+
+    def receive(self) -> list[Answer]:
+        """Wait for something, and return all answers that are there.
+
+        Raises:
+            RendezvousError: it has ended, or what it says is damaged.
+        """
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            raise RendezvousError(f"the process that meets the other nodes has ended{self._last_words()}")
+        return [answer_from_line(line) for line in self._lines.feed(data)]
+
+    def _last_words(self) -> str:
+        if self._errors < 0:
+            return ""
+        size = os.fstat(self._errors).st_size
+        text = os.pread(self._errors, LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES))
+        lines = [line for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
+        return f": {lines[-1].strip()}" if lines else ""
+
+    def close(self) -> None:
+        """Forget it, in a process that does not talk with it."""
+        self._socket.close()
+        for fd in (self._errors, self._pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self._errors = self._pidfd = -1
+
+    def see_off(self) -> None:
+        """Hang up, and wait until it has taken its leave; one that stays too long is killed."""
+        deadline_s = time.monotonic() + GOODBYE_S
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                self._socket.settimeout(left_s)
+                if not self._socket.recv(READ_BYTES):
+                    break
+            else:
+                self._kill()
+        except TimeoutError:
+            self._kill()
+        except OSError:
+            return
+        finally:
+            self.close()
+
+    def _kill(self) -> None:
+        if self._pidfd >= 0:
+            import signal
+
+            signal.pidfd_send_signal(self._pidfd, SIGKILL)
+
+    def reap(self) -> None:
+        """See it off, and wait for its end, in the process that has started it."""
+        self.see_off()
+        try:
+            # It has nothing left to do, or has had its time.
+            os.kill(self.pid, SIGKILL)
+            os.waitpid(self.pid, 0)
+        except OSError:
+            return
+
+
+class Dynamic:
+    """The rendezvous of a job whose nodes come and go, and the channel of what is heard of them."""
+
+    def __init__(self, job: Job, place: int, host: str, delegate: Delegate) -> None:
+        """``place``: of this node among the job's hosts, if they are named; ``host``: what it is called."""
+        point = job.meeting
+        self._place = place if job.hosts else None
+        self._job = job
+        self._delegate = delegate
+        self._membership = Membership(1)
+        self.hosts: tuple[str, ...] = ()
+        """Names of the nodes of the last round, by node rank."""
+        self._met: Meeting | None = None
+        self._events: list[object] = []
+        self._local_world_size = 1
+        self._orders: list[tuple[float, Order]] = []
+        self._patience_s: float | None = None
+        self._is_leaving = False
+        self.is_lost = False
+        """The delegate has ended by itself."""
+        delegate.send(
+            Open(
+                backend=point.backend,
+                endpoint=point.endpoint,
+                run_id=job.run_id,
+                min_nodes=point.least_nodes,
+                max_nodes=job.node_count,
+                local_addr=point.local_address or None,
+                settings=point.settings,
+                host=host,
+            )
+        )
+
+    def open(self, local_world_size: int, tell: Callable[[Notice], None]) -> None:
+        """Meet the other nodes for the first time, which may take long. ``tell`` hears of what it waits for.
+
+        Raises:
+            RendezvousError: the nodes do not meet.
+            OptionError: the backend or its settings make no sense.
+        """
+        self._local_world_size = local_world_size
+        self.join(0, "start")
+        while self._met is None:
+            for event in self._take(self._delegate.receive()):
+                if isinstance(event, Notice):
+                    tell(event)
+                elif isinstance(event, MeetingRefused):
+                    raise OptionError(event.text) if event.is_usage else RendezvousError(event.text)
+                elif not isinstance(event, NodesMet):
+                    self._events.append(event)
+
+    def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the delegate was told
+        """The meeting of an attempt. The nodes have met already: see `open`, and `NodesMet`."""
+        assert self._met is not None
+        return replace(self._met, attempt=attempt)
+
+    def membership(self) -> Membership:
+        """Who takes part, as far as this node has heard."""
+        return self._membership
+
+    def fileno(self) -> int:
+        """That of the delegate's socket."""
+        return -1 if self.is_lost else self._delegate.fileno()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """`time.monotonic` when an order is due, or patience over; 0 while events wait."""
+        if self._events:
+            return 0.0
+        due = [due_s for due_s, _ in self._orders]
+        if self._patience_s is not None:
+            due.append(self._patience_s)
+        return min(due, default=None)
+
+    def read(self) -> list[object]:
+        """What has happened, without waiting."""
+        now_s = time.monotonic()
+        for order in [order for due_s, order in self._orders if due_s <= now_s]:
+            self._delegate.send(order)
+        self._orders = [one for one in self._orders if one[0] > now_s]
+        events, self._events = self._events, []
+        if self._patience_s is not None and self._patience_s <= now_s:
+            self._patience_s = None
+            events.append(PatienceOver())
+        return [*events, *self._hear()]
+
+    def join(self, restarts: int, reason: Reason, pause_s: float = 0.0) -> None:
+        """Join the next round, after a pause. ``restarts``: those that count, as far as this node knows."""
+        self._patience_s = None
+        order = Meet(self._local_world_size, self._job.role, restarts, reason)
+        if pause_s > 0:
+            self._orders.append((time.monotonic() + pause_s, order))
+        else:
+            self._delegate.send(order)
+
+    def wait(self, within_s: float, *, for_goodbye: bool = False) -> None:
+        """Say when this time is over, unless the next round is joined before.
+
+        ``for_goodbye``: the delegate may take longer, if it says why.
+        """
+        self._patience_s = time.monotonic() + within_s
+        self._is_leaving = for_goodbye
+
+    def fail_for_now(self, rank: int, code: int, line: str) -> None:
+        """Tell the other nodes that a worker failed."""
+        self._delegate.send(Failing(rank, code, line))
+
+    def finish(self) -> None:
+        """Wait for the nodes whose workers have not ended yet: `NodesFinished` comes."""
+        self._delegate.send(Finish())
+
+    def leave(self) -> None:
+        """Leave for good. The other nodes go on."""
+        self._orders.clear()
+        self._delegate.send(Leave())
+
+    def fail(self, rank: int, code: int, line: str) -> None:
+        """End the job on all nodes."""
+        self._orders.clear()
+        self._delegate.send(Fail(rank, code, line))
+
+    def _hear(self) -> list[object]:
+        if self.is_lost or not _is_readable(self._delegate.fileno()):
+            return []
+        try:
+            return self._take(self._delegate.receive())
+        except RendezvousError as error:
+            self.is_lost = True
+            self._orders.clear()
+            return [MeetingRefused(str(error), is_lost=True)]
+
+    def _take(self, answers: Sequence[Answer]) -> list[object]:
+        events: list[object] = []
+        for answer in answers:
+            if isinstance(answer, Met):
+                events.append(self._take_round(answer))
+            elif isinstance(answer, Refused):
+                events.append(MeetingRefused(answer.text, is_usage=answer.kind == "settings"))
+            elif isinstance(answer, Changed):
+                self._membership = Membership(answer.node_count, answer.waiting, answer.closed)
+                events.append(MembershipChanged(self._membership, answer.left))
+            elif isinstance(answer, PeerFailed):
+                events.append(PeerFailure(answer.host, answer.rank, answer.code, answer.line, answer.final))
+            elif isinstance(answer, Remark):
+                if self._is_leaving:
+                    self._patience_s = None
+                events.append(Notice("warning" if answer.level == "warning" else "info", answer.text))
+            elif isinstance(answer, Finished):
+                events.append(NodesFinished())
+        return events
+
+    def _take_round(self, met: Met) -> NodesMet:
+        self._met = meeting = Meeting(
+            attempt=0,
+            node_rank=met.node_rank,
+            local_world_sizes=met.local_world_sizes,
+            address=met.address,
+            port=met.port,
+            round=met.round,
+            restarts=met.restarts,
+            reason=met.reason,
+            host=self._place,
+            first_role_rank=met.first_role_rank,
+            role_size=met.role_world_size,
+        )
+        self._membership = Membership(meeting.node_count)
+        before, self.hosts = self.hosts, met.hosts
+        return NodesMet(meeting, met.hosts, _without(met.hosts, before), _without(before, met.hosts))
+
+
+def _without(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """The names that the others lack, as often as they lack them."""
+    rest = list(others)
+    found = []
+    for name in names:
+        if name in rest:
+            rest.remove(name)
+        else:
+            found.append(name)
+    return tuple(found)
+
+
+def _is_readable(fd: int) -> bool:
+    import select
+
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def _unnamed_file() -> int:
+    """A file that is gone with its last descriptor; negative where there are none."""
+    try:
+        return os.memfd_create("dsl-delegate")
+    except (AttributeError, OSError):  # an interpreter built for an old C library
+        return -1
+
+
+def _pidfd_of(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel or interpreter
+        return -1

@@ -1,0 +1,121 @@
+"""Delegates without torch: each passes its agent's lines on to the test, which plays the other nodes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dsl.rendezvous.words import Lines, Meet, Met, Open, answer_to_line, order_from_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from dsl.rendezvous.words import Answer, Order
+
+_T = TypeVar("_T")
+WAIT_S = 20.0
+
+# The command with delegates of the test's: what stands in for the product's own words.
+_COMMAND = (
+    "import sys; from dsl.rendezvous import dynamic; fake, hub = sys.argv[1:3]; del sys.argv[1:3]; "
+    "dynamic.delegate_words = lambda module: (sys.executable, fake, hub); "
+    "from dsl.run import command; sys.exit(command())"
+)
+
+
+def elastic_line(hub: Hub, words: Sequence[str]) -> list[str]:
+    """A command line of ``dslrun`` whose delegate speaks with the hub."""
+    fake = Path(__file__).with_name("fake_delegate.py")
+    return [sys.executable, "-c", _COMMAND, str(fake), str(hub.path), *words]
+
+
+class Node:
+    """One agent, as its delegate sees it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._connection.settimeout(WAIT_S)
+        self._lines = Lines()
+        self._orders: list[Order] = []
+        self.opened = self.expect(Open)
+
+    def expect(self, kind: type[_T]) -> _T:
+        """The next order, which is of this kind. Fails when none comes."""
+        order = self.next()
+        assert isinstance(order, kind), f"expected {kind.__name__}, got {order}"
+        return order
+
+    def next(self) -> Order | None:
+        """The next order; None: the delegate is gone."""
+        while not self._orders:
+            data = self._connection.recv(1 << 16)
+            if not data:
+                return None
+            self._orders += [order_from_line(line) for line in self._lines.feed(data)]
+        return self._orders.pop(0)
+
+    def say(self, answer: Answer) -> None:
+        """Tell the agent something."""
+        self._connection.sendall(answer_to_line(answer))
+
+    def hang_up(self) -> None:
+        """End the delegate by itself, as in a crash."""
+        self._connection.close()
+
+
+def meet(nodes: Sequence[Node], port: int, *, round_: int = 0, expected: Any = None) -> list[Meet]:
+    """Let nodes meet in this order; their orders."""
+    orders = [node.expect(Meet) for node in nodes]
+    restarts = max(order.restarts for order in orders)
+    reasons = [order.reason for order in orders]
+    reason = next((one for one in ("failure", "membership", "start") if one in reasons), "start")
+    sizes = tuple(order.local_world_size for order in orders)
+    for place, node in enumerate(nodes):
+        node.say(
+            Met(
+                round=round_,
+                node_rank=place,
+                local_world_sizes=sizes,
+                first_role_rank=sum(sizes[:place]),
+                role_world_size=sum(sizes),
+                address="127.0.0.1",
+                port=port,
+                restarts=restarts,
+                reason=reason,  # type: ignore[arg-type]
+                hosts=tuple(node.opened.host for node in nodes),
+            )
+        )
+    return orders
+
+
+class Hub:
+    """Where the delegates of a test come together."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(os.fspath(path))
+        self._listener.listen()
+        self._listener.settimeout(WAIT_S)
+        self._connections: list[socket.socket] = []
+
+    def node(self) -> Node:
+        """The next agent that has started its delegate."""
+        connection, _ = self._listener.accept()
+        self._connections.append(connection)
+        return Node(connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for one in (self._listener, *self._connections):
+            one.close()

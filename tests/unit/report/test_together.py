@@ -1,0 +1,113 @@
+"""What the user of one node hears where nodes come and go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.events import a_plan, an_attempt, an_exit, end
+
+from dsl._record import replace
+from dsl.model.job import Meeting, Notice
+from dsl.model.nodes import MeetingRefused, NodesMet, PeerFailure
+from dsl.model.outcome import (
+    AttemptEnded,
+    AttemptStarted,
+    Awaiting,
+    Decision,
+    History,
+    Membership,
+    MembershipChanged,
+    Outcome,
+)
+from dsl.report.together import TogetherNarrator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CAUSE = an_exit(1, code=7)
+OWN = an_attempt(a_plan(2), [CAUSE], end(CAUSE))
+STOPPED = [an_exit(0, signal=15, by_us=True), an_exit(1, signal=15, by_us=True)]
+VICTIM = an_attempt(a_plan(2), STOPPED, end())
+PEER = PeerFailure("b", 3, 9, "rank 3 on host b failed: exit code 9", is_final=False)
+LAST = replace(PEER, is_final=True)
+MEETING = Meeting(0, 0, (2, 2), "a", 7)
+MET = NodesMet(MEETING, ("a", "b"))
+JOINED = NodesMet(MEETING, ("a", "b", "c"), joined=("c",))
+SHRUNK = NodesMet(MEETING, ("a",), left=("b",))
+AGAIN_ALONE = "starting all workers again with 1 node"
+AGAIN = Decision("restart", restarts=2)
+REGROUP = Decision("restart", counted=False)
+MEET = Awaiting(History(5, (OWN,)), Decision("meet"))
+
+
+def restart(attempt: object, decision: Decision) -> AttemptEnded:
+    return AttemptEnded(History(5, (attempt,), restarts=2), decision)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "events, said",
+    [
+        (
+            [MEET, MET, restart(OWN, AGAIN)],
+            [
+                "rank 1 (local rank 1, pid 1001, host node7) failed: exit code 7",
+                "restart 2 of 5: rank 1 on host node7 failed with 7, starting all workers again with 2 nodes",
+            ],
+        ),
+        (
+            [PEER, MET, restart(VICTIM, AGAIN)],
+            ["restart 2 of 5: rank 3 on host b failed with 9, starting all workers again with 2 nodes"],
+        ),
+        (
+            [SHRUNK, restart(VICTIM, AGAIN)],
+            [
+                f"restart 2 of 5: a worker of another node failed, {AGAIN_ALONE}, node b has left",
+            ],
+        ),
+        ([JOINED, restart(VICTIM, REGROUP)], ["node c joins: starting all workers again with 3 nodes"]),
+        (
+            [MembershipChanged(Membership(1), ("b",)), SHRUNK, restart(VICTIM, REGROUP)],
+            ["node b has left the job", "node b has left: starting all workers again with 1 node"],
+        ),
+        ([LAST, Outcome(9, (VICTIM,))], ["the job is over: rank 3 on host b failed: exit code 9"]),
+        (
+            [PEER, MeetingRefused("no"), Outcome(9, (VICTIM,))],
+            ["rank 3 on host b failed: exit code 9"],
+        ),
+        (
+            [MembershipChanged(Membership(1, is_closed=True), ("b",)), Outcome(1, (VICTIM,))],
+            ["node b has left the job", "node b has left, the job cannot go on"],
+        ),
+        ([Notice("info", "waiting for 1 of 2 nodes")], ["waiting for 1 of 2 nodes"]),
+        (
+            [MeetingRefused("it is gone", is_lost=True), MeetingRefused("it is gone", is_lost=True)],
+            ["warning: it is gone; the workers go on, but cannot be started again"],
+        ),
+        (
+            [Awaiting(History(5, (OWN,)), Decision("leave")), MeetingRefused("it is gone", is_lost=True)],
+            [],
+        ),
+        (
+            [LAST, AttemptStarted(a_plan(2)), PEER, replace(LAST, line="x\x1b[2J", host="b")],
+            [
+                "the job is over: rank 3 on host b failed: exit code 9",
+                "the job is over: host b: x",
+            ],
+        ),
+    ],
+)
+def test_what_is_said(events: Sequence[object], said: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    narrator = TogetherNarrator(a_plan(2))
+    for event in events:
+        narrator.hear(event)
+    assert [line.removeprefix("dsl: ") for line in capfd.readouterr().err.splitlines()] == said
+
+
+def test_a_failure_elsewhere_stands_beside_our_own(capfd: pytest.CaptureFixture[str]) -> None:
+    narrator = TogetherNarrator(a_plan(2))
+    for event in (PEER, Outcome(7, (OWN,))):
+        narrator.hear(event)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("dsl: rank 1 (local rank 1, pid 1001, host node7) failed: ")
+    assert lines[-1] == "dsl: also failed: rank 3 on host b failed: exit code 9"
