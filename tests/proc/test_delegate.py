@@ -130,10 +130,30 @@ def test_a_node_leaves_and_the_job_goes_on(start: Callable[..., Driven], endpoin
     met(a, b, c)
     c.tell(Leave())
     assert c.has_ended(3.0)
-    for one in (a, b):
-        assert one.wait(Changed, 2.0) == Changed(2, 0, False, ("c",))
-        one.meet(reason="membership")
+    assert [one.wait(Changed, 2.0) for one in (a, b)] == [Changed(2, 0, False, ("c",))] * 2
+    a.meet(reason="membership")
+    b.meet(reason="membership")
     assert [one.hosts for one in met(a, b)] == [("a", "b")] * 2
+
+
+def test_the_last_call_is_for_nodes_of_which_nobody_knows(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    """A round begins when all are back that were in the last one, or waited: nobody waits for more again."""
+    settings = (("last_call_timeout", "6"),)
+    a, b = open_and_meet(start, endpoint, "ab", (1, 4), settings=settings)
+    met(a, b)
+    (c,) = open_and_meet(start, endpoint, "c", (1, 4), settings=settings)
+    begin_s = time.monotonic()
+    assert [one.wait(Changed).waiting for one in (a, b)] == [1, 1]
+    a.meet(reason="membership")
+    b.meet(reason="membership")
+    assert {one.hosts for one in met(a, b, c)} == {("a", "b", "c")}
+    a.meet(restarts=1, reason="failure")
+    b.meet(reason="membership")
+    c.tell(Leave())
+    assert {one.hosts for one in met(a, b)} == {("a", "b")}
+    assert time.monotonic() - begin_s < 5.0
 
 
 def test_the_host_of_the_store_leaves_and_keeps_it_until_the_others_have_ended(

@@ -29,7 +29,7 @@ from dsl.rendezvous.circle import (
     tell_role,
 )
 from dsl.rendezvous.news import News
-from dsl.rendezvous.refusals import Refusal
+from dsl.rendezvous.refusals import Refusal, why_no_connection
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.torch_side import clear_store, earlier_stores, host_and_port, is_file, is_here, next_round
 from dsl.rendezvous.view import Circle
@@ -110,7 +110,7 @@ class Meetings:
             self._wait(round_, nodes, keys)
 
         if master is None and rank == 0:
-            master = self._address(), self._choose_port(nodes)
+            master = self._lent_master(nodes) or (self._address(), self._choose_port(nodes))
             tell_master(round_, *master)
         tell_role(round_, order.role, order.local_world_size)
         if master is None and site.is_dynamic and round_.is_assigned:
@@ -130,6 +130,7 @@ class Meetings:
         )
         if not site.is_dynamic:
             site.news = News(store, site.order.run_id, can_wait=False)
+            self._watcher.node = nodes[rank]
         self._watcher.watch(Circle(self.number, nodes, names), None if site.is_dynamic else site.news)
         restarts, reason = agree(self.facts)
         return Met(
@@ -203,6 +204,18 @@ class Meetings:
                     )
                     self._say(Remark("warning", f"{text}: {advice}"))
                 return found
+        return None
+
+    def _lent_master(self, nodes: tuple[Node, ...]) -> tuple[str, int] | None:
+        """The store that a node under torchrun hosts for the workers since it led: it knows no other."""
+        addresses = {node[0] for node in nodes if self._site.is_dynamic and not self._is_ours(node)}
+        if not addresses:
+            return None
+        for store in earlier_stores(self._site, self.number):
+            found = read_master(store)
+            if found is not None:
+                lends = found[0] in addresses and not why_no_connection(*found) and clear_store(*found)
+                return found if lends else None
         return None
 
     def _is_ours(self, node: Node) -> bool:

@@ -18,7 +18,7 @@ from dsl.rendezvous.torch_side import (
     open_site,
     stop_heartbeats,
 )
-from dsl.rendezvous.view import Clocks, View, take_out
+from dsl.rendezvous.view import Clocks, View, end_last_call, take_out
 from dsl.rendezvous.watch import Watcher, describe_clock, wall_s
 from dsl.rendezvous.words import Finished, Refused, Remark
 
@@ -62,6 +62,7 @@ class Member(Hooks):
         self._begin_s = 0.0
         self._said = ""
         self._clocks: Clocks | None = None
+        self._expected: tuple[Node, ...] = ()
 
     @property
     def is_host(self) -> bool:
@@ -90,6 +91,7 @@ class Member(Hooks):
         self.check()
         self._judge(GRACE_OF_CLOCKS_S)
         self._tell_of_waiting(self._site)
+        self._begin_if_all_are_there(self._site, self._watcher)
         is_big = self._site.order.max_nodes > MANY
         self._watcher.pause(min(seconds, ASK_OF_MANY_S if is_big else ASK_S))
 
@@ -99,6 +101,21 @@ class Member(Hooks):
             return
         node, offset_s = clocks.far()[0]
         raise Refusal("clock", describe_clock(node[0], offset_s))
+
+    def _begin_if_all_are_there(self, site: Site, watcher: Watcher) -> None:
+        """End torch's last call where all have come that can: those of the last round, and those that waited.
+
+        It is for nodes of which nobody knows, in the first round.
+        """
+        view, nodes = self._view, self._view.participants
+        if view.is_complete or view.is_closed or self._node not in nodes or not self._expected:
+            return
+        if not site.order.min_nodes <= len(nodes) < site.order.max_nodes:
+            return
+        if not any(node not in nodes and watcher.may_come(node) for node in self._expected):
+            self._expected = ()
+            change_state(site.backend, end_last_call)
+            watcher.wake.set()
 
     def _tell_of_waiting(self, site: Site) -> None:
         if time.monotonic() - self._begin_s < FIRST_WORD_S:
@@ -150,6 +167,7 @@ class Member(Hooks):
         site, watcher, meetings = self._site, self._watcher, self._meetings
         if site is None or watcher is None or meetings is None:
             return  # it was refused before
+        self._expected = watcher.expected()
         watcher.watch(None)
         self._begin_s, self._said = time.monotonic(), ""
         interval_s = number(site.order.settings, "keep_alive_interval")
@@ -191,12 +209,12 @@ class Member(Hooks):
             watcher.pause(ASK_S / 4)
 
     def _post(self, kind: str, order: Failing | Fail) -> None:
-        site, meetings = self._site, self._meetings
-        if site is None or site.news is None or meetings is None:
+        site, watcher, meetings = self._site, self._watcher, self._meetings
+        if site is None or site.news is None or watcher is None or meetings is None:
             return
         item: dict[str, object] = {
             "is": kind,
-            "node": list(self._node),
+            "node": list(watcher.node),
             "round": meetings.number,
             "host": site.order.host,
             "rank": order.rank,
@@ -259,7 +277,8 @@ class Member(Hooks):
             if site.is_dynamic:
                 change_state(site.backend, lambda state: take_out(state, self._node, site.order.min_nodes))
             if site.news is not None:
-                site.news.post({"is": "left", "node": list(self._node)})
+                name = self._watcher.node if self._watcher is not None else self._node
+                site.news.post({"is": "left", "node": list(name)})
         except Exception:  # noqa: BLE001 - the store is gone: the others see that this node is silent
             return
 

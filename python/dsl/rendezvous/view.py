@@ -105,6 +105,16 @@ def take_out(state: Any, node: Node, least: int) -> bool:
     return was_in
 
 
+def end_last_call(state: Any) -> bool:
+    """Let a round begin that has enough nodes, instead of waiting for more; whether that was to be."""
+    if state.complete or state.deadline is None:
+        return False
+    past = state.deadline.replace(year=1972)  # of the kind that this version of torch compares with
+    was_open: bool = state.deadline > past
+    state.deadline = past
+    return was_open
+
+
 class Clocks:
     """Whether the clocks of the nodes agree, judged by the heartbeats: each carries the time of who wrote it.
 

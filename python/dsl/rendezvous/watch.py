@@ -29,7 +29,7 @@ LOOK_S = 1.0
 SURE_S = 1.0
 """A node that is missing without a word may be between two steps of torch's protocol for so long."""
 SURE_ALONE_S = 3.0
-"""The same where all others are missing, and this node would go."""
+"""The same where more depends on it: whether this node goes, or a round begins."""
 SILENT_S = 20.0
 """A store that has not answered for so long is as good as gone."""
 
@@ -39,13 +39,15 @@ class Watcher:
 
     def __init__(self, site: Site, node: Node, say: Callable[[Answer], None]) -> None:
         self._site = site
-        self._node = node
+        self.node = node
+        """What this node is called, by torch or, where torch does not tell, by its place in the round."""
         self._say = say
         self._news: News | None = None
         self._lock = threading.Lock()
         self._circle: Circle | None = None
         self._held: list[dict[str, Any]] = []
-        self._gone: set[Node] = set()
+        self._gone: set[Node] = set()  # for good: no node ever has the same name
+        self._seen_s: dict[Node, float] = {}
         self._missing_since: dict[Node, float] = {}
         self._told: Changed | None = None
         self._answered_s = time.monotonic()
@@ -77,7 +79,6 @@ class Watcher:
         with self._lock:
             self._circle, self._round_news = circle, news or self._round_news
             self._told = Changed(len(circle.nodes), 0, False, ()) if circle else None
-            self._gone.clear()
             self._missing_since.clear()
             held, self._held = self._held, []
             for item in held:
@@ -88,7 +89,17 @@ class Watcher:
         """Other nodes of the job that live."""
         view, now_s = self.view, time.monotonic()
         nodes = dict.fromkeys([*view.participants, *view.waiting, *view.spares])
-        return tuple([node for node in nodes if node != self._node and self._pulse.is_alive(node, now_s)])
+        return tuple([node for node in nodes if node != self.node and self._pulse.is_alive(node, now_s)])
+
+    def expected(self) -> tuple[Node, ...]:
+        """Nodes that should be in the next round: those of the present one, and those that wait."""
+        nodes = self._circle.nodes if self._circle is not None and self._site.is_dynamic else ()
+        return tuple(dict.fromkeys([*nodes, *self.view.waiting])) if nodes else ()
+
+    def may_come(self, node: Node) -> bool:
+        """Whether a node has not gone for sure."""
+        seen_s = self._seen_s.get(node, float("-inf"))
+        return node not in self._gone and time.monotonic() - seen_s <= SURE_ALONE_S
 
     @property
     def is_alone(self) -> bool:
@@ -152,7 +163,7 @@ class Watcher:
 
     def _hear(self, item: dict[str, Any]) -> None:
         kind, node = item.get("is"), item.get("node")
-        if kind == "state" or not isinstance(node, list) or tuple(node) == self._node:
+        if kind == "state" or not isinstance(node, list) or tuple(node) == self.node:
             return
         circle = self._circle
         if kind == "left":
@@ -174,8 +185,8 @@ class Watcher:
         self.view = view
         now_s = time.monotonic()
         self._pulse.look(view, now_s)
-        if self.others():
-            self._company_s = now_s
+        for node in self.others():
+            self._company_s = self._seen_s[node] = now_s
         circle = self._circle
         if circle is None:
             return
@@ -196,7 +207,7 @@ class Watcher:
         if not self._site.is_dynamic:
             return tuple([node for node in circle.nodes if node in self._gone])
         if view.round > circle.round:
-            return (self._node,) if self._node in circle.nodes else ()  # they have dropped us, and gone on
+            return (self.node,) if self.node in circle.nodes else ()  # they have dropped us, and gone on
         absent = missing(circle, view)
         self._missing_since = {node: self._missing_since.get(node, now_s) for node in absent}
         sure = [
@@ -207,12 +218,12 @@ class Watcher:
         dead = [
             node
             for node in circle.nodes
-            if node not in absent and node != self._node and not self._pulse.is_alive(node, now_s)
+            if node not in absent and node != self.node and not self._pulse.is_alive(node, now_s)
         ]
         return tuple([node for node in circle.nodes if node in sure or node in dead])
 
     def _warn_of_clocks(self, view: View) -> None:
-        self._clocks.look(view, self._node, wall_s())
+        self._clocks.look(view, self.node, wall_s())
         for node, offset_s in self._clocks.far():
             if node not in self._warned:
                 self._warned.add(node)

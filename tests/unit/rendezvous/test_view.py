@@ -14,6 +14,7 @@ from dsl.rendezvous.view import (
     Clocks,
     Pulse,
     View,
+    end_last_call,
     missing,
     name_node,
     names_of,
@@ -90,6 +91,15 @@ def test_a_round_that_has_too_few_nodes_again_has_no_deadline(least: int, deadli
     found = state(complete=False)
     take_out(found, B, least)
     assert (found.complete, found.round, found.deadline) == (False, 2, deadline)
+
+
+def test_the_last_call_is_ended_once() -> None:
+    found = state(complete=False)
+    assert end_last_call(found)
+    assert found.deadline < NOON
+    assert not end_last_call(found)
+    assert not end_last_call(state(complete=False, deadline=None))
+    assert not end_last_call(state(complete=True))
 
 
 @pytest.mark.parametrize(
