@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 from kit.cluster import MPI
-from kit.waiting import until
-from tests.support.fleet import SSH, Fleet, Ways, gone_within, kill, running
+from tests.support.elastic import BOUND_S, HEARTBEAT_S, SLOTS, elastic
+from tests.support.fleet import SSH, Ways, gone_within, kill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from kit.cluster import Cluster
@@ -25,96 +23,6 @@ ALL = [
     pytest.param(name, marks=[] if name in FAMILIES else [pytest.mark.stress])
     for name in ("ssh", "pdsh", *MPI, "slurm")
 ]
-HEARTBEAT_S = 3.0
-SLOTS = 2
-BOUND_S = 60.0
-"""Far more than a job needs to go on; what it takes is measured by the benches."""
-
-WORKER = """\
-#!/bin/sh
-echo "$DSL_ATTEMPT $RANK $WORLD_SIZE $(uname -n) $DSL_RESTART_REASON $TORCHELASTIC_RESTART_COUNT" >>"$1/log"
-while ! [ -e "$1/done" ]; do
-    [ -e "$1/fail.$RANK.$DSL_ATTEMPT" ] && exit 7
-    [ -e "$1/fail.$RANK" ] && exit 9
-    sleep 0.05
-done
-"""
-
-
-class Line(NamedTuple):
-    """What a worker has told of itself when it began."""
-
-    attempt: int
-    rank: int
-    world_size: int
-    host: str
-    reason: str
-    restarts: int
-
-
-class Job:
-    """An elastic job, watched by what its workers tell."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
-        self.folder = fleet.folder
-
-    def lines(self, attempt: int) -> list[Line]:
-        """The workers of an attempt, by rank."""
-        try:
-            rows = [row.split() for row in (self.folder / "log").read_text().splitlines()]
-        except OSError:
-            return []
-        found = [Line(int(a), int(r), int(w), host, reason, int(n)) for a, r, w, host, reason, n in rows]
-        return sorted([one for one in found if one.attempt == attempt], key=lambda one: one.rank)
-
-    def until_attempt(self, attempt: int, workers: int) -> list[Line]:
-        """Wait until so many workers of an attempt run."""
-
-        def there() -> list[Line]:
-            if self.fleet.process.poll() is not None:
-                raise AssertionError(f"ended with {self.fleet.process.returncode}: {self.fleet.stderr}")
-            lines = self.lines(attempt)
-            return lines if len(lines) >= workers else []
-
-        try:
-            return until(there, BOUND_S)
-        except AssertionError:
-            raise AssertionError(f"attempt {attempt}: {self.lines(attempt)}; {self.fleet.stderr}") from None
-
-    def touch(self, name: str) -> None:
-        """Let the workers see a file."""
-        (self.folder / name).touch()
-
-    def finish(self) -> None:
-        """Let the workers end well."""
-        self.touch("done")
-        assert self.fleet.wait(BOUND_S) == 0, self.fleet.stderr
-
-
-@contextlib.contextmanager
-def elastic(
-    hosts: Cluster, command: Path, folder: Path, ways: Ways, nodes: str, *options: str
-) -> Iterator[Job]:
-    """Launch such a job on the hosts."""
-    folder.mkdir()
-    worker = folder / "worker.sh"
-    worker.write_text(WORKER)
-    worker.chmod(0o755)
-    head = hosts[0]
-    few = ("--heartbeat", f"{HEARTBEAT_S:g}", "--grace", "2", "--num_nodes", nodes)
-    with running(
-        hosts,
-        command,
-        folder,
-        [str(worker), str(folder)],
-        ways=Ways(
-            ways.launcher, (*ways.options, "--elastic_training", "--master_addr", head.address), ways.env
-        ),
-        options=(*few, *options),
-        lets_rank=True,
-    ) as fleet:
-        yield Job(fleet)
 
 
 @pytest.mark.parametrize("ways", ALL, indirect=True)
@@ -241,3 +149,22 @@ def test_a_host_that_falls_silent_is_lost_within_the_heartbeat(
             assert [one.host for one in third] == [f"node{rank // SLOTS}" for rank in range(6)]
         job.finish()
         gone_within([hosts[0], hosts[2]] if loss == "poweroff" else hosts, HEARTBEAT_S + 30)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("ways", ["slurm"], indirect=True)
+def test_an_allocation_of_slurm_that_may_lose_nodes_goes_on_without_one(
+    hosts: Cluster, dsl_command: Path, tmp_path: Path, ways: Ways
+) -> None:
+    command = tmp_path / "dsl-in-allocation"
+    command.write_text(
+        f'#!/bin/sh\nexec salloc --quiet --no-kill --nodes 3 --ntasks-per-node 1 {dsl_command} "$@"\n'
+    )
+    command.chmod(0o755)
+    with elastic(hosts, command, tmp_path / "job", ways, "1:3") as job:
+        job.until_attempt(0, 6)
+        hosts[1].crash()
+        second = job.until_attempt(1, 4)
+        assert [one.host for one in second] == ["node0", "node0", "node2", "node2"]
+        job.finish()
+        gone_within([hosts[0], hosts[2]])

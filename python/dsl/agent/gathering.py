@@ -305,16 +305,19 @@ class Gathering(Conductor):
     def _begin_with(self, chosen: tuple[int, ...]) -> list[object]:
         first = self._agents[chosen[0]].checked
         assert first is not None
-        named = self._job.meeting.address
-        address = named if chosen[0] == 0 else ""
-        address = address or next(iter(first.addresses), "")
+        address = next(iter(first.addresses), "")
         if not address:
             text = f"error: no address of {self.name(chosen[0])} is known that the others could reach"
             self._verdict.append(Notice("critical", text))
             return self._give_up(USAGE)
+        orders: list[object] = []
         port = self._job.meeting.port
         if port is None or (port and not first.is_port_free):
-            port = DEFAULT_MASTER_PORT if first.is_port_free else first.free_port
+            usual = DEFAULT_MASTER_PORT if port is None else port
+            port = usual if first.is_port_free else first.free_port
+            if port != usual and not self._count:
+                text = f"master port {usual} is taken on {self.name(chosen[0])}, using {port}"
+                orders.append(Speak(Notice("info", text)))
         attempt, self._count = self._count, self._count + 1
         sizes = tuple([self._sizes[place] for place in chosen])
         self._meeting = meeting = Meeting(
@@ -327,7 +330,6 @@ class Gathering(Conductor):
             restarts=self._restarts,
             reason=self._reason,
         )
-        orders: list[object] = []
         if not attempt:
             orders += [
                 Speak(Notice("warning", f"{self.name(place)} cannot take part: {line}"))

@@ -37,14 +37,17 @@ def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
     if is_first or assignment.is_elastic:
         addresses = tuple(dict.fromkeys((*addresses, *facts.network.addresses())))
         port_problem, is_port_free, free_port = _look_at_port(job, facts)
+    if assignment.is_elastic:
+        addresses = (*_own_master(job, facts), *addresses)
     problems: list[str] = []
     accelerator = ""
     if assignment.checks:
         environ = inherited_environment(job, facts.environ)
         problems += _look_at_files(job, environ, assignment.cwd)
         problem, accelerator = _look_at_slots(job, assignment.node_rank, environ, facts)
-        problems += [problem, _look_at_master(job, facts, addresses, is_first=is_first)]
-        problems += [port_problem] if is_first else []
+        problems.append(problem)
+        if not assignment.is_elastic:  # there the head takes what the first node has
+            problems += [_look_at_master(job, facts, addresses, is_first=is_first), port_problem]
     return Checked(
         problems=tuple([problem for problem in problems if problem]),
         addresses=addresses,
@@ -121,6 +124,16 @@ def _look_at_slots(job: Job, node_rank: int, environ: Mapping[str, str], facts: 
     except DslError as error:
         return str(error), ""
     return slot_problem(job.hosts[node_rank].slots, accelerator, count), accelerator
+
+
+def _own_master(job: Job, facts: Facts) -> tuple[str, ...]:
+    """The address that the user has named, if it is one of this host."""
+    address, network = job.meeting.address, facts.network
+    if not address or not any(
+        network.is_own(one) and not is_loopback(one) for one in network.resolve(address)
+    ):
+        return ()
+    return (address,)
 
 
 def _look_at_master(job: Job, facts: Facts, addresses: tuple[str, ...], *, is_first: bool) -> str:

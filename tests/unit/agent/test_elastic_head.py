@@ -60,7 +60,7 @@ class Stage:
     def come(self, place: int) -> Mock:
         """An agent comes, and nothing stands in the way; its link."""
         link = Mock(place=place, clock=None)
-        self.hears((link, Hello("1", place, "h", 1)), (link, Checked()))
+        self.hears((link, Hello("1", place, "h", 1)), (link, Checked(addresses=("10.0.0.1",))))
         return link
 
     def orders(self) -> list[dict[str, Any]]:

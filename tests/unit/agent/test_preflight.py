@@ -257,3 +257,24 @@ def test_of_several_tasks_on_a_host_the_first_looks(folder: Path) -> None:
     assignment = assign(folder / "gone")
     assert look(replace(assignment, task=0), facts).problems
     assert look(replace(assignment, task=1), facts) == Checked()
+
+
+def test_any_host_of_an_elastic_job_may_be_the_first_so_each_tells_of_its_addresses_and_its_port(
+    folder: Path,
+) -> None:
+    assignment = replace(assign(folder, 1, meeting=MeetingPoint("static", "", 1234)), is_elastic=True)
+    checked = look(assignment, make_facts(cuda=4, taken=(1234,)))
+    assert checked.problems == ()
+    assert (checked.addresses, checked.is_port_free, checked.free_port) == (OWN_ADDRESSES, False, FREE_PORT)
+
+
+def test_a_named_address_comes_first_on_the_host_that_it_is_one_of(folder: Path) -> None:
+    for address, expected in (
+        (OWN_ADDRESSES[1], (OWN_ADDRESSES[1], *OWN_ADDRESSES)),
+        ("10.0.0.77", OWN_ADDRESSES),
+    ):
+        assignment = replace(
+            assign(folder, 1, meeting=MeetingPoint("static", address, 1234)), is_elastic=True
+        )
+        checked = look(assignment, make_facts(cuda=4))
+        assert (checked.problems, checked.addresses) == ((), expected)
