@@ -4,6 +4,8 @@ From the root of the repository, with a Python that has torch 2.13::
 
     python -m tests.contract.record_torchrun
 
+(torchrun_nodes.json alone: ``python -m tests.contract.record_torchrun nodes``; it was made with torch 2.15.)
+
 Each file says how it was obtained and holds the cases: what torchrun was asked, and what it answered. Nothing in
 it is written by hand. Real workers are started, on a machine where no device of an accelerator is needed.
 """
@@ -126,14 +128,39 @@ def record_environment() -> None:
     )
 
 
+def record_nodes() -> None:
+    """The environment of workers on nodes that differ."""
+    found = []
+    for name, options, each in inputs.UNEQUAL:
+        counts = [int(one.split()[0]) for one in each]
+        places = [
+            [f"--nproc-per-node={one.split()[0]}", *one.split()[1:], "--node-rank", str(rank)]
+            for rank, one in enumerate(each)
+        ]
+        found.append([name, options, each, _run_all(options, {}, places, sum(counts))])
+    write(
+        "torchrun_nodes",
+        "what each worker finds in its environment that is not as it was given to torchrun, for "
+        "`torchrun --nproc-per-node OF_NODE OPTIONS --node-rank RANK dump.py` (name, options, of each node, workers)",
+        cases=found,
+    )
+
+
 def _run(options: str, given: dict[str, str], nodes: int = 1) -> list[dict[str, str]]:
+    count = f"--nproc-per-node={inputs.WORKERS // nodes}"
+    places = [[count, "--node-rank", str(rank)] for rank in range(nodes)] if nodes > 1 else [[count]]
+    return _run_all(options, given, places, inputs.WORKERS)
+
+
+def _run_all(
+    options: str, given: dict[str, str], places: list[list[str]], workers: int
+) -> list[dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "dump.py")
         script.write_text(DUMP, encoding="utf-8")
         env = {"PATH": os.environ["PATH"], "DUMP_DIR": folder, "TMPDIR": folder, **given}
         command = [sys.executable, "-m", "torch.distributed.run"]
-        command += [f"--nproc-per-node={inputs.WORKERS // nodes}", *options.split()]
-        places = [["--node-rank", str(rank)] for rank in range(nodes)] if nodes > 1 else [[]]
+        command += options.split()
         running = [
             subprocess.Popen([*command, *place, str(script)], env=env, stderr=subprocess.DEVNULL)
             for place in places
@@ -143,7 +170,7 @@ def _run(options: str, given: dict[str, str], nodes: int = 1) -> list[dict[str, 
             msg = f"torchrun {options} has failed"
             raise RuntimeError(msg)
         found = []
-        for rank in range(inputs.WORKERS):
+        for rank in range(workers):
             worker = json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8"))["env"]
             worker.pop("LC_CTYPE", None)  # Python's own, in a C locale
             new = {name: value for name, value in worker.items() if env.get(name) != value}
@@ -152,9 +179,11 @@ def _run(options: str, given: dict[str, str], nodes: int = 1) -> list[dict[str, 
 
 
 def main() -> None:
-    """Record everything."""
-    record_options()
-    record_environment()
+    """Record everything, or what differs between nodes."""
+    if sys.argv[1:] != ["nodes"]:
+        record_options()
+        record_environment()
+    record_nodes()
 
 
 if __name__ == "__main__":

@@ -195,6 +195,16 @@ NODES: list[tuple[str, str, dict[str, str]]] = [
     ("a range of nodes", "--nnodes 1:2 --master-addr 127.0.0.1 --master-port 29683", {}),
 ]
 
+# The same for nodes that differ: name, options of all, and those of each node, `--node-rank` 0, 1 and so on.
+UNEQUAL: list[tuple[str, str, list[str]]] = [
+    ("two and three", "--nnodes 2 --master-addr 127.0.0.1 --master-port 29684", ["2", "3"]),
+    (
+        "roles across nodes",
+        "--nnodes 4 --master-addr localhost --master-port 29685 --rdzv-id j --max-restarts 2",
+        ["2 --role train", "3 --role serve", "1 --role train", "1 --role serve"],
+    ),
+]
+
 
 def normal(name: str, value: str, options: str) -> str:
     """The value of a variable without what differs from run to run: ports that were not asked for, ids, paths."""

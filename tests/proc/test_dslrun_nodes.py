@@ -1,15 +1,23 @@
-"""A job of several nodes whose places are fixed, as two commands on this machine."""
+"""A job of several nodes whose places are fixed, as several commands on this machine."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
+import contextlib
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from kit import processes
+from kit.waiting import until
+from tests.support.jobs import complete_lines, running
+from tests.support.places import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from tests.support.jobs import Job
 
 SUM = """
 import datetime, os, sys
@@ -17,33 +25,226 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
 value = torch.tensor([float(2 ** dist.get_rank())])
 dist.all_reduce(value)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 3:
+    sys.exit(5)
+dist.barrier()
 with open(sys.argv[1] + "/" + os.environ["RANK"], "w") as file:
-    print(dist.get_world_size(), os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"], int(value), file=file)
+    names = ["GROUP_RANK", "LOCAL_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"]
+    print(dist.get_world_size(), int(value), *[os.environ[name] for name in names], file=file)
 dist.destroy_process_group()
 """
+
+# Tells of its place, and runs until it is told to fail, or all are told to end.
+WORKER = """#!/bin/sh
+words="$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE"
+echo "$words $ROLE_NAME:$ROLE_RANK/$ROLE_WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $DSL_RESTART_REASON" >> "$1/seen"
+trap 'exit 0' TERM
+until [ -e "$1/end" ]; do
+  [ ! -e "$1/fail.$RANK.$TORCHELASTIC_RESTART_COUNT" ] || exit 7
+  sleep 0.02
+done
+"""
+
+
+class Nodes:
+    """Commands that form one job, each with a directory of its own."""
+
+    def __init__(self, dslrun: Path, directory: Path, stack: contextlib.ExitStack) -> None:
+        self._dslrun = dslrun
+        self._directory = directory
+        self._stack = stack
+        self.port = free_port()
+        self.program = directory / "worker"
+        self.program.write_text(WORKER)
+        self.program.chmod(0o755)
+
+    def start(
+        self,
+        *each: str,
+        count: int = 0,
+        first: int = 0,
+        address: str = "127.0.0.1",
+        program: Sequence[str] = (),
+    ) -> list[Job]:
+        """Start nodes from the ``first`` on, each with these options, the last one first."""
+        words = program or ("--no-python", str(self.program), str(self._directory))
+        jobs = []
+        for rank, options in reversed(list(enumerate(each, first))):
+            line = [str(self._dslrun), f"--nnodes={count or len(each)}", f"--node-rank={rank}"]
+            line += [f"--master-addr={address}", f"--master-port={self.port}", *options.split(), *words]
+            jobs.append(self._stack.enter_context(running(line, self._directory / f"node{rank}")))
+        return jobs[::-1]
+
+    def seen(self, count: int) -> list[str]:
+        """What so many workers have told, in no order."""
+        until(lambda: len(self._lines()) >= count, timeout_s=20)
+        return sorted(self._lines())
+
+    def _lines(self) -> list[str]:
+        return complete_lines(self._directory / "seen")
+
+    def fail(self, rank: int, restarts: int) -> None:
+        """Make a worker fail."""
+        (self._directory / f"fail.{rank}.{restarts}").touch()
+
+    def end(self) -> None:
+        """Make all workers end."""
+        (self._directory / "end").touch()
+
+
+@pytest.fixture
+def nodes(dsl_command: Path, tmp_path: Path) -> Iterator[Nodes]:
+    """Nodes of one job."""
+    with contextlib.ExitStack() as stack:
+        yield Nodes(dsl_command.with_name("dslrun"), tmp_path, stack)
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("address", ["127.0.0.1", "[::1]", "localhost"])
-def test_two_nodes_with_fixed_places_meet(address: str, dsl_command: Path, tmp_path: Path) -> None:
-    """Two commands, as on two machines, and a collective over all their workers."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+def test_unequal_nodes_with_roles_meet_and_restart_together(
+    address: str, nodes: Nodes, tmp_path: Path
+) -> None:
+    """Commands as on three machines, a collective over all their workers, and another one after a failure."""
     script = tmp_path / "sum.py"
     script.write_text(SUM, encoding="utf-8")
-    options = ["--nproc-per-node=2", "--nnodes=2", f"--master-addr={address}", f"--master-port={port}"]
-    # The second node first: it waits for the other.
-    commands = [
-        [str(dsl_command.with_name("dslrun")), *options, f"--node-rank={rank}", str(script), str(tmp_path)]
-        for rank in (1, 0)
+    options = [
+        "--nproc-per-node=2 --role=train",
+        "--nproc-per-node=1 --role=serve",
+        "--nproc-per-node=2 --role=train",
     ]
-    nodes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    try:
-        ended = [(node.communicate(timeout=150)[1], node.returncode) for node in nodes]
-    finally:
-        for node in nodes:
-            node.kill()
-    assert [code for _, code in ended] == [0, 0], ended
-    found = [(tmp_path / str(rank)).read_text().split() for rank in range(4)]
-    assert found == [["4", str(rank // 2), str(rank % 2), "15"] for rank in range(4)]
+    jobs = nodes.start(
+        *[f"{one} --max-restarts=1" for one in options], address=address, program=(str(script), str(tmp_path))
+    )
+    assert [job.wait(150) for job in jobs] == [0, 0, 0], [job.stderr() for job in jobs]
+    found = [(tmp_path / str(rank)).read_text().split() for rank in range(5)]
+    assert found == [
+        ["5", "31", group, local, role, size, "1"]
+        for group, local, role, size in [
+            ("0", "0", "0", "4"),
+            ("0", "1", "1", "4"),
+            ("1", "0", "0", "1"),
+            ("2", "0", "2", "4"),
+            ("2", "1", "3", "4"),
+        ]
+    ]
+
+
+def test_ranks_and_roles_are_counted_over_unequal_nodes(nodes: Nodes) -> None:
+    jobs = nodes.start(
+        "--nproc-per-node=2 --role=train",
+        "--nproc-per-node=3 --role=serve",
+        "--nproc-per-node=1 --role=train",
+    )
+    assert nodes.seen(6) == [
+        "0/6 0/2 0/3 train:0/3 0 start",
+        "1/6 1/2 0/3 train:1/3 0 start",
+        "2/6 0/3 1/3 serve:0/3 0 start",
+        "3/6 1/3 1/3 serve:1/3 0 start",
+        "4/6 2/3 1/3 serve:2/3 0 start",
+        "5/6 0/1 2/3 train:2/3 0 start",
+    ]
+    nodes.end()
+    assert [job.wait() for job in jobs] == [0, 0, 0], [job.stderr() for job in jobs]
+
+
+def test_all_nodes_count_a_restart_and_a_final_failure_ends_the_others(nodes: Nodes) -> None:
+    jobs = nodes.start("--max-restarts=1", "--nproc-per-node=2 --max-restarts=1")
+    nodes.seen(3)
+    nodes.fail(2, 0)
+    assert nodes.seen(6)[1::2] == [f"{place} 1 failure" for place in (
+        "0/3 0/1 0/2 default:0/3", "1/3 0/2 1/2 default:1/3", "2/3 1/2 1/2 default:2/3"
+    )]  # fmt: skip
+    nodes.fail(1, 1)
+    assert [job.wait() for job in jobs] == [7, 7], [job.stderr() for job in jobs]
+    assert "restart 1 of 1: rank 2 on host " in jobs[0].stderr()
+    assert "the job is over: rank 1 on host " in jobs[0].stderr()
+    assert "rank 1 (local rank 0, " in jobs[1].stderr()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "agent"])
+def test_a_node_that_leaves_or_is_lost_ends_the_job_which_names_it(
+    how: str, place: int, nodes: Nodes
+) -> None:
+    """Also where restarts are left: the nodes of such a job are those that they are."""
+    jobs = nodes.start("--max-restarts=3", "--max-restarts=3", "--max-restarts=3")
+    nodes.seen(3)
+    gone = jobs.pop(place)
+    if how == "SIGTERM":
+        os.kill(gone.guard, signal.SIGTERM)
+        assert gone.wait() == 143
+    elif how == "agent":
+        os.kill(agent_of(gone), signal.SIGKILL)
+        assert gone.wait() == 137
+    else:
+        for one in gone.left():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+    name = os.uname().nodename
+    for job in jobs:
+        assert job.wait() == 1, job.stderr()
+        why = "has left the job" if how == "SIGTERM" else "is lost: "
+        assert f"node {place} ({name}) {why}" in job.stderr()
+        assert not job.left()
+    until(lambda: not gone.left())
+
+
+def agent_of(job: Job) -> int:
+    """The child of the guard that is no delegate."""
+
+    def found() -> list[int]:
+        return [pid for pid in processes.children(job.guard) if b"dsl.rendezvous" not in words_of(pid)]
+
+    return until(found)[0]
+
+
+def words_of(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+
+
+def test_a_node_that_is_interrupted_before_the_others_have_come_leaves_nothing(nodes: Nodes) -> None:
+    (job,) = nodes.start("--log-dir=logs", count=2)
+    until(lambda: processes.children(job.guard))
+    os.kill(job.guard, signal.SIGINT)
+    assert job.wait() in (130, -signal.SIGINT)
+    until(lambda: not job.left())
+
+
+def test_a_node_of_another_job_is_refused_in_one_line_with_2(nodes: Nodes) -> None:
+    jobs = nodes.start("", "--rdzv-id=other", "")
+    assert jobs[1].wait() == 2
+    words = "its --rdzv-id is 'other', that of node 0 is 'none'"
+    name = os.uname().nodename
+    assert jobs[1].stderr() == f"dslrun: error: node 0 ({name}) refuses this node: {words}\n"
+    until(lambda: f"warning: node 1 ({name}) at 127.0.0.1 cannot take part: {words}" in jobs[0].stderr())
+    (right,) = nodes.start("", first=1, count=3)
+    nodes.seen(3)
+    nodes.end()
+    assert [job.wait() for job in (jobs[0], right, jobs[2])] == [0, 0, 0]
+
+
+def test_nodes_that_do_not_come_in_time_are_named(nodes: Nodes) -> None:
+    (job,) = nodes.start("--rdzv-conf=timeout=1", count=3)
+    assert job.wait() == 1
+    text = "after 1 s the job is still waiting for 2 of 3 nodes: nodes 1-2"
+    assert job.stderr() == f"dslrun: error: {text}\n"
+
+
+def test_a_dry_run_waits_for_nobody(nodes: Nodes) -> None:
+    (job,) = nodes.start("--nproc-per-node=2 --dry-run", count=3)
+    assert job.wait() == 0
+    assert job.stdout().startswith(f"node 0 ({os.uname().nodename}): 2 of 6 workers, ranks 0-1, meeting at ")
+
+
+def test_no_torch_is_imported_for_nodes_with_fixed_places(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by the command nor by its delegate."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    jobs = nodes.start("", "")
+    nodes.seen(2)
+    nodes.end()
+    assert [job.wait() for job in jobs] == [0, 0], [job.stderr() for job in jobs]

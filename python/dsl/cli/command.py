@@ -64,7 +64,7 @@ class Command:
         planned = plan_job(request, facts)
         if planned.remote is not None:
             return self.start_remote(planned, request, show, facts)
-        if planned.job.meeting.kind == "dynamic":
+        if planned.job.meeting.backend:
             from dsl.cli.dynamic import start_elastic
 
             return start_elastic(self, planned, request, show, facts)

@@ -145,6 +145,11 @@ def _show(command: Speaker, planned: JobPlan, show: ShowRequest, facts: Facts) -
 
     job = planned.job
     check_program(job.program, job.flavour, facts.environ)
+    if job.meeting.backend == STATIC:
+        plan = Planner(planned, facts).plan(0)
+        command.show([*planned.notices, *plan.notices], job.log_level)
+        show_plan(show, plan, facts.environ, command.say)
+        return 0
     point = MeetingPoint("alone", job.meeting.local_address or LOCAL_ADDRESS, 0)
     own = job.hosts[planned.node_rank : planned.node_rank + 1]
     alone = replace(planned, node_rank=0, job=replace(job, node_count=1, hosts=own, meeting=point))

@@ -115,13 +115,13 @@ class MeetingPoint:
     port: int | None
     """Port there; 0: any free one for each attempt; None: the usual one, or another if that is taken."""
     backend: str = ""
-    """Of a dynamic job: torch's name of what holds the store."""
+    """Where nodes tell each other of themselves: ``static``, or torch's name of what holds the store."""
     endpoint: str = ""
     """Where that is, as the backend reads it."""
     settings: Pairs = ()
     """Settings of the backend."""
     least_nodes: int = 1
-    """Of a dynamic job: it runs with so many nodes, up to `Job.node_count`."""
+    """Where there is a backend: the job runs with so many nodes, up to `Job.node_count`."""
     local_address: str = ""
     """By which the others reach this node; empty: its name."""
 

@@ -130,7 +130,17 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
         raise PortError(f"--master-port {port} is not a port, expected 1 to 65535, or 0 for any free one")
     if port == 0 and nodes[1] > 1:
         raise PortError(f"port 0 of {address}: a job on several nodes needs the same port on each, name one")
-    return MeetingPoint("static", address, port)
+    if nodes[1] == 1:
+        return MeetingPoint("static", address, port)
+    return MeetingPoint(
+        "static",
+        address,
+        port,
+        backend=STATIC,
+        endpoint=f"[{address}]:{port}" if ":" in address else f"{address}:{port}",
+        settings=parse_settings(asked.settings),
+        least_nodes=nodes[1],
+    )
 
 
 def parse_endpoint(text: str) -> tuple[str, int | None]:

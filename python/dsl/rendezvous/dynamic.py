@@ -182,8 +182,9 @@ class Dynamic:
     """The rendezvous of a job whose nodes come and go, and the channel of what is heard of them."""
 
     def __init__(self, job: Job, place: int, host: str, delegate: Delegate) -> None:
-        """``place``: of this node among the job's hosts, if they are named; ``host``: what it is called."""
+        """``place`` is that of this node where nodes have fixed places; ``host`` what it is called."""
         point = job.meeting
+        own = (("node_rank", str(place)),) if point.kind == "static" else ()
         self._place = place if job.hosts else None
         self._job = job
         self._delegate = delegate
@@ -206,7 +207,7 @@ class Dynamic:
                 min_nodes=point.least_nodes,
                 max_nodes=job.node_count,
                 local_addr=point.local_address or None,
-                settings=point.settings,
+                settings=(*point.settings, *own),
                 host=host,
             )
         )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 REMIND_S = 5.0
 """After so long the user is told that node 0 is not there."""
 
-ANSWER_S = 5.0
+ANSWER_S = 3.0
 """So long node 0 may take to answer a call."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0

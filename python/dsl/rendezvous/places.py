@@ -14,7 +14,16 @@ import time
 from dsl.errors import DslError, RendezvousError
 from dsl.rendezvous.terms import terms_of
 from dsl.rendezvous.wire import FAREWELL_S, Loop, Wire
-from dsl.rendezvous.words import MOST_BYTES, Fail, Leave, Open, Refused, answer_to_line, order_from_line
+from dsl.rendezvous.words import (
+    MOST_BYTES,
+    Fail,
+    Finished,
+    Leave,
+    Open,
+    Refused,
+    answer_to_line,
+    order_from_line,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +52,10 @@ class Delegate:
         self._is_ending = False
 
     def answer(self, answer: Answer) -> None:
-        """Tell the agent."""
+        """Tell the agent. After the last word the delegate ends, when the others have had theirs."""
         self._agent.send(answer_to_line(answer))
+        if isinstance(answer, Finished):
+            self.loop.at("finished", 0.0, self._end)
 
     def _hear(self, line: bytes) -> None:
         try:
