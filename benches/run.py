@@ -25,6 +25,7 @@ if str(ROOT) not in sys.path:  # started as a file, not with -m
 from benches import (  # noqa: E402  needs the path above
     cluster_rows,
     control_rows,
+    elastic_rows,
     engine_rows,
     launch_rows,
     log_rows,
@@ -79,6 +80,7 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
             *control_rows.agents((10, 100, 1000), 5 if options.quick else 15, idle_s),
             *control_rows.output(2, 1_000_000 if options.quick else 10_000_000),
         ],
+        "elastic": lambda: _elastic(ours, peers(options.peers), quick=options.quick),
         "hosts": lambda: _hosts(ours, options.peers, quick=options.quick),
     }
 
@@ -114,6 +116,16 @@ def _torchrun(ours: Programs, theirs: Path, *, quick: bool) -> list[Row]:
     rows.append(torchrun_rows.stubborn(ours, theirs, 3))
     rows.extend(torchrun_rows.blame(ours, theirs, delay_ms, 50, 3 if quick else 6) for delay_ms in (1, 40))
     return rows
+
+
+def _elastic(ours: Programs, theirs: Path, *, quick: bool) -> list[Row]:
+    # Each takes seconds, and a torchrun that does not come up a minute.
+    our_runs, their_runs = (5, 3) if quick else (100, 10)
+    return [
+        elastic_rows.next_attempt(ours, theirs, 4, 4 if quick else 9),
+        elastic_rows.restarts(ours, theirs, 1, our_runs, their_runs),
+        elastic_rows.restarts(ours, theirs, 2, our_runs // 2, their_runs),
+    ]
 
 
 def _line(row: Row) -> str:
