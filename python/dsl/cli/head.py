@@ -45,7 +45,7 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
         from dsl.cli.show import show_hosts
 
         starts = _starts(remote, _agents(job, remote, facts, (), "FOLDER"))
-        show_hosts(job, starts, as_json=show.dry_run_json)
+        show_hosts(job, remote, starts, as_json=show.dry_run_json)
         return 0
     _allow_connections(len(places_of(job, per_node=remote.per_node)))
     hub = Hub(remote.heartbeat_s, show=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dsl.launchers.base import Start
     from dsl.model.job import Job
     from dsl.model.node import NodePlan
+    from dsl.model.remote import Remote
     from dsl.model.request import ShowRequest
 
 
@@ -34,11 +35,12 @@ def show_plan(
     return asked.dry_run or asked.dry_run_json
 
 
-def show_hosts(job: Job, starts: Sequence[Start], *, as_json: bool) -> None:
+def show_hosts(job: Job, remote: Remote, starts: Sequence[Start], *, as_json: bool) -> None:
     """Print what would reach the hosts of a job; nothing of it is started."""
     from dsl.report.plan import hosts_json, hosts_text
 
-    show_text(hosts_json(job, starts) if as_json else "\n".join(hosts_text(job, starts)))
+    text = hosts_json(job, remote, starts) if as_json else "\n".join(hosts_text(job, remote, starts))
+    show_text(text)
 
 
 def show_text(text: str) -> None:

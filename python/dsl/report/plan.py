@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dsl.launchers.base import Start
     from dsl.model.job import Job
     from dsl.model.node import NodePlan, WorkerPlan
+    from dsl.model.remote import Remote
 
 NOTHING = "-"
 
@@ -109,11 +110,13 @@ def plan_json(plan: NodePlan, environ: Mapping[str, str]) -> str:
     )
 
 
-def hosts_text(job: Job, starts: Sequence[Start]) -> list[str]:
+def hosts_text(job: Job, remote: Remote, starts: Sequence[Start]) -> list[str]:
     """What would reach the hosts of a job, and which ranks each has, for people."""
     from shlex import join, quote
 
     lines = []
+    if remote.is_elastic:
+        lines.append(f"runs on {remote.least_nodes} to {remote.most_nodes} of these hosts; on all of them:")
     first = 0
     for node_rank, host in enumerate(job.hosts):
         ranks = range(first, first + len(host.slots))
@@ -147,7 +150,7 @@ def is_secret(name: str) -> bool:
     return name.startswith("DSL_CONTROL_")
 
 
-def hosts_json(job: Job, starts: Sequence[Start]) -> str:
+def hosts_json(job: Job, remote: Remote, starts: Sequence[Start]) -> str:
     """The same as one JSON object, for programs."""
     from json import dumps
 
@@ -162,6 +165,8 @@ def hosts_json(job: Job, starts: Sequence[Start]) -> str:
         {
             "hosts": hosts,
             "world_size": first,
+            "least_hosts": remote.least_nodes if remote.is_elastic else len(job.hosts),
+            "most_hosts": remote.most_nodes if remote.is_elastic else len(job.hosts),
             "master_addr": job.meeting.address or None,
             "master_port": job.meeting.port,
             "program": {"kind": program.kind, "script": program.script, "arguments": list(program.args)},
