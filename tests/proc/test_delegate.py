@@ -199,6 +199,23 @@ def test_a_node_that_dies_is_missed(start: Callable[..., Driven], endpoint: str)
     assert met(a)[0].hosts == ("a",)
 
 
+def test_a_node_that_was_frozen_is_told_that_the_others_have_gone_on(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    a, b = open_and_meet(start, endpoint, "ab", (1, 2), settings=MORTAL)
+    met(a, b)
+    b.signal(signal.SIGSTOP)
+    assert a.wait(Changed).left == ("b",)
+    a.meet(reason="membership")
+    assert met(a)[0].hosts == ("a",)
+    b.signal(signal.SIGCONT)
+    assert b.wait(Changed).left == ("b",)
+    b.meet(reason="membership")
+    assert a.wait(Changed).waiting == 1
+    a.meet(reason="membership")
+    assert {one.hosts for one in met(a, b)} == {("a", "b")}
+
+
 def test_a_final_failure_ends_the_others_and_nobody_can_join(
     start: Callable[..., Driven], endpoint: str
 ) -> None:
@@ -317,6 +334,65 @@ def test_a_wrong_wish_is_refused_in_one_line(
     assert refused.kind == "settings"
     assert text in refused.text
     assert "\n" not in refused.text
+
+
+def test_an_etcd_server_that_is_not_there(start: Callable[..., Driven], endpoint: str) -> None:
+    (a,) = open_and_meet(start, endpoint, "a", (1, 1), backend="etcd-v2", settings=(("read_timeout", "2"),))
+    refused = a.wait(Refused)
+    assert refused.kind == "connection"
+    assert f"at {endpoint} (connection refused)" in refused.text
+
+
+def test_without_torch_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with driven(None) as start:
+        (a,) = open_and_meet(start, "localhost:0", "a", (1, 1))
+        refused = a.wait(Refused)
+    assert refused.kind == "settings"
+    assert refused.text.startswith("a rendezvous of nodes that come and go needs torch, which ")
+
+
+HANDLER = """
+from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, dynamic_rendezvous
+
+def offer():
+    return create
+
+def create(parameters):
+    backend, store = c10d_rendezvous_backend.create_backend(parameters)
+    handler = dynamic_rendezvous.create_handler(store, backend, parameters)
+    handler.get_backend = lambda: "somebodys"
+    return handler
+"""
+
+
+def test_a_handler_that_somebody_has_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    """An entry point of the group torchrun.handlers. What it does not tell is asked for again and again."""
+    (tmp_path / "somebodys.py").write_text(HANDLER)
+    (tmp_path / "somebodys-1.dist-info").mkdir()
+    (tmp_path / "somebodys-1.dist-info/METADATA").write_text("Name: somebodys\nVersion: 1\n")
+    entry = "[torchrun.handlers]\nsomebodys = somebodys:offer\n"
+    (tmp_path / "somebodys-1.dist-info/entry_points.txt").write_text(entry)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with driven(None) as start:
+        (a,) = open_and_meet(start, endpoint, "a", (2, 2), backend="somebodys")
+        guest = (*QUICK, ("is_host", "0"))
+        (b,) = open_and_meet(start, endpoint, "b", (2, 2), backend="somebodys", settings=guest)
+        first = met(a, b, timeout_s=60)
+        assert [one.node_rank for one in first] == [0, 1]
+        b.tell(Failing(1, 1, "rank 1 failed"))
+        assert a.wait(PeerFailed).host == "b"
+        b.meet(restarts=1, reason="failure")
+        assert a.wait(Changed).waiting == 1
+        a.meet(reason="membership")
+        assert {(one.restarts, one.reason) for one in met(a, b)} == {(1, "failure")}
+        b.tell(Leave())
+        assert a.wait(Changed).left == ("b",)
 
 
 def test_any_free_port_is_taken_and_told(start: Callable[..., Driven]) -> None:

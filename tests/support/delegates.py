@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     _A = TypeVar("_A", bound=Answer)
 
-QUICK = (("last_call_timeout", "1"), ("join_timeout", "30"), ("close_timeout", "3"))
-"""Settings of rounds that need not wait for more nodes."""
+QUICK = (("last_call_timeout", "3"), ("join_timeout", "30"), ("close_timeout", "3"))
+"""Settings of rounds that wait for more nodes no longer than a busy machine may need to start those."""
 MORTAL = (*QUICK, ("keep_alive_interval", "1"), ("keep_alive_max_attempt", "2"))
 """The same, where the dead are to be found soon."""
 

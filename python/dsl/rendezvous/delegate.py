@@ -179,7 +179,7 @@ def main(argv: list[str]) -> int:
     sys.path[:] = [path for path in sys.path if path not in ("", here)]  # a folder named torch may lie here
     delegate = Delegate(socket.socket(fileno=int(argv[1])))
     threading.Thread(target=delegate.read, name="reader", daemon=True).start()
-    with contextlib.suppress(ImportError):  # `Member.open` tells of it
+    with contextlib.suppress(Exception):  # whatever is wrong with this torch, `Member.open` tells of it
         _warm_up()
     try:
         delegate.serve()
