@@ -77,6 +77,24 @@ def test_a_host_whose_agent_is_told_to_end_leaves(hosts: Cluster, dsl_command: P
     assert "host node2 has left: SIGTERM received there" in job.fleet.stderr
 
 
+@pytest.mark.parametrize("victim", ["guard", "agent"])
+def test_whoever_of_a_host_is_killed_the_others_go_on(
+    hosts: Cluster, dsl_command: Path, tmp_path: Path, victim: str
+) -> None:
+    with elastic(hosts, dsl_command, tmp_path / "job", SSH, "2:3", "--max-restarts", "0") as job:
+        job.until_attempt(0, 6)
+        guard, agent = job.fleet.agents(hosts[2])[0]
+        kill(hosts[2], guard if victim == "guard" else agent)
+        second = job.until_attempt(1, 4)
+        assert {(one.host, one.reason) for one in second} == {
+            ("node0", "membership"),
+            ("node1", "membership"),
+        }
+        job.until_attempt(2, 6)
+        job.finish()
+        gone_within(hosts)
+
+
 def test_a_spare_takes_the_place_of_a_lost_host(hosts: Cluster, dsl_command: Path, tmp_path: Path) -> None:
     with elastic(hosts, dsl_command, tmp_path / "job", SSH, "2:2") as job:
         job.until_attempt(0, 4)

@@ -144,16 +144,19 @@ class ElasticConductor(Gathering):
             orders += self._let_go(place, f"{self.name(place)} has left: {name} received there")
         elif report.survivors:
             orders += self._let_go(place, f"{self.name(place)} is left out: workers would not end there")
+        elif report.code and report.rank < 0 and not self._is_stopping and not asked:
+            text = f"{self.name(place)} is left out: it has stopped its workers, exit code {report.code}"
+            orders += self._let_go(place, text, self._hosts[place].pause_s())
         if report.code:
             orders += self._stop_others(place)
         return [*orders, *self._decide()]
 
-    def _let_go(self, place: int, line: str) -> list[object]:
+    def _let_go(self, place: int, line: str, retry_s: float = LONGEST_RETRY_S) -> list[object]:
         """A host does not take part any more, and its agent has said so."""
         host = self._hosts[place]
         self._gone[place] = line
         self._agents[place].is_gone = True
-        host.is_starting, host.due_s, host.problem = False, self._now_s + LONGEST_RETRY_S, "has left"
+        host.is_starting, host.due_s, host.problem = False, self._now_s + retry_s, "has left"
         return [Send(place, Over())]
 
     def _hear_refused(self, place: int, message: Refused) -> list[object]:

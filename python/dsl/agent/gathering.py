@@ -82,6 +82,11 @@ class _Host:
         """It has been said that it waits."""
         self.joined_s = 0.0
 
+    def pause_s(self) -> float:
+        """Seconds until it is tried again; the next time it is twice as long."""
+        pause_s, self.retry_s = self.retry_s, min(2 * self.retry_s, LONGEST_RETRY_S)
+        return pause_s
+
 
 class Gathering(Conductor):
     """What an elastic job knows of its hosts, and how it begins an attempt with those that are there."""
@@ -223,8 +228,7 @@ class Gathering(Conductor):
         self._agents[place].is_gone = True
         is_news = self._is_news(place, why)
         host.is_starting, host.is_unfit = False, False
-        host.due_s = self._now_s + host.retry_s
-        host.retry_s = min(2 * host.retry_s, LONGEST_RETRY_S)
+        host.due_s = self._now_s + host.pause_s()
         orders: list[object] = []
         if is_news and not at_once:
             orders.append(Speak(Notice("warning", f"{self.name(place)}: {why}; it is tried again")))

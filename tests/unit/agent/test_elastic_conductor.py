@@ -599,12 +599,15 @@ def test_restarts_that_were_counted_out_are_all_spent() -> None:
     assert stage.conductor.code == 7
 
 
-def test_a_host_that_stops_its_workers_for_a_reason_of_its_own_costs_a_restart() -> None:
+def test_a_host_that_stops_its_workers_for_a_reason_of_its_own_is_left_out() -> None:
     stage = Stage(1, 1, restarts=0)
     stage.come(0, 1)
-    stage.hear(1, Report(0, 137, victims=(1,)))
+    orders = stage.hear(1, Report(0, 137, victims=(1,)))
+    assert messages(orders, Over) == [(1, Over())]
     stage.report_stopped(0)
-    assert stage.conductor.code == 137
+    assert (stage.members(), stage.meeting().reason) == ([(0, 0, 0)], "membership")
+    assert "warning: host n1 is left out: it has stopped its workers, exit code 137" in stage.said
+    assert reached(stage.later(RETRY_S)) == [1]
 
 
 def test_what_an_earlier_attempt_says_late_changes_nothing() -> None:
