@@ -216,6 +216,18 @@ def test_a_node_that_was_frozen_is_told_that_the_others_have_gone_on(
     assert {one.hosts for one in met(a, b)} == {("a", "b")}
 
 
+@pytest.mark.parametrize("order", [Leave(), Fail(1, 1, "rank 1 failed")])
+def test_a_store_that_is_frozen_keeps_nobody(
+    start: Callable[..., Driven], endpoint: str, order: Leave | Fail
+) -> None:
+    a, b = open_and_meet(start, endpoint, "ab", (1, 2))
+    met(a, b)
+    a.signal(signal.SIGSTOP)
+    b.tell(order)
+    assert b.has_ended(3.5)
+    a.signal(signal.SIGCONT)
+
+
 def test_a_final_failure_ends_the_others_and_nobody_can_join(
     start: Callable[..., Driven], endpoint: str
 ) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Answer, Order
 
 LEAVE_S = 2.5
-"""A delegate whose agent has gone ends within this time."""
+"""A delegate whose agent has gone, or wants it to go, ends within this time."""
 LOOK_S = 5.0
 """So often the main thread looks whether the store still answers."""
 MOST_KEPT = 64 << 10
@@ -80,7 +80,7 @@ class Delegate:
             while data := self._connection.recv(1 << 16):
                 for line in lines.feed(data):
                     order = order_from_line(line)
-                    if isinstance(order, Leave):
+                    if isinstance(order, (Leave, Fail)):  # a store that is frozen would keep us for a minute
                         self._end_soon()
                     self._orders.put(order)
         except (OSError, RendezvousError):

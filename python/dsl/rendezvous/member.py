@@ -238,9 +238,10 @@ class Member(Hooks):
     def finish(self) -> None:
         """Wait until the workers of all nodes have ended, and say so."""
         site, watcher, meetings = self._site, self._watcher, self._meetings
-        if site is not None and watcher is not None and meetings is not None and meetings.round is not None:
+        round_ = meetings.round if meetings is not None else None
+        if site is not None and watcher is not None and round_ is not None and not watcher.is_lost:
             try:
-                if self._wait_for_exit(site, watcher, meetings.round):
+                if self._wait_for_exit(site, watcher, round_):
                     self._close(site)
             except Interrupted:
                 return
