@@ -17,6 +17,7 @@ from dsl import Ended, SignalReceived, Stopping
 from dsl._record import replace
 from dsl.agent.policy import GO_ON, exit_code
 from dsl.agent.progress import Tried, is_futile, pause_s
+from dsl.model.job import Notice
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PatienceOver, PeerFailure
 from dsl.model.outcome import REQUEUE_CODE, SIGNAL_CODES, Decision, MembershipChanged, own_code
 
@@ -107,7 +108,9 @@ class Elastic:
         awaits = history.awaits
         if awaits == "leave":
             is_over = isinstance(event, (MeetingRefused, PatienceOver, Stopping)) or _asked_to_end((event,))
-            return Decision("end") if is_over else GO_ON
+            # Without a guard nothing may stay, not for the others either.
+            is_alone = isinstance(event, Notice) and _has(history.news, Stopping)
+            return Decision("end") if is_over or is_alone else GO_ON
         if isinstance(event, SignalReceived) and event.action in END_ACTIONS:
             return self._end_by_signal((event,))
         if isinstance(event, Stopping):

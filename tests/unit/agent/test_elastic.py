@@ -11,7 +11,7 @@ from tests.support.events import a_plan, an_attempt, an_exit, end, exited
 from dsl import SignalReceived, Stopping
 from dsl._record import replace
 from dsl.agent.elastic import DOUBT_S, Elastic
-from dsl.model.job import Meeting
+from dsl.model.job import Meeting, Notice
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PatienceOver, PeerFailure
 from dsl.model.outcome import REQUEUE_CODE, Decision, History, Membership, MembershipChanged
 
@@ -222,6 +222,13 @@ def test_while_the_nodes_meet(event: object, kind: str, code: int) -> None:
 )
 def test_while_a_node_takes_its_leave(event: object, kind: str) -> None:
     assert decide(event, exits=[FAILED], ended=end(FAILED), awaits="leave").kind == kind
+
+
+def test_a_node_without_a_guard_does_not_stay_for_the_others() -> None:
+    """G1."""
+    stays = Notice("warning", "this node holds the store")
+    assert decide(stays, ended=end(), awaits="leave").kind == "go_on"
+    assert decide(stays, ended=end(), news=[a_lost_guard()], awaits="leave").kind == "end"
 
 
 @pytest.mark.parametrize(
