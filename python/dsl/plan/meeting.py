@@ -68,6 +68,12 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
         parse_endpoint(asked.endpoint)
     if asked.standalone:
         return
+    if is_dynamic(asked, nodes):
+        from dsl.rendezvous.settings import check_settings
+
+        problem = check_settings(asked.backend, settings)
+        if problem:
+            raise OptionError(f"--rdzv-conf {quote(asked.settings)}: {problem}")
     if _is_static(asked, nodes) and not 0 <= (asked.node_rank or 0) < most:
         places = "it must be 0" if most == 1 else f"it must be 0 to {most - 1}"
         raise OptionError(

@@ -96,6 +96,11 @@ def test_the_kind_of_a_job_and_its_meeting_point(
             OptionError,
             "--rdzv-conf 'timeout': expected KEY=VALUE,... but there is 'timeout'",
         ),
+        (
+            {**NODES, "rdzv_backend": "c10d", "rdzv_conf": "joint_timeout=5"},
+            OptionError,
+            "--rdzv-conf 'joint_timeout=5': backend c10d has no setting 'joint_timeout', did you mean",
+        ),
         ({"rdzv_conf": "a=1,,b=2"}, OptionError, "but there is ''"),
         ({"rdzv_conf": "=1"}, OptionError, "but there is '=1'"),
         ({"rdzv_conf": "a="}, OptionError, "but there is 'a='"),
