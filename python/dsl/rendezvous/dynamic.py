@@ -10,7 +10,9 @@ when its socket does.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import socket
 import sys
 import time
@@ -49,6 +51,9 @@ READ_BYTES = 1 << 16
 
 GOODBYE_S = 4.0
 """Most that a delegate gets to take its leave in."""
+
+END_MS = 1000
+"""Most that it gets to end in when it has hung up."""
 
 LAST_WORDS_BYTES = 4096
 """Of what a delegate has written before it died."""
@@ -145,27 +150,29 @@ class Delegate:
 
     def see_off(self) -> None:
         """Hang up, and wait until it has taken its leave; one that stays too long is killed."""
-        deadline_s = time.monotonic() + GOODBYE_S
         try:
             self._socket.shutdown(socket.SHUT_WR)
-            while (left_s := deadline_s - time.monotonic()) > 0:
-                self._socket.settimeout(left_s)
-                if not self._socket.recv(READ_BYTES):
-                    break
-            else:
+            if not self._hears_end(time.monotonic() + GOODBYE_S):
                 self._kill()
-        except TimeoutError:
+        except OSError:  # it is gone
+            self._socket.close()
+        # Its end may come a moment behind that of its socket.
+        if self._pidfd >= 0 and not _is_readable(self._pidfd, END_MS):
             self._kill()
-        except OSError:
-            return
-        finally:
-            self.close()
+        self.close()
+
+    def _hears_end(self, deadline_s: float) -> bool:
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if _is_readable(self._socket.fileno(), left_s * 1000) and not self._socket.recv(READ_BYTES):
+                return True
+        return False
 
     def _kill(self) -> None:
         if self._pidfd >= 0:
             import signal
 
-            signal.pidfd_send_signal(self._pidfd, SIGKILL)
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, SIGKILL)
 
     def reap(self) -> None:
         """See it off, and wait for its end, in the process that has started it."""
@@ -361,12 +368,10 @@ def _without(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_readable(fd: int) -> bool:
-    import select
-
+def _is_readable(fd: int, timeout_ms: float = 0) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
-    return bool(poller.poll(0))
+    return bool(poller.poll(timeout_ms))
 
 
 def _unnamed_file() -> int:
