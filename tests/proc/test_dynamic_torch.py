@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,7 +37,7 @@ class Nodes:
 
     def __init__(self, dslrun: Path, directory: Path, stack: contextlib.ExitStack) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            self._port = listener.getsockname()[1]
+            self.endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
         self._dslrun = dslrun
         self._stack = stack
         self.directory = directory
@@ -46,7 +47,7 @@ class Nodes:
 
     def start(self, name: str, place: int, *options: str, nodes: str = "1:2", run_id: str = "job") -> Job:
         """Start a command; its place among the others is that of its address."""
-        words = ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._port}"]
+        words = ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", self.endpoint]
         words += ["--rdzv-id", run_id, "--local-addr", f"127.0.0.{place}", "--grace", "2"]
         words += ["--rdzv-conf", "last_call_timeout=2,join_timeout=30,read_timeout=15", *options]
         line = [str(self._dslrun), *words, "--no-python", str(self.program), str(self.directory)]
@@ -140,6 +141,38 @@ def test_a_node_that_has_finished_waits_for_the_other(nodes: Nodes) -> None:
     until(lambda: any("waiting for the other nodes" in job.stderr() for job in jobs), PATIENCE_S)
     nodes.touch("end")
     assert [job.wait(PATIENCE_S) for job in jobs] == [0, 0]
+
+
+CALL = """
+import os, sys
+from dsl.functions.launcher import LaunchConfig, elastic_launch
+
+def train(directory):
+    names = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+    rank, size, restarts = [os.environ[name] for name in names]
+    if rank == "1" and restarts == "0":
+        raise ValueError("once")
+    return f"{rank}/{size} {restarts}"
+
+if __name__ == "__main__":
+    endpoint, address = sys.argv[1:]
+    config = LaunchConfig(
+        2, 2, 1, run_id="job", rdzv_backend="c10d", rdzv_endpoint=endpoint, local_addr=address, max_restarts=1
+    )
+    print(elastic_launch(config, train)("x"))
+"""
+
+
+def test_functions_on_two_nodes_have_results_of_the_same_attempt(nodes: Nodes, tmp_path: Path) -> None:
+    script = tmp_path / "call.py"
+    script.write_text(CALL)
+    with contextlib.ExitStack() as stack:
+        jobs = []
+        for place in (1, 2):
+            line = [sys.executable, str(script), nodes.endpoint, f"127.0.0.{place}"]
+            jobs.append(stack.enter_context(running(line, tmp_path / str(place))))
+        assert [job.wait(PATIENCE_S) for job in jobs] == [0, 0], [job.stderr() for job in jobs]
+        assert [job.stdout() for job in jobs] == ["{0: '0/2 1'}\n", "{1: '1/2 1'}\n"]
 
 
 def test_a_node_of_another_job_does_not_join(nodes: Nodes) -> None:

@@ -40,12 +40,6 @@ if TYPE_CHECKING:
             """The notices that are at least of this level."""
 
 
-TORCHS = "dsl.rendezvous.delegate"
-"""The delegate that takes part in the rendezvous of torch."""
-
-OTHERS = {STATIC: "dsl.rendezvous.places"}
-"""Those that need no torch, by backend."""
-
 HANDLERS = "torchrun.handlers"
 """The group of entry points that registers other backends with torch."""
 
@@ -68,7 +62,7 @@ def start_elastic(
     if show.dry_run or show.dry_run_json:
         return _show(command, planned, show, facts)
     delegate = dynamic.Delegate(
-        dynamic.delegate_words(OTHERS.get(job.meeting.backend, TORCHS)), shows_errors=job.log_level == "debug"
+        dynamic.delegate_words(dynamic.module_of(job.meeting.backend)), shows_errors=job.log_level == "debug"
     )
     planner: Planner | None = None
     try:

@@ -18,6 +18,7 @@ from dsl.errors import OptionError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.config import refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
+from dsl.plan.meeting import is_dynamic
 from dsl.report.narrator import Narrator
 
 TYPE_CHECKING = False
@@ -106,6 +107,14 @@ def _start(
 ) -> None:
     """Run the job, or show its plan if that is all that is wanted."""
     facts = this_machine()
+    least, most = request.resources.min_nodes or 1, request.resources.max_nodes
+    nodes = (least, least if most is None else most)
+    if (
+        request.flavour == "torch"
+        and (shown.dry_run or shown.dry_run_json)
+        and is_dynamic(request.meeting, nodes)
+    ):
+        raise UnsupportedError("dry_run of nodes that find each other: use the command dslrun")
     if facts.console.stdin_is_terminal and not request.output.stdin:
         # Whoever reads a terminal stands in our process group, and hears its Ctrl-C twice: there and from us.
         request = replace(request, output=replace(request.output, stdin="none"))

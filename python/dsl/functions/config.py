@@ -44,13 +44,14 @@ class LaunchConfig:
 
     Fields are resolved and checked when it is made, as torch does it, and checked again at the launch.
 
-    min_nodes, max_nodes: nodes that take part. More than one: equal numbers and ``rdzv_backend="static"``.
+    min_nodes, max_nodes: nodes that take part. With ``rdzv_backend="static"`` the numbers must be equal.
     nproc_per_node: workers on this node; also ``"gpu"``, ``"cpu"`` or ``"auto"`` as on the command line.
     logs_specs: name of a ``--logs-specs`` plug-in; for torch's objects see log_dir, redirects and tee.
     run_id: name of the job (default: a random one). role: what a prefix template calls the workers.
     rdzv_backend, rdzv_endpoint, rdzv_configs: with ``static`` ``"HOST:PORT"`` where the workers meet and
-    ``{"rank": NODE_RANK}``. A lone node meets itself, whatever the backend, at the static endpoint if that is
-    given, else at a free port.
+    ``{"rank": NODE_RANK}``; else several nodes find each other there, and rdzv_configs are the settings of
+    the backend. A lone node meets itself, whatever the backend, at the static endpoint if that is given, else
+    at a free port.
     max_restarts: how often a group that failed is started again.
     log_line_prefix_template: with ``${role_name}``, ``${rank}``, ``${local_rank}`` and ``${hostname}``.
     local_addr: address of this node. numa_options: ``"node"``, ``"socket"``, ``"exclusive"``,
@@ -62,7 +63,7 @@ class LaunchConfig:
     shutdown_timeout: whole seconds between the stop signal and SIGKILL (default:
     ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT`` in this process's environment, else 30).
 
-    Accepted without effect: rdzv_timeout and the other rdzv_configs (nothing waits for other nodes),
+    Accepted without effect: rdzv_timeout and ``rdzv_configs["timeout"]``,
     monitor_interval (nothing is polled), start_method (always a fresh interpreter, as with ``spawn``),
     metrics_cfg, event_log_handler.
 
@@ -127,23 +128,23 @@ def to_request(config: LaunchConfig, program: ProgramRequest) -> Request:
 
     Raises:
         OptionError: a field makes no sense.
-        UnsupportedError: nodes that are not fixed, or an object where this version takes a name.
+        UnsupportedError: an object where this version takes a name.
     """
     _check_values(config)
     _check_nodes(config)
-    nodes = config.max_nodes
+    least, most = config.min_nodes, config.max_nodes
+    is_dynamic = most > 1 and config.rdzv_backend != STATIC
     is_static = config.rdzv_backend == STATIC and config.rdzv_endpoint != ""
     return Request(
         flavour="functions",
         program=program,
-        resources=ResourceRequest(
-            min_nodes=nodes, max_nodes=nodes, nproc_per_node=str(config.nproc_per_node)
-        ),
+        resources=ResourceRequest(min_nodes=least, max_nodes=most, nproc_per_node=str(config.nproc_per_node)),
         meeting=MeetingRequest(
-            node_rank=_node_rank(config) if nodes > 1 else 0,
+            node_rank=_node_rank(config) if most > 1 and not is_dynamic else 0,
             local_addr=config.local_addr,
-            backend=STATIC if is_static else "c10d",
-            endpoint=config.rdzv_endpoint if is_static else "",
+            backend=STATIC if is_static else config.rdzv_backend if is_dynamic else "c10d",
+            endpoint=config.rdzv_endpoint if is_static or is_dynamic else "",
+            settings=_settings(config) if is_dynamic else "",
             run_id=config.run_id or _random_id(),
         ),
         signals=SignalRequest(stop=_signals(config.signals_to_handle), grace_s=_grace_s(config)),
@@ -197,19 +198,26 @@ def _check_values(config: LaunchConfig) -> None:
 def _check_nodes(config: LaunchConfig) -> None:
     """Refuse what cannot be launched. Raises OptionError or UnsupportedError."""
     least, most = config.min_nodes, config.max_nodes
-    if least != most or (most > 1 and config.rdzv_backend != STATIC):
-        raise UnsupportedError(
-            f"min_nodes {least}, max_nodes {most}, rdzv_backend {config.rdzv_backend!r}: nodes that find "
-            "each other are not in this version of dsl; use equal numbers, rdzv_backend='static', "
-            "rdzv_endpoint='HOST:PORT' and rdzv_configs={'rank': NODE_RANK}"
+    is_static = config.rdzv_backend == STATIC
+    if least != most and is_static:
+        raise OptionError(
+            f"min_nodes {least}, max_nodes {most}: nodes of rdzv_backend 'static' cannot join later, use "
+            "equal numbers, or rdzv_backend='c10d'"
         )
-    if most > 1 and not config.rdzv_endpoint:
+    if most > 1 and not is_static and not config.run_id:
+        raise OptionError(f"max_nodes {most}: run_id is missing, the same name of the job on every node")
+    if most > 1 and is_static and not config.rdzv_endpoint:
         raise OptionError(f"max_nodes {most}: rdzv_endpoint is missing, 'HOST:PORT' on the first node")
     if config.logs_specs is not None and not isinstance(config.logs_specs, str):
         raise UnsupportedError(
             f"logs_specs {type(config.logs_specs).__name__}: this version of dsl takes a plug-in's name, "
             "use log_dir, redirects, tee and local_ranks_filter"
         )
+
+
+def _settings(config: LaunchConfig) -> str:
+    """As the command line has them. torch puts its own timeout of 900 s there, which no backend needs."""
+    return ",".join([f"{key}={value}" for key, value in config.rdzv_configs.items() if key != "timeout"])
 
 
 def _node_rank(config: LaunchConfig) -> int:

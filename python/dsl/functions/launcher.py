@@ -19,7 +19,8 @@ from dsl import Ended, LogNotice, Unbound
 from dsl.agent.agent import Agent
 from dsl.agent.pid_file import PidFile
 from dsl.agent.planner import Planner
-from dsl.errors import UnsupportedError
+from dsl.agent.policy import decide
+from dsl.errors import RendezvousError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.call import (
     Call,
@@ -34,6 +35,7 @@ from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.outcome import failure_of
 from dsl.functions.signals import HandledSignals, SignalException, supervise
 from dsl.machine.check import check_program
+from dsl.model.job import Notice
 from dsl.model.outcome import AttemptEnded, AttemptStarted, OutputCut
 from dsl.model.request import ProgramRequest
 from dsl.plan.job import plan_job
@@ -41,15 +43,16 @@ from dsl.report.speak import flush_output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any, Protocol
 
-    from dsl.agent.agent import Listener
+    from dsl.agent.agent import Channel, Listener, Policy
     from dsl.facts import Facts
-    from dsl.model.job import Notice
     from dsl.model.node import NodePlan
+    from dsl.model.outcome import Outcome
     from dsl.model.request import Request
     from dsl.plan.job import JobPlan
+    from dsl.rendezvous.dynamic import Dynamic
 
     class Reporter(Listener, Protocol):
         """A listener that is told, too, what was found while planning."""
@@ -152,9 +155,28 @@ def run_request(
         )
     if request.flavour != "functions":
         check_program(planned.job.program, planned.job.flavour, facts.environ)
-    source = _Source(planned, facts, call)
-    with HandledSignals(request.signals.stop or ()):
-        return _run(source, planned, listener or _Log, preview, stdin_is_terminal=stdin_is_terminal)
+    with HandledSignals(request.signals.stop or ()), contextlib.ExitStack() as stack:
+        together = stack.enter_context(_together(planned, facts))
+        source = _Source(planned, facts, call, together)
+        if together is not None:
+            together.open(source.local_world_size, lambda one: log(one.level, one.text))
+        return _run(source, planned, listener or _Log, preview, together, stdin_is_terminal=stdin_is_terminal)
+
+
+@contextlib.contextmanager
+def _together(planned: JobPlan, facts: Facts) -> Iterator[Dynamic | None]:
+    """The rendezvous of a job whose nodes find each other, while the block runs; None for another job."""
+    job = planned.job
+    if job.meeting.kind != "dynamic":
+        yield None
+        return
+    from dsl.rendezvous import dynamic
+
+    delegate = dynamic.Delegate(dynamic.delegate_words(dynamic.module_of(job.meeting.backend)))
+    try:
+        yield dynamic.Dynamic(job, planned.node_rank, facts.names.host, delegate)
+    finally:
+        delegate.reap()
 
 
 def _program(entrypoint: object, args: Sequence[Any]) -> ProgramRequest:
@@ -174,9 +196,13 @@ class _Source(Planner):
     """A planner whose workers may run a function: it goes to them by a file, and so do its results."""
 
     def __init__(
-        self, planned: JobPlan, facts: Facts, call: tuple[Callable[..., Any], tuple[Any, ...]] | None
+        self,
+        planned: JobPlan,
+        facts: Facts,
+        call: tuple[Callable[..., Any], tuple[Any, ...]] | None,
+        together: Dynamic | None = None,
     ) -> None:
-        super().__init__(planned, facts)
+        super().__init__(planned, facts, together)
         self._call = None if call is None or self.run_dir is None else Call(*call, self.run_dir)
 
     def prepare(self, plan: NodePlan) -> NodePlan:
@@ -208,6 +234,7 @@ def _run(
     planned: JobPlan,
     listener: Callable[[NodePlan], Reporter],
     preview: Callable[[NodePlan], bool] | None,
+    together: Dynamic | None,
     *,
     stdin_is_terminal: bool,
 ) -> dict[int, Any]:
@@ -223,16 +250,38 @@ def _run(
         flush_output()
         with contextlib.nullcontext() if plan.pid_file is None else PidFile(plan.pid_file):
             timers = () if source.timers is None else (source.timers,)
-            listeners = (reporter, *timers)
-            agent = Agent(source, plan, listeners, timers, stdin_is_terminal=stdin_is_terminal)
+            listeners: list[Listener] = [reporter, *timers]
+            channels: list[Channel] = [*timers]
+            policy: Policy = decide
+            if together is not None:
+                from dsl.agent.elastic import Elastic
+                from dsl.agent.envoy import Envoy
+
+                job = planned.job
+                policy = Elastic(job.meeting.least_nodes, job.node_count).decide
+                listeners.append(Envoy(plan, together))
+                channels.append(together)
+            agent = Agent(
+                source, plan, listeners, channels, policy=policy, stdin_is_terminal=stdin_is_terminal
+            )
             outcome = supervise(agent, plan)
         if outcome.cause is not None:
             raise failure_of(plan.name, outcome.last) from outcome.error
+        if outcome.code and together is not None:
+            raise outcome.error or RendezvousError(_ended_elsewhere(outcome))
         results = source.results(outcome.last.plan)
         succeeded = True
     finally:
         source.finish(succeeded=succeeded)
     return results
+
+
+def _ended_elsewhere(outcome: Outcome) -> str:
+    """Why a job is over of which no worker failed here."""
+    from dsl.model.nodes import PeerFailure
+
+    told = [one for one in outcome.last.news if isinstance(one, PeerFailure)]
+    return told[-1].line if told else "the nodes of the job cannot go on without one that has left"
 
 
 class _Log:
@@ -248,7 +297,9 @@ class _Log:
 
     def hear(self, event: object) -> None:
         """Note an event."""
-        if isinstance(event, AttemptStarted) and event.plan.attempt:
+        if isinstance(event, Notice):
+            self.note(event)
+        elif isinstance(event, AttemptStarted) and event.plan.attempt:
             for notice in event.plan.notices:
                 self.note(notice)
         elif isinstance(event, LogNotice):

@@ -69,6 +69,15 @@ _START = (
 )
 
 
+MODULES = {"static": "dsl.rendezvous.places"}
+"""Delegates that need no torch, by backend."""
+
+
+def module_of(backend: str) -> str:
+    """The delegate that serves a backend."""
+    return MODULES.get(backend, "dsl.rendezvous.delegate")
+
+
 def delegate_words(module: str) -> tuple[str, ...]:
     """The command line of a delegate, but for its last word: the descriptor of its socket."""
     return (sys.executable, "-c", _START, module)
@@ -204,6 +213,7 @@ class Dynamic:
         self._orders: list[tuple[float, Order]] = []
         self._patience_s: float | None = None
         self._is_leaving = False
+        self._has_finished = False
         self.is_lost = False
         """The delegate has ended by itself."""
         delegate.send(
@@ -332,8 +342,11 @@ class Dynamic:
             elif isinstance(answer, Remark):
                 if self._is_leaving:
                     self._patience_s = None
+                if self._has_finished:
+                    continue  # the job is over and well: nothing of it matters any more
                 events.append(Notice("warning" if answer.level == "warning" else "info", answer.text))
             elif isinstance(answer, Finished):
+                self._has_finished = True
                 events.append(NodesFinished())
         return events
 

@@ -180,8 +180,17 @@ def test_a_value_that_makes_no_sense_is_refused_when_the_config_is_made(fields: 
 
 
 def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -> None:
-    """Only its launch is refused."""
     assert config_of(max_nodes=4, rdzv_backend="etcd").max_nodes == 4
+    made = request(
+        max_nodes=4,
+        run_id="job",
+        rdzv_backend="etcd-v2",
+        rdzv_endpoint="h:2379",
+        rdzv_configs={"join_timeout": 5, "timeout": 900},
+    )
+    assert (made.resources.min_nodes, made.resources.max_nodes) == (1, 4)
+    meeting = made.meeting
+    assert (meeting.backend, meeting.endpoint, meeting.settings) == ("etcd-v2", "h:2379", "join_timeout=5")
 
 
 def test_jobs_without_a_name_get_different_ones() -> None:
@@ -193,8 +202,8 @@ def test_jobs_without_a_name_get_different_ones() -> None:
     [
         (OptionError, {"min_nodes": 2}, "min_nodes 2, max_nodes 1"),
         (OptionError, {"min_nodes": 0}, "min_nodes 0"),
-        (UnsupportedError, {"max_nodes": 4}, "rdzv_backend='static'"),
-        (UnsupportedError, {"min_nodes": 2, "max_nodes": 2}, "rdzv_backend 'c10d'"),
+        (OptionError, {"max_nodes": 4, "rdzv_backend": "static"}, "rdzv_backend='c10d'"),
+        (OptionError, {"max_nodes": 2}, "max_nodes 2: run_id is missing"),
         (OptionError, {"min_nodes": 2, "max_nodes": 2, "rdzv_backend": "static"}, "rdzv_endpoint is missing"),
         (
             OptionError,
