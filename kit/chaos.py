@@ -119,7 +119,7 @@ class Chaos:
             host = self.random.choice(away)
             return f"{host} comes", lambda: self._mend(host)
         node = self.random.choice(present)
-        kinds = ["worker", "leave", "agent", "guard", "crash", "cable"]
+        kinds = ["worker", "leave", "agent", "guard", "delegate", "crash", "cable"]
         kind = self.random.choice(kinds)
         return f"{node.host} {kind}", lambda: self._harm(node, kind)
 
@@ -136,6 +136,8 @@ class Chaos:
             _kill(node.agent())
         elif kind == "guard":
             _kill(node.guard())
+        elif kind == "delegate":
+            _kill(node.delegate())  # its node is lost to the others, and cannot start its workers again
         elif kind == "crash":
             node.host.crash()
         else:

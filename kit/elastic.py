@@ -108,6 +108,11 @@ class Node:
         """The process that starts the workers: the command itself if that is torchrun."""
         return next((_parent(pid) for pid in self.workers()), self.guard())
 
+    def delegate(self) -> int:
+        """The process that takes part in the rendezvous: the command itself if that is torchrun."""
+        children = processes.children(self.guard())
+        return next((pid for pid in children if b"dsl.rendezvous" in _words(pid)), self.guard())
+
     def workers(self) -> list[int]:
         """Those that have been told their rank, and have no such parent."""
         told = {pid for pid in self.pids() if _value(pid, "LOCAL_RANK") is not None}
@@ -294,6 +299,13 @@ def steps(text: str) -> list[Step]:
 def _parent(pid: int) -> int:
     found = processes.find(pid)
     return found.ppid if found else 0
+
+
+def _words(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def _value(pid: int, name: str) -> str | None:

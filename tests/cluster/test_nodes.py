@@ -117,7 +117,12 @@ def test_a_training_goes_on_from_one_node_to_three_and_back(
             assert job.finish(SOON_S) == [0], job.said()
         done = right(job, curve)
         assert [one.world for one in job.beginnings()] == [1, 2, 3, 1]
-        assert {(one.restarts, one.reason) for one in job.beginnings()[1:]} == {(0, "membership")}
+        assert {one.restarts for one in job.beginnings()} == {0}
+        # Under torchrun rank 0 does not know it.
+        reasons = {one.reason for one in job.beginnings()[1:]} - (
+            {"unknown"} if newcomer == "torchrun" else set()
+        )
+        assert reasons == {"membership"}
         assert len({step.number for step in done}) == len(done)
 
 
