@@ -20,6 +20,7 @@ class TogetherNarrator(Narrator):
 
     def __init__(self, plan: NodePlan) -> None:
         super().__init__(plan)
+        self._own = plan.host
         self._failures: list[PeerFailure] = []
         self._lost: tuple[str, ...] = ()
         self._met: NodesMet | None = None
@@ -36,9 +37,7 @@ class TogetherNarrator(Narrator):
             if event.is_final:
                 self.say(f"the job is over: {_told(event)}", "error")
         elif isinstance(event, MembershipChanged):
-            self._lost += event.left
-            if event.left and not self._is_leaving and not any(one.is_final for one in self._failures):
-                self.say(f"{_nodes(event.left)} {_has(event.left)} left the job", "warning")
+            self._hear_left(tuple(name for name in event.left if name not in self._lost))
         elif isinstance(event, NodesMet):
             self._met = event
         elif isinstance(event, MeetingRefused):
@@ -52,6 +51,15 @@ class TogetherNarrator(Narrator):
             super().hear(event)
         else:
             super().hear(event)
+
+    def _hear_left(self, names: tuple[str, ...]) -> None:
+        self._lost += names
+        if not names or self._is_leaving or any(one.is_final for one in self._failures):
+            return
+        if self._own in names:
+            self.say("the other nodes have missed this one and go on without it", "warning")
+            return
+        self.say(f"{_nodes(names)} {_has(names)} left the job", "warning")
 
     def _hear_waiting(self, event: Awaiting) -> None:
         last = event.history.attempts[-1]

@@ -70,6 +70,14 @@ def restart(attempt: object, decision: Decision) -> AttemptEnded:
             [MembershipChanged(Membership(1), ("b",)), SHRUNK, restart(VICTIM, REGROUP)],
             ["node b has left the job", "node b has left: starting all workers again with 1 node"],
         ),
+        (
+            [MembershipChanged(Membership(2), ("b",)), MembershipChanged(Membership(1), ("b", "c"))],
+            ["node b has left the job", "node c has left the job"],
+        ),
+        (
+            [MembershipChanged(Membership(2), ("node7",))],
+            ["the other nodes have missed this one and go on without it"],
+        ),
         ([LAST, Outcome(9, (VICTIM,))], ["the job is over: rank 3 on host b failed: exit code 9"]),
         (
             [PEER, MeetingRefused("no"), Outcome(9, (VICTIM,))],
