@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import pytest
 from tests.support.places import Node, free_port
 
 from dsl import __version__
+from dsl._record import replace
 from dsl.rendezvous.greeting import Hello, hello_to_line
 from dsl.rendezvous.words import (
     Changed,
@@ -313,6 +315,31 @@ def test_strangers_are_sent_away_and_the_job_is_unharmed(nodes: list[Node]) -> N
         assert [answer_to(one) for one in silent] == [b""] * len(silent)
     assert not listens(port)
     assert nodes[1].heard == nodes[2].heard == []
+
+
+@pytest.mark.parametrize(
+    "data, why",
+    [
+        (b"\xff\n", "it has sent something that no dslrun says"),
+        (b"x" * (1 << 17), "it has sent a line that is too long"),
+        (b"", CLOSED),
+    ],
+)
+def test_a_node_that_talks_nonsense_loses_its_place(data: bytes, why: str, nodes: list[Node]) -> None:
+    port = open_first_two(nodes)
+    hello = Hello(__version__, "job", 3, 2, "odd")
+    with call(port, hello_to_line(hello)) as outer:
+        sent_on = json.loads(answer_to(outer))
+    with call(sent_on["port"], hello_to_line(replace(hello, token=sent_on["token"]))) as inner:
+        assert b'"circle":"seat"' in answer_to(inner)
+        inner.sendall(data)
+        inner.shutdown(socket.SHUT_WR)
+        text = f"node 2 (odd) is lost: {why}, before the job has begun"
+        assert nodes[0].expect(Remark) == Remark("info", text)
+    nodes[2].open(2, 3, port)
+    nodes[2].meet()
+    for node in nodes:
+        node.expect(Met)
 
 
 def test_strangers_are_told_of_once(nodes: list[Node]) -> None:

@@ -192,9 +192,11 @@ class HeadNode:
 
     def _doubt(self) -> str:
         """What may be the reason why nobody comes."""
+        if len(self._leader.seats) > 1:
+            return ""
         address = self._terms.address
         found = resolve(address)
-        if len(self._leader.seats) > 1 or any(map(is_own_address, found)):
+        if any(map(is_own_address, found)):
             return ""
         return f"; {address} is no address of this machine" if found else f"; {address} is not known here"
 
