@@ -190,7 +190,11 @@ def test_nodes_that_know_their_places_train_without_a_head(
         starts = [f"ssh node{rank + 1} '{line.format(rank)}' & p{rank}=$!" for rank in range(2)]
         words = ["bash", "-c", "\n".join([*starts, "wait $p0 && wait $p1"])]
     result = hosts[0].run(words, cwd=tmp_path, timeout_s=PATIENCE_S)
-    assert (result.returncode, noise_of_torch(result.stderr)) == (0, [])
+    told = {
+        "dslrun: starting with 2 nodes: node1, node2",
+        "dslrun: all workers of this node ended well, waiting for the other nodes",
+    }
+    assert (result.returncode, set(noise_of_torch(result.stderr)) - told) == (0, set())
     assert losses(result) == alone
 
 
