@@ -429,10 +429,12 @@ def test_clocks_an_hour_apart_are_named(start: Callable[..., Driven], endpoint: 
 def test_signals_are_its_agents_business_and_a_meeting_can_be_left(
     start: Callable[..., Driven], endpoint: str
 ) -> None:
-    (a,) = open_and_meet(start, endpoint, "a", (2, 2))
+    a, b = open_and_meet(start, endpoint, "ab", (2, 2))
+    met(a, b)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         a.signal(signum)
-    (b,) = open_and_meet(start, endpoint, "b", (2, 2))
+    a.meet(reason="membership")
+    b.meet(reason="membership")
     met(a, b)
     (c,) = open_and_meet(start, endpoint, "c", (2, 2))
     c.wait(Remark)
@@ -452,7 +454,8 @@ def test_a_node_under_torchrun_takes_part(
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=3", "--no-python"),
         *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=job", "--local-addr=127.0.0.98"),
-        *("--rdzv-conf=is_host=0,join_timeout=30", "sleep", "60"),
+        *("--rdzv-conf=is_host=0,join_timeout=30", "sh", "-c"),
+        "while kill -0 $PPID; do sleep 0.2; done",  # it ends when its agent does, however that ends
     ]
     env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "01"[not shares]}
     agent = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
