@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ exec "$CHILD" note "$DIR/ready" %p pause
 """
 STEPS = 12
 LIMIT_S = 60.0
-"""A restart takes some seconds, nearly all of them for the import of torch."""
+"""Who says nothing for so long hangs. A restart takes some seconds, nearly all of them to import torch."""
 MARK = "DSL_BENCH_ELASTIC"
 """In the environment of all processes of one run: torchrun leaves some behind when it is killed."""
 
@@ -87,12 +88,10 @@ def _comes_up(command: Command, nodes: int) -> bool:
             "--checkpoints", f"{directory}/checkpoints",
         ]  # fmt: skip
         with _started([words] * nodes, folder, {"OMP_NUM_THREADS": "1"}) as started:
-            try:
-                codes = [one.wait(LIMIT_S) for one in started]
-            except subprocess.TimeoutExpired:
-                return False
+            until(lambda: all(one.poll() is not None for one in started) or _hangs(folder), 20 * LIMIT_S)
+            codes = [one.poll() for one in started]
         done = [step for node in range(nodes) for step in steps((folder / f"{node}.out").read_text())]
-        return not any(codes) and bool(done) and max(done)[:3] == (STEPS, 2 * nodes, 1)
+        return all(code == 0 for code in codes) and bool(done) and max(done)[:3] == (STEPS, 2 * nodes, 1)
 
 
 def _together(nodes: int, *options: str) -> list[str]:
@@ -118,6 +117,12 @@ def _started(
                 subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
             )
         yield nodes
+
+
+def _hangs(folder: Path) -> bool:
+    """Whether nothing has been written for long."""
+    newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    return time.time() - newest > LIMIT_S
 
 
 def _clear(nodes: list[subprocess.Popen[bytes]], folder: Path) -> None:
