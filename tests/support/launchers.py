@@ -28,7 +28,7 @@ def make_agents(slots: Mapping[str, int], **fields: Any) -> Agents:
 def starts(launcher: LauncherName, slots: Mapping[str, int], /, **fields: Any) -> tuple[Start, ...]:
     """What a launcher starts. Fields of `Remote` and of `Agents` by their names; one task a slot."""
     of_remote = {name: fields.pop(name) for name in Remote.__match_args__ if name in fields}
-    remote = Remote(launcher, **{"per_node": False, "cwd": "/work", **of_remote})
+    remote = Remote(launcher, **{"per_node": False, "cwd": "/data", **of_remote})
     return TABLE[launcher](remote, make_agents(slots, **fields))
 
 

@@ -74,7 +74,7 @@ def make_facts(
         "random": lambda: "0123456789abcdef",
         "is_this_machine": lambda name: name == "here",
         "read_text": (files or {}).get,
-        "cwd": "/work/dir",
+        "cwd": "/data/dir",
         "home": "/home/me",
         "has_program": lambda name: name in programs,
         "numa_nodes": numa_table(range(8)),

@@ -77,7 +77,7 @@ def test_every_host_has_its_interpreter() -> None:
 
 
 @pytest.mark.parametrize(
-    "script, path", [("/e/activate", "/e/activate"), ("~/activate", "~/activate"), ("e/a b", "/work/e/a b")]
+    "script, path", [("/e/activate", "/e/activate"), ("~/activate", "~/activate"), ("e/a b", "/data/e/a b")]
 )
 def test_a_script_is_sourced_first_and_sees_no_words(script: str, path: str) -> None:
     (one,) = starts("ssh", {"a": 1}, venv_script=script)

@@ -215,7 +215,7 @@ def test_no_option_for_several_hosts_is_lost() -> None:
 
 
 def test_where_the_agents_run() -> None:
-    assert _remote(hostfile="H").cwd == "/work/dir"
+    assert _remote(hostfile="H").cwd == "/data/dir"
 
 
 def _variables(environ: dict[str, str], files: dict[str, str] | None = None, **facts: Any) -> dict[str, str]:
@@ -251,14 +251,14 @@ def test_variables_of_accelerators(environ: dict[str, str], machine: dict[str, A
 def test_values_go_byte_for_byte() -> None:
     """G5."""
     environ = {"UCX_A": " a\n'\"$;,\udcff ", "PYTHON_B": "", "AZUREML_RUN_TOKEN": "t", "MLFLOW": "é"}
-    assert _variables(environ) == {**environ, "PYTHONPATH": "/work/dir"}
+    assert _variables(environ) == {**environ, "PYTHONPATH": "/data/dir"}
 
 
 def test_an_env_file_wins_over_the_environment_and_that_of_the_directory_over_that_at_home() -> None:
-    files = {"/home/me/.deepspeed_env": "UCX_A=home\nB=home\n", "/work/dir/.deepspeed_env": "B=dir\n"}
+    files = {"/home/me/.deepspeed_env": "UCX_A=home\nB=home\n", "/data/dir/.deepspeed_env": "B=dir\n"}
     assert _variables({"UCX_A": "shell", "B": "shell"}, files) == {
         "UCX_A": "home",
-        "PYTHONPATH": "/work/dir",
+        "PYTHONPATH": "/data/dir",
         "B": "dir",
     }
 
@@ -266,7 +266,7 @@ def test_an_env_file_wins_over_the_environment_and_that_of_the_directory_over_th
 def test_a_job_of_this_machine_alone_reads_no_env_file() -> None:
     planned = plan_job(
         make_request("deepspeed"),
-        make_facts(environ={"UCX_A": "a"}, files={"/work/dir/.deepspeed_env": "bad"}),
+        make_facts(environ={"UCX_A": "a"}, files={"/data/dir/.deepspeed_env": "bad"}),
     )
     assert planned.job.env == ()
 
@@ -277,23 +277,23 @@ FILLED_IN = (
 
 
 def test_what_is_said_of_env_files() -> None:
-    files = {**FILES, "/work/dir/.deepspeed_env": "A=/x:$A\nB=1\nA=2\n"}
+    files = {**FILES, "/data/dir/.deepspeed_env": "A=/x:$A\nB=1\nA=2\n"}
     planned = plan_job(make_request("deepspeed", hostfile="H"), make_facts(files=files))
     assert [(one.level, one.text) for one in planned.notices] == [
-        ("info", "variables of /work/dir/.deepspeed_env go to all hosts: A, B"),
-        ("warning", f"/work/dir/.deepspeed_env line 1: {FILLED_IN}"),
+        ("info", "variables of /data/dir/.deepspeed_env go to all hosts: A, B"),
+        ("warning", f"/data/dir/.deepspeed_env line 1: {FILLED_IN}"),
     ]
     facts = make_facts(files=FILES, environ={"DS_ENV_FILE": "my"})
     (notice,) = plan_job(make_request("deepspeed", hostfile="H"), facts).notices
-    assert notice.line == "warning: there is no /home/me/my nor /work/dir/my, which DS_ENV_FILE names"
+    assert notice.line == "warning: there is no /home/me/my nor /data/dir/my, which DS_ENV_FILE names"
 
 
 def test_a_variable_in_double_quotes_is_filled_in_on_the_launching_host() -> None:
     files = {
-        "/work/dir/.deepspeed_env": 'LD_LIBRARY_PATH="/x:$LD_LIBRARY_PATH"\nPYTHONPATH="$PYTHONPATH:/y"\n'
+        "/data/dir/.deepspeed_env": 'LD_LIBRARY_PATH="/x:$LD_LIBRARY_PATH"\nPYTHONPATH="$PYTHONPATH:/y"\n'
     }
     found = _variables({"LD_LIBRARY_PATH": "/l", "PYTHONPATH": "/p"}, files)
-    assert found == {"LD_LIBRARY_PATH": "/x:/l", "PYTHONPATH": "/work/dir:/p:/y"}
+    assert found == {"LD_LIBRARY_PATH": "/x:/l", "PYTHONPATH": "/data/dir:/p:/y"}
 
 
 SLURM = {"SLURM_JOB_NODELIST": "alpha,beta", "SLURM_JOB_ID": "12", "SLURM_GPUS_ON_NODE": "4"}
