@@ -240,7 +240,9 @@ def test_a_guard_that_dies_between_two_groups_takes_the_next_with_it(testchild: 
         assert command.job.wait() == -TERM
         gate.unlink()
         until(lambda: command.job.left() == [])
-        assert [event["reason"] for event in command.told("Stopping")] == ["guard_lost"]
+        # It is told when it is seen, if no group runs then, and of the group that is stopped for it.
+        reasons = [event["reason"] for event in command.told("Stopping")]
+        assert reasons in (["guard_lost"], ["guard_lost", "guard_lost"])
 
 
 def test_signals_that_are_only_told_reach_no_worker_and_whoever_is_told_acts(
