@@ -82,16 +82,22 @@ def test_an_exception_of_python_comes_home(
 def test_a_worker_that_cannot_be_executed_on_one_host_ends_the_job(
     hosts: Cluster, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    for host in hosts:
-        program = host.root / "run/program"
-        if host.index == 1:
-            program.write_bytes(b"\x7fELF of another machine")
-        else:
-            program.symlink_to(testchild)
-        program.chmod(0o755)
-    with running(hosts, dsl_command, tmp_path / "job", ["/run/program", "pause"], ways=SSH) as job:
-        assert job.wait() == 126
-        gone_within(hosts)
+    programs = [host.root / "run/of_another_machine" for host in hosts]
+    try:
+        for host, program in zip(hosts, programs, strict=True):
+            if host.index == 1:
+                program.write_bytes(b"\x7fELF of another machine")
+                program.chmod(0o755)
+            else:
+                program.symlink_to(testchild)
+        with running(
+            hosts, dsl_command, tmp_path / "job", ["/run/of_another_machine", "pause"], ways=SSH
+        ) as job:
+            assert job.wait() == 126
+            gone_within(hosts)
+    finally:
+        for program in programs:
+            program.unlink(missing_ok=True)
     assert "host node1" in job.stderr
     assert "Exec format error" in job.stderr or "cannot be executed" in job.stderr, job.stderr
 

@@ -88,10 +88,10 @@ def test_problems_of_all_kinds_are_told_at_once(hosts: Cluster, refused: Refused
 def test_a_program_that_is_missing_on_one_host_is_told(hosts: Cluster, refused: Refused) -> None:
     # /run is of each host alone.
     for host in (hosts[0], hosts[2]):
-        host.run(["cp", "/bin/true", "/run/program"], check=True)
+        host.run(["cp", "/bin/true", "/run/not_everywhere"], check=True)
     try:
-        lines = refused(2, "node0\nnode1\nnode2\n", program="/run/program")
+        lines = refused(2, "node0\nnode1\nnode2\n", program="/run/not_everywhere")
     finally:
         for host in (hosts[0], hosts[2]):
-            host.run(["rm", "/run/program"], check=True)
-    assert lines == ["host node1: program '/run/program' does not exist, check the path"]
+            host.run(["rm", "/run/not_everywhere"], check=True)
+    assert lines == ["host node1: program '/run/not_everywhere' does not exist, check the path"]
