@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import hypothesis
 import pytest
 from kit import cluster
+from tests.support.steadiness import LEFT_BEHIND, watch_steadiness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,6 +107,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail the run when a test is skipped for a reason that is not allowed",
     )
     group.addoption(
+        "--unsteady",
+        type=int,
+        metavar="N",
+        help="run a failed test once more; name those that pass then, and fail the run for more than N of them",
+    )
+    group.addoption(
         "--repeats", type=int, default=1, metavar="N", help="how often each case of the kill matrix runs"
     )
 
@@ -115,6 +122,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if config.getoption("no_unexpected_skips"):
         config.pluginmanager.register(_SkipWatch())
+    if config.getoption("unsteady") is not None:
+        watch_steadiness(config, config.getoption("unsteady"))
     # Under nohup, or in a shell's background, our children would ignore these, as they should.
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(signum) is signal.SIG_IGN:
@@ -209,7 +218,7 @@ def no_leftovers(request: pytest.FixtureRequest, clean_environ: str, wait_until:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         listing = ", ".join(f"{pid} ({name})" for pid, name in sorted(processes.items()))
-        pytest.fail(f"the test left processes behind: {listing}")
+        pytest.fail(f"{LEFT_BEHIND}: {listing}")
 
 
 @pytest.fixture(scope="session")

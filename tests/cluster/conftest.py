@@ -11,6 +11,7 @@ import pytest
 from kit.cluster import MPI, Cluster, Mpi, Slurm, find_mpi
 from tests.support.backends import BACKENDS, find_backend
 from tests.support.fleet import PLAIN, SSH, Launch, Ways, everybody
+from tests.support.steadiness import LEFT_BEHIND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,7 @@ def hosts(the_cluster: Cluster, wait_until: WaitUntil) -> Iterator[Cluster]:
         for host in leftovers:
             host.crash()
         listing = "; ".join(f"{host}: {', '.join(some)}" for host, some in leftovers.items())
-        pytest.fail(f"the test left processes behind: {listing}")
+        pytest.fail(f"{LEFT_BEHIND}: {listing}")
     finally:
         the_cluster.restore()
 
