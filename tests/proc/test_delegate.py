@@ -292,7 +292,19 @@ def test_a_spare_is_told_of_the_end(start: Callable[..., Driven], endpoint: str)
     assert "parked as a spare" in b.wait(Remark).text
     a.tell(Finish())
     a.wait(Finished)
-    assert b.wait(Refused).kind in {"closed", "connection"}
+    assert b.wait(Refused).kind == "unneeded"
+
+
+def test_a_spare_hears_of_a_failure_before_it_hears_of_the_end(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    (a,) = open_and_meet(start, endpoint, "a", (1, 1))
+    met(a)
+    (b,) = open_and_meet(start, endpoint, "b", (1, 1))
+    assert "parked as a spare" in b.wait(Remark).text
+    a.tell(Fail(0, 7, "rank 0 failed"))
+    assert b.wait(Refused).kind == "unneeded"
+    assert [one.code for one in b.heard if isinstance(one, PeerFailed)] == [7]
 
 
 def test_a_file_is_a_store(start: Callable[..., Driven], tmp_path: Path) -> None:

@@ -359,6 +359,20 @@ def test_nodes_that_do_not_meet_are_one_line(kind: str, code: int, table: Table)
     ]
 
 
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_spare_that_the_job_did_not_need_ends_as_the_job_did(table: Table, *, has_failed: bool) -> None:
+    """G2."""
+    job, a = table.node("a")
+    a.expect(Meet)
+    if has_failed:
+        a.say(PeerFailed("hostb", 3, 9, "rank 3 on host hostb failed: exit code 9", final=True))
+    a.say(Refused("unneeded", "the job j has ended without this node, which was a spare"))
+    assert job.wait() == (9 if has_failed else 0)
+    over = "the job is over: rank 3 on host hostb failed: exit code 9"
+    unneeded = "the job j has ended without this node, which was a spare"
+    assert job.stderr() == f"dslrun: {over if has_failed else unneeded}\n"
+
+
 @pytest.mark.parametrize("signum, code", [(signal.SIGTERM, -15), (signal.SIGINT, 130), (signal.SIGHUP, -1)])
 def test_a_signal_ends_the_first_meeting_and_nothing_is_left(
     signum: signal.Signals, code: int, table: Table

@@ -118,6 +118,8 @@ class Elastic:
             return replace(ending, code=ending.code or 1)
         if isinstance(event, PeerFailure) and event.is_final:
             return self._end(replace(last, news=(*last.news, event)))
+        if isinstance(event, MeetingRefused) and event.is_unneeded and last.ended.first_failure is None:
+            return Decision("leave", within_s=LEAVE_S)
         if isinstance(event, MeetingRefused):
             why = event.text if awaits == "meet" else ""
             return replace(self._end(last, why=why), kind="end" if event.is_lost else "leave")

@@ -15,7 +15,7 @@ from dsl.machine.check import check_program
 from dsl.model.job import MeetingPoint, Notice
 from dsl.plan.meeting import LOCAL_ADDRESS, STATIC, STORES
 from dsl.rendezvous import dynamic
-from dsl.report.together import TogetherNarrator
+from dsl.report.together import TogetherNarrator, describe_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,13 @@ def start_elastic(
             rendezvous = dynamic.Dynamic(job, planned.node_rank, facts.names.host, delegate)
             planner = Planner(planned, facts, rendezvous)
             command.show(planned.notices, request.log_level)
-            rendezvous.open(planner.local_world_size, lambda one: command.show([one], request.log_level))
+            over = rendezvous.open(
+                planner.local_world_size, lambda one: command.show([one], request.log_level)
+            )
+            if over is not None:
+                notice, code = describe_end(over)
+                command.show([notice], request.log_level)
+                return code
             plan = planner.plan(0)
             command.show([_greeting(rendezvous), *_of_now(plan, made=False)], request.log_level)
             if show.is_asked:

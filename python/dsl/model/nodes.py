@@ -54,6 +54,8 @@ class MeetingRefused:
     """The delegate has ended by itself."""
     is_usage: bool = False
     """What was asked for makes no sense."""
+    is_unneeded: bool = False
+    """The job has ended while this node was a spare: nothing is wrong."""
 
 
 @record

@@ -229,8 +229,10 @@ class Dynamic:
             )
         )
 
-    def open(self, local_world_size: int, tell: Callable[[Notice], None]) -> None:
+    def open(self, local_world_size: int, tell: Callable[[Notice], None]) -> PeerFailure | MeetingRefused | None:
         """Meet the other nodes for the first time, which may take long. ``tell`` hears of what it waits for.
+
+        What comes back has ended a job that did not need this node.
 
         Raises:
             RendezvousError: the nodes do not meet.
@@ -242,10 +244,14 @@ class Dynamic:
             for event in self._take(self._delegate.receive()):
                 if isinstance(event, Notice):
                     tell(event)
+                elif isinstance(event, MeetingRefused) and event.is_unneeded:
+                    final = [one for one in self._events if isinstance(one, PeerFailure) and one.is_final]
+                    return final[0] if final else event
                 elif isinstance(event, MeetingRefused):
                     raise OptionError(event.text) if event.is_usage else RendezvousError(event.text)
                 elif not isinstance(event, NodesMet):
                     self._events.append(event)
+        return None
 
     def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the delegate was told
         """The meeting of an attempt. The nodes have met already: see `open`, and `NodesMet`."""
@@ -333,7 +339,11 @@ class Dynamic:
             if isinstance(answer, Met):
                 events.append(self._take_round(answer))
             elif isinstance(answer, Refused):
-                events.append(MeetingRefused(answer.text, is_usage=answer.kind == "settings"))
+                kind = answer.kind
+                refused = MeetingRefused(
+                    answer.text, is_usage=kind == "settings", is_unneeded=kind == "unneeded"
+                )
+                events.append(refused)
             elif isinstance(answer, Changed):
                 self._membership = Membership(answer.node_count, answer.waiting, answer.closed)
                 events.append(MembershipChanged(self._membership, answer.left))

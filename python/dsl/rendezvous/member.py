@@ -44,6 +44,8 @@ ACKNOWLEDGE_S = 2.0
 """So long the host of the store stays for nodes that have not read yet that the job is over."""
 STRANGERS_S = 1.0
 """The same for nodes under torchrun, which close the rendezvous once more."""
+SPARES_S = 5.0
+"""The same for nodes that wait for a place, and go when they have seen that the job is over."""
 
 
 class Member(Hooks):
@@ -185,8 +187,11 @@ class Member(Hooks):
         except Interrupted:
             return
         except Exception as error:  # noqa: BLE001 - torch has no common class for its errors
+            refused = refusal(error, site.order, self._view, site.place)
+            if refused.kind == "unneeded":
+                watcher.hear_all()
             self._leave(site)
-            self._say(refusal(error, site.order, self._view, site.place))
+            self._say(refused)
         finally:
             self._clocks = None
 
@@ -288,10 +293,14 @@ class Member(Hooks):
         site, watcher, meetings = self._site, self._watcher, self._meetings
         if site is None or watcher is None or meetings is None or not site.is_host:
             return
-        if has_finished and meetings.has_strangers:
-            end_s = time.monotonic() + STRANGERS_S
-            while is_wanted() and time.monotonic() < end_s:
-                watcher.pause(ASK_S)
+        begin_s = time.monotonic()
+        while has_finished and is_wanted():
+            passed_s = time.monotonic() - begin_s
+            strangers_may_ask = meetings.has_strangers and passed_s < STRANGERS_S
+            others_wait = watcher.view.spares or watcher.view.waiting
+            if not (strangers_may_ask or (others_wait and passed_s < SPARES_S)):
+                break
+            watcher.pause(ASK_S)
         is_said = has_finished
         while not (watcher.is_alone or watcher.view.is_closed or watcher.is_over) and is_wanted():
             if not is_said and watcher.others():

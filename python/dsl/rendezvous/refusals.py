@@ -31,7 +31,7 @@ def refusal(error: Exception, order: Open, view: View | None = None, place: str 
     if isinstance(error, Refusal):
         return Refused(error.kind, str(error))
     if "RendezvousGracefulExitError" in names:
-        return Refused("closed", f"the job {order.run_id} has ended while this node was parked as a spare")
+        return Refused("unneeded", f"the job {order.run_id} has ended without this node, which was a spare")
     if "RendezvousClosedError" in names:
         hint = f"remove {order.endpoint}" if is_file(order) and order.endpoint else "choose another run id"
         return Refused("closed", f"the job {order.run_id} at {place} is over: {hint} to begin a new one")

@@ -53,6 +53,7 @@ class Watcher:
         self._answered_s = time.monotonic()
         self._company_s = float("-inf")
         self._round_news: News | None = None
+        self._turns = 0
         settings = site.order.settings
         interval_s = number(settings, "keep_alive_interval")
         self.expiry_s = float(interval_s * number(settings, "keep_alive_max_attempt"))
@@ -111,6 +112,13 @@ class Watcher:
         self.wake.wait(seconds)
         self.wake.clear()
 
+    def hear_all(self) -> None:
+        """Return when all has been heard that was told before, or the store is gone."""
+        enough = self._turns + 2  # the present one may have read too early
+        end_s = time.monotonic() + 3 * LOOK_S
+        while self._turns < enough and time.monotonic() < end_s:
+            self.pause(LOOK_S)
+
     def ask_if_silent(self) -> None:
         """Say once that the store has not answered for long. Any thread may ask."""
         if time.monotonic() - self._answered_s > SILENT_S:
@@ -143,6 +151,7 @@ class Watcher:
             for item in items:
                 self._hear(item)
             self._look(view)
+        self._turns += 1
         self.wake.set()
 
     def _view_of_other(self) -> View:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeAlias
 
     Reason: TypeAlias = Literal["start", "failure", "membership"]
-    RefusalKind: TypeAlias = Literal["closed", "timeout", "connection", "settings", "clock", "other"]
+    RefusalKind: TypeAlias = Literal["closed", "unneeded", "timeout", "connection", "settings", "clock", "other"]
     Order: TypeAlias = "Open | Meet | Failing | Leave | Finish | Fail"
     Answer: TypeAlias = "Met | Refused | Changed | PeerFailed | Remark | Finished"
 
@@ -26,7 +26,7 @@ MOST_BYTES = 1 << 20
 """A line that is longer is damaged."""
 
 REASONS = ("start", "failure", "membership")
-REFUSALS = ("closed", "timeout", "connection", "settings", "clock", "other")
+REFUSALS = ("closed", "unneeded", "timeout", "connection", "settings", "clock", "other")
 
 
 @record

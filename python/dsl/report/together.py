@@ -35,7 +35,7 @@ class TogetherNarrator(Narrator):
         elif isinstance(event, PeerFailure):
             self._failures.append(event)
             if event.is_final:
-                self.say(f"the job is over: {_told(event)}", "error")
+                self.say(describe_end(event)[0].text, "error")
         elif isinstance(event, MembershipChanged):
             self._hear_left(tuple(name for name in event.left if name not in self._lost))
         elif isinstance(event, NodesMet):
@@ -43,6 +43,8 @@ class TogetherNarrator(Narrator):
         elif isinstance(event, MeetingRefused):
             if event.is_lost and not self._is_lost and not self._is_leaving:
                 self.say(f"warning: {event.text}; the workers go on, but cannot be started again", "warning")
+            elif event.is_unneeded:
+                self.note(describe_end(event)[0])
             self._is_lost |= event.is_lost
         elif isinstance(event, Awaiting):
             self._hear_waiting(event)
@@ -131,6 +133,13 @@ class TogetherNarrator(Narrator):
             self.say(_told(self._failures[0]), "error")
         elif self._lost:
             self.say(f"{_nodes(self._lost)} {_has(self._lost)} left, the job cannot go on", "error")
+
+
+def describe_end(event: PeerFailure | MeetingRefused) -> tuple[Notice, int]:
+    """What to tell of an event that has ended the job, and the exit code of a node that took no part in it."""
+    if isinstance(event, PeerFailure):
+        return Notice("error", f"the job is over: {_told(event)}"), event.code or 1
+    return Notice("info", event.text), 0
 
 
 def _told(failure: PeerFailure) -> str:

@@ -209,6 +209,12 @@ def test_while_the_nodes_meet(event: object, kind: str, code: int) -> None:
     assert decision.restarts == (4 if event is MET else None)
 
 
+def test_a_node_that_is_not_needed_any_more_leaves_as_the_job_did() -> None:
+    over = MeetingRefused("the job has ended", is_unneeded=True)
+    assert decide(over, exits=STOPPED, ended=end(), awaits="meet").code == 0
+    assert decide(over, exits=[FAILED], ended=end(FAILED), awaits="meet").code == 7
+
+
 @pytest.mark.parametrize(
     "event, kind",
     [
