@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
     "rendezvous": (
         "base", "static", "words", "dynamic", "terms", "greeting", "leader", "wire", "door", "head_node", "other_node", "places",
-        "settings", "view", "news", "circle", "torch_side", "refusals", "watch", "meeting", "member", "delegate",
+        "settings", "view", "stores", "news", "circle", "torch_side", "refusals", "watch", "meeting", "member", "delegate",
     ),
     "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "elastic", "job", "node", "reaching", "account"),
     "launchers": (

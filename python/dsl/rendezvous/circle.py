@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 
 from dsl._record import record
+from dsl.rendezvous.stores import has_keys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def read_facts(round_: Round) -> tuple[Facts | None, ...]:
 
 def _facts_of(round_: Round, rank: int) -> Facts | None:
     key = f"{FACTS}{rank}"
-    if not round_.store.check([key]):
+    if not has_keys(round_.store, [key]):
         return None
     found = json.loads(round_.store.get(key))
     return Facts(str(found["host"]), int(found["restarts"]), str(found["reason"]))
@@ -136,7 +137,7 @@ def tell_master(round_: Round, address: str, port: int) -> None:
 
 def read_master(store: Any) -> tuple[str, int] | None:
     """Where rank 0 will listen, if that stands in the store of a round."""
-    if not store.check([MASTER[1]]) or not store.check([MASTER[0]]):
+    if not has_keys(store, [MASTER[1]]) or not has_keys(store, [MASTER[0]]):
         return None
     return store.get(MASTER[0]).decode(), int(store.get(MASTER[1]).decode())
 
@@ -154,5 +155,5 @@ def arrive_at_exit(round_: Round) -> None:
 def all_at_exit(round_: Round) -> bool:
     """Whether all nodes have said so."""
     if round_.is_assigned:
-        return bool(round_.store.check([f"{EXIT_BARRIER}/last_member"]))
-    return all(round_.store.check([f"{EXIT_BARRIER}{rank}"]) for rank in range(round_.node_count))
+        return has_keys(round_.store, [f"{EXIT_BARRIER}/last_member"])
+    return all(has_keys(round_.store, [f"{EXIT_BARRIER}{rank}"]) for rank in range(round_.node_count))

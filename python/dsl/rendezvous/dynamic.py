@@ -229,7 +229,9 @@ class Dynamic:
             )
         )
 
-    def open(self, local_world_size: int, tell: Callable[[Notice], None]) -> PeerFailure | MeetingRefused | None:
+    def open(
+        self, local_world_size: int, tell: Callable[[Notice], None]
+    ) -> PeerFailure | MeetingRefused | None:
         """Meet the other nodes for the first time, which may take long. ``tell`` hears of what it waits for.
 
         What comes back has ended a job that did not need this node.

@@ -31,6 +31,7 @@ from dsl.rendezvous.circle import (
 from dsl.rendezvous.news import News
 from dsl.rendezvous.refusals import Refusal, why_no_connection
 from dsl.rendezvous.settings import number
+from dsl.rendezvous.stores import has_keys
 from dsl.rendezvous.torch_side import clear_store, earlier_stores, host_and_port, is_file, is_here, next_round
 from dsl.rendezvous.view import Circle
 from dsl.rendezvous.words import Met, Remark
@@ -168,7 +169,7 @@ class Meetings:
     def _have(self, round_: Round, keys: list[str]) -> bool:
         """Whether the keys are there; waits a moment for them."""
         if not self._site.can_wait:
-            if round_.store.check(keys):
+            if has_keys(round_.store, keys):
                 return True
             self._watcher.pause(ASK_S / 4)
             return False
@@ -219,7 +220,7 @@ class Meetings:
         return None
 
     def _is_ours(self, node: Node) -> bool:
-        return bool(self._site.store.check([self._card(node)]))
+        return has_keys(self._site.store, [self._card(node)])
 
     def _choose_port(self, nodes: tuple[Node, ...]) -> int:
         """A free port; the last one again if a node is not ours."""

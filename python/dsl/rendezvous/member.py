@@ -7,7 +7,7 @@ import time
 
 from dsl.rendezvous.circle import Round, all_at_exit, arrive_at_exit
 from dsl.rendezvous.meeting import ASK_S, Meetings, RoundBroken
-from dsl.rendezvous.refusals import Refusal, connection_text, describe_waiting, refusal
+from dsl.rendezvous.refusals import Refusal, connection_text, describe_waiting, is_spare, refusal
 from dsl.rendezvous.settings import check_settings, number
 from dsl.rendezvous.torch_side import (
     Hooks,
@@ -61,6 +61,7 @@ class Member(Hooks):
         self._meetings: Meetings | None = None
         self._node: Node = ("", 0, 0)
         self._view = View()
+        self._was_spare = False
         self._begin_s = 0.0
         self._said = ""
         self._clocks: Clocks | None = None
@@ -77,6 +78,8 @@ class Member(Hooks):
         """See `Hooks`."""
         if threading.get_ident() == self._thread:
             self._view = view
+            if self._site is not None:
+                self._was_spare |= is_spare(view, self._node, self._site.order.max_nodes)
             if self._clocks is not None:
                 self._clocks.look(view, self._node, wall_s())
 
@@ -171,7 +174,7 @@ class Member(Hooks):
             return  # it was refused before
         self._expected = watcher.expected()
         watcher.watch(None)
-        self._begin_s, self._said = time.monotonic(), ""
+        self._begin_s, self._said, self._was_spare = time.monotonic(), "", False
         interval_s = number(site.order.settings, "keep_alive_interval")
         self._clocks = Clocks(max(watcher.expiry_s - interval_s, 1.0))
         end_s = self._begin_s + number(site.order.settings, "join_timeout")
@@ -187,7 +190,7 @@ class Member(Hooks):
         except Interrupted:
             return
         except Exception as error:  # noqa: BLE001 - torch has no common class for its errors
-            refused = refusal(error, site.order, self._view, site.place)
+            refused = refusal(error, site.order, self._view, site.place, was_spare=self._was_spare)
             if refused.kind == "unneeded":
                 watcher.hear_all()
             self._leave(site)

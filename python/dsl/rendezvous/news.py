@@ -11,6 +11,8 @@ import contextlib
 import json
 import time
 
+from dsl.rendezvous.stores import has_keys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -59,7 +61,7 @@ class News:
                     time.sleep(POLL_S)
             return
         end_s = time.monotonic() + timeout_s
-        while time.monotonic() < end_s and not self._store.check([f"{self._key}/{self._next}"]):
+        while time.monotonic() < end_s and not has_keys(self._store, [f"{self._key}/{self._next}"]):
             time.sleep(min(POLL_S, timeout_s))
 
     def read(self) -> list[dict[str, Any]]:
@@ -71,7 +73,7 @@ class News:
         found = []
         while True:
             key = f"{self._key}/{self._next}"
-            if self._store.check([key]):
+            if has_keys(self._store, [key]):
                 self._gap_since_s = None
                 self._next += 1
                 item = json.loads(self._store.get(key))
@@ -84,7 +86,7 @@ class News:
 
     def _is_gap(self) -> bool:
         """Whether the next number will never have an item, because later ones have and time has gone by."""
-        if not self._store.check([f"{self._key}/{self._next + 1}"]):
+        if not has_keys(self._store, [f"{self._key}/{self._next + 1}"]):
             self._gap_since_s = None
             return False
         self._gap_since_s = self._gap_since_s or time.monotonic()

@@ -24,13 +24,18 @@ class Refusal(Exception):  # noqa: N818 - it becomes a `Refused`
         self.kind: RefusalKind = kind
 
 
-def refusal(error: Exception, order: Open, view: View | None = None, place: str = "") -> Refused:
-    """What to tell of an error. ``view``: the last state that was seen. ``place``: where the store is."""
+def refusal(
+    error: Exception, order: Open, view: View | None = None, place: str = "", *, was_spare: bool = False
+) -> Refused:
+    """What to tell of an error. ``view``: the last state that was seen. ``place``: where the store is.
+
+    ``was_spare``: the node had been parked, see `is_spare`.
+    """
     names = {kind.__name__ for kind in type(error).__mro__}
     place = place or where(order)
     if isinstance(error, Refusal):
         return Refused(error.kind, str(error))
-    if "RendezvousGracefulExitError" in names:
+    if "RendezvousGracefulExitError" in names or ("RendezvousClosedError" in names and was_spare):
         return Refused("unneeded", f"the job {order.run_id} has ended without this node, which was a spare")
     if "RendezvousClosedError" in names:
         hint = f"remove {order.endpoint}" if is_file(order) and order.endpoint else "choose another run id"
@@ -112,11 +117,17 @@ def _import_text(error: ImportError, order: Open) -> str:
     return f"backend {order.backend} needs a module that cannot be imported: {one_line(error)}"
 
 
+def is_spare(view: View, node: Node, most: int) -> bool:
+    """Whether a node is parked: the job has all it takes. Before 2.4 torch has no list of such nodes."""
+    is_full = view.is_complete and len(view.participants) >= most
+    return node in view.spares or (is_full and node not in view.participants)
+
+
 def describe_waiting(view: View, node: Node, order: Open, place: str) -> str:
     """What a node that meets the others waits for; empty: nothing worth a word."""
     count = len(view.participants)
-    if node in view.spares:
-        most = order.max_nodes
+    most = order.max_nodes
+    if is_spare(view, node, most):
         return f"the job has its {most} nodes: this one is parked as a spare until one of them leaves"
     if node in view.waiting:
         return f"waits until the {count} nodes that run take this one in"

@@ -201,9 +201,11 @@ class Watcher:
             return
         self._warn_of_clocks(view)
         left = self._left(circle, view, now_s)
+        node_count = len(circle.nodes) - len(left)
+        has_place = node_count < self._site.order.max_nodes  # older versions of torch have no list of spares
         changed = Changed(
-            node_count=len(circle.nodes) - len(left),
-            waiting=len(view.waiting),
+            node_count=node_count,
+            waiting=len(view.waiting) if has_place else 0,
             closed=view.is_closed,
             left=names_of(circle, left),
         )

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeAlias
 
     Reason: TypeAlias = Literal["start", "failure", "membership"]
-    RefusalKind: TypeAlias = Literal["closed", "unneeded", "timeout", "connection", "settings", "clock", "other"]
+    RefusalKind: TypeAlias = Literal[
+        "closed", "unneeded", "timeout", "connection", "settings", "clock", "other"
+    ]
     Order: TypeAlias = "Open | Meet | Failing | Leave | Finish | Fail"
     Answer: TypeAlias = "Met | Refused | Changed | PeerFailed | Remark | Finished"
 

@@ -136,7 +136,7 @@ class TogetherNarrator(Narrator):
 
 
 def describe_end(event: PeerFailure | MeetingRefused) -> tuple[Notice, int]:
-    """What to tell of an event that has ended the job, and the exit code of a node that took no part in it."""
+    """What to tell of an event that has ended the job, and the exit code of a node without a part in it."""
     if isinstance(event, PeerFailure):
         return Notice("error", f"the job is over: {_told(event)}"), event.code or 1
     return Notice("info", event.text), 0
