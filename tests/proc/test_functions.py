@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kit import processes
@@ -20,7 +20,7 @@ from kit.waiting import until
 from tests.support import functions
 from tests.support.jobs import TOKEN
 
-from dsl.errors import DslError
+from dsl.errors import DslError, RendezvousError
 from dsl.functions.launcher import (
     ChildFailedError,
     EntrypointError,
@@ -29,6 +29,9 @@ from dsl.functions.launcher import (
     elastic_launch,
     launch,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "workers"
 
@@ -336,35 +339,54 @@ def test_two_threads_may_launch_at_once(folder: Path) -> None:
     assert found == {"a": both, "b": both}
 
 
-def test_static_nodes_have_their_own_ranks() -> None:
+def on_two_nodes(counts: tuple[int, int], run: Callable[[LaunchConfig], None]) -> None:
+    """Call it for each of two static nodes, with so many workers, side by side."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    found: dict[int, Any] = {}
-
-    def run(node_rank: int) -> None:
-        node = LaunchConfig(
+    nodes = [
+        LaunchConfig(
             2,
             2,
-            2,
+            count,
+            max_restarts=0,
             rdzv_backend="static",
             rdzv_endpoint=f"127.0.0.1:{port}",
             rdzv_configs={"rank": node_rank},
         )
-        found.update(elastic_launch(node, functions.describe)())
-
-    threads = [threading.Thread(target=run, args=(node_rank,)) for node_rank in range(2)]
+        for node_rank, count in enumerate(counts)
+    ]
+    threads = [threading.Thread(target=run, args=(node,)) for node in nodes]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(25)
+
+
+def test_a_failure_on_one_static_node_ends_the_other_and_says_where_it_was() -> None:
+    caught: list[BaseException] = []
+
+    def run(node: LaunchConfig) -> None:
+        with pytest.raises(DslError) as failure:
+            elastic_launch(node, functions.fail_in)(1)
+        caught.append(failure.value)
+
+    on_two_nodes((1, 2), run)
+    assert {type(one) for one in caught} == {ChildFailedError, RendezvousError}
+    told = next(str(one) for one in caught if isinstance(one, RendezvousError))
+    assert "rank 1" in told
+
+
+def test_static_nodes_have_their_own_ranks_and_numbers_of_workers() -> None:
+    found: dict[int, Any] = {}
+    on_two_nodes((1, 3), lambda node: found.update(elastic_launch(node, functions.describe)()))
     assert {
         rank: (one["GROUP_RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"]) for rank, one in found.items()
     } == {
         0: ("0", "0", "4"),
-        1: ("0", "1", "4"),
-        2: ("1", "0", "4"),
-        3: ("1", "1", "4"),
+        1: ("1", "0", "4"),
+        2: ("1", "1", "4"),
+        3: ("1", "2", "4"),
     }
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from dsl.model.request import ProgramRequest
 
 STATIC = "static"
+STATIC_RUN_ID = "none"
+"""Nodes with fixed places compare the name of their job, and none of them can make it up."""
 START_METHODS = ("spawn", "fork", "forkserver")
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_TIMEOUT_S = 30
@@ -47,7 +49,8 @@ class LaunchConfig:
     min_nodes, max_nodes: nodes that take part. With ``rdzv_backend="static"`` the numbers must be equal.
     nproc_per_node: workers on this node; also ``"gpu"``, ``"cpu"`` or ``"auto"`` as on the command line.
     logs_specs: name of a ``--logs-specs`` plug-in; for torch's objects see log_dir, redirects and tee.
-    run_id: name of the job (default: a random one). role: what a prefix template calls the workers.
+    run_id: name of the job (default: a random one, for static nodes ``none``).
+    role: what a prefix template calls the workers.
     rdzv_backend, rdzv_endpoint, rdzv_configs: with ``static`` ``"HOST:PORT"`` where the workers meet and
     ``{"rank": NODE_RANK}``; else several nodes find each other there, and rdzv_configs are the settings of
     the backend. A lone node meets itself, whatever the backend, at the static endpoint if that is given, else
@@ -144,8 +147,8 @@ def to_request(config: LaunchConfig, program: ProgramRequest) -> Request:
             local_addr=config.local_addr,
             backend=STATIC if is_static else config.rdzv_backend if is_dynamic else "c10d",
             endpoint=config.rdzv_endpoint if is_static or is_dynamic else "",
-            settings=_settings(config) if is_dynamic else "",
-            run_id=config.run_id or _random_id(),
+            settings=_settings(config) if most > 1 else "",
+            run_id=config.run_id or (STATIC_RUN_ID if most > 1 else _random_id()),
         ),
         signals=SignalRequest(stop=_signals(config.signals_to_handle), grace_s=_grace_s(config)),
         output=_output(config),
@@ -217,7 +220,8 @@ def _check_nodes(config: LaunchConfig) -> None:
 
 def _settings(config: LaunchConfig) -> str:
     """As the command line has them. torch puts its own timeout of 900 s there, which no backend needs."""
-    return ",".join([f"{key}={value}" for key, value in config.rdzv_configs.items() if key != "timeout"])
+    left_out = {"timeout", "rank"} if config.rdzv_backend == STATIC else {"timeout"}
+    return ",".join([f"{key}={value}" for key, value in config.rdzv_configs.items() if key not in left_out])
 
 
 def _node_rank(config: LaunchConfig) -> int:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from dsl.agent.agent import Channel, Listener, Policy
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
+    from dsl.model.nodes import MeetingRefused, PeerFailure
     from dsl.model.outcome import Outcome
     from dsl.model.request import Request
     from dsl.plan.job import JobPlan
@@ -159,7 +160,9 @@ def run_request(
         together = stack.enter_context(_together(planned, facts))
         source = _Source(planned, facts, call, together)
         if together is not None:
-            together.open(source.local_world_size, lambda one: log(one.level, one.text))
+            over = together.open(source.local_world_size, lambda one: log(one.level, one.text))
+            if over is not None:
+                return _without_part(over)
         return _run(source, planned, listener or _Log, preview, together, stdin_is_terminal=stdin_is_terminal)
 
 
@@ -167,7 +170,7 @@ def run_request(
 def _together(planned: JobPlan, facts: Facts) -> Iterator[Dynamic | None]:
     """The rendezvous of a job whose nodes find each other, while the block runs; None for another job."""
     job = planned.job
-    if job.meeting.kind != "dynamic":
+    if not job.meeting.backend:
         yield None
         return
     from dsl.rendezvous import dynamic
@@ -177,6 +180,17 @@ def _together(planned: JobPlan, facts: Facts) -> Iterator[Dynamic | None]:
         yield dynamic.Dynamic(job, planned.node_rank, facts.names.host, delegate)
     finally:
         delegate.reap()
+
+
+def _without_part(over: PeerFailure | MeetingRefused) -> dict[int, Any]:
+    """The results of a node that was a spare until the job ended: none. RendezvousError if the job failed."""
+    from dsl.report.together import describe_end
+
+    notice, code = describe_end(over)
+    if code:
+        raise RendezvousError(notice.text)
+    log(notice.level, notice.text)
+    return {}
 
 
 def _program(entrypoint: object, args: Sequence[Any]) -> ProgramRequest:
