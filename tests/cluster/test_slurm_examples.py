@@ -65,7 +65,7 @@ def test_a_training_runs_on_the_nodes_of_its_allocation(
 ) -> None:
     job = Batch(hosts, tmp_path, script, TRAINING, "--device=cpu", "--steps=20")
     facts = wait_until(job.ended, timeout_s=120)
-    assert facts["ExitCode"] == "0:0", job.output
+    assert facts["ExitCode"] == "0:0", (job.output, facts)
     assert len(ends(job.output)) == 1
     assert facts["NumNodes"] == "2"
 
@@ -114,7 +114,7 @@ def test_a_job_whose_time_is_over_saves_its_work_and_is_queued_again(
     wait_until(lambda: job.facts()["JobState"] == "PENDING", timeout_s=60)
     job.ask("scontrol", "update", f"JobId={job.id}", "StartTime=now")
     facts = wait_until(job.ended, timeout_s=120)
-    assert facts["ExitCode"] == "0:0", job.output
+    assert facts["ExitCode"] == "0:0", (job.output, facts)
 
 
 SAVER = """
