@@ -15,6 +15,10 @@ __all__ = [
     "Event",
     "Exit",
     "Exited",
+    "ForkLink",
+    "ForkOrder",
+    "ForkServerLost",
+    "ForkServerReady",
     "Guard",
     "GuardOutcome",
     "Killing",
@@ -153,6 +157,8 @@ class WorkerSpec:
         foreground: bool = False,
         prefix: str | bytes | None = None,
         keep_fds: Sequence[int] | None = None,
+        fork_server: int | None = None,
+        fork_entry: int = 0,
     ) -> Self:
         """``argv[0]`` is looked up on the worker's ``PATH`` when it holds no slash.
 
@@ -164,6 +170,11 @@ class WorkerSpec:
         of this process, from 3 on, that the worker has under the same numbers; it has no other beside its
         standard streams. They stay the caller's and must be open until the worker has started: one that is
         not is a failure of the stage ``stdio``.
+
+        ``fork_server``: number of a fork server (`Supervisor.start_fork_server`) that starts the worker, if it
+        can: no worker of the group is started before it is ready, or lost. Then, and for a ``foreground`` worker,
+        ``argv`` is executed. ``fork_entry``: place in ``argv`` of what follows the interpreter and its flags,
+        a script or ``-m``.
         """
     @property
     def argv(self) -> list[str]: ...
@@ -188,6 +199,10 @@ class WorkerSpec:
     def prefix(self) -> bytes: ...
     @property
     def keep_fds(self) -> list[int]: ...
+    @property
+    def fork_server(self) -> int | None: ...
+    @property
+    def fork_entry(self) -> int: ...
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
@@ -437,6 +452,32 @@ class Killing:
     def __hash__(self) -> int: ...
 
 @final
+class ForkServerReady:
+    """A fork server has imported what it was to import, and takes orders."""
+
+    @property
+    def server(self) -> int:
+        """Its number, as `Supervisor.start_fork_server` returned it."""
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class ForkServerLost:
+    """A fork server takes no more orders: workers that name it are executed from now on. Told once a server."""
+
+    @property
+    def server(self) -> int: ...
+    @property
+    def text(self) -> str:
+        """Why, as one line: it has refused, has died, or is of no use."""
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
 class Ended:
     """Last event of a group: every worker has ended and nothing of it is left, but for `survivors`."""
 
@@ -508,7 +549,17 @@ class LogNotice:
     def __hash__(self) -> int: ...
 
 Event: TypeAlias = (
-    Started | Unbound | Exited | Output | LogNotice | SignalReceived | Stopping | Killing | Ended
+    Started
+    | Unbound
+    | Exited
+    | Output
+    | LogNotice
+    | SignalReceived
+    | Stopping
+    | Killing
+    | ForkServerReady
+    | ForkServerLost
+    | Ended
 )
 
 @final
@@ -523,6 +574,25 @@ class Supervisor:
     """
 
     def __new__(cls, *, guard: Guard | None = None) -> Self: ...
+    def start_fork_server(
+        self,
+        words: Sequence[str | bytes],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: _Path | None = None,
+    ) -> int:
+        """Execute a fork server: a Python process that imports once, and forks a worker for each order.
+
+        ``words``: its command, to which the number of a descriptor is added for its `ForkLink`. ``env``: its whole
+        environment (None: this process's, now), to which the job's token is added. stdin is ``/dev/null``; what
+        it writes is kept for `ForkServerLost`, which quotes the last line.
+
+        Returns its number for `WorkerSpec` at once. `ForkServerReady` or `ForkServerLost` follows; one that cannot
+        be executed, or that this kernel has not the means for, is lost, too. It serves one group after the other and
+        ends with the supervisor. No group's signals reach it.
+
+        Raises `SpecError`, and `EngineError` on a closed supervisor.
+        """
     def start(self, spec: LaunchSpec) -> None:
         """Check limits, then begin to spawn.
 
@@ -710,4 +780,59 @@ class SecureSession:
         """What the other side's next message holds; ``data`` is the whole message.
 
         Raises `SecureError` when it is not that message as it was made. Then every later call fails.
+        """
+
+@final
+class ForkLink:
+    """A fork server's connection with the engine, in the server's process.
+
+    The thread that makes it is the one that forks, and lives as long as the process: the workers die with it. In a
+    child of `os.fork` it is of no use.
+    """
+
+    def __new__(cls, fd: int) -> Self:
+        """``fd``: the last word of the command. It is the link's from now on. Raises `EngineError`."""
+    def ready(self) -> None:
+        """Say that everything is imported, so that orders may come. Raises `EngineError` if nobody listens."""
+    def refuse(self, text: str) -> None:
+        """Say why no worker is to come of this process, in one line, instead of `ready`. Then end."""
+    def next(self) -> ForkOrder | None:
+        """Wait for the next order. None: the engine has hung up, and the process is to end.
+
+        Tells the engine meanwhile which workers have ended, and reaps them when they are not needed any more.
+        """
+    def forked(self, order: ForkOrder, pid: int) -> None:
+        """Say which child was forked for an order, in the parent. Must come before `next`."""
+    def not_forked(self, order: ForkOrder, errno: int) -> None:
+        """Say that none could be. The engine gives no more orders then."""
+    def fileno(self) -> int:
+        """The descriptor."""
+
+@final
+class ForkOrder:
+    """One worker to be forked."""
+
+    @property
+    def argv(self) -> list[bytes]:
+        """The command that would start it without a fork server."""
+    @property
+    def entry(self) -> int:
+        """Place in `argv` of what follows the interpreter and its flags."""
+    @property
+    def environ(self) -> list[bytes]:
+        """Its environment, entry by entry: mostly ``NAME=value``, but whatever was inherited."""
+    def enter(self) -> None:
+        """Make the worker of this process: the first thing that a forked child does.
+
+        Its own process group, the attempt's cgroup, its streams and kept descriptors and no others, directory,
+        limit of open files, CPUs and memory policy, and the signal mask of every worker. It dies with the server.
+        All signals with a handler, SIGPIPE and SIGXFSZ get their default action, as execve would give them.
+
+        Comes back once the engine watches the worker. What fails is told to the engine, and ends the process with
+        code 127. Does nothing in the server.
+        """
+    def show_command(self) -> None:
+        """Make `argv` what others see as the command of this process, and `environ` its environment.
+
+        After `enter`. ``os.environ`` stays as it is: it was made before. Does nothing in the server.
         """

@@ -82,6 +82,21 @@ pub(crate) struct Killing {
     tier: &'static str,
 }
 
+/// A fork server takes orders.
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct ForkServerReady {
+    server: usize,
+}
+
+/// A fork server takes no more orders.
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct ForkServerLost {
+    server: usize,
+    text: String,
+}
+
 /// Last event of a group.
 #[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
 pub(crate) struct Ended {
@@ -183,6 +198,8 @@ record! {
     Stopping { reason, signum, grace_s }
     Killing { workers, tier }
     LogNotice { kind, worker, path, errno, count }
+    ForkServerReady { server }
+    ForkServerLost { server, text }
     Ended { first_failure, stop_signal, stragglers, survivors, oom_kills, tail }
 }
 

@@ -2,6 +2,7 @@
 
 mod error;
 mod event;
+mod fork;
 mod guard;
 mod secure;
 mod spec;
@@ -55,8 +56,11 @@ mod _core {
     use super::error::{BindingError, EngineError, LimitError, SpecError};
     #[pymodule_export]
     use super::event::{
-        Ended, Exit, Exited, Killing, LogNotice, Output, SignalReceived, Started, Stopping, Unbound,
+        Ended, Exit, Exited, ForkServerLost, ForkServerReady, Killing, LogNotice, Output, SignalReceived,
+        Started, Stopping, Unbound,
     };
+    #[pymodule_export]
+    use super::fork::{ForkLink, ForkOrder};
     #[pymodule_export]
     use super::guard::{Guard, GuardOutcome};
     #[pymodule_export]
@@ -84,6 +88,8 @@ mod _core {
             py.get_type::<SignalReceived>(),
             py.get_type::<Stopping>(),
             py.get_type::<Killing>(),
+            py.get_type::<ForkServerReady>(),
+            py.get_type::<ForkServerLost>(),
             py.get_type::<Ended>(),
         ] {
             union = union.bitor(class)?;

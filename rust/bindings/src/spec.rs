@@ -22,7 +22,7 @@ use call::Call;
 pub(crate) use stdio::Stdio;
 use stdio::{number, stream};
 pub(crate) use worker::WorkerSpec;
-use worker::are_equal;
+use worker::{are_equal, argv};
 
 const POLICIES: [(&str, engine::OnFailure); 2] = [
     ("stop", engine::OnFailure::Stop),
@@ -121,6 +121,56 @@ fn environment(mapping: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::EnvEn
     Ok(entries)
 }
 
+/// The environment of a group and what no mapping can hold of it; `None`: this process's.
+fn base(
+    py: Python<'_>,
+    env: Option<&Bound<'_, PyAny>>,
+    inherits: bool,
+) -> PyResult<(Vec<engine::EnvEntry>, Vec<CString>)> {
+    let env = match env {
+        Some(env) if inherits => inherited(env)?,
+        Some(env) => environment(Some(env))?,
+        None => inherited(&py.import("os")?.getattr("environ")?)?,
+    };
+    // Python changes the environment only while it holds its lock, as we do.
+    let block = inherits.then(engine::own_block).unwrap_or_default();
+    let odd = engine::odd_entries(&block, &env);
+    Ok((env, odd))
+}
+
+/// The spec of a fork server.
+pub(crate) fn fork_server(
+    py: Python<'_>,
+    words: &Bound<'_, PyAny>,
+    env: Option<&Bound<'_, PyAny>>,
+    cwd: Option<&Bound<'_, PyAny>>,
+) -> PyResult<engine::LaunchSpec> {
+    let (env, odd) = base(py, env, env.is_none())?;
+    let worker = engine::WorkerSpec {
+        argv: argv(words)?,
+        env: Vec::new(),
+        cwd: cwd.map(|cwd| c_string(cwd, "cwd")).transpose()?,
+        stdio: [engine::Stdio::Null, engine::Stdio::Null, engine::Stdio::Null],
+        cpus: Vec::new(),
+        memory: None,
+        foreground: false,
+        prefix: Vec::new(),
+        keep_fds: Vec::new(),
+        fork: None,
+    };
+    Ok(engine::LaunchSpec {
+        workers: vec![worker],
+        env,
+        inherits: false,
+        odd,
+        on_failure: engine::OnFailure::Report,
+        grace: Duration::ZERO,
+        binding: engine::Strictness::Wanted,
+        logs: engine::LogOptions::default(),
+        tells_signals: false,
+    })
+}
+
 fn line_files(given: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::LineFile>> {
     let Some(given) = given else { return Ok(Vec::new()) };
     each(given, |item| {
@@ -171,16 +221,10 @@ impl LaunchSpec {
             )));
         };
         let inherits = inherits || env.is_none();
-        let env = match env {
-            Some(env) if inherits => inherited(env)?,
-            Some(env) => environment(Some(env))?,
-            None => inherited(&py.import("os")?.getattr("environ")?)?,
-        };
-        // Python changes the environment only while it holds its lock, as we do.
-        let block = inherits.then(engine::own_block).unwrap_or_default();
+        let (env, odd) = base(py, env, inherits)?;
         let spec = engine::LaunchSpec {
             workers,
-            odd: engine::odd_entries(&block, &env),
+            odd,
             env,
             inherits,
             on_failure: *on_failure,

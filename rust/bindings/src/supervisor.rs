@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::error::{spec_error, to_python};
 use crate::event;
 use crate::guard::Guard;
-use crate::spec::{LaunchSpec, seconds};
+use crate::spec::{LaunchSpec, fork_server, seconds};
 
 /// Starts, watches and ends one worker group at a time.
 #[pyclass(frozen, module = "dsl._core")]
@@ -71,6 +71,20 @@ impl Supervisor {
         Ok(Self {
             handle: Mutex::new(Some(std::sync::Arc::new(handle))),
         })
+    }
+
+    /// Execute a fork server.
+    #[pyo3(signature = (words, *, env = None, cwd = None))]
+    fn start_fork_server(
+        &self,
+        py: Python<'_>,
+        words: &Bound<'_, PyAny>,
+        env: Option<&Bound<'_, PyAny>>,
+        cwd: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
+        let handle = self.handle()?;
+        let spec = fork_server(py, words, env, cwd)?;
+        py.detach(|| handle.start_fork_server(spec)).map_err(to_python)
     }
 
     /// Check limits, then begin to spawn.

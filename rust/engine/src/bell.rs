@@ -2,9 +2,10 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::Error;
+use crate::poller::is_readable;
 
 /// Readable from the first ring until it is silenced, however often it was rung.
 #[derive(Debug)]
@@ -25,11 +26,7 @@ impl Bell {
 
     /// Whether it was rung, and not silenced since.
     pub fn is_rung(&self) -> bool {
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)) == Ok(1)
+        is_readable(&self.0)
     }
 
     /// Makes it unreadable; whether it was rung. Of several threads one is told of a ring.

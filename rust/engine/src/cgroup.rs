@@ -7,7 +7,7 @@
 //! [cgroup v2]: https://docs.kernel.org/admin-guide/cgroup-v2.html
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
@@ -161,6 +161,11 @@ impl AttemptCgroup {
     /// The directory, for `CLONE_INTO_CGROUP`.
     pub fn dir(&self) -> BorrowedFd<'_> {
         self.0.dir.as_fd()
+    }
+
+    /// The list of its processes, open for a process that is to move itself here.
+    pub(crate) fn list(&self) -> io::Result<OwnedFd> {
+        self.0.open_for_write("cgroup.procs")
     }
 
     /// The open `cgroup.events`: wait for `EPOLLPRI`, then ask [`AttemptCgroup::populated`], which also rearms it.

@@ -257,6 +257,18 @@ pub enum Event {
         /// By which means.
         tier: KillTier,
     },
+    /// A fork server has imported what it was to import, and takes orders.
+    ForkServerReady {
+        /// Its number.
+        server: usize,
+    },
+    /// A fork server takes no more orders: its workers are started plainly from now on. Told once.
+    ForkServerLost {
+        /// Its number.
+        server: usize,
+        /// Why: one line.
+        text: String,
+    },
     /// The last event of a group.
     Ended {
         /// The earliest death that we did not cause.
@@ -279,7 +291,7 @@ impl Event {
     /// Something a report needs at once, as against the bookkeeping of a healthy group.
     pub fn is_urgent(&self) -> bool {
         match self {
-            Self::Started { .. } => false,
+            Self::Started { .. } | Self::ForkServerReady { .. } => false,
             Self::Exited(exit) => exit.failed() && !exit.caused_by_stop,
             _ => true,
         }

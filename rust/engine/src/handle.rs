@@ -21,6 +21,7 @@ use news::{News, held_up_pipes};
 
 enum Command {
     Start(Arc<LaunchSpec>, Sender<Result<(), Error>>),
+    StartForkServer(Box<LaunchSpec>, Sender<Result<usize, Error>>),
     Signal { number: i32, worker: Option<usize> },
     Stop { signal: i32, grace: Option<Duration> },
     Kill,
@@ -75,6 +76,13 @@ impl Handle {
     pub fn start(&self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
         let (report, answer) = channel();
         self.send(Command::Start(spec, report))?;
+        answer.recv().map_err(|_| Error::Closed)?
+    }
+
+    /// Executes a fork server, see [`Supervisor::start_fork_server`]; its number.
+    pub fn start_fork_server(&self, spec: LaunchSpec) -> Result<usize, Error> {
+        let (report, answer) = channel();
+        self.send(Command::StartForkServer(Box::new(spec), report))?;
         answer.recv().map_err(|_| Error::Closed)?
     }
 
@@ -223,6 +231,9 @@ fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) 
             Ok(Command::Start(spec, report)) => {
                 let result = supervisor.start(spec).inspect(|()| news.begin());
                 let _ = report.send(result);
+            }
+            Ok(Command::StartForkServer(spec, report)) => {
+                let _ = report.send(supervisor.start_fork_server(*spec));
             }
             Ok(Command::Signal { number, worker }) => supervisor.signal(number, worker),
             Ok(Command::Stop { signal, grace }) => supervisor.stop(signal, grace),

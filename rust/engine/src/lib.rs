@@ -24,6 +24,7 @@ pub mod cgroup;
 pub mod error;
 pub mod event;
 pub mod features;
+pub mod forkserver;
 mod group;
 mod guard;
 mod handle;

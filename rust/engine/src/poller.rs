@@ -2,9 +2,9 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use crate::error::Error;
 
@@ -62,6 +62,28 @@ impl Poller {
             Ok((ready, _)) => Ok(ready.iter().map(|event| event.data.u64()).collect()),
             Err(rustix::io::Errno::INTR) => Ok(Vec::new()),
             Err(error) => Err(Error::os("epoll_wait")(error)),
+        }
+    }
+}
+
+/// Whether there is something to read from a descriptor now, or it was hung up.
+pub(crate) fn is_readable(fd: impl AsFd) -> bool {
+    wait_readable(&[fd.as_fd()], Duration::ZERO)
+}
+
+/// Waits until there is something to read from one of these, or it is hung up; false when the time is over.
+pub(crate) fn wait_readable(fds: &[BorrowedFd<'_>], timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        match poll(&mut polled, Some(&left)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ready => return ready.is_ok_and(|count| count > 0),
         }
     }
 }

@@ -39,6 +39,12 @@ pub fn environ_carries(environ: &[u8], key: &[u8], token: &[u8]) -> bool {
             .any(|value| value.split(|&byte| byte == b':').any(|item| item == token))
 }
 
+/// Whether a process is stopped by a signal; false where that cannot be seen.
+pub(crate) fn is_stopped(pid: i32) -> bool {
+    let stat = ProcFs::open().and_then(|mut procfs| procfs.stat(pid));
+    stat.is_ok_and(|stat| stat.is_stopped())
+}
+
 /// An open `/proc` with the buffers for reading it; one for each thread that scans.
 #[derive(Debug)]
 pub struct ProcFs {

@@ -15,19 +15,21 @@ use crate::features::Features;
 use crate::poller::Poller;
 use crate::spec::{LaunchSpec, MemoryMode, WorkerSpec};
 use crate::sys::clone::{
-    self, ChildPlan, ChildStack, Descriptors, Failure, Interfaces, MemoryPolicy, PointerArray, ProcessGroup,
-    Step,
+    self, ChildPlan, ChildStack, Descriptors, Entry, Failure, Interfaces, MemoryPolicy, PointerArray,
+    ProcessGroup, Step,
 };
 use crate::sys::signal::SignalSet;
 
 mod descriptors;
 mod environment;
+mod fork;
 mod program;
 mod streams;
 
 use descriptors::inheritable_descriptors;
-pub(crate) use descriptors::{fill_standard_streams, open_files_limit};
+pub(crate) use descriptors::{all_descriptors, fill_standard_streams, open_files_limit};
 pub(crate) use environment::EnvTable;
+pub(crate) use fork::Prepared;
 use program::Programs;
 use streams::{Ends, Slots};
 
@@ -135,28 +137,30 @@ impl Spawner {
             path: &path,
             argv: &argv,
             envp: &envp,
-            cwd: spec.cwd.as_deref(),
-            stdio,
             descriptors: if self.close_range {
                 let highest = kept.last().map_or(0, |fd| *fd as u32 + 1);
                 Descriptors::Unshare(self.slots.first_unkept().max(highest))
             } else {
                 Descriptors::CloseListed(&self.inheritable)
             },
-            kept: &kept,
-            group: match context.foreground_group {
-                // Without a number it is the agent's still.
-                Some(0) | None if spec.foreground => ProcessGroup::Inherit,
-                Some(group) if spec.foreground => ProcessGroup::Join(group),
-                _ => ProcessGroup::Own,
+            entry: Entry {
+                cwd: spec.cwd.as_deref(),
+                stdio,
+                kept: &kept,
+                group: match context.foreground_group {
+                    // Without a number it is the agent's still.
+                    Some(0) | None if spec.foreground => ProcessGroup::Inherit,
+                    Some(group) if spec.foreground => ProcessGroup::Join(group),
+                    _ => ProcessGroup::Own,
+                },
+                parent_death_signal: Some(libc::SIGKILL),
+                open_files: Some(self.open_files),
+                cpus: &cpus,
+                memory: memory.as_ref(),
+                requires_cpus: launch.binding.requires_cpus(),
+                requires_memory: launch.binding.requires_memory(),
+                mask: self.mask,
             },
-            parent_death_signal: Some(libc::SIGKILL),
-            open_files: Some(self.open_files),
-            cpus: &cpus,
-            memory: memory.as_ref(),
-            requires_cpus: launch.binding.requires_cpus(),
-            requires_memory: launch.binding.requires_memory(),
-            mask: self.mask,
             // In a copy of our table another file may have the pidfd's number by chance.
             watch: self.close_range.then(|| (context.poller.as_fd(), token)),
         };

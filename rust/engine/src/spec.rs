@@ -173,6 +173,17 @@ pub struct WorkerSpec {
     pub prefix: Vec<u8>,
     /// Descriptors of this process, from 3 on, that it has under the same numbers. They stay the caller's.
     pub keep_fds: Vec<i32>,
+    /// The fork server that may start it; else `argv` is executed.
+    pub fork: Option<Fork>,
+}
+
+/// How a worker can be forked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fork {
+    /// Number of the fork server, as the supervisor gave it.
+    pub server: usize,
+    /// The first word of `argv` behind the interpreter and its flags.
+    pub entry: usize,
 }
 
 impl WorkerSpec {
@@ -274,6 +285,12 @@ pub enum SpecError {
     /// A descriptor is named twice.
     #[error("worker {0}: descriptor {1} is to be kept twice")]
     KeptTwice(usize, i32),
+    /// There is nothing for a fork server to run.
+    #[error("worker {0}: fork_entry must be the place in argv of what follows the interpreter and its flags")]
+    ForkEntry(usize),
+    /// The supervisor has not started it.
+    #[error("worker {0}: this supervisor has no fork server {1}")]
+    NoForkServer(usize, usize),
 }
 
 impl LaunchSpec {
@@ -311,6 +328,10 @@ impl LaunchSpec {
                     return Err(SpecError::KeptTwice(index, *fd));
                 }
             }
+            let has_entry = |fork: Fork| (1..worker.argv.len()).contains(&fork.entry);
+            if !worker.fork.is_none_or(has_entry) {
+                return Err(SpecError::ForkEntry(index));
+            }
             if worker.foreground
                 && let Some(first) = foreground.replace(index)
             {
@@ -344,6 +365,7 @@ mod tests {
             foreground: false,
             prefix: Vec::new(),
             keep_fds: fds.to_vec(),
+            fork: None,
         };
         let launch = LaunchSpec {
             workers: vec![worker],

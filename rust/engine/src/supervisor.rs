@@ -10,6 +10,7 @@ use crate::cgroup::{self, JobCgroup, OomCounter};
 use crate::error::Error;
 use crate::event::{Event, StopReason, Survivor};
 use crate::features::Features;
+use crate::forkserver::Server;
 use crate::group::{Action, Input};
 use crate::guard::Agent;
 use crate::mux::{Consoles, Mux};
@@ -20,6 +21,7 @@ use crate::sys::signal::{self, SignalSet};
 use crate::token;
 
 mod ending;
+mod forks;
 mod guard_link;
 mod intake;
 mod job;
@@ -58,6 +60,8 @@ pub struct Supervisor {
     oom: OomCounter,
     attempts: u32,
     remains: Remains,
+    /// By their numbers; `None` for one that never was.
+    servers: Vec<Option<Server>>,
     job: Option<Job>,
     /// Reads the workers' output, where that is passed on.
     mux: Option<Mux>,
@@ -103,6 +107,7 @@ impl Supervisor {
             cgroup,
             oom: OomCounter::own(),
             attempts: 0,
+            servers: Vec::new(),
             job: None,
             mux: None,
             consoles: Arc::new(Consoles::new()?),
@@ -195,6 +200,7 @@ impl Supervisor {
                     self.listen_to_mux();
                 }
                 Watched::Cgroup => self.cgroup_changed(),
+                Watched::ForkServer(number) => self.listen_to_server(number),
             }
         }
         if self.sweeps {
@@ -218,7 +224,7 @@ impl Supervisor {
 
     /// More workers are to be started, so the next turn will not wait.
     pub fn is_starting(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| job.group.may_start())
+        self.job.as_ref().is_some_and(|job| job.group.may_start()) && !self.awaits_server()
     }
 
     /// How long nothing is due; `None` for ever.
@@ -242,7 +248,8 @@ impl Supervisor {
     }
 
     fn reap(&mut self, index: usize, now: SystemTime) -> Option<Input> {
-        let (exit, input) = self.job.as_mut()?.reap(index, now, &self.poller)?;
+        let reaped = self.job.as_mut()?.reap(index, now, &self.poller);
+        let (exit, input) = reaped.or_else(|| self.collect_forked(index, now))?;
         self.events.push(Event::Exited(exit));
         Some(input)
     }
@@ -251,7 +258,8 @@ impl Supervisor {
         let now = Instant::now();
         if self.orphans_due.is_some_and(|due| due <= now) {
             self.orphans_due = None;
-            if self.link.is_some() && reap_orphans(&self.running_pids()) == Orphans::Hidden {
+            let spared = [self.running_pids(), self.server_pids()].concat();
+            if self.link.is_some() && reap_orphans(&spared) == Orphans::Hidden {
                 self.orphans_due = Some(now + ORPHAN_DELAY);
             }
         }
@@ -307,6 +315,7 @@ impl Drop for Supervisor {
                 self.events.clear();
             }
         }
+        self.end_servers();
         // An agent's cgroup is its guard's to remove.
         if let (None, Some(cgroup)) = (&self.link, &self.cgroup) {
             cgroup.remove();

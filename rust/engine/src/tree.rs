@@ -36,6 +36,8 @@ pub(crate) struct Scope<'a> {
     pub(crate) token: Option<&'a str>,
     /// This process does not, whatever it descends from.
     pub(crate) spared: Option<i32>,
+    /// Nor do these, with all that descends from them and from no root.
+    pub(crate) servers: &'a [i32],
 }
 
 /// What a pass over the job has done.
@@ -78,6 +80,7 @@ impl Tree {
         };
         let mut found: Vec<Stat> = all.iter().filter(is_root).copied().collect();
         let mut above: Vec<i32> = found.iter().map(|stat| stat.pid).collect();
+        let sheltered = sheltered(&all, scope.servers, &above);
         above.extend(scope.own_descendants.then_some(own));
         found.extend(descendants(&all, &above));
         if let Some(token) = scope.token {
@@ -88,7 +91,8 @@ impl Tree {
             found.extend(descendants(&all, &above));
         }
         let mut known = HashSet::new();
-        found.retain(|stat| !stat.is_dead() && scope.spared != Some(stat.pid) && known.insert(stat.pid));
+        let is_other = |pid| scope.spared == Some(pid) || sheltered.contains(&pid);
+        found.retain(|stat| !stat.is_dead() && !is_other(stat.pid) && known.insert(stat.pid));
         Ok(found)
     }
 
@@ -207,6 +211,19 @@ impl Tree {
     }
 }
 
+/// Fork servers and what descends from them, less the workers among it and what descends from these.
+fn sheltered(all: &[Stat], servers: &[i32], workers: &[i32]) -> HashSet<i32> {
+    if servers.is_empty() {
+        return HashSet::new();
+    }
+    let below = |above: &[i32]| descendants(all, above).into_iter().map(|stat| stat.pid).collect();
+    let mut sheltered: HashSet<i32> = below(servers);
+    sheltered.extend(servers);
+    let of_workers: HashSet<i32> = below(workers);
+    sheltered.retain(|pid| !workers.contains(pid) && !of_workers.contains(pid));
+    sheltered
+}
+
 /// Whether the kernel refuses our signals to a process that was seen a moment ago. Sends none.
 fn may_not_signal(pid: i32) -> bool {
     Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM))
@@ -228,6 +245,7 @@ mod tests {
             known: &[],
             token: None,
             spared: None,
+            servers: &[],
         };
         let deadline = Instant::now() + Duration::from_secs(10);
         let found = loop {

@@ -1,6 +1,6 @@
 //! One worker of a launch spec.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 
 use dsl_engine::spec as engine;
 use pyo3::exceptions::PyTypeError;
@@ -39,10 +39,24 @@ fn memory(given: Option<(String, Vec<u32>)>) -> PyResult<Option<(engine::MemoryM
     Ok(Some((*mode, nodes)))
 }
 
+/// The words of a command, of which there is one at least.
+pub(super) fn argv(given: &Bound<'_, PyAny>) -> PyResult<Vec<CString>> {
+    if given.extract::<OsString>().is_ok() || given.is_instance_of::<PyBytes>() {
+        return Err(PyTypeError::new_err(
+            "argv must be a sequence of strings, not one string",
+        ));
+    }
+    let argv = each(given, |word| c_string(&word, "an argument"))?;
+    if argv.first().is_none_or(|program| program.is_empty()) {
+        return Err(spec_error("a worker has an empty argv: name a program"));
+    }
+    Ok(argv)
+}
+
 #[pymethods]
 impl WorkerSpec {
     #[new]
-    #[pyo3(signature = (argv, *, env = None, cwd = None, stdin = None, stdout = None, stderr = None, cpus = None, mempolicy = None, foreground = false, prefix = None, keep_fds = None))]
+    #[pyo3(signature = (argv, *, env = None, cwd = None, stdin = None, stdout = None, stderr = None, cpus = None, mempolicy = None, foreground = false, prefix = None, keep_fds = None, fork_server = None, fork_entry = 0))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of a Python constructor"
@@ -59,18 +73,11 @@ impl WorkerSpec {
         foreground: bool,
         prefix: Option<&Bound<'_, PyAny>>,
         keep_fds: Option<Vec<i32>>,
+        fork_server: Option<usize>,
+        fork_entry: usize,
     ) -> PyResult<Self> {
-        if argv.extract::<OsString>().is_ok() || argv.is_instance_of::<PyBytes>() {
-            return Err(PyTypeError::new_err(
-                "argv must be a sequence of strings, not one string",
-            ));
-        }
-        let argv = each(argv, |word| c_string(&word, "an argument"))?;
-        if argv.first().is_none_or(|program| program.is_empty()) {
-            return Err(spec_error("a worker has an empty argv: name a program"));
-        }
         Ok(Self(engine::WorkerSpec {
-            argv,
+            argv: self::argv(argv)?,
             env: environment(env)?,
             cwd: cwd.map(|cwd| c_string(cwd, "cwd")).transpose()?,
             stdio: [
@@ -83,6 +90,10 @@ impl WorkerSpec {
             foreground,
             prefix: prefix.map(bytes_of).transpose()?.unwrap_or_default(),
             keep_fds: keep_fds.unwrap_or_default(),
+            fork: fork_server.map(|server| engine::Fork {
+                server,
+                entry: fork_entry,
+            }),
         }))
     }
 
@@ -142,6 +153,16 @@ impl WorkerSpec {
         self.0.keep_fds.clone()
     }
 
+    #[getter]
+    fn fork_server(&self) -> Option<usize> {
+        self.0.fork.map(|fork| fork.server)
+    }
+
+    #[getter]
+    fn fork_entry(&self) -> usize {
+        self.0.fork.map_or(0, |fork| fork.entry)
+    }
+
     /// Values of variables may be secret, and are not shown.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut call = Call::new(py, "WorkerSpec".to_owned());
@@ -162,6 +183,8 @@ impl WorkerSpec {
             )?;
         }
         call.keyword("keep_fds", self.keep_fds(), Vec::new())?;
+        call.keyword("fork_server", self.fork_server(), None)?;
+        call.keyword("fork_entry", self.fork_entry(), 0)?;
         Ok(call.finish())
     }
 }
@@ -184,6 +207,7 @@ pub(super) fn are_equal(one: &engine::WorkerSpec, other: &engine::WorkerSpec) ->
         foreground,
         prefix,
         keep_fds,
+        fork,
     } = one;
     *argv == other.argv
         && effective(env) == effective(&other.env)
@@ -194,6 +218,7 @@ pub(super) fn are_equal(one: &engine::WorkerSpec, other: &engine::WorkerSpec) ->
         && *foreground == other.foreground
         && *prefix == other.prefix
         && sorted(keep_fds) == sorted(&other.keep_fds)
+        && *fork == other.fork
 }
 
 fn sorted(fds: &[i32]) -> Vec<i32> {

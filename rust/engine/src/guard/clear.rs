@@ -56,6 +56,7 @@ impl Leftovers<'_> {
             known: &[],
             token: (self.agent_killed || self.has_strangers).then_some(self.token),
             spared: None,
+            servers: &[],
         }
     }
 }

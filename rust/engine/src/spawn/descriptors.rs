@@ -21,6 +21,12 @@ pub(crate) fn fill_standard_streams() -> io::Result<()> {
 
 /// Descriptors above the standard streams that would stay open in a worker.
 pub(super) fn inheritable_descriptors() -> io::Result<Vec<RawFd>> {
+    let all = all_descriptors()?.into_iter();
+    Ok(all.filter(|fd| !crate::sys::is_close_on_exec(*fd)).collect())
+}
+
+/// All descriptors above the standard streams.
+pub(crate) fn all_descriptors() -> io::Result<Vec<RawFd>> {
     let directory = File::open("/proc/self/fd")?;
     let own = directory.as_raw_fd();
     let mut found = Vec::new();
@@ -34,7 +40,7 @@ pub(super) fn inheritable_descriptors() -> io::Result<Vec<RawFd>> {
         else {
             continue;
         };
-        if fd > 2 && fd != own && !crate::sys::is_close_on_exec(fd) {
+        if fd > 2 && fd != own {
             found.push(fd);
         }
     }

@@ -35,8 +35,13 @@ impl EnvTable {
         table
     }
 
-    /// The environment of a worker with entries of its own. None of them replaces the job's mark.
+    /// The environment of a worker with entries of its own.
     pub(super) fn pointers<'a>(&'a self, own: &'a [EnvEntry]) -> PointerArray<'a> {
+        PointerArray::new(self.block(own))
+    }
+
+    /// The entries of a worker with some of its own. None of these replaces the job's mark.
+    pub(super) fn block<'a>(&'a self, own: &'a [EnvEntry]) -> impl Iterator<Item = &'a CStr> {
         let mut strings: Vec<&CStr> = self.entries.iter().map(EnvEntry::text).collect();
         let mut new: Vec<&EnvEntry> = Vec::new();
         for entry in own
@@ -53,12 +58,8 @@ impl EnvTable {
         }
         let is_kept = |entry: &&CString| !own.iter().any(|own| own.key() == name(entry));
         let odd = self.odd.iter().filter(is_kept).map(CString::as_c_str);
-        PointerArray::new(
-            strings
-                .into_iter()
-                .chain(new.into_iter().map(EnvEntry::text))
-                .chain(odd),
-        )
+        strings.extend(new.into_iter().map(EnvEntry::text).chain(odd));
+        strings.into_iter()
     }
 
     /// What a worker finds under this name.

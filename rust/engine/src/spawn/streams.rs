@@ -148,7 +148,7 @@ fn open_stream(path: &CStr, input: bool, append: bool) -> Result<OwnedFd, Errno>
 }
 
 /// A copy of a descriptor that the caller named by number.
-fn borrow(fd: RawFd) -> Result<OwnedFd, Errno> {
+pub(super) fn borrow(fd: RawFd) -> Result<OwnedFd, Errno> {
     crate::sys::duplicate(fd).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::BADF))
 }
 

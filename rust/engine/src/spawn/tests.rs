@@ -46,6 +46,7 @@ fn worker(argv: &[&str], stdio: [Stdio; 3]) -> WorkerSpec {
         foreground: false,
         prefix: Vec::new(),
         keep_fds: Vec::new(),
+        fork: None,
     }
 }
 

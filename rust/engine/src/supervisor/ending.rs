@@ -34,11 +34,13 @@ impl Supervisor {
     /// What is known of the group, for a look at its remains.
     pub(super) fn with_remains<T>(&mut self, work: impl FnOnce(&mut Remains, Group<'_>) -> T) -> Option<T> {
         let workers = self.running_pids();
+        let servers = self.server_pids();
         let job = self.job.as_ref()?;
         let group = Group {
             cgroup: job.cgroup.as_ref(),
             workers: &workers,
             leaders: &job.leaders,
+            servers: &servers,
         };
         Some(work(&mut self.remains, group))
     }
@@ -90,6 +92,7 @@ impl Supervisor {
             job.count_oom_kills(self.oom.kills());
         }
         self.drop_cgroup();
+        self.reap_forked();
         let Some(job) = &mut self.job else { return };
         let abandoned = job.abandon(SystemTime::now(), &self.poller);
         self.events.extend(abandoned.into_iter().map(Event::Exited));

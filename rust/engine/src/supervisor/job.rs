@@ -1,13 +1,14 @@
 //! The workers of one group, and what is known of them.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::cgroup::AttemptCgroup;
 use crate::event::{Ending, Exit};
 use crate::group::{Group, Input};
-use crate::poller::Poller;
+use crate::poller::{Poller, is_readable};
+use crate::procfs;
 use crate::spawn::EnvTable;
 use crate::spec::LaunchSpec;
 use crate::sys::signal;
@@ -27,8 +28,17 @@ pub(super) enum State {
         pid: i32,
         pidfd: Option<OwnedFd>,
         started: SystemTime,
+        /// Whose child it is, if not ours.
+        origin: Option<Origin>,
     },
     Ended,
+}
+
+/// The fork server that has forked a worker, and the order that it came of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub(super) server: usize,
+    pub(super) order: u64,
 }
 
 pub(super) struct Job {
@@ -120,7 +130,7 @@ impl Job {
     /// A stopped worker would not see a signal before the deadline.
     pub(super) fn resume_stopped(&self) {
         for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
-            if worker.pid().is_some_and(is_stopped) {
+            if worker.is_stopped() {
                 worker.send(libc::SIGCONT, spec.foreground);
             }
         }
@@ -151,20 +161,56 @@ impl Job {
         (number > 0).then_some(number)
     }
 
-    /// Collects a dead worker; `None` when it is alive or was collected before.
+    /// Collects a dead child; `None` when it is alive, was collected before, or is not ours.
     pub(super) fn reap(&mut self, index: usize, now: SystemTime, poller: &Poller) -> Option<(Exit, Input)> {
-        let worker = self.workers.get(index)?;
-        let State::Running { pid, pidfd, started } = &worker.state else {
+        let State::Running {
+            pid,
+            pidfd,
+            origin: None,
+            ..
+        } = &self.workers.get(index)?.state
+        else {
             return None;
         };
         let target = pidfd
             .as_ref()
             .map_or(Target::Pid(*pid), |pidfd| Target::PidFd(pidfd.as_fd()));
-        let (ending, death) = match try_wait(target, true) {
-            Ok(None) => return None,
-            Ok(Some(death)) => (Ending::from(&death), Some(death)),
+        match try_wait(target, true) {
+            Ok(None) => None,
+            Ok(Some(death)) => self.bury(index, Ending::from(&death), Some(death), now, poller),
             // Somebody else in this program has waited for it; its status is lost.
-            Err(_) => (Ending::Lost, None),
+            Err(_) => self.bury(index, Ending::Lost, None, now, poller),
+        }
+    }
+
+    /// The fork server of a worker that has died, with its pidfd.
+    pub(super) fn dead_forked(&self, index: usize) -> Option<(Origin, BorrowedFd<'_>)> {
+        let State::Running {
+            pidfd: Some(pidfd),
+            origin: Some(origin),
+            ..
+        } = &self.workers.get(index)?.state
+        else {
+            return None;
+        };
+        is_readable(pidfd).then(|| (*origin, pidfd.as_fd()))
+    }
+
+    /// Notes how a worker has ended.
+    pub(super) fn bury(
+        &mut self,
+        index: usize,
+        ending: Ending,
+        death: Option<Death>,
+        now: SystemTime,
+        poller: &Poller,
+    ) -> Option<(Exit, Input)> {
+        let worker = self.workers.get(index)?;
+        let State::Running {
+            pid, pidfd, started, ..
+        } = &worker.state
+        else {
+            return None;
         };
         if let Some(pidfd) = pidfd {
             poller.forget(pidfd);
@@ -231,8 +277,33 @@ impl Worker {
         }
     }
 
+    fn is_stopped(&self) -> bool {
+        match self.state {
+            State::Running {
+                pid, origin: None, ..
+            } => is_stopped(pid),
+            // Only a parent can wait for a stop.
+            State::Running { pid, .. } => procfs::is_stopped(pid),
+            State::Pending | State::Ended => false,
+        }
+    }
+
+    /// Its pid is its own: a child of ours is unreaped, and that of a fork server is while the server lives.
+    fn is_pinned(&self) -> bool {
+        match &self.state {
+            State::Running {
+                origin: Some(_),
+                pidfd: Some(pidfd),
+                ..
+            } => signal::can_signal_pidfd(pidfd),
+            _ => true,
+        }
+    }
+
     fn send(&self, number: i32, foreground: bool) {
-        let Some(pid) = self.pid() else { return };
+        let Some(pid) = self.pid().filter(|_| self.is_pinned()) else {
+            return;
+        };
         // The unreaped worker pins its pid and with it the group's. A failure means that it has just died.
         if !foreground {
             let _ = signal::send(-pid, number);

@@ -1,7 +1,7 @@
 //! What is left of a job once its workers have ended, or while they must not be left to end by themselves.
 //!
 //! As subreaper (in an agent) we are the parent of whatever outlives its own, so the kernel says exactly when
-//! nothing is left. Inside somebody's program the job's cgroup says it, and without one the process table does.
+//! nothing is left; beside a fork server, which is our child, too, the process table does. Inside somebody's program the job's cgroup says it, and without one the process table does.
 //! Who can look nowhere does not know that nothing is left, and says so.
 
 use std::io;
@@ -26,6 +26,8 @@ pub(super) struct Group<'a> {
     pub(super) workers: &'a [i32],
     /// Pids of all workers that were started, each of which has led a process group.
     pub(super) leaders: &'a [i32],
+    /// Pids of the fork servers, which are of no group.
+    pub(super) servers: &'a [i32],
 }
 
 /// Finds and ends the processes of a job.
@@ -49,6 +51,45 @@ impl Remains {
         }
     }
 
+    /// Whether what is left can be told from fork servers.
+    pub(super) fn can_spare_servers(&self) -> bool {
+        self.tree.is_ok()
+    }
+
+    /// What descends from fork servers beside workers.
+    pub(super) fn helpers_of(&mut self, servers: &[i32]) -> Vec<(i32, u64)> {
+        let scope = Scope {
+            own_descendants: false,
+            roots: servers,
+            known: &[],
+            token: None,
+            spared: None,
+            servers: &[],
+        };
+        let members = self.tree.as_mut().ok().and_then(|tree| tree.members(scope).ok());
+        let helpers = members
+            .into_iter()
+            .flatten()
+            .filter(|stat| !servers.contains(&stat.pid));
+        helpers.map(|stat| (stat.pid, stat.start_time)).collect()
+    }
+
+    /// Kills processes that were seen before, with what descends from them.
+    pub(super) fn kill_known(&mut self, known: &[(i32, u64)]) {
+        let scope = Scope {
+            own_descendants: false,
+            roots: &[],
+            known,
+            token: None,
+            spared: None,
+            servers: &[],
+        };
+        if let (Ok(tree), false) = (&mut self.tree, known.is_empty()) {
+            // What cannot be looked for any more is not found.
+            let _ = tree.kill_all(scope);
+        }
+    }
+
     /// Begins a group.
     pub(super) fn forget(&mut self) {
         self.known.clear();
@@ -58,9 +99,15 @@ impl Remains {
     /// help, and [`Remains::survivors`] tells of it.
     pub(super) fn are_none(&mut self, group: Group<'_>) -> bool {
         if self.adopting {
-            return reap_orphans(group.workers) == Orphans::None;
+            let spared = [group.workers, group.servers].concat();
+            let orphans = reap_orphans(&spared);
+            if group.servers.is_empty() || orphans == Orphans::None {
+                return orphans == Orphans::None;
+            }
         }
-        if let Some(populated) = group.cgroup.and_then(|cgroup| cgroup.populated().ok()) {
+        if let Some(populated) = group.cgroup.and_then(|cgroup| cgroup.populated().ok())
+            && (populated || !self.adopting)
+        {
             return !populated;
         }
         let empty = |tree: &mut Tree, scope: Scope<'_>| {
@@ -161,10 +208,16 @@ impl Remains {
     ) -> Option<T> {
         let scope = Scope {
             own_descendants: self.adopting,
-            roots: if self.adopting { &[] } else { group.workers },
+            // Those of a fork server descend from it.
+            roots: if self.adopting && group.servers.is_empty() {
+                &[]
+            } else {
+                group.workers
+            },
             known: &self.known,
             token: (by_token && !self.adopting).then_some(self.token.as_str()),
             spared: None,
+            servers: group.servers,
         };
         self.tree.as_mut().ok().map(|tree| work(tree, scope))
     }

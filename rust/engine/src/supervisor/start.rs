@@ -9,7 +9,7 @@ use crate::event::{Ending, Event};
 use crate::group::Input;
 use crate::spawn::{AttemptContext, EnvTable, Started};
 use crate::spec::{LaunchSpec, Stdio};
-use crate::supervisor::job::{Job, State};
+use crate::supervisor::job::{Job, Origin, State};
 use crate::supervisor::prepare::{check_binding, log_stream, log_thread, raise_limits, token_entry};
 use crate::supervisor::{Supervisor, Watched};
 use crate::sys::signal;
@@ -27,6 +27,7 @@ impl Supervisor {
             return Err(Error::ChildSignalIgnored);
         }
         spec.validate()?;
+        self.check_servers(&spec)?;
         check_binding(&spec)?;
         raise_limits(&spec)?;
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
@@ -39,8 +40,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A cgroup in which every worker is born; one that a worker would have to be moved to afterwards is of no
-    /// use, because what the worker has forked by then stays outside.
+    /// A cgroup in which every worker is born, or that it joins before a line of the user's has run: what a worker
+    /// forks before it is moved would stay outside.
     fn attempt_cgroup(&mut self) -> Option<AttemptCgroup> {
         let job = self
             .cgroup
@@ -73,29 +74,42 @@ impl Supervisor {
 
     pub(super) fn start_some(&mut self) {
         for _ in 0..SPAWN_SLICE {
-            let Some(job) = &mut self.job else { return };
-            if !job.group.may_start() {
+            if !self.job.as_ref().is_some_and(|job| job.group.may_start()) {
                 return;
             }
-            let index = job.next;
-            job.next += 1;
-            let context = AttemptContext {
-                env: &job.env,
-                cgroup: job.cgroup.as_ref(),
-                foreground_group: self.link.as_ref().map(|link| link.foreground_group),
-                poller: &self.poller,
-            };
-            let token = Watched::Worker(index).encode();
-            let result = self.spawner.start(&job.spec, index, token, &context);
-            let now = SystemTime::now();
-            match result {
-                Ok(started) => self.worker_started(index, started, now),
-                Err(failure) => self.never_ran(index, Ending::NotStarted(failure), now),
+            if self.awaits_server() || self.start_forked(SPAWN_SLICE) {
+                return;
             }
+            self.start_next();
         }
     }
 
-    fn worker_started(&mut self, index: usize, started: Started, now: SystemTime) {
+    fn start_next(&mut self) {
+        let Some(job) = &mut self.job else { return };
+        let index = job.next;
+        job.next += 1;
+        let context = AttemptContext {
+            env: &job.env,
+            cgroup: job.cgroup.as_ref(),
+            foreground_group: self.link.as_ref().map(|link| link.foreground_group),
+            poller: &self.poller,
+        };
+        let token = Watched::Worker(index).encode();
+        let result = self.spawner.start(&job.spec, index, token, &context);
+        let now = SystemTime::now();
+        match result {
+            Ok(started) => self.worker_started(index, started, None, now),
+            Err(failure) => self.never_ran(index, Ending::NotStarted(failure), now),
+        }
+    }
+
+    pub(super) fn worker_started(
+        &mut self,
+        index: usize,
+        started: Started,
+        origin: Option<Origin>,
+        now: SystemTime,
+    ) {
         if !started.in_cgroup {
             self.drop_cgroup();
         }
@@ -127,6 +141,7 @@ impl Supervisor {
             pid: started.pid,
             pidfd: started.pidfd,
             started: now,
+            origin,
         };
         self.events.push(Event::Started {
             worker: index,
@@ -143,7 +158,7 @@ impl Supervisor {
         self.step(Input::Started);
     }
 
-    fn never_ran(&mut self, index: usize, ending: Ending, now: SystemTime) {
+    pub(super) fn never_ran(&mut self, index: usize, ending: Ending, now: SystemTime) {
         let Some(job) = &mut self.job else { return };
         let (exit, input) = job.never_ran(index, ending, now);
         self.events.push(Event::Exited(exit));

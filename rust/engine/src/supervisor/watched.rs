@@ -15,6 +15,8 @@ pub(super) enum Watched {
     Wake,
     /// The attempt's cgroup has become empty, or is no more.
     Cgroup,
+    /// This fork server has said something, or has died.
+    ForkServer(usize),
 }
 
 impl Watched {
@@ -26,6 +28,7 @@ impl Watched {
             Self::Guard => (3, 0),
             Self::Wake => (4, 0),
             Self::Cgroup => (5, 0),
+            Self::ForkServer(server) => (6, server),
         };
         (number as u64) << 3 | kind
     }
@@ -39,6 +42,7 @@ impl Watched {
             3 => Some(Self::Guard),
             4 => Some(Self::Wake),
             5 => Some(Self::Cgroup),
+            6 => Some(Self::ForkServer(number)),
             _ => None,
         }
     }
@@ -59,6 +63,7 @@ mod tests {
             Watched::Guard,
             Watched::Wake,
             Watched::Cgroup,
+            Watched::ForkServer(3),
         ];
         for watched in all {
             assert_eq!(Watched::decode(watched.encode()), Some(watched));

@@ -29,7 +29,8 @@ mod plan;
 mod stack;
 
 pub(crate) use binding::MemoryPolicy;
-pub(crate) use plan::{ChildPlan, Descriptors, PointerArray, ProcessGroup, StdioSource};
+pub(crate) use child::enter;
+pub(crate) use plan::{ChildPlan, Descriptors, Entry, PointerArray, ProcessGroup, Rest, StdioSource};
 pub(crate) use stack::ChildStack;
 
 use child::child_main;
@@ -52,6 +53,24 @@ pub(crate) enum Step {
     Exec,
 }
 
+impl Step {
+    /// Each at the place of its number.
+    pub(crate) const ALL: [Self; 12] = [
+        Self::Clone,
+        Self::Descriptors,
+        Self::Group,
+        Self::Stdio,
+        Self::Chdir,
+        Self::ParentDeath,
+        Self::OpenFiles,
+        Self::Cpus,
+        Self::CpusCheck,
+        Self::Memory,
+        Self::MemoryCheck,
+        Self::Exec,
+    ];
+}
+
 /// Which kernel interfaces to use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Interfaces {
@@ -71,7 +90,7 @@ pub(crate) struct Spawned {
 }
 
 /// Why a child did not start, of which nothing is left then, or was not bound.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) step: Step,
     pub(crate) errno: i32,

@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod clone;
+pub(crate) mod face;
 pub(crate) mod signal;
 pub(crate) mod wait;
 
@@ -45,6 +46,41 @@ pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Takes over a descriptor that this process was started with, and whose number it was told. It will not survive
+/// another `execve`.
+pub(crate) fn take_over(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: an invalid number is answered with EBADF.
+    if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, and who was told of it is its only owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Proof that this process was forked by one that knows of it: it has one thread, and a copy of all descriptors
+/// that only that thread uses. Who has it may do with both what a worker's start does.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForkedChild {
+    /// Who has forked it.
+    pub(crate) parent: i32,
+}
+
+impl ForkedChild {
+    /// `None` in the process `parent` itself.
+    pub(crate) fn of(parent: i32) -> Option<Self> {
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        (own != parent).then_some(Self { parent })
+    }
+}
+
+/// Ends this process at once: nothing of what its program has to do at its end is done.
+///
+/// [_exit(2)](https://man7.org/linux/man-pages/man2/_exit.2.html)
+pub(crate) fn exit_now(code: i32) -> ! {
+    // SAFETY: takes a number, and nothing of this process is used any more.
+    unsafe { libc::_exit(code) }
 }
 
 /// Whether a descriptor is closed by `execve`; true for a number that is not open. Bare numbers again.

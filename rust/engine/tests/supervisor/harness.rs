@@ -35,6 +35,7 @@ pub(crate) fn program<T: AsRef<OsStr>>(argv: &[T], stdio: [Stdio; 3]) -> WorkerS
         foreground: false,
         prefix: Vec::new(),
         keep_fds: Vec::new(),
+        fork: None,
     }
 }
 

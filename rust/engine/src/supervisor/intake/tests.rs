@@ -48,6 +48,7 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         foreground: false,
         prefix: Vec::new(),
         keep_fds: Vec::new(),
+        fork: None,
     };
     LaunchSpec {
         workers: scripts.iter().map(worker).collect(),

@@ -12,7 +12,7 @@ const CPU_WORDS: usize = 1024;
 const NODE_WORDS: usize = 64;
 
 /// NUMA memory policy of the child: kernel mode and a bit mask of nodes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MemoryPolicy {
     pub(crate) mode: i32,
     pub(crate) nodes: Vec<u64>,

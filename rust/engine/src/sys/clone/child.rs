@@ -1,4 +1,6 @@
-//! What the child does between its birth and its program, under the rules of [`super`].
+//! What a child does between its birth and its program, under the rules of [`super`].
+//!
+//! A child that was forked, and has its program already, takes the same steps: [`enter`].
 
 #![allow(unsafe_code)]
 
@@ -6,7 +8,8 @@ use core::ffi::c_void;
 
 use super::binding::bind;
 use super::calls::{self, Errno, OwnTable};
-use super::{Descriptors, Exchange, Failure, ProcessGroup, StdioSource, Step};
+use super::{Descriptors, Entry, Exchange, Failure, ProcessGroup, Rest, StdioSource, Step};
+use crate::sys::ForkedChild;
 
 /// The last of the kernel's signals.
 const LAST_SIGNAL: i32 = 64;
@@ -32,35 +35,81 @@ fn prepare(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
     watch_own_death(exchange);
     // SAFETY: `spawn` cloned this process by the same plan, which keeps all that is used below.
     let table = unsafe { OwnTable::take(plan.descriptors) }.map_err(Failure::at(Step::Descriptors))?;
-    join_group(plan.group).map_err(Failure::at(Step::Group))?;
-    reset_signals(exchange.reset_handlers);
-    for (target, source) in (0i32..).zip(plan.stdio) {
-        place(&table, target, source).map_err(Failure::at(Step::Stdio))?;
+    let rest = plan.descriptors.rest();
+    let unbound = take_steps(
+        &table,
+        &plan.entry,
+        exchange.parent,
+        exchange.reset_handlers,
+        rest,
+    )?;
+    if let Some(failure) = unbound {
+        exchange.unbound_step = failure.step;
+        exchange.unbound_errno = failure.errno;
     }
-    for fd in plan.kept {
+    Ok(())
+}
+
+/// Makes a worker of a forked child. Descriptors of `places` are put under their numbers; none is left then but the
+/// standard streams and what the entry keeps. Says why the worker is not bound, if that is not required.
+pub(crate) fn enter(
+    child: ForkedChild,
+    entry: &Entry<'_>,
+    places: &[(i32, i32)],
+    rest: Rest<'_>,
+) -> Result<Option<Failure>, Failure> {
+    // SAFETY: the table of a forked child is a copy, which only its one thread uses: this one.
+    let table = unsafe { OwnTable::take(Descriptors::CloseListed(&[])) };
+    let table = table.map_err(Failure::at(Step::Descriptors))?;
+    for (target, source) in places {
+        table
+            .replace(*target, *source)
+            .map_err(Failure::at(Step::Stdio))?;
+    }
+    let unbound = take_steps(&table, entry, child.parent, true, rest)?;
+    // Fails only on a bad address or size.
+    let _ = calls::set_signal_mask(entry.mask);
+    Ok(unbound)
+}
+
+/// The steps of every worker, in their order. Says why it is not bound, if that is not required.
+fn take_steps(
+    table: &OwnTable,
+    entry: &Entry<'_>,
+    parent: i32,
+    reset_handlers: bool,
+    rest: Rest<'_>,
+) -> Result<Option<Failure>, Failure> {
+    join_group(entry.group).map_err(Failure::at(Step::Group))?;
+    reset_signals(reset_handlers);
+    for (target, source) in (0i32..).zip(entry.stdio) {
+        place(table, target, source).map_err(Failure::at(Step::Stdio))?;
+    }
+    for fd in entry.kept {
         calls::keep_across_exec(*fd).map_err(Failure::at(Step::Stdio))?;
     }
-    if let Some(cwd) = plan.cwd {
+    if let Some(cwd) = entry.cwd {
         calls::change_directory(cwd).map_err(Failure::at(Step::Chdir))?;
     }
-    if let Some(signal) = plan.parent_death_signal {
+    if let Some(signal) = entry.parent_death_signal {
         calls::die_with_parent(signal).map_err(Failure::at(Step::ParentDeath))?;
         // The parent may have died before the line above took effect.
-        if calls::parent() != exchange.parent {
+        if calls::parent() != parent {
             return Err(Failure::at(Step::ParentDeath)(libc::ESRCH));
         }
     }
-    if let Some((soft, hard)) = plan.open_files {
+    if let Some((soft, hard)) = entry.open_files {
         calls::limit_open_files(soft, hard).map_err(Failure::at(Step::OpenFiles))?;
     }
-    bind_if_possible(exchange)?;
-    close_rest(&table, plan.descriptors, plan.kept).map_err(Failure::at(Step::Descriptors))
+    let unbound = bind_if_possible(entry)?;
+    close_rest(table, rest, entry.kept).map_err(Failure::at(Step::Descriptors))?;
+    Ok(unbound)
 }
 
 fn execute(exchange: &mut Exchange<'_>) -> Failure {
     let plan = exchange.plan;
     // Fails only on a bad address or size.
-    let _ = calls::set_signal_mask(plan.mask);
+    let _ = calls::set_signal_mask(plan.entry.mask);
     // SAFETY: an aligned field of a live value.
     unsafe { (&raw mut exchange.reached_exec).write_volatile(true) };
     Failure::at(Step::Exec)(calls::execute(plan.path, plan.argv, plan.envp))
@@ -112,26 +161,24 @@ fn place(table: &OwnTable, target: i32, source: StdioSource) -> Result<(), Errno
     table.replace(target, fd)
 }
 
-fn bind_if_possible(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
-    let plan = exchange.plan;
-    let Err(failure) = bind(plan.cpus, plan.memory) else {
-        return Ok(());
+fn bind_if_possible(entry: &Entry<'_>) -> Result<Option<Failure>, Failure> {
+    let Err(failure) = bind(entry.cpus, entry.memory) else {
+        return Ok(None);
     };
     let is_required = match failure.step {
-        Step::Cpus | Step::CpusCheck => plan.requires_cpus,
-        _ => plan.requires_memory,
+        Step::Cpus | Step::CpusCheck => entry.requires_cpus,
+        _ => entry.requires_memory,
     };
     if is_required {
-        return Err(failure);
+        Err(failure)
+    } else {
+        Ok(Some(failure))
     }
-    exchange.unbound_step = failure.step;
-    exchange.unbound_errno = failure.errno;
-    Ok(())
 }
 
-fn close_rest(table: &OwnTable, descriptors: Descriptors<'_>, kept: &[i32]) -> Result<(), Errno> {
-    match descriptors {
-        Descriptors::Unshare(_) => {
+fn close_rest(table: &OwnTable, rest: Rest<'_>, kept: &[i32]) -> Result<(), Errno> {
+    match rest {
+        Rest::All => {
             let mut first = 3;
             for fd in kept {
                 let fd = *fd as u32;
@@ -142,7 +189,7 @@ fn close_rest(table: &OwnTable, descriptors: Descriptors<'_>, kept: &[i32]) -> R
             }
             table.close_from(first)
         }
-        Descriptors::CloseListed(list) => {
+        Rest::Listed(list) => {
             for fd in list.iter().filter(|fd| !kept.contains(fd)) {
                 // Fails for one that was closed while the list was made.
                 let _ = table.close(*fd);

@@ -28,6 +28,25 @@ pub(crate) enum Descriptors<'a> {
     CloseListed(&'a [i32]),
 }
 
+impl<'a> Descriptors<'a> {
+    /// What is closed last.
+    pub(super) fn rest(self) -> Rest<'a> {
+        match self {
+            Self::Unshare(_) => Rest::All,
+            Self::CloseListed(list) => Rest::Listed(list),
+        }
+    }
+}
+
+/// Descriptors from 3 on that a worker is not to have, beside those that it keeps.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Rest<'a> {
+    /// All there are.
+    All,
+    /// These (kernels before 5.9).
+    Listed(&'a [i32]),
+}
+
 /// Process group of the child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ProcessGroup {
@@ -44,9 +63,16 @@ pub(crate) struct ChildPlan<'a> {
     pub(crate) path: &'a CStr,
     pub(crate) argv: &'a PointerArray<'a>,
     pub(crate) envp: &'a PointerArray<'a>,
+    pub(crate) descriptors: Descriptors<'a>,
+    pub(crate) entry: Entry<'a>,
+    /// Our epoll set, and the token of the child's death in it.
+    pub(crate) watch: Option<(BorrowedFd<'a>, u64)>,
+}
+
+/// What makes a worker of a child, whether it was cloned to execute a program or forked by one.
+pub(crate) struct Entry<'a> {
     pub(crate) cwd: Option<&'a CStr>,
     pub(crate) stdio: [StdioSource; 3],
-    pub(crate) descriptors: Descriptors<'a>,
     /// Descriptors from 3 on that stay open in the child's program, in ascending order and each once.
     pub(crate) kept: &'a [i32],
     pub(crate) group: ProcessGroup,
@@ -59,8 +85,6 @@ pub(crate) struct ChildPlan<'a> {
     /// The child is not to run without its memory policy.
     pub(crate) requires_memory: bool,
     pub(crate) mask: SignalSet,
-    /// Our epoll set, and the token of the child's death in it.
-    pub(crate) watch: Option<(BorrowedFd<'a>, u64)>,
 }
 
 /// A null-terminated array of C strings.

@@ -1,0 +1,96 @@
+//! The link of a fork server, in the server's process and in the workers that it forks.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dsl_engine::forkserver::{Link, Order};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::error::to_python;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A fork server's connection with the engine.
+#[pyclass(frozen, module = "dsl._core")]
+pub(crate) struct ForkLink(Mutex<Link>);
+
+#[pymethods]
+impl ForkLink {
+    #[new]
+    fn new(fd: i32) -> PyResult<Self> {
+        let link = Link::new(fd).map_err(to_python)?;
+        Ok(Self(Mutex::new(link)))
+    }
+
+    /// Say that orders may come.
+    fn ready(&self) -> PyResult<()> {
+        lock(&self.0).ready().map_err(to_python)
+    }
+
+    /// Say why none may come.
+    fn refuse(&self, text: &str) -> PyResult<()> {
+        lock(&self.0).refuse(text.as_bytes()).map_err(to_python)
+    }
+
+    /// Wait for an order.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<ForkOrder>> {
+        let order = py.detach(|| lock(&self.0).next()).map_err(to_python)?;
+        Ok(order.map(|order| ForkOrder(Mutex::new(order))))
+    }
+
+    /// Say which process was forked for an order.
+    fn forked(&self, order: &Bound<'_, ForkOrder>, pid: i32) -> PyResult<()> {
+        let mut order = lock(&order.get().0);
+        lock(&self.0).forked(&mut order, pid).map_err(to_python)
+    }
+
+    /// Say that no process could be forked for an order.
+    fn not_forked(&self, order: &Bound<'_, ForkOrder>, errno: i32) -> PyResult<()> {
+        let mut order = lock(&order.get().0);
+        lock(&self.0).not_forked(&mut order, errno).map_err(to_python)
+    }
+
+    /// The descriptor.
+    fn fileno(&self) -> i32 {
+        lock(&self.0).as_fd().as_raw_fd()
+    }
+}
+
+/// One worker to be forked.
+#[pyclass(frozen, module = "dsl._core")]
+pub(crate) struct ForkOrder(Mutex<Order>);
+
+fn words<'py>(py: Python<'py>, list: &[std::ffi::CString]) -> PyResult<Bound<'py, PyList>> {
+    PyList::new(py, list.iter().map(|text| PyBytes::new(py, text.as_bytes())))
+}
+
+#[pymethods]
+impl ForkOrder {
+    #[getter]
+    fn argv<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        words(py, lock(&self.0).argv())
+    }
+
+    #[getter]
+    fn entry(&self) -> usize {
+        lock(&self.0).entry()
+    }
+
+    #[getter]
+    fn environ<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        words(py, lock(&self.0).environ())
+    }
+
+    /// Make the worker of this process.
+    fn enter(&self) {
+        lock(&self.0).enter();
+    }
+
+    /// Make the worker's command and environment those of this process.
+    fn show_command(&self) {
+        lock(&self.0).show_command();
+    }
+}

@@ -1,0 +1,207 @@
+//! The server's end of the link.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit};
+
+use super::message::{Command, Report, VERSION};
+use super::order::Order;
+use super::socket;
+use crate::error::Error;
+use crate::poller::Poller;
+use crate::sys;
+use crate::sys::wait::{Target, try_wait};
+
+/// Bytes that are kept of what a server says of its refusal.
+const REFUSAL_BYTES: usize = 1000;
+/// What the poller calls the link; workers go by the numbers of their orders, which begin with 1.
+const LINK: u64 = 0;
+
+/// A fork server's connection with the engine. To be used by the thread that forks, which must outlive the workers.
+pub struct Link {
+    /// The process that made it. In its children nothing is to be closed: the numbers are another's there.
+    pid: i32,
+    ends: Option<Ends>,
+}
+
+struct Ends {
+    socket: OwnedFd,
+    poller: Poller,
+    workers: BTreeMap<u64, Worker>,
+    /// Workers of the orders up to this one are reaped when they are dead.
+    reaped: u64,
+}
+
+struct Worker {
+    pid: i32,
+    /// `None` for one that is dead.
+    pidfd: Option<OwnedFd>,
+}
+
+impl Link {
+    /// Takes over the descriptor that the engine has left to this process, and says hello.
+    pub fn new(fd: RawFd) -> Result<Self, Error> {
+        let socket = sys::take_over(fd).map_err(Error::os("take the link"))?;
+        let poller = Poller::new()?;
+        poller.watch(&socket, LINK)?;
+        raise_open_files();
+        let hello = Report::Hello { version: VERSION }.encode();
+        socket::send(&socket, &hello, &[], true).map_err(Error::os("speak to the engine"))?;
+        let ends = Ends {
+            socket,
+            poller,
+            workers: BTreeMap::new(),
+            reaped: 0,
+        };
+        Ok(Self {
+            pid: own_pid(),
+            ends: Some(ends),
+        })
+    }
+
+    /// Says that orders may come.
+    pub fn ready(&self) -> Result<(), Error> {
+        self.ends()?.tell(&Report::Ready)
+    }
+
+    /// Says why none may come.
+    pub fn refuse(&self, text: &[u8]) -> Result<(), Error> {
+        let text = text[..text.len().min(REFUSAL_BYTES)].to_vec();
+        self.ends()?.tell(&Report::Refused { text })
+    }
+
+    /// Waits for an order, and tells meanwhile which workers have ended. `None`: the engine has hung up.
+    pub fn next(&mut self) -> Result<Option<Order>, Error> {
+        let pid = self.pid;
+        let ends = self.ends_mut()?;
+        loop {
+            for token in ends.poller.wait(None)? {
+                if token != LINK {
+                    ends.tell_of_death(token)?;
+                }
+            }
+            match socket::receive(&ends.socket) {
+                Ok(None) => {}
+                Ok(Some((bytes, fds))) => match Command::decode(&bytes) {
+                    Some(Command::Start { order }) => {
+                        return Order::new(order, pid, fds)
+                            .map(Some)
+                            .map_err(Error::os("read an order"));
+                    }
+                    Some(Command::Reap { through }) => ends.reap(through),
+                    None => return Err(bad_message()),
+                },
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// Says which process was forked for an order.
+    pub fn forked(&mut self, order: &mut Order, pid: i32) -> Result<(), Error> {
+        let ends = self.ends_mut()?;
+        // Where the child's gate is held open by nobody else, its end tells of the child's.
+        order.let_go();
+        let process = Pid::from_raw(pid).ok_or_else(bad_message)?;
+        let pidfd = pidfd_open(process, PidfdFlags::empty()).map_err(Error::os("pidfd_open"))?;
+        let number = order.number();
+        ends.poller.watch(&pidfd, number)?;
+        let report = Report::Forked { order: number, pid }.encode();
+        socket::send(&ends.socket, &report, &[pidfd.as_fd()], true)
+            .map_err(Error::os("speak to the engine"))?;
+        let pidfd = Some(pidfd);
+        ends.workers.insert(number, Worker { pid, pidfd });
+        Ok(())
+    }
+
+    /// Says that no process could be forked for an order.
+    pub fn not_forked(&self, order: &mut Order, errno: i32) -> Result<(), Error> {
+        order.let_go();
+        let order = order.number();
+        self.ends()?.tell(&Report::NotForked { order, errno })
+    }
+
+    fn ends(&self) -> Result<&Ends, Error> {
+        self.ends
+            .as_ref()
+            .filter(|_| self.pid == own_pid())
+            .ok_or(Error::Forked)
+    }
+
+    fn ends_mut(&mut self) -> Result<&mut Ends, Error> {
+        let is_own = self.pid == own_pid();
+        self.ends.as_mut().filter(|_| is_own).ok_or(Error::Forked)
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // There from the beginning to the end.
+        self.ends
+            .as_ref()
+            .map_or(rustix::stdio::stdin(), |ends| ends.socket.as_fd())
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if self.pid != own_pid() {
+            std::mem::forget(self.ends.take());
+        }
+    }
+}
+
+impl Ends {
+    fn tell(&self, report: &Report) -> Result<(), Error> {
+        socket::send(&self.socket, &report.encode(), &[], true).map_err(Error::os("speak to the engine"))
+    }
+
+    fn tell_of_death(&mut self, order: u64) -> Result<(), Error> {
+        let Some(worker) = self.workers.get_mut(&order) else {
+            return Ok(());
+        };
+        let Ok(Some(death)) = try_wait(Target::Pid(worker.pid), false) else {
+            return Ok(());
+        };
+        if let Some(pidfd) = worker.pidfd.take() {
+            self.poller.forget(pidfd);
+        }
+        self.tell(&Report::Ended { order, death })?;
+        self.reap(0);
+        Ok(())
+    }
+
+    /// Reaps what is dead of the orders up to this one, and of those that were to be reaped before.
+    fn reap(&mut self, through: u64) {
+        self.reaped = self.reaped.max(through);
+        let reaped = self.reaped;
+        self.workers.retain(|order, worker| {
+            let is_over = *order <= reaped && worker.pidfd.is_none();
+            if is_over {
+                // It is a zombie, and a child of ours that nobody else waits for.
+                let _ = try_wait(Target::Pid(worker.pid), true);
+            }
+            !is_over
+        });
+    }
+}
+
+/// A worker gets its own limit when it enters; the server needs a descriptor for each.
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    // With less it serves fewer workers.
+    let _ = setrlimit(Resource::Nofile, most);
+}
+
+fn own_pid() -> i32 {
+    getpid().as_raw_nonzero().get()
+}
+
+fn bad_message() -> Error {
+    Error::os("understand the engine")(io::Error::from(io::ErrorKind::InvalidData))
+}

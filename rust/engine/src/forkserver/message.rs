@@ -1,0 +1,327 @@
+//! What engine and fork server tell each other, as bytes.
+//!
+//! Both are the same build of this extension, or the first message says that they are not. Numbers are in the
+//! machine's own byte order.
+
+use std::time::Duration;
+
+use crate::sys::clone::{Failure, Step};
+use crate::sys::wait::Death;
+
+/// Version of the messages and of the plan.
+pub(crate) const VERSION: u32 = 1;
+
+/// From the server to the engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Report {
+    /// The first message.
+    Hello { version: u32 },
+    /// Orders may come.
+    Ready,
+    /// There will be no worker, and this is why.
+    Refused { text: Vec<u8> },
+    /// The child of this order, whose pidfd comes with the message.
+    Forked { order: u64, pid: i32 },
+    /// There is no child for this order.
+    NotForked { order: u64, errno: i32 },
+    /// The child of this order is a zombie.
+    Ended { order: u64, death: Death },
+}
+
+/// From the engine to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Command {
+    /// Fork a worker. Its plan and its descriptors come with the message.
+    Start { order: u64 },
+    /// Reap the workers of all orders up to this one, each when it is dead.
+    Reap { through: u64 },
+}
+
+/// What a child writes into its gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entered {
+    /// It is in the attempt's cgroup.
+    pub(crate) in_cgroup: bool,
+    /// Why it is not bound as its plan says, or why it does not run.
+    pub(crate) result: Result<Option<Failure>, Failure>,
+}
+
+impl Report {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Writer::default();
+        match self {
+            Self::Hello { version } => out.byte(0).u32(*version),
+            Self::Ready => out.byte(1),
+            Self::Refused { text } => out.byte(2).bytes(text),
+            Self::Forked { order, pid } => out.byte(3).u64(*order).i32(*pid),
+            Self::NotForked { order, errno } => out.byte(4).u64(*order).i32(*errno),
+            Self::Ended { order, death } => out
+                .byte(5)
+                .u64(*order)
+                .i32(death.pid)
+                .i32(death.status)
+                .flag(death.signaled)
+                .flag(death.core)
+                .duration(death.user)
+                .duration(death.system)
+                .u64(death.max_rss),
+        };
+        out.0
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut input = Reader(bytes);
+        let report = match input.byte()? {
+            0 => Self::Hello {
+                version: input.u32()?,
+            },
+            1 => Self::Ready,
+            2 => Self::Refused {
+                text: input.bytes()?.to_vec(),
+            },
+            3 => Self::Forked {
+                order: input.u64()?,
+                pid: input.i32()?,
+            },
+            4 => Self::NotForked {
+                order: input.u64()?,
+                errno: input.i32()?,
+            },
+            5 => Self::Ended {
+                order: input.u64()?,
+                death: Death {
+                    pid: input.i32()?,
+                    status: input.i32()?,
+                    signaled: input.flag()?,
+                    core: input.flag()?,
+                    user: input.duration()?,
+                    system: input.duration()?,
+                    max_rss: input.u64()?,
+                },
+            },
+            _ => return None,
+        };
+        input.at_end(report)
+    }
+}
+
+impl Command {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let mut out = Writer::default();
+        match self {
+            Self::Start { order } => out.byte(0).u64(order),
+            Self::Reap { through } => out.byte(1).u64(through),
+        };
+        out.0
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut input = Reader(bytes);
+        let command = match input.byte()? {
+            0 => Self::Start { order: input.u64()? },
+            1 => Self::Reap {
+                through: input.u64()?,
+            },
+            _ => return None,
+        };
+        input.at_end(command)
+    }
+}
+
+impl Entered {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let mut out = Writer::default();
+        let (kind, failure) = match self.result {
+            Ok(None) => (0, None),
+            Ok(Some(unbound)) => (1, Some(unbound)),
+            Err(failure) => (2, Some(failure)),
+        };
+        out.flag(self.in_cgroup).byte(kind);
+        if let Some(failure) = failure {
+            out.byte(failure.step as u8).i32(failure.errno);
+        }
+        out.0
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut input = Reader(bytes);
+        let in_cgroup = input.flag()?;
+        let kind = input.byte()?;
+        let mut failure = || {
+            let step = *Step::ALL.get(usize::from(input.byte()?))?;
+            let errno = input.i32()?;
+            Some(Failure { step, errno })
+        };
+        let result = match kind {
+            0 => Ok(None),
+            1 => Ok(Some(failure()?)),
+            2 => Err(failure()?),
+            _ => return None,
+        };
+        input.at_end(Self { in_cgroup, result })
+    }
+}
+
+/// Bytes in the making.
+#[derive(Debug, Default)]
+pub(super) struct Writer(pub(super) Vec<u8>);
+
+impl Writer {
+    pub(super) fn byte(&mut self, value: u8) -> &mut Self {
+        self.0.push(value);
+        self
+    }
+
+    pub(super) fn flag(&mut self, value: bool) -> &mut Self {
+        self.byte(u8::from(value))
+    }
+
+    pub(super) fn u32(&mut self, value: u32) -> &mut Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    pub(super) fn i32(&mut self, value: i32) -> &mut Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    pub(super) fn u64(&mut self, value: u64) -> &mut Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    fn duration(&mut self, value: Duration) -> &mut Self {
+        self.u64(value.as_secs()).u32(value.subsec_nanos())
+    }
+
+    pub(super) fn bytes(&mut self, value: &[u8]) -> &mut Self {
+        self.u64(value.len() as u64);
+        self.0.extend(value);
+        self
+    }
+}
+
+/// Bytes that are left to read.
+#[derive(Debug)]
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    pub(super) fn byte(&mut self) -> Option<u8> {
+        self.take(1)?.first().copied()
+    }
+
+    pub(super) fn flag(&mut self) -> Option<bool> {
+        match self.byte()? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+
+    pub(super) fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_ne_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    pub(super) fn i32(&mut self) -> Option<i32> {
+        Some(i32::from_ne_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    pub(super) fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_ne_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn duration(&mut self) -> Option<Duration> {
+        let seconds = self.u64()?;
+        let nanoseconds = self.u32().filter(|&count| count < 1_000_000_000)?;
+        Some(Duration::new(seconds, nanoseconds))
+    }
+
+    pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
+        let length = usize::try_from(self.u64()?).ok()?;
+        self.take(length)
+    }
+
+    /// The value, if nothing follows it.
+    pub(super) fn at_end<T>(&self, value: T) -> Option<T> {
+        self.0.is_empty().then_some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_read_as_they_were_written_and_never_in_part() {
+        let death = Death {
+            pid: 71,
+            status: 9,
+            signaled: true,
+            core: false,
+            user: Duration::new(3, 999_999_000),
+            system: Duration::from_micros(1),
+            max_rss: u64::MAX,
+        };
+        for report in [
+            Report::Hello { version: VERSION },
+            Report::Ready,
+            Report::Refused { text: Vec::new() },
+            Report::Refused {
+                text: b"no\xff module".to_vec(),
+            },
+            Report::Forked { order: 0, pid: 12 },
+            Report::NotForked {
+                order: u64::MAX,
+                errno: 11,
+            },
+            Report::Ended { order: 7, death },
+        ] {
+            let bytes = report.encode();
+            assert_eq!(Report::decode(&bytes), Some(report));
+            for end in 0..bytes.len() {
+                assert_eq!(Report::decode(&bytes[..end]), None);
+            }
+            assert_eq!(Report::decode(&[&bytes[..], &[0]].concat()), None);
+        }
+        assert_eq!(Report::decode(&[6]), None);
+    }
+
+    #[test]
+    fn commands_are_read_as_they_were_written_and_never_in_part() {
+        for command in [Command::Start { order: 3 }, Command::Reap { through: 1 << 40 }] {
+            let bytes = command.encode();
+            assert_eq!(Command::decode(&bytes), Some(command));
+            for end in 0..bytes.len() {
+                assert_eq!(Command::decode(&bytes[..end]), None);
+            }
+        }
+        assert_eq!(Command::decode(&[2; 9]), None);
+    }
+
+    #[test]
+    fn an_entry_tells_each_step_that_can_fail() {
+        let failures = Step::ALL.map(|step| Failure { step, errno: 22 });
+        let results = failures
+            .into_iter()
+            .flat_map(|failure| [Ok(Some(failure)), Err(failure)]);
+        for result in results.chain([Ok(None)]) {
+            for in_cgroup in [false, true] {
+                let entered = Entered { in_cgroup, result };
+                let bytes = entered.encode();
+                assert_eq!(Entered::decode(&bytes), Some(entered));
+                for end in 0..bytes.len() {
+                    assert_eq!(Entered::decode(&bytes[..end]), None);
+                }
+            }
+        }
+        assert_eq!(Entered::decode(&[0, 3]), None);
+        assert_eq!(Entered::decode(&[0, 2, Step::ALL.len() as u8, 0, 0, 0, 0]), None);
+    }
+}

@@ -1,0 +1,187 @@
+//! One worker to be forked.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::fchdir;
+
+use super::message::Entered;
+use super::plan::{Plan, Stderr};
+use super::socket;
+use crate::features::Features;
+use crate::spawn::all_descriptors;
+use crate::sys::clone::{self, Entry, Failure, ProcessGroup, Rest, StdioSource, Step};
+use crate::sys::{ForkedChild, exit_now, face};
+
+/// What the shell says of a program that could not be started.
+const NOT_STARTED: i32 = 127;
+
+/// An order of the engine, in the server and in the child that it forks.
+pub struct Order {
+    number: u64,
+    server: i32,
+    plan: Plan,
+    fds: Option<Descriptors>,
+}
+
+/// The descriptors of an order, in the order in which they come: plan, gate, the engine's directory, streams, the
+/// list of processes of the attempt's cgroup, what the worker keeps.
+struct Descriptors {
+    gate: OwnedFd,
+    directory: OwnedFd,
+    streams: Vec<OwnedFd>,
+    cgroup: Option<OwnedFd>,
+    kept: Vec<OwnedFd>,
+}
+
+impl Order {
+    pub(super) fn new(number: u64, server: i32, fds: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut fds = fds.into_iter();
+        let mut next = || fds.next().ok_or(io::ErrorKind::InvalidData);
+        let plan = read_plan(&File::from(next()?))?;
+        let streams = match plan.stderr {
+            Stderr::Own => 3,
+            Stderr::Stdout => 2,
+        };
+        let descriptors = Descriptors {
+            gate: next()?,
+            directory: next()?,
+            streams: (0..streams).map(|_| next()).collect::<Result<_, _>>()?,
+            cgroup: plan.has_cgroup.then(&mut next).transpose()?,
+            kept: plan.kept.iter().map(|_| next()).collect::<Result<_, _>>()?,
+        };
+        Ok(Self {
+            number,
+            server,
+            plan,
+            fds: Some(descriptors),
+        })
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Closes this process's copies of the worker's descriptors.
+    pub(super) fn let_go(&mut self) {
+        self.fds = None;
+    }
+
+    /// The worker's plain command.
+    pub fn argv(&self) -> &[CString] {
+        &self.plan.argv
+    }
+
+    /// The first word of the command behind the interpreter and its flags.
+    pub fn entry(&self) -> usize {
+        self.plan.entry as usize
+    }
+
+    /// The worker's environment, entry by entry.
+    pub fn environ(&self) -> &[CString] {
+        &self.plan.environ
+    }
+
+    /// Makes the worker of this process, a child that the server has forked, and comes back when the engine
+    /// watches it. Ends the process if that fails. Does nothing in the server itself, nor a second time.
+    pub fn enter(&mut self) {
+        let (Some(child), Some(fds)) = (ForkedChild::of(self.server), self.fds.take()) else {
+            return;
+        };
+        // Above all numbers that the worker's own have, so that none is in another's way.
+        let highest = self.plan.kept.last().map_or(2, |fd| *fd);
+        let Ok(gate) = fcntl_dupfd_cloexec(&fds.gate, highest + 1) else {
+            exit_now(NOT_STARTED);
+        };
+        let in_cgroup = fds
+            .cgroup
+            .as_ref()
+            .is_some_and(|list| rustix::io::write(list, b"0").is_ok());
+        let result = self.take_steps(child, fds, &gate, highest);
+        let entered = Entered { in_cgroup, result };
+        let told = socket::send(&gate, &entered.encode(), &[], true);
+        let opened = rustix::io::retry_on_intr(|| rustix::io::read(&gate, &mut [0; 1]));
+        if result.is_err() || told.is_err() || opened != Ok(1) {
+            exit_now(NOT_STARTED);
+        }
+    }
+
+    fn take_steps(
+        &self,
+        child: ForkedChild,
+        fds: Descriptors,
+        gate: &OwnedFd,
+        highest: i32,
+    ) -> Result<Option<Failure>, Failure> {
+        let at = |step| {
+            move |errno: rustix::io::Errno| Failure {
+                step,
+                errno: errno.raw_os_error(),
+            }
+        };
+        let aside = |fd: &OwnedFd| fcntl_dupfd_cloexec(fd, highest + 1).map_err(at(Step::Stdio));
+        fchdir(&fds.directory).map_err(at(Step::Chdir))?;
+        let streams: Vec<OwnedFd> = fds.streams.iter().map(aside).collect::<Result<_, _>>()?;
+        let kept: Vec<OwnedFd> = fds.kept.iter().map(aside).collect::<Result<_, _>>()?;
+        let numbers = self.plan.kept.iter();
+        let places: Vec<(i32, i32)> = numbers
+            .copied()
+            .zip(kept.iter().map(AsRawFd::as_raw_fd))
+            .collect();
+        let listed = if Features::from_environment().close_range {
+            Vec::new()
+        } else {
+            all_descriptors().map_err(|_| Failure {
+                step: Step::Descriptors,
+                errno: libc::EMFILE,
+            })?
+        };
+        let mut left: Vec<i32> = self.plan.kept.clone();
+        left.push(gate.as_raw_fd());
+        let slot = |stream: usize| {
+            streams
+                .get(stream)
+                .map_or(StdioSource::Stdout, |fd| StdioSource::Slot(fd.as_raw_fd()))
+        };
+        let entry = Entry {
+            cwd: self.plan.cwd.as_deref(),
+            stdio: [slot(0), slot(1), slot(2)],
+            kept: &left,
+            group: ProcessGroup::Own,
+            parent_death_signal: Some(libc::SIGKILL),
+            open_files: Some(self.plan.open_files),
+            cpus: &self.plan.cpus,
+            memory: self.plan.memory.as_ref(),
+            requires_cpus: self.plan.requires_cpus,
+            requires_memory: self.plan.requires_memory,
+            mask: self.plan.mask,
+        };
+        let rest = if listed.is_empty() {
+            Rest::All
+        } else {
+            Rest::Listed(&listed)
+        };
+        let result = clone::enter(child, &entry, &places, rest);
+        // They are closed, and their numbers are another's or nobody's.
+        std::mem::forget((fds, streams, kept));
+        result
+    }
+
+    /// Makes the worker's command and environment those of this process, for the process itself and for all who
+    /// look at it. Does nothing in the server itself.
+    pub fn show_command(&self) {
+        if let Some(child) = ForkedChild::of(self.server) {
+            face::show(child, &self.plan.argv, &self.plan.environ);
+        }
+    }
+}
+
+fn read_plan(file: &File) -> io::Result<Plan> {
+    let mut bytes = vec![0; file.metadata()?.len() as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    Plan::decode(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}

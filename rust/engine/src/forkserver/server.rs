@@ -1,0 +1,409 @@
+//! The engine's end of the link: one fork server, what it was told, and what it has said.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::message::{Command, Entered, Report, VERSION};
+use super::plan::Plan;
+use super::socket::{self, MOST_DESCRIPTORS};
+use crate::poller::{Poller, is_readable, wait_readable};
+use crate::sys::signal;
+use crate::sys::wait::{Death, Target, try_wait};
+
+/// The longest time in which a server has forked and its child has entered. Signals to the job wait meanwhile.
+const FORK_PATIENCE: Duration = Duration::from_secs(10);
+/// The longest time in which a server tells of a death that we have seen.
+const DEATH_PATIENCE: Duration = Duration::from_secs(2);
+/// Time that a server gets to end when we have hung up.
+const END_PATIENCE: Duration = Duration::from_millis(100);
+/// The same when it has, which it does by ending.
+const HANG_UP_PATIENCE: Duration = Duration::from_secs(1);
+/// Time that the kernel gets to carry out SIGKILL.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes looked at of a server's last words, and shown of them.
+const LAST_WORDS_BYTES: usize = 4096;
+const SHOWN_BYTES: usize = 300;
+
+/// What can be had of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It imports.
+    Preparing,
+    /// It takes orders.
+    Ready,
+    /// It takes none any more, but may have workers.
+    Closed,
+}
+
+/// What has become known of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum News {
+    Ready,
+    Lost(String),
+}
+
+/// A worker that a server has forked.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    pub(crate) pid: i32,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) entered: Entered,
+    pub(crate) gate: Gate,
+}
+
+/// Where a forked worker waits until it is watched. It ends if nobody opens.
+#[derive(Debug)]
+pub(crate) struct Gate(OwnedFd);
+
+impl Gate {
+    /// Lets the worker run.
+    pub(crate) fn open(&self) {
+        // A failure means that it has just died.
+        let _ = socket::send(&self.0, b"1", &[], false);
+    }
+}
+
+/// A worker that was ordered.
+#[derive(Debug)]
+pub(crate) struct Ordered {
+    order: u64,
+    gate: Gate,
+}
+
+impl Ordered {
+    pub(crate) fn order(&self) -> u64 {
+        self.order
+    }
+}
+
+enum Answer {
+    Forked(i32, OwnedFd),
+    NotForked(i32),
+}
+
+/// A fork server.
+pub(crate) struct Server {
+    pub(crate) pid: i32,
+    /// `None` once it is reaped.
+    pidfd: Option<OwnedFd>,
+    /// `None` once one side has hung up.
+    link: Option<OwnedFd>,
+    /// The file that is its stdout and stderr.
+    words: File,
+    state: State,
+    news: Vec<News>,
+    orders: u64,
+    /// Nothing is told of the workers up to this order.
+    reaped: u64,
+    answers: BTreeMap<u64, Answer>,
+    deaths: BTreeMap<u64, Death>,
+}
+
+/// What a server is started with: our end of its link and its own, and the file of its last words.
+pub(crate) struct Ends {
+    pub(crate) ours: OwnedFd,
+    pub(crate) theirs: OwnedFd,
+    pub(crate) words: File,
+}
+
+impl Ends {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (ours, theirs) = socket::pair()?;
+        let words = File::from(memfd_create(c"dsl-fork-server", MemfdFlags::CLOEXEC)?);
+        Ok(Self { ours, theirs, words })
+    }
+}
+
+impl Server {
+    /// A server that was executed with these ends.
+    pub(crate) fn new(pid: i32, pidfd: OwnedFd, ends: Ends) -> Self {
+        Self {
+            pid,
+            pidfd: Some(pidfd),
+            link: Some(ends.ours),
+            words: ends.words,
+            state: State::Preparing,
+            news: Vec::new(),
+            orders: 0,
+            reaped: 0,
+            answers: BTreeMap::new(),
+            deaths: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.state
+    }
+
+    /// What is to be watched for it, while it lives.
+    pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(AsFd::as_fd)
+    }
+
+    pub(crate) fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// Hears what it has said. A server that has hung up is waited for, and is gone then.
+    pub(crate) fn listen(&mut self, poller: &Poller) {
+        while let Some(link) = &self.link {
+            match socket::receive(link) {
+                // Somebody whom it has started may hold the link open.
+                Ok(None) if self.pidfd.as_ref().is_some_and(is_readable) => self.bury(poller),
+                Ok(None) => return,
+                Ok(Some((bytes, fds))) => self.hear(Report::decode(&bytes), fds),
+                Err(_) => self.bury(poller),
+            }
+        }
+    }
+
+    fn hear(&mut self, report: Option<Report>, fds: Vec<OwnedFd>) {
+        match report {
+            Some(Report::Hello { version: VERSION }) => {}
+            Some(Report::Hello { version }) => {
+                self.close(format!("speaks version {version} of the protocol, not {VERSION}"));
+            }
+            Some(Report::Ready) => {
+                if self.state == State::Preparing {
+                    self.state = State::Ready;
+                    self.news.push(News::Ready);
+                }
+            }
+            Some(Report::Refused { text }) => self.close(format!("refused: {}", one_line(&text))),
+            Some(Report::Forked { order, pid }) => {
+                if let Some(pidfd) = fds.into_iter().next() {
+                    self.answers.insert(order, Answer::Forked(pid, pidfd));
+                }
+            }
+            Some(Report::NotForked { order, errno }) => {
+                self.answers.insert(order, Answer::NotForked(errno));
+            }
+            Some(Report::Ended { order, death }) => {
+                if order > self.reaped {
+                    self.deaths.insert(order, death);
+                }
+            }
+            None => self.close("cannot be understood".to_owned()),
+        }
+    }
+
+    /// Takes no more orders to it.
+    fn close(&mut self, why: String) {
+        if self.state != State::Closed {
+            self.state = State::Closed;
+            self.news.push(News::Lost(why));
+        }
+    }
+
+    /// Orders a worker. `fds` are its descriptors behind plan and gate. `None`: the server takes no orders.
+    pub(crate) fn order(&mut self, plan: &Plan, fds: &[OwnedFd]) -> Option<Ordered> {
+        if self.state != State::Ready || fds.len() + 2 > MOST_DESCRIPTORS {
+            return None;
+        }
+        let order = self.orders + 1;
+        match self.send_order(order, plan, fds) {
+            Ok(gate) => {
+                self.orders = order;
+                Some(Ordered {
+                    order,
+                    gate: Gate(gate),
+                })
+            }
+            Err(error) => {
+                self.close(format!("takes no orders: {error}"));
+                None
+            }
+        }
+    }
+
+    fn send_order(&self, order: u64, plan: &Plan, fds: &[OwnedFd]) -> io::Result<OwnedFd> {
+        let link = self.link.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        let file = File::from(memfd_create(c"dsl-order", MemfdFlags::CLOEXEC)?);
+        file.write_all_at(&plan.encode(), 0)?;
+        let (gate, theirs) = socket::pair()?;
+        let fixed = [file.as_fd(), theirs.as_fd()];
+        let all: Vec<BorrowedFd<'_>> = fixed.into_iter().chain(fds.iter().map(AsFd::as_fd)).collect();
+        socket::send(link, &Command::Start { order }.encode(), &all, false)?;
+        Ok(gate)
+    }
+
+    /// Waits for a worker that was ordered. `None`: there is none, and the server takes no more orders.
+    pub(crate) fn deliver(&mut self, ordered: Ordered, poller: &Poller) -> Option<Delivery> {
+        let deadline = Instant::now() + FORK_PATIENCE;
+        let number = ordered.order;
+        self.listen_until(deadline, poller, |server| server.answers.contains_key(&number));
+        let (pid, pidfd) = match self.answers.remove(&number) {
+            Some(Answer::Forked(pid, pidfd)) => (pid, pidfd),
+            Some(Answer::NotForked(errno)) => {
+                let error = io::Error::from_raw_os_error(errno);
+                self.close(format!("could not fork: {error}"));
+                return None;
+            }
+            None => {
+                self.close(format!("did not fork in {} s", FORK_PATIENCE.as_secs()));
+                return None;
+            }
+        };
+        let entered = wait_for(&[ordered.gate.0.as_fd()], deadline)
+            .then(|| socket::receive(&ordered.gate.0).ok().flatten())
+            .flatten()
+            .and_then(|(bytes, _)| Entered::decode(&bytes));
+        let Some(entered) = entered else {
+            // If it was the server that died, that is the better reason.
+            self.listen(poller);
+            self.close("a worker that it forked came to nothing".to_owned());
+            return None;
+        };
+        Some(Delivery {
+            pid,
+            pidfd,
+            entered,
+            gate: ordered.gate,
+        })
+    }
+
+    /// How a worker ended whose death was seen. `None` when the server is gone, or does not tell.
+    pub(crate) fn death_of(&mut self, order: u64, poller: &Poller) -> Option<Death> {
+        let deadline = Instant::now() + DEATH_PATIENCE;
+        self.listen_until(deadline, poller, |server| server.deaths.contains_key(&order));
+        self.deaths.remove(&order)
+    }
+
+    /// Nothing is left of the group: its zombies are not needed any more.
+    pub(crate) fn reap_all(&mut self) {
+        if self.reaped == self.orders {
+            return;
+        }
+        self.reaped = self.orders;
+        self.deaths.clear();
+        self.answers.clear();
+        if let Some(link) = &self.link {
+            let reap = Command::Reap { through: self.reaped };
+            // One that does not listen now will be told the next time, or will end.
+            let _ = socket::send(link, &reap.encode(), &[], false);
+        }
+    }
+
+    fn listen_until(&mut self, deadline: Instant, poller: &Poller, is_so: impl Fn(&Self) -> bool) {
+        loop {
+            self.listen(poller);
+            let (Some(link), Some(pidfd)) = (&self.link, &self.pidfd) else {
+                return;
+            };
+            if is_so(self) || !wait_for(&[link.as_fd(), pidfd.as_fd()], deadline) {
+                return;
+            }
+        }
+    }
+
+    /// The server has hung up, as it does when it dies.
+    fn bury(&mut self, poller: &Poller) {
+        self.hang_up(poller);
+        let how = match self.reap(HANG_UP_PATIENCE) {
+            Some(death) if death.signaled => format!("was ended by signal {}", death.status),
+            Some(death) => format!("ended with code {}", death.status),
+            None => "is gone".to_owned(),
+        };
+        let words = self.last_words();
+        self.close(if words.is_empty() {
+            how
+        } else {
+            format!("{how}: {words}")
+        });
+    }
+
+    /// Says nothing to it any more, by which it ends, and hears nothing.
+    pub(crate) fn hang_up(&mut self, poller: &Poller) {
+        if let Some(link) = self.link.take() {
+            poller.forget(&link);
+        }
+        if let Some(pidfd) = &self.pidfd {
+            // It was made known when the server was started.
+            poller.forget(pidfd);
+        }
+    }
+
+    /// Waits for its end, now that somebody has hung up. One that imports still has no reason to look.
+    pub(crate) fn end(&mut self) {
+        let is_listening = self.state != State::Preparing;
+        self.reap(if is_listening {
+            END_PATIENCE
+        } else {
+            Duration::ZERO
+        });
+        self.state = State::Closed;
+    }
+
+    /// Reaps it, once it has ended or was killed for taking longer than this.
+    fn reap(&mut self, patience: Duration) -> Option<Death> {
+        let pidfd = self.pidfd.take()?;
+        if !wait_readable(&[pidfd.as_fd()], patience) {
+            // Our unreaped child pins its pid and the group's.
+            let _ = signal::send(-self.pid, libc::SIGKILL);
+            let _ = signal::send(self.pid, libc::SIGKILL);
+            wait_readable(&[pidfd.as_fd()], KILL_PATIENCE);
+        }
+        try_wait(Target::PidFd(pidfd.as_fd()), true).ok().flatten()
+    }
+
+    /// The last line that it wrote.
+    fn last_words(&self) -> String {
+        let length = self.words.metadata().map_or(0, |data| data.len());
+        let start = length.saturating_sub(LAST_WORDS_BYTES as u64);
+        let mut bytes = vec![0; LAST_WORDS_BYTES];
+        let count = self.words.read_at(&mut bytes, start).unwrap_or(0);
+        let text = bytes[..count].trim_ascii_end();
+        let begin = text
+            .iter()
+            .rposition(|&byte| byte == b'\n')
+            .map_or(0, |at| at + 1);
+        one_line(&text[begin..])
+    }
+}
+
+/// Waits until one of these is readable or hung up; false when the time is over.
+fn wait_for(fds: &[BorrowedFd<'_>], deadline: Instant) -> bool {
+    wait_readable(fds, deadline.saturating_duration_since(Instant::now()))
+}
+
+/// Text of somebody else as one line of ours.
+fn one_line(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let words: Vec<&str> = text
+        .split(|letter: char| letter.is_control())
+        .map(str::trim)
+        .collect();
+    let mut line = words
+        .into_iter()
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ");
+    let end = (0..=SHOWN_BYTES.min(line.len())).rfind(|&at| line.is_char_boundary(at));
+    line.truncate(end.unwrap_or(0));
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_say_is_one_line_without_controls() {
+        for (text, line) in [
+            (&b""[..], ""),
+            (b"no module named x\n", "no module named x"),
+            (b"one\r\n  two\x1b[31m\0three\n", "one two [31m three"),
+            (b"\xff\xfe", "\u{fffd}\u{fffd}"),
+        ] {
+            assert_eq!(one_line(text), line);
+        }
+        assert_eq!(one_line("\u{20ac}".repeat(200).as_bytes()).len(), 300);
+        assert_eq!(one_line("x\u{20ac}".repeat(200).as_bytes()).len(), 300);
+    }
+}

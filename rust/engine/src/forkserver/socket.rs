@@ -1,0 +1,114 @@
+//! Messages with descriptors over a socket that keeps them apart.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+/// The most descriptors that the kernel takes with one message (`SCM_MAX_FD`).
+pub(super) const MOST_DESCRIPTORS: usize = 253;
+/// No message is longer.
+const MOST_BYTES: usize = 4096;
+
+/// Two connected ends; neither survives `execve`.
+pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    Ok(socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        flags,
+        None,
+    )?)
+}
+
+/// Sends one message. With `wait` false it is refused (`WouldBlock`) when the other side takes none.
+pub(super) fn send(link: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], wait: bool) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut flags = SendFlags::NOSIGNAL;
+    if !wait {
+        flags |= SendFlags::DONTWAIT;
+    }
+    let link = link.as_fd();
+    let bytes = [IoSlice::new(bytes)];
+    rustix::io::retry_on_intr(|| sendmsg(link, &bytes, &mut control, flags))?;
+    Ok(())
+}
+
+/// A message and its descriptors, which do not survive `execve`.
+pub(super) type Message = (Vec<u8>, Vec<OwnedFd>);
+
+/// The next message; `None` if none is there yet. The other side is gone: `UnexpectedEof`.
+pub(super) fn receive(link: impl AsFd) -> io::Result<Option<Message>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = vec![0; MOST_BYTES];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let link = link.as_fd();
+    let received = recvmsg(link, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+    let count = match received {
+        Ok(received) => received.bytes,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    };
+    let fds: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    if count == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    bytes.truncate(count);
+    Ok(Some((bytes, fds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_stay_apart_and_bring_their_descriptors() {
+        let (one, other) = pair().unwrap();
+        assert!(receive(&other).unwrap().is_none());
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        send(&one, b"with", &[write.as_fd(), read.as_fd()], false).unwrap();
+        send(&one, b"without", &[], false).unwrap();
+        drop(write);
+        let (bytes, fds) = receive(&other).unwrap().unwrap();
+        assert_eq!((&bytes[..], fds.len()), (&b"with"[..], 2));
+        rustix::io::write(&fds[0], b"x").unwrap();
+        assert_eq!(rustix::io::read(&read, &mut [0; 2]), Ok(1));
+        let (bytes, fds) = receive(&other).unwrap().unwrap();
+        assert_eq!((&bytes[..], fds.len()), (&b"without"[..], 0));
+    }
+
+    #[test]
+    fn a_hung_up_link_is_told_from_an_empty_one_after_the_last_message() {
+        let (one, other) = pair().unwrap();
+        send(&one, b"last", &[], false).unwrap();
+        drop(one);
+        assert_eq!(receive(&other).unwrap().unwrap().0, b"last");
+        assert_eq!(receive(&other).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let refused = send(&other, b"nobody", &[], false).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn who_takes_no_messages_holds_nobody_up() {
+        let (one, _other) = pair().unwrap();
+        let refused = (0..100_000).find_map(|_| send(&one, b"again", &[], false).err());
+        assert_eq!(refused.unwrap().kind(), io::ErrorKind::WouldBlock);
+    }
+}

@@ -1,0 +1,98 @@
+//! Turns a worker's spec into an order for a fork server.
+
+use std::ffi::CStr;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::streams::{Ends, borrow};
+use super::{AttemptContext, Spawner, bit_mask, memory_policy};
+use crate::event::{Stage, StartFailure};
+use crate::forkserver::{Plan, Stderr};
+use crate::spec::LaunchSpec;
+use crate::sys::clone::StdioSource;
+
+/// An order, and what we keep of it.
+pub(crate) struct Prepared {
+    pub(crate) plan: Plan,
+    /// The engine's directory, the streams, the list of processes of the cgroup, what the worker keeps.
+    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) pipes: [Option<OwnedFd>; 2],
+    pub(crate) files: [Option<OwnedFd>; 2],
+}
+
+impl Spawner {
+    /// Prepares the order of one worker. Its descriptors are opened as for a start of our own.
+    pub(crate) fn order(
+        &mut self,
+        launch: &LaunchSpec,
+        worker: usize,
+        entry: usize,
+        context: &AttemptContext<'_>,
+    ) -> Result<Prepared, StartFailure> {
+        let spec = &launch.workers[worker];
+        let mut ends = Ends::default();
+        let placed = self.slots.place(spec, &mut ends);
+        let gathered = placed.and_then(|stdio| gather(stdio).map_err(of_streams));
+        self.slots.release();
+        let (mut fds, stderr) = gathered?;
+        let cgroup = context.cgroup.and_then(|cgroup| cgroup.list().ok());
+        let has_cgroup = cgroup.is_some();
+        fds.extend(cgroup);
+        let mut kept = spec.keep_fds.clone();
+        kept.sort_unstable();
+        for fd in &kept {
+            fds.push(borrow(*fd).map_err(of_streams)?);
+        }
+        let memory = spec.memory.as_ref();
+        let plan = Plan {
+            argv: spec.argv.clone(),
+            entry: entry as u32,
+            environ: context.env.block(&spec.env).map(CStr::to_owned).collect(),
+            cwd: spec.cwd.clone(),
+            stderr,
+            has_cgroup,
+            kept,
+            open_files: self.open_files,
+            cpus: bit_mask(&spec.cpus),
+            memory: memory.map(|(mode, nodes)| memory_policy(*mode, nodes)),
+            requires_cpus: launch.binding.requires_cpus(),
+            requires_memory: launch.binding.requires_memory(),
+            mask: self.mask,
+        };
+        Ok(Prepared {
+            plan,
+            fds,
+            pipes: ends.pipes,
+            files: ends.files,
+        })
+    }
+}
+
+/// Our directory and the streams that were placed, as copies.
+fn gather(stdio: [StdioSource; 3]) -> Result<(Vec<OwnedFd>, Stderr), Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut fds = vec![rustix::fs::openat(CWD, c".", flags, Mode::empty())?];
+    let mut stderr = Stderr::Own;
+    for (stream, source) in (0i32..).zip(stdio) {
+        let fd = match source {
+            StdioSource::Same => stream,
+            StdioSource::Slot(fd) => fd,
+            StdioSource::Stdout => {
+                stderr = Stderr::Stdout;
+                continue;
+            }
+        };
+        fds.push(borrow(fd)?);
+    }
+    Ok((fds, stderr))
+}
+
+fn of_streams(errno: Errno) -> StartFailure {
+    StartFailure {
+        stage: Stage::Stdio,
+        errno: errno.raw_os_error(),
+        path: None,
+    }
+}

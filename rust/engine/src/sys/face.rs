@@ -1,0 +1,143 @@
+//! What others see of this process: its command line and its environment.
+
+#![allow(unsafe_code)]
+
+use core::ffi::{CStr, c_char};
+use core::ptr::null_mut;
+use std::ffi::CString;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+use super::ForkedChild;
+
+/// Libc has neither.
+const PR_SET_MM: i32 = 35;
+const PR_SET_MM_MAP: i32 = 14;
+
+/// The kernel's `struct prctl_mm_map`.
+#[repr(C)]
+struct MemoryMap {
+    start_code: u64,
+    end_code: u64,
+    start_data: u64,
+    end_data: u64,
+    start_brk: u64,
+    brk: u64,
+    start_stack: u64,
+    arg_start: u64,
+    arg_end: u64,
+    env_start: u64,
+    env_end: u64,
+    auxv: *mut u64,
+    auxv_size: u32,
+    exe_fd: u32,
+}
+
+/// Makes these strings what `ps` and `/proc` show of this process, and its environment. Where the kernel refuses,
+/// as much of the command as fits stands in the place of the old one, and `/proc` shows the old environment.
+///
+/// [PR_SET_MM(2const)](https://man7.org/linux/man-pages/man2/PR_SET_MM.2const.html)
+pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString]) {
+    let Some(texts) = lay_out(argv.iter().chain(environ)) else {
+        return;
+    };
+    let first_variable = argv.len();
+    let end_of = |count: usize| {
+        let last = count.checked_sub(1).map(|last| texts[last]);
+        // SAFETY: each text ends in a zero byte.
+        last.map(|text| text as u64 + unsafe { CStr::from_ptr(text) }.count_bytes() as u64 + 1)
+    };
+    let argv_end = end_of(first_variable);
+    // SAFETY: a forked child has no other thread that could read it; the array, which nobody frees, ends in a null pointer.
+    unsafe { libc::environ = texts[first_variable..].as_ptr().cast_mut().cast() };
+    let (Some(stat), Some(arg_start), Some(arg_end)) =
+        (own_stat(), texts.first().map(|&text| text as u64), argv_end)
+    else {
+        return;
+    };
+    // Fields by their number in proc_pid_stat(5).
+    let field = |number: usize| stat.get(number - 3).copied().unwrap_or(0);
+    let map = MemoryMap {
+        start_code: field(26),
+        end_code: field(27),
+        start_data: field(45),
+        end_data: field(46),
+        start_brk: field(47),
+        // SAFETY: asks for the end of the heap.
+        brk: unsafe { libc::syscall(libc::SYS_brk, 0) } as u64,
+        start_stack: field(28),
+        arg_start,
+        arg_end,
+        env_start: arg_end,
+        env_end: end_of(argv.len() + environ.len()).unwrap_or(arg_end),
+        auxv: null_mut(),
+        auxv_size: 0,
+        exe_fd: u32::MAX,
+    };
+    // SAFETY: the map is the kernel's struct, and the kernel checks what is in it.
+    let result = unsafe {
+        libc::prctl(
+            PR_SET_MM,
+            PR_SET_MM_MAP,
+            &raw const map,
+            size_of::<MemoryMap>(),
+            0,
+        )
+    };
+    if result != 0 {
+        // SAFETY: the kernel has just told the range, and a forked child has no other thread that could read it.
+        unsafe { overwrite(field(48), field(49), argv) };
+    }
+}
+
+/// Copies texts one behind the other into memory that nobody frees; pointers to them, and a null pointer.
+fn lay_out<'a>(texts: impl Iterator<Item = &'a CString> + Clone) -> Option<&'static [*const c_char]> {
+    let length: usize = texts.clone().map(|text| text.as_bytes_with_nul().len()).sum();
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing of ours.
+    let base = unsafe { mmap_anonymous(null_mut(), length.max(1), access, MapFlags::PRIVATE) }.ok()?;
+    let mut place = base.cast::<c_char>();
+    let mut pointers = Vec::new();
+    for text in texts {
+        let bytes = text.as_bytes_with_nul();
+        pointers.push(place.cast_const());
+        // SAFETY: the mapping is as long as all texts, and new.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), place, bytes.len()) };
+        place = place.wrapping_add(bytes.len());
+    }
+    pointers.push(core::ptr::null());
+    Some(pointers.leak())
+}
+
+/// The numbers of `/proc/self/stat` from the third field on, in whose place stands a zero.
+fn own_stat() -> Option<Vec<u64>> {
+    let text = crate::kernel_file::read("/proc/self/stat").ok()?;
+    let end = text.iter().rposition(|&byte| byte == b')')?;
+    let text = String::from_utf8_lossy(&text[end + 1..]);
+    Some(
+        text.split_whitespace()
+            .map(|word| word.parse().unwrap_or(0))
+            .collect(),
+    )
+}
+
+/// Writes a command over the one that this process was started with.
+///
+/// # Safety
+/// The range is that of the process's arguments, which nobody reads meanwhile.
+unsafe fn overwrite(start: u64, end: u64, argv: &[CString]) {
+    let length = end.saturating_sub(start) as usize;
+    if start == 0 || length == 0 {
+        return;
+    }
+    let mut bytes: Vec<u8> = argv
+        .iter()
+        .flat_map(|word| word.as_bytes_with_nul())
+        .copied()
+        .collect();
+    bytes.resize(length, 0);
+    // Shown up to its end, and on into the environment if the last byte is none.
+    bytes[length - 1] = 0;
+    // SAFETY: the kernel says that the arguments lie there, in memory that is the process's own.
+    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, length) };
+}
