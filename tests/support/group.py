@@ -26,17 +26,27 @@ class Group:
         on_failure: Literal["stop", "report"] = "stop",
         grace_s: float = 5.0,
         binding: Literal["required", "cpus_required", "wanted"] = "required",
+        servers: Sequence[Sequence[str]] = (),
     ) -> None:
+        """`servers`: commands of fork servers, which workers name by their places."""
         self.events: list[Event] = []
         specs = [one if isinstance(one, WorkerSpec) else WorkerSpec(one) for one in workers]
         self._size = len(specs)
         self.supervisor = Supervisor()
         try:
+            for words in servers:
+                self.supervisor.start_fork_server(words)
             spec = LaunchSpec(specs, env=env, on_failure=on_failure, grace_s=grace_s, binding=binding)
             self.supervisor.start(spec)
         except Exception:
             self.supervisor.close()
             raise
+
+    def again(self, workers: Sequence[WorkerSpec], grace_s: float = 5.0) -> None:
+        """Start another group under the same supervisor, and forget the events of the one that has ended."""
+        self.events = []
+        self._size = len(workers)
+        self.supervisor.start(LaunchSpec(workers, grace_s=grace_s))
 
     def __enter__(self) -> Group:  # noqa: PYI034  typing.Self needs 3.11
         return self

@@ -37,7 +37,7 @@ impl ForkLink {
 
     /// Wait for an order.
     fn next(&self, py: Python<'_>) -> PyResult<Option<ForkOrder>> {
-        let order = py.detach(|| lock(&self.0).next()).map_err(to_python)?;
+        let order = py.detach(|| lock(&self.0).next_order()).map_err(to_python)?;
         Ok(order.map(|order| ForkOrder(Mutex::new(order))))
     }
 

@@ -73,7 +73,7 @@ impl Link {
     }
 
     /// Waits for an order, and tells meanwhile which workers have ended. `None`: the engine has hung up.
-    pub fn next(&mut self) -> Result<Option<Order>, Error> {
+    pub fn next_order(&mut self) -> Result<Option<Order>, Error> {
         let pid = self.pid;
         let ends = self.ends_mut()?;
         loop {

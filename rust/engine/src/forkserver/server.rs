@@ -202,7 +202,7 @@ impl Server {
     }
 
     /// Orders a worker. `fds` are its descriptors behind plan and gate. `None`: the server takes no orders.
-    pub(crate) fn order(&mut self, plan: &Plan, fds: &[OwnedFd]) -> Option<Ordered> {
+    pub(crate) fn order(&mut self, plan: &Plan, fds: &[OwnedFd], poller: &Poller) -> Option<Ordered> {
         if self.state != State::Ready || fds.len() + 2 > MOST_DESCRIPTORS {
             return None;
         }
@@ -216,6 +216,8 @@ impl Server {
                 })
             }
             Err(error) => {
+                // If it has died, that is the better reason.
+                self.listen(poller);
                 self.close(format!("takes no orders: {error}"));
                 None
             }
@@ -255,9 +257,9 @@ impl Server {
             .flatten()
             .and_then(|(bytes, _)| Entered::decode(&bytes));
         let Some(entered) = entered else {
-            // If it was the server that died, that is the better reason.
+            // As above.
             self.listen(poller);
-            self.close("a worker that it forked came to nothing".to_owned());
+            self.close("forked a worker that came to nothing".to_owned());
             return None;
         };
         Some(Delivery {

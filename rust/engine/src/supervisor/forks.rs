@@ -203,7 +203,7 @@ impl Supervisor {
             Err(failure) => return Some(Err(failure)),
         };
         let server = self.servers.get_mut(fork.server)?.as_mut()?;
-        let ordered = server.order(&prepared.plan, &prepared.fds)?;
+        let ordered = server.order(&prepared.plan, &prepared.fds, &self.poller)?;
         Some(Ok((ordered, prepared)))
     }
 

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use core::ffi::{CStr, c_char};
+use core::ffi::c_char;
 use core::ptr::null_mut;
 use std::ffi::CString;
 
@@ -38,23 +38,12 @@ struct MemoryMap {
 ///
 /// [PR_SET_MM(2const)](https://man7.org/linux/man-pages/man2/PR_SET_MM.2const.html)
 pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString]) {
-    let Some(texts) = lay_out(argv.iter().chain(environ)) else {
+    let Some(texts) = lay_out(argv, environ) else {
         return;
     };
-    let first_variable = argv.len();
-    let end_of = |count: usize| {
-        let last = count.checked_sub(1).map(|last| texts[last]);
-        // SAFETY: each text ends in a zero byte.
-        last.map(|text| text as u64 + unsafe { CStr::from_ptr(text) }.count_bytes() as u64 + 1)
-    };
-    let argv_end = end_of(first_variable);
-    // SAFETY: a forked child has no other thread that could read it; the array, which nobody frees, ends in a null pointer.
-    unsafe { libc::environ = texts[first_variable..].as_ptr().cast_mut().cast() };
-    let (Some(stat), Some(arg_start), Some(arg_end)) =
-        (own_stat(), texts.first().map(|&text| text as u64), argv_end)
-    else {
-        return;
-    };
+    // SAFETY: no other thread of a forked child can read it, and nobody frees the array, which ends in a null pointer.
+    unsafe { libc::environ = texts.pointers[argv.len()..].as_ptr().cast_mut().cast() };
+    let Some(stat) = own_stat() else { return };
     // Fields by their number in proc_pid_stat(5).
     let field = |number: usize| stat.get(number - 3).copied().unwrap_or(0);
     let map = MemoryMap {
@@ -66,10 +55,10 @@ pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString]) {
         // SAFETY: asks for the end of the heap.
         brk: unsafe { libc::syscall(libc::SYS_brk, 0) } as u64,
         start_stack: field(28),
-        arg_start,
-        arg_end,
-        env_start: arg_end,
-        env_end: end_of(argv.len() + environ.len()).unwrap_or(arg_end),
+        arg_start: texts.start,
+        arg_end: texts.start + length(argv),
+        env_start: texts.start + length(argv),
+        env_end: texts.start + length(argv) + length(environ),
         auxv: null_mut(),
         auxv_size: 0,
         exe_fd: u32::MAX,
@@ -90,15 +79,28 @@ pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString]) {
     }
 }
 
-/// Copies texts one behind the other into memory that nobody frees; pointers to them, and a null pointer.
-fn lay_out<'a>(texts: impl Iterator<Item = &'a CString> + Clone) -> Option<&'static [*const c_char]> {
-    let length: usize = texts.clone().map(|text| text.as_bytes_with_nul().len()).sum();
+/// Texts one behind the other, in memory that nobody frees.
+struct Texts {
+    start: u64,
+    /// One to each, and a null pointer.
+    pointers: &'static [*const c_char],
+}
+
+fn length(texts: &[CString]) -> u64 {
+    texts
+        .iter()
+        .map(|text| text.as_bytes_with_nul().len() as u64)
+        .sum()
+}
+
+fn lay_out(argv: &[CString], environ: &[CString]) -> Option<Texts> {
+    let length = (length(argv) + length(environ)).max(1) as usize;
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing of ours.
-    let base = unsafe { mmap_anonymous(null_mut(), length.max(1), access, MapFlags::PRIVATE) }.ok()?;
+    let base = unsafe { mmap_anonymous(null_mut(), length, access, MapFlags::PRIVATE) }.ok()?;
     let mut place = base.cast::<c_char>();
     let mut pointers = Vec::new();
-    for text in texts {
+    for text in argv.iter().chain(environ) {
         let bytes = text.as_bytes_with_nul();
         pointers.push(place.cast_const());
         // SAFETY: the mapping is as long as all texts, and new.
@@ -106,7 +108,10 @@ fn lay_out<'a>(texts: impl Iterator<Item = &'a CString> + Clone) -> Option<&'sta
         place = place.wrapping_add(bytes.len());
     }
     pointers.push(core::ptr::null());
-    Some(pointers.leak())
+    Some(Texts {
+        start: base as u64,
+        pointers: pointers.leak(),
+    })
 }
 
 /// The numbers of `/proc/self/stat` from the third field on, in whose place stands a zero.
@@ -132,7 +137,7 @@ unsafe fn overwrite(start: u64, end: u64, argv: &[CString]) {
     }
     let mut bytes: Vec<u8> = argv
         .iter()
-        .flat_map(|word| word.as_bytes_with_nul())
+        .flat_map(CString::as_bytes_with_nul)
         .copied()
         .collect();
     bytes.resize(length, 0);

@@ -1,0 +1,484 @@
+"""Workers that a fork server forks: they start, run, end and die as executed ones do, and the server is nobody's victim."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kit import processes
+from kit.waiting import until
+from tests.support.group import Group
+
+from dsl._core import (
+    Ended,
+    Exited,
+    ForkServerLost,
+    ForkServerReady,
+    SpecError,
+    Started,
+    Stdio,
+    Stopping,
+    WorkerSpec,
+    kernel_interfaces,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.engine
+
+SERVER = str(Path(__file__).parent.parent / "workers" / "fork_server.py")
+FORKS = not kernel_interfaces()["pidfd"]
+"""Without pidfds every worker is executed, and all that is said here holds all the same, but for who its parent is."""
+needs_forks = pytest.mark.skipif(not FORKS, reason="needs a kernel with pidfds")
+
+
+def server(mode: str = "serve") -> list[str]:
+    return [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; exec(open({SERVER!r}).read())", mode]
+
+
+def forked(testchild: Path | str, *words: str, **options: Any) -> WorkerSpec:
+    return WorkerSpec(["/usr/bin/env", str(testchild), *words], fork_server=0, fork_entry=1, **options)
+
+
+def server_pids(parent: int | None = None) -> list[int]:
+    """Living fork servers of a process, or of this one."""
+    found = []
+    for pid in processes.children(parent or os.getpid()):
+        process = processes.find(pid)
+        words = Path(f"/proc/{pid}/cmdline").read_bytes() if process and process.state not in "ZX" else b""
+        if b"fork_server.py" in words:
+            found.append(pid)
+    return found
+
+
+def parents(group: Group) -> set[int]:
+    """Who has started the workers of a group, which run."""
+    found = [processes.find(pid) for pid in group.all_started().values()]
+    return {process.ppid for process in found if process is not None}
+
+
+@pytest.mark.parametrize("words", [["exit", "0"], ["exit", "7"], ["raise", "SEGV"], ["raise", "KILL"]])
+def test_an_ending_is_told_as_of_an_executed_worker(testchild: Path, words: list[str]) -> None:
+    told = []
+    for worker in (forked(testchild, *words), WorkerSpec([str(testchild), *words])):
+        with Group([worker], servers=[server()]) as group:
+            ended = group.finish()
+        exit_ = group.exits()[0]
+        assert exit_.pid == group.of(Started)[0].pid
+        assert (ended.first_failure is None) == (exit_.status == 0)
+        told.append((exit_.code, exit_.signal, exit_.status, exit_.order, exit_.caused_by_stop))
+    assert told[0] == told[1]
+
+
+@needs_forks
+def test_usage_is_told_by_who_waits_for_it(testchild: Path) -> None:
+    with Group([forked(testchild, "alloc", "64", "exit", "0")], servers=[server()]) as group:
+        group.finish()
+    exit_ = group.exits()[0]
+    assert exit_.max_rss_bytes > 64 << 20
+    assert exit_.cpu_user_s + exit_.cpu_system_s > 0
+    assert 0 < exit_.started_ns <= exit_.ended_ns
+
+
+def state_of(worker: WorkerSpec, path: Path) -> dict[str, Any]:
+    with Group([worker], servers=[server()]) as group:
+        ended = group.finish()
+    assert ended.first_failure is None, group.events
+    state: dict[str, Any] = json.loads(path.read_text())
+    assert state["pgid"] == state["pid"]
+    for name in ("pid", "ppid", "pgid"):
+        del state[name]
+    token = next(entry for entry in state["env"] if entry.startswith("DSL_JOB_ID=")).rpartition("=")[2]
+    state["env"] = sorted(entry.replace(token, "TOKEN") for entry in state["env"])
+    state["cgroups"] = [line.replace(token, "TOKEN") for line in state["cgroups"]]
+    return state
+
+
+def test_a_worker_has_what_an_executed_one_has(testchild: Path, tmp_path: Path) -> None:
+    """Streams, kept descriptors and no others, directory, CPUs, memory policy, limits, signals, environment."""
+    read, write = os.pipe()
+    kept = os.dup2(write, 77, inheritable=False)
+    (tmp_path / "input").write_text("x")
+    path = tmp_path / "state"
+    cpu = min(os.sched_getaffinity(0))
+    plain, fork = (
+        state_of(
+            WorkerSpec(
+                ["/usr/bin/env", str(testchild), "dump", str(path)],
+                env={"OWN": "\udcff=="},
+                cwd=tmp_path,
+                stdin=Stdio.file(tmp_path / "input"),
+                stdout=Stdio.file(tmp_path / "output", append=True),
+                stderr=Stdio.stdout(),
+                cpus=[cpu],
+                mempolicy=("local", []),
+                keep_fds=[kept, read],
+                **options,
+            ),
+            path,
+        )
+        for options in ({}, {"fork_server": 0, "fork_entry": 1})
+    )
+    for fd in (read, write, kept):
+        os.close(fd)
+    assert sorted(fork["fds"], key=int) == ["0", "1", "2", str(read), "77"]
+    assert plain == fork
+
+
+def test_an_unwatched_stream_a_pipe_and_a_log_are_the_workers_own(testchild: Path, tmp_path: Path) -> None:
+    workers = [
+        forked(testchild, "say", "to-pipe", stdout=Stdio.pipe()),
+        forked(testchild, "say", "to-log", stdout=Stdio.log(tmp_path / "log")),
+        forked(testchild, "complain", "to-file", stderr=Stdio.file(tmp_path / "file")),
+    ]
+    with Group(workers, servers=[server()]) as group:
+        group.finish()
+    output = [event for event in group.events if type(event).__name__ == "Output"]
+    assert b"".join(event.data for event in output) == b"to-pipe\n"  # type: ignore[union-attr]
+    assert (tmp_path / "log").read_text() == "to-log\n"
+    assert (tmp_path / "file").read_text() == "to-file\n"
+
+
+SHOW = """
+import os
+fds = [fd for fd in range(20) if os.path.lexists(f"/proc/self/fd/{fd}")]
+import ctypes, json, pathlib, sys
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+shown = {
+    "argv": sys.argv,
+    "command": pathlib.Path("/proc/self/cmdline").read_bytes().decode(),
+    "environ": pathlib.Path("/proc/self/environ").read_bytes().decode("latin-1"),
+    "getenv": getenv(b"OWN").decode(),
+    "inherited": os.popen("echo $OWN").read(),
+    "fds": fds,
+    "handlers": next(line for line in open("/proc/self/status") if line.startswith("SigCgt")),
+    "blocked": next(line for line in open("/proc/self/status") if line.startswith("SigBlk")),
+}
+print(json.dumps(shown), flush=True)
+"""
+
+
+@needs_forks
+def test_others_see_the_workers_command_and_environment(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SHOW)
+    worker = WorkerSpec(
+        [sys.executable, str(path), "a b", ""],
+        env={"OWN": "own value"},
+        stdout=Stdio.file(tmp_path / "shown"),
+        fork_server=0,
+        fork_entry=1,
+    )
+    with Group([worker], servers=[server()]) as group:
+        ended = group.finish()
+    assert ended.first_failure is None
+    shown = json.loads((tmp_path / "shown").read_text())
+    assert shown["argv"] == [str(path), "a b", ""]
+    assert shown["command"].split("\0") == [sys.executable, str(path), "a b", "", ""]
+    assert "OWN=own value" in shown["environ"].split("\0")
+    assert (shown["getenv"], shown["inherited"]) == ("own value", "own value\n")
+    assert shown["fds"] == [0, 1, 2]
+    assert {int(shown[name].split()[1], 16) for name in ("handlers", "blocked")} == {0}
+
+
+@pytest.mark.parametrize(
+    ("options", "stage"),
+    [({"cwd": "/absent"}, "chdir"), ({"stdin": Stdio.file("/absent")}, "stdio"), ({"keep_fds": [901]}, "stdio")],
+)
+def test_a_failed_step_is_named(testchild: Path, options: dict[str, Any], stage: str) -> None:
+    workers = [forked(testchild, "pause"), forked(testchild, "exit", "0", **options), forked(testchild, "pause")]
+    with Group(workers, servers=[server()]) as group:
+        ended = group.finish()
+    assert ended.first_failure is not None
+    assert (ended.first_failure.worker, ended.first_failure.exec_stage) == (1, stage)
+    assert sorted(group.exits()) == [0, 1, 2]
+    assert all(group.exits()[worker].caused_by_stop for worker in (0, 2))
+
+
+@needs_forks
+def test_64_workers_are_children_of_the_server_and_another_group_has_the_same(testchild: Path) -> None:
+    workers = [forked(testchild, "pause")] * 64
+    with Group(workers, servers=[server()]) as group:
+        assert parents(group) == set(server_pids())
+        first = group.all_started()
+        group.supervisor.stop()
+        ended = group.finish()
+        assert (ended.stragglers, ended.survivors, ended.first_failure) == (0, [], None)
+        assert {exit_.signal for exit_ in group.exits().values()} == {15}
+        servers = server_pids()
+        group.again(workers)
+        assert parents(group) == set(servers)
+        assert not set(first.values()) & set(group.all_started().values())
+        group.supervisor.kill()
+        group.finish()
+        assert server_pids() == servers
+    assert server_pids() == []
+    assert group.of(ForkServerLost) == []
+
+
+def test_a_worker_that_ignores_the_stop_is_killed_after_the_grace(testchild: Path) -> None:
+    with Group([forked(testchild, "ignore", "TERM", "pause")] * 2, grace_s=0.2, servers=[server()]) as group:
+        group.all_started()
+        group.supervisor.stop()
+        group.finish()
+        assert {exit_.signal for exit_ in group.exits().values()} <= {9, 15}
+        assert all(exit_.caused_by_stop for exit_ in group.exits().values())
+
+
+def test_a_stopped_worker_hears_of_the_stop(testchild: Path) -> None:
+    with Group([forked(testchild, "stop", "pause")], grace_s=10, servers=[server()]) as group:
+        pid = group.all_started()[0]
+        until(lambda: (process := processes.find(pid)) is not None and process.state == "T")
+        group.supervisor.stop()
+        group.finish()
+    assert group.exits()[0].signal == signal.SIGTERM
+
+
+def test_a_failure_stops_the_others_and_deaths_keep_their_order(testchild: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    workers = [
+        forked(testchild, "pause"),
+        forked(testchild, "touch", str(tmp_path / "pid"), "wait", str(gate), "exit", "5"),
+        forked(testchild, "wait", str(tmp_path / "pid"), "waitpid", str(tmp_path / "pid"), "exit", "6"),
+    ]
+    with Group(workers, on_failure="report", servers=[server()]) as group:
+        group.all_started()
+        gate.touch()
+        group.until(lambda group: len(group.of(Exited)) == 2)
+        assert [event.exit.worker for event in group.of(Exited)] == [1, 2]
+        group.supervisor.stop()
+        ended = group.finish()
+    assert ended.first_failure is not None
+    assert (ended.first_failure.worker, ended.first_failure.code) == (1, 5)
+
+
+@pytest.mark.parametrize("how", ["daemon", "child"])
+def test_what_a_worker_leaves_behind_is_ended_and_the_server_is_not(
+    testchild: Path, tmp_path: Path, how: str
+) -> None:
+    left = tmp_path / "left"
+    worker = forked(testchild, how, "[", "setsid", "ignore", "TERM", "touch", str(left), "pause", "]", "wait", str(left))
+    with Group([worker], grace_s=0.3, servers=[server()]) as group:
+        ended = group.finish()
+        process = processes.find(int(left.read_text()))
+        assert process is None or process.state in "ZX"
+        assert (ended.stragglers, ended.survivors) == (1, [])
+        if FORKS:
+            servers = server_pids()
+            group.again([forked(testchild, "pause")])
+            assert parents(group) == set(servers)
+            group.supervisor.kill()
+            group.finish()
+
+
+@needs_forks
+def test_what_the_server_has_started_for_itself_ends_with_it_and_not_with_a_group(testchild: Path) -> None:
+    with Group([forked(testchild, "pause")], servers=[server("helper")]) as group:
+        group.all_started()
+        (pid,) = server_pids()
+
+        def helpers() -> list[processes.Process]:
+            found = [processes.find(child) for child in processes.children(pid)]
+            return [process for process in found if process is not None and process.name == "sleep"]
+
+        (helper,) = until(helpers)
+        group.supervisor.kill()
+        ended = group.finish()
+        assert (ended.stragglers, ended.survivors) == (0, [])
+        assert processes.alive(helper)
+        assert server_pids() == [pid]
+    until(lambda: not processes.alive(helper))
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        ("refuse", "refused: it is poisoned by a thread"),
+        ("exit", "ended with code 3: SomeError: no such module"),
+        ("hang-up", "was ended by signal 9"),
+        ("barren", "could not fork: Resource temporarily unavailable (os error 11)"),
+        ("mute", "forked a worker that came to nothing"),
+    ],
+)
+def test_without_a_server_the_workers_are_executed_and_told_why_once(testchild: Path, mode: str, text: str) -> None:
+    with Group([forked(testchild, "pause")] * 3, servers=[server(mode)]) as group:
+        assert parents(group) == {os.getpid()}
+        group.supervisor.stop()
+        assert group.finish().survivors == []
+        lost = [event.text for event in group.of(ForkServerLost)]
+        assert lost == [text if FORKS else "cannot be watched: this kernel has no pidfds"]
+        group.again([forked(testchild, "exit", "0")])
+        assert group.finish().first_failure is None
+        assert group.of(ForkServerLost) == []
+
+
+def test_a_server_that_cannot_be_executed_is_lost(testchild: Path) -> None:
+    with Group([forked(testchild, "exit", "0")], servers=[["/absent/python"]]) as group:
+        assert group.finish().first_failure is None
+    (lost,) = group.of(ForkServerLost)
+    assert lost.server == 0
+    if FORKS:
+        assert lost.text == "could not be started: /absent/python: No such file or directory (os error 2)"
+
+
+@needs_forks
+def test_a_group_that_waits_for_its_server_can_be_stopped(testchild: Path) -> None:
+    with Group([forked(testchild, "exit", "0"), WorkerSpec([str(testchild), "exit", "0"])], servers=[server("never")]) as group:
+        until(lambda: server_pids())
+        group.supervisor.stop()
+        group.finish()
+        assert {exit_.exec_stage for exit_ in group.exits().values()} == {"cancelled"}
+        assert group.of(Started) == []
+    assert server_pids() == []
+
+
+@needs_forks
+def test_a_server_killed_between_two_groups_is_missed_by_nobody(testchild: Path) -> None:
+    with Group([forked(testchild, "exit", "0")], servers=[server()]) as group:
+        group.finish()
+        (pid,) = server_pids()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not server_pids())
+        group.again([forked(testchild, "pause")])
+        assert parents(group) == {os.getpid()}
+        assert [event.text for event in group.of(ForkServerLost)] == ["was ended by signal 9"]
+        group.supervisor.kill()
+        group.finish()
+
+
+@needs_forks
+def test_a_server_that_is_killed_takes_its_workers_along_and_the_cause_is_told_first(testchild: Path) -> None:
+    with Group([forked(testchild, "pause")] * 8, servers=[server()]) as group:
+        group.all_started()
+        (pid,) = server_pids()
+        os.kill(pid, signal.SIGKILL)
+        ended = group.finish()
+    kinds = [type(event) for event in group.events]
+    assert kinds.index(ForkServerLost) < kinds.index(Exited) < kinds.index(Stopping)
+    assert {exit_.signal for exit_ in group.exits().values()} == {9}
+    assert ended.first_failure is not None
+    assert ended.survivors == []
+
+
+@needs_forks
+def test_a_server_that_dies_while_it_forks_loses_no_worker(testchild: Path) -> None:
+    with Group([forked(testchild, "pause")] * 6, servers=[server("die")]) as group:
+        group.finish()
+        assert sorted(group.exits()) == list(range(6))
+        assert len(group.of(ForkServerLost)) == 1
+    assert [child for child in processes.children(os.getpid()) if processes.find(child) is None] == []
+
+
+def test_a_foreground_worker_is_executed(testchild: Path) -> None:
+    with Group([forked(testchild, "pause", foreground=True)], servers=[server()]) as group:
+        assert parents(group) == {os.getpid()}
+        group.supervisor.kill()
+        group.finish()
+
+
+def test_a_server_that_nobody_has_started_is_refused(testchild: Path) -> None:
+    with pytest.raises(SpecError, match="no fork server 0"):
+        Group([forked(testchild, "exit", "0")])
+    for entry in (0, 2):
+        with pytest.raises(SpecError, match="fork_entry"):
+            Group([WorkerSpec(["python", "x.py"], fork_server=0, fork_entry=entry)])
+
+
+def told(events: Sequence[object]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+@needs_forks
+def test_a_server_is_ready_before_its_first_worker_starts(testchild: Path) -> None:
+    with Group([forked(testchild, "exit", "0")], servers=[server()]) as group:
+        group.finish()
+    assert told(group.events) == ["ForkServerReady", "Started", "Exited", "Ended"]
+    assert group.of(ForkServerReady) == [group.events[0]]
+    assert group.of(Ended) == [group.events[-1]]
+
+
+AGENT = str(Path(SERVER).with_name("fork_agent.py"))
+
+
+class Command:
+    """A guard with its agent and a fork server's workers."""
+
+    def __init__(self, testchild: Path, *workers: Sequence[str]) -> None:
+        commands = [["/usr/bin/env", str(testchild), *words] for words in workers]
+        words = [sys.executable, AGENT, json.dumps(server()), json.dumps(commands)]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.lines = self.process.stdout
+        token, guard, agent = self.lines.readline().split()
+        self.token = f"DSL_JOB_ID={token}"
+        self.guard, self.agent = int(guard), int(agent)
+
+    def __enter__(self) -> Command:  # noqa: PYI034  typing.Self needs 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.lines.close()
+
+    def until_said(self, name: str, times: int = 1) -> None:
+        for _ in range(times):
+            while self.lines.readline().strip() != name:
+                pass
+
+    def is_gone(self) -> bool:
+        return not processes.carrying(self.token)
+
+
+LEAVES = ["daemon", "[", "ignore", "TERM", "touch", "%s", "pause", "]", "wait", "%s", "ignore", "TERM", "pause"]
+
+
+def leaver(path: Path) -> list[str]:
+    return [word.replace("%s", str(path)) for word in LEAVES]
+
+
+@pytest.mark.parametrize("who", ["guard", "agent"])
+def test_nothing_is_left_when_the_guard_or_the_agent_is_killed(testchild: Path, tmp_path: Path, who: str) -> None:
+    with Command(testchild, leaver(tmp_path / "left"), ["pause"]) as command:
+        command.until_said("Started", 2)
+        until((tmp_path / "left").exists)
+        assert len(processes.carrying(command.token)) >= 3 + FORKS
+        os.kill(getattr(command, who), signal.SIGKILL)
+        until(command.is_gone)
+
+
+def test_a_stop_leaves_nothing_of_a_guarded_group_and_its_server(testchild: Path, tmp_path: Path) -> None:
+    with Command(testchild, leaver(tmp_path / "left"), ["pause"]) as command:
+        command.until_said("Started", 2)
+        until((tmp_path / "left").exists)
+        command.process.terminate()
+        assert command.process.wait(20) == 0
+        assert command.is_gone()
+
+
+@pytest.mark.parametrize("words", [["exit", "0"], ["daemon", "[", "pause", "]", "exit", "0"]])
+def test_a_guarded_group_ends_beside_a_living_server(testchild: Path, words: list[str]) -> None:
+    with Command(testchild, *[words] * 3) as command:
+        command.until_said("Ended")
+        assert command.process.wait(20) == 0
+        assert command.is_gone()
+
+
+@needs_forks
+def test_a_guarded_server_that_is_killed_ends_the_group(testchild: Path) -> None:
+    with Command(testchild, ["pause"], ["pause"]) as command:
+        command.until_said("Started", 2)
+        for pid in server_pids(command.agent):
+            os.kill(pid, signal.SIGKILL)
+        command.until_said("ForkServerLost")
+        command.until_said("Exited", 2)
+        assert command.process.wait(20) == 0
+        assert command.is_gone()
