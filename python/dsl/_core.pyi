@@ -171,10 +171,9 @@ class WorkerSpec:
         standard streams. They stay the caller's and must be open until the worker has started: one that is
         not is a failure of the stage ``stdio``.
 
-        ``fork_server``: number of a fork server (`Supervisor.start_fork_server`) that starts the worker, if it
-        can: no worker of the group is started before it is ready, or lost. Then, and for a ``foreground`` worker,
-        ``argv`` is executed. ``fork_entry``: place in ``argv`` of what follows the interpreter and its flags,
-        a script or ``-m``.
+        ``fork_server``: number of a fork server (`Supervisor.start_fork_server`) that starts the worker. No
+        worker of the group is started before it is ready; where it is lost, ``argv`` is executed.
+        ``fork_entry``: place in ``argv`` of what follows the interpreter and its flags, a script or ``-m``.
         """
     @property
     def argv(self) -> list[str]: ...
@@ -465,7 +464,7 @@ class ForkServerReady:
 
 @final
 class ForkServerLost:
-    """A fork server takes no more orders: workers that name it are executed from now on. Told once a server."""
+    """A fork server takes no more orders: workers that name it are executed from now on. Once a server."""
 
     @property
     def server(self) -> int: ...
@@ -583,13 +582,13 @@ class Supervisor:
     ) -> int:
         """Execute a fork server: a Python process that imports once, and forks a worker for each order.
 
-        ``words``: its command, to which the number of a descriptor is added for its `ForkLink`. ``env``: its whole
-        environment (None: this process's, now), to which the job's token is added. stdin is ``/dev/null``; what
-        it writes is kept for `ForkServerLost`, which quotes the last line.
+        ``words``: its command, to which the number of a descriptor is added, for its `ForkLink`. ``env``: its
+        whole environment (None: this process's, now), to which the job's token is added. stdin is
+        ``/dev/null``; what it writes is kept for `ForkServerLost`, which quotes the last line.
 
-        Returns its number for `WorkerSpec` at once. `ForkServerReady` or `ForkServerLost` follows; one that cannot
-        be executed, or that this kernel has not the means for, is lost, too. It serves one group after the other and
-        ends with the supervisor. No group's signals reach it.
+        Returns its number for `WorkerSpec` at once. `ForkServerReady` or `ForkServerLost` follows; one that
+        cannot be executed, or that this kernel has not the means for, is lost, too. It serves one group after
+        the other and ends with the supervisor. No group's signals reach it.
 
         Raises `SpecError`, and `EngineError` on a closed supervisor.
         """
@@ -786,14 +785,17 @@ class SecureSession:
 class ForkLink:
     """A fork server's connection with the engine, in the server's process.
 
-    The thread that makes it is the one that forks, and lives as long as the process: the workers die with it. In a
-    child of `os.fork` it is of no use.
+    The thread that makes it is the one that forks, and lives as long as the process: the workers die with
+    it. In a child of `os.fork` it is of no use.
     """
 
     def __new__(cls, fd: int) -> Self:
         """``fd``: the last word of the command. It is the link's from now on. Raises `EngineError`."""
     def ready(self) -> None:
-        """Say that everything is imported, so that orders may come. Raises `EngineError` if nobody listens."""
+        """Say that everything is imported, so that orders may come.
+
+        Raises `EngineError` if nobody listens.
+        """
     def refuse(self, text: str) -> None:
         """Say why no worker is to come of this process, in one line, instead of `ready`. Then end."""
     def next(self) -> ForkOrder | None:
@@ -824,12 +826,12 @@ class ForkOrder:
     def enter(self) -> None:
         """Make the worker of this process: the first thing that a forked child does.
 
-        Its own process group, the attempt's cgroup, its streams and kept descriptors and no others, directory,
-        limit of open files, CPUs and memory policy, and the signal mask of every worker. It dies with the server.
-        All signals with a handler, SIGPIPE and SIGXFSZ get their default action, as execve would give them.
+        Its process group, the attempt's cgroup, its streams and kept descriptors and no others, directory,
+        limit of open files, CPUs and memory policy, and the signal mask of every worker. It dies with the
+        server. All signals with a handler, SIGPIPE and SIGXFSZ get their default action.
 
-        Comes back once the engine watches the worker. What fails is told to the engine, and ends the process with
-        code 127. Does nothing in the server.
+        Comes back once the engine watches the worker. What fails is told to the engine, and ends the process
+        with code 127. Does nothing in the server.
         """
     def show_command(self) -> None:
         """Make `argv` what others see as the command of this process, and `environ` its environment.

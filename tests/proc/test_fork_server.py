@@ -40,7 +40,13 @@ needs_forks = pytest.mark.skipif(not FORKS, reason="needs a kernel with pidfds")
 
 
 def server(mode: str = "serve") -> list[str]:
-    return [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; exec(open({SERVER!r}).read())", mode]
+    return [
+        sys.executable,
+        "-S",
+        "-c",
+        f"import sys; sys.path[:0] = {sys.path!r}; exec(open({SERVER!r}).read())",
+        mode,
+    ]
 
 
 def forked(testchild: Path | str, *words: str, **options: Any) -> WorkerSpec:
@@ -108,24 +114,24 @@ def test_a_worker_has_what_an_executed_one_has(testchild: Path, tmp_path: Path) 
     (tmp_path / "input").write_text("x")
     path = tmp_path / "state"
     cpu = min(os.sched_getaffinity(0))
-    plain, fork = (
-        state_of(
-            WorkerSpec(
-                ["/usr/bin/env", str(testchild), "dump", str(path)],
-                env={"OWN": "\udcff=="},
-                cwd=tmp_path,
-                stdin=Stdio.file(tmp_path / "input"),
-                stdout=Stdio.file(tmp_path / "output", append=True),
-                stderr=Stdio.stdout(),
-                cpus=[cpu],
-                mempolicy=("local", []),
-                keep_fds=[kept, read],
-                **options,
-            ),
-            path,
+
+    def state(server: int | None, entry: int) -> dict[str, Any]:
+        worker = WorkerSpec(
+            ["/usr/bin/env", str(testchild), "dump", str(path)],
+            env={"OWN": "\udcff=="},
+            cwd=tmp_path,
+            stdin=Stdio.file(tmp_path / "input"),
+            stdout=Stdio.file(tmp_path / "output", append=True),
+            stderr=Stdio.stdout(),
+            cpus=[cpu],
+            mempolicy=("local", []),
+            keep_fds=[kept, read],
+            fork_server=server,
+            fork_entry=entry,
         )
-        for options in ({}, {"fork_server": 0, "fork_entry": 1})
-    )
+        return state_of(worker, path)
+
+    plain, fork = state(None, 0), state(0, 1)
     for fd in (read, write, kept):
         os.close(fd)
     assert sorted(fork["fds"], key=int) == ["0", "1", "2", str(read), "77"]
@@ -190,11 +196,19 @@ def test_others_see_the_workers_command_and_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "stage"),
-    [({"cwd": "/absent"}, "chdir"), ({"stdin": Stdio.file("/absent")}, "stdio"), ({"keep_fds": [901]}, "stdio")],
+    "options, stage",
+    [
+        ({"cwd": "/absent"}, "chdir"),
+        ({"stdin": Stdio.file("/absent")}, "stdio"),
+        ({"keep_fds": [901]}, "stdio"),
+    ],
 )
 def test_a_failed_step_is_named(testchild: Path, options: dict[str, Any], stage: str) -> None:
-    workers = [forked(testchild, "pause"), forked(testchild, "exit", "0", **options), forked(testchild, "pause")]
+    workers = [
+        forked(testchild, "pause"),
+        forked(testchild, "exit", "0", **options),
+        forked(testchild, "pause"),
+    ]
     with Group(workers, servers=[server()]) as group:
         ended = group.finish()
     assert ended.first_failure is not None
@@ -265,7 +279,9 @@ def test_what_a_worker_leaves_behind_is_ended_and_the_server_is_not(
     testchild: Path, tmp_path: Path, how: str
 ) -> None:
     left = tmp_path / "left"
-    worker = forked(testchild, how, "[", "setsid", "ignore", "TERM", "touch", str(left), "pause", "]", "wait", str(left))
+    worker = forked(
+        testchild, how, "[", "setsid", "ignore", "TERM", "touch", str(left), "pause", "]", "wait", str(left)
+    )
     with Group([worker], grace_s=0.3, servers=[server()]) as group:
         ended = group.finish()
         process = processes.find(int(left.read_text()))
@@ -299,7 +315,7 @@ def test_what_the_server_has_started_for_itself_ends_with_it_and_not_with_a_grou
 
 
 @pytest.mark.parametrize(
-    ("mode", "text"),
+    "mode, text",
     [
         ("refuse", "refused: it is poisoned by a thread"),
         ("exit", "ended with code 3: SomeError: no such module"),
@@ -308,7 +324,9 @@ def test_what_the_server_has_started_for_itself_ends_with_it_and_not_with_a_grou
         ("mute", "forked a worker that came to nothing"),
     ],
 )
-def test_without_a_server_the_workers_are_executed_and_told_why_once(testchild: Path, mode: str, text: str) -> None:
+def test_without_a_server_the_workers_are_executed_and_told_why_once(
+    testchild: Path, mode: str, text: str
+) -> None:
     with Group([forked(testchild, "pause")] * 3, servers=[server(mode)]) as group:
         assert parents(group) == {os.getpid()}
         group.supervisor.stop()
@@ -331,8 +349,10 @@ def test_a_server_that_cannot_be_executed_is_lost(testchild: Path) -> None:
 
 @needs_forks
 def test_a_group_that_waits_for_its_server_can_be_stopped(testchild: Path) -> None:
-    with Group([forked(testchild, "exit", "0"), WorkerSpec([str(testchild), "exit", "0"])], servers=[server("never")]) as group:
-        until(lambda: server_pids())
+    with Group(
+        [forked(testchild, "exit", "0"), WorkerSpec([str(testchild), "exit", "0"])], servers=[server("never")]
+    ) as group:
+        until(server_pids)
         group.supervisor.stop()
         group.finish()
         assert {exit_.exec_stage for exit_ in group.exits().values()} == {"cancelled"}
@@ -370,18 +390,24 @@ def test_a_server_that_is_killed_takes_its_workers_along_and_the_cause_is_told_f
 
 @needs_forks
 def test_a_server_that_dies_while_it_forks_loses_no_worker(testchild: Path) -> None:
+    """Those that it had forked may have started and died with it; the others are executed, or not started any more."""
     with Group([forked(testchild, "pause")] * 6, servers=[server("die")]) as group:
-        group.finish()
-        assert sorted(group.exits()) == list(range(6))
-        assert len(group.of(ForkServerLost)) == 1
-    assert [child for child in processes.children(os.getpid()) if processes.find(child) is None] == []
-
-
-def test_a_foreground_worker_is_executed(testchild: Path) -> None:
-    with Group([forked(testchild, "pause", foreground=True)], servers=[server()]) as group:
-        assert parents(group) == {os.getpid()}
+        group.until(lambda group: bool(group.of(ForkServerLost)))
         group.supervisor.kill()
+        assert group.finish().survivors == []
+        assert sorted(event.exit.worker for event in group.of(Exited)) == list(range(6))
+        assert [event.text for event in group.of(ForkServerLost)] == ["was ended by signal 9"]
+
+
+def test_a_foreground_worker_is_in_the_group_of_the_terminal(testchild: Path) -> None:
+    workers = [forked(testchild, "stop", "pause", foreground=True), forked(testchild, "pause")]
+    with Group(workers, servers=[server()]) as group:
+        pids = group.all_started()
+        assert [os.getpgid(pids[worker]) for worker in (0, 1)] == [os.getpgrp(), pids[1]]
+        until(lambda: (process := processes.find(pids[0])) is not None and process.state == "T")
+        group.supervisor.stop()
         group.finish()
+    assert {exit_.signal for exit_ in group.exits().values()} == {15}
 
 
 def test_a_server_that_nobody_has_started_is_refused(testchild: Path) -> None:
@@ -438,7 +464,21 @@ class Command:
         return not processes.carrying(self.token)
 
 
-LEAVES = ["daemon", "[", "ignore", "TERM", "touch", "%s", "pause", "]", "wait", "%s", "ignore", "TERM", "pause"]
+LEAVES = [
+    "daemon",
+    "[",
+    "ignore",
+    "TERM",
+    "touch",
+    "%s",
+    "pause",
+    "]",
+    "wait",
+    "%s",
+    "ignore",
+    "TERM",
+    "pause",
+]
 
 
 def leaver(path: Path) -> list[str]:
@@ -446,7 +486,9 @@ def leaver(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("who", ["guard", "agent"])
-def test_nothing_is_left_when_the_guard_or_the_agent_is_killed(testchild: Path, tmp_path: Path, who: str) -> None:
+def test_nothing_is_left_when_the_guard_or_the_agent_is_killed(
+    testchild: Path, tmp_path: Path, who: str
+) -> None:
     with Command(testchild, leaver(tmp_path / "left"), ["pause"]) as command:
         command.until_said("Started", 2)
         until((tmp_path / "left").exists)

@@ -14,6 +14,8 @@ from dsl import (
     EngineError,
     Exit,
     Exited,
+    ForkServerLost,
+    ForkServerReady,
     GuardOutcome,
     Killing,
     LaunchSpec,
@@ -75,6 +77,10 @@ def describe(event: Event) -> str:
         return f"{event.tier} {[worker + 1 for worker in event.workers]}"
     if isinstance(event, LogNotice):
         return f"{event.kind} {event.worker} {event.path} {event.errno} {event.count + 1}"
+    if isinstance(event, ForkServerReady):
+        return f"{event.server + 1}"
+    if isinstance(event, ForkServerLost):
+        return f"{event.server + 1} {event.text.strip()}"
     return last(event)
 
 

@@ -14,6 +14,7 @@ use crate::event::StartFailure;
 use crate::features::Features;
 use crate::poller::Poller;
 use crate::spec::{LaunchSpec, MemoryMode, WorkerSpec};
+use crate::sys;
 use crate::sys::clone::{
     self, ChildPlan, ChildStack, Descriptors, Entry, Failure, Interfaces, MemoryPolicy, PointerArray,
     ProcessGroup, Step,
@@ -68,6 +69,14 @@ pub(crate) struct AttemptContext<'a> {
     pub(crate) foreground_group: Option<i32>,
     /// The set that hears of deaths.
     pub(crate) poller: &'a Poller,
+}
+
+impl AttemptContext<'_> {
+    /// The number of a foreground worker's process group; 0 where it has none for us.
+    pub(crate) fn own_foreground_group(&self) -> i32 {
+        let named = self.foreground_group.filter(|&group| group != 0);
+        named.unwrap_or_else(sys::process_group)
+    }
 }
 
 impl Spawner {

@@ -151,7 +151,10 @@ impl Order {
             cwd: self.plan.cwd.as_deref(),
             stdio: [slot(0), slot(1), slot(2)],
             kept: &left,
-            group: ProcessGroup::Own,
+            group: match self.plan.group {
+                0 => ProcessGroup::Own,
+                group => ProcessGroup::Join(group),
+            },
             parent_death_signal: Some(libc::SIGKILL),
             open_files: Some(self.plan.open_files),
             cpus: &self.plan.cpus,

@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     pub(crate) has_cgroup: bool,
     /// Numbers under which the worker keeps the last of the descriptors, ascending and each once.
     pub(crate) kept: Vec<i32>,
+    /// Process group that it joins; 0 for one of its own.
+    pub(crate) group: i32,
     /// Soft and hard limit of open files.
     pub(crate) open_files: (u64, u64),
     /// Mask of the CPUs; empty: as inherited.
@@ -56,6 +58,7 @@ impl Plan {
         for fd in &self.kept {
             out.i32(*fd);
         }
+        out.i32(self.group);
         out.u64(self.open_files.0).u64(self.open_files.1);
         words(&mut out, &self.cpus);
         out.flag(self.memory.is_some());
@@ -87,6 +90,7 @@ impl Plan {
             },
             has_cgroup: input.flag()?,
             kept: list(&mut input, Reader::i32)?,
+            group: input.i32()?,
             open_files: (input.u64()?, input.u64()?),
             cpus: list(&mut input, Reader::u64)?,
             memory: if input.flag()? {
@@ -146,6 +150,7 @@ mod tests {
             stderr: Stderr::Own,
             has_cgroup: false,
             kept: Vec::new(),
+            group: 0,
             open_files: (1024, 4096),
             cpus: Vec::new(),
             memory: None,
@@ -170,6 +175,7 @@ mod tests {
             stderr: Stderr::Stdout,
             has_cgroup: true,
             kept: vec![3, 900],
+            group: 4711,
             open_files: (u64::MAX, u64::MAX),
             cpus: vec![0, 1 << 63],
             memory: Some(MemoryPolicy {

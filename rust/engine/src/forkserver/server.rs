@@ -13,6 +13,7 @@ use super::message::{Command, Entered, Report, VERSION};
 use super::plan::Plan;
 use super::socket::{self, MOST_DESCRIPTORS};
 use crate::poller::{Poller, is_readable, wait_readable};
+use crate::sys::clone::Step;
 use crate::sys::signal;
 use crate::sys::wait::{Death, Target, try_wait};
 
@@ -255,7 +256,9 @@ impl Server {
         let entered = wait_for(&[ordered.gate.0.as_fd()], deadline)
             .then(|| socket::receive(&ordered.gate.0).ok().flatten())
             .flatten()
-            .and_then(|(bytes, _)| Entered::decode(&bytes));
+            .and_then(|(bytes, _)| Entered::decode(&bytes))
+            // That fails when the server has just died, and no other worker would find it alive.
+            .filter(|entered| !matches!(entered.result, Err(failure) if failure.step == Step::ParentDeath));
         let Some(entered) = entered else {
             // As above.
             self.listen(poller);
@@ -274,7 +277,7 @@ impl Server {
     pub(crate) fn death_of(&mut self, order: u64, poller: &Poller) -> Option<Death> {
         let deadline = Instant::now() + DEATH_PATIENCE;
         self.listen_until(deadline, poller, |server| server.deaths.contains_key(&order));
-        self.deaths.remove(&order)
+        self.deaths.get(&order).copied()
     }
 
     /// Nothing is left of the group: its zombies are not needed any more.

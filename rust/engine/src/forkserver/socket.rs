@@ -53,11 +53,14 @@ pub(super) fn receive(link: impl AsFd) -> io::Result<Option<Message>> {
     let mut bytes = vec![0; MOST_BYTES];
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let link = link.as_fd();
-    let received = recvmsg(link, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
-    let count = match received {
-        Ok(received) => received.bytes,
-        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-        Err(errno) => return Err(errno.into()),
+    let count = loop {
+        match recvmsg(link, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+            Ok(received) => break received.bytes,
+            // The other side has left messages of ours unread; what it has sent still comes.
+            Err(Errno::CONNRESET) => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        }
     };
     let fds: Vec<OwnedFd> = control
         .drain()
@@ -103,6 +106,16 @@ mod tests {
         assert_eq!(receive(&other).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         let refused = send(&other, b"nobody", &[], false).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn what_was_sent_is_heard_although_the_sender_has_left_messages_unread() {
+        let (one, other) = pair().unwrap();
+        send(&one, b"unread", &[], false).unwrap();
+        send(&other, b"last", &[], false).unwrap();
+        drop(other);
+        assert_eq!(receive(&one).unwrap().unwrap().0, b"last");
+        assert_eq!(receive(&one).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]

@@ -54,6 +54,11 @@ impl Spawner {
             stderr,
             has_cgroup,
             kept,
+            group: if spec.foreground {
+                context.own_foreground_group()
+            } else {
+                0
+            },
             open_files: self.open_files,
             cpus: bit_mask(&spec.cpus),
             memory: memory.map(|(mode, nodes)| memory_policy(*mode, nodes)),

@@ -181,10 +181,9 @@ impl Supervisor {
         }
     }
 
-    /// The ready fork server of a worker. A foreground worker has to be in a group that only we can put it in.
+    /// The ready fork server of a worker.
     fn server_for(&self, index: usize) -> Option<usize> {
-        let worker = self.job.as_ref()?.spec.workers.get(index)?;
-        let fork = worker.fork.filter(|_| !worker.foreground)?;
+        let fork = self.job.as_ref()?.spec.workers.get(index)?.fork?;
         (self.state_of(fork.server) == State::Ready).then_some(fork.server)
     }
 
@@ -195,7 +194,7 @@ impl Supervisor {
         let context = AttemptContext {
             env: &job.env,
             cgroup: job.cgroup.as_ref(),
-            foreground_group: None,
+            foreground_group: self.link.as_ref().map(|link| link.foreground_group),
             poller: &self.poller,
         };
         let prepared = match self.spawner.order(&job.spec, index, fork.entry, &context) {
@@ -267,6 +266,24 @@ impl Supervisor {
         };
         self.tell_of_server(origin.server);
         self.job.as_mut()?.bury(index, ending, death, now, &self.poller)
+    }
+
+    /// The signal of which a worker in the terminal's group has died, as it or the kernel says.
+    pub(super) fn signal_of_foreground(&mut self, index: usize) -> Option<i32> {
+        let job = self.job.as_ref()?;
+        job.spec.workers.get(index).filter(|spec| spec.foreground)?;
+        let death = if let Some((origin, _)) = job.dead_forked(index) {
+            let server = self.servers.get_mut(origin.server)?.as_mut()?;
+            server.death_of(origin.order, &self.poller)?
+        } else {
+            job.death_of(index)?
+        };
+        let number = if death.signaled {
+            death.status
+        } else {
+            death.status - 128
+        };
+        (number > 0).then_some(number)
     }
 
     /// Has the group's zombies reaped, which have pinned its process groups.

@@ -37,7 +37,7 @@ impl Supervisor {
     /// A worker in the terminal's group may die of a key before our guard has passed the key on. Its word is
     /// waited for, or the worker would be taken for one that failed, and the others would get another signal.
     pub(super) fn await_key(&mut self, worker: usize, inputs: &mut Vec<Input>) -> Result<(), Error> {
-        let number = self.job.as_ref().and_then(|job| job.signal_of_foreground(worker));
+        let number = self.signal_of_foreground(worker);
         let meaning = |link: &GuardLink| number.and_then(|number| link.table.meaning(number));
         if self.link.as_ref().and_then(meaning) != Some(Meaning::Stop) {
             return Ok(());

@@ -118,7 +118,7 @@ impl Job {
     /// shell continues its job with. A new size it has heard of too early, if the terminal that it sees is of ours.
     pub(super) fn broadcast(&self, number: i32, from_terminal: bool) {
         for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
-            let continues = number == libc::SIGCONT && !worker.pid().is_some_and(is_stopped);
+            let continues = number == libc::SIGCONT && !worker.is_stopped();
             let is_early = number == libc::SIGWINCH && spec.sees_own_terminal();
             let has_heard = (from_terminal && !is_early) || continues;
             if !(spec.foreground && has_heard) {
@@ -143,22 +143,15 @@ impl Job {
         }
     }
 
-    /// The signal of which a worker in the terminal's group has died, as it or the kernel says. It is not
-    /// collected.
-    pub(super) fn signal_of_foreground(&self, index: usize) -> Option<i32> {
-        let State::Running { pid, .. } = self.workers.get(index)?.state else {
+    /// How a child of ours has ended, which is not collected.
+    pub(super) fn death_of(&self, index: usize) -> Option<Death> {
+        let State::Running {
+            pid, origin: None, ..
+        } = self.workers.get(index)?.state
+        else {
             return None;
         };
-        if !self.spec.workers[index].foreground {
-            return None;
-        }
-        let death = try_wait(Target::Pid(pid), false).ok()??;
-        let number = if death.signaled {
-            death.status
-        } else {
-            death.status - 128
-        };
-        (number > 0).then_some(number)
+        try_wait(Target::Pid(pid), false).ok()?
     }
 
     /// Collects a dead child; `None` when it is alive, was collected before, or is not ours.
