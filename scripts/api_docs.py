@@ -64,7 +64,7 @@ def _members(module: griffe.Module) -> Iterator[str]:
         elif isinstance(target, griffe.Attribute) and target.docstring is not None:
             yield from (f"### {name}", *_prose(target))
         elif isinstance(target, griffe.Attribute) and name != "__version__" and not _is_private(target):
-            yield from (f"### {name}", _code(f"{name} = {target.value}"))
+            yield from (f"### {name}", _code(_union(f"{name} = {target.value}")))
 
 
 def _is_private(attribute: griffe.Attribute) -> bool:
@@ -134,6 +134,15 @@ def _wrapped(signature: str) -> str:
             break
     lines = "".join(f"    {parameter},\n" for parameter in parameters)
     return f"{head}(\n{lines}){rest[start:]}"
+
+
+def _union(alias: str) -> str:
+    """A long alias of several types with a line for each."""
+    if len(alias) <= WIDTH:
+        return alias
+    name, _, types = alias.partition(" = ")
+    lines = "\n    | ".join(types.split(" | "))
+    return f"{name} = (\n    {lines}\n)"
 
 
 def _code(text: str) -> str:
