@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.command import dsl_line
+from tests.support.command import WITH_ODD_ENTRIES, dsl_line
 from tests.support.jobs import running
 
 if TYPE_CHECKING:
@@ -173,17 +173,6 @@ def test_a_job_inside_a_job_carries_both_tokens(dsl_command: Path, testchild: Pa
     assert own
 
 
-ODD = """
-import ctypes, sys
-block = [entry.encode() for entry in sys.argv[1].split("|")]
-block += [entry for entry in open("/proc/self/environ", "rb").read().split(b"\\0") if entry]
-array = ctypes.c_char_p * (len(block) + 1)
-words = [word.encode() for word in sys.argv[2:]]
-argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
-ctypes.CDLL(None).execve(words[0], argv, array(*block, None))
-"""
-
-
 @pytest.mark.parametrize("command", ["dsl", "dslrun"])
 def test_entries_that_no_mapping_can_hold_arrive_as_they_are(
     command: str, dsl_command: Path, testchild: Path, tmp_path: Path
@@ -194,7 +183,7 @@ def test_entries_that_no_mapping_can_hold_arrive_as_they_are(
     line = dsl_line(dsl_command, 2, words)
     if command == "dslrun":
         line = [str(dsl_command.with_name(command)), "--no-python", "--nproc-per-node=2", *words]
-    with running([sys.executable, "-c", ODD, "|".join(entries), *line], tmp_path / "job") as job:
+    with running([sys.executable, "-c", WITH_ODD_ENTRIES, "|".join(entries), *line], tmp_path / "job") as job:
         assert job.wait() == 0, job.stderr()
     for rank in range(2):
         found = json.loads((tmp_path / f"dump.{rank}").read_text())["env"]

@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from kit import processes
 from kit.waiting import until
+from tests.support.command import WITH_ODD_ENTRIES
 from tests.support.group import Group
 
 from dsl._core import (
@@ -435,17 +437,19 @@ AGENT = str(Path(SERVER).with_name("fork_agent.py"))
 
 
 class Command:
-    """A guard with its agent and a fork server's workers."""
+    """A program with a fork server's workers: a guard with its agent, or an embedded supervisor."""
 
-    def __init__(self, testchild: Path, *workers: Sequence[str]) -> None:
+    def __init__(self, testchild: Path, *workers: Sequence[str], how: str = "guarded", odd: str = "") -> None:
         commands = [["/usr/bin/env", str(testchild), *words] for words in workers]
-        words = [sys.executable, AGENT, json.dumps(server()), json.dumps(commands)]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        words = [sys.executable, AGENT, how, json.dumps(server()), json.dumps(commands)]
+        if odd:
+            words = [sys.executable, "-c", WITH_ODD_ENTRIES, odd, *words]
+        mark = {"FORK_SERVER_TEST": uuid.uuid4().hex}
+        self.mark = "=".join(*mark.items())
+        self.process = subprocess.Popen(words, env=os.environ | mark, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.lines = self.process.stdout
-        token, guard, agent = self.lines.readline().split()
-        self.token = f"DSL_JOB_ID={token}"
-        self.guard, self.agent = int(guard), int(agent)
+        self.guard, self.agent = map(int, self.lines.readline().split())
 
     def __enter__(self) -> Command:  # noqa: PYI034  typing.Self needs 3.11
         return self
@@ -461,7 +465,7 @@ class Command:
                 pass
 
     def is_gone(self) -> bool:
-        return not processes.carrying(self.token)
+        return not processes.carrying(self.mark)
 
 
 LEAVES = [
@@ -492,7 +496,7 @@ def test_nothing_is_left_when_the_guard_or_the_agent_is_killed(
     with Command(testchild, leaver(tmp_path / "left"), ["pause"]) as command:
         command.until_said("Started", 2)
         until((tmp_path / "left").exists)
-        assert len(processes.carrying(command.token)) >= 3 + FORKS
+        assert len(processes.carrying(command.mark)) >= 5 + FORKS
         os.kill(getattr(command, who), signal.SIGKILL)
         until(command.is_gone)
 
@@ -524,3 +528,27 @@ def test_a_guarded_server_that_is_killed_ends_the_group(testchild: Path) -> None
         command.until_said("Exited", 2)
         assert command.process.wait(20) == 0
         assert command.is_gone()
+
+
+def test_nothing_is_left_when_the_program_of_an_embedded_supervisor_is_killed(testchild: Path) -> None:
+    with Command(testchild, ["pause"], ["ignore", "TERM", "pause"], how="embedded") as command:
+        command.until_said("Started", 2)
+        command.process.kill()
+        command.process.wait()
+        until(command.is_gone)
+
+
+def test_entries_that_no_mapping_can_hold_arrive_as_they_are(testchild: Path, tmp_path: Path) -> None:
+    """G5, as for workers that are executed. The program that is forked is executed with a mapping: so a script looks."""
+    entries = ["TWICE=1", "=nameless", "no equals sign", "TWICE=2", "RANK=7", "RANK=8"]
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"open({str(tmp_path / 'dump')!r}, 'wb').write(open('/proc/self/environ', 'rb').read())"
+    )
+    with Command(script, [], how="embedded", odd="|".join(entries)) as command:
+        command.until_said("Ended")
+        assert command.process.wait(20) == 0
+    if FORKS:
+        found = (tmp_path / "dump").read_text().split("\0")
+        odd = [entry for entry in found if entry.startswith(("TWICE", "=", "no ", "RANK="))]
+        assert sorted(odd) == sorted([*entries[:4], "RANK=0"])

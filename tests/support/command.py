@@ -9,6 +9,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+WITH_ODD_ENTRIES = """
+import ctypes, sys
+block = [entry.encode() for entry in sys.argv[1].split("|")]
+block += [entry for entry in open("/proc/self/environ", "rb").read().split(b"\\0") if entry]
+array = ctypes.c_char_p * (len(block) + 1)
+words = [word.encode() for word in sys.argv[2:]]
+argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+ctypes.CDLL(None).execve(words[0], argv, array(*block, None))
+"""
+"""A program of Python that executes argv[2:] with the entries of argv[1], parted by ``|``, before its environment."""
+
+
 def dsl_line(
     dsl: Path, workers: int, program: Sequence[str], grace_s: float | None = None, *options: str
 ) -> list[str]:

@@ -1,6 +1,6 @@
-"""Runs a group under a guard through a fork server; prints ``TOKEN GUARD AGENT`` and then the name of each event.
+"""Runs a group through a fork server; prints the pids of guard and agent, and then the name of each event.
 
-argv: the command of the fork server as JSON, the commands of the workers as JSON.
+argv: ``guarded`` or ``embedded``, the command of the fork server as JSON, the commands of the workers as JSON.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import sys
 from dsl import Ended, Guard, LaunchSpec, Supervisor, WorkerSpec
 
 
-def agent(guard: Guard) -> None:
+def run(supervisor: Supervisor, guard_pid: int) -> None:
     """Run the group."""
-    guard.enter_agent()
-    supervisor = Supervisor(guard=guard)
-    number = supervisor.start_fork_server(json.loads(sys.argv[1]))
-    workers = [WorkerSpec(words, fork_server=number, fork_entry=1) for words in json.loads(sys.argv[2])]
-    print(guard.job_id, guard.pid, os.getpid(), flush=True)
+    number = supervisor.start_fork_server(json.loads(sys.argv[2]))
+    workers = [
+        WorkerSpec(words, env={"RANK": str(rank)}, fork_server=number, fork_entry=1)
+        for rank, words in enumerate(json.loads(sys.argv[3]))
+    ]
+    print(guard_pid, os.getpid(), flush=True)
     supervisor.start(LaunchSpec(workers, grace_s=0.5))
     events: list[object] = []
     while not any(isinstance(event, Ended) for event in events):
@@ -30,11 +31,15 @@ def agent(guard: Guard) -> None:
 
 def main() -> None:
     """See the module."""
+    if sys.argv[1] == "embedded":
+        run(Supervisor(), os.getpid())
+        return
     guard = Guard()
     pid = os.fork()
     if pid == 0:
         try:
-            agent(guard)
+            guard.enter_agent()
+            run(Supervisor(guard=guard), guard.pid)
             os._exit(0)
         finally:
             os._exit(70)

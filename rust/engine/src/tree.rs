@@ -235,6 +235,35 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn a_server_shelters_what_it_has_started_for_itself_and_no_worker() {
+        // A server 10 with a helper 11 and its child 12, and a worker 20 with children; others have no server.
+        let parents = [(10, 1), (11, 10), (12, 11), (20, 10), (21, 20), (22, 21), (30, 1)];
+        let all = parents.map(|(pid, ppid)| Stat {
+            pid,
+            ppid,
+            pgrp: pid,
+            session: pid,
+            state: b'S',
+            threads: 1,
+            start_time: 7,
+        });
+        for (servers, workers, expected) in [
+            (&[][..], &[20][..], &[][..]),
+            (&[10], &[20], &[10, 11, 12]),
+            (&[10], &[], &[10, 11, 12, 20, 21, 22]),
+            (&[10], &[30], &[10, 11, 12, 20, 21, 22]),
+            (&[99], &[20], &[99]),
+        ] {
+            let expected: HashSet<i32> = expected.iter().copied().collect();
+            assert_eq!(
+                sheltered(&all, servers, workers),
+                expected,
+                "{servers:?} {workers:?}"
+            );
+        }
+    }
+
     /// The process of this test: its first thread sleeps until the test is over.
     #[test]
     fn a_survivor_is_described_with_where_it_sleeps() {

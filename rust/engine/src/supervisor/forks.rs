@@ -94,7 +94,9 @@ impl Supervisor {
 
     /// Whether a worker that is to be started has a fork server that is importing still.
     pub(super) fn awaits_server(&self) -> bool {
-        let Some(job) = &self.job else { return false };
+        let Some(job) = self.job.as_ref().filter(|_| !self.servers.is_empty()) else {
+            return false;
+        };
         let mut servers = job.spec.workers[job.next..]
             .iter()
             .filter_map(|worker| worker.fork);
