@@ -15,6 +15,7 @@ use crate::supervisor::job::Origin;
 use crate::supervisor::prepare::token_entry;
 use crate::supervisor::{Supervisor, Watched};
 use crate::sys::clone::{Failure, Step};
+use crate::sys::signal;
 use crate::sys::wait::{Target, try_wait};
 
 /// A worker that was ordered, or cannot be.
@@ -27,12 +28,17 @@ impl Supervisor {
     /// word. Does not wait for it. Returns its number; one that cannot be had is reported as lost.
     pub fn start_fork_server(&mut self, spec: LaunchSpec) -> Result<usize, Error> {
         spec.validate()?;
+        let env = EnvTable::new(&spec.env, &spec.odd, token_entry(&spec, &self.token)?);
+        self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let number = self.servers.len();
-        self.servers.push(None);
-        match self.execute_server(number, spec)? {
-            Ok(server) => self.servers[number] = Some(server),
-            Err(text) => self.events.push(Event::ForkServerLost { server: number, text }),
+        let server = self.execute_server(number, spec, &env);
+        if let Err(text) = &server {
+            self.events.push(Event::ForkServerLost {
+                server: number,
+                text: text.clone(),
+            });
         }
+        self.servers.push(server.ok());
         Ok(number)
     }
 
@@ -40,46 +46,36 @@ impl Supervisor {
         &mut self,
         number: usize,
         mut spec: LaunchSpec,
-    ) -> Result<Result<Server, String>, Error> {
+        env: &EnvTable,
+    ) -> Result<Server, String> {
         if self.sweeps {
-            return Ok(Err("cannot be watched: this kernel has no pidfds".to_owned()));
+            return Err("cannot be watched: this kernel has no pidfds".to_owned());
         }
         if !self.remains.can_spare_servers() {
-            return Ok(Err(
-                "cannot be told from what workers leave: /proc cannot be read".to_owned(),
-            ));
+            return Err("cannot be told from what workers leave: /proc cannot be read".to_owned());
         }
-        let ends = match Ends::new() {
-            Ok(ends) => ends,
-            Err(error) => return Ok(Err(format!("could not be started: {error}"))),
-        };
+        let ends = Ends::new().map_err(|error| format!("could not be started: {error}"))?;
         let link = ends.theirs.as_raw_fd();
         let worker = &mut spec.workers[0];
         worker.argv.extend(CString::new(link.to_string()));
         worker.keep_fds = vec![link];
         worker.stdio = [Stdio::Null, Stdio::Fd(ends.words.as_raw_fd()), Stdio::Stdout];
-        let env = EnvTable::new(&spec.env, &spec.odd, token_entry(&spec, &self.token)?);
-        self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let context = AttemptContext {
-            env: &env,
+            env,
             cgroup: None,
             foreground_group: None,
             poller: &self.poller,
         };
         let token = Watched::ForkServer(number).encode();
-        let started = match self.spawner.start(&spec, 0, token, &context) {
-            Ok(started) => started,
-            Err(failure) => return Ok(Err(failure_text(&failure))),
+        let started = self.spawner.start(&spec, 0, token, &context);
+        let started = started.map_err(|failure| failure_text(&failure))?;
+        let watched = self.poller.watch(&ends.ours, token);
+        let Some(pidfd) = started.pidfd.filter(|_| watched.is_ok()) else {
+            // It is a child of ours that nobody has reaped.
+            let _ = signal::send(started.pid, libc::SIGKILL);
+            return Err("cannot be watched: memory is short".to_owned());
         };
-        let Some(pidfd) = started.pidfd else {
-            // It has no group yet to look after, and ends when its link does.
-            return Ok(Err("cannot be watched".to_owned()));
-        };
-        let server = Server::new(started.pid, pidfd, ends);
-        if let Some(link) = server.link() {
-            self.poller.watch(link, token)?;
-        }
-        Ok(Ok(server))
+        Ok(Server::new(started.pid, pidfd, ends))
     }
 
     /// Whether each worker's fork server is known here.
@@ -199,12 +195,13 @@ impl Supervisor {
             foreground_group: self.link.as_ref().map(|link| link.foreground_group),
             poller: &self.poller,
         };
-        let prepared = match self.spawner.order(&job.spec, index, fork.entry, &context) {
+        let mut prepared = match self.spawner.order(&job.spec, index, fork.entry, &context) {
             Ok(prepared) => prepared,
             Err(failure) => return Some(Err(failure)),
         };
         let server = self.servers.get_mut(fork.server)?.as_mut()?;
         let ordered = server.order(&prepared.plan, &prepared.fds, &self.poller)?;
+        prepared.fds.clear();
         Some(Ok((ordered, prepared)))
     }
 

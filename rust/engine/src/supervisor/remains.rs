@@ -104,10 +104,7 @@ impl Remains {
             if group.servers.is_empty() || orphans == Orphans::None {
                 return orphans == Orphans::None;
             }
-        }
-        if let Some(populated) = group.cgroup.and_then(|cgroup| cgroup.populated().ok())
-            && (populated || !self.adopting)
-        {
+        } else if let Some(populated) = group.cgroup.and_then(|cgroup| cgroup.populated().ok()) {
             return !populated;
         }
         let empty = |tree: &mut Tree, scope: Scope<'_>| {
