@@ -27,6 +27,7 @@ from benches import (  # noqa: E402  needs the path above
     control_rows,
     elastic_rows,
     engine_rows,
+    forkserver_rows,
     launch_rows,
     log_rows,
     scale_rows,
@@ -81,8 +82,24 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
             *control_rows.output(2, 1_000_000 if options.quick else 10_000_000),
         ],
         "elastic": lambda: _elastic(ours, peers(options.peers), quick=options.quick),
+        "forkserver": lambda: _forkserver(ours, quick=options.quick),
         "hosts": lambda: _hosts(ours, options.peers, quick=options.quick),
     }
+
+
+def _forkserver(ours: Programs, *, quick: bool) -> list[Row]:
+    if not forkserver_rows.has_torch():
+        print("no fork servers were measured: torch is not installed beside dslrun", file=sys.stderr)
+        return []
+    few = 3 if quick else 5
+    return [
+        forkserver_rows.imports(ours, 16, 8.0, few, 1 if quick else 3),
+        forkserver_rows.imports(ours, 64, 30.0, few, 1),
+        forkserver_rows.against_floor(ours, 512, 1.5, few),
+        forkserver_rows.training(ours, 8.0, few, 1 if quick else 3),
+        forkserver_rows.memory(ours, 64, 0.35),
+        forkserver_rows.restart(ours, 64, 0.2, few),
+    ]
 
 
 def _hosts(ours: Programs, directory: str | None, *, quick: bool) -> list[Row]:

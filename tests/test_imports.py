@@ -21,18 +21,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticity": ("config", "solver", "sizes", "compute"),
     "model": ("request", "job", "remote", "node", "failure", "outcome", "nodes", "codec"),
     "resources": ("hostfile", "filters", "world", "exports", "env_file", "allocation"),
-    "machine": ("cpus", "process", "ports", "network", "programs", "check"),
+    "machine": ("cpus", "process", "ports", "network", "programs", "check", "prewarm"),
     "devices": (
         "table", "files", "visible", "choices", "nvml", "nvidia", "ask_torch", "others", "located", "facts", "select", "own",
     ),
     "facts": (),
+    "forkserver": ("command", "guess", "preload", "poison", "streams", "become", "server", "boot"),
     "binding": ("cores", "deepspeed", "torch_modes", "auto", "placement"),
     "output": ("grammar", "answer", "routes", "plugin", "folders"),
     "rendezvous": (
         "base", "static", "words", "dynamic", "terms", "greeting", "leader", "wire", "door", "head_node", "other_node", "places",
         "settings", "view", "stores", "news", "circle", "torch_side", "refusals", "watch", "meeting", "member", "delegate",
     ),
-    "plan": ("flavours", "program", "environ", "workers", "hosts", "remote", "meeting", "elastic", "job", "node", "reaching", "account"),
+    "plan": ("flavours", "program", "environ", "starting", "workers", "hosts", "remote", "meeting", "elastic", "job", "node", "reaching", "account"),
     "launchers": (
         "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table", "each", "command",
     ),
@@ -58,7 +59,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # The package's own face hands out the extension's names, and is imported by all.
 FACE = "dsl"
-MAY_IMPORT_EXTENSION = {"dsl.report.survey", "dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.stream"}
+MAY_IMPORT_EXTENSION = {
+    *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.stream", "dsl.report.survey"),
+    *("dsl.forkserver.become", "dsl.forkserver.server"),
+}
 # Rooms that only compute: values in, values out. What they know of the machine they are given.
 PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers")
 PURE_MODULES = (
@@ -252,14 +256,15 @@ def test_what_only_computes_touches_no_clock_file_socket_process_or_environment(
 
 
 def test_only_the_commands_fork_or_end_their_process() -> None:
-    """Whoever runs an agent elsewhere gets its outcome. The delegate is a process of its own."""
+    """Whoever runs an agent elsewhere gets its outcome. Delegates and fork servers are processes of their own."""
     users = {
         name
         for name, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in ENDS_PROCESSES
     }
-    assert users == {"dsl.cli.process", "dsl.rendezvous.delegate"}
+    servers = {name for name in users if name.startswith("dsl.forkserver.")}
+    assert users - servers == {"dsl.cli.process", "dsl.rendezvous.delegate"}
 
 
 def test_one_function_makes_the_plans_of_ranks_and_one_those_of_what_reaches_hosts() -> None:

@@ -1,6 +1,6 @@
 """Typed face of the extension module. Kept equal to the built module by ``mypy.stubtest``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, TypeAlias, final
@@ -19,6 +19,7 @@ __all__ = [
     "ForkOrder",
     "ForkServerLost",
     "ForkServerReady",
+    "ForkedProgram",
     "Guard",
     "GuardOutcome",
     "Killing",
@@ -734,6 +735,33 @@ class Guard:
     @property
     def pid(self) -> int:
         """The guard's pid."""
+
+@final
+class ForkedProgram:
+    """The program of a forked worker, to be called by the interpreter as `sys.excepthook`.
+
+    There no frame of Python lies below it, so tracebacks and stacks show the program's own frames alone. It
+    ends as a main program does: by its exit code, with the interpreter's traceback, or by SIGINT.
+    """
+
+    def __new__(
+        cls,
+        prepare: Callable[
+            [type[BaseException], BaseException, TracebackType | None],
+            tuple[Callable[..., object], tuple[Any, ...]],
+        ],
+        settle: Callable[[bool], object],
+        finish: Callable[[], object],
+    ) -> Self:
+        """``prepare`` gets what the hook gets, and answers what to call with which arguments.
+
+        ``settle`` is called behind that, with whether a KeyboardInterrupt has ended it, and ``finish`` at the
+        end, unless a SystemExit has ended it.
+        """
+    def __call__(
+        self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None, /
+    ) -> None:
+        """Run it. Raises SystemExit, which the interpreter turns into its exit code."""
 
 class SecureError(Exception):
     """A session cannot do what it was asked for: a wrong key, a bad message, or a call out of order."""

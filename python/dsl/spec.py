@@ -6,6 +6,7 @@ from dsl.model.node import Route
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Literal
 
     from dsl._core import LaunchSpec, Stdio
@@ -15,11 +16,12 @@ NOWHERE = Route()
 """A stream that is neither kept nor shown."""
 
 
-def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
+def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool, fork_servers: Sequence[int] = ()) -> LaunchSpec:
     """Translate a plan; nothing is decided but how a route is carried out.
 
     A worker that reads a terminal of ours, or writes to it by itself, belongs to the foreground: elsewhere
-    the terminal may stop it.
+    the terminal may stop it. ``fork_servers``: what the engine calls those of the plan; without them all
+    workers are executed.
 
     Raises:
         SpecError: from the engine, for a plan that cannot be started.
@@ -38,6 +40,8 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
             foreground=(worker.stdin and stdin_is_terminal) or _has_terminal(worker),
             prefix=worker.prefix,
             keep_fds=worker.keep_fds,
+            fork_server=_fork_server(worker, fork_servers),
+            fork_entry=worker.fork_entry,
         )
         for worker in plan.workers
     ]
@@ -54,6 +58,10 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool) -> LaunchSpec:
         partial_after_s=plan.partial_after_s,
         tells_signals=plan.tells_signals,
     )
+
+
+def _fork_server(worker: WorkerPlan, fork_servers: Sequence[int]) -> int | None:
+    return None if worker.fork_server is None or not fork_servers else fork_servers[worker.fork_server]
 
 
 def _stdin(worker: WorkerPlan) -> Stdio:

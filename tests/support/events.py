@@ -109,6 +109,13 @@ class FakeSupervisor:
         self.attempts = [iter(attempt) for attempt in attempts]
         self.started: list[Any] = []
         self.stops: list[tuple[int, float | None]] = []
+        self.fork_servers: list[tuple[tuple[str, ...], Any]] = []
+
+    def start_fork_server(self, words: Sequence[str], *, env: Any) -> int:
+        """Note it, with the number of groups that were started before; the first is number 7."""
+        assert not self.started or self.fork_servers
+        self.fork_servers.append((tuple(words), env))
+        return 6 + len(self.fork_servers)
 
     def start(self, spec: object) -> None:
         """The next attempt begins."""
@@ -119,7 +126,9 @@ class FakeSupervisor:
         return (0, None)
 
     def wait(self, timeout_s: float | None = None, *, routine: bool = True) -> list[Event]:
-        """One event at a time; an exception is raised."""
+        """One event at a time; an exception is raised. Nothing happens before the first attempt."""
+        if not self.started:
+            return []
         event = next(self.attempts[len(self.started) - 1], None)
         if isinstance(event, BaseException):
             raise event

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
 
-PARTS = ("program", "resources", "meeting", "remote", "signals", "output", "placement", "elastic")
+PARTS = ("program", "resources", "meeting", "remote", "signals", "output", "placement", "elastic", "start")
 # Names of options where they say more than those of the fields.
 NAMES = {
     "num_nodes": ("resources", "min_nodes"),
@@ -27,6 +27,7 @@ NAMES = {
     "forward_signals": ("signals", "forward"),
     "preempt_signal": ("signals", "preempt"),
     "mem_policy": ("placement", "memory"),
+    "start_method": ("start", "method"),
     "tag_output": ("output", "tag"),
 }
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeAlias
 
     from dsl import Exit, Supervisor
-    from dsl.model.node import NodePlan
+    from dsl.model.node import ForkServer, NodePlan
     from dsl.model.outcome import Decision, Membership
 
     Policy: TypeAlias = Callable[[History, object, Membership], Decision]
@@ -121,6 +121,8 @@ class Agent:
         self._stdin_is_terminal = stdin_is_terminal
         self._history = History(source.max_restarts)
         self._queue: list[tuple[object, bool]] = []
+        self._fork_servers: list[tuple[ForkServer, int]] = []
+        """Those that were started, with the numbers by which the engine knows them."""
         self._prepare(plan)
 
     def run(self, supervisor: Supervisor) -> Outcome:
@@ -186,9 +188,44 @@ class Agent:
         return Outcome(decision.code, history.attempts, error)
 
     def _start(self, supervisor: Supervisor) -> None:
+        plan = self._plan
+        if plan.prewarms and not self._history.attempts:
+            self._prewarm(supervisor)
+        if plan.fork_servers:
+            numbers = [self._serve(one, supervisor) for one in plan.fork_servers]
+            self._spec = launch_spec(plan, stdin_is_terminal=self._stdin_is_terminal, fork_servers=numbers)
         self._begin_s = time.monotonic()
         supervisor.start(self._spec)
         self._tell(AttemptStarted(self._plan))
+
+    def _serve(self, server: ForkServer, supervisor: Supervisor) -> int:
+        """The number of a fork server, which is started unless an earlier attempt had the same."""
+        for known, number in self._fork_servers:
+            if known == server:
+                return number
+        import dsl
+        from dsl.forkserver.command import server_words
+
+        words = server_words(
+            server.interpreter,
+            folder_of_core=dsl.__path__[0],
+            preload=server.preload,
+            script=server.script,
+            is_module=server.is_module,
+        )
+        number = supervisor.start_fork_server(words, env=server.env)
+        self._fork_servers.append((server, number))
+        return number
+
+    def _prewarm(self, supervisor: Supervisor) -> None:
+        """Read what the workers will load; an event, such as a signal, ends that."""
+        from dsl.machine.prewarm import prewarm
+
+        def goes_on() -> bool:
+            self._take_in(*self._wait(supervisor, at_once=True))
+            return not self._queue
+
+        self._tell(prewarm(self._plan.workers[0].argv[0], self._plan.env, goes_on))
 
     def _attend(self, supervisor: Supervisor) -> Decision:
         """Listen until nothing of the workers is left, and say what follows."""
@@ -230,13 +267,16 @@ class Agent:
     def _next(self, supervisor: Supervisor) -> object:
         """The next event. Those behind it are kept for whoever asks next."""
         while not self._queue:
-            told, happened = self._wait(supervisor)
-            self._queue += [(event, not isinstance(event, TimerExpired)) for event in told]
-            self._queue += [(event, _is_news(event)) for event in happened]
+            self._take_in(*self._wait(supervisor))
         event, is_news = self._queue.pop(0)
         if is_news:
             self._history = replace(self._history, news=(*self._history.news, event))
         return event
+
+    def _take_in(self, told: Sequence[object], happened: Sequence[object]) -> None:
+        """Queue events of the channels and of the engine, and mark what matters to what follows."""
+        self._queue += [(event, not isinstance(event, TimerExpired)) for event in told]
+        self._queue += [(event, _is_news(event)) for event in happened]
 
     def _carry_out(self, decision: Decision, supervisor: Supervisor) -> None:
         """Do to a running group what was decided; what follows is decided when it has ended."""
@@ -247,10 +287,12 @@ class Agent:
         elif decision.kind in ("restart", "stop"):
             supervisor.stop(signum=decision.signum, grace_s=decision.grace_s)
 
-    def _wait(self, supervisor: Supervisor) -> tuple[Sequence[object], Sequence[object]]:
-        """The events of the channels, and those of the engine."""
+    def _wait(
+        self, supervisor: Supervisor, *, at_once: bool = False
+    ) -> tuple[Sequence[object], Sequence[object]]:
+        """The events of the channels, and those of the engine. ``at_once``: those that are there."""
         if not self._channels:
-            return (), supervisor.wait(routine=self._routine)
+            return (), supervisor.wait(0 if at_once else None, routine=self._routine)
         import select
 
         poller = select.poll()
@@ -259,6 +301,7 @@ class Agent:
                 poller.register(fd, select.POLLIN)
         due_s = min([one.deadline_s for one in self._channels if one.deadline_s is not None], default=None)
         left_ms = None if due_s is None else (due_s - time.monotonic()) * 1000 + 1
+        left_ms = 0 if at_once else left_ms
         ready = {fd for fd, _ in poller.poll(left_ms and min(max(left_ms, 0), LONGEST_POLL_MS))}
         now_s = time.monotonic()
         events = [

@@ -172,6 +172,12 @@ def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
     ``task`` is the one local rank that it starts; None: all. ``pmi_fd`` is the descriptor by which a program
     of MPICH's family talks to its process manager (the variable of that name; empty: there is none).
     """
+    if task is not None and plan.fork_servers:
+        from dsl.plan.starting import without_fork_servers
+
+        text = "start method forkserver has no effect on tasks of one rank each, give --one-agent-per-node"
+        notices = plan.notices if plan.attempt else (*plan.notices, Notice("warning", text))
+        plan = replace(without_fork_servers(plan), notices=notices)
     workers = plan.workers if task is None else plan.workers[task : task + 1]
     if pmi_fd.isascii() and pmi_fd.isdecimal() and int(pmi_fd) > 2:
         workers = tuple([replace(worker, keep_fds=(int(pmi_fd),)) for worker in workers])
@@ -183,7 +189,10 @@ def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
         )
         pid_file = pid_file if task == 0 else None
     workers = tuple([replace(worker, stdin=False) for worker in workers])
-    return replace(plan, workers=workers, run_dirs=run_dirs, pid_file=pid_file, is_conducted=True)
+    prewarms = plan.prewarms and task in (None, 0)
+    return replace(
+        plan, workers=workers, run_dirs=run_dirs, pid_file=pid_file, is_conducted=True, prewarms=prewarms
+    )
 
 
 class Reporter(Narrator):

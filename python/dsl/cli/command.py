@@ -8,7 +8,14 @@ from dsl.errors import DslError, OptionError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
-from dsl.model.request import LEVELS, OutputRequest, PlacementRequest, ShowRequest, SignalRequest
+from dsl.model.request import (
+    LEVELS,
+    OutputRequest,
+    PlacementRequest,
+    ShowRequest,
+    SignalRequest,
+    StartRequest,
+)
 from dsl.plan.job import plan_job
 from dsl.report.speak import say
 from dsl.signals import parse_signals, signal_name
@@ -152,6 +159,12 @@ def placement_request(options: Options | argparse.Namespace, **own: Any) -> Plac
         names_devices=options.report_bindings or options.dry_run or options.dry_run_json,
         **own,
     )
+
+
+def start_request(options: Options | argparse.Namespace) -> StartRequest:
+    """How the workers are to come to be."""
+    names = tuple([name.strip() for name in options.preload.split(",")]) if options.preload else ()
+    return StartRequest(method=options.start_method, preload=names, prewarm=options.prewarm)
 
 
 def signal_request(

@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.cli.command import Command, output_request, placement_request, show_request, signal_request
+from dsl.cli.command import (
+    Command,
+    output_request,
+    placement_request,
+    show_request,
+    signal_request,
+    start_request,
+)
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.reader import Options, read_words
 from dsl.model.request import (
@@ -119,6 +126,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
             max_nodes=_given(options.max_elastic_nodes),
             wait_s=options.elastic_wait,
         ),
+        start=start_request(options),
         max_restarts=options.max_restarts,
         log_level="error" if options.quiet else options.log_level,
         save_pid=options.save_pid,

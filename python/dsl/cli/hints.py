@@ -61,7 +61,6 @@ DSL_HAS = {
     "--rdzv-id": _PORT,
     "--rdzv-conf": _PORT,
     "--run-path": "nothing to say: a script is run by a new interpreter",
-    "--start-method": "nothing to say: each worker is a new process",
     "--virtual-local-rank": "",
     "--numa-binding": "--bind auto or --bind_cores_to_rank",
     "--logs-specs": "",

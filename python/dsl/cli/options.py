@@ -198,6 +198,7 @@ def stream_map(text: str) -> str:
     return text
 
 
+_START = "starting workers"
 _OUTPUT = "output"
 _CORES = "cores and memory"
 _PLAN = "showing the plan"
@@ -215,6 +216,20 @@ COMMON = (
     value(
         OURS, JOB, "ending", "--preempt-grace", "SECONDS",
         "time for that checkpoint (default: --grace)", read=seconds,
+    ),
+    value(
+        TORCHRUN, JOB, _START, "--start-method", "",
+        "forkserver: import once, then fork the workers; auto: where that pays; the others: execute each",
+        "spawn", choices=("spawn", "fork", "forkserver", "auto"),
+    ),
+    value(
+        OURS, JOB, _START, "--preload", "MODULE,...",
+        "what a fork server imports (default: what the script imports and is installed)",
+        "",
+    ),
+    flag(
+        OURS, JOB, _START, "--prewarm",
+        "read the interpreter and torch's libraries into memory once, before the workers start",
     ),
     value(
         TORCHRUN, JOB, _OUTPUT, "--log-dir", "DIR",

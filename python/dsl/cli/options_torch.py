@@ -83,11 +83,6 @@ _OPTIONS = (
     flag(
         TORCHRUN, JOB, _WORKERS, "--run-path", "the same as without: a new interpreter runs the script",
     ),
-    value(
-        TORCHRUN, JOB, _WORKERS, "--start-method", "",
-        "has no effect on scripts: each is a new process",
-        "spawn", choices=("spawn", "fork", "forkserver"),
-    ),
     flag(
         TORCHRUN, JOB, _WORKERS, "--virtual-local-rank",
         "each worker sees its own device alone, as number 0",

@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
-from dsl.cli.command import Command, output_request, placement_request, show_request, signal_request
+from dsl.cli.command import (
+    Command,
+    output_request,
+    placement_request,
+    show_request,
+    signal_request,
+    start_request,
+)
 from dsl.cli.options_torch import (
     COMMAND_LINE,
     ENVIRONMENT_PREFIX,
@@ -152,6 +159,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         placement=placement_request(
             options, numa_binding=options.numa_binding, virtual_local_rank=options.virtual_local_rank
         ),
+        start=start_request(options),
         max_restarts=options.max_restarts,
         role=options.role,
         log_level=options.log_level,

@@ -170,6 +170,14 @@ def entrypoint_name(entrypoint: object) -> str:
     return str(getattr(inner, "__name__", type(entrypoint).__name__))
 
 
+def source_of(entrypoint: object) -> str:
+    """The file of a function's module, whose imports the workers will need; empty if there is none."""
+    inner = getattr(entrypoint, "func", entrypoint)  # functools.partial
+    module = sys.modules.get(getattr(inner, "__module__", None) or "")
+    path = getattr(module, "__file__", None) or ""
+    return os.path.abspath(path) if path.endswith(".py") else ""
+
+
 def refuse_while_importing() -> None:
     """Raise if a worker, or a child of multiprocessing, is just importing the launching program.
 

@@ -17,6 +17,7 @@ from dsl.model.request import (
     Request,
     ResourceRequest,
     SignalRequest,
+    StartRequest,
 )
 from dsl.output.routes import TEMPLATE_VARIABLE
 from dsl.signals import parse_signals
@@ -67,13 +68,15 @@ class LaunchConfig:
     ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT`` in this process's environment, else 30).
 
     Accepted without effect: rdzv_timeout and ``rdzv_configs["timeout"]``,
-    monitor_interval (nothing is polled), start_method (always a fresh interpreter, as with ``spawn``),
-    metrics_cfg, event_log_handler.
+    monitor_interval (nothing is polled), metrics_cfg, event_log_handler.
+
+    start_method: ``forkserver`` imports once and forks the workers; the others start an interpreter for each.
 
     Ours: log_dir, redirects, tee (stream maps such as ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts of it,
     too), local_ranks_filter (those whose output is shown), partial_after_s (seconds after which an unfinished
     line is shown, None: never), grace_s (shutdown_timeout with fractions), env
-    (more variables for the workers).
+    (more variables for the workers), preload (modules that a fork server imports; empty: what the module of
+    the function names), prewarm (read the interpreter and torch's libraries into the page cache first).
     """
 
     min_nodes: int
@@ -106,6 +109,8 @@ class LaunchConfig:
     partial_after_s: float | None = DEFAULT_PARTIAL_S
     grace_s: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    preload: str | Collection[str] = ()
+    prewarm: bool = False
 
     def __post_init__(self) -> None:
         """Resolve what was left open.
@@ -126,8 +131,8 @@ class LaunchConfig:
         _check_values(self)
 
 
-def to_request(config: LaunchConfig, program: ProgramRequest) -> Request:
-    """What the config asks for; ``program`` is what is started.
+def to_request(config: LaunchConfig, program: ProgramRequest, source: str = "") -> Request:
+    """What the config asks for; ``program`` is what is started, ``source`` the file of a function's module.
 
     Raises:
         OptionError: a field makes no sense.
@@ -154,6 +159,12 @@ def to_request(config: LaunchConfig, program: ProgramRequest) -> Request:
         output=_output(config),
         placement=PlacementRequest(
             numa_binding=_numa_mode(config.numa_options), virtual_local_rank=config.virtual_local_rank
+        ),
+        start=StartRequest(
+            method=config.start_method,  # type: ignore[arg-type]  # it was checked
+            preload=tuple(config.preload.split(",") if isinstance(config.preload, str) else config.preload),
+            source=source,
+            prewarm=config.prewarm,
         ),
         max_restarts=config.max_restarts,
         role=config.role,

@@ -15,7 +15,7 @@ import contextlib
 import os
 import sys
 
-from dsl import Ended, LogNotice, Unbound
+from dsl import Ended, ForkServerLost, LogNotice, Unbound
 from dsl.agent.agent import Agent
 from dsl.agent.pid_file import PidFile
 from dsl.agent.planner import Planner
@@ -29,6 +29,7 @@ from dsl.functions.call import (
     entrypoint_name,
     interpreter_words,
     refuse_while_importing,
+    source_of,
 )
 from dsl.functions.config import LaunchConfig, signal_warnings, to_request
 from dsl.functions.errors import ChildFailedError, ProcessFailure
@@ -125,7 +126,7 @@ def launch_agent(
     """
     refuse_while_importing()
     program = _program(entrypoint, args)
-    request = to_request(config, program)
+    request = to_request(config, program, source_of(entrypoint))
     for line in signal_warnings(config):
         log("warning", line)
     call = (entrypoint, tuple(args)) if callable(entrypoint) else None
@@ -321,6 +322,10 @@ class _Log:
             reason = f": {os.strerror(event.errno)}" if event.errno else ""
             what = event.kind.replace("_", " ")
             log("warning", f"output of the workers: {what}{where}{reason} ({event.count})")
+        elif isinstance(event, ForkServerLost):
+            from dsl.report.narrator import lost_server
+
+            log("warning", lost_server(event))
         elif isinstance(event, OutputCut):
             log("warning", f"output of the workers: lines dropped ({event.lines})")
         elif isinstance(event, Unbound) and event.stage not in self._unbound:

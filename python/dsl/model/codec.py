@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dsl.errors import JobFormatError
 from dsl.model.job import Flavour, Host, Job, MeetingPoint, Program
-from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest
+from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest, StartRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ RECORDS: dict[str, type] = {
         SignalRequest,
         OutputRequest,
         PlacementRequest,
+        StartRequest,
     )
 }
 

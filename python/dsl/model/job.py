@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest
+from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest, StartRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ class Job:
     """Wishes about the workers' output."""
     placement: PlacementRequest = PlacementRequest()
     """Wishes about devices, CPUs and memory."""
+    start: StartRequest = StartRequest()
+    """Wishes about how workers come to be."""
     log_level: str = "info"
     """How much is said."""
     saves_pid: bool = False

@@ -63,6 +63,22 @@ class Label:
 
 
 @record
+class ForkServer:
+    """A process that imports what workers need, once, and forks them."""
+
+    interpreter: tuple[str, ...]
+    """The workers' interpreter and its flags."""
+    env: Mapping[str, str]
+    """Its whole environment: what is the same for its workers in every attempt."""
+    preload: tuple[str, ...] = ()
+    """Modules to import; empty: what ``script`` names, as far as it is installed."""
+    script: str = ""
+    """Path of a script, or name of a module; empty: there is nothing to look at."""
+    is_module: bool = False
+    """``script`` names a module."""
+
+
+@record
 class WorkerPlan:
     """One worker: what to execute and how."""
 
@@ -98,6 +114,10 @@ class WorkerPlan:
     """What reports call it in place of ``rank``."""
     stdin_fd: int | None = None
     """Descriptor of ours that it gets as stdin."""
+    fork_server: int | None = None
+    """Index in `NodePlan.fork_servers` of the one that forks it; None: it is executed."""
+    fork_entry: int = 0
+    """Place in ``argv`` of the first word behind the interpreter and its flags."""
 
     @property
     def label(self) -> Label:
@@ -172,6 +192,10 @@ class NodePlan:
     """What a worker that failed means for the others."""
     is_conducted: bool = False
     """A head on another host compares its failures with those of the other nodes."""
+    fork_servers: tuple[ForkServer, ...] = ()
+    """Processes that fork workers. An attempt uses those that are there, if they are equal."""
+    prewarms: bool = False
+    """The workers' interpreter and torch are read into the page cache before the first start."""
 
     @property
     def has_log_files(self) -> bool:

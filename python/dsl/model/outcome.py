@@ -192,6 +192,22 @@ class RestartFailed:
 
 
 @record
+class Prewarmed:
+    """What the first workers need was read into the page cache, before they start."""
+
+    files: int
+    """Number of files."""
+    file_bytes: int
+    """Their size."""
+    read_bytes: int
+    """What of that was not in memory yet, and was read."""
+    duration_s: float
+    """Seconds that it took."""
+    is_whole: bool = True
+    """Nothing was left out: no limit was reached, and no signal came."""
+
+
+@record
 class OutputCut:
     """Lines that were given up at the end, because nobody read them."""
 

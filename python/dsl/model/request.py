@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     FlavourName: TypeAlias = Literal["deepspeed", "torch", "functions"]
+    StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver", "auto"]
     BindingRule: TypeAlias = Literal["required", "cpus_required", "wanted"]
 
 DEFAULT_HOSTFILE = "/job/hostfile"
@@ -195,6 +196,21 @@ class PlacementRequest:
 
 
 @record
+class StartRequest:
+    """What the user asked for about how workers come to be."""
+
+    method: StartMethod = "spawn"
+    """``spawn``: each is executed; ``forkserver``: each is forked by a process that has imported what they
+    need; ``auto``: whichever fits; ``fork``: torch's word, here the same as ``spawn``."""
+    preload: tuple[str, ...] = ()
+    """Modules that a fork server imports; empty: what the script itself names, as far as it is installed."""
+    source: str = ""
+    """File whose imports are looked at for that; empty: the script."""
+    prewarm: bool = False
+    """Read the interpreter and torch's libraries into the page cache first."""
+
+
+@record
 class ElasticRequest:
     """Wishes about jobs whose nodes come and go, and one that this version understands and refuses."""
 
@@ -224,6 +240,7 @@ class Request:
     output: OutputRequest = OutputRequest()
     placement: PlacementRequest = PlacementRequest()
     elastic: ElasticRequest = ElasticRequest()
+    start: StartRequest = StartRequest()
     max_restarts: int | None = None
     """How often a group that failed is started again."""
     role: str = "default"

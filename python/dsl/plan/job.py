@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import record, replace
 from dsl.errors import OptionError, PortError, UnsupportedError
-from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS
+from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, quote
 from dsl.model.job import Job, MeetingPoint, Notice
 from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
 from dsl.plan.flavours import FLAVOURS
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LEAST_HEARTBEAT_S = 1
 """Silence of less than a second is common on a busy network."""
 
+UNUSED_PRELOAD = "--preload has no effect without --start-method forkserver"
 UNUSED_PREEMPT_GRACE = "--preempt-grace has no effect without --preempt-signal"
 
 
@@ -48,13 +49,16 @@ def plan_job(request: Request, facts: Facts) -> JobPlan:
 
 
 def _wishes(request: Request) -> dict[str, Any]:
-    """The fields of a job that the request answers as it stands. Raises OptionError for endless ones."""
+    """The fields of a job that the request answers as it stands. Raises OptionError for senseless ones."""
     grace_s, restarts = request.signals.grace_s, request.max_restarts or 0
     if not 0 <= grace_s <= MOST_SECONDS:
         raise OptionError(f"a grace of {grace_s:g} s: it must be 0 to {MOST_SECONDS} seconds")
     if not 0 <= restarts < BEYOND:
         bound = "0 or more" if restarts < 0 else f"at most {BEYOND - 1}"
         raise OptionError(f"--max-restarts {restarts}: it must be {bound}")
+    for name in request.start.preload:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise OptionError(f"--preload {quote(name)}: expected modules, such as torch,numpy.linalg")
     return {
         "flavour": FLAVOURS[request.flavour],
         "role": request.role,
@@ -63,6 +67,7 @@ def _wishes(request: Request) -> dict[str, Any]:
         "signals": request.signals,
         "output": request.output,
         "placement": request.placement,
+        "start": request.start,
         "log_level": request.log_level,
         "saves_pid": request.save_pid,
     }
@@ -176,6 +181,8 @@ def _unused_host_options(request: Request) -> list[Notice]:
         texts.append("--bind_core_list has no effect without --bind_cores_to_rank")
     if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
         texts.append(UNUSED_PREEMPT_GRACE)
+    if _has_unused_preload(request):
+        texts.append(UNUSED_PRELOAD)
     if not request.elastic.training:
         given = {
             "--min_elastic_nodes": request.elastic.min_nodes,
@@ -191,6 +198,10 @@ def _unused_host_options(request: Request) -> list[Notice]:
     if request.output.max_bytes is not None and not has_files:
         texts.append("--log-max-size has no effect without log files, such as --log-dir")
     return [Notice("warning", text) for text in texts]
+
+
+def _has_unused_preload(request: Request) -> bool:
+    return bool(request.start.preload) and request.start.method in ("spawn", "fork")
 
 
 def _with_nodes(request: Request, facts: Facts) -> JobPlan:
@@ -214,6 +225,8 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     notices = meeting_notices(asked, nodes)
     if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
         notices.append(Notice("warning", UNUSED_PREEMPT_GRACE))
+    if _has_unused_preload(request):
+        notices.append(Notice("warning", UNUSED_PRELOAD))
     is_placed = job.meeting.kind == "static" and job.node_count > 1
     node_rank = (asked.node_rank or 0) if is_placed else 0
     return JobPlan(job, node_rank, tuple(notices))

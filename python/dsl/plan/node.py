@@ -110,7 +110,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         env[TIMER_FILE_VARIABLE] = files.timer_file
     set_defaults(env, flavour, count)
     output = _plan_output(job, meeting, files, inherited, facts)
-    return NodePlan(
+    plan = NodePlan(
         host=_host_name(job, meeting, facts),
         node_rank=meeting.node_rank,
         workers=_workers(job, meeting, files, _Parts(inherited, own, placement, output), facts),
@@ -137,7 +137,13 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         signals=signal_meanings(job),
         preempt_signal=job.signals.preempt,
         preempt_grace_s=job.signals.preempt_grace_s,
+        prewarms=job.start.prewarm,
     )
+    if job.start.method in ("spawn", "fork"):
+        return plan
+    from dsl.plan.starting import with_fork_servers
+
+    return with_fork_servers(plan, job, facts)
 
 
 @record

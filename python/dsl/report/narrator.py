@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
-from dsl import Exited, Killing, LogNotice, SignalReceived, Stopping, Unbound
+from dsl import Exited, ForkServerLost, ForkServerReady, Killing, LogNotice, SignalReceived, Stopping, Unbound
 from dsl.model.outcome import (
     REQUEUE_CODE,
     AttemptEnded,
     AttemptStarted,
     Outcome,
     OutputCut,
+    Prewarmed,
     RestartFailed,
     TimerExpired,
 )
@@ -70,6 +71,12 @@ class Narrator:
                 self.say(f"killing {_workers(len(event.workers))} still alive", "info")
         elif isinstance(event, Unbound):
             self._hear_unbound(event)
+        elif isinstance(event, ForkServerLost):
+            self.say(f"warning: {lost_server(event)}", "warning")
+        elif isinstance(event, ForkServerReady):
+            self.say(f"fork server {event.server} is ready", "debug")
+        elif isinstance(event, Prewarmed):
+            self.say(prewarmed(event), "info")
         elif isinstance(event, TimerExpired):
             self._hear_timer(event)
         elif isinstance(event, Stopping):
@@ -215,6 +222,20 @@ def _recorded(attempt: AttemptOutcome, cause: Exit) -> str:
         if failure.order == cause.order and failure.recorded is not None:
             return " ".join(failure.recorded.message.split())[:LONGEST_MESSAGE]
     return ""
+
+
+def lost_server(event: ForkServerLost) -> str:
+    """That workers come to be in another way than was asked for, and why."""
+    return f"fork server {event.server} {event.text}: workers are executed instead"
+
+
+def prewarmed(event: Prewarmed) -> str:
+    """What was read into the page cache."""
+    if not event.files:
+        return "nothing was read ahead: neither the interpreter's libraries nor torch's were found"
+    size = f"{event.read_bytes / (1 << 20):.0f} of {event.file_bytes / (1 << 20):.0f} MiB"
+    cut = "" if event.is_whole else ", then stopped"
+    return f"read {size} of the interpreter and torch from disk in {event.duration_s:.1f} s{cut}"
 
 
 def _workers(count: int) -> str:

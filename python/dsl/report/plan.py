@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dsl.launchers.base import Start
     from dsl.model.job import Job
-    from dsl.model.node import NodePlan, WorkerPlan
+    from dsl.model.node import ForkServer, NodePlan, WorkerPlan
     from dsl.model.remote import Remote
 
 NOTHING = "-"
@@ -22,8 +22,16 @@ NOTHING = "-"
 
 def bindings_table(plan: NodePlan) -> list[str]:
     """Lines of a table with a row for each worker: what it is bound to."""
-    head = ("rank", "device", "pci address", "numa node", "cores", "memory", "threads")
-    return _table([head, *[_binding_row(plan, worker) for worker in plan.workers]])
+    head: tuple[str, ...] = ("rank", "device", "pci address", "numa node", "cores", "memory", "threads")
+    rows = [head, *[_binding_row(plan, worker) for worker in plan.workers]]
+    if plan.fork_servers:
+        starts = ["start", *[_start_words(worker) for worker in plan.workers]]
+        rows = [(*row, start) for row, start in zip(rows, starts, strict=True)]
+    return _table(rows)
+
+
+def _start_words(worker: WorkerPlan) -> str:
+    return "executed" if worker.fork_server is None else f"fork server {worker.fork_server}"
 
 
 def _binding_row(plan: NodePlan, worker: WorkerPlan) -> tuple[str, ...]:
@@ -68,13 +76,25 @@ def plan_text(plan: NodePlan, environ: Mapping[str, str]) -> list[str]:
         *[f"  {name}={quote(value)}" for name, value in sorted(_changes(plan, environ).items())],
     ]
     lines.extend(f"  {name} is not passed on" for name in _removed(plan, environ))
+    lines.extend(
+        f"fork server {number}: {_server_words(one)}" for number, one in enumerate(plan.fork_servers)
+    )
     for worker in plan.workers:
         own = " ".join([f"{name}={quote(value)}" for name, value in sorted(worker.env.items())])
         lines.append(f"rank {worker.rank}: {own}")
         lines.append(f"  command: {join(worker.argv)}")
+        if worker.fork_server is not None:
+            lines.append(f"  forked by: fork server {worker.fork_server}")
         lines.extend(f"  {line}" for line in _placement(worker))
     lines.extend(f"filtered lines: {path}" for _, path, _ in plan.line_files)
     return lines
+
+
+def _server_words(server: ForkServer) -> str:
+    from shlex import join
+
+    loads = ", ".join(server.preload) or f"what {server.script or 'they run'} imports"
+    return f"{join(server.interpreter)}, which imports {loads}"
 
 
 def _placement(worker: WorkerPlan) -> list[str]:
@@ -104,6 +124,10 @@ def plan_json(plan: NodePlan, environ: Mapping[str, str]) -> str:
             "environment": _changes(plan, environ),
             "removed": _removed(plan, environ),
             "filtered_lines": [path for _, path, _ in plan.line_files],
+            "prewarm": plan.prewarms,
+            "fork_servers": [
+                {"interpreter": one.interpreter, "preload": one.preload or None} for one in plan.fork_servers
+            ],
             "workers": [_worker_facts(worker) for worker in plan.workers],
         },
         indent=2,
@@ -198,6 +222,7 @@ def _worker_facts(worker: WorkerPlan) -> dict[str, Any]:
         else {"name": device.name, "pci_address": device.pci_address, "numa_node": device.numa_node},
         "cores": None if worker.cpus is None else list(worker.cpus),
         "memory": None if memory is None else {"mode": memory[0], "nodes": list(memory[1])},
+        "fork_server": worker.fork_server,
         "stdout": worker.stdout.path,
         "stderr": None if worker.stderr is None else worker.stderr.path,
     }

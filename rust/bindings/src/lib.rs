@@ -4,6 +4,7 @@ mod error;
 mod event;
 mod fork;
 mod guard;
+mod program;
 mod secure;
 mod spec;
 mod supervisor;
@@ -63,6 +64,8 @@ mod _core {
     use super::fork::{ForkLink, ForkOrder};
     #[pymodule_export]
     use super::guard::{Guard, GuardOutcome};
+    #[pymodule_export]
+    use super::program::ForkedProgram;
     #[pymodule_export]
     use super::secure::{SecureError, SecureSession};
     #[pymodule_export]

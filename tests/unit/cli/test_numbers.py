@@ -78,7 +78,7 @@ NUMBERS.update({(command, dest): (values, "") for command in LINES for dest, val
 TEXTS = {
     *("hostfile", "master_addr", "launcher", "launcher_args", "venv_script", "enable_each_rank_log"),
     *("role", "local_addr", "rdzv_backend", "rdzv_id", "rdzv_conf", "logs_specs", "log_line_prefix_template"),
-    *("event_log_handler", "log_dir", "duplicate_stdout_filters", "duplicate_stderr_filters"),
+    *("event_log_handler", "log_dir", "duplicate_stdout_filters", "duplicate_stderr_filters", "preload"),
 }
 
 # What messages call an option, if not by its name.

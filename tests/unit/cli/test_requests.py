@@ -17,6 +17,7 @@ from dsl.model.request import (
     Request,
     ResourceRequest,
     SignalRequest,
+    StartRequest,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "bind": ("auto", "placement.bind", "auto"),
     "bind_strict": ("", "placement.strict", True),
     "mem_policy": ("local", "placement.memory", "local"),
+    "start_method": ("forkserver", "start.method", "forkserver"),
+    "preload": ("torch,a.b", "start.preload", ("torch", "a.b")),
+    "prewarm": ("", "start.prewarm", True),
     "report_bindings": ("", "placement.names_devices", True),
     "dry_run": ("", "placement.names_devices", True),
     "dry_run_json": ("", "placement.names_devices", True),
@@ -109,7 +113,7 @@ TORCH: dict[str, tuple[str, str, Any]] = {
 }
 FIELDS = {"dsl": {**BOTH, **DEEPSPEED}, "dslrun": {**BOTH, **TORCH}}
 # Options that torchrun has and that change nothing here, and those that have a test of their own below.
-WITHOUT_EFFECT = {"monitor_interval", "start_method", "event_log_handler"}
+WITHOUT_EFFECT = {"monitor_interval", "event_log_handler"}
 APART = {"nnodes", "run_path", "use_env", "preempt_signal"}
 OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
 
@@ -209,7 +213,8 @@ def test_every_wish_of_dsl_reaches_its_record() -> None:
         "--elastic_training --bind_cores_to_rank --bind_core_list 0 --ssh_port 6 --venv_script v --log_level debug "
         "--one-agent-per-node --heartbeat 3 "
         "--grace 7 --log-dir d -r 1 -t 0:2 --local_ranks_filter 0 --duplicate-stdout-filters a "
-        "--duplicate_stderr_filters b --tag-output never --collapse --partial-after 2 --stdin none --log_max_size 64k"
+        "--duplicate_stderr_filters b --tag-output never --collapse --partial-after 2 --stdin none --log_max_size 64k "
+        "--start_method auto --preload torch --prewarm"
     )
     assert _read("dsl", *line.split()) == Request(
         "deepspeed",
@@ -244,6 +249,7 @@ def test_every_wish_of_dsl_reaches_its_record() -> None:
         ),
         PlacementRequest(bind_cores_to_rank=True, core_list="0"),
         ElasticRequest(autotuning="run", training=True, min_nodes=1, max_nodes=2),
+        StartRequest("auto", ("torch",), prewarm=True),
         log_level="debug",
         save_pid=True,
     )

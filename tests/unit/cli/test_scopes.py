@@ -58,6 +58,9 @@ BOTH = {
     "bind": Case("auto"),
     "bind_strict": Case(),
     "mem_policy": Case("local"),
+    "start_method": Case("forkserver"),
+    "preload": Case("torch"),
+    "prewarm": Case(),
     "report_bindings": Case(),
     "dry_run": Case(),
     "dry_run_json": Case(),
@@ -112,7 +115,6 @@ TORCH = {
     "rdzv_id": Case("mine", with_="--nnodes 2"),
     "rdzv_conf": Case("a=1"),
     "run_path": Case(with_="--module"),
-    "start_method": Case("fork"),
     "virtual_local_rank": Case(),
     "numa_binding": Case("node"),
     "logs_specs": Case("mine"),
@@ -130,7 +132,6 @@ SHOWS = "the devices are looked up to be shown, by the one node that plans and s
 WITHOUT_EFFECT = {
     ("dslrun", "monitor_interval"): CHECKED,
     ("dslrun", "rdzv_conf"): CHECKED,
-    ("dslrun", "start_method"): CHECKED,
     ("dslrun", "event_log_handler"): CHECKED,
 }
 REFUSED = {

@@ -27,6 +27,8 @@ OURS = {
     "--report-bindings",
     "--dry-run",
     "--dry-run-json",
+    "--preload",
+    "--prewarm",
     *(
         "--grace",
         "--tag-output",

@@ -21,11 +21,11 @@ from tests.test_imports import imports_of
 
 from dsl.errors import OptionError, UnsupportedError, UsageError
 from dsl.functions import _worker
-from dsl.functions.call import entrypoint_name, refuse_while_importing
+from dsl.functions.call import entrypoint_name, refuse_while_importing, source_of
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.launcher import EntrypointError, launch
 from dsl.functions.signals import HandledSignals, SignalException
-from dsl.model.request import ProgramRequest
+from dsl.model.request import ProgramRequest, StartRequest
 
 
 def config_of(**fields: Any) -> LaunchConfig:
@@ -191,6 +191,31 @@ def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -
     assert (made.resources.min_nodes, made.resources.max_nodes) == (1, 4)
     meeting = made.meeting
     assert (meeting.backend, meeting.endpoint, meeting.settings) == ("etcd-v2", "h:2379", "join_timeout=5")
+
+
+@pytest.mark.parametrize(
+    "fields, start",
+    [
+        ({}, StartRequest(source="/me/code.py")),
+        ({"start_method": "fork"}, StartRequest("fork", source="/me/code.py")),
+        ({"start_method": "forkserver"}, StartRequest("forkserver", source="/me/code.py")),
+        (
+            {"start_method": "forkserver", "preload": ["a", "b.c"], "prewarm": True},
+            StartRequest("forkserver", ("a", "b.c"), "/me/code.py", prewarm=True),
+        ),
+        ({"preload": "a,b"}, StartRequest(preload=("a", "b"), source="/me/code.py")),
+    ],
+)
+def test_how_workers_are_to_come_to_be(fields: dict[str, Any], start: StartRequest) -> None:
+    program = ProgramRequest("python", is_call=True, name="train")
+    assert to_request(config_of(**fields), program, "/me/code.py").start == start
+
+
+def test_the_imports_of_a_function_are_those_of_its_file() -> None:
+    assert source_of(config_of) == __file__
+    assert source_of(functools.partial(config_of, nproc_per_node=3)) == __file__
+    assert source_of(len) == ""
+    assert source_of("train.py") == ""
 
 
 def test_jobs_without_a_name_get_different_ones() -> None:

@@ -13,7 +13,7 @@ from tests.support.outcome import assert_one_line, error_of
 from dsl.errors import JobFormatError
 from dsl.model.codec import RECORDS, job_from_bytes, job_to_bytes
 from dsl.model.job import Host, Job, MeetingPoint, Program
-from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest
+from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest, StartRequest
 from dsl.plan.flavours import FLAVOURS
 
 # What an argument or a variable can hold: any bytes but NUL, as Python gives them to us.
@@ -73,6 +73,13 @@ JOBS = st.builds(
     ),
     output=OUTPUTS,
     placement=st.builds(PlacementRequest, bind=TEXTS, memory=st.none() | TEXTS, strict=st.booleans()),
+    start=st.builds(
+        StartRequest,
+        method=st.sampled_from(["spawn", "fork", "forkserver", "auto"]),
+        preload=st.lists(TEXTS, max_size=3).map(tuple),
+        source=WORDS,
+        prewarm=st.booleans(),
+    ),
     log_level=TEXTS,
     saves_pid=st.booleans(),
 )

@@ -1,0 +1,245 @@
+"""Fork servers against torchrun, a plain start and a bare loop of forks. Needs torch beside our command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benches.measure import Row, in_turns, medians, spread, wall_s
+from kit import processes
+from kit.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benches.programs import Programs
+
+LIMIT_S = 600.0
+FORK_SERVER = ("--start-method", "forkserver")
+TORCH_ALONE = (*FORK_SERVER, "--preload", "torch")
+"""Without what torch imports later, for workers that do nothing more."""
+
+# Each worker says when its own code runs: CLOCK_MONOTONIC, in a file of its own.
+STAMP = """
+import os, sys, time
+import torch
+with open(os.path.join(sys.argv[1], "start." + os.environ["RANK"]), "w") as file:
+    file.write(str(time.monotonic_ns()))
+"""
+# What the fork server has to do at least: the same imports, and a fork for each worker, which then ends.
+FLOOR = """
+import os, sys, time
+import importlib
+for name in sys.argv[3].split(","):
+    importlib.import_module(name)
+import gc
+gc.collect()
+gc.freeze()
+pids = []
+for rank in range(int(sys.argv[2])):
+    pid = os.fork()
+    if pid == 0:
+        with open(os.path.join(sys.argv[1], f"start.{rank}"), "w") as file:
+            file.write(str(time.monotonic_ns()))
+        sys.exit()
+    pids.append(pid)
+for pid in pids:
+    os.waitpid(pid, 0)
+"""
+DDP = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(8, 64)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+# A step on each worker's own, then a wait, so that somebody can look at its memory.
+STEP = """
+import os, sys, signal
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+optimizer = torch.optim.Adam(model.parameters())
+model(torch.ones(8, 256)).sum().backward()
+optimizer.step()
+with open(os.path.join(sys.argv[1], "pid." + os.environ["RANK"]), "w") as file:
+    file.write(str(os.getpid()))
+signal.pause()
+"""
+FAIL_ONCE = """
+import os, sys, time, signal
+import torch
+folder, rank = sys.argv[1], os.environ["RANK"]
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    with open(os.path.join(folder, "start." + rank), "w") as file:
+        file.write(str(time.monotonic_ns()))
+    sys.exit()
+open(os.path.join(folder, "ready." + rank), "w").close()
+if rank != "0":
+    signal.pause()
+while not os.path.exists(os.path.join(folder, "go")):
+    time.sleep(0.01)
+with open(os.path.join(folder, "fail"), "w") as file:
+    file.write(str(time.monotonic_ns()))
+os._exit(3)
+"""
+
+
+def has_torch() -> bool:
+    """Whether torch is installed beside our command, and torchrun with it."""
+    return Path(_torchrun()).exists()
+
+
+def imports(programs: Programs, workers: int, bar: float, ours_runs: int, theirs_runs: int) -> Row:
+    """From the start of the command to the first line of the last worker, which imports torch before."""
+    takers = {
+        "dslrun": lambda: _last_start([programs.dslrun, *_count(workers), *TORCH_ALONE], STAMP, workers),
+        "torchrun": lambda: _last_start([_torchrun(), *_count(workers)], STAMP, workers),
+    }
+    values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
+    middle = medians(values)
+    detail = f"{spread(values['torchrun'], 1, 's')} against {spread(values['dslrun'], 1, 's')}"
+    name = f"{workers} workers import torch, torchrun / dslrun with a fork server"
+    return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail)
+
+
+def against_floor(programs: Programs, workers: int, bar: float, repeats: int) -> Row:
+    """The same against a program that imports torch once and forks in a loop."""
+
+    def floor() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-c", FLOOR, folder, str(workers), "torch"]
+            return _to_last_start(command, Path(folder), workers)
+
+    ours = [programs.dslrun, *_count(workers), *TORCH_ALONE]
+    takers = {"dslrun": lambda: _last_start(ours, STAMP, workers), "floor": floor}
+    values = in_turns(takers, repeats)
+    middle = medians(values)
+    detail = f"{spread(values['dslrun'], 1, 's')} against {spread(values['floor'], 1, 's')}"
+    name = f"{workers} workers import torch, fork server / bare forks"
+    return Row(name, middle["dslrun"] / middle["floor"], "x", bar, True, detail)
+
+
+def training(programs: Programs, bar: float, ours_runs: int, theirs_runs: int) -> Row:
+    """Four ranks train three steps with DDP and gloo: the whole command."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = _script(folder, DDP)
+        takers = {
+            "dslrun": lambda: wall_s([programs.dslrun, *_count(4), *FORK_SERVER, script]),
+            "torchrun": lambda: wall_s([_torchrun(), *_count(4), script]),
+        }
+        values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
+    middle = medians(values)
+    detail = f"{spread(values['torchrun'], 1, 's')} against {spread(values['dslrun'], 1, 's')}"
+    name = "4 ranks of DDP over gloo, torchrun / dslrun with a fork server"
+    return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail)
+
+
+def memory(programs: Programs, workers: int, bar: float) -> Row:
+    """Proportional memory of a worker after its first step, all workers alive, the fork server among them."""
+    plain = _pss_mib([programs.dslrun, *_count(workers)], workers)
+    forked = _pss_mib([programs.dslrun, *_count(workers), *FORK_SERVER], workers)
+    detail = f"{forked:.3g} against {plain:.3g} MiB a worker"
+    name = f"PSS of {workers} workers after a step, fork server / executed"
+    return Row(name, forked / plain, "x", bar, True, detail)
+
+
+def restart(programs: Programs, workers: int, bar: float, repeats: int) -> Row:
+    """From the failure of one worker to the first line of the last worker of the next attempt."""
+    values = [_restart_s(programs, workers) for _ in range(repeats)]
+    detail = spread(values, 1000, "ms")
+    name = f"one of {workers} fails to the last first line of the next attempt"
+    return Row(name, sorted(values)[len(values) // 2], "s", bar, True, detail)
+
+
+def _torchrun() -> str:
+    return str(Path(sysconfig.get_path("scripts")) / "torchrun")
+
+
+def _count(workers: int) -> list[str]:
+    return ["--nproc-per-node", str(workers)]
+
+
+def _script(folder: str, text: str) -> str:
+    path = Path(folder) / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def _last_start(command: Sequence[str], text: str, workers: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        return _to_last_start([*command, _script(folder, text), folder], Path(folder), workers)
+
+
+def _to_last_start(command: Sequence[str], folder: Path, workers: int) -> float:
+    """Seconds from the start of a command to the last stamp of its workers."""
+    begin_ns = time.monotonic_ns()
+    wall_s(command, timeout_s=LIMIT_S)
+    return (max(_stamps(folder, workers)) - begin_ns) / 1e9
+
+
+def _stamps(folder: Path, workers: int) -> list[int]:
+    return [int((folder / f"start.{rank}").read_text()) for rank in range(workers)]
+
+
+def _pss_mib(command: Sequence[str], workers: int) -> float:
+    """MiB of proportional memory that a job takes for each of its workers."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = _start([*command, _script(folder, STEP), folder])
+        try:
+            until(lambda: len(list(Path(folder).glob("pid.*"))) == workers, LIMIT_S)
+            pids = {int(path.read_text()) for path in Path(folder).glob("pid.*")}
+            parents = {one.ppid for one in map(processes.find, pids) if one is not None}
+            servers = parents - set(processes.children(process.pid))
+            return sum(_pss_kib(pid) for pid in pids | servers) / 1024 / workers
+        finally:
+            process.terminate()
+            process.wait(LIMIT_S)
+
+
+def _pss_kib(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _restart_s(programs: Programs, workers: int) -> float:
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        command = [programs.dslrun, *_count(workers), *FORK_SERVER, "--max-restarts", "1"]
+        process = _start([*command, _script(directory, FAIL_ONCE), directory])
+        try:
+            until(lambda: len(list(folder.glob("ready.*"))) == workers, LIMIT_S)
+            (folder / "go").touch()
+            code = process.wait(LIMIT_S)
+        finally:
+            process.terminate()
+            process.wait(LIMIT_S)
+        if code != 0:
+            raise RuntimeError(f"the second attempt ended with {code}")
+        return (max(_stamps(folder, workers)) - int((folder / "fail").read_text())) / 1e9
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=os.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )

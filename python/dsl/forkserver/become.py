@@ -1,0 +1,262 @@
+"""A forked child becomes a worker that cannot tell it from a Python of its own."""
+
+from __future__ import annotations
+
+import os
+import posix
+import sys
+
+from dsl._core import ForkedProgram
+from dsl.forkserver import streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Callable, Sequence
+    from types import CodeType, TracebackType
+    from typing import Any, NoReturn
+
+    from dsl._core import ForkOrder
+
+    Holders = list[tuple[dict[str, Any], str]]
+else:
+    import _signal
+
+
+# Their objects are not collected at the end, because `gc.freeze` keeps the memory of the server shared. They
+# would tell users of leaks.
+_TELL_LEAKS = ("triton._C.libtriton",)
+
+
+class Leave(BaseException):
+    """Carries a worker out of all frames of the server, to the interpreter."""
+
+
+def show_program(program: Sequence[str]) -> str | None:
+    """Let all that is imported from now on see a program's main module, arguments and folder.
+
+    ``program``: ``(script, …)``, ``("-m", module, …)``, or nothing. Returns the object in `sys.path` that is
+    the program's folder; None if the interpreter's flags leave it out.
+    """
+    _renew_main(holders_of_main())
+    _show_file(program)
+    if getattr(sys.flags, "safe_path", sys.flags.isolated):
+        return None
+    # A string of its own, to be found again.
+    folder = os.fsdecode(os.fsencode(_folder(program)))
+    sys.path.insert(0, folder)
+    return folder
+
+
+def coerced_locale() -> str | None:
+    """Value of LC_CTYPE that the interpreter itself has set when it began (PEP 538), or None."""
+    with open("/proc/self/environ", "rb") as file:
+        given = file.read().split(b"\0")
+    is_given = any(entry.startswith(b"LC_CTYPE=") for entry in given)
+    return None if is_given else os.environ.get("LC_CTYPE")
+
+
+def holders_of_main() -> Holders:
+    """Where modules hold the main module, `sys.modules` among them: (names, name)."""
+    main = sys.modules["__main__"]
+    # Not by `vars`, which would import a lazy module.
+    modules = [one for one in sys.modules.values() if isinstance(one, type(sys))]
+    spaces = [sys.modules, *[object.__getattribute__(one, "__dict__") for one in modules]]
+    return [(space, name) for space in spaces for name, value in list(space.items()) if value is main]
+
+
+def become_worker(order: ForkOrder, folder: str | None, coerced: str | None, holders: Holders) -> NoReturn:
+    """Run what is ordered, in a forked child. It leaves by `Leave`, and nothing must catch that.
+
+    ``folder`` is what `show_program` has returned, ``coerced`` what `coerced_locale` has, ``holders`` what
+    `holders_of_main` has. A script that `compile` does not take (a folder, an archive, a text with an error)
+    is executed plainly.
+    """
+    order.enter()
+    order.show_command()
+    _take_environment(order.environ)
+    words = [os.fsdecode(word) for word in order.argv]
+    program = tuple(words[order.entry :])
+    is_module = len(program) > 1 and program[0] == "-m"
+    code = None if is_module else _compiled(program)
+    if code is None and not is_module:
+        os.execvp(order.argv[0], order.argv)  # noqa: S606  no shell is what we want
+    if coerced is not None and b"LC_CTYPE" not in posix.environ:
+        os.environ["LC_CTYPE"] = coerced
+    # Not the server's, which `gc.freeze` keeps from being collected, with all that the program puts there.
+    _renew_main(holders)
+    _take_arguments(words, program, folder)
+    _take_signals()
+    _take_randomness()
+    streams.reopen()
+    _take_faults()
+    _leave(program, code)
+
+
+def _compiled(program: Sequence[str]) -> CodeType | None:
+    """The script's code; None for what only the interpreter itself can run, or tell the error of."""
+    if not program or program[0].startswith("-"):
+        return None
+    try:
+        if not os.path.isfile(program[0]):
+            return None
+        with open(program[0], "rb") as file:
+            text = file.read()
+        return compile(text, _absolute(program[0]), "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+        return None
+
+
+def _absolute(path: str) -> str:
+    """As the interpreter makes it, which leaves ``.`` and ``..`` in their places."""
+    return path if path.startswith("/") else f"{os.getcwd()}/{path}"
+
+
+def _take_environment(entries: Sequence[bytes]) -> None:
+    environ = posix.environ
+    environ.clear()
+    for entry in entries:
+        name, equals, value = entry.partition(b"=")
+        if equals:
+            environ.setdefault(name, value)
+
+
+def _take_arguments(words: Sequence[str], program: Sequence[str], folder: str | None) -> None:
+    _show_file(program)
+    sys.orig_argv[:] = words
+    for place, entry in enumerate(sys.path):
+        if folder is not None and entry is folder:
+            sys.path[place] = _folder(program)
+            break
+
+
+def _renew_main(holders: Holders) -> None:
+    """Put a new main module in place, as it is before a program begins."""
+    old = sys.modules["__main__"]
+    new = type(old)("__main__")
+    for name, value in vars(old).items():
+        if name.startswith("__") and name.endswith("__"):
+            vars(new)[name] = {} if name == "__annotations__" else value
+    vars(new)["__doc__"] = None
+    for space, name in holders:
+        space[name] = new
+
+
+def _show_file(program: Sequence[str]) -> None:
+    main = vars(sys.modules["__main__"])
+    if program and program[0] != "-m":
+        path = _absolute(program[0])
+        main["__file__"] = path
+        main["__loader__"] = sys.modules["_frozen_importlib_external"].SourceFileLoader("__main__", path)
+        sys.argv[:] = program
+        # The interpreter has asked whether the script is an archive.
+        sys.path_importer_cache[path] = None
+        return
+    main.pop("__file__", None)
+    main.pop("__cached__", None)
+    main["__loader__"] = sys.modules["_frozen_importlib"].BuiltinImporter
+    # What `-m` leaves here is put right by `runpy`, later.
+    sys.argv[:] = ["-m", *program[2:]]
+
+
+def _folder(program: Sequence[str]) -> str:
+    if not program or program[0] == "-m":
+        return os.getcwd()
+    return os.path.dirname(os.path.realpath(program[0]))
+
+
+def _take_signals() -> None:
+    """Set the handlers that this process has had since it began; their actions are the default ones now."""
+    _signal.set_wakeup_fd(-1)
+    for number in _signal.valid_signals():
+        handler = _signal.getsignal(number)
+        if handler not in (None, _signal.SIG_DFL):
+            _signal.signal(number, handler)
+
+
+def _take_randomness() -> None:
+    """Begin anew what has begun by chance. `random` does so by itself."""
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        numpy.seed()
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.seed()
+    if (process := sys.modules.get("multiprocessing.process")) is not None:
+        process.current_process().authkey = os.urandom(32)
+    if (threading := sys.modules.get("threading")) is not None:
+        threading.main_thread()._set_native_id()  # noqa: SLF001  3.10 to 3.12 leave the server's there
+
+
+def _take_faults() -> None:
+    """Watch for faults again, if that was done: the signals have their default actions."""
+    handler = sys.modules.get("faulthandler")
+    if handler is not None and handler.is_enabled():
+        handler.disable()
+        handler.enable()
+
+
+def _leave(program: tuple[str, ...], code: CodeType | None) -> NoReturn:
+    hook = sys.excepthook
+    function: Any = type(_leave)
+    is_script = code is not None
+
+    def prepare(
+        _kind: type[BaseException], value: BaseException, trace: TracebackType | None
+    ) -> tuple[Callable[..., object], tuple[Any, ...]]:
+        sys.excepthook = hook
+        for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+            vars(sys).pop(name, None)
+        value.__traceback__ = None
+        while trace is not None:
+            trace.tb_frame.clear()
+            trace = trace.tb_next
+        if is_script:
+            return function(code, vars(sys.modules["__main__"])), ()
+        import runpy
+
+        # What `-m` itself calls.
+        return vars(runpy)["_run_module_as_main"], (program[1], True)
+
+    def settle(is_interrupted: bool) -> None:  # noqa: FBT001  called by the extension
+        if is_script:
+            streams.flush()
+        if is_interrupted:
+            _note_interrupt()
+
+    def finish() -> None:
+        if is_script:
+            for name in ("__file__", "__cached__"):
+                vars(sys.modules["__main__"]).pop(name, None)
+
+    sys.excepthook = ForkedProgram(prepare, settle, finish)
+    raise Leave
+
+
+def end_quietly() -> None:
+    """Let a worker's end be as quiet as it is elsewhere. Called before others ask to be called at the end."""
+    atexit = sys.modules.get("atexit") or __import__("atexit")
+    # What was asked for first is called last.
+    atexit.register(_mute_tellers)
+
+
+def _mute_tellers() -> None:
+    if any(name in sys.modules for name in _TELL_LEAKS):
+        # The interpreter lets go of this when all objects are gone, before libraries look for leaks.
+        vars(sys.modules["builtins"])["_dsl_mute"] = _Mute(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+
+
+class _Mute:
+    """Leads stderr nowhere when it goes. No name of a module means anything then."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __del__(self, dup2: Callable[[int, int], int] = os.dup2) -> None:
+        dup2(self._fd, 2)
+
+
+def _note_interrupt() -> None:
+    """Let the interpreter end by SIGINT: it does where a text, not a function, has raised this to the top."""
+    try:
+        exec("raise KeyboardInterrupt", {})  # noqa: S102  a text of ours
+    except KeyboardInterrupt:
+        return

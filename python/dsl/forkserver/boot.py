@@ -1,0 +1,45 @@
+"""Started as a script: ``python [flags] boot.py MODULE,… [script | -m module] FD``.
+
+Imports the server from this file's own package, in an interpreter that need not have it, and leaves no trace.
+"""
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+    del sys.path[0]
+
+
+def start(path: str) -> None:
+    """Serve, from the package that lies around this file."""
+    from _frozen_importlib_external import PathFinder
+
+    folder = path.rpartition("/")[0].rpartition("/")[0].rpartition("/")[0] or "/"
+
+    class Finder:
+        """Finds this package alone. Its modules are found by its own path."""
+
+        @staticmethod
+        def find_spec(name: str, _path: object = None, _target: object = None) -> "ModuleSpec | None":
+            return PathFinder.find_spec(name, [folder]) if name == "dsl" else None
+
+    before = set(sys.modules)
+    caches = set(sys.path_importer_cache)
+    sys.meta_path.insert(0, Finder)
+    from dsl.forkserver.server import serve
+
+    def forget() -> None:
+        sys.meta_path.remove(Finder)
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+        for name in set(sys.path_importer_cache) - caches:
+            del sys.path_importer_cache[name]
+
+    serve(sys.argv[1:], forget)
+
+
+sys.path_importer_cache.pop(__file__, None)
+start(__file__)

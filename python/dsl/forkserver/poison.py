@@ -1,0 +1,174 @@
+"""What keeps a process from being forked safely, found before the first fork."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Iterator
+else:
+    # `signal` would stay in the workers as a module that they have not imported.
+    import _signal
+
+# Modules that no fork may come behind, and why.
+HARMFUL = {
+    "grpc": "its threads and channels do not survive a fork",
+    "mpi4py.MPI": "it starts MPI when it is imported, and MPI does not allow forks",
+    "horovod.torch": "it opens its devices and connections before workers could choose theirs",
+    "torch_xla": "it opens its devices before workers could choose theirs",
+    "habana_frameworks.torch": "it opens its devices before workers could choose theirs",
+}
+_DEVICES = (
+    "/dev/nvidia",
+    "/dev/kfd",
+    "/dev/dri/",
+    "/dev/accel",
+    "/dev/davinci",
+    "/dev/hl",
+    "/dev/neuron",
+    "/dev/vfio/",
+)
+_ACCELERATORS = ("cuda", "xpu", "mps", "mtia")
+# Seconds that a fork and its first instants may take. A handler that waits for a lost thread waits for ever.
+_FORK_S = 10
+_TRIAL_FAILED = 3
+# PF_EXITING of the kernel's include/linux/sched.h.
+_EXITING = 0x4
+
+
+def open_descriptors() -> dict[int, str]:
+    """Number of every open descriptor of this process, and what it leads to."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the one of the listing itself
+            continue
+    return found
+
+
+def find_poison(known: dict[int, str]) -> str | None:
+    """Why this process must not be forked for others, as a clause; None if it may be.
+
+    ``known``: the descriptors before anything was imported. Forks once: a library whose threads cannot bear a
+    fork keeps them, and one that can (OpenBLAS) has ended them by then. Where that fork hangs, SIGALRM
+    ends this process: it waits for nothing longer than that.
+    """
+    for reason in (*_harmful_modules(), *_accelerators(), *_descriptors(known), *_children()):
+        return reason
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGALRM})
+    handler = _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
+    _signal.setitimer(_signal.ITIMER_REAL, 2 * _FORK_S)
+    try:
+        return _trial()
+    finally:
+        _signal.setitimer(_signal.ITIMER_REAL, 0)
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGALRM})
+        if handler is not None:
+            _signal.signal(_signal.SIGALRM, handler)
+
+
+def _harmful_modules() -> Iterator[str]:
+    for name, reason in HARMFUL.items():
+        if name in sys.modules:
+            yield f"{name} is imported: {reason}"
+
+
+def _accelerators() -> Iterator[str]:
+    torch = sys.modules.get("torch")
+    for kind in _ACCELERATORS if torch is not None else ():
+        is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
+        if is_initialized is not None and is_initialized():
+            yield f"torch.{kind} is initialized by what was imported: a device belongs to one process"
+
+
+def _descriptors(known: dict[int, str]) -> Iterator[str]:
+    for number, target in open_descriptors().items():
+        if known.get(number) == target:
+            continue
+        if target.startswith(_DEVICES):
+            yield f"what was imported has opened {target}: a device belongs to one process"
+        elif target.startswith("socket:"):
+            yield "what was imported has opened a socket: workers would share it"
+        else:
+            yield f"what was imported keeps {target} open: workers would share it"
+
+
+def _children() -> Iterator[str]:
+    try:
+        left = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return
+    what = f"the ended process {left.si_pid}" if left else "a process"
+    yield f"what was imported has left {what} behind: it would be no child of the workers"
+
+
+def _trial() -> str | None:
+    try:
+        pid = _fork_quietly()
+    except OSError as error:
+        return f"it cannot fork: {error.strerror}"
+    if pid == 0:
+        code = _TRIAL_FAILED
+        try:
+            code = _judge_from_inside()
+        finally:
+            os._exit(code)
+    # First: another thread might take the signal that is waited for below.
+    reason = _threads()
+    if reason is not None:
+        os.kill(pid, _signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return reason
+    if _signal.sigtimedwait({_signal.SIGCHLD}, _FORK_S) is None:
+        os.kill(pid, _signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return f"a fork of it had not begun after {_FORK_S} s: what was imported hangs in it"
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if 0 < code <= len(_ACCELERATORS):
+        kind = _ACCELERATORS[code - 1]
+        return f"what was imported has asked for {kind} devices: forked workers could not use them"
+    return None if code == 0 else f"a fork of it ended with {code}"
+
+
+def _fork_quietly() -> int:
+    """Fork. Python warns where there are threads, which is what we are about to find out."""
+    warnings = sys.modules.get("warnings")
+    if warnings is None:
+        return os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
+def _judge_from_inside() -> int:
+    """0, or which kind of device torch takes for lost: only a child of the fork can ask that."""
+    module = sys.modules.get("torch._C")
+    for number, kind in enumerate(_ACCELERATORS, 1):
+        is_lost = getattr(module, f"_{kind}_isInBadFork", None)
+        if is_lost is not None and is_lost():
+            return number
+    return 0
+
+
+def _threads() -> str | None:
+    own = str(os.getpid())
+    count = sum(_lives(task) for task in os.listdir("/proc/self/task") if task != own)
+    if not count:
+        return None
+    what = "a thread" if count == 1 else f"{count} threads"
+    return f"what was imported has started {what}, as a computation with OpenMP does: no worker has them"
+
+
+def _lives(task: str) -> bool:
+    """Whether a thread has not begun to end: who has waited for its end may still see it."""
+    try:
+        with open(f"/proc/self/task/{task}/stat", "rb") as file:
+            flags = int(file.read().rpartition(b")")[2].split()[6])
+    except OSError:
+        return False
+    return not flags & _EXITING

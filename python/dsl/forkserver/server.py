@@ -1,0 +1,56 @@
+"""Serves orders until the engine hangs up."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+from dsl._core import ForkLink
+from dsl.forkserver import become, poison, preload, streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Callable, Sequence
+else:
+    import _signal
+
+
+def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
+    """Import what is to be imported and fork a worker for each order, until the engine hangs up.
+
+    ``words``: modules with commas between them, or empty; the program; the number of the link's descriptor.
+    ``forget`` removes what the start of this server has left in the interpreter. Ends the process; only
+    a forked worker leaves it, by `become.Leave`.
+    """
+    listed, *program, fd = words
+    link = ForkLink(int(fd))
+    known = poison.open_descriptors()
+    forget()
+    coerced = become.coerced_locale()
+    folder = become.show_program(program)
+    become.end_quietly()
+    wanted = listed.split(",") if listed else preload.guess_modules(program, poison.HARMFUL)
+    failure = preload.import_modules([name for name in wanted if name])
+    gc.collect()
+    # A signal to every process of a cgroup or a user is not meant for us; workers have their own mask.
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+    # What the user named is a slip, or broken. What was guessed may be for another case than this one.
+    reason = (failure if listed else None) or poison.find_poison(known)
+    if reason is not None:
+        link.refuse(reason)
+        os._exit(0)
+    streams.flush()
+    holders = become.holders_of_main()
+    gc.freeze()
+    link.ready()
+    while (order := link.next()) is not None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            link.not_forked(order, error.errno or 0)
+            continue
+        if pid == 0:
+            become.become_worker(order, folder, coerced, holders)
+        link.forked(order, pid)
+    os._exit(0)

@@ -1,0 +1,81 @@
+"""The standard streams of a forked worker, as a fresh interpreter would have them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NAMES = ("stdin", "stdout", "stderr")
+
+
+def flush() -> None:
+    """Write what the streams hold: whoever forks with it has it written twice."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)
+        if stream is not None:
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue
+
+
+def reopen() -> None:
+    """Begin the streams anew on the descriptors 0 to 2, which are others now.
+
+    The objects stay the same: a module that was imported before holds them. Encoding and error handler are
+    as before, too, since environment and locale are. What a closed descriptor would give is None.
+    """
+    for fd, name in enumerate(_NAMES):
+        first = getattr(sys, f"__{name}__", None)
+        now = _reopened(first, fd) if _is_open(fd) else None
+        # A module may have put a stream of its own in the place of the first one.
+        if getattr(sys, name, None) is first:
+            setattr(sys, name, now)
+        setattr(sys, f"__{name}__", now)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _reopened(stream: Any, fd: int) -> Any:
+    if stream is None:
+        return None
+    from _io import FileIO
+
+    is_written = fd > 0
+    is_buffered = hasattr(stream.buffer, "raw")
+    encoding, errors, writes_at_once = stream.encoding, stream.errors, stream.write_through
+    # A new one: it remembers whether it can seek.
+    raw: Any = FileIO(fd, "wb" if is_written else "rb", closefd=False)
+    raw.name = f"<{_NAMES[fd]}>"
+    if is_buffered:
+        stream.buffer.__init__(raw, _buffer_size(fd))
+    stream.__init__(
+        stream.buffer if is_buffered else raw,
+        encoding,
+        errors,
+        newline="\n",
+        line_buffering=not writes_at_once and (raw.isatty() or fd == 2),
+        write_through=writes_at_once,
+    )
+    stream.mode = "w" if is_written else "r"
+    return stream
+
+
+def _buffer_size(fd: int) -> int:
+    """As `open` chooses it."""
+    import io
+
+    block = os.fstat(fd).st_blksize
+    if sys.version_info >= (3, 14):
+        return max(min(block, 8192 * 1024), io.DEFAULT_BUFFER_SIZE)
+    return block if block > 1 else io.DEFAULT_BUFFER_SIZE

@@ -1,0 +1,147 @@
+"""Reading what workers load into the page cache: once and in order, where they would fetch it page by page.
+
+Nothing is imported or executed: the interpreter's path says where its libraries and torch's lie.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from dsl.machine.check import find_executable
+from dsl.model.outcome import Prewarmed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+CHUNK = 4 << 20
+"""Bytes that are read at once."""
+
+SAMPLE = 128 << 10
+"""Of so many bytes one is asked for, to know whether they are in memory: what the kernel reads ahead."""
+
+LONGEST_S = 60.0
+"""Seconds after which the rest is left to the workers."""
+
+MEMORY_SHARE = 2
+"""At most this part of the memory that is free is filled."""
+
+LIBRARY_FOLDERS = ("torch/lib", "torch", "nvidia/*/lib", "nvidia/*/*/lib", "numpy/_core", "numpy.libs")
+"""Where the libraries of torch lie, below a folder of installed packages."""
+
+
+def prewarm(interpreter: str, environ: Mapping[str, str], goes_on: Callable[[], bool]) -> Prewarmed:
+    """Read the files of `library_files` that are not in memory, as long as ``goes_on`` says so.
+
+    At most half of the free memory is filled, and nothing is read after a minute. What cannot be read is left
+    out: the worker that needs it will say why.
+    """
+    begin_s = time.monotonic()
+    left = _free_memory() // MEMORY_SHARE
+    files = file_bytes = read_bytes = 0
+    is_whole = True
+    buffer = bytearray(CHUNK)
+    for path in library_files(interpreter, environ):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            size = os.fstat(fd).st_size
+            files += 1
+            file_bytes += size
+            for offset in range(0, size, CHUNK):
+                is_whole = left >= size and time.monotonic() - begin_s < LONGEST_S and goes_on()
+                if not is_whole:
+                    break
+                if not _is_cached(fd, offset, min(size, offset + CHUNK)):
+                    read_bytes += os.preadv(fd, [buffer], offset)
+            left -= size
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+        if not is_whole:
+            break
+    return Prewarmed(files, file_bytes, read_bytes, time.monotonic() - begin_s, is_whole)
+
+
+def library_files(interpreter: str, environ: Mapping[str, str]) -> list[str]:
+    """The interpreter and the shared libraries that it and torch consist of, each once.
+
+    ``interpreter`` is a path, or a name that is looked up on the ``PATH`` of ``environ``.
+    """
+    from glob import glob
+
+    path = interpreter if os.sep in interpreter else find_executable(interpreter, environ)
+    if not path:
+        return []
+    prefixes = _prefixes(path)
+    found = [os.path.realpath(path)]
+    for prefix in prefixes:
+        found += sorted(glob(f"{prefix}/lib/libpython3*.so*"))
+        found += sorted(glob(f"{prefix}/lib/python3*/lib-dynload/*.so"))
+    for folder in _package_folders(prefixes, environ):
+        if os.path.isdir(f"{folder}/torch"):
+            for part in LIBRARY_FOLDERS:
+                found += sorted(glob(f"{folder}/{part}/*.so*"))
+            break
+    real = dict.fromkeys(map(os.path.realpath, found))
+    return [one for one in real if os.path.isfile(one)]
+
+
+def _prefixes(path: str) -> list[str]:
+    """Where the interpreter is installed: its virtual environment first, then what that was made of."""
+    prefixes = [os.path.dirname(os.path.dirname(os.path.abspath(path)))]
+    try:
+        with open(f"{prefixes[0]}/pyvenv.cfg", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                name, _, value = line.partition("=")
+                if name.strip() == "home":
+                    prefixes.append(os.path.dirname(value.strip()))
+    except OSError:
+        pass
+    prefixes.append(os.path.dirname(os.path.dirname(os.path.realpath(path))))
+    return list(dict.fromkeys(prefixes))
+
+
+def _package_folders(prefixes: list[str], environ: Mapping[str, str]) -> Iterator[str]:
+    """Where packages may be installed, in the order in which the interpreter looks."""
+    from glob import glob
+
+    yield from [one for one in environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    for prefix in prefixes:
+        for pattern in (
+            "lib*/python3*/site-packages",
+            "lib/python3*/dist-packages",
+            "lib/python3/dist-packages",
+        ):
+            yield from sorted(glob(f"{prefix}/{pattern}"), reverse=True)
+
+
+def _is_cached(fd: int, start: int, stop: int) -> bool:
+    """Whether this part of a file is in memory, as far as samples and the kernel tell."""
+    byte = bytearray(1)
+    try:
+        for offset in range(start, stop, SAMPLE):
+            os.preadv(fd, [byte], offset, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            return False
+        raise
+    return True
+
+
+def _free_memory() -> int:
+    """Bytes of memory that the kernel can give away without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                words = line.split()
+                if words[:1] == ["MemAvailable:"]:
+                    return int(words[1]) << 10
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0

@@ -1,0 +1,174 @@
+"""Which workers of a node are forked by a fork server, and by which; the others are executed.
+
+A fork server has read its environment before its workers have theirs, so all of its workers must agree in
+every variable that something may read early: when an interpreter starts, a library is loaded or a module is
+imported. That is any variable but those that tell a worker its place (`is_late`).
+"""
+
+from __future__ import annotations
+
+from dsl._record import replace
+from dsl.devices.table import ACCELERATORS
+from dsl.forkserver.guess import imported_modules, package_of
+from dsl.lists import format_ranges
+from dsl.model.job import Notice
+from dsl.model.node import ForkServer
+from dsl.plan.environ import ATTEMPT_VARIABLE, REASON_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.facts import Facts
+    from dsl.model.job import Flavour, Job
+    from dsl.model.node import NodePlan, WorkerPlan
+
+SERVED = ("forkserver", "auto")
+"""Start methods that may need a fork server."""
+
+LATE_VARIABLES = {
+    "DSL_JOB_ID",
+    REASON_VARIABLE,
+    ATTEMPT_VARIABLE,
+    *[one.visible_variable for one in ACCELERATORS.values()],
+}
+"""Variables that nothing reads before a worker uses devices or meets others, beside those of a flavour."""
+
+LATE_PREFIX = "TORCHELASTIC_"
+LATE_SUFFIX = "_VISIBLE_DEVICES"
+
+TORCH_PACKAGES = {
+    *("torch", "torchvision", "torchaudio", "torchtext", "deepspeed", "lightning", "pytorch_lightning"),
+    *("accelerate", "transformers", "diffusers", "timm", "fairscale", "monai"),
+}
+"""Packages whose import costs that of torch."""
+
+
+def is_late(name: str, flavour: Flavour) -> bool:
+    """Whether a variable tells a worker its place, its meeting or its devices, and is read then."""
+    return (
+        name in LATE_VARIABLES
+        or name.startswith(LATE_PREFIX)
+        or name.endswith(LATE_SUFFIX)
+        or any(name == one for one, _ in (*flavour.group_variables, *flavour.worker_variables))
+    )
+
+
+def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
+    """The plan with the fork servers that the job asks for, and who is forked by which.
+
+    Notices say in one line each what is started in another way than was asked for, and what ``auto`` chose.
+    """
+    if job.start.method == "auto":
+        why_not = _why_executed(plan, job, facts)
+        chosen = "spawn" if why_not else "forkserver"
+        reason = why_not or f"{len(plan.workers)} workers that import torch"
+        plan = _with_notice(plan, "info", f"start method auto: {chosen}, {reason}")
+        if why_not:
+            return plan
+    elif job.program.kind == "program":
+        text = f"start method forkserver has no effect on {job.program.name}, which is not run by Python"
+        return _with_notice(plan, "warning", text)
+    return _divided(plan, job)
+
+
+def without_fork_servers(plan: NodePlan) -> NodePlan:
+    """The same plan, whose workers are all executed."""
+    if not plan.fork_servers:
+        return plan
+    workers = [replace(one, fork_server=None, fork_entry=0) for one in plan.workers]
+    return replace(plan, workers=tuple(workers), fork_servers=())
+
+
+def names_torch(source: str) -> bool:
+    """Whether an import in a Python program names torch, or a package that needs it."""
+    try:
+        modules = imported_modules(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return False  # the worker that runs it will say why
+    return any(package_of(one) in TORCH_PACKAGES for one in modules)
+
+
+def _why_executed(plan: NodePlan, job: Job, facts: Facts) -> str:
+    """Why a fork server would not pay; empty if it does."""
+    name = job.program.name
+    if job.program.kind == "program":
+        return f"{name} is not run by Python"
+    if len(plan.workers) < 2:
+        return "there is one worker"
+    source = _source(job, facts)
+    if source is None:
+        return f"the text of {name} was not found"
+    return "" if names_torch(source) else f"{name} does not import torch"
+
+
+def _source(job: Job, facts: Facts) -> str | None:
+    """The text of what the workers run, where it lies at hand."""
+    script = job.start.source or job.program.script
+    paths = [script, f"{script}/__main__.py"]
+    if job.program.kind == "module" and not job.start.source:
+        folder = script.replace(".", "/")
+        paths = [f"{folder}.py", f"{folder}/__main__.py"]
+    for path in paths:
+        try:
+            text = facts.files.read_text(path)
+        except OSError:
+            continue
+        if text is not None:
+            return text
+    return None
+
+
+def _divided(plan: NodePlan, job: Job) -> NodePlan:
+    """A server for the workers that agree in what is read early; one that agrees with none is executed."""
+    flavour = job.flavour
+    classes: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for index, worker in enumerate(plan.workers):
+        own = sorted([one for one in worker.env.items() if not is_late(one[0], flavour)])
+        classes.setdefault(tuple(own), []).append(index)
+    served = [one for one in classes.items() if len(classes) == 1 or len(one[1]) > 1]
+    shared = {name: value for name, value in plan.env.items() if not is_late(name, flavour)}
+    servers: list[ForkServer] = []
+    workers = list(plan.workers)
+    for early, members in served:
+        for index in members:
+            workers[index] = _served(workers[index], job, len(servers))
+        servers.append(_server(workers[members[0]], job, {**shared, **dict(early)}))
+    plan = replace(plan, workers=tuple(workers), fork_servers=tuple(servers))
+    if len(classes) > 1:
+        plan = _with_notice(plan, "info", _difference(plan, list(classes)))
+    return plan
+
+
+def _served(worker: WorkerPlan, job: Job, server: int) -> WorkerPlan:
+    program = job.program
+    # Behind the interpreter stands -u; a call knows where its own program begins.
+    entry = len(program.args) if program.kind == "call" else 2
+    return replace(worker, fork_server=server, fork_entry=entry)
+
+
+def _server(worker: WorkerPlan, job: Job, env: Mapping[str, str]) -> ForkServer:
+    program, asked = job.program, job.start
+    script = asked.source or ("" if program.kind == "call" else program.script)
+    return ForkServer(
+        interpreter=worker.argv[: worker.fork_entry],
+        env=env,
+        preload=asked.preload,
+        script=script,
+        is_module=program.kind == "module" and not asked.source,
+    )
+
+
+def _difference(plan: NodePlan, classes: Sequence[tuple[tuple[str, str], ...]]) -> str:
+    """Why one server is not enough, and who is executed because of that."""
+    names = sorted({name for early in classes for name, _ in set(early) ^ set(classes[0])})
+    alone = [worker.rank for worker in plan.workers if worker.fork_server is None]
+    count = len(plan.fork_servers)
+    servers = f"{count} fork server{'s' if count != 1 else ''}" if count else "no fork server"
+    left = f", rank{'s' if len(alone) > 1 else ''} {format_ranges(alone)} executed" if alone else ""
+    return f"{servers}{left}: the workers differ in {', '.join(names)}"
+
+
+def _with_notice(plan: NodePlan, level: str, text: str) -> NodePlan:
+    """Said once, before the first attempt."""
+    return plan if plan.attempt else replace(plan, notices=(*plan.notices, Notice(level, text)))

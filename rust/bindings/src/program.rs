@@ -1,0 +1,60 @@
+//! The program of a forked worker, run with no frame of Python below it.
+
+use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PySystemExit};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+/// Runs a program where the interpreter calls `sys.excepthook`: there the stack is empty.
+#[pyclass(frozen, module = "dsl._core")]
+pub(crate) struct ForkedProgram {
+    prepare: Py<PyAny>,
+    settle: Py<PyAny>,
+    finish: Py<PyAny>,
+}
+
+#[pymethods]
+impl ForkedProgram {
+    #[new]
+    fn new(prepare: Py<PyAny>, settle: Py<PyAny>, finish: Py<PyAny>) -> Self {
+        Self {
+            prepare,
+            settle,
+            finish,
+        }
+    }
+
+    /// Takes what `sys.excepthook` takes. What it raises the interpreter handles: an exit, no error.
+    #[pyo3(signature = (kind, value, traceback, /))]
+    fn __call__(
+        slf: &Bound<'_, Self>,
+        py: Python<'_>,
+        kind: Bound<'_, PyAny>,
+        value: Bound<'_, PyBaseException>,
+        traceback: Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        // The interpreter calls what it does not own, and `prepare` puts another hook in our place.
+        std::mem::forget(slf.clone());
+        let this = slf.get();
+        let (program, arguments) = this
+            .prepare
+            .call1(py, (kind, value, traceback))?
+            .extract::<(Py<PyAny>, Py<PyTuple>)>(py)?;
+        let result = program.call1(py, arguments.bind(py));
+        drop((program, arguments));
+        let interrupted = matches!(&result, Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py));
+        this.settle.call1(py, (interrupted,))?;
+        match result {
+            Ok(_) => {
+                this.finish.call0(py)?;
+                Err(PySystemExit::new_err(0))
+            }
+            // The interpreter lets go of it before it ends, and with it of what its frames hold.
+            Err(error) if error.is_instance_of::<PySystemExit>(py) => Err(error),
+            Err(error) => {
+                error.print_and_set_sys_last_vars(py);
+                drop(error);
+                this.finish.call0(py).map(drop)
+            }
+        }
+    }
+}

@@ -1,0 +1,451 @@
+"""A worker of a fork server cannot tell that it is one, but for what `DIFFERENT` names with its reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import time
+import venv
+import zipapp
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.forks import Forks, Result
+
+if TYPE_CHECKING:
+    pass
+
+OBSERVED = Path(__file__).parent.parent / "workers" / "observed.py"
+
+# What a worker may see that no Python of its own would show, and why.
+DIFFERENT = {
+    "modules": "what the server has imported is there already",
+    "gc.frozen": "the server's objects are left out of collections, so that their memory stays shared",
+    "hash": "texts hash alike in all workers of a server: the interpreter chooses that when it starts",
+}
+FLAGS = (
+    "",
+    "-u",
+    "-I",
+    "-B -O",
+    "-E -s",
+    "-X utf8=1",
+    "-X utf8=0",
+    "-X faulthandler",
+    "-W error",
+    "-X dev",
+    "-S",
+)
+
+ENDINGS = {
+    "end": "print('done')",
+    "exception": "def fail():\n    raise ValueError('what happened')\nfail()",
+    "context": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise ValueError('behind it')",
+    "group": "raise RuntimeError('many') from OSError(2, 'cause')",
+    "exit": "raise SystemExit",
+    "exit number": "import sys; sys.exit(5)",
+    "exit big number": "import sys; sys.exit(300)",
+    "exit negative": "import sys; sys.exit(-1)",
+    "exit text": "import sys; sys.exit('good bye')",
+    "exit object": "import sys; sys.exit([1, 2])",
+    "exit inside": "def leave():\n    raise SystemExit(7)\ntry:\n    leave()\nfinally:\n    print('finally')",
+    "interrupt": "raise KeyboardInterrupt",
+    "interrupted": "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)",
+    "terminated": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)",
+    "aborted": "import os\nos.abort()",
+    "at once": "import os, sys\nsys.stdout.write('lost')\nos._exit(9)",
+    "syntax": "x = (\n",
+    "null": "x = 1\0",
+    "encoding": "# coding: latin-1\nprint(ascii('\xe9'))",
+    "atexit": "import atexit, sys\natexit.register(lambda: print('bye', vars(sys.modules['__main__']).get('__file__')))",
+    "atexit behind": "import atexit, sys\n"
+    "atexit.register(lambda: print(vars(sys.modules['__main__']).get('__file__'), sys.last_value))\n1 / 0",
+    "atexit fails": "import atexit\natexit.register(lambda: 1 / 0)",
+    "atexit order": "import atexit\nfor n in range(3):\n    atexit.register(print, n)",
+    "hook": "import sys\nsys.excepthook = lambda *what: print('hook', what[1])\nraise ValueError('seen')",
+    "hook fails": "import sys\nsys.excepthook = lambda *what: 1 / 0\nraise ValueError('seen')",
+    "stack": "import inspect, traceback\nprint(len(inspect.stack()))\ntraceback.print_stack()",
+    "warning": "import warnings\nwarnings.warn('mind', stacklevel=1)\nwarnings.warn('mind', stacklevel=3)",
+    "thread": "import threading, time\ndef late():\n    time.sleep(0.1)\n    print('late', threading.active_count())\n"
+    "threading.Thread(target=late).start()\nprint('main')",
+    "thread fails": "import threading\nthreading.Thread(target=lambda: 1 / 0, name='one').start()",
+    "daemon": "import threading, time\nthreading.Thread(target=time.sleep, args=(30,), daemon=True).start()",
+    "del": "import sys\nclass Late:\n    def __del__(self):\n        print('del', sys.is_finalizing())\n"
+    "def leave():\n    kept = Late()\n    sys.exit(3)\nleave()",
+    "del global": "import sys\nclass Late:\n    def __del__(self, print=print):\n        print('del')\nkept = Late()",
+    "file": "kept = open('written by ' + __file__.rpartition('/')[2], 'w')\nkept.write('all of it')",
+    "flush": "import sys\nsys.stdout.write('out')\nsys.stderr.write('err')\n1 / 0",
+    "closed": "import sys\nsys.stdout.close()",
+    "full": "import os, sys\nos.dup2(os.open('/dev/full', os.O_WRONLY), 1)\nprint('nowhere')",
+    "recursion": "def deeper(n):\n    return deeper(n + 1)\ndeeper(0)",
+    "pickle": "import pickle\nclass Thing:\n    value = 3\nprint(pickle.loads(pickle.dumps(Thing())).value)",
+    "input": "print(input() + '!')",
+    "future": "print(1 if 3 / 2 == 1.5 else 2, '__future__' in dir())",
+    "faults": "import faulthandler, os\nfaulthandler.enable()\nos.kill(os.getpid(), 11)",
+}
+
+
+def environment(**more: str) -> dict[str, str]:
+    """A small one, in which `PYTHONHASHSEED` and the like are not set."""
+    kept = ("PATH", "HOME", "LD_LIBRARY_PATH", "DSL_TEST_TOKEN", "DSL_ENGINE_DISABLE")
+    return {**{name: os.environ[name] for name in kept if name in os.environ}, "OBSERVED": "yes", **more}
+
+
+def interpreter(flags: str = "") -> list[str]:
+    return [sys.executable, *flags.split()]
+
+
+def differences(plain: Result, forked: Result) -> dict[str, tuple[Any, Any]]:
+    assert (plain.code, plain.err) == (0, "")
+    assert (forked.code, forked.err) == (0, "")
+    one, other = json.loads(plain.out), json.loads(forked.out)
+    assert list(one) == list(other)
+    return {name: (one[name], other[name]) for name in one if one[name] != other[name]}
+
+
+@pytest.mark.parametrize(
+    "flags, way",
+    # An isolated Python finds no module beside it.
+    [(flags, way) for flags in FLAGS for way in ("script", "module") if (flags, way) != ("-I", "module")],
+)
+def test_a_script_observes_the_same(tmp_path: Path, flags: str, way: str) -> None:
+    shutil.copy(OBSERVED, tmp_path)
+    program = ["observed.py"] if way == "script" else ["-m", "observed"]
+    env = environment(PYTHONIOENCODING="latin-1:replace") if flags == "-B -O" else environment()
+    with Forks(
+        tmp_path, interpreter=interpreter(flags), program=program, preload=["textwrap", "decimal"], env=env
+    ) as forks:
+        more = {"RANK": "1"}
+        forked = forks.run([*program, "a b", "--c"], env=more)
+        plain = forks.run([*program, "a b", "--c"], env=more, is_forked=False)
+        assert forks.lost is None
+    found = differences(plain[0], forked[0])
+    assert set(found) - set(DIFFERENT) == set(), found
+    assert "textwrap" in found["modules"][1]
+
+
+def test_an_interpreter_without_dsl_is_served(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    shutil.copy(OBSERVED, tmp_path)
+    (tmp_path / "without.py").write_text("import dsl")
+    python = [str(tmp_path / "venv" / "bin" / "python")]
+    with Forks(tmp_path, interpreter=python, program=["observed.py"], env=environment()) as forks:
+        forked = forks.run(["observed.py"], ["without.py"])
+        plain = forks.run(["observed.py"], ["without.py"], is_forked=False)
+        assert forks.lost is None
+    assert set(differences(plain[0], forked[0])) <= set(DIFFERENT)
+    assert plain[1] == forked[1]
+    assert "No module named 'dsl'" in forked[1].err
+
+
+def test_a_worker_may_import_dsl_or_another_module_of_that_name(tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text(
+        "import dsl._core\nprint(dsl.Supervisor is dsl._core.Supervisor, dsl.WorkerSpec(['a']).argv)"
+    )
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "dsl.py").write_text("name = 'mine'")
+    (tmp_path / "own" / "use.py").write_text(
+        "import dsl, sys\nprint(dsl.name, [one for one in sys.modules if 'dsl' in one])"
+    )
+    outputs = []
+    for program in ("use.py", "own/use.py"):
+        with Forks(tmp_path, program=[program], env=environment()) as forks:
+            outputs += forks.run([program])
+            assert forks.lost is None
+    assert outputs == [Result(0, None, "True ['a']\n", ""), Result(0, None, "mine ['dsl']\n", "")]
+
+
+def test_relative_and_absolute_paths_links_and_folders_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "show.py").write_text(
+        "import sys\nprint(sys.argv, sys.path, __file__, __loader__.path, sys._getframe().f_code.co_filename)"
+    )
+    (tmp_path / "link.py").symlink_to("inner/show.py")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text(
+        "import sys\nprint('folder', sys.path, __file__, __package__)"
+    )
+    zipapp.create_archive(tmp_path / "folder", tmp_path / "app.pyz")
+    programs = [
+        ["inner/show.py", "1"], ["./inner/show.py"], [str(tmp_path / "inner" / "show.py")], ["inner/../inner/show.py"],
+        ["link.py"], ["folder"], ["app.pyz", "x"], ["no such script.py"], ["-m", "no_such_module"], ["-m", "inner.show"],
+        ["-c", "print(1)"], ["-m", "folder"],
+    ]  # fmt: skip
+    with Forks(tmp_path, program=["inner/show.py"], env=environment()) as forks:
+        forked = forks.run(*programs)
+        plain = forks.run(*programs, is_forked=False)
+        assert forks.lost is None
+    for program, one, other in zip(programs, plain, forked, strict=True):
+        assert one == other, program
+
+
+@pytest.mark.parametrize("way", ["script", "module"])
+def test_every_way_to_end_is_the_same(tmp_path: Path, way: str) -> None:
+    for name, text in ENDINGS.items():
+        (tmp_path / f"case_{name.replace(' ', '_')}.py").write_text(text, encoding="latin-1")
+    names = [f"case_{name.replace(' ', '_')}" for name in ENDINGS]
+    programs = [[f"{name}.py"] if way == "script" else ["-m", name] for name in names]
+    with Forks(tmp_path, program=["case_end.py"], preload=["textwrap"], env=environment()) as forks:
+        forked = forks.run(*programs)
+        files = {path: path.read_text() for path in tmp_path.glob("written by*")}
+        plain = forks.run(*programs, is_forked=False)
+        assert forks.lost is None
+    assert list(files.values()) == ["all of it"]
+    wrong = {
+        name: (one, other)
+        for name, one, other in zip(names, plain, forked, strict=True)
+        if _comparable(one) != _comparable(other)
+    }
+    assert wrong == {}
+
+
+def _comparable(result: Result) -> Result:
+    """Without addresses, and how often the deepest call is repeated: our frames count in the depth."""
+    text = re.sub(r"0x[0-9a-f]+", "ADDRESS", result.err)
+    return result._replace(err=re.sub(r"repeated \d+ more times", "repeated", text))
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_stream_is_none(tmp_path: Path, closed: int) -> None:
+    """The engine never closes one, but a shell between may: what counts is what is there when Python begins."""
+    names = ("stdin", "stdout", "stderr")
+    (tmp_path / "show.py").write_text(
+        f"import os, sys\nos.write({2 if closed == 1 else 1}, repr([sys.{names[closed]}, sys.__{names[closed]}__]).encode())"
+    )
+    code = (
+        f"import os, sys\nos.close({closed})\nfrom dsl.forkserver import streams\nstreams.reopen()\n"
+        f"exec(open('show.py').read()) if {closed} else os.write(1, repr([sys.stdin, sys.__stdin__]).encode())"
+    )
+    (tmp_path / "reopened.py").write_text(code)
+    with Forks(tmp_path, program=["show.py"], env=environment()) as forks:
+        [result] = forks.run(["reopened.py"], is_forked=False)
+    assert "[None, None]" in result.out + result.err
+
+
+def test_chance_is_not_shared_between_workers(tmp_path: Path) -> None:
+    (tmp_path / "draw.py").write_text(
+        "import multiprocessing, random, tempfile, uuid\n"
+        "print(random.random(), uuid.uuid4(), next(tempfile._get_candidate_names()),"
+        " multiprocessing.current_process().authkey.hex())"
+    )
+    with Forks(tmp_path, program=["draw.py"], env=environment()) as forks:
+        drawn = forks.run(*[["draw.py"]] * 4)
+        assert forks.lost is None
+    columns = list(zip(*[one.out.split() for one in drawn], strict=True))
+    assert [len(set(column)) for column in columns] == [4, 4, 4, 4]
+
+
+def test_multiprocessing_works_by_every_start_method(tmp_path: Path) -> None:
+    (tmp_path / "pools.py").write_text(
+        "import multiprocessing, sys\nfrom concurrent.futures import ProcessPoolExecutor\n"
+        "class Box:\n    def __init__(self, value):\n        self.value = value\n"
+        "def double(box):\n    return Box(2 * box.value)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context(sys.argv[1])\n"
+        "    with context.Pool(2) as pool:\n"
+        "        print([box.value for box in pool.map(double, [Box(1), Box(2)])])\n"
+        "    with ProcessPoolExecutor(1, mp_context=context) as pool:\n"
+        "        print(pool.submit(double, Box(3)).result().value)\n"
+    )
+    programs = [["pools.py", method] for method in ("fork", "spawn", "forkserver")]
+    programs += [["-m", "pools", "spawn"]]
+    with Forks(tmp_path, program=["pools.py"], env=environment()) as forks:
+        results = forks.run(*programs)
+        assert forks.lost is None
+    assert results == [Result(0, None, "[2, 4]\n6\n", "")] * 4
+
+
+def test_a_guessed_module_that_cannot_be_imported_is_told_by_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "broken_one.py").write_text("raise RuntimeError('broken')")
+    (tmp_path / "use.py").write_text("import textwrap\nimport broken_one\n")
+    env = environment(PYTHONPATH=str(tmp_path / "site-packages"))
+    with Forks(tmp_path, program=["use.py"], env=env) as forks:
+        forked = forks.run(["use.py"])
+        plain = forks.run(["use.py"], is_forked=False)
+        assert forks.lost is None
+    assert forked == plain
+    assert "RuntimeError: broken" in forked[0].err
+
+
+def test_a_named_module_that_cannot_be_imported_is_a_reason_to_refuse(tmp_path: Path) -> None:
+    with Forks(tmp_path, preload=["textwrap", "no_such_module_at_all"], env=environment()) as forks:
+        lost = forks.wait()
+    assert lost is not None
+    assert "cannot import no_such_module_at_all: ModuleNotFoundError" in lost
+
+
+def test_modules_beside_the_script_are_imported_by_each_worker(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import textwrap\nprint('imported by', __import__('os').environ['RANK'])\n"
+    )
+    (tmp_path / "train.py").write_text("import mine, sys\nprint('textwrap' in sys.modules)\n")
+    with Forks(tmp_path, program=["train.py"], env=environment()) as forks:
+        [first] = forks.run(["train.py"], env={"RANK": "0"})
+        (tmp_path / "mine.py").write_text("print('changed')\n")
+        [second] = forks.run(["train.py"], env={"RANK": "1"})
+        assert forks.lost is None
+    assert first.out == "imported by 0\nTrue\n"
+    assert second.out == "changed\nTrue\n"
+
+
+POISON = {
+    "thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "a thread",
+    ),
+    "socket": ("import socket\nkept = socket.socket()", "a socket"),
+    "file": ("kept = open('/proc/version')", "/proc/version open"),
+    "process": ("import os\nif os.fork() == 0:\n    os._exit(0)", "left"),
+    "fork": ("import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(60))", "hangs"),
+    "exit": ("import os\nos.register_at_fork(after_in_child=lambda: os._exit(7))", "ended with 7"),
+    "grpc": ("import sys\nsys.modules['grpc'] = sys", "grpc is imported"),
+}
+
+
+@pytest.mark.parametrize("kind", POISON)
+def test_a_poisoned_preload_is_refused_and_workers_start_plainly(tmp_path: Path, kind: str) -> None:
+    text, reason = POISON[kind]
+    (tmp_path / "poison.py").write_text(text)
+    (tmp_path / "train.py").write_text("print('done')")
+    with Forks(tmp_path, program=["train.py"], preload=["poison"], env=environment()) as forks:
+        [result] = forks.run(["train.py"])
+    assert result == Result(0, None, "done\n", "")
+    assert forks.lost is not None
+    assert reason in forks.lost
+    assert "\n" not in forks.lost
+
+
+def test_a_preload_that_ends_the_process_is_no_end_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "poison.py").write_text("import os\nos._exit(3)")
+    (tmp_path / "train.py").write_text("print('done')")
+    with Forks(tmp_path, program=["train.py"], preload=["poison"], env=environment()) as forks:
+        [result] = forks.run(["train.py"])
+    assert result.out == "done\n"
+    assert forks.lost is not None
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("import torch\nkept = torch.ones(900, 900) @ torch.ones(900, 900)", "thread"),
+        ("import torch\ntorch.cuda.is_available()", "cuda"),
+        ("import numpy, torch\nkept = numpy.ones((900, 900)) @ numpy.ones((900, 900))", None),
+        ("import torch, torch._dynamo", None),
+    ],
+    ids=["openmp", "devices", "openblas", "imports"],
+)
+def test_what_torch_has_done_decides(tmp_path: Path, text: str, reason: str | None) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "train.py").write_text(
+        "import numpy, torch\n"
+        "print((numpy.ones((900, 900)) @ numpy.ones((900, 900))).sum(), (torch.ones(900, 900) @ torch.ones(900, 900)).sum())"
+    )
+    with Forks(
+        tmp_path, program=["train.py"], preload=["mine"], env=dict(os.environ, OMP_NUM_THREADS="2")
+    ) as forks:
+        lost = forks.wait(120)
+        if reason is None:
+            results = forks.run(*[["train.py"]] * 2, timeout_s=100)
+            assert [one.code for one in results] == [0, 0]
+            assert len({one.out for one in results}) == 1
+            assert forks.lost is None
+        else:
+            assert lost is not None
+            assert reason in lost
+
+
+TRAINING = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def main():
+    before = set(sys.modules)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    with torch.no_grad():
+        for one in model.parameters():
+            one.fill_(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = model(torch.full((8, 4), 1.0 + dist.get_rank())).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("loss", loss.item())
+    (torch.ones(900, 900) @ torch.ones(900, 900)).sum()
+    for context in sys.argv[1:]:
+        loader = DataLoader(TensorDataset(torch.ones(6, 2)), num_workers=2, multiprocessing_context=context)
+        print(context, sum(batch.sum().item() for (batch,) in loader))
+    dist.destroy_process_group()
+    print(len(set(sys.modules) - before), file=open("modules." + os.environ["RANK"], "w"))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_a_training_step_and_its_loaders_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    common = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    with Forks(tmp_path, program=["train.py"], env=dict(os.environ)) as forks:
+        assert forks.wait(120) is None
+        forked = forks.run(["train.py", "fork", "spawn"], env=common, timeout_s=120)
+        # What a step imports by itself was imported by the server.
+        assert int((tmp_path / "modules.0").read_text()) < 20
+        plain = forks.run(["train.py"], env=common, is_forked=False, timeout_s=120)
+        assert forks.lost is None
+    assert (forked[0].code, forked[0].err) == (0, "")
+    assert forked[0].out.splitlines()[0] == plain[0].out.splitlines()[0]
+    assert forked[0].out.splitlines()[1:] == ["fork 12.0", "spawn 12.0"]
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(200)
+def test_the_chance_of_torch_and_numpy_is_not_shared(tmp_path: Path) -> None:
+    (tmp_path / "draw.py").write_text(
+        "import numpy, torch\nprint(numpy.random.rand(), torch.rand(1).item(), torch.initial_seed())"
+    )
+    with Forks(
+        tmp_path, program=["draw.py"], preload=["torch", "numpy.random"], env=dict(os.environ)
+    ) as forks:
+        assert forks.wait(120) is None
+        drawn = forks.run(*[["draw.py"]] * 3, timeout_s=60)
+    columns = list(zip(*[one.out.split() for one in drawn], strict=True))
+    assert [len(set(column)) for column in columns] == [3, 3, 3]
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_torch_compile_works(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nprint(torch.compile(lambda x: x.sin() + x.cos())(torch.zeros(3)).tolist())"
+    )
+    cache = str(tmp_path / "cache")
+    env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache)
+    with Forks(tmp_path, program=["train.py"], env=env) as forks:
+        assert forks.wait(120) is None
+        [result] = forks.run(["train.py"], timeout_s=200)
+    assert (result.code, result.out) == (0, "[1.0, 1.0, 1.0]\n"), result.err
+
+
+def test_refusing_is_bounded_in_time(tmp_path: Path) -> None:
+    """A fork that never begins in the child is ended, and counted as poison."""
+    (tmp_path / "poison.py").write_text(POISON["fork"][0])
+    began = time.monotonic()
+    with Forks(tmp_path, preload=["poison"], env=environment()) as forks:
+        assert "hangs" in str(forks.wait(25))
+    assert time.monotonic() - began < 20

@@ -1,0 +1,141 @@
+"""Programs run twice: by an interpreter of their own, and by a fork server."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import dsl._core
+from dsl._core import (
+    Ended,
+    Exit,
+    Exited,
+    ForkServerLost,
+    ForkServerReady,
+    LaunchSpec,
+    Stdio,
+    Supervisor,
+    WorkerSpec,
+)
+from dsl.forkserver.command import server_words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PACKAGE = str(Path(dsl._core.__file__).parent)
+
+
+class Result(NamedTuple):
+    """How a program ended and what it wrote."""
+
+    code: int | None
+    signal: int | None
+    out: str
+    err: str
+
+
+class Forks:
+    """A fork server of its own supervisor. Leave the ``with`` block to end it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        interpreter: Sequence[str] = (sys.executable,),
+        program: Sequence[str] = (),
+        preload: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """``folder``: directory of server and programs. ``program``: (script,) or ("-m", module)."""
+        self.folder = folder
+        self.interpreter = tuple(interpreter)
+        self.env = dict(os.environ if env is None else env)
+        words = server_words(
+            self.interpreter,
+            folder_of_core=PACKAGE,
+            preload=preload,
+            script=program[-1] if program else "",
+            is_module=len(program) > 1,
+        )
+        self.lost: str | None = None
+        self.is_ready = False
+        self.supervisor = Supervisor()
+        self.number = self.supervisor.start_fork_server(words, env=self.env, cwd=folder)
+
+    def __enter__(self) -> Forks:  # noqa: PYI034  typing.Self needs 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.supervisor.close()
+
+    def run(
+        self,
+        *programs: Sequence[str],
+        is_forked: bool = True,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 25.0,
+    ) -> list[Result]:
+        """Run programs at once, by the fork server or plainly."""
+        places = [Path(tempfile.mkdtemp(prefix="run.", dir=self.folder)) for _ in programs]
+        workers = []
+        for program, place in zip(programs, places, strict=True):
+            (place / "in").write_text("input\n")
+            with (place / "in").open() as stdin:
+                workers.append(
+                    WorkerSpec(
+                        [*self.interpreter, *program],
+                        cwd=self.folder,
+                        stdin=Stdio.fd(os.dup(stdin.fileno())),
+                        stdout=Stdio.file(place / "out"),
+                        stderr=Stdio.file(place / "err"),
+                        fork_server=self.number if is_forked else None,
+                        fork_entry=len(self.interpreter) if is_forked else 0,
+                    )
+                )
+        try:
+            spec = LaunchSpec(workers, env={**self.env, **(env or {})}, on_failure="report")
+            self.supervisor.start(spec)
+            exits = self._exits(timeout_s)
+        finally:
+            for worker in workers:
+                assert worker.stdin.descriptor is not None
+                os.close(worker.stdin.descriptor)
+        return [
+            Result(exits[number].code, exits[number].signal, _text(place / "out"), _text(place / "err"))
+            for number, place in enumerate(places)
+        ]
+
+    def wait(self, timeout_s: float = 25.0) -> str | None:
+        """Wait until the server is ready or lost; return why it is lost."""
+        deadline = time.monotonic() + timeout_s
+        while not self.is_ready and self.lost is None:
+            assert time.monotonic() < deadline, f"neither ready nor lost after {timeout_s} s"
+            for event in self.supervisor.wait(0.05):
+                self._hear(event)
+        return self.lost
+
+    def _exits(self, timeout_s: float) -> dict[int, Exit]:
+        exits: dict[int, Exit] = {}
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for event in self.supervisor.wait(0.05):
+                self._hear(event)
+                if isinstance(event, Exited):
+                    exits[event.exit.worker] = event.exit
+                elif isinstance(event, Ended):
+                    return exits
+            assert time.monotonic() < deadline, f"has not ended after {timeout_s} s: {exits}, {self.lost}"
+
+    def _hear(self, event: object) -> None:
+        if isinstance(event, ForkServerLost):
+            self.lost = event.text
+        elif isinstance(event, ForkServerReady):
+            self.is_ready = True
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""

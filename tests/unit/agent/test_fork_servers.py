@@ -1,0 +1,124 @@
+"""The agent starts fork servers before the first attempt, and keeps them for the next ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.events import FakeSupervisor, a_plan, an_exit, end, exited
+
+from dsl._record import replace
+from dsl.agent.agent import Agent
+from dsl.machine import prewarm
+from dsl.model.node import ForkServer
+from dsl.model.outcome import AttemptStarted, Membership, Prewarmed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsl.model.node import NodePlan
+
+FAILED = an_exit(1, code=7)
+WELL = [exited(an_exit(0, code=0)), exited(an_exit(1, code=0)), end()]
+BADLY = [exited(an_exit(0, code=0)), exited(FAILED), end(FAILED)]
+SERVER = ForkServer(("python", "-u"), {"A": "1"}, preload=("decimal",), script="t.py")
+
+
+def forked_plan(attempt: int, *servers: ForkServer) -> NodePlan:
+    """Two workers of the last of these servers, or executed ones."""
+    plan = a_plan(2, attempt=attempt, fork_servers=servers)
+    number = len(servers) - 1 if servers else None
+    workers = [
+        replace(one, argv=("python", "-u", "t.py"), fork_server=number, fork_entry=2) for one in plan.workers
+    ]
+    return replace(plan, workers=tuple(workers))
+
+
+class Plans:
+    """A source of plans that the test has made."""
+
+    def __init__(self, *plans: NodePlan) -> None:
+        self.max_restarts = len(plans) - 1
+        self._plans = plans
+
+    def plan(self, attempt: int) -> NodePlan:
+        """The one of this attempt."""
+        return self._plans[attempt]
+
+    def prepare(self, plan: NodePlan) -> NodePlan:
+        """Nothing is needed."""
+        return plan
+
+    def membership(self) -> Membership:
+        """One node."""
+        return Membership(1)
+
+
+class Ear:
+    """Hears everything."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def hear(self, event: object) -> None:
+        """Note it."""
+        self.heard.append(event)
+
+
+def run(*plans: NodePlan) -> tuple[FakeSupervisor, Ear]:
+    attempts = [*[BADLY] * (len(plans) - 1), WELL]
+    supervisor, ear = FakeSupervisor(*attempts), Ear()
+    source = Plans(*plans)
+    outcome = Agent(source, plans[0], [ear]).run(supervisor)  # type: ignore[arg-type]
+    assert outcome.code == 0
+    return supervisor, ear
+
+
+def numbers(spec: Any) -> list[int | None]:
+    """The fork servers of the workers, as the engine gets them."""
+    return [worker.fork_server for worker in spec.workers]
+
+
+def test_a_server_is_started_first_and_its_workers_name_it() -> None:
+    supervisor, _ = run(forked_plan(0, SERVER))
+    ((words, env),) = supervisor.fork_servers
+    assert words[:2] == ("python", "-u")
+    assert {"decimal", "t.py"} <= set(words)
+    assert env == {"A": "1"}
+    (spec,) = supervisor.started
+    assert numbers(spec) == [7, 7]
+    assert [worker.fork_entry for worker in spec.workers] == [2, 2]
+
+
+def test_the_next_attempt_uses_the_servers_that_are_there() -> None:
+    supervisor, _ = run(forked_plan(0, SERVER), forked_plan(1, replace(SERVER)))
+    assert len(supervisor.fork_servers) == 1
+    assert [numbers(spec) for spec in supervisor.started] == [[7, 7], [7, 7]]
+
+
+def test_an_attempt_that_needs_another_server_gets_one() -> None:
+    other = replace(SERVER, env={"A": "2"})
+    supervisor, _ = run(forked_plan(0, SERVER), forked_plan(1, other), forked_plan(2, other, SERVER))
+    assert [env for _, env in supervisor.fork_servers] == [{"A": "1"}, {"A": "2"}]
+    assert [numbers(spec) for spec in supervisor.started] == [[7, 7], [8, 8], [7, 7]]
+
+
+def test_without_a_server_nothing_of_it_is_started() -> None:
+    supervisor, _ = run(forked_plan(0))
+    assert supervisor.fork_servers == []
+    assert numbers(supervisor.started[0]) == [None, None]
+
+
+def test_files_are_read_ahead_once_before_the_first_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def noted(interpreter: str, environ: object, goes_on: Callable[[], bool]) -> Prewarmed:
+        asked.append((interpreter, goes_on()))
+        return Prewarmed(1, 2, 2, 0.0)
+
+    monkeypatch.setattr(prewarm, "prewarm", noted)
+    plans = [replace(forked_plan(number), prewarms=True) for number in (0, 1)]
+    _, ear = run(*plans)
+    assert asked == [("python", True)]
+    kinds = [type(one) for one in ear.heard]
+    assert kinds.index(Prewarmed) < kinds.index(AttemptStarted)

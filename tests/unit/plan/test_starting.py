@@ -1,0 +1,253 @@
+"""Which workers a fork server forks, how many servers that takes, and who is executed all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.machine import make_facts
+from tests.support.outcome import assert_one_line, error_of
+from tests.support.requests import make_request, plan_of
+
+from dsl._record import replace
+from dsl.agent.part import conducted
+from dsl.errors import OptionError
+from dsl.model.job import Job
+from dsl.model.node import NodePlan
+from dsl.model.request import ProgramRequest
+from dsl.plan.flavours import FLAVOURS
+from dsl.plan.job import plan_job
+from dsl.plan.starting import is_late, names_torch, with_fork_servers
+
+TORCH_SCRIPT = "import os\nfrom torch import nn\n"
+OTHER_SCRIPT = "import os  # not torch\n"
+
+
+def planned(flavour: str = "torch", count: int = 2, attempt: int = 0, **wishes: Any) -> NodePlan:
+    """The plan of this many workers on one node."""
+    facts = wishes.pop("facts", None) or make_facts(files=wishes.pop("files", {}), environ={"HOME": "/me"})
+    own = {"num_gpus": count} if flavour == "deepspeed" else {"nproc_per_node": str(count)}
+    wishes.setdefault("start_method", "forkserver")
+    return plan_of(make_request(flavour, wishes.pop("script", "t.py"), "a", **own, **wishes), facts, attempt)
+
+
+def lines(plan: NodePlan) -> list[str]:
+    """What is said about starting."""
+    return [one.line for one in plan.notices if "start method" in one.text or "fork server" in one.text]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_without_the_wish_every_worker_is_executed(method: str) -> None:
+    plan = planned(start_method=method)
+    assert plan.fork_servers == ()
+    assert {worker.fork_server for worker in plan.workers} == {None}
+    assert plan == planned(start_method="spawn")
+
+
+@pytest.mark.parametrize("flavour", ["torch", "deepspeed"])
+def test_workers_that_differ_in_their_places_alone_share_a_server(flavour: str) -> None:
+    plan = planned(flavour, 4, facts=make_facts(cuda=4, environ={"HOME": "/me"}))
+    (server,) = plan.fork_servers
+    assert [worker.fork_server for worker in plan.workers] == [0] * 4
+    assert server.interpreter == ("/opt/python", "-u")
+    assert (server.script, server.is_module, server.preload) == ("t.py", False, ())
+    assert [worker.argv[worker.fork_entry] for worker in plan.workers] == ["t.py"] * 4
+    assert lines(plan) == []
+
+
+def test_a_server_knows_no_place_and_no_meeting() -> None:
+    plan = planned(count=2)
+    env = plan.fork_servers[0].env
+    assert env["HOME"] == "/me"
+    assert env["OMP_NUM_THREADS"] == "1"
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"):
+        assert name not in env
+        assert name in {**plan.env, **plan.workers[0].env}
+
+
+def test_restarts_find_the_same_server() -> None:
+    """The port, the attempt and the files of a worker change; the server must not."""
+    ports = iter((5, 6))
+    facts = make_facts(pick=lambda: next(ports))
+    first, second = (planned(facts=facts, attempt=number, max_restarts=1) for number in (0, 1))
+    assert first.env["MASTER_PORT"] != second.env["MASTER_PORT"]
+    assert first.fork_servers == second.fork_servers
+
+
+@pytest.mark.parametrize(
+    "name, late",
+    [
+        *[
+            (name, True)
+            for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "GROUP_RANK", "CUDA_VISIBLE_DEVICES")
+        ],
+        *[(name, True) for name in ("HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "TORCHELASTIC_ERROR_FILE")],
+        *[(name, True) for name in ("DSL_JOB_ID", "DSL_ATTEMPT", "DSL_RESTART_REASON")],
+        *[(name, False) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")],
+        *[
+            (name, False)
+            for name in ("PYTHONPATH", "PYTHONHASHSEED", "LD_PRELOAD", "LD_LIBRARY_PATH", "LANG")
+        ],
+        *[
+            (name, False)
+            for name in ("KMP_AFFINITY", "MALLOC_ARENA_MAX", "TORCH_LOGS", "NCCL_DEBUG", "LC_ALL")
+        ],
+        *[(name, False) for name in ("PYTORCH_CUDA_ALLOC_CONF", "CUDA_HOME", "TZ", "HF_HOME", "ANYTHING")],
+    ],
+)
+def test_which_variables_may_differ(name: str, *, late: bool) -> None:
+    for flavour in ("torch", "deepspeed"):
+        assert is_late(name, FLAVOURS[flavour]) is late
+
+
+def differing(values: list[str]) -> NodePlan:
+    """Workers that differ in a variable that is read early."""
+    facts = make_facts()
+    plan = planned(count=len(values), start_method="spawn", facts=facts)
+    workers = [
+        replace(worker, env={**worker.env, "KMP_AFFINITY": value})
+        for worker, value in zip(plan.workers, values, strict=True)
+    ]
+    request = make_request("torch", "t.py", nproc_per_node=str(len(values)), start_method="forkserver")
+    return with_fork_servers(replace(plan, workers=tuple(workers)), plan_job(request, facts).job, facts)
+
+
+@pytest.mark.parametrize(
+    "values, served, said",
+    [
+        ("aabb", [0, 0, 1, 1], "2 fork servers: the workers differ in KMP_AFFINITY"),
+        ("aaab", [0, 0, 0, None], "1 fork server, rank 3 executed: the workers differ in KMP_AFFINITY"),
+        ("abc", [None] * 3, "no fork server, ranks 0-2 executed: the workers differ in KMP_AFFINITY"),
+    ],
+)
+def test_a_difference_in_what_is_read_early_takes_another_server_or_none(
+    values: str, served: list[int | None], said: str
+) -> None:
+    plan = differing(list(values))
+    assert [worker.fork_server for worker in plan.workers] == served
+    assert [worker.fork_entry for worker in plan.workers] == [0 if one is None else 2 for one in served]
+    assert lines(plan) == [said]
+    for worker in plan.workers:
+        if worker.fork_server is not None:
+            server = plan.fork_servers[worker.fork_server]
+            assert server.env["KMP_AFFINITY"] == worker.env["KMP_AFFINITY"]
+
+
+def test_a_module_is_named_with_its_flag() -> None:
+    plan = planned(module=True, script="pack.train")
+    worker = plan.workers[0]
+    assert worker.argv[worker.fork_entry :] == ("-m", "pack.train", "a")
+    assert (plan.fork_servers[0].script, plan.fork_servers[0].is_module) == ("pack.train", True)
+
+
+def test_a_call_begins_with_the_program_that_makes_it() -> None:
+    program = ProgramRequest("/opt/python", ("-X", "dev", "-u", "/dsl/_worker.py"), is_call=True, name="f")
+    request = make_request("functions", nproc_per_node="2", rdzv_backend="c10d", start_method="forkserver")
+    request = replace(request, program=program, start=replace(request.start, source="/me/code.py"))
+    plan = plan_of(request, make_facts())
+    worker = plan.workers[0]
+    assert plan.fork_servers[0].interpreter == ("/opt/python", "-X", "dev", "-u")
+    assert worker.argv[worker.fork_entry] == "/dsl/_worker.py"
+    assert plan.fork_servers[0].script == "/me/code.py"
+
+
+def test_what_is_not_python_is_executed_and_that_is_said_once() -> None:
+    facts = make_facts(programs=("t.py",))
+    plans = [planned(no_python=True, facts=facts, attempt=number) for number in (0, 1)]
+    assert [plan.fork_servers for plan in plans] == [(), ()]
+    said = "warning: start method forkserver has no effect on t.py, which is not run by Python"
+    assert [lines(plan) for plan in plans] == [[said], []]
+
+
+@pytest.mark.parametrize(
+    "wishes, chosen, said",
+    [
+        ({"files": {"t.py": TORCH_SCRIPT}}, True, "forkserver, 2 workers that import torch"),
+        ({"files": {"t.py": OTHER_SCRIPT}}, False, "spawn, t.py does not import torch"),
+        ({"files": {"t.py": TORCH_SCRIPT}, "count": 1}, False, "spawn, there is one worker"),
+        ({"no_python": True}, False, "spawn, t.py is not run by Python"),
+        ({}, False, "spawn, the text of t.py was not found"),
+        (
+            {"module": True, "script": "a.b", "files": {"a/b.py": TORCH_SCRIPT}},
+            True,
+            "forkserver, 2 workers that import torch",
+        ),
+        (
+            {"script": "folder", "files": {"folder/__main__.py": TORCH_SCRIPT}},
+            True,
+            "forkserver, 2 workers that import torch",
+        ),
+    ],
+)
+def test_auto_chooses_by_what_it_knows_and_says_so(
+    wishes: dict[str, Any], said: str, *, chosen: bool
+) -> None:
+    plan = planned(start_method="auto", **wishes)
+    assert bool(plan.fork_servers) is chosen
+    assert lines(plan) == [f"start method auto: {said}"]
+
+
+@pytest.mark.parametrize(
+    "line, named",
+    [
+        ("import torch", True),
+        ("import os, torch.nn as nn", True),
+        ("def f():\n    from torch.distributed import init_process_group", True),
+        ("import deepspeed", True),
+        ("from transformers import Trainer", True),
+        ("import torchless", False),
+        ("from mine import torch", False),
+        ("print('import torch')", False),
+        ("from . import x", False),
+        ("import", False),
+        ("import torch\nimport", False),
+        ("", False),
+    ],
+)
+def test_imports_that_need_torch(line: str, *, named: bool) -> None:
+    assert names_torch(f"x = 1\n{line}\n") is named
+
+
+def test_what_was_asked_for_is_preloaded() -> None:
+    (server,) = planned(preload=("numpy", "torch")).fork_servers
+    assert server.preload == ("numpy", "torch")
+
+
+@pytest.mark.parametrize("flavour", ["torch", "deepspeed"])
+@pytest.mark.parametrize("name", ["7", "a b", "", "a..b", "torch/nn", "LONG" * 1000 + "!"])
+def test_what_is_no_module_is_refused_in_one_line(name: str, flavour: str) -> None:
+    """G8."""
+    request = make_request(flavour, start_method="forkserver", preload=("torch", name))
+    message = error_of(OptionError, plan_job, request, make_facts(cuda=1))
+    assert message is not None
+    assert_one_line(message)
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize("flavour", ["torch", "deepspeed"])
+def test_modules_for_a_server_that_there_is_not_are_told(flavour: str) -> None:
+    request = make_request(flavour, preload=("numpy",))
+    planned_job = plan_job(request, make_facts(cuda=1))
+    texts = [one.text for one in planned_job.notices if "hostfile" not in one.text]
+    assert texts == ["--preload has no effect without --start-method forkserver"]
+
+
+def test_a_task_of_one_rank_is_executed() -> None:
+    """An agent for each rank would start a server for each rank."""
+    plan = conducted(planned(count=4), 2, "")
+    assert (plan.fork_servers, plan.workers[0].fork_server, plan.workers[0].fork_entry) == ((), None, 0)
+    assert lines(plan)[-1].endswith("give --one-agent-per-node")
+    whole = conducted(planned(count=4), None, "")
+    assert len(whole.fork_servers) == 1
+
+
+@pytest.mark.parametrize("task, prewarms", [(None, True), (0, True), (1, False)])
+def test_a_node_is_read_ahead_by_one_of_its_tasks(task: int | None, *, prewarms: bool) -> None:
+    assert conducted(planned(count=2, prewarm=True), task, "").prewarms is prewarms
+
+
+def test_the_wish_travels() -> None:
+    job: Job = plan_job(
+        make_request("torch", preload=("a",), start_method="auto", prewarm=True), make_facts()
+    ).job
+    assert (job.start.method, job.start.preload, job.start.prewarm) == ("auto", ("a",), True)

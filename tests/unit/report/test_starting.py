@@ -1,0 +1,54 @@
+"""What is said of how workers come to be."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from tests.support.events import a_plan
+
+from dsl import ForkServerLost, ForkServerReady
+from dsl.functions.launcher import _Log
+from dsl.model.outcome import Prewarmed
+from dsl.report.narrator import Narrator
+
+LOST: Any = Mock(spec=ForkServerLost, server=1, text="refused: a thread runs")
+READY: Any = Mock(spec=ForkServerReady, server=1)
+LOST_LINE = "fork server 1 refused: a thread runs: workers are executed instead"
+
+
+@pytest.mark.parametrize(
+    "event, level, said",
+    [
+        (LOST, "info", [f"dsl: warning: {LOST_LINE}"]),
+        (LOST, "error", []),
+        (READY, "info", []),
+        (READY, "debug", ["dsl: fork server 1 is ready"]),
+        (
+            Prewarmed(3, 9 << 20, 4 << 20, 1.25),
+            "info",
+            ["dsl: read 4 of 9 MiB of the interpreter and torch from disk in 1.2 s"],
+        ),
+        (
+            Prewarmed(3, 9 << 20, 4 << 20, 60.0, is_whole=False),
+            "info",
+            ["dsl: read 4 of 9 MiB of the interpreter and torch from disk in 60.0 s, then stopped"],
+        ),
+        (
+            Prewarmed(0, 0, 0, 0.0),
+            "info",
+            ["dsl: nothing was read ahead: neither the interpreter's libraries nor torch's were found"],
+        ),
+    ],
+)
+def test_each_event_is_one_line(
+    event: object, level: str, said: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    Narrator(a_plan(2, log_level=level)).hear(event)
+    assert capfd.readouterr().err.splitlines() == said
+
+
+def test_programs_find_it_in_their_log(caplog: pytest.LogCaptureFixture) -> None:
+    _Log(a_plan(2)).hear(LOST)
+    assert [(one.levelname, one.message) for one in caplog.records] == [("WARNING", LOST_LINE)]
