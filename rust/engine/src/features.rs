@@ -13,7 +13,7 @@ const DISABLE_VARIABLE: &str = "DSL_ENGINE_DISABLE";
 pub struct Features {
     /// `clone3(2)` (5.3; some seccomp profiles refuse it). Else `clone(2)`.
     pub clone3: bool,
-    /// pidfds with `waitid(P_PIDFD)` (5.4). Else SIGCHLD, or a timer inside somebody's program.
+    /// pidfds with `waitid(P_PIDFD)` (5.4). Else SIGCHLD, or a timer inside somebody's program; and no fork servers.
     pub pidfd: bool,
     /// `close_range(2)` (5.9). Else a list of descriptors to close.
     pub close_range: bool,

@@ -12,6 +12,9 @@
 //! that freeze every descendant before they kill, and a search for the job's token in environments where we are not
 //! the subreaper. Only processes proved to be of the job are signalled.
 //!
+//! A worker may also be forked by a process that has imported what the worker needs, see [`forkserver`]. It is watched,
+//! signalled and ended like any other; only its status comes from its parent.
+//!
 //! A [`Guard`] stands above the process that runs the supervisor (the agent): each ends the job if the other dies.
 //! Inside somebody's program there is no guard; the [`Handle`] runs the supervisor on a thread of its own, takes no
 //! signal and waits for no child but its workers.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit};
 
 use super::message::{Command, Report, VERSION};
@@ -103,10 +104,15 @@ impl Link {
         let ends = self.ends_mut()?;
         // Where the child's gate is held open by nobody else, its end tells of the child's.
         order.let_go();
-        let process = Pid::from_raw(pid).ok_or_else(bad_message)?;
-        let pidfd = pidfd_open(process, PidfdFlags::empty()).map_err(Error::os("pidfd_open"))?;
         let number = order.number();
-        ends.poller.watch(&pidfd, number)?;
+        let pidfd = match ends.watch(number, pid) {
+            Ok(pidfd) => pidfd,
+            // The child ends at its gate, which the engine closes.
+            Err(errno) => {
+                let (order, errno) = (number, errno.raw_os_error());
+                return ends.tell(&Report::NotForked { order, errno });
+            }
+        };
         let report = Report::Forked { order: number, pid }.encode();
         socket::send(&ends.socket, &report, &[pidfd.as_fd()], true)
             .map_err(Error::os("speak to the engine"))?;
@@ -157,6 +163,14 @@ impl Ends {
         socket::send(&self.socket, &report.encode(), &[], true).map_err(Error::os("speak to the engine"))
     }
 
+    /// Has the poller tell of the death of a child.
+    fn watch(&self, order: u64, pid: i32) -> Result<OwnedFd, Errno> {
+        let process = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+        let pidfd = pidfd_open(process, PidfdFlags::empty())?;
+        self.poller.watch(&pidfd, order).map_err(|_| Errno::NOMEM)?;
+        Ok(pidfd)
+    }
+
     fn tell_of_death(&mut self, order: u64) -> Result<(), Error> {
         let Some(worker) = self.workers.get_mut(&order) else {
             return Ok(());
@@ -168,7 +182,7 @@ impl Ends {
             self.poller.forget(pidfd);
         }
         self.tell(&Report::Ended { order, death })?;
-        self.reap(0);
+        self.reap(self.reaped);
         Ok(())
     }
 

@@ -398,6 +398,93 @@ fn one_line(text: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    /// A server without a process, and what keeps its link and its life open.
+    fn server() -> (Server, [OwnedFd; 2]) {
+        let (alive, writer) = rustix::pipe::pipe().unwrap();
+        let Ends { ours, theirs, words } = Ends::new().unwrap();
+        let copy = theirs.try_clone().unwrap();
+        (
+            Server::new(0, alive, Ends { ours, theirs, words }),
+            [copy, writer],
+        )
+    }
+
+    fn lost(text: &str) -> News {
+        News::Lost(text.to_owned())
+    }
+
+    fn death(pid: i32) -> Death {
+        Death {
+            pid,
+            status: 0,
+            signaled: false,
+            core: false,
+            user: Duration::ZERO,
+            system: Duration::ZERO,
+            max_rss: 0,
+        }
+    }
+
+    #[test]
+    fn it_is_ready_once_and_lost_once() {
+        let refused = || Report::Refused {
+            text: b"a thread\nruns".to_vec(),
+        };
+        for (reports, state, news) in [
+            (vec![], State::Preparing, vec![]),
+            (
+                vec![Some(Report::Hello { version: VERSION })],
+                State::Preparing,
+                vec![],
+            ),
+            (
+                vec![Some(Report::Ready), Some(Report::Ready)],
+                State::Ready,
+                vec![News::Ready],
+            ),
+            (
+                vec![Some(refused()), Some(Report::Ready), Some(refused())],
+                State::Closed,
+                vec![lost("refused: a thread runs")],
+            ),
+            (
+                vec![Some(Report::Hello { version: 9 }), Some(Report::Ready)],
+                State::Closed,
+                vec![lost("speaks version 9 of the protocol, not 1")],
+            ),
+            (
+                vec![Some(Report::Ready), None],
+                State::Closed,
+                vec![News::Ready, lost("cannot be understood")],
+            ),
+        ] {
+            let (mut server, _open) = server();
+            for report in reports {
+                server.hear(report, Vec::new());
+            }
+            assert_eq!((server.state(), server.take_news()), (state, news));
+        }
+    }
+
+    #[test]
+    fn deaths_are_kept_until_nothing_is_left_of_their_group() {
+        let poller = Poller::new().unwrap();
+        let (mut server, _open) = server();
+        server.orders = 2;
+        let ended = |order, pid| {
+            let death = death(pid);
+            Some(Report::Ended { order, death })
+        };
+        server.hear(ended(2, 12), Vec::new());
+        // Whoever asks may ask again.
+        assert_eq!(server.death_of(2, &poller), Some(death(12)));
+        assert_eq!(server.death_of(2, &poller), Some(death(12)));
+        server.reap_all();
+        server.hear(ended(1, 11), Vec::new());
+        server.hear(ended(3, 13), Vec::new());
+        assert_eq!(server.deaths.keys().copied().collect::<Vec<_>>(), [3]);
+    }
+
     #[test]
     fn what_others_say_is_one_line_without_controls() {
         for (text, line) in [

@@ -146,3 +146,26 @@ unsafe fn overwrite(start: u64, end: u64, argv: &[CString]) {
     // SAFETY: the kernel says that the arguments lie there, in memory that is the process's own.
     unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, length) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_written_as_far_as_it_fits_and_ends_within_its_place() {
+        for (room, expected) in [
+            (&b"old command\0"[..], &b"new\0word\0\0\0\0"[..]),
+            (b"old name\0", b"new\0word\0"),
+            (b"short\0", b"new\0w\0"),
+            (b"\0", b"\0"),
+            (b"", b""),
+        ] {
+            let mut memory = room.to_vec();
+            let start = memory.as_mut_ptr() as u64;
+            let end = start + memory.len() as u64;
+            // SAFETY: the range is that of the vector.
+            unsafe { overwrite(start, end, &[c"new".into(), c"word".into()]) };
+            assert_eq!(memory, expected);
+        }
+    }
+}
