@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from kit import processes
 from kit.waiting import until
-from tests.support.command import WITH_ODD_ENTRIES
+from tests.support.fork_server import Command, forked, leaver, server, server_pids
 from tests.support.group import Group
 
 from dsl._core import (
@@ -35,35 +33,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 
-SERVER = str(Path(__file__).parent.parent / "workers" / "fork_server.py")
 FORKS = not kernel_interfaces()["pidfd"]
 """Without pidfds every worker is executed, and all that is said here holds all the same, but for who its parent is."""
 needs_forks = pytest.mark.skipif(not FORKS, reason="needs a kernel with pidfds")
-
-
-def server(mode: str = "serve") -> list[str]:
-    return [
-        sys.executable,
-        "-S",
-        "-c",
-        f"import sys; sys.path[:0] = {sys.path!r}; exec(open({SERVER!r}).read())",
-        mode,
-    ]
-
-
-def forked(testchild: Path | str, *words: str, **options: Any) -> WorkerSpec:
-    return WorkerSpec(["/usr/bin/env", str(testchild), *words], fork_server=0, fork_entry=1, **options)
-
-
-def server_pids(parent: int | None = None) -> list[int]:
-    """Living fork servers of a process, or of this one."""
-    found = []
-    for pid in processes.children(parent or os.getpid()):
-        process = processes.find(pid)
-        words = Path(f"/proc/{pid}/cmdline").read_bytes() if process and process.state not in "ZX" else b""
-        if b"fork_server.py" in words:
-            found.append(pid)
-    return found
 
 
 def parents(group: Group) -> set[int]:
@@ -431,62 +403,6 @@ def test_a_server_is_ready_before_its_first_worker_starts(testchild: Path) -> No
     assert told(group.events) == ["ForkServerReady", "Started", "Exited", "Ended"]
     assert group.of(ForkServerReady) == [group.events[0]]
     assert group.of(Ended) == [group.events[-1]]
-
-
-AGENT = str(Path(SERVER).with_name("fork_agent.py"))
-
-
-class Command:
-    """A program with a fork server's workers: a guard with its agent, or an embedded supervisor."""
-
-    def __init__(self, testchild: Path, *workers: Sequence[str], how: str = "guarded", odd: str = "") -> None:
-        commands = [["/usr/bin/env", str(testchild), *words] for words in workers]
-        words = [sys.executable, AGENT, how, json.dumps(server()), json.dumps(commands)]
-        if odd:
-            words = [sys.executable, "-c", WITH_ODD_ENTRIES, odd, *words]
-        mark = {"FORK_SERVER_TEST": uuid.uuid4().hex}
-        self.mark = "=".join(*mark.items())
-        self.process = subprocess.Popen(words, env=os.environ | mark, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.lines = self.process.stdout
-        self.guard, self.agent = map(int, self.lines.readline().split())
-
-    def __enter__(self) -> Command:  # noqa: PYI034  typing.Self needs 3.11
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.lines.close()
-
-    def until_said(self, name: str, times: int = 1) -> None:
-        for _ in range(times):
-            while self.lines.readline().strip() != name:
-                pass
-
-    def is_gone(self) -> bool:
-        return not processes.carrying(self.mark)
-
-
-LEAVES = [
-    "daemon",
-    "[",
-    "ignore",
-    "TERM",
-    "touch",
-    "%s",
-    "pause",
-    "]",
-    "wait",
-    "%s",
-    "ignore",
-    "TERM",
-    "pause",
-]
-
-
-def leaver(path: Path) -> list[str]:
-    return [word.replace("%s", str(path)) for word in LEAVES]
 
 
 @pytest.mark.parametrize("who", ["guard", "agent"])
