@@ -128,6 +128,26 @@ def test_a_script_observes_the_same(tmp_path: Path, flags: str, way: str) -> Non
     assert "textwrap" in found["modules"][1]
 
 
+def test_a_script_at_a_terminal_observes_the_same(tmp_path: Path) -> None:
+    shutil.copy(OBSERVED, tmp_path)
+    found = []
+    with Forks(tmp_path, program=["observed.py"], env=environment()) as forks:
+        for is_forked in (True, False):
+            ours, theirs = os.openpty()
+            try:
+                [result] = forks.run(["observed.py", "--to", "found"], is_forked=is_forked, terminal=theirs)
+            finally:
+                os.close(ours)
+                os.close(theirs)
+            assert result.code == 0
+            found.append(json.loads((tmp_path / "found").read_text()))
+        assert forks.lost is None
+    forked, plain = found
+    assert {name for name in plain if plain[name] != forked[name]} <= set(DIFFERENT)
+    # Line by line, as at any terminal.
+    assert forked["sys.stdout"][4] == "True"
+
+
 def test_an_interpreter_without_dsl_is_served(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
     shutil.copy(OBSERVED, tmp_path)

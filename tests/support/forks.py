@@ -77,9 +77,10 @@ class Forks:
         *programs: Sequence[str],
         is_forked: bool = True,
         env: Mapping[str, str] | None = None,
+        terminal: int | None = None,
         timeout_s: float = 25.0,
     ) -> list[Result]:
-        """Run programs at once, by the fork server or plainly."""
+        """Run programs at once, by the fork server or plainly. ``terminal``: a descriptor for all their streams."""
         places = [Path(tempfile.mkdtemp(prefix="run.", dir=self.folder)) for _ in programs]
         workers = []
         for program, place in zip(programs, places, strict=True):
@@ -89,9 +90,9 @@ class Forks:
                     WorkerSpec(
                         [*self.interpreter, *program],
                         cwd=self.folder,
-                        stdin=Stdio.fd(os.dup(stdin.fileno())),
-                        stdout=Stdio.file(place / "out"),
-                        stderr=Stdio.file(place / "err"),
+                        stdin=Stdio.fd(os.dup(stdin.fileno() if terminal is None else terminal)),
+                        stdout=Stdio.file(place / "out") if terminal is None else Stdio.fd(terminal),
+                        stderr=Stdio.file(place / "err") if terminal is None else Stdio.fd(terminal),
                         fork_server=self.number if is_forked else None,
                         fork_entry=len(self.interpreter) if is_forked else 0,
                     )

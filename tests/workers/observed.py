@@ -1,4 +1,4 @@
-"""Prints what a program can find out about itself, as JSON: name -> value."""
+"""Prints what a program can find out about itself, as JSON: name -> value. ``--to FILE`` writes it there."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ found = {
     "sys.stdout": stream(sys.stdout),
     "sys.stderr": stream(sys.stderr),
     "sys.__std__": [sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
-    "stdin.text": sys.stdin.read() if sys.stdin else None,
+    "stdin.text": sys.stdin.read() if sys.stdin and not sys.stdin.isatty() else None,
     "stdout.tell": called(sys.stdout.tell),
     "main.names": [name for name in first_globals if name.startswith("__")],
     "main.__name__": __name__,
@@ -159,4 +159,8 @@ found = {
     "no_new_privs": status("NoNewPrivs", "Seccomp", "CapEff"),
     "hash": hash("text"),
 }  # fmt: skip
-print(json.dumps(found))
+if sys.argv[1:2] == ["--to"]:
+    with open(sys.argv[2], "w") as file:
+        json.dump(found, file)
+else:
+    print(json.dumps(found))
