@@ -279,6 +279,24 @@ def test_multiprocessing_works_by_every_start_method(tmp_path: Path) -> None:
     assert results == [Result(0, None, "[2, 4]\n6\n", "")] * 4
 
 
+def test_variables_that_imports_set_are_set_in_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "setter.py").write_text(
+        "import os\nos.environ.setdefault('NEW', 'set')\nos.environ.setdefault('RANK', 'none')\n"
+        "os.environ['OBSERVED'] += '!'\ndel os.environ['GONE']\n"
+    )
+    (tmp_path / "use.py").write_text(
+        "import setter, ctypes, os\ngetenv = ctypes.CDLL(None).getenv\ngetenv.restype = ctypes.c_char_p\n"
+        "names = ('NEW', 'RANK', 'OBSERVED', 'GONE')\n"
+        "print([os.environ.get(name) for name in names], [getenv(name.encode()) for name in names])"
+    )
+    with Forks(tmp_path, program=["use.py"], preload=["setter"], env=environment(GONE="yes")) as forks:
+        forked = forks.run(["use.py"], ["use.py"], env={"RANK": "1"})
+        plain = forks.run(["use.py"], is_forked=False, env={"RANK": "1"})
+        assert forks.lost is None
+    assert forked == plain * 2
+    assert "['set', '1', 'yes!', None] [b'set', b'1', b'yes!', None]" in plain[0].out
+
+
 def test_a_guessed_module_that_cannot_be_imported_is_told_by_the_worker(tmp_path: Path) -> None:
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "broken_one.py").write_text("raise RuntimeError('broken')")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from dsl._core import ForkOrder
 
+    Changes = list[tuple[bytes, bytes | None, bytes | None]]
     Holders = list[tuple[dict[str, Any], str]]
 else:
     import _signal
@@ -48,12 +49,16 @@ def show_program(program: Sequence[str]) -> str | None:
     return folder
 
 
-def coerced_locale() -> str | None:
-    """Value of LC_CTYPE that the interpreter itself has set when it began (PEP 538), or None."""
+def changed_variables() -> Changes:
+    """Variables that are not as this process was given them: name, what it was, what it is, None for not set.
+
+    The interpreter sets LC_CTYPE when it begins (PEP 538), and modules what their libraries read.
+    """
     with open("/proc/self/environ", "rb") as file:
-        given = file.read().split(b"\0")
-    is_given = any(entry.startswith(b"LC_CTYPE=") for entry in given)
-    return None if is_given else os.environ.get("LC_CTYPE")
+        given = _variables(file.read().split(b"\0"))
+    names = dict.fromkeys((*given, *posix.environ))
+    changes = [(name, given.get(name), posix.environ.get(name)) for name in names]
+    return [(name, before, now) for name, before, now in changes if before != now]
 
 
 def holders_of_main() -> Holders:
@@ -65,12 +70,12 @@ def holders_of_main() -> Holders:
     return [(space, name) for space in spaces for name, value in list(space.items()) if value is main]
 
 
-def become_worker(order: ForkOrder, folder: str | None, coerced: str | None, holders: Holders) -> NoReturn:
+def become_worker(order: ForkOrder, folder: str | None, changes: Changes, holders: Holders) -> NoReturn:
     """Run what is ordered, in a forked child. It leaves by `Leave`, and nothing must catch that.
 
-    ``folder`` is what `show_program` has returned, ``coerced`` what `coerced_locale` has, ``holders`` what
-    `holders_of_main` has. A script that `compile` does not take (a folder, an archive, a text with an error)
-    is executed plainly.
+    ``folder`` is what `show_program` has returned, ``changes`` what `changed_variables` has, ``holders``
+    what `holders_of_main` has. A script that `compile` does not take (a folder, an archive, a text with an
+    error) is executed plainly.
     """
     order.enter()
     order.show_command()
@@ -81,8 +86,7 @@ def become_worker(order: ForkOrder, folder: str | None, coerced: str | None, hol
     code = None if is_module else _compiled(program)
     if code is None and not is_module:
         os.execvp(order.argv[0], order.argv)  # noqa: S606  no shell is what we want
-    if coerced is not None and b"LC_CTYPE" not in posix.environ:
-        os.environ["LC_CTYPE"] = coerced
+    _change_environment(changes)
     # Not the server's, which `gc.freeze` keeps from being collected, with all that the program puts there.
     _renew_main(holders)
     _take_arguments(words, program, folder)
@@ -113,12 +117,28 @@ def _absolute(path: str) -> str:
 
 
 def _take_environment(entries: Sequence[bytes]) -> None:
-    environ = posix.environ
-    environ.clear()
+    posix.environ.clear()
+    posix.environ.update(_variables(entries))
+
+
+def _variables(entries: Sequence[bytes]) -> dict[bytes, bytes]:
+    """As the interpreter reads them: the first entry of a name counts, one without a value does not."""
+    found: dict[bytes, bytes] = {}
     for entry in entries:
         name, equals, value = entry.partition(b"=")
         if equals:
-            environ.setdefault(name, value)
+            found.setdefault(name, value)
+    return found
+
+
+def _change_environment(changes: Changes) -> None:
+    """Do what imports would have done to the variables that this worker shares with the server."""
+    for name, before, now in changes:
+        if posix.environ.get(name) == before:
+            if now is None:
+                del os.environb[name]
+            else:
+                os.environb[name] = now
 
 
 def _take_arguments(words: Sequence[str], program: Sequence[str], folder: str | None) -> None:

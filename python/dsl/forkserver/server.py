@@ -27,7 +27,6 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     link = ForkLink(int(fd))
     known = poison.open_descriptors()
     forget()
-    coerced = become.coerced_locale()
     folder = become.show_program(program)
     become.end_quietly()
     wanted = listed.split(",") if listed else preload.guess_modules(program, poison.HARMFUL)
@@ -42,6 +41,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
         os._exit(0)
     streams.flush()
     holders = become.holders_of_main()
+    changes = become.changed_variables()
     gc.freeze()
     link.ready()
     while (order := link.next()) is not None:
@@ -51,6 +51,6 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
             link.not_forked(order, error.errno or 0)
             continue
         if pid == 0:
-            become.become_worker(order, folder, coerced, holders)
+            become.become_worker(order, folder, changes, holders)
         link.forked(order, pid)
     os._exit(0)
