@@ -99,6 +99,8 @@ pub(crate) struct Server {
     words: File,
     state: State,
     news: Vec<News>,
+    /// It has not told of a death in time, nor anything since.
+    is_silent: bool,
     orders: u64,
     /// Nothing is told of the workers up to this order.
     reaped: u64,
@@ -131,6 +133,7 @@ impl Server {
             words: ends.words,
             state: State::Preparing,
             news: Vec::new(),
+            is_silent: false,
             orders: 0,
             reaped: 0,
             answers: BTreeMap::new(),
@@ -165,6 +168,7 @@ impl Server {
     }
 
     fn hear(&mut self, report: Option<Report>, fds: Vec<OwnedFd>) {
+        self.is_silent = false;
         match report {
             Some(Report::Hello { version: VERSION }) => {}
             Some(Report::Hello { version }) => {
@@ -275,8 +279,21 @@ impl Server {
 
     /// How a worker ended whose death was seen. `None` when the server is gone, or does not tell.
     pub(crate) fn death_of(&mut self, order: u64, poller: &Poller) -> Option<Death> {
-        let deadline = Instant::now() + DEATH_PATIENCE;
+        // A server that is silent is waited for once.
+        let patience = if self.is_silent {
+            Duration::ZERO
+        } else {
+            DEATH_PATIENCE
+        };
+        let deadline = Instant::now() + patience;
         self.listen_until(deadline, poller, |server| server.deaths.contains_key(&order));
+        if self.link.is_some() && !self.deaths.contains_key(&order) {
+            self.is_silent = true;
+            self.close(format!(
+                "did not tell of a death in {} s",
+                DEATH_PATIENCE.as_secs()
+            ));
+        }
         self.deaths.get(&order).copied()
     }
 
