@@ -25,32 +25,37 @@ FORK_SERVER = ("--start-method", "forkserver")
 TORCH_ALONE = (*FORK_SERVER, "--preload", "torch")
 """Without what torch imports later, for workers that do nothing more."""
 
-# Each worker says when its own code runs: CLOCK_MONOTONIC, in a file of its own.
-STAMP = """
-import os, sys, time
-import torch
-with open(os.path.join(sys.argv[1], "start." + os.environ["RANK"]), "w") as file:
-    file.write(str(time.monotonic_ns()))
+# Each worker says when its own code runs: CLOCK_MONOTONIC, in a file of its own. Then it waits: the end of
+# a process that has imported torch takes longer than its fork.
+TELL = """
+def tell(folder, rank):
+    import os, signal, time
+    path = os.path.join(folder, "start." + str(rank))
+    with open(path + ".part", "w") as file:
+        file.write(str(time.monotonic_ns()))
+    os.rename(path + ".part", path)
+    signal.pause()
 """
-# What the fork server has to do at least: the same imports, and a fork for each worker, which then ends.
-FLOOR = """
-import os, sys, time
-import importlib
-for name in sys.argv[3].split(","):
-    importlib.import_module(name)
-import gc
+STAMP = f"""
+{TELL}
+import os, sys
+import torch
+tell(sys.argv[1], os.environ["RANK"])
+"""
+# What the fork server has to do at least: the same imports, and a fork for each worker.
+FLOOR = f"""
+{TELL}
+import gc, os, signal, sys
+import torch
 gc.collect()
 gc.freeze()
-pids = []
+os.setpgid(0, 0)
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
 for rank in range(int(sys.argv[2])):
-    pid = os.fork()
-    if pid == 0:
-        with open(os.path.join(sys.argv[1], f"start.{rank}"), "w") as file:
-            file.write(str(time.monotonic_ns()))
-        sys.exit()
-    pids.append(pid)
-for pid in pids:
-    os.waitpid(pid, 0)
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        tell(sys.argv[1], rank)
+signal.pause()
 """
 DDP = """
 import os
@@ -80,14 +85,13 @@ with open(os.path.join(sys.argv[1], "pid." + os.environ["RANK"]), "w") as file:
     file.write(str(os.getpid()))
 signal.pause()
 """
-FAIL_ONCE = """
+FAIL_ONCE = f"""
+{TELL}
 import os, sys, time, signal
 import torch
 folder, rank = sys.argv[1], os.environ["RANK"]
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
-    with open(os.path.join(folder, "start." + rank), "w") as file:
-        file.write(str(time.monotonic_ns()))
-    sys.exit()
+    tell(folder, rank)
 open(os.path.join(folder, "ready." + rank), "w").close()
 if rank != "0":
     signal.pause()
@@ -122,7 +126,7 @@ def against_floor(programs: Programs, workers: int, bar: float, repeats: int) ->
 
     def floor() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-c", FLOOR, folder, str(workers), "torch"]
+            command = [sys.executable, "-c", FLOOR, folder, str(workers)]
             return _to_last_start(command, Path(folder), workers)
 
     ours = [programs.dslrun, *_count(workers), *TORCH_ALONE]
@@ -188,8 +192,21 @@ def _last_start(command: Sequence[str], text: str, workers: int) -> float:
 def _to_last_start(command: Sequence[str], folder: Path, workers: int) -> float:
     """Seconds from the start of a command to the last stamp of its workers."""
     begin_ns = time.monotonic_ns()
-    wall_s(command, timeout_s=LIMIT_S)
+    process = _start(command)
+    try:
+        until(lambda: _is_complete(folder, "start", workers), LIMIT_S)
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)
     return (max(_stamps(folder, workers)) - begin_ns) / 1e9
+
+
+def _is_complete(folder: Path, kind: str, workers: int) -> bool:
+    """Whether each worker has left its file of this kind."""
+    return (
+        sum(name.startswith(f"{kind}.") and not name.endswith(".part") for name in os.listdir(folder))
+        == workers
+    )
 
 
 def _stamps(folder: Path, workers: int) -> list[int]:
@@ -224,14 +241,12 @@ def _restart_s(programs: Programs, workers: int) -> float:
         command = [programs.dslrun, *_count(workers), *FORK_SERVER, "--max-restarts", "1"]
         process = _start([*command, _script(directory, FAIL_ONCE), directory])
         try:
-            until(lambda: len(list(folder.glob("ready.*"))) == workers, LIMIT_S)
+            until(lambda: _is_complete(folder, "ready", workers), LIMIT_S)
             (folder / "go").touch()
-            code = process.wait(LIMIT_S)
+            until(lambda: _is_complete(folder, "start", workers), LIMIT_S)
         finally:
             process.terminate()
             process.wait(LIMIT_S)
-        if code != 0:
-            raise RuntimeError(f"the second attempt ended with {code}")
         return (max(_stamps(folder, workers)) - int((folder / "fail").read_text())) / 1e9
 
 
