@@ -202,10 +202,11 @@ class Watcher:
         self._warn_of_clocks(view)
         left = self._left(circle, view, now_s)
         node_count = len(circle.nodes) - len(left)
-        has_place = node_count < self._site.order.max_nodes  # older versions of torch have no list of spares
+        # Older versions of torch have no list of spares. A node of the round that waits means to meet again.
+        has_place = node_count < self._site.order.max_nodes
         changed = Changed(
             node_count=node_count,
-            waiting=len(view.waiting) if has_place else 0,
+            waiting=sum(has_place or node in circle.nodes for node in view.waiting),
             closed=view.is_closed,
             left=names_of(circle, left),
         )
