@@ -129,8 +129,9 @@ def test_a_final_failure_ends_both_nodes_with_its_code(count: str, restarts: str
         nodes.seen(f"0/2 {failed} {reason}", f"1/2 {failed} {reason}")
         nodes.touch(f"fail.0.{failed}")
     assert [job.wait(PATIENCE_S) for job in jobs] == [7, 7]
-    assert any("the job is over: rank 0 on host" in job.stderr() for job in jobs)
-    assert any("rank 0 (local rank 0, pid" in job.stderr() for job in jobs)
+    said = [job.stderr() for job in jobs]
+    assert any("the job is over: rank 0 on host" in text for text in said), said
+    assert any("rank 0 (local rank 0, pid" in text for text in said), said
 
 
 def test_a_node_that_has_finished_waits_for_the_other(nodes: Nodes) -> None:
