@@ -1,8 +1,9 @@
 //! What is left of a job once its workers have ended, or while they must not be left to end by themselves.
 //!
 //! As subreaper (in an agent) we are the parent of whatever outlives its own, so the kernel says exactly when
-//! nothing is left; beside a fork server, which is our child, too, the process table does. Inside somebody's program the job's cgroup says it, and without one the process table does.
-//! Who can look nowhere does not know that nothing is left, and says so.
+//! nothing is left; beside a fork server, which is our child, too, the process table does. Inside somebody's
+//! program the job's cgroup says it, and without one the process table does. Who can look nowhere does not know
+//! that nothing is left, and says so.
 
 use std::io;
 
