@@ -7,7 +7,14 @@ import time
 
 from dsl.rendezvous.circle import Round, all_at_exit, arrive_at_exit
 from dsl.rendezvous.meeting import ASK_S, Meetings, RoundBroken
-from dsl.rendezvous.refusals import Refusal, connection_text, describe_waiting, is_spare, refusal
+from dsl.rendezvous.refusals import (
+    Refusal,
+    connection_text,
+    describe_waiting,
+    is_spare,
+    refusal,
+    unneeded,
+)
 from dsl.rendezvous.settings import check_settings, number
 from dsl.rendezvous.torch_side import (
     Hooks,
@@ -191,7 +198,9 @@ class Member(Hooks):
             return
         except Exception as error:  # noqa: BLE001 - torch has no common class for its errors
             refused = refusal(error, site.order, self._view, site.place, was_spare=self._was_spare)
-            if refused.kind == "unneeded":
+            if self._was_spare and watcher.is_over and refused.kind == "connection":
+                refused = unneeded(site.order)  # the host of the store went before torch had read the end
+            if refused.kind == "unneeded" and not watcher.is_over:
                 watcher.hear_all()
             self._leave(site)
             self._say(refused)
@@ -213,7 +222,10 @@ class Member(Hooks):
             return
         ours = sum(facts is not None for facts in meetings.facts) - 1
         key, end_s = f"dsl/{site.order.run_id}/acknowledged", time.monotonic() + ACKNOWLEDGE_S
-        while int(site.store.add(key, 0)) < min(ours, len(watcher.others())) and time.monotonic() < end_s:
+        while time.monotonic() < end_s:
+            others_wait = watcher.view.spares or watcher.view.waiting
+            if not others_wait and int(site.store.add(key, 0)) >= min(ours, len(watcher.others())):
+                break
             watcher.pause(ASK_S / 4)
 
     def _post(self, kind: str, order: Failing | Fail) -> None:

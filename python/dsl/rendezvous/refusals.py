@@ -36,7 +36,7 @@ def refusal(
     if isinstance(error, Refusal):
         return Refused(error.kind, str(error))
     if "RendezvousGracefulExitError" in names or ("RendezvousClosedError" in names and was_spare):
-        return Refused("unneeded", f"the job {order.run_id} has ended without this node, which was a spare")
+        return unneeded(order)
     if "RendezvousClosedError" in names:
         hint = f"remove {order.endpoint}" if is_file(order) and order.endpoint else "choose another run id"
         return Refused("closed", f"the job {order.run_id} at {place} is over: {hint} to begin a new one")
@@ -51,6 +51,11 @@ def refusal(
     if "etcd" in order.backend:
         return Refused("connection", f"{connection_text(order)} ({one_line(error)})")
     return Refused("other", f"rendezvous at {place}: {type(error).__name__}: {one_line(error)}")
+
+
+def unneeded(order: Open) -> Refused:
+    """The job is over, and this node had no part in it."""
+    return Refused("unneeded", f"the job {order.run_id} has ended without this node, which was a spare")
 
 
 def one_line(error: BaseException) -> str:

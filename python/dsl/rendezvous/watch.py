@@ -178,8 +178,8 @@ class Watcher:
         if kind == "left":
             self._gone.add((str(node[0]), int(node[1]), int(node[2])))
         elif kind == "over":
-            self.is_over = True
             self._say(_failure(item, final=True))
+            self.is_over = True
             self._acknowledge()
         elif kind == "failing" and circle is not None and item.get("round") == circle.round:
             self._say(_failure(item, final=False))
