@@ -46,6 +46,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "spec": (),
     "agent": ("progress", "policy", "elastic", "envoy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "gathering", "elastic_conductor", "head", "elastic_head"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
+    "autotune": ("experiment", "section", "config"),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "dynamic", "node", "starters", "fanout", "head",
         "command", "deepspeed", "torchrun", "in_process", "ssh", "report", "elastic",
@@ -82,6 +83,7 @@ PURE_MODULES = (
     "dsl.elasticity.config",
     "dsl.elasticity.solver",
     "dsl.elasticity.sizes",
+    *("dsl.autotune.experiment", "dsl.autotune.section", "dsl.autotune.config"),
     "dsl.rendezvous.words",
     "dsl.rendezvous.terms",
     "dsl.rendezvous.greeting",

@@ -28,6 +28,7 @@
         |-- ElasticityError         2    batch and world sizes of an elastic job
         |   |-- ElasticityConfigError 2  the elasticity section (ValueError, NotImplementedError)
         |   `-- ElasticityIncompatibleWorldSize 2  a world size that the section rules out
+        |-- AutotuningError         2    --autotuning: its section, or the config around it (ValueError)
         `-- UnsupportedError        2    understood, but not in this version
 
 Where DeepSpeed or torch raises a builtin exception for the same mistake, ours is one of those too, so that
@@ -147,6 +148,10 @@ class ElasticityConfigError(ElasticityError, ValueError, NotImplementedError):
 
 class ElasticityIncompatibleWorldSize(ElasticityError):  # noqa: N818  DeepSpeed's name
     """A world size that the ``elasticity`` section rules out."""
+
+
+class AutotuningError(UsageError, ValueError):
+    """The config of ``--autotuning``, or its ``autotuning`` section, is missing or malformed."""
 
 
 class UnsupportedError(UsageError):

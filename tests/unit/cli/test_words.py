@@ -48,8 +48,9 @@ OWN_FUNCTIONS = {
     ("plan/job.py", "_unused_host_options"),
     # It is one of the two ways to tell a script its local rank, in both commands.
     ("cli/options_torch.py", ""),
-    # An argument of scripts.
+    # Arguments of scripts.
     ("elasticity/sizes.py", ""),
+    *(("autotune/config.py", name) for name in ("", "find_config", "_may_be")),
     # A conflict of options names those that were given.
     ("binding/placement.py", "_refuse_two_bindings"),
 }

@@ -1,0 +1,1 @@
+"""Autotuning: finds the config with which a training script runs best, by running it with many."""

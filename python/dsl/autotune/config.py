@@ -1,0 +1,202 @@
+"""The user's config: where it stands among the words of the script, and how an experiment gets its own.
+
+DeepSpeed hands a config over as URL-safe base64 in place of the path. A script that takes it by ``--config``
+knows nothing of that: it gets the path of a file.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.autotune.section import AUTOTUNING, show
+from dsl.errors import AutotuningError
+from dsl.lists import parse_number, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.autotune.section import Section
+
+MICRO_BATCH = "train_micro_batch_size_per_gpu"
+ACCUMULATION = "gradient_accumulation_steps"
+TRAIN_BATCH = "train_batch_size"
+ZERO = "zero_optimization"
+STAGE = "stage"
+AUTO = "auto"
+"""Stands in a config for a value that Hugging Face's Trainer takes from its own arguments."""
+
+_OPTIONS = (("--deepspeed_config", True), ("--deepspeed", True), ("--config", False))
+
+
+@record
+class ConfigWord:
+    """Where the path of the config stands among the words of the script."""
+
+    option: str
+    """Option that it belongs to."""
+    place: int
+    """Index of the word that holds the path, behind the option or in the same word (``OPTION=PATH``)."""
+    path: str
+    """The path as the user wrote it."""
+    is_encoded: bool
+    """Whether the script reads base64 there (DeepSpeed's options), or only paths (``--config``)."""
+
+
+def find_config(words: Sequence[str]) -> ConfigWord:
+    """Find the config in the words behind the script.
+
+    It is at ``--deepspeed_config``, else ``--deepspeed``, else ``--config``. Of an option that stands there
+    twice the last counts, as argparse has it.
+
+    Raises:
+        AutotuningError: there is none.
+    """
+    for option, is_encoded in _OPTIONS:
+        found = None
+        for place, word in enumerate(words):
+            if word == option and place + 1 < len(words):
+                found = ConfigWord(option, place + 1, words[place + 1], is_encoded)
+            elif word.startswith(f"{option}="):
+                found = ConfigWord(option, place, word[len(option) + 1 :], is_encoded)
+            # `--deepspeed` alone is a switch: the next word is its value only if it looks like a config.
+            if found and found.place in (place, place + 1) and not _may_be(found):
+                found = None
+        if found:
+            return found
+    raise AutotuningError(
+        "autotuning needs the config of the script: give --deepspeed_config FILE, --deepspeed FILE.json "
+        "or --config FILE.json behind the script"
+    )
+
+
+def parse_config(text: str, path: str) -> dict[str, object]:
+    """Read a config, which is strict JSON.
+
+    Raises:
+        AutotuningError: it is no JSON, no object, or has a key twice.
+    """
+    from json import loads
+
+    try:
+        config = loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise AutotuningError(f"{path}: {error}") from None
+    if not isinstance(config, dict):
+        raise AutotuningError(f"{path}: expected a JSON object, got {show(config)}")
+    return config
+
+
+def resolve_auto(config: Mapping[str, object], section: Section, words: Sequence[str]) -> dict[str, object]:
+    """The config with the numbers that the script's arguments hold for it.
+
+    Where micro batch or accumulation steps are ``auto``, or the micro batch is missing, ``arg_mappings``
+    tells the option whose value counts.
+    """
+    options = dict(section.arg_mappings)
+    resolved = dict(config)
+    for key, asks in ((MICRO_BATCH, (AUTO, None)), (ACCUMULATION, (AUTO,))):
+        if key in options and resolved.get(key) in asks:
+            number = parse_number(_value_of(words, options[key]) or "")
+            if number:
+                resolved[key] = number
+    return resolved
+
+
+def experiment_words(
+    words: Sequence[str], place: ConfigWord, config: Mapping[str, object], path: str, section: Section
+) -> tuple[str, ...]:
+    """The words of the script for one experiment, the originals untouched.
+
+    Args:
+        words: as the user gave them.
+        place: where the config stands among them.
+        config: of the experiment, whole.
+        path: of a file that holds it, for a script that reads no base64.
+        section: its ``arg_mappings`` name the options that repeat values of the config.
+    """
+    own = list(words)
+    value = encode(config) if place.is_encoded else path
+    is_joined = own[place.place].startswith(f"{place.option}=")
+    own[place.place] = f"{place.option}={value}" if is_joined else value
+    for key, option in section.arg_mappings:
+        mapped = look_up(config, key)
+        if isinstance(mapped, str | int | float) and mapped != AUTO:
+            own = _with_value(own, option, str(mapped))
+    return tuple(own)
+
+
+def encode(config: Mapping[str, object]) -> str:
+    """A config as the URL-safe base64 that DeepSpeed takes for a path."""
+    from base64 import urlsafe_b64encode
+    from json import dumps
+
+    return urlsafe_b64encode(dumps(config).encode()).decode()
+
+
+def fingerprint(*parts: object) -> str:
+    """The same text for the same content, whatever the order of keys: SHA-256, in hex."""
+    from hashlib import sha256
+    from json import dumps
+
+    return sha256(dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def without_tuning(config: Mapping[str, object]) -> dict[str, object]:
+    """The config for real training: without ``autotuning``, which ends a run after a few steps."""
+    return {key: value for key, value in config.items() if key != AUTOTUNING}
+
+
+def look_up(config: Mapping[str, object], key: str) -> object:
+    """The first value of a key, which may be dotted, or lie in a section. None: there is none."""
+    if key in config:
+        return config[key]
+    first, _, rest = key.partition(".")
+    inner = config.get(first)
+    if rest and isinstance(inner, dict):
+        return look_up(inner, rest)
+    for name, section in config.items():
+        # What stands in the section about tuning is no value of the config.
+        if isinstance(section, dict) and name != AUTOTUNING:
+            found = look_up(section, key)
+            if found is not None:
+                return found
+    return None
+
+
+def _may_be(found: ConfigWord) -> bool:
+    return found.option == "--deepspeed_config" or ".json" in found.path
+
+
+def _value_of(words: Sequence[str], option: str) -> str | None:
+    value = None
+    for place, word in enumerate(words):
+        if word == option and place + 1 < len(words):
+            value = words[place + 1]
+        elif word.startswith(f"{option}="):
+            value = word[len(option) + 1 :]
+    return value
+
+
+def _with_value(words: list[str], option: str, value: str) -> list[str]:
+    own, is_there = list(words), False
+    for place, word in enumerate(words):
+        if word == option:
+            own[place + 1 : place + 2] = [value]
+            is_there = True
+        elif word.startswith(f"{option}="):
+            own[place] = f"{option}={value}"
+            is_there = True
+    return own if is_there else [*own, option, value]
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"duplicate key {quote(key)}: keep one of them")
+        found[key] = value
+    return found
+
+
+def _refuse_constant(word: str) -> object:
+    raise ValueError(f"{word} is no JSON: write a number")

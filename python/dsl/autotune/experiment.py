@@ -1,0 +1,129 @@
+"""What the search asks for, and what comes of it: the records between search, trials and what people see."""
+
+from __future__ import annotations
+
+from dsl._record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal
+
+    Outcome = Literal["ok", "oom", "crash", "timeout", "no metric", "torn metric", "stopped"]
+
+PROFILE_NAME = "profile_model_info"
+"""Name of the experiment that only looks at the model."""
+
+
+@record
+class Experiment:
+    """One run of the script with one config."""
+
+    name: str
+    """Unique in a search, and the name of its folder, such as ``z1_gas2_tmbspg8``."""
+    config: Mapping[str, object]
+    """The whole config as the script will read it, with its ``autotuning`` section, but without paths of
+    files to write: those are added by who runs it."""
+    kind: Literal["profile", "run"]
+    """A profile writes facts about the model to ``model_info_path``, a run its metrics to ``metric_path``."""
+    space: str
+    """Of which tuning space it is, such as ``z1``; empty for a profile."""
+    repeat: int = 0
+    """0 for the first run of a config; a repeat measures the same config once more."""
+
+
+@record
+class Result:
+    """How an experiment went."""
+
+    outcome: Outcome
+    """``ok`` only if it ended with 0 and wrote its file. ``stopped``: the user ended it, nothing is known."""
+    metrics: Mapping[str, float]
+    """What it wrote: metrics by key, or for a profile the facts about the model. Empty unless ``ok``."""
+    reason: str
+    """In one line why it is not ``ok``; empty if it is."""
+    exit_code: int
+    """Of the job."""
+    elapsed_s: float
+    """From start to end, in seconds; of a result taken over from an earlier run, what it took then."""
+
+
+@record
+class Resources:
+    """What an experiment gets, and how much of that there is."""
+
+    nodes: int
+    """Nodes of an experiment."""
+    slots_per_node: int
+    """Slots of each of them."""
+    lanes: int
+    """Experiments that fit side by side, at least 1."""
+    memory_bytes: int | None
+    """Memory of the smallest device; None: it has none of its own, or nobody knows."""
+
+
+@record
+class Trial:
+    """An experiment that was run, with what the search makes of it."""
+
+    experiment: Experiment
+    """What was run."""
+    result: Result
+    """How it went."""
+    value: float | None
+    """The metric that is tuned, in its own unit; None unless ``ok``."""
+
+
+@record
+class Space:
+    """What is known about a tuning space. A config counts once, however often it is used or repeated."""
+
+    name: str
+    """Such as ``z1``, or of a full space the initials of its keys, ``z1_abs_gas_rbs_tmbspg``."""
+    trials: int
+    """Configs that were run."""
+    best: str
+    """Name of its best experiment; empty: none ran."""
+    value: float | None
+    """Mean of the metric over all runs of that config."""
+
+
+@record
+class Tie:
+    """A config that cannot be told from the best one.
+
+    The values of its runs and those of the best overlap, or are no further apart than the section's ``near``.
+    """
+
+    name: str
+    """Name of its experiment."""
+    least: float
+    """Smallest value of its runs."""
+    most: float
+    """Largest value of its runs."""
+    runs: int
+    """How many there were."""
+
+
+@record
+class Summary:
+    """What a search has found."""
+
+    metric: str
+    """Key that was tuned."""
+    is_minimised: bool
+    """Whether less is better."""
+    best: Experiment | None
+    """The first run of the best config; None: nothing ran."""
+    value: float | None
+    """Mean of the metric over all runs of the best config."""
+    spaces: tuple[Space, ...]
+    """In the order in which they were tried."""
+    ties: tuple[Tie, ...]
+    """The best config and what cannot be told from it, best first; empty if nothing comes near."""
+    trials: tuple[Trial, ...]
+    """Everything that was run, in order, the profile and repeats too."""
+    ended: str
+    """Why the search ended, in one line."""
+    notes: tuple[str, ...] = ()
+    """Decisions worth telling, a line each, in order: stages left out, and why."""

@@ -1,0 +1,251 @@
+"""The ``autotuning`` section of a config, checked.
+
+Keys and defaults are those of ``deepspeed.autotuning`` (0.19.8); what is ours is marked.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.errors import AutotuningError
+from dsl.lists import BEYOND, MOST_SECONDS, parse_size, shorten
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal
+
+AUTOTUNING = "autotuning"
+"""Key of the section in a config."""
+
+TUNERS = ("gridsearch", "random", "model_based")
+"""Words of ``tuner_type``."""
+
+
+@record
+class Section:
+    """What a section says. ``enabled`` is not asked: the option ``--autotuning`` enables."""
+
+    fast: bool = True
+    """Only ZeRO stage and micro batch are tuned."""
+    results_dir: str = "autotuning_results"
+    """Folder of results, relative to the working directory."""
+    exps_dir: str = "autotuning_exps"
+    """Folder of the descriptions of experiments, likewise."""
+    overwrite: bool = True
+    """Start anew instead of going on with what is there."""
+    metric: str = "throughput"
+    """Key of the metric that is tuned. ``FLOPS`` also stands for ``FLOPS_per_gpu``."""
+    mode: Literal["min", "max"] = "max"
+    """Ours. Which end is better; ``min`` by itself where the metric is ``latency``."""
+    start_profile_step: int = 3
+    """First step that is measured."""
+    end_profile_step: int = 5
+    """Step at whose end an experiment ends."""
+    tuner_type: Literal["gridsearch", "random", "model_based"] = "gridsearch"
+    """In which order the configs of a full space are tried."""
+    tuner_early_stopping: int = 5
+    """Ends a full space after so many trials without a better one; 0: never."""
+    tuner_num_trials: int = 50
+    """Most trials of a full space."""
+    arg_mappings: tuple[tuple[str, str], ...] = ()
+    """Key of the config, and the option of the script that repeats its value."""
+    max_train_batch_size: int | None = None
+    """Most samples of a step over all workers; None: no bound."""
+    min_train_batch_size: int = 1
+    """Least samples of a step over all workers."""
+    max_train_micro_batch_size_per_gpu: int = 1024
+    """Most samples that a worker takes at a time."""
+    min_train_micro_batch_size_per_gpu: int = 1
+    """Least of them."""
+    num_tuning_micro_batch_sizes: int = 3
+    """How many micro batches are tried below the largest one that runs."""
+    mp_size: int = 1
+    """Workers that share one copy of the model."""
+    model_info: Mapping[str, object] | None = None
+    """What the user knows about the model (``num_params``, ``hidden_size``, ``activation_mem_per_gpu`` and so
+    on): with ``num_params`` there is no profile."""
+    space: Mapping[str, tuple[object, ...]] | None = None
+    """Ours. Dotted keys of the config with the values to try, for any script; None: DeepSpeed's phases."""
+    seed: int = 0
+    """Ours. Two searches with one seed and the same results decide the same."""
+    repeats: int = 2
+    """Ours. How often a config is run again at most, when it cannot be told from the best; 0: never."""
+    near: float = 0.05
+    """Ours. Configs whose values differ by no more than this share of the better one are near-ties."""
+    exp_timeout_s: float = 3600.0
+    """Ours. An experiment that takes longer is ended; 0: never."""
+    device_memory: int | None = None
+    """Ours. Bytes of a device, instead of what it says itself."""
+
+
+def read_section(config: Mapping[str, object]) -> Section:
+    """The section of a whole config.
+
+    Raises:
+        AutotuningError: there is none, or a value is not what it must be.
+    """
+    if AUTOTUNING not in config:
+        raise AutotuningError(
+            'the config has no "autotuning" section: add one, such as "autotuning": {"enabled": true}'
+        )
+    return _Reader(_mapping(AUTOTUNING, config[AUTOTUNING])).read()
+
+
+def show(value: object) -> str:
+    """A value of a config as a message can repeat it, on one line."""
+    return shorten(" ".join(repr(value).split()))
+
+
+def _mapping(where: str, value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise AutotuningError(f"{where}: expected an object with keys, got {show(value)}")
+    return value
+
+
+class _Reader:
+    """Takes values out of a section; null counts as not said."""
+
+    def __init__(self, section: Mapping[str, object]) -> None:
+        self._section = section
+
+    def read(self) -> Section:
+        metric = self._text("metric", "throughput")
+        first = self._whole("start_profile_step", 3, 0)
+        last = self._whole("end_profile_step", 5, 0)
+        if last < first:
+            raise AutotuningError(f"autotuning: end_profile_step {last} is before start_profile_step {first}")
+        least = self._whole("min_train_micro_batch_size_per_gpu", 1, 1)
+        most = self._whole("max_train_micro_batch_size_per_gpu", 1024, 1)
+        if most < least:
+            raise AutotuningError(
+                f"autotuning: max_train_micro_batch_size_per_gpu {most} is below "
+                f"min_train_micro_batch_size_per_gpu {least}"
+            )
+        return Section(
+            fast=self._flag("fast", default=True),
+            results_dir=self._text("results_dir", "autotuning_results"),
+            exps_dir=self._text("exps_dir", "autotuning_exps"),
+            overwrite=self._flag("overwrite", default=True),
+            metric=metric,
+            mode=self._mode(metric),
+            start_profile_step=first,
+            end_profile_step=last,
+            tuner_type=self._tuner(),
+            tuner_early_stopping=self._whole("tuner_early_stopping", 5, 0),
+            tuner_num_trials=self._whole("tuner_num_trials", 50, 1),
+            arg_mappings=self._arg_mappings(),
+            max_train_batch_size=self._bound("max_train_batch_size"),
+            min_train_batch_size=self._whole("min_train_batch_size", 1, 1),
+            max_train_micro_batch_size_per_gpu=most,
+            min_train_micro_batch_size_per_gpu=least,
+            num_tuning_micro_batch_sizes=self._whole("num_tuning_micro_batch_sizes", 3, 1),
+            mp_size=self._whole("mp_size", 1, 1),
+            model_info=self._model_info(),
+            space=self._space(),
+            seed=self._whole("seed", 0, 0),
+            repeats=self._whole("repeats", 2, 0),
+            near=self._share("near", 0.05),
+            exp_timeout_s=self._seconds("exp_timeout_s", 3600.0),
+            device_memory=self._memory(),
+        )
+
+    def _get(self, key: str, default: object) -> object:
+        value = self._section.get(key)
+        return default if value is None else value
+
+    def _flag(self, key: str, *, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool | int) or value not in (0, 1):
+            raise AutotuningError(f"autotuning.{key}: expected true or false, got {show(value)}")
+        return bool(value)
+
+    def _text(self, key: str, default: str) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str) or not value.strip() or "\0" in value:
+            raise AutotuningError(f"autotuning.{key}: expected a word, got {show(value)}")
+        return value.strip()
+
+    def _whole(self, key: str, default: int, least: int) -> int:
+        value = self._get(key, default)
+        # JSON writes a whole number also as 1e3.
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < BEYOND:
+            raise AutotuningError(
+                f"autotuning.{key}: expected a whole number from {least} on, got {show(value)}"
+            )
+        return value
+
+    def _bound(self, key: str) -> int | None:
+        # DeepSpeed takes 0 for no bound, too.
+        return self._whole(key, 0, 0) or None
+
+    def _number(self, key: str, default: float, most: float, unit: str) -> float:
+        value = self._get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+            raise AutotuningError(f"autotuning.{key}: expected {unit}, got {show(value)}")
+        return float(value)
+
+    def _share(self, key: str, default: float) -> float:
+        return self._number(key, default, 1, "a share from 0 to 1")
+
+    def _seconds(self, key: str, default: float) -> float:
+        return self._number(key, default, MOST_SECONDS, "a number of seconds")
+
+    def _mode(self, metric: str) -> Literal["min", "max"]:
+        value = self._get("mode", "min" if metric == "latency" else "max")
+        if value == "min":
+            return "min"
+        if value == "max":
+            return "max"
+        raise AutotuningError(f"autotuning.mode: expected min or max, got {show(value)}")
+
+    def _tuner(self) -> Literal["gridsearch", "random", "model_based"]:
+        value = self._get("tuner_type", "gridsearch")
+        if value in TUNERS:
+            return value  # type: ignore[return-value]
+        raise AutotuningError(
+            f"autotuning.tuner_type: expected one of {', '.join(TUNERS)}, got {show(value)}"
+        )
+
+    def _arg_mappings(self) -> tuple[tuple[str, str], ...]:
+        given = _mapping("autotuning.arg_mappings", self._get("arg_mappings", {}))
+        for key, option in given.items():
+            if not isinstance(option, str) or not option.strip() or not key.strip():
+                raise AutotuningError(
+                    f"autotuning.arg_mappings: expected an option of the script for {show(key)}, "
+                    f"got {show(option)}"
+                )
+        return tuple([(key.strip(), str(option).strip()) for key, option in given.items()])
+
+    def _model_info(self) -> Mapping[str, object] | None:
+        given = self._get("model_info", None)
+        return None if given is None else _mapping("autotuning.model_info", given)
+
+    def _space(self) -> Mapping[str, tuple[object, ...]] | None:
+        given = self._get("space", None)
+        if given is None:
+            return None
+        space = {}
+        for key, values in _mapping("autotuning.space", given).items():
+            if not isinstance(values, list) or not values:
+                raise AutotuningError(
+                    f"autotuning.space: expected a list of values for {show(key)}, got {show(values)}"
+                )
+            if not all(key.split(".")) or key.split(".")[0] == AUTOTUNING:
+                raise AutotuningError(f"autotuning.space: {show(key)} is no key of the config")
+            space[key] = tuple(values)
+        if not space:
+            raise AutotuningError("autotuning.space is empty: name at least one key and its values")
+        return space
+
+    def _memory(self) -> int | None:
+        value = self._get("device_memory", None)
+        if value is None:
+            return None
+        size = parse_size(value) if isinstance(value, str) else value
+        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+            raise AutotuningError(
+                f"autotuning.device_memory: expected bytes, or a number with K, M or G, got {show(value)}"
+            )
+        return size
