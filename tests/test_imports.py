@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "elasticity": ("config", "solver", "sizes", "compute"),
     "model": ("request", "job", "remote", "node", "failure", "outcome", "nodes", "codec"),
     "resources": ("hostfile", "filters", "world", "exports", "env_file", "allocation"),
-    "machine": ("cpus", "process", "ports", "network", "programs", "check", "prewarm"),
+    "machine": ("cpus", "process", "ports", "network", "programs", "check", "debugger", "prewarm"),
     "devices": (
         "table", "files", "visible", "choices", "nvml", "nvidia", "ask_torch", "others", "located", "facts", "select", "own",
     ),
@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "base", "static", "words", "dynamic", "terms", "greeting", "leader", "wire", "door", "head_node", "other_node", "places",
         "settings", "view", "stores", "news", "circle", "torch_side", "refusals", "watch", "meeting", "member", "delegate",
     ),
-    "plan": ("flavours", "program", "environ", "starting", "workers", "hosts", "remote", "meeting", "elastic", "job", "node", "reaching", "account"),
+    "plan": ("flavours", "program", "environ", "debugging", "starting", "workers", "hosts", "remote", "meeting", "elastic", "job", "node", "reaching", "account"),
     "launchers": (
         "base", "words", "ssh", "pdsh", "openmpi", "hydra", "mpich", "impi", "mvapich", "slurm", "table", "each", "command",
     ),

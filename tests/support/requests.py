@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
 
-PARTS = ("program", "resources", "meeting", "remote", "signals", "output", "placement", "elastic", "start")
+PARTS = (
+    *("program", "resources", "meeting", "remote", "signals", "output", "placement", "elastic", "start"),
+    "debug",
+)
 # Names of options where they say more than those of the fields.
 NAMES = {
     "num_nodes": ("resources", "min_nodes"),
@@ -29,6 +32,9 @@ NAMES = {
     "mem_policy": ("placement", "memory"),
     "start_method": ("start", "method"),
     "tag_output": ("output", "tag"),
+    "debug_port": ("debug", "port"),
+    "debug_address": ("debug", "address"),
+    "debug_wait": ("debug", "waits"),
 }
 
 

@@ -44,6 +44,7 @@ def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
     if assignment.checks:
         environ = inherited_environment(job, facts.environ)
         problems += _look_at_files(job, environ, assignment.cwd)
+        problems += _look_at_debugger(assignment, environ, facts)
         problem, accelerator = _look_at_slots(job, assignment.node_rank, environ, facts)
         problems.append(problem)
         if not assignment.is_elastic:  # there the head takes what the first node has
@@ -84,6 +85,26 @@ def _look_at_files(job: Job, environ: Mapping[str, str], cwd: str) -> list[str]:
     if folder is not None and (not missing or os.path.isabs(folder)):
         problems.append(_log_dir_problem(folder, cwd))
     return problems
+
+
+def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts: Facts) -> list[str]:
+    """Whether debugpy is there, and the ports of this node's debugged workers are free."""
+    job, node_rank = assignment.job, assignment.node_rank
+    if not job.debug.ranks:
+        return []
+    from dsl.machine.debugger import check_debugger
+    from dsl.plan.debugging import is_debugged, port_problem
+    from dsl.plan.program import interpreter_of
+
+    first = sum(len(host.slots) for host in job.hosts[:node_rank])
+    ranks = range(first, first + len(job.hosts[node_rank].slots))
+    if not assignment.is_elastic and not any(is_debugged(job.debug, rank) for rank in ranks):
+        return []
+    try:
+        check_debugger(interpreter_of(job.flavour, environ, facts.names.executable), environ)
+    except DslError as error:
+        return [str(error)]
+    return [] if assignment.is_elastic else [port_problem(job, ranks, facts)]
 
 
 def _folder_problem(cwd: str) -> str:

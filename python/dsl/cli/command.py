@@ -10,6 +10,7 @@ from dsl.machine.check import check_program
 from dsl.model.job import Notice
 from dsl.model.request import (
     LEVELS,
+    DebugRequest,
     OutputRequest,
     PlacementRequest,
     ShowRequest,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from dsl.cli.reader import Options
     from dsl.facts import Facts
+    from dsl.model.job import Job
     from dsl.model.node import NodePlan
     from dsl.model.request import Request
     from dsl.plan.job import JobPlan
@@ -79,6 +81,8 @@ class Command:
         planner = Planner(planned, facts)
         plan = planner.plan(0)
         notices = (*planned.notices, *plan.notices)
+        if planned.job.debug.ranks:
+            notices = (*notices, *_debugger_notices(planned.job, plan, facts))
         self.show([notice for notice in notices if not notice.is_made], request.log_level)
         if show.is_asked:
             from dsl.cli.show import show_plan
@@ -165,6 +169,24 @@ def start_request(options: Options | argparse.Namespace) -> StartRequest:
     """How the workers are to come to be."""
     names = tuple([name.strip() for name in options.preload.split(",")]) if options.preload else ()
     return StartRequest(method=options.start_method, preload=names, prewarm=options.prewarm)
+
+
+def _debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ...]:
+    """How to attach to the workers of this node. Raises OptionError if debugpy is missing."""
+    from dsl.plan.debugging import attach_notices
+
+    notices = attach_notices(plan, job)
+    if notices:
+        from dsl.machine.debugger import check_debugger
+        from dsl.plan.program import interpreter_of
+
+        check_debugger(interpreter_of(job.flavour, plan.env, facts.names.executable), plan.env)
+    return notices
+
+
+def debug_request(options: Options | argparse.Namespace) -> DebugRequest:
+    """Which workers run under a debugger, and where that attaches."""
+    return DebugRequest(options.debug or "", options.debug_port, options.debug_address, options.debug_wait)
 
 
 def signal_request(

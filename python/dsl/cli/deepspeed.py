@@ -7,6 +7,7 @@ import sys
 
 from dsl.cli.command import (
     Command,
+    debug_request,
     output_request,
     placement_request,
     show_request,
@@ -127,6 +128,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
             wait_s=options.elastic_wait,
         ),
         start=start_request(options),
+        debug=debug_request(options),
         max_restarts=options.max_restarts,
         log_level="error" if options.quiet else options.log_level,
         save_pid=options.save_pid,

@@ -68,6 +68,12 @@ def start_elastic(
     try:
         with _ended_by_signals(delegate):
             check_program(job.program, job.flavour, facts.environ)
+            if job.debug.ranks:
+                from dsl.machine.debugger import check_debugger
+                from dsl.plan.program import interpreter_of
+
+                python = interpreter_of(job.flavour, facts.environ, facts.names.executable)
+                check_debugger(python, facts.environ)
             rendezvous = dynamic.Dynamic(job, planned.node_rank, facts.names.host, delegate)
             planner = Planner(planned, facts, rendezvous)
             command.show(planned.notices, request.log_level)
@@ -80,6 +86,10 @@ def start_elastic(
                 return code
             plan = planner.plan(0)
             command.show([_greeting(rendezvous), *_of_now(plan, made=False)], request.log_level)
+            if job.debug.ranks:
+                from dsl.plan.debugging import attach_notices
+
+                command.show(attach_notices(plan, job), request.log_level)
             if show.is_asked:
                 from dsl.cli.show import show_plan
 

@@ -86,7 +86,7 @@ OTHERS = {
     "machine_rank": ("--node_rank", "--node-rank"),
     "main_process_ip": ("--master_addr", "--master-addr"),
     "main_process_port": ("--master_port", "--master-port"),
-    **dict.fromkeys(("-v", "verbose", "debug"), ("--log_level debug", "--log-level debug")),
+    **dict.fromkeys(("-v", "verbose"), ("--log_level debug", "--log-level debug")),
     "-m": ("--module", "--module"),
     "restarts": ("--max-restarts", "--max-restarts"),
 }

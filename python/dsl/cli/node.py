@@ -166,6 +166,11 @@ def announcements(plan: NodePlan, assignment: Assignment) -> list[Notice]:
     if assignment.task:
         return []
     said = [replace(notice, text=f"host {plan.host}: {notice.text}") for notice in plan.notices]
+    if assignment.is_elastic and assignment.job.debug.ranks:
+        from dsl.plan.debugging import attach_notices
+
+        told = attach_notices(plan, assignment.job)
+        said += [replace(notice, text=f"host {plan.host}: {notice.text}") for notice in told]
     if assignment.job.placement.names_devices:
         from dsl.report.plan import bindings_table
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.lists import MOST_DIGITS, MOST_SECONDS, parse_integer, parse_seconds, parse_size, quote
-from dsl.model.request import DEFAULT_GRACE_S, DEFAULT_PARTIAL_S
+from dsl.model.request import (
+    DEFAULT_DEBUG_ADDRESS,
+    DEFAULT_DEBUG_PORT,
+    DEFAULT_GRACE_S,
+    DEFAULT_PARTIAL_S,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,6 +80,8 @@ class Option:
     """Name of a second value: whether the option was there. Empty: nobody asks."""
     is_slip: bool
     """Scripts rarely have it: where it comes after the script, it most likely was meant for us."""
+    bare: str | None = None
+    """What it means without a value, which then stands behind ``=`` alone. None: it always has one."""
 
 
 @record
@@ -130,13 +137,14 @@ def value(
     own_names: tuple[str, ...] = (),
     given: str = "",
     is_slip: bool = False,
+    bare: str | None = None,
 ) -> Option:
     """An option with a value. ``names``: spellings, between blanks; ``text``: its line of the help."""
     words = _spellings(origin, names)
     # By position: a launch makes dozens of them.
     return Option(
         origin, scope, group, words, _dest(words), metavar, text, False, default, read, choices, own_names,
-        given, is_slip,
+        given, is_slip, bare,
     )  # fmt: skip
 
 
@@ -198,10 +206,18 @@ def stream_map(text: str) -> str:
     return text
 
 
+def rank_list(text: str) -> str:
+    """Ranks, which nobody leaves empty by intention. Whether there are such ranks the plan knows."""
+    if not text:
+        raise BadValueError("expected ranks such as 1 or 0,2-3, or all, but it is empty")
+    return text
+
+
 _START = "starting workers"
 _OUTPUT = "output"
 _CORES = "cores and memory"
 _PLAN = "showing the plan"
+_DEBUG = "debugging"
 
 COMMON = (
     value(
@@ -288,6 +304,20 @@ COMMON = (
     flag(
         OURS, JOB, _CORES, "--report-bindings", "show each worker's device, cores and memory on stderr",
     ),
+    value(
+        OURS, JOB, _DEBUG, "--debug", "RANKS",
+        "run these workers under debugpy, such as --debug=1 or --debug=0,2-3; without a value all",
+        read=rank_list, bare="all",
+    ),
+    value(
+        OURS, JOB, _DEBUG, "--debug-port", "PORT", "port of each node's first worker; the others follow",
+        DEFAULT_DEBUG_PORT, read=integer,
+    ),
+    value(
+        OURS, JOB, _DEBUG, "--debug-address", "ADDRESS", "address where they listen",
+        DEFAULT_DEBUG_ADDRESS,
+    ),
+    flag(OURS, JOB, _DEBUG, "--debug-wait", "begin when a debugger has attached"),
     flag(OURS, LAUNCHER, _PLAN, "--dry-run", "show what would be started, and start nothing"),
     flag(OURS, LAUNCHER, _PLAN, "--dry-run-json", "the same as one JSON object"),
 )  # fmt: skip

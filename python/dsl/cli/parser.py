@@ -32,6 +32,8 @@ class HelpFormatter(argparse.HelpFormatter):
         shown = [name for name in names if not ("_" in name and _dashed(name) in names)]
         if not names or action.nargs == 0:
             return ", ".join(shown) if names else super()._format_action_invocation(action)
+        if action.nargs == "?":
+            return f"{', '.join(shown)}[={action.metavar}]"
         return f"{', '.join(shown)} {self._format_args(action, action.dest.upper())}"
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -147,10 +149,15 @@ class Parser(argparse.ArgumentParser):
         """
         end = self._find_script(argv) + 1
         own, rest = argv[:end], argv[end:]
-        namespace = self.parse_args(own)
+        namespace = self.parse_args([self._with_value(word) for word in own[:-1]] + list(own[-1:]))
         follows = rest[1:] if rest[:1] == ["--"] and "--" not in own else rest
         setattr(namespace, self._rest, list(follows))
         return namespace
+
+    def _with_value(self, word: str) -> str:
+        """The word with its value: argparse would give an option that may lack one the word behind it."""
+        action = self._option_string_actions.get(word)
+        return word if action is None or action.nargs != "?" else f"{word}={action.const}"
 
     def _find_script(self, argv: Sequence[str]) -> int:
         """Index of the first word that is neither an option nor its value. Faults are left to argparse."""
@@ -200,6 +207,8 @@ def _facts(option: Option, later: Collection[str]) -> dict[str, Any]:
     if option.given:
         facts.update(action=_GivenAction, given=option.given)
     facts.update(type=option.read, metavar=option.metavar or None)
+    if option.bare is not None:
+        facts.update(nargs="?", const=option.bare)
     facts["choices"] = None if option.choices is None else list(option.choices)
     return facts
 

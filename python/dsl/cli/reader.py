@@ -56,6 +56,8 @@ def read_words(
                 break
             elif option.is_flag:
                 given[option.dest] = True
+            elif option.bare is not None:
+                _give(given, option, option.bare)
             else:
                 text = next(words, "--")
                 if not _is_value(text):

@@ -7,6 +7,7 @@ import sys
 
 from dsl.cli.command import (
     Command,
+    debug_request,
     output_request,
     placement_request,
     show_request,
@@ -160,6 +161,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
             options, numa_binding=options.numa_binding, virtual_local_rank=options.virtual_local_rank
         ),
         start=start_request(options),
+        debug=debug_request(options),
         max_restarts=options.max_restarts,
         role=options.role,
         log_level=options.log_level,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dsl.errors import JobFormatError
 from dsl.model.job import Flavour, Host, Job, MeetingPoint, Program
-from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest, StartRequest
+from dsl.model.request import DebugRequest, OutputRequest, PlacementRequest, SignalRequest, StartRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ RECORDS: dict[str, type] = {
         OutputRequest,
         PlacementRequest,
         StartRequest,
+        DebugRequest,
     )
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest, StartRequest
+from dsl.model.request import DebugRequest, OutputRequest, PlacementRequest, SignalRequest, StartRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ class Job:
     """Wishes about devices, CPUs and memory."""
     start: StartRequest = StartRequest()
     """Wishes about how workers come to be."""
+    debug: DebugRequest = DebugRequest()
+    """Which workers run under debugpy."""
     log_level: str = "info"
     """How much is said."""
     saves_pid: bool = False

@@ -118,6 +118,8 @@ class WorkerPlan:
     """Index in `NodePlan.fork_servers` of the one that forks it; None: it is executed."""
     fork_entry: int = 0
     """Place in ``argv`` of the first word behind the interpreter and its flags."""
+    debug_port: int | None = None
+    """Port where a debugger attaches to it; None: it runs without."""
 
     @property
     def label(self) -> Label:

@@ -21,6 +21,8 @@ DEFAULT_MASTER_PORT = 29500
 DEFAULT_GRACE_S = 30.0
 DEFAULT_PARTIAL_S = 1.0
 DEFAULT_HEARTBEAT_S = 15.0
+DEFAULT_DEBUG_PORT = 5678
+DEFAULT_DEBUG_ADDRESS = "127.0.0.1"
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 """Words of ``--log_level`` and how much each weighs."""
@@ -211,6 +213,20 @@ class StartRequest:
 
 
 @record
+class DebugRequest:
+    """Which workers run under debugpy, and where a debugger attaches to them."""
+
+    ranks: str = ""
+    """``all``, or a list of ranks such as ``0,2-3``; empty: none."""
+    port: int = DEFAULT_DEBUG_PORT
+    """Port of local rank 0 on each node; those of the others follow."""
+    address: str = DEFAULT_DEBUG_ADDRESS
+    """Where they listen."""
+    waits: bool = False
+    """Each begins when a debugger has attached to it."""
+
+
+@record
 class ElasticRequest:
     """Wishes about jobs whose nodes come and go, and one that this version understands and refuses."""
 
@@ -241,6 +257,7 @@ class Request:
     placement: PlacementRequest = PlacementRequest()
     elastic: ElasticRequest = ElasticRequest()
     start: StartRequest = StartRequest()
+    debug: DebugRequest = DebugRequest()
     max_restarts: int | None = None
     """How often a group that failed is started again."""
     role: str = "default"

@@ -6,6 +6,7 @@ from dsl._record import record, replace
 from dsl.errors import OptionError, PortError, UnsupportedError
 from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, quote
 from dsl.model.job import Job, MeetingPoint, Notice
+from dsl.model.request import DebugRequest
 from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
 from dsl.plan.flavours import FLAVOURS
 from dsl.plan.program import plan_program
@@ -22,6 +23,7 @@ LEAST_HEARTBEAT_S = 1
 """Silence of less than a second is common on a busy network."""
 
 UNUSED_PRELOAD = "--preload has no effect without --start-method forkserver"
+UNUSED_DEBUG = "--debug-port, --debug-address and --debug-wait have no effect without --debug"
 UNUSED_PREEMPT_GRACE = "--preempt-grace has no effect without --preempt-signal"
 
 
@@ -59,8 +61,13 @@ def _wishes(request: Request) -> dict[str, Any]:
     for name in request.start.preload:
         if not all(part.isidentifier() for part in name.split(".")):
             raise OptionError(f"--preload {quote(name)}: expected modules, such as torch,numpy.linalg")
+    flavour = FLAVOURS[request.flavour]
+    if request.debug.ranks:
+        from dsl.plan.debugging import check_debug
+
+        check_debug(request.debug, request.program, flavour.spell("--no-python"))
     return {
-        "flavour": FLAVOURS[request.flavour],
+        "flavour": flavour,
         "role": request.role,
         "env": _variables(request),
         "max_restarts": restarts,
@@ -68,6 +75,7 @@ def _wishes(request: Request) -> dict[str, Any]:
         "output": request.output,
         "placement": request.placement,
         "start": request.start,
+        "debug": request.debug,
         "log_level": request.log_level,
         "saves_pid": request.save_pid,
     }
@@ -113,6 +121,10 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     notices = (*unused, *active.notices)
     if not active.is_remote:
         return JobPlan(job, active.node_rank, notices)
+    if job.debug.ranks and not is_elastic:
+        from dsl.plan.debugging import attach_everywhere
+
+        notices = (*notices, *attach_everywhere(job, facts))
     from dsl.plan.remote import plan_remote, remote_variables
 
     remote = plan_remote(request, active, facts)
@@ -183,6 +195,8 @@ def _unused_host_options(request: Request) -> list[Notice]:
         texts.append(UNUSED_PREEMPT_GRACE)
     if _has_unused_preload(request):
         texts.append(UNUSED_PRELOAD)
+    if _has_unused_debug(request):
+        texts.append(UNUSED_DEBUG)
     if not request.elastic.training:
         given = {
             "--min_elastic_nodes": request.elastic.min_nodes,
@@ -202,6 +216,10 @@ def _unused_host_options(request: Request) -> list[Notice]:
 
 def _has_unused_preload(request: Request) -> bool:
     return bool(request.start.preload) and request.start.method in ("spawn", "fork")
+
+
+def _has_unused_debug(request: Request) -> bool:
+    return request.debug != DebugRequest(ranks=request.debug.ranks) and not request.debug.ranks
 
 
 def _with_nodes(request: Request, facts: Facts) -> JobPlan:
@@ -227,6 +245,8 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
         notices.append(Notice("warning", UNUSED_PREEMPT_GRACE))
     if _has_unused_preload(request):
         notices.append(Notice("warning", UNUSED_PRELOAD))
+    if _has_unused_debug(request):
+        notices.append(Notice("warning", UNUSED_DEBUG))
     is_placed = job.meeting.kind == "static" and job.node_count > 1
     node_rank = (asked.node_rank or 0) if is_placed else 0
     return JobPlan(job, node_rank, tuple(notices))

@@ -139,6 +139,10 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         preempt_grace_s=job.signals.preempt_grace_s,
         prewarms=job.start.prewarm,
     )
+    if job.debug.ranks:
+        from dsl.plan.debugging import with_debugger
+
+        plan = with_debugger(plan, job, facts)
     if job.start.method in ("spawn", "fork"):
         return plan
     from dsl.plan.starting import with_fork_servers

@@ -57,7 +57,7 @@ def worker_commands(
         return [(*words, *_call_files(folders[rank]), str(rank)) for rank in ranks]
     head: tuple[str, ...] = (program.script,)
     if program.kind != "program":
-        interpreter = environ.get(flavour.interpreter_variable) or executable
+        interpreter = interpreter_of(flavour, environ, executable)
         head = (interpreter, "-u", *(("-m",) if program.kind == "module" else ()), program.script)
     option = program.local_rank_option
     own = [(f"{option}={rank}",) if option else () for rank in ranks]
@@ -65,6 +65,11 @@ def worker_commands(
     if flavour.fills_local_rank and any(LOCAL_RANK_MACRO in word for word in words):
         return [(*_filled(head, rank), *own[rank], *_filled(program.args, rank)) for rank in ranks]
     return [(*head, *own[rank], *program.args) for rank in ranks]
+
+
+def interpreter_of(flavour: Flavour, environ: Mapping[str, str], executable: str) -> str:
+    """What runs Python's workers: ``executable``, which a variable of ``environ`` may replace."""
+    return environ.get(flavour.interpreter_variable) or executable
 
 
 def _filled(words: Sequence[str], local_rank: int) -> list[str]:

@@ -123,7 +123,10 @@ def _divided(plan: NodePlan, job: Job) -> NodePlan:
     """A server for the workers that agree in what is read early; one that agrees with none is executed."""
     flavour = job.flavour
     classes: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    debugged = [worker.rank for worker in plan.workers if worker.debug_port is not None]
     for index, worker in enumerate(plan.workers):
+        if worker.debug_port is not None:
+            continue  # a debugger has to be there before anything is imported
         own = sorted([one for one in worker.env.items() if not is_late(one[0], flavour)])
         classes.setdefault(tuple(own), []).append(index)
     served = [one for one in classes.items() if len(classes) == 1 or len(one[1]) > 1]
@@ -135,6 +138,10 @@ def _divided(plan: NodePlan, job: Job) -> NodePlan:
             workers[index] = _served(workers[index], job, len(servers))
         servers.append(_server(workers[members[0]], job, {**shared, **dict(early)}))
     plan = replace(plan, workers=tuple(workers), fork_servers=tuple(servers))
+    if debugged:
+        ranks = f"rank{'s' if len(debugged) > 1 else ''} {format_ranges(debugged)}"
+        text = f"{ranks} executed, not forked: --debug"
+        plan = _with_notice(plan, "info", text)
     if len(classes) > 1:
         plan = _with_notice(plan, "info", _difference(plan, list(classes)))
     return plan
@@ -162,7 +169,7 @@ def _server(worker: WorkerPlan, job: Job, env: Mapping[str, str]) -> ForkServer:
 def _difference(plan: NodePlan, classes: Sequence[tuple[tuple[str, str], ...]]) -> str:
     """Why one server is not enough, and who is executed because of that."""
     names = sorted({name for early in classes for name, _ in set(early) ^ set(classes[0])})
-    alone = [worker.rank for worker in plan.workers if worker.fork_server is None]
+    alone = [one.rank for one in plan.workers if one.fork_server is None and one.debug_port is None]
     count = len(plan.fork_servers)
     servers = f"{count} fork server{'s' if count != 1 else ''}" if count else "no fork server"
     left = f", rank{'s' if len(alone) > 1 else ''} {format_ranges(alone)} executed" if alone else ""

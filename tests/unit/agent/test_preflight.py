@@ -11,9 +11,10 @@ from tests.support.machine import FREE_PORT, OWN_ADDRESSES, UNASKED, make_facts
 from dsl._record import replace
 from dsl.agent.preflight import look
 from dsl.control.messages import Assignment, Checked, message_from_bytes, message_to_bytes
-from dsl.errors import PortError
+from dsl.errors import OptionError, PortError
+from dsl.machine import debugger
 from dsl.model.job import Host, Job, MeetingPoint, Program
-from dsl.model.request import OutputRequest
+from dsl.model.request import DebugRequest, OutputRequest
 from dsl.plan.flavours import DEEPSPEED, TORCH
 
 if TYPE_CHECKING:
@@ -278,3 +279,28 @@ def test_a_named_address_comes_first_on_the_host_that_it_is_one_of(folder: Path)
         )
         checked = look(assignment, make_facts(cuda=4))
         assert (checked.problems, checked.addresses) == ((), expected)
+
+
+@pytest.mark.parametrize("ranks, asked", [("", 0), ("0", 0), ("2", 1), ("all", 1)])
+def test_debugpy_is_looked_for_where_a_rank_is_debugged(
+    ranks: str, asked: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions: list[str] = []
+    monkeypatch.setattr(debugger, "check_debugger", lambda python, _environ: questions.append(python))
+    assignment = assign(folder, node_rank=1, debug=DebugRequest(ranks))
+    assert look(assignment, make_facts(cuda=4)).problems == ()
+    assert questions == ["/opt/python"] * asked
+
+
+def test_a_host_without_debugpy_or_with_a_taken_port_has_a_problem(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(_python: str, _environ: object) -> None:
+        raise OptionError("--debug needs debugpy")
+
+    monkeypatch.setattr(debugger, "check_debugger", lambda _python, _environ: None)
+    assignment = assign(folder, node_rank=1, debug=DebugRequest("3"))
+    (problem,) = look(assignment, make_facts(cuda=4, taken=(5679,))).problems
+    assert "port 5679, where rank 3 is to be debugged, is taken" in problem
+    monkeypatch.setattr(debugger, "check_debugger", lacks)
+    assert look(assignment, make_facts(cuda=4)).problems == ("--debug needs debugpy",)

@@ -73,6 +73,10 @@ IN_THE_JOB = {
     "start_method": Case("forkserver"),
     "preload": Case("torch", with_="--start-method forkserver"),
     "prewarm": Case(),
+    "debug": Case("all"),
+    "debug_port": Case("7000", with_="--debug"),
+    "debug_address": Case("0.0.0.0", with_="--debug"),
+    "debug_wait": Case(with_="--debug"),
     "report_bindings": Case(),
     "elastic_training": Case(with_="--master_addr 10.0.0.2"),
     "max_restarts": Case("3", with_="--elastic_training --master_addr 10.0.0.2"),
@@ -147,6 +151,8 @@ def words_of(dest: str, case: Case) -> list[str]:
     option = OPTIONS[dest]
     assert option.is_flag == (not case.value)
     name = next(name for name in option.names if name[:2] == "--")
+    if option.bare:
+        return [*case.with_.split(), f"{name}={case.value}"]
     return [*case.with_.split(), name, *([case.value] if case.value else [])]
 
 

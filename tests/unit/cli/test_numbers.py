@@ -69,14 +69,17 @@ BOTH = {
     "redirects": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
     "tee": ("", "4", *[f"{text}:1" for text in NO_COUNTS if text != "--"], f"0:{LONG}"),
     "local_ranks_filter": NO_RANKS,
+    "debug": ("1,", "3-1", *NO_RANKS),
     "stdin": (str(MOST_WORKERS), *NO_RANKS),
     "log_max_size": ("-1", "0", f"{LONG}K", "1.5M", *[one for one in NO_INTEGERS if one != "99999999999"]),
 }  # fmt: skip
+NUMBERS.update({(command, "debug_port"): (("0", "65536", *NO_COUNTS), "--debug") for command in LINES})
 NUMBERS.update({(command, dest): (values, "") for command in LINES for dest, values in BOTH.items()})
 
 # Options whose value holds no number of ours.
 TEXTS = {
     *("hostfile", "master_addr", "launcher", "launcher_args", "venv_script", "enable_each_rank_log"),
+    "debug_address",
     *("role", "local_addr", "rdzv_backend", "rdzv_id", "rdzv_conf", "logs_specs", "log_line_prefix_template"),
     *("event_log_handler", "log_dir", "duplicate_stdout_filters", "duplicate_stderr_filters", "preload"),
 }

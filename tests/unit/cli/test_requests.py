@@ -50,6 +50,10 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "start_method": ("forkserver", "start.method", "forkserver"),
     "preload": ("torch,a.b", "start.preload", ("torch", "a.b")),
     "prewarm": ("", "start.prewarm", True),
+    "debug": ("0,2-3", "debug.ranks", "0,2-3"),
+    "debug_port": ("7000", "debug.port", 7000),
+    "debug_address": ("0.0.0.0", "debug.address", "0.0.0.0"),
+    "debug_wait": ("", "debug.waits", True),
     "report_bindings": ("", "placement.names_devices", True),
     "dry_run": ("", "placement.names_devices", True),
     "dry_run_json": ("", "placement.names_devices", True),
@@ -153,7 +157,18 @@ def test_each_option_changes_its_field_of_the_request_and_no_other(command: str,
     words, field, value = FIELDS[command][option.dest]
     assert option.is_flag == (not words)
     for name in option.names:
-        assert _changes(command, name, *([words] if words else [])) == {field: value}
+        given = [f"{name}={words}"] if option.bare else [name, words] if words else [name]
+        assert _changes(command, *given) == {field: value}
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_an_option_whose_value_may_be_missing_never_takes_the_word_behind_it(command: str) -> None:
+    assert _changes(command, "--debug") == {"debug.ranks": "all"}
+    request = FRONT_ENDS[command].read(["--debug", "t.py", "1"], {})[0]
+    assert (request.program.script, request.program.args) == ("t.py", ("1",))
+    parsed = FRONT_ENDS[command].parse_args(["--debug", "t.py", "--debug"])
+    assert (parsed.debug, getattr(parsed, LINES[command].script)) == ("all", "t.py")
+    assert FRONT_ENDS[command].parse_args(["--debug=1", "t.py"]).debug == "1"
 
 
 @pytest.mark.parametrize("command", LINES)

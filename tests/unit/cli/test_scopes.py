@@ -61,6 +61,10 @@ BOTH = {
     "start_method": Case("forkserver"),
     "preload": Case("torch"),
     "prewarm": Case(),
+    "debug": Case("1"),
+    "debug_port": Case("7000"),
+    "debug_address": Case("0.0.0.0"),
+    "debug_wait": Case(),
     "report_bindings": Case(),
     "dry_run": Case(),
     "dry_run_json": Case(),
@@ -175,7 +179,8 @@ def given(command: str, option: Option) -> JobPlan:
     """What is planned with the option."""
     case = CASES[command][option.dest]
     assert option.is_flag == (not case.value)
-    own = [option.names[0], *([case.value] if case.value else [])]
+    name, value = option.names[0], case.value
+    own = [f"{name}={value}"] if option.bare else [name, value] if value else [name]
     return planned(command, [*case.with_.split(), *own])
 
 

@@ -13,7 +13,7 @@ from tests.support.outcome import assert_one_line, error_of
 from dsl.errors import JobFormatError
 from dsl.model.codec import RECORDS, job_from_bytes, job_to_bytes
 from dsl.model.job import Host, Job, MeetingPoint, Program
-from dsl.model.request import OutputRequest, PlacementRequest, SignalRequest, StartRequest
+from dsl.model.request import DebugRequest, OutputRequest, PlacementRequest, SignalRequest, StartRequest
 from dsl.plan.flavours import FLAVOURS
 
 # What an argument or a variable can hold: any bytes but NUL, as Python gives them to us.
@@ -80,6 +80,7 @@ JOBS = st.builds(
         source=WORDS,
         prewarm=st.booleans(),
     ),
+    debug=st.builds(DebugRequest, ranks=TEXTS, port=NUMBERS, address=TEXTS, waits=st.booleans()),
     log_level=TEXTS,
     saves_pid=st.booleans(),
 )

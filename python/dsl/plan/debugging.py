@@ -1,0 +1,234 @@
+"""``--debug``: which workers run under debugpy, on which ports, and how an editor attaches to them.
+
+The port of a worker is the base and its local rank, so an editor's configuration stays right from run to run.
+debugpy and editors talk the Debug Adapter Protocol; what stands in the configurations is that of debugpy.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record, replace
+from dsl.errors import OptionError, PortError
+from dsl.lists import BEYOND, LAST_PORT, find_runs, parse_range, quote
+from dsl.model.job import Notice
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.facts import Facts
+    from dsl.model.job import Job
+    from dsl.model.node import NodePlan, WorkerPlan
+    from dsl.model.request import DebugRequest, ProgramRequest
+
+ALL = "all"
+"""The word for all ranks."""
+
+EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  what a user may have asked for
+"""Addresses to listen at that nobody can attach to by that name."""
+
+LOCAL = "127.0.0.1"
+
+
+@record
+class Attach:
+    """Where a debugger attaches to one worker."""
+
+    rank: int
+    """Its global rank."""
+    host: str
+    """What the editor connects to."""
+    port: int
+    """Port there."""
+
+
+def debug_ranks(text: str) -> tuple[tuple[int, int], ...]:
+    """``0,2-3`` as first and last ranks of its runs; ``all`` is the run of all.
+
+    Raises:
+        OptionError: it is no list of ranks.
+    """
+    if text == ALL:
+        return ((0, BEYOND),)
+    found = []
+    for part in text.split(","):
+        ends = parse_range(part)
+        if ends is None or ends[0] > ends[1]:
+            raise OptionError(
+                f"--debug {quote(text)}: bad range {quote(part)}, expected a rank or FIRST-LAST, or all"
+            )
+        found.append(ends)
+    return tuple(found)
+
+
+def check_debug(asked: DebugRequest, program: ProgramRequest, no_python: str) -> None:
+    """Refuse what cannot be debugged. ``no_python`` is that option as the command spells it.
+
+    Raises:
+        OptionError: ranks or address are not written as they must be, or the workers run no Python.
+        PortError: the port is none.
+    """
+    debug_ranks(asked.ranks)
+    if program.no_python:
+        raise OptionError(f"--debug needs workers that are run by Python, leave out --debug or {no_python}")
+    if not asked.address or any(mark in asked.address for mark in " []/"):
+        raise OptionError(f"--debug-address {quote(asked.address)}: expected an address such as {LOCAL}")
+    if not 1 <= asked.port <= LAST_PORT:
+        raise PortError(f"--debug-port {asked.port} is not a port, expected 1 to {LAST_PORT}")
+
+
+def is_debugged(asked: DebugRequest, rank: int) -> bool:
+    """Whether the worker of this rank runs under a debugger."""
+    return any(first <= rank <= last for first, last in debug_ranks(asked.ranks))
+
+
+def with_debugger(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
+    """The plan whose chosen workers run under debugpy.
+
+    Raises:
+        OptionError: a rank is named that the job does not have.
+        PortError: a worker's port is none, or is taken before the first attempt.
+    """
+    if job.meeting.kind != "dynamic":
+        _check_ranks(job.debug, plan.world_size)
+    if plan.attempt == 0:
+        problem = port_problem(job, [one.rank for one in plan.workers], facts)
+        if problem:
+            raise PortError(problem)
+    workers = [_under_debugger(one, job) if is_debugged(job.debug, one.rank) else one for one in plan.workers]
+    return replace(plan, workers=tuple(workers))
+
+
+def port_problem(job: Job, ranks: Sequence[int], facts: Facts) -> str:
+    """What is wrong with a port that a debugged worker of this node needs; empty: nothing.
+
+    ``ranks`` are those of the node's workers, by local rank.
+    """
+    for local_rank, rank in enumerate(ranks):
+        if not is_debugged(job.debug, rank):
+            continue
+        port = job.debug.port + local_rank
+        if port > LAST_PORT:
+            return f"rank {rank} would be debugged at port {port}, above {LAST_PORT}: lower --debug-port"
+        try:
+            if facts.ports.is_free(port):
+                continue
+            reason = f"is taken by {facts.ports.holder(port)}"
+        except PortError:
+            reason = "may not be used by this user"
+        return f"port {port}, where rank {rank} is to be debugged, {reason}: give another --debug-port"
+    return ""
+
+
+def attach_notices(plan: NodePlan, job: Job) -> tuple[Notice, ...]:
+    """How to attach to the workers of a node that starts its part itself."""
+    address = LOCAL if job.debug.address in EVERYWHERE else job.debug.address
+    found = [Attach(one.rank, address, one.debug_port) for one in plan.workers if one.debug_port is not None]
+    return _told(found, job.debug)
+
+
+def attach_everywhere(job: Job, facts: Facts) -> tuple[Notice, ...]:
+    """How to attach, from this machine, to the workers of all hosts of a job, if their places are known.
+
+    Raises:
+        OptionError: a rank is named that the job does not have.
+    """
+    asked = job.debug
+    world_size = sum(len(host.slots) for host in job.hosts)
+    _check_ranks(asked, world_size)
+    is_tunnelled = asked.address.startswith("127.") or asked.address in ("::1", "localhost")
+    found: list[Attach] = []
+    tunnels: list[Notice] = []
+    names = [host.name for host in job.hosts]
+    # Unless this machine has the first ranks, ports of other hosts' ranks might be those of its own.
+    beyond = 0 if facts.names.is_this_machine(names[0]) else world_size
+    if not any(facts.names.is_this_machine(name) for name in names):
+        beyond = 0
+    rank = 0
+    for host in job.hosts:
+        ranks = range(rank, rank + len(host.slots))
+        rank = ranks.stop
+        chosen = [(local, one) for local, one in enumerate(ranks) if is_debugged(asked, one)]
+        is_here = facts.names.is_this_machine(host.name)
+        if is_here and is_tunnelled:
+            found += [Attach(one, asked.address, asked.port + local) for local, one in chosen]
+            continue
+        if not is_tunnelled:
+            address = host.name if asked.address in EVERYWHERE else asked.address
+            found += [Attach(one, address, asked.port + local) for local, one in chosen]
+            continue
+        # Ranks of several hosts have the same port there: here each has one of its own.
+        first = asked.port + beyond
+        found += [Attach(one, LOCAL, first + one) for _, one in chosen]
+        words = [f"-L {first + one}:{asked.address}:{asked.port + local}" for local, one in chosen]
+        if words:
+            tunnels.append(Notice("critical", f"to reach {host.name}: ssh -N {' '.join(words)} {host.name}"))
+    return (*tunnels, *_told(found, asked))
+
+
+def _check_ranks(asked: DebugRequest, world_size: int) -> None:
+    if asked.ranks != ALL and max(last for _, last in debug_ranks(asked.ranks)) >= world_size:
+        last = world_size - 1
+        there = f"ranks 0 to {last}" if last else "rank 0 alone"
+        raise OptionError(f"--debug {quote(asked.ranks)}: the job has {there}")
+
+
+def _under_debugger(worker: WorkerPlan, job: Job) -> WorkerPlan:
+    """Behind the interpreter and -u stand debugpy's words, then the script as it was."""
+    port = job.debug.port + worker.local_rank
+    address = f"[{job.debug.address}]" if ":" in job.debug.address else job.debug.address
+    waits = ("--wait-for-client",) if job.debug.waits else ()
+    # debugpy asks for the first two: breakpoints in modules that are part of the interpreter are missed else.
+    words = ("-X", "frozen_modules=off", "-m", "debugpy", "--listen", f"{address}:{port}", *waits)
+    return replace(worker, argv=(*worker.argv[:2], *words, *worker.argv[2:]), debug_port=port)
+
+
+def _told(found: Sequence[Attach], asked: DebugRequest) -> tuple[Notice, ...]:
+    """A line for each run of ranks at one host, and one for each family of editors."""
+    if not found:
+        return ()
+    verb = "waits" if asked.waits else "listens"
+    verbs = "wait" if asked.waits else "listen"
+    lines = []
+    for host in dict.fromkeys(one.host for one in found):
+        ranks = [one for one in found if one.host == host]
+        # Ranks that lie side by side with ports that do, too.
+        offsets = dict.fromkeys(one.port - one.rank for one in ranks)
+        for offset in offsets:
+            members = sorted(one.rank for one in ranks if one.port - one.rank == offset)
+            for first, last in find_runs(members):
+                if first == last:
+                    lines.append(f"rank {first} {verb} for a debugger at {_shown(host)}:{first + offset}")
+                else:
+                    ports = f"{first + offset}-{last + offset}"
+                    lines.append(f"ranks {first}-{last} {verbs} for a debugger at {_shown(host)}:{ports}")
+    lines.append(f'VS Code, launch.json: "configurations": {launch_json(found)}')
+    one = found[0]
+    lines.append(
+        "Neovim, nvim-dap: "
+        f'require("dap").run({{type = "python", request = "attach", name = "rank {one.rank}", '
+        f'connect = {{host = "{one.host}", port = {one.port}}}}})'
+    )
+    lines.append(f"PyCharm: run configuration Attach to DAP, host {one.host}, port {one.port}")
+    return tuple([Notice("critical", line) for line in lines])
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def launch_json(found: Sequence[Attach]) -> str:
+    """The configurations of VS Code, one for each rank, as JSON in one line."""
+    from json import dumps
+
+    return dumps(
+        [
+            {
+                "name": f"rank {one.rank}",
+                "type": "debugpy",
+                "request": "attach",
+                "connect": {"host": one.host, "port": one.port},
+                "justMyCode": False,
+            }
+            for one in found
+        ]
+    )

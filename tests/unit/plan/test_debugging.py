@@ -1,0 +1,177 @@
+"""`--debug`: who runs under debugpy, on which port, and what an editor is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.support.machine import make_facts
+from tests.support.outcome import assert_one_line, error_of
+from tests.support.requests import make_request, plan_of
+
+from dsl._record import replace
+from dsl.errors import OptionError, UsageError
+from dsl.model.node import NodePlan
+from dsl.model.request import DebugRequest, ProgramRequest
+from dsl.plan.debugging import attach_everywhere, attach_notices, debug_ranks, is_debugged
+from dsl.plan.job import plan_job
+
+HOSTS = "here slots=2\nn1 slots=2\n"
+
+
+def planned(count: int = 3, attempt: int = 0, **wishes: Any) -> NodePlan:
+    facts = make_facts(taken=wishes.pop("taken", ()), environ={"HOME": "/me"})
+    wishes.setdefault("ranks", "1")
+    return plan_of(make_request("torch", "t.py", "a", nproc_per_node=str(count), **wishes), facts, attempt)
+
+
+def refusal(**wishes: Any) -> str:
+    text = error_of(UsageError, lambda: planned(**wishes))
+    assert text is not None
+    assert_one_line(text)
+    return text
+
+
+@pytest.mark.parametrize(
+    "text, ranks", [("all", {0, 1, 2, 3}), ("1", {1}), ("0,2-3", {0, 2, 3}), (" 1 , 3", {1, 3})]
+)
+def test_ranks_are_written_as_other_lists_are(text: str, ranks: set[int]) -> None:
+    assert {rank for rank in range(4) if is_debugged(DebugRequest(text), rank)} == ranks
+
+
+@pytest.mark.parametrize("text", ["x", "1,", "3-1", "-1", "1-2-3", "1;2"])
+def test_a_list_of_ranks_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="expected a rank or FIRST-LAST, or all"):
+        debug_ranks(text)
+
+
+def test_the_chosen_rank_alone_runs_under_debugpy_behind_its_interpreter() -> None:
+    plan, plain = planned(), planned(ranks="")
+    assert [one.debug_port for one in plan.workers] == [None, 5679, None]
+    words = ("-X", "frozen_modules=off", "-m", "debugpy", "--listen", "127.0.0.1:5679")
+    assert plan.workers[1].argv == ("/opt/python", "-u", *words, "t.py", "a")
+    assert replace(plan.workers[1], argv=plain.workers[1].argv, debug_port=None) == plain.workers[1]
+    assert (plan.workers[0], plan.workers[2]) == (plain.workers[0], plain.workers[2])
+
+
+def test_a_module_an_address_a_port_and_the_wish_to_wait() -> None:
+    plan = planned(
+        ranks="all",
+        debug_port=7000,
+        debug_address="::",
+        debug_wait=True,
+        program=ProgramRequest("m", module=True),
+    )
+    tail = ("--listen", "[::]:7002", "--wait-for-client", "-m", "m")
+    assert plan.workers[2].argv[-5:] == tail
+    assert [one.debug_port for one in plan.workers] == [7000, 7001, 7002]
+
+
+@pytest.mark.parametrize(
+    "wishes, said",
+    [
+        ({"ranks": "3"}, "the job has ranks 0 to 2"),
+        ({"ranks": "0-3"}, "the job has ranks 0 to 2"),
+        ({"count": 1}, "the job has rank 0 alone"),
+        ({"debug_port": 0}, "--debug-port 0 is not a port"),
+        ({"debug_port": 65536}, "--debug-port 65536 is not a port"),
+        ({"debug_port": 65535}, "above 65535: lower --debug-port"),
+        ({"debug_address": "a b"}, "--debug-address 'a b': expected an address"),
+        ({"taken": (5679,)}, "port 5679, where rank 1 is to be debugged, is taken by pid 9"),
+        ({"program": ProgramRequest("t", no_python=True)}, "leave out --debug or --no-python"),
+    ],
+)
+def test_what_cannot_be_debugged_is_refused_in_one_line(wishes: dict[str, Any], said: str) -> None:
+    assert said in refusal(**wishes)
+
+
+def test_ports_of_others_and_of_earlier_attempts_do_not_matter() -> None:
+    assert planned(taken=(5678, 5680)).workers[1].debug_port == 5679
+    assert planned(attempt=1, taken=(5679,)).workers[1].debug_port == 5679
+
+
+@pytest.mark.parametrize("flavour", ["torch", "deepspeed"])
+def test_options_without_the_ranks_have_no_effect_and_it_is_said(flavour: str) -> None:
+    request = make_request(flavour, debug_wait=True)
+    texts = [one.text for one in plan_job(request, make_facts()).notices]
+    assert any("no effect without --debug" in text for text in texts)
+
+
+def test_a_fork_server_forks_the_others() -> None:
+    plan = planned(start_method="forkserver")
+    assert [one.fork_server for one in plan.workers] == [0, None, 0]
+    assert "rank 1 executed, not forked: --debug" in [one.text for one in plan.notices]
+    plan = planned(start_method="forkserver", ranks="all")
+    assert plan.fork_servers == ()
+    assert "ranks 0-2 executed, not forked: --debug" in [one.text for one in plan.notices]
+
+
+def told(plan: NodePlan, **wishes: Any) -> list[str]:
+    job = plan_job(make_request("torch", **wishes), make_facts()).job
+    return [one.line for one in attach_notices(plan, job)]
+
+
+def configurations(lines: list[str]) -> list[dict[str, Any]]:
+    (line,) = [one for one in lines if one.startswith("VS Code")]
+    found: list[dict[str, Any]] = json.loads(line.partition('"configurations": ')[2])
+    return found
+
+
+def test_the_editors_are_told_where_to_attach() -> None:
+    lines = told(planned(), ranks="1")
+    assert lines[0] == "rank 1 listens for a debugger at 127.0.0.1:5679"
+    (one,) = configurations(lines)
+    assert (one["type"], one["request"]) == ("debugpy", "attach")
+    assert one["connect"] == {"host": "127.0.0.1", "port": 5679}
+    assert 'host = "127.0.0.1", port = 5679' in lines[2]
+    assert lines[3].endswith("host 127.0.0.1, port 5679")
+    assert told(planned(ranks=""), ranks="1") == []
+
+
+def test_neighbours_share_a_line() -> None:
+    lines = told(planned(5, ranks="0-1,3"), ranks="0-1,3", debug_wait=True)
+    assert lines[:2] == [
+        "ranks 0-1 wait for a debugger at 127.0.0.1:5678-5679",
+        "rank 3 waits for a debugger at 127.0.0.1:5681",
+    ]
+    assert [one["name"] for one in configurations(lines)] == ["rank 0", "rank 1", "rank 3"]
+
+
+def everywhere(hosts: str, **wishes: Any) -> list[str]:
+    facts = make_facts(files={"/hosts": hosts})
+    planned = plan_job(make_request("deepspeed", hostfile="/hosts", **wishes), facts)
+    assert [one.line for one in attach_everywhere(planned.job, facts)] == [
+        one.line for one in planned.notices if one.level == "critical"
+    ]
+    return [one.line for one in attach_everywhere(planned.job, facts)]
+
+
+def places(lines: list[str]) -> list[tuple[str, str, int]]:
+    return [(one["name"], one["connect"]["host"], one["connect"]["port"]) for one in configurations(lines)]
+
+
+def test_loopback_ports_of_other_hosts_come_through_ssh_each_to_a_port_of_its_own() -> None:
+    lines = everywhere(HOSTS, ranks="1-3")
+    assert lines[0] == "to reach n1: ssh -N -L 5680:127.0.0.1:5678 -L 5681:127.0.0.1:5679 n1"
+    assert lines[1] == "ranks 1-3 listen for a debugger at 127.0.0.1:5679-5681"
+    assert places(lines) == [(f"rank {one}", "127.0.0.1", 5678 + one) for one in (1, 2, 3)]
+
+
+def test_they_stay_clear_of_the_ports_of_this_machine() -> None:
+    lines = everywhere("n1 slots=2\nhere slots=2\n", ranks="all")
+    assert lines[0] == "to reach n1: ssh -N -L 5682:127.0.0.1:5678 -L 5683:127.0.0.1:5679 n1"
+    assert [port for _, _, port in places(lines)] == [5682, 5683, 5678, 5679]
+    away = everywhere("n1 slots=1\nn2 slots=1\n", ranks="all")
+    assert [port for _, _, port in places(away)] == [5678, 5679]
+
+
+def test_ports_that_everybody_reaches_are_named_by_their_hosts() -> None:
+    lines = everywhere(HOSTS, ranks="0,3", debug_address="0.0.0.0")
+    assert places(lines) == [("rank 0", "here", 5678), ("rank 3", "n1", 5679)]
+    assert not [one for one in lines if "ssh" in one]
+
+
+def test_a_rank_that_no_host_has_is_refused_before_any_is_reached() -> None:
+    with pytest.raises(OptionError, match="the job has ranks 0 to 3"):
+        everywhere(HOSTS, ranks="4")
