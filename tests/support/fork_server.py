@@ -54,9 +54,16 @@ AGENT = str(Path(SERVER).with_name("fork_agent.py"))
 class Command:
     """A program with a fork server's workers: a guard with its agent, or an embedded supervisor."""
 
-    def __init__(self, testchild: Path, *workers: Sequence[str], how: str = "guarded", odd: str = "") -> None:
+    def __init__(
+        self,
+        testchild: Path,
+        *workers: Sequence[str],
+        how: str = "guarded",
+        odd: str = "",
+        mode: str = "serve",
+    ) -> None:
         commands = [["/usr/bin/env", str(testchild), *words] for words in workers]
-        words = [sys.executable, AGENT, how, json.dumps(server()), json.dumps(commands)]
+        words = [sys.executable, AGENT, how, json.dumps(server(mode)), json.dumps(commands)]
         if odd:
             words = [sys.executable, "-c", WITH_ODD_ENTRIES, odd, *words]
         mark = {"FORK_SERVER_TEST": uuid.uuid4().hex}

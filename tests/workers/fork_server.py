@@ -1,8 +1,9 @@
 """A fork server without Python's part: a forked child becomes the program that its order names, or runs a script.
 
 argv[1] says what it does: ``serve``; ``refuse``; ``never`` gets ready; ``exit`` at once; ``helper``: serve, with a child
-of its own; ``hang-up`` and live on; ``barren``: say that no order can be forked; ``die`` in the middle of the third order;
-``mute``: forked children never enter. The last word is the descriptor.
+of its own; ``hang-up`` and live on; ``barren``: say that no order can be forked; ``mute``: forked children never enter.
+``WHAT@STEP``: ``die``, ``freeze`` or ``sleep`` in the middle of the third order, and serve then: before the ``fork``,
+before the ``answer``, ``after`` it; or before it is ``ready``. The last word is the descriptor.
 """
 
 from __future__ import annotations
@@ -13,6 +14,19 @@ import sys
 import time
 
 from dsl import _core
+
+STRIKES = {
+    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "sleep": lambda: time.sleep(600),
+}
+
+
+def strike(mode: str, step: str) -> None:
+    """Do what the mode says for this step."""
+    what, _, when = mode.partition("@")
+    if when == step:
+        STRIKES[what]()
 
 
 def become(order: _core.ForkOrder) -> None:
@@ -40,15 +54,17 @@ def serve(link: _core.ForkLink, mode: str) -> None:
         if mode == "barren":
             link.not_forked(order, 11)
             continue
+        third = mode if count == 3 else ""
+        strike(third, "fork")
         pid = os.fork()
         if pid == 0:
             if mode == "mute":
                 os._exit(3)
             order.enter()
             become(order)
-        if mode == "die" and count == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+        strike(third, "answer")
         link.forked(order, pid)
+        strike(third, "after")
 
 
 def main() -> None:
@@ -69,6 +85,7 @@ def main() -> None:
         if mode == "helper" and os.fork() == 0:
             os.setsid()
             os.execv("/bin/sleep", ["sleep", "600"])
+        strike(mode, "ready")
         link.ready()
         serve(link, mode)
     os._exit(0)

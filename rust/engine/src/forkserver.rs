@@ -26,4 +26,6 @@ pub use link::Link;
 pub use order::Order;
 
 pub(crate) use plan::{Plan, Stderr};
-pub(crate) use server::{Ends, Gate, News, Ordered, Server, State};
+pub(crate) use server::{
+    DEATH_PATIENCE, Delivered, Delivery, Ends, FORK_PATIENCE, News, Ordered, Server, State,
+};

@@ -17,8 +17,8 @@ use rustix::io::Errno;
 
 mod snapshot;
 
-use snapshot::has_no_memory;
 pub use snapshot::{Stat, descendants, parse_stat};
+use snapshot::{has_no_memory, parse_exit_status};
 
 /// Bytes asked of one read; a whole `stat` line and most environments fit.
 const CHUNK: usize = 16 * 1024;
@@ -43,6 +43,15 @@ pub fn environ_carries(environ: &[u8], key: &[u8], token: &[u8]) -> bool {
 pub(crate) fn is_stopped(pid: i32) -> bool {
     let stat = ProcFs::open().and_then(|mut procfs| procfs.stat(pid));
     stat.is_ok_and(|stat| stat.is_stopped())
+}
+
+/// The status of a process that has ended and was not reaped, in the form of `wait(2)`; `None` for any other, and
+/// where it cannot be seen.
+pub(crate) fn exit_status(pid: i32) -> Option<i32> {
+    let mut procfs = ProcFs::open().ok()?;
+    let status = parse_exit_status(procfs.starts(pid, "stat").ok()?)?;
+    // Under the same condition the kernel shows this file.
+    (status != 0 || procfs.starts(pid, "io").is_ok()).then_some(status)
 }
 
 /// An open `/proc` with the buffers for reading it; one for each thread that scans.

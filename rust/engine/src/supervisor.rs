@@ -183,10 +183,10 @@ impl Supervisor {
         let mut inputs = Vec::new();
         for watched in &ready {
             if let Watched::Worker(index) = *watched {
-                self.await_key(index, &mut inputs)?;
-                inputs.extend(self.reap(index, now));
+                self.note_death(index, now);
             }
         }
+        self.collect_deaths(&mut inputs)?;
         for watched in ready {
             match watched {
                 Watched::Worker(_) => {}
@@ -210,6 +210,9 @@ impl Supervisor {
                 inputs.extend(self.reap(index, now));
             }
         }
+        // Of those that a fork server had to tell of.
+        self.collect_deaths(&mut inputs)?;
+        self.let_the_dead_wait();
         for input in inputs {
             self.step(input);
         }
@@ -224,7 +227,8 @@ impl Supervisor {
 
     /// More workers are to be started, so the next turn will not wait.
     pub fn is_starting(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| job.group.may_start()) && !self.awaits_server()
+        let may_start = self.job.as_ref().is_some_and(|job| job.group.may_start());
+        may_start && !self.awaits_server() && !self.awaits_order()
     }
 
     /// How long nothing is due; `None` for ever.
@@ -237,6 +241,8 @@ impl Supervisor {
         let polling = job.filter(|_| self.link.is_none());
         let due = [
             job.and_then(|job| job.group.next_tick()),
+            job.and_then(|job| job.order_due),
+            job.and_then(|job| Some(job.deaths_seen.front()?.due)),
             self.orphans_due,
             polling
                 .filter(|job| job.group.is_clearing())
@@ -262,6 +268,10 @@ impl Supervisor {
             if self.link.is_some() && reap_orphans(&spared) == Orphans::Hidden {
                 self.orphans_due = Some(now + ORPHAN_DELAY);
             }
+        }
+        let is_late = self.job.as_ref().and_then(|job| job.order_due);
+        if is_late.is_some_and(|due| due <= now) {
+            self.take_delivered(true);
         }
         let due = self.job.as_ref().and_then(|job| job.group.next_tick());
         if due.is_some_and(|due| due <= now) {

@@ -5,9 +5,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{Shutdown, shutdown};
 
 use super::message::{Command, Entered, Report, VERSION};
 use super::plan::Plan;
@@ -17,10 +18,10 @@ use crate::sys::clone::Step;
 use crate::sys::signal;
 use crate::sys::wait::{Death, Target, try_wait};
 
-/// The longest time in which a server has forked and its child has entered. Signals to the job wait meanwhile.
-const FORK_PATIENCE: Duration = Duration::from_secs(10);
+/// The longest time in which a server has forked and its child has entered, once the orders before are delivered.
+pub(crate) const FORK_PATIENCE: Duration = Duration::from_secs(10);
 /// The longest time in which a server tells of a death that we have seen.
-const DEATH_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const DEATH_PATIENCE: Duration = Duration::from_secs(2);
 /// Time that a server gets to end when we have hung up.
 const END_PATIENCE: Duration = Duration::from_millis(100);
 /// The same when it has, which it does by ending.
@@ -55,32 +56,48 @@ pub(crate) struct Delivery {
     pub(crate) pid: i32,
     pub(crate) pidfd: OwnedFd,
     pub(crate) entered: Entered,
-    pub(crate) gate: Gate,
 }
 
-/// Where a forked worker waits until it is watched. It ends if nobody opens.
-#[derive(Debug)]
-pub(crate) struct Gate(OwnedFd);
-
-impl Gate {
-    /// Lets the worker run.
-    pub(crate) fn open(&self) {
-        // A failure means that it has just died.
-        let _ = socket::send(&self.0, b"1", &[], false);
-    }
-}
-
-/// A worker that was ordered.
+/// A worker that was ordered, and the gate where it waits until it is watched. It ends if nobody opens.
 #[derive(Debug)]
 pub(crate) struct Ordered {
     order: u64,
-    gate: Gate,
+    gate: OwnedFd,
 }
 
 impl Ordered {
     pub(crate) fn order(&self) -> u64 {
         self.order
     }
+
+    pub(crate) fn gate(&self) -> BorrowedFd<'_> {
+        self.gate.as_fd()
+    }
+
+    /// Lets the worker run.
+    pub(crate) fn open(&self) {
+        // A failure means that it has just died.
+        let _ = socket::send(&self.gate, b"1", &[], false);
+    }
+
+    /// Ends the worker, wherever it is on its way. That does not depend on who else may hold a copy of the gate.
+    pub(crate) fn cancel(&self) {
+        // A failure means that it has ended.
+        let _ = shutdown(&self.gate, Shutdown::Both);
+    }
+}
+
+/// What has come of an order.
+#[derive(Debug)]
+pub(crate) enum Delivered {
+    /// Its worker waits at its gate.
+    Worker(Delivery),
+    /// The server has not answered.
+    Ordered,
+    /// The server has forked, and the child has not come to its gate.
+    Forked,
+    /// There is no worker, and the server takes no more orders.
+    Nothing,
 }
 
 enum Answer {
@@ -215,10 +232,7 @@ impl Server {
         match self.send_order(order, plan, fds) {
             Ok(gate) => {
                 self.orders = order;
-                Some(Ordered {
-                    order,
-                    gate: Gate(gate),
-                })
+                Some(Ordered { order, gate })
             }
             Err(error) => {
                 // If it has died, that is the better reason.
@@ -240,61 +254,71 @@ impl Server {
         Ok(gate)
     }
 
-    /// Waits for a worker that was ordered. `None`: there is none, and the server takes no more orders.
-    pub(crate) fn deliver(&mut self, ordered: Ordered, poller: &Poller) -> Option<Delivery> {
-        let deadline = Instant::now() + FORK_PATIENCE;
-        let number = ordered.order;
-        self.listen_until(deadline, poller, |server| server.answers.contains_key(&number));
-        let (pid, pidfd) = match self.answers.remove(&number) {
-            Some(Answer::Forked(pid, pidfd)) => (pid, pidfd),
+    /// Whether a worker that was ordered waits at its gate. `is_late`: there is no more time for that.
+    pub(crate) fn deliver(&mut self, ordered: &Ordered, is_late: bool, poller: &Poller) -> Delivered {
+        self.listen(poller);
+        if self.link.is_none() {
+            // What it had forked dies with it, and has not run.
+            return Delivered::Nothing;
+        }
+        let pid = match self.answers.get(&ordered.order) {
+            Some(Answer::Forked(pid, _)) => *pid,
             Some(Answer::NotForked(errno)) => {
-                let error = io::Error::from_raw_os_error(errno);
+                let error = io::Error::from_raw_os_error(*errno);
                 self.close(format!("could not fork: {error}"));
-                return None;
+                return Delivered::Nothing;
             }
-            None => {
+            None if is_late => {
                 self.close(format!("did not fork in {} s", FORK_PATIENCE.as_secs()));
-                return None;
+                return Delivered::Nothing;
             }
+            None => return Delivered::Ordered,
         };
-        let entered = wait_for(&[ordered.gate.0.as_fd()], deadline)
-            .then(|| socket::receive(&ordered.gate.0).ok().flatten())
-            .flatten()
-            .and_then(|(bytes, _)| Entered::decode(&bytes))
-            // That fails when the server has just died, and no other worker would find it alive.
-            .filter(|entered| !matches!(entered.result, Err(failure) if failure.step == Step::ParentDeath));
-        let Some(entered) = entered else {
-            // As above.
+        let entered = match socket::receive(&ordered.gate) {
+            Ok(None) if !is_late => return Delivered::Forked,
+            Ok(None) | Err(_) => None,
+            Ok(Some((bytes, _))) => Entered::decode(&bytes),
+        };
+        let Some(entered) = entered.filter(|entered| !has_lost_parent(entered)) else {
+            // If the server has died, that is the better reason.
             self.listen(poller);
             self.close("forked a worker that came to nothing".to_owned());
-            return None;
+            return Delivered::Nothing;
         };
-        Some(Delivery {
-            pid,
-            pidfd,
-            entered,
-            gate: ordered.gate,
-        })
+        match self.answers.remove(&ordered.order) {
+            Some(Answer::Forked(_, pidfd)) => Delivered::Worker(Delivery { pid, pidfd, entered }),
+            _ => Delivered::Nothing,
+        }
     }
 
-    /// How a worker ended whose death was seen. `None` when the server is gone, or does not tell.
-    pub(crate) fn death_of(&mut self, order: u64, poller: &Poller) -> Option<Death> {
-        // A server that is silent is waited for once.
-        let patience = if self.is_silent {
-            Duration::ZERO
-        } else {
-            DEATH_PATIENCE
-        };
-        let deadline = Instant::now() + patience;
-        self.listen_until(deadline, poller, |server| server.deaths.contains_key(&order));
-        if self.link.is_some() && !self.deaths.contains_key(&order) {
-            self.is_silent = true;
-            self.close(format!(
-                "did not tell of a death in {} s",
-                DEATH_PATIENCE.as_secs()
-            ));
+    /// Whether all is known of a worker's death that will be: how it ended, or that nobody tells.
+    pub(crate) fn has_told(&mut self, order: u64, poller: &Poller) -> bool {
+        if !self.deaths.contains_key(&order) {
+            self.listen(poller);
         }
+        self.deaths.contains_key(&order) || self.link.is_none() || self.is_silent
+    }
+
+    /// How a worker ended, if the server has told.
+    pub(crate) fn death_of(&self, order: u64) -> Option<Death> {
         self.deaths.get(&order).copied()
+    }
+
+    /// It has not told of a death in time. The next one is not waited for.
+    pub(crate) fn is_late(&mut self) {
+        self.is_silent = true;
+        self.close(format!(
+            "did not tell of a death in {} s",
+            DEATH_PATIENCE.as_secs()
+        ));
+    }
+
+    /// Lets it go on, if somebody has stopped it: it alone knows how its workers end.
+    pub(crate) fn resume(&self) {
+        if self.link.is_some() {
+            // Our unreaped child pins its pid.
+            let _ = signal::send(self.pid, libc::SIGCONT);
+        }
     }
 
     /// Nothing is left of the group: its zombies are not needed any more.
@@ -309,18 +333,6 @@ impl Server {
             let reap = Command::Reap { through: self.reaped };
             // One that does not listen now will be told the next time, or will end.
             let _ = socket::send(link, &reap.encode(), &[], false);
-        }
-    }
-
-    fn listen_until(&mut self, deadline: Instant, poller: &Poller, is_so: impl Fn(&Self) -> bool) {
-        loop {
-            self.listen(poller);
-            let (Some(link), Some(pidfd)) = (&self.link, &self.pidfd) else {
-                return;
-            };
-            if is_so(self) || !wait_for(&[link.as_fd(), pidfd.as_fd()], deadline) {
-                return;
-            }
         }
     }
 
@@ -389,9 +401,9 @@ impl Server {
     }
 }
 
-/// Waits until one of these is readable or hung up; false when the time is over.
-fn wait_for(fds: &[BorrowedFd<'_>], deadline: Instant) -> bool {
-    wait_readable(fds, deadline.saturating_duration_since(Instant::now()))
+/// Whether a child found its server dead when it entered: no other one would find it alive.
+fn has_lost_parent(entered: &Entered) -> bool {
+    matches!(entered.result, Err(failure) if failure.step == Step::ParentDeath)
 }
 
 /// Text of somebody else as one line of ours.
@@ -414,6 +426,7 @@ fn one_line(text: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::clone::Failure;
 
     /// A server without a process, and what keeps its link and its life open.
     fn server() -> (Server, [OwnedFd; 2]) {
@@ -485,7 +498,6 @@ mod tests {
 
     #[test]
     fn deaths_are_kept_until_nothing_is_left_of_their_group() {
-        let poller = Poller::new().unwrap();
         let (mut server, _open) = server();
         server.orders = 2;
         let ended = |order, pid| {
@@ -494,12 +506,95 @@ mod tests {
         };
         server.hear(ended(2, 12), Vec::new());
         // Whoever asks may ask again.
-        assert_eq!(server.death_of(2, &poller), Some(death(12)));
-        assert_eq!(server.death_of(2, &poller), Some(death(12)));
+        assert_eq!(server.death_of(2), Some(death(12)));
+        assert_eq!(server.death_of(2), Some(death(12)));
         server.reap_all();
         server.hear(ended(1, 11), Vec::new());
         server.hear(ended(3, 13), Vec::new());
         assert_eq!(server.deaths.keys().copied().collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn an_order_comes_to_a_worker_or_to_nothing_and_is_not_waited_for() {
+        let entered = |result| Entered {
+            in_cgroup: true,
+            result,
+        };
+        let lost_parent = Failure {
+            step: Step::ParentDeath,
+            errno: 3,
+        };
+        let forked = Report::Forked { order: 1, pid: 77 };
+        let not_forked = Report::NotForked { order: 1, errno: 11 };
+        let late = format!("did not fork in {} s", FORK_PATIENCE.as_secs());
+        let barren = "could not fork: Resource temporarily unavailable (os error 11)";
+        let nothing = "forked a worker that came to nothing";
+        for (report, gate, is_late, what, why) in [
+            (None, None, false, "ordered", ""),
+            (None, None, true, "nothing", late.as_str()),
+            (Some(not_forked), None, false, "nothing", barren),
+            (Some(forked.clone()), None, false, "forked", ""),
+            (Some(forked.clone()), None, true, "nothing", nothing),
+            (
+                Some(forked.clone()),
+                Some(entered(Ok(None)).encode()),
+                false,
+                "worker",
+                "",
+            ),
+            (
+                Some(forked.clone()),
+                Some(entered(Ok(None)).encode()),
+                true,
+                "worker",
+                "",
+            ),
+            (
+                Some(forked.clone()),
+                Some(entered(Err(lost_parent)).encode()),
+                false,
+                "nothing",
+                nothing,
+            ),
+            (Some(forked), Some(b"x".to_vec()), false, "nothing", nothing),
+        ] {
+            let poller = Poller::new().unwrap();
+            let (mut server, _open) = server();
+            server.state = State::Ready;
+            let (gate_end, theirs) = socket::pair().unwrap();
+            let ordered = Ordered {
+                order: 1,
+                gate: gate_end,
+            };
+            if let Some(bytes) = gate {
+                socket::send(&theirs, &bytes, &[], false).unwrap();
+            }
+            if let Some(report) = report {
+                let (pidfd, _) = rustix::pipe::pipe().unwrap();
+                server.hear(Some(report), vec![pidfd]);
+            }
+            let delivered = server.deliver(&ordered, is_late, &poller);
+            let name = match &delivered {
+                Delivered::Worker(delivery) => {
+                    assert_eq!((delivery.pid, delivery.entered), (77, entered(Ok(None))));
+                    "worker"
+                }
+                Delivered::Ordered => "ordered",
+                Delivered::Forked => "forked",
+                Delivered::Nothing => "nothing",
+            };
+            let news = if why.is_empty() { vec![] } else { vec![lost(why)] };
+            assert_eq!((name, server.take_news()), (what, news));
+        }
+    }
+
+    #[test]
+    fn a_worker_that_is_cancelled_finds_its_gate_shut_whoever_holds_a_copy() {
+        let (gate, theirs) = socket::pair().unwrap();
+        let _copy = gate.try_clone().unwrap();
+        let ordered = Ordered { order: 1, gate };
+        ordered.cancel();
+        assert_eq!(rustix::io::read(&theirs, &mut [0; 1]), Ok(0));
     }
 
     #[test]

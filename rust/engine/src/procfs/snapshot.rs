@@ -65,6 +65,13 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     })
 }
 
+/// The status of a zombie in a line of `stat`, field 52; 0 is shown to whoever may not see it.
+pub(super) fn parse_exit_status(text: &[u8]) -> Option<i32> {
+    parse_stat(text).filter(|stat| stat.state == b'Z')?;
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    number(text[close..].trim_ascii().split(|&byte| byte == b' ').nth(50)?)
+}
+
 /// Whether a line of `stat` is that of a kernel thread or of a process that is ending: neither has memory.
 pub(super) fn has_no_memory(text: &[u8]) -> bool {
     const EXITING: u32 = 0x4;

@@ -428,3 +428,38 @@ proptest! {
         prop_assert_eq!(pids(&descendants(&all, &roots)), expected);
     }
 }
+
+#[test]
+fn the_status_of_a_zombie_is_in_its_line() {
+    let captured = String::from_utf8(CAPTURED.to_vec()).unwrap();
+    let zombie = |status: &str| {
+        let line = captured.replace(") R ", ") Z ");
+        format!("{} {status}\n", line.trim_end().rsplit_once(' ').unwrap().0)
+    };
+    for (text, expected) in [
+        (captured.clone(), None),
+        (zombie("0"), Some(0)),
+        (zombie("768"), Some(768)),
+        (zombie("139"), Some(139)),
+        (String::from_utf8(line(1, b"short", 2)).unwrap(), None),
+    ] {
+        assert_eq!(parse_exit_status(text.as_bytes()), expected, "{text}");
+    }
+}
+
+#[test]
+fn how_a_child_ended_is_seen_before_it_is_reaped() {
+    for (words, expected) in [("exit 0", 0), ("exit 5", 5 << 8), ("kill -9 $$", 9)] {
+        let mut child = Command::new("sh").args(["-c", words]).spawn().unwrap();
+        let pid = child.id() as i32;
+        waitid(
+            WaitId::Pid(Pid::from_raw(pid).unwrap()),
+            WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+        )
+        .unwrap();
+        assert_eq!(exit_status(pid), Some(expected), "{words}");
+        child.wait().unwrap();
+        assert_eq!(exit_status(pid), None);
+    }
+    assert_eq!(exit_status(getpid().as_raw_nonzero().get()), None);
+}

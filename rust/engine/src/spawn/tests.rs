@@ -319,6 +319,15 @@ fn a_failed_start_holds_no_stream_open() {
 }
 
 /// Another thread's descriptors come and go, and take the number that the worker's pidfd is about to get.
+/// Says that it is over, however it ends.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 #[test]
 fn a_death_is_heard_of_whatever_other_threads_open_and_close() {
     let features = Features::from_environment();
@@ -336,9 +345,11 @@ fn a_death_is_heard_of_whatever_other_threads_open_and_close() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(Relaxed) {
-                    drop(rustix::pipe::pipe().unwrap());
+                    drop(rustix::pipe::pipe());
                 }
             });
+            // A panic here would be waited for by the other thread, which waits for its end.
+            let _end = Done(&done);
             let mut unheard = 0;
             for _ in 0..500 {
                 let quick = worker(&["true"], [Stdio::Null, Stdio::Null, Stdio::Null]);
@@ -351,7 +362,6 @@ fn a_death_is_heard_of_whatever_other_threads_open_and_close() {
                     break;
                 }
             }
-            done.store(true, Relaxed);
             assert_eq!(unheard, 0, "close_range {close_range}");
         });
     }

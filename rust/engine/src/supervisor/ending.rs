@@ -48,6 +48,7 @@ impl Supervisor {
     /// Sends the signal that stops the group.
     pub(super) fn tell_to_end(&mut self, signal: i32) {
         self.with_remains(Remains::remember);
+        self.resume_servers();
         let Some(job) = &mut self.job else { return };
         job.mark_ending();
         job.broadcast(signal, self.from_terminal);
@@ -70,6 +71,7 @@ impl Supervisor {
 
     pub(super) fn kill_tree(&mut self, first: bool) {
         self.with_remains(Remains::kill_below);
+        self.resume_servers();
         let Some(job) = &mut self.job else { return };
         job.mark_ending();
         job.broadcast(libc::SIGKILL, false);

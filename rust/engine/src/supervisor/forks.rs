@@ -1,27 +1,29 @@
 //! Fork servers: their start, the workers that they fork, and their end.
 
-use std::collections::VecDeque;
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use crate::error::Error;
 use crate::event::{Ending, Event, Exit, Stage, StartFailure};
-use crate::forkserver::{Ends, Gate, News, Ordered, Server, State};
+use crate::forkserver::{
+    DEATH_PATIENCE, Delivered, Delivery, Ends, FORK_PATIENCE, News, Ordered, Server, State,
+};
 use crate::group::Input;
 use crate::spawn::{AttemptContext, EnvTable, Prepared, Started};
 use crate::spec::{LaunchSpec, SpecError, Stdio};
-use crate::supervisor::job::Origin;
+use crate::supervisor::job::{Awaited, Origin, Seen};
 use crate::supervisor::prepare::token_entry;
 use crate::supervisor::{Supervisor, Watched};
 use crate::sys::clone::{Failure, Step};
 use crate::sys::signal;
 use crate::sys::wait::{Target, try_wait};
 
-/// A worker that was ordered, or cannot be.
-type Awaited = Result<(Ordered, Prepared), StartFailure>;
-/// A worker that is watched and waits at its gate, or did not start.
-type Delivered = Result<(Started, Origin, Gate), StartFailure>;
+/// Workers ordered before the first of them is delivered, so that a server forks while its children enter.
+const ORDERS_AHEAD: usize = 16;
+
+/// A worker that is watched and waits at its gate.
+type Ready = (Started, Origin, Ordered);
 
 impl Supervisor {
     /// Executes a fork server: the one worker of a spec, whose command gets the number of its link as a further
@@ -90,7 +92,9 @@ impl Supervisor {
 
     /// Whether a worker that is to be started has a fork server that is importing still.
     pub(super) fn awaits_server(&self) -> bool {
-        let Some(job) = self.job.as_ref().filter(|_| !self.servers.is_empty()) else {
+        let mut known = self.servers.iter().flatten();
+        let is_preparing = known.any(|server| server.state() == State::Preparing);
+        let Some(job) = self.job.as_ref().filter(|_| is_preparing) else {
             return false;
         };
         let mut servers = job.spec.workers[job.next..]
@@ -117,6 +121,7 @@ impl Supervisor {
             server.listen(&self.poller);
         }
         self.tell_of_server(number);
+        self.take_delivered(false);
     }
 
     fn tell_of_server(&mut self, number: usize) {
@@ -130,47 +135,107 @@ impl Supervisor {
         self.events.extend(events);
     }
 
-    /// Has the next workers forked, `most` of them, if they have a fork server that is ready; false if not.
-    ///
-    /// All are ordered before the first is waited for, so that a server forks while its children enter.
-    pub(super) fn start_forked(&mut self, most: usize) -> bool {
-        let Some(job) = &self.job else { return false };
-        let first = job.next;
-        let Some(number) = self.server_for(first) else {
-            return false;
-        };
-        let last = job.workers.len().min(first + most);
-        let mut awaited = VecDeque::new();
-        for index in first..last {
-            let Some(ordered) = (self.server_for(index) == Some(number))
-                .then(|| self.order(index))
-                .flatten()
-            else {
+    /// Whether a worker was ordered that has not come to its gate.
+    pub(super) fn awaits_order(&self) -> bool {
+        self.job.as_ref().is_some_and(|job| !job.ordered.is_empty())
+    }
+
+    /// Orders the next workers, as far as their fork servers are ready; whether there were any. They are delivered in
+    /// the order of the group.
+    pub(super) fn order_some(&mut self) -> bool {
+        let mut has_ordered = false;
+        while let Some(job) = &self.job {
+            let (index, count) = (job.next + job.ordered.len(), job.ordered.len());
+            let Some(server) = self.server_for(index).filter(|_| count < ORDERS_AHEAD) else {
                 break;
             };
-            awaited.push_back(ordered);
+            let Some(awaited) = self.order(index, server) else {
+                self.tell_of_server(server);
+                break;
+            };
+            let Some(job) = &mut self.job else { break };
+            job.order_due
+                .get_or_insert_with(|| Instant::now() + FORK_PATIENCE);
+            job.ordered.push_back(awaited);
+            has_ordered = true;
         }
-        // Whom no input to the state machine may find between ordered and running.
-        let mut failures = Vec::new();
-        let mut index = first;
-        while let Some(one) = awaited.pop_front() {
-            match one.map(|(ordered, prepared)| self.deliver(index, number, ordered, prepared)) {
-                Ok(None) => break,
-                Ok(Some(Ok((started, origin, gate)))) => {
+        if has_ordered {
+            // One that cannot be started has nobody to wait for.
+            self.take_delivered(false);
+        }
+        has_ordered
+    }
+
+    /// Lets the workers run that wait at their gates, from the first that was ordered to one that does not wait
+    /// there yet. `is_late`: the first is not waited for any longer.
+    pub(super) fn take_delivered(&mut self, mut is_late: bool) {
+        while let Some((index, outcome)) = self.next_delivered(std::mem::take(&mut is_late)) {
+            self.set_next(index + 1);
+            match outcome {
+                Ok((started, origin, gate)) => {
                     gate.open();
-                    self.set_next(index + 1);
                     self.worker_started(index, started, Some(origin), SystemTime::now());
                 }
-                Ok(Some(Err(failure))) | Err(failure) => failures.push((index, failure)),
+                Err(failure) => self.never_ran(index, Ending::NotStarted(failure), SystemTime::now()),
             }
-            index += 1;
         }
-        self.set_next(index);
-        self.tell_of_server(number);
-        for (index, failure) in failures {
-            self.never_ran(index, Ending::NotStarted(failure), SystemTime::now());
+    }
+
+    fn next_delivered(&mut self, is_late: bool) -> Option<(usize, Result<Ready, StartFailure>)> {
+        let job = self.job.as_mut()?;
+        let index = job.next;
+        let awaited = job.ordered.front_mut()?;
+        let number = awaited.server;
+        let delivery = match &awaited.outcome {
+            Err(_) => None,
+            Ok((ordered, _)) => {
+                let server = self.servers.get_mut(number)?.as_mut()?;
+                match server.deliver(ordered, is_late, &self.poller) {
+                    Delivered::Ordered => return None,
+                    Delivered::Forked => {
+                        if !awaited.is_watched {
+                            let token = Watched::ForkServer(number).encode();
+                            // Where that fails it is heard of when it is late.
+                            awaited.is_watched = self.poller.watch(ordered.gate(), token).is_ok();
+                        }
+                        return None;
+                    }
+                    Delivered::Nothing => {
+                        self.cancel_orders();
+                        self.tell_of_server(number);
+                        return None;
+                    }
+                    Delivered::Worker(delivery) => Some(delivery),
+                }
+            }
+        };
+        let awaited = job.ordered.pop_front()?;
+        job.order_due = (!job.ordered.is_empty()).then(|| Instant::now() + FORK_PATIENCE);
+        let outcome = match (awaited.outcome, delivery) {
+            (Err(failure), _) => Err(failure),
+            (Ok((ordered, prepared)), Some(delivery)) => {
+                if awaited.is_watched {
+                    self.poller.forget(ordered.gate());
+                }
+                self.admit(index, number, ordered, prepared, delivery)
+            }
+            (Ok(_), None) => return None,
+        };
+        Some((index, outcome))
+    }
+
+    /// Nobody waits any longer for what was ordered: those workers end at their gates.
+    pub(super) fn cancel_orders(&mut self) {
+        let Some(job) = &mut self.job else { return };
+        job.order_due = None;
+        for awaited in job.ordered.drain(..) {
+            if let Ok((ordered, _)) = &awaited.outcome {
+                ordered.cancel();
+                if awaited.is_watched {
+                    self.poller.forget(ordered.gate());
+                }
+            }
         }
-        index > first
     }
 
     fn set_next(&mut self, next: usize) {
@@ -186,7 +251,7 @@ impl Supervisor {
     }
 
     /// Orders a worker. `None`: the server takes no orders.
-    fn order(&mut self, index: usize) -> Option<Awaited> {
+    fn order(&mut self, index: usize, number: usize) -> Option<Awaited> {
         let job = self.job.as_ref()?;
         let fork = job.spec.workers[index].fork?;
         let context = AttemptContext {
@@ -195,32 +260,33 @@ impl Supervisor {
             foreground_group: self.link.as_ref().map(|link| link.foreground_group),
             poller: &self.poller,
         };
-        let mut prepared = match self.spawner.order(&job.spec, index, fork.entry, &context) {
-            Ok(prepared) => prepared,
-            Err(failure) => return Some(Err(failure)),
+        let outcome = match self.spawner.order(&job.spec, index, fork.entry, &context) {
+            Err(failure) => Err(failure),
+            Ok(mut prepared) => {
+                let server = self.servers.get_mut(number)?.as_mut()?;
+                let ordered = server.order(&prepared.plan, &prepared.fds, &self.poller)?;
+                prepared.fds.clear();
+                Ok((ordered, prepared))
+            }
         };
-        let server = self.servers.get_mut(fork.server)?.as_mut()?;
-        let ordered = server.order(&prepared.plan, &prepared.fds, &self.poller)?;
-        prepared.fds.clear();
-        Some(Ok((ordered, prepared)))
+        Some(Awaited {
+            server: number,
+            outcome,
+            is_watched: false,
+        })
     }
 
-    /// Waits for a worker that was ordered, which is watched then and waits at its gate. `None`: there is none.
-    fn deliver(
-        &mut self,
+    /// Watches a worker that waits at its gate.
+    fn admit(
+        &self,
         index: usize,
         number: usize,
         ordered: Ordered,
         prepared: Prepared,
-    ) -> Option<Delivered> {
-        let server = self.servers.get_mut(number)?.as_mut()?;
-        let origin = Origin {
-            server: number,
-            order: ordered.order(),
-        };
-        let delivery = server.deliver(ordered, &self.poller)?;
+        delivery: Delivery,
+    ) -> Result<Ready, StartFailure> {
         let token = Watched::Worker(index).encode();
-        let failed = |stage, errno, path| Some(Err(StartFailure { stage, errno, path }));
+        let failed = |stage, errno, path| Err(StartFailure { stage, errno, path });
         match delivery.entered.result {
             Err(Failure { step, errno }) => {
                 let cwd = (step == Step::Chdir).then_some(prepared.plan.cwd);
@@ -228,6 +294,7 @@ impl Supervisor {
             }
             // Unheard of it may not run, and at its gate it does not.
             Ok(_) if self.poller.watch(&delivery.pidfd, token).is_err() => {
+                ordered.cancel();
                 failed(Stage::Spawn, libc::ENOMEM, None)
             }
             Ok(unbound) => {
@@ -239,7 +306,59 @@ impl Supervisor {
                     files: prepared.files,
                     unbound,
                 };
-                Some(Ok((started, origin, delivery.gate)))
+                let order = ordered.order();
+                Ok((
+                    started,
+                    Origin {
+                        server: number,
+                        order,
+                    },
+                    ordered,
+                ))
+            }
+        }
+    }
+
+    /// Notes that a worker has died.
+    pub(super) fn note_death(&mut self, worker: usize, time: SystemTime) {
+        let Some(job) = &mut self.job else { return };
+        if let Some(state) = job.workers.get_mut(worker).filter(|state| !state.is_dead) {
+            state.is_dead = true;
+            let due = Instant::now() + DEATH_PATIENCE;
+            job.deaths_seen.push_back(Seen { worker, time, due });
+        }
+    }
+
+    /// Collects the dead, from the first to one of whom a fork server has still to tell how it ended.
+    pub(super) fn collect_deaths(&mut self, inputs: &mut Vec<Input>) -> Result<(), Error> {
+        while let Some(seen) = self.first_death_to_collect() {
+            self.await_key(seen.worker, inputs)?;
+            inputs.extend(self.reap(seen.worker, seen.time));
+        }
+        Ok(())
+    }
+
+    fn first_death_to_collect(&mut self) -> Option<Seen> {
+        let job = self.job.as_mut()?;
+        let seen = *job.deaths_seen.front()?;
+        if let Some(origin) = job.origin_of(seen.worker)
+            && let Some(server) = self.servers.get_mut(origin.server).and_then(Option::as_mut)
+            && !server.has_told(origin.order, &self.poller)
+        {
+            if Instant::now() < seen.due {
+                return None;
+            }
+            server.is_late();
+        }
+        job.deaths_seen.pop_front()
+    }
+
+    /// The deaths that are not collected yet are not to be heard of again and again.
+    pub(super) fn let_the_dead_wait(&self) {
+        let Some(job) = &self.job else { return };
+        for seen in &job.deaths_seen {
+            if let Some(pidfd) = job.pidfd_of(seen.worker) {
+                self.poller.forget(pidfd);
             }
         }
     }
@@ -247,13 +366,16 @@ impl Supervisor {
     /// Collects a worker that a fork server has forked; `None` when it is alive, or not of that kind.
     pub(super) fn collect_forked(&mut self, index: usize, now: SystemTime) -> Option<(Exit, Input)> {
         let (origin, pidfd) = self.job.as_ref()?.dead_forked(index)?;
-        let server = self.servers.get_mut(origin.server)?.as_mut()?;
-        let mut death = server.death_of(origin.order, &self.poller);
+        let server = self.servers.get(origin.server)?.as_ref()?;
         let is_gone = server.link().is_none();
-        if death.is_none() && is_gone {
-            // An agent adopts the children of a dead server.
-            death = try_wait(Target::PidFd(pidfd), true).ok().flatten();
-        }
+        let death = server.death_of(origin.order).or_else(|| {
+            // An agent adopts the children of a dead server; those of a living one are zombies.
+            if is_gone {
+                try_wait(Target::PidFd(pidfd), true).ok().flatten()
+            } else {
+                self.job.as_ref()?.death_in_procfs(index)
+            }
+        });
         let ending = match &death {
             Some(death) => Ending::from(death),
             // It was killed with its parent.
@@ -271,11 +393,13 @@ impl Supervisor {
     pub(super) fn signal_of_foreground(&mut self, index: usize) -> Option<i32> {
         let job = self.job.as_ref()?;
         job.spec.workers.get(index).filter(|spec| spec.foreground)?;
-        let death = if let Some((origin, _)) = job.dead_forked(index) {
-            let server = self.servers.get_mut(origin.server)?.as_mut()?;
-            server.death_of(origin.order, &self.poller)?
-        } else {
-            job.death_of(index)?
+        let death = match job.origin_of(index) {
+            Some(origin) => self
+                .servers
+                .get(origin.server)?
+                .as_ref()?
+                .death_of(origin.order)?,
+            None => job.death_of(index)?,
         };
         let number = if death.signaled {
             death.status
@@ -283,6 +407,13 @@ impl Supervisor {
             death.status - 128
         };
         (number > 0).then_some(number)
+    }
+
+    /// Lets fork servers go on that somebody has stopped.
+    pub(super) fn resume_servers(&self) {
+        for server in self.servers.iter().flatten() {
+            server.resume();
+        }
     }
 
     /// Has the group's zombies reaped, which have pinned its process groups.

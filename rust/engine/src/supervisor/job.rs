@@ -1,15 +1,17 @@
 //! The workers of one group, and what is known of them.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::cgroup::AttemptCgroup;
-use crate::event::{Ending, Exit};
+use crate::event::{Ending, Exit, StartFailure};
+use crate::forkserver::Ordered;
 use crate::group::{Group, Input};
 use crate::poller::{Poller, is_readable};
 use crate::procfs;
-use crate::spawn::EnvTable;
+use crate::spawn::{EnvTable, Prepared};
 use crate::spec::LaunchSpec;
 use crate::sys::signal;
 use crate::sys::wait::{Death, Target, is_stopped, try_wait};
@@ -18,6 +20,8 @@ pub(super) struct Worker {
     pub(super) state: State,
     /// We have sent it a signal that ends.
     pub(super) ending: bool,
+    /// It is among the deaths that are to be collected.
+    pub(super) is_dead: bool,
     /// Read ends of stdout and stderr, where they are pipes and open.
     pub(super) pipes: [Option<OwnedFd>; 2],
 }
@@ -41,6 +45,23 @@ pub(super) struct Origin {
     pub(super) order: u64,
 }
 
+/// A worker that was ordered, or cannot be.
+pub(super) struct Awaited {
+    pub(super) server: usize,
+    pub(super) outcome: Result<(Ordered, Prepared), StartFailure>,
+    /// Its gate is watched.
+    pub(super) is_watched: bool,
+}
+
+/// A death that is to be collected once it is known how the worker ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seen {
+    pub(super) worker: usize,
+    pub(super) time: SystemTime,
+    /// When nobody is waited for any longer who could tell.
+    pub(super) due: Instant,
+}
+
 pub(super) struct Job {
     pub(super) spec: Arc<LaunchSpec>,
     pub(super) env: EnvTable,
@@ -49,6 +70,12 @@ pub(super) struct Job {
     pub(super) leaders: Vec<i32>,
     /// The first worker that has not been tried.
     pub(super) next: usize,
+    /// What was ordered of fork servers, for the workers from `next` on.
+    pub(super) ordered: VecDeque<Awaited>,
+    /// When the first of these is not waited for any longer.
+    pub(super) order_due: Option<Instant>,
+    /// Workers that have died, in the kernel's order, and are not collected.
+    pub(super) deaths_seen: VecDeque<Seen>,
     pub(super) group: Group,
     pub(super) first_failure: Option<Exit>,
     pub(super) stragglers: usize,
@@ -69,6 +96,7 @@ impl Job {
         let pending = || Worker {
             state: State::Pending,
             ending: false,
+            is_dead: false,
             pipes: [None, None],
         };
         Self {
@@ -83,6 +111,9 @@ impl Job {
             env,
             leaders: Vec::new(),
             next: 0,
+            ordered: VecDeque::new(),
+            order_due: None,
+            deaths_seen: VecDeque::new(),
             first_failure: None,
             stragglers: 0,
             cgroup,
@@ -139,7 +170,7 @@ impl Job {
     /// From now on the death of a running worker is our doing.
     pub(super) fn mark_ending(&mut self) {
         for worker in &mut self.workers {
-            worker.ending |= worker.pid().is_some();
+            worker.ending |= worker.pid().is_some() && !worker.is_dead;
         }
     }
 
@@ -187,6 +218,29 @@ impl Job {
             return None;
         };
         is_readable(pidfd).then(|| (*origin, pidfd.as_fd()))
+    }
+
+    /// The fork server of a worker that runs, or has died and is not buried.
+    pub(super) fn origin_of(&self, index: usize) -> Option<Origin> {
+        match self.workers.get(index)?.state {
+            State::Running { origin, .. } => origin,
+            State::Pending | State::Ended => None,
+        }
+    }
+
+    pub(super) fn pidfd_of(&self, index: usize) -> Option<BorrowedFd<'_>> {
+        match &self.workers.get(index)?.state {
+            State::Running { pidfd, .. } => pidfd.as_ref().map(AsFd::as_fd),
+            State::Pending | State::Ended => None,
+        }
+    }
+
+    /// How a worker ended that its living parent has not reaped, as the kernel shows it to everybody. Without usage.
+    pub(super) fn death_in_procfs(&self, index: usize) -> Option<Death> {
+        let pid = self.workers.get(index)?.pid()?;
+        let status = procfs::exit_status(pid)?;
+        // Its parent may have reaped it meanwhile, and the number may be another's.
+        self.workers[index].is_pinned().then(|| Death::of(pid, status))
     }
 
     /// Notes how a worker has ended.

@@ -77,7 +77,7 @@ impl Supervisor {
             if !self.job.as_ref().is_some_and(|job| job.group.may_start()) {
                 return;
             }
-            if self.awaits_server() || self.start_forked(SPAWN_SLICE) {
+            if self.awaits_server() || self.order_some() || self.awaits_order() {
                 return;
             }
             self.start_next();
@@ -167,6 +167,7 @@ impl Supervisor {
 
     pub(super) fn cancel_pending(&mut self) {
         let now = SystemTime::now();
+        self.cancel_orders();
         let Some(job) = &mut self.job else { return };
         let pending = job.next..job.workers.len();
         job.next = job.workers.len();

@@ -38,6 +38,22 @@ pub(crate) struct Death {
     pub(crate) max_rss: u64,
 }
 
+impl Death {
+    /// What a status in the form of wait(2) tells, without usage.
+    pub(crate) fn of(pid: i32, status: i32) -> Self {
+        let signal = status & 0x7f;
+        Self {
+            pid,
+            status: if signal == 0 { status >> 8 & 0xff } else { signal },
+            signaled: signal != 0,
+            core: signal != 0 && status & 0x80 != 0,
+            user: Duration::ZERO,
+            system: Duration::ZERO,
+            max_rss: 0,
+        }
+    }
+}
+
 /// Looks for one dead child without blocking. `None`: children exist, none has died. `ECHILD`: there is none.
 ///
 /// With `reap` false the child is left as it is.
@@ -103,4 +119,23 @@ pub(crate) fn can_wait_for_pidfd(own: &std::os::fd::OwnedFd) -> bool {
     use std::os::fd::AsFd;
     let answer = try_wait(Target::PidFd(own.as_fd()), false);
     answer.is_err_and(|error| error.raw_os_error() == Some(libc::ECHILD))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_tells_code_signal_and_core() {
+        for (status, expected) in [
+            (0, (0, false, false)),
+            (3 << 8, (3, false, false)),
+            (255 << 8, (255, false, false)),
+            (9, (9, true, false)),
+            (139, (11, true, true)),
+        ] {
+            let death = Death::of(7, status);
+            assert_eq!((death.status, death.signaled, death.core), expected, "{status}");
+        }
+    }
 }
