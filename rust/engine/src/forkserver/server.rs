@@ -529,62 +529,52 @@ mod tests {
         let late = format!("did not fork in {} s", FORK_PATIENCE.as_secs());
         let barren = "could not fork: Resource temporarily unavailable (os error 11)";
         let nothing = "forked a worker that came to nothing";
+        let good = || Some(entered(Ok(None)).encode());
+        let orphan = || Some(entered(Err(lost_parent)).encode());
+        let answer = || Some(forked.clone());
         for (report, gate, is_late, what, why) in [
             (None, None, false, "ordered", ""),
             (None, None, true, "nothing", late.as_str()),
             (Some(not_forked), None, false, "nothing", barren),
-            (Some(forked.clone()), None, false, "forked", ""),
-            (Some(forked.clone()), None, true, "nothing", nothing),
-            (
-                Some(forked.clone()),
-                Some(entered(Ok(None)).encode()),
-                false,
-                "worker",
-                "",
-            ),
-            (
-                Some(forked.clone()),
-                Some(entered(Ok(None)).encode()),
-                true,
-                "worker",
-                "",
-            ),
-            (
-                Some(forked.clone()),
-                Some(entered(Err(lost_parent)).encode()),
-                false,
-                "nothing",
-                nothing,
-            ),
-            (Some(forked), Some(b"x".to_vec()), false, "nothing", nothing),
+            (answer(), None, false, "forked", ""),
+            (answer(), None, true, "nothing", nothing),
+            (answer(), good(), false, "worker", ""),
+            (answer(), good(), true, "worker", ""),
+            (answer(), orphan(), false, "nothing", nothing),
+            (answer(), Some(b"x".to_vec()), false, "nothing", nothing),
         ] {
-            let poller = Poller::new().unwrap();
             let (mut server, _open) = server();
             server.state = State::Ready;
-            let (gate_end, theirs) = socket::pair().unwrap();
-            let ordered = Ordered {
-                order: 1,
-                gate: gate_end,
-            };
-            if let Some(bytes) = gate {
-                socket::send(&theirs, &bytes, &[], false).unwrap();
-            }
-            if let Some(report) = report {
-                let (pidfd, _) = rustix::pipe::pipe().unwrap();
-                server.hear(Some(report), vec![pidfd]);
-            }
-            let delivered = server.deliver(&ordered, is_late, &poller);
-            let name = match &delivered {
-                Delivered::Worker(delivery) => {
-                    assert_eq!((delivery.pid, delivery.entered), (77, entered(Ok(None))));
-                    "worker"
-                }
-                Delivered::Ordered => "ordered",
-                Delivered::Forked => "forked",
-                Delivered::Nothing => "nothing",
-            };
+            let delivered = deliver(&mut server, report, gate, is_late);
             let news = if why.is_empty() { vec![] } else { vec![lost(why)] };
-            assert_eq!((name, server.take_news()), (what, news));
+            assert_eq!((delivered, server.take_news()), (what, news));
+        }
+    }
+
+    /// What comes of an order, when the server and the gate have said this.
+    fn deliver(
+        server: &mut Server,
+        report: Option<Report>,
+        gate: Option<Vec<u8>>,
+        is_late: bool,
+    ) -> &'static str {
+        let (ours, theirs) = socket::pair().unwrap();
+        let ordered = Ordered { order: 1, gate: ours };
+        if let Some(bytes) = gate {
+            socket::send(&theirs, &bytes, &[], false).unwrap();
+        }
+        if let Some(report) = report {
+            let (pidfd, _) = rustix::pipe::pipe().unwrap();
+            server.hear(Some(report), vec![pidfd]);
+        }
+        match server.deliver(&ordered, is_late, &Poller::new().unwrap()) {
+            Delivered::Worker(delivery) => {
+                assert_eq!((delivery.pid, delivery.entered.result), (77, Ok(None)));
+                "worker"
+            }
+            Delivered::Ordered => "ordered",
+            Delivered::Forked => "forked",
+            Delivered::Nothing => "nothing",
         }
     }
 
