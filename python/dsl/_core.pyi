@@ -819,6 +819,14 @@ class ForkLink:
 
     def __new__(cls, fd: int) -> Self:
         """``fd``: the last word of the command. It is the link's from now on. Raises `EngineError`."""
+    def settle(self) -> None:
+        """Note what imports have left, for `ForkOrder.take_trace`: signal handlers, the limit of files.
+
+        To be called when everything is imported, before this process forks. Raises `EngineError`.
+        """
+    @staticmethod
+    def environ() -> list[bytes]:
+        """The environment of this process as C libraries see it: ``NAME=value``."""
     def ready(self) -> None:
         """Say that everything is imported, so that orders may come.
 
@@ -856,7 +864,7 @@ class ForkOrder:
 
         Its process group, the attempt's cgroup, its streams and kept descriptors and no others, directory,
         limit of open files, CPUs and memory policy, and the signal mask of every worker. It dies with the
-        server. All signals with a handler, SIGPIPE and SIGXFSZ get their default action.
+        server. All signals with a handler, SIGPIPE and SIGXFSZ get their default action, until `take_trace`.
 
         Comes back once the engine watches the worker. What fails is told to the engine, and ends the process
         with code 127. Does nothing in the server.
@@ -866,3 +874,5 @@ class ForkOrder:
 
         After `enter`. ``os.environ`` stays as it is: it was made before. Does nothing in the server.
         """
+    def take_trace(self) -> None:
+        """Leave this process as imports had left the server at `ForkLink.settle`. Does nothing in there."""

@@ -23,6 +23,7 @@ PACKAGES = ("torch", "lightning", "accelerate", "transformers", "deepspeed")
 
 TORCHRUN = (str(BIN / "torchrun"), "--nproc-per-node", "2")
 DSLRUN = (str(BIN / "dslrun"), "--nproc-per-node", "2")
+FORKED = ("--start-method", "forkserver")
 
 # What each script must have made of its environment, whoever started it.
 CASES: dict[str, dict[str, object]] = {
@@ -110,9 +111,10 @@ def run(
 
 
 def train(command: tuple[str, ...], script: str, out: Path, *arguments: str) -> list[Answer]:
-    """The answers of both ranks of a job that ended well."""
+    """The answers of both ranks of a job that ended well, and did what it was asked for."""
     result = run(command, script, out, *arguments)
     assert result.returncode == 0, result.stderr
+    assert "fork server" not in result.stderr
     return [Answer(**json.loads((out / f"{rank}.json").read_text(encoding="utf-8"))) for rank in (0, 1)]
 
 
@@ -126,10 +128,11 @@ def assert_same(theirs: list[Answer], ours: list[Answer]) -> None:
 
 @pytest.mark.parametrize("script", CASES)
 def test_a_script_learns_the_same_as_under_torchrun(script: str, tmp_path: Path, temp_dir: Path) -> None:
-    """G5; and G1: nothing of ours stays in the directory for temporary files."""
+    """G5; and G1: nothing of ours stays in the directory for temporary files. Forked or executed, it is the same."""
     theirs = train(TORCHRUN, script, tmp_path / "theirs")
     ours = train(DSLRUN, script, tmp_path / "ours")
     assert_same(theirs, ours)
+    assert train((*DSLRUN, *FORKED), script, tmp_path / "forked") == ours
     expected = CASES[script] | {"world_size": 2}
     assert [{name: answer.saw.get(name) for name in expected} for answer in ours] == [expected, expected]
     assert not list(temp_dir.glob("dsl*"))
@@ -142,9 +145,13 @@ def test_a_job_that_is_started_again_learns_the_same_as_one_that_never_failed(tm
     addresses of the dead ones and fail or hang (with 2.13 and 2.15 this script ended well in 5 runs of 16).
     """
     whole = train(DSLRUN, "ddp.py", tmp_path / "whole")
-    again = train((*DSLRUN, "--max-restarts", "1"), "ddp.py", tmp_path / "again", "--fail-at-step", "2")
-    assert [answer.saw["attempt"] for answer in again] == ["1", "1"]
-    assert [answer.losses for answer in again] == [pytest.approx(answer.losses, rel=1e-6) for answer in whole]
+    for name, way in (("again", ()), ("forked", FORKED)):
+        command = (*DSLRUN, *way, "--max-restarts", "1")
+        again = train(command, "ddp.py", tmp_path / name, "--fail-at-step", "2")
+        assert [answer.saw["attempt"] for answer in again] == ["1", "1"]
+        assert [answer.losses for answer in again] == [
+            pytest.approx(answer.losses, rel=1e-6) for answer in whole
+        ]
 
 
 def test_a_deepspeed_script_learns_the_same_as_under_deepspeed(master_port: str, tmp_path: Path) -> None:
@@ -153,13 +160,14 @@ def test_a_deepspeed_script_learns_the_same_as_under_deepspeed(master_port: str,
     theirs = train((str(BIN / "deepspeed"), *options), "deepspeed_zero.py", tmp_path / "theirs")
     ours = train((str(BIN / "dsl"), *options), "deepspeed_zero.py", tmp_path / "ours")
     assert_same(theirs, ours)
+    assert train((str(BIN / "dsl"), *options, *FORKED), "deepspeed_zero.py", tmp_path / "forked") == ours
     assert [answer.saw["local_rank_argument"] for answer in ours] == [0, 1]
 
 
 def test_a_recorded_error_lies_where_the_worker_was_told(tmp_path: Path) -> None:
     """G3: the file outlives the job, and holds what it holds under torchrun."""
     told = []
-    for name, command in (("theirs", TORCHRUN), ("ours", DSLRUN)):
+    for name, command in (("theirs", TORCHRUN), ("ours", DSLRUN), ("forked", (*DSLRUN, *FORKED))):
         out = tmp_path / name
         result = run(command, "record_failure.py", out)
         assert result.returncode == 1, result.stderr
@@ -167,6 +175,7 @@ def test_a_recorded_error_lies_where_the_worker_was_told(tmp_path: Path) -> None
         assert not files[0].exists()
         message = json.loads(files[1].read_text(encoding="utf-8"))["message"]
         told.append((message["message"], message["extraInfo"]["py_callstack"]))
-    theirs, ours = told
+    theirs, ours, forked = told
     assert ours == theirs
+    assert forked == theirs
     assert ours[0] == "ValueError: batch 3 of rank 1 holds NaN"

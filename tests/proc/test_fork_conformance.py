@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-import time
+import threading
 import venv
 import zipapp
 from pathlib import Path
@@ -85,6 +85,37 @@ ENDINGS = {
     "pickle": "import pickle\nclass Thing:\n    value = 3\nprint(pickle.loads(pickle.dumps(Thing())).value)",
     "input": "print(input() + '!')",
     "future": "print(1 if 3 / 2 == 1.5 else 2, '__future__' in dir())",
+    "exit none": "import sys; sys.exit(None)",
+    "exit true": "import sys; sys.exit(True)",
+    "exit huge number": "import sys; sys.exit(2**70)",
+    "exit unprintable": "class Bad:\n    def __str__(self): 1 / 0\nraise SystemExit(Bad())",
+    "exit in a thread": "import sys, threading\nthreading.Thread(target=sys.exit, args=(5,)).start()\nprint('main')",
+    "interrupt derived": "class Stop(KeyboardInterrupt): pass\nraise Stop",
+    "interrupt in a thread": "import threading\ndef stop():\n    raise KeyboardInterrupt\nthreading.Thread(target=stop, name='one').start()",
+    "interrupted loop": "import asyncio, os, signal\nasync def main():\n    os.kill(os.getpid(), signal.SIGINT)\n"
+    "    await asyncio.sleep(20)\nasyncio.run(main())",
+    "fork that ends": "import os, sys\nprint('twice')\npid = os.fork()\nif pid == 0:\n    sys.exit(3)\n"
+    "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
+    "fork that runs on": "import os\npid = os.fork()\nif pid:\n    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
+    "fork that fails": "import os\npid = os.fork()\nif pid == 0:\n    raise ValueError('inside')\nprint(os.waitpid(pid, 0)[1])",
+    "executes itself": "import os, sys\nif 'again' not in sys.argv:\n    os.execv(sys.executable, [*sys.orig_argv, 'again'])\n"
+    "print(sys.argv)",
+    "starts itself": "import subprocess, sys\nif 'again' in sys.argv:\n    raise SystemExit(4)\n"
+    "print(subprocess.run([*sys.orig_argv, 'again']).returncode)",
+    "pool at the end": "import time\nfrom concurrent.futures import ThreadPoolExecutor\n"
+    "ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.1), print('done')))",
+    "threads at the end": "import atexit, threading\nthreading._register_atexit(print, 'threads')\natexit.register(print, 'all')",
+    "unraisable": "class Late:\n    def __del__(self):\n        1 / 0\nkept = Late()",
+    "generator": "def steps():\n    try:\n        yield\n    finally:\n        print('closed')\nkept = steps()\nnext(kept)",
+    "no stdout": "import sys\nsys.stdout = None\nprint('nowhere')",
+    "breakpoint": "x = 1\nbreakpoint()\nprint('behind')",
+    "source": "import inspect\ndef one():\n    return 1\nprint(inspect.getsource(one), inspect.getmodule(one).__name__)",
+    "dump": "import faulthandler\ndef inner():\n    faulthandler.dump_traceback()\ninner()",
+    "doctest": "'''\n>>> 1 + 1\n2\n'''\nimport doctest\nprint(doctest.testmod())",
+    "daemon process": "import multiprocessing, time\n"
+    "multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,), daemon=True).start()",
+    "again as a module": "import importlib\nif __name__ == '__main__':\n"
+    "    print(importlib.import_module(__file__.rpartition('/')[2][:-3]).__name__)",
     "faults": "import faulthandler, os\nfaulthandler.enable()\nos.kill(os.getpid(), 11)",
 }
 
@@ -279,22 +310,89 @@ def test_multiprocessing_works_by_every_start_method(tmp_path: Path) -> None:
     assert results == [Result(0, None, "[2, 4]\n6\n", "")] * 4
 
 
-def test_variables_that_imports_set_are_set_in_the_worker(tmp_path: Path) -> None:
-    (tmp_path / "setter.py").write_text(
-        "import os\nos.environ.setdefault('NEW', 'set')\nos.environ.setdefault('RANK', 'none')\n"
-        "os.environ['OBSERVED'] += '!'\ndel os.environ['GONE']\n"
-    )
-    (tmp_path / "use.py").write_text(
-        "import setter, ctypes, os\ngetenv = ctypes.CDLL(None).getenv\ngetenv.restype = ctypes.c_char_p\n"
-        "names = ('NEW', 'RANK', 'OBSERVED', 'GONE')\n"
-        "print([os.environ.get(name) for name in names], [getenv(name.encode()) for name in names])"
-    )
-    with Forks(tmp_path, program=["use.py"], preload=["setter"], env=environment(GONE="yes")) as forks:
+IMPORTED = """
+import atexit, ctypes, faulthandler, locale, logging, multiprocessing, os, resource, signal, sys, threading, warnings
+import __main__
+library = ctypes.CDLL(None)
+library.setenv(b"SET_BY_C", b"c", 1)
+library.setenv(b"OBSERVED", b"c", 1)
+library.unsetenv(b"GONE_IN_C")
+os.environ.setdefault("NEW", "set")
+os.environ.setdefault("RANK", "none")
+os.environ["CHANGED"] += "!"
+del os.environ["GONE"]
+locale.setlocale(locale.LC_ALL, "C")
+signal.signal(signal.SIGUSR1, lambda *_: print("usr1"))
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+signal.siginterrupt(signal.SIGUSR1, False)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+faulthandler.register(signal.SIGTTIN, chain=True)
+warnings.filterwarnings("error", category=DeprecationWarning)
+os.umask(0o077)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_NOFILE, (77, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+sys.path.insert(0, "/first")
+sys.path.append("/last")
+sys.setrecursionlimit(1234)
+sys.excepthook = lambda *what: print("hook", what[1])
+sys.stdout.reconfigure(line_buffering=True, errors="replace")
+multiprocessing.set_start_method("spawn")
+logging.basicConfig(stream=sys.stdout, format="%(message)s!")
+threading.stack_size(1 << 20)
+atexit.register(print, "at the end")
+__main__.left = "here"
+os.chdir("inner")
+"""
+
+AFTER_IMPORTS = """
+import imported
+import ctypes, locale, logging, multiprocessing, os, resource, signal, sys, threading, warnings
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+names = ("SET_BY_C", "OBSERVED", "GONE_IN_C", "NEW", "RANK", "CHANGED", "GONE")
+print([(os.environ.get(name), getenv(name.encode())) for name in names], flush=True)
+os.system("env | grep -E 'SET_BY_C|OBSERVED|GONE|NEW|RANK|CHANGED' | sort")
+print(locale.setlocale(locale.LC_ALL), warnings.filters[0], oct(os.umask(0)), sys.path, left)
+print(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CORE), os.getcwd())
+with open("/proc/self/status") as file:
+    print([line for line in file if line.startswith("Sig")][2:])
+print({int(one): type(signal.getsignal(one)).__name__ for one in signal.valid_signals()})
+print(sys.stdout.line_buffering, sys.stdout.errors, multiprocessing.get_start_method(), threading.stack_size())
+logging.error("logged")
+os.kill(os.getpid(), signal.SIGUSR1)
+1 / 0
+"""
+
+
+def test_what_imports_do_to_the_process_is_done_to_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "imported.py").write_text(IMPORTED)
+    (tmp_path / "use.py").write_text(AFTER_IMPORTS)
+    env = environment(GONE="yes", GONE_IN_C="yes", CHANGED="yes")
+    with Forks(tmp_path, program=["use.py"], preload=["imported"], env=env) as forks:
         forked = forks.run(["use.py"], ["use.py"], env={"RANK": "1"})
         plain = forks.run(["use.py"], is_forked=False, env={"RANK": "1"})
         assert forks.lost is None
     assert forked == plain * 2
-    assert "['set', '1', 'yes!', None] [b'set', b'1', b'yes!', None]" in plain[0].out
+    assert (
+        "[(None, b'c'), ('yes', b'c'), ('yes', None), ('set', b'set'), ('1', b'1'), ('yes!', b'yes!')"
+        in plain[0].out
+    )
+    assert plain[0].out.endswith("logged!\nusr1\nhook division by zero\nat the end\n")
+
+
+def test_a_script_that_comes_through_a_pipe_is_read_by_the_worker(tmp_path: Path) -> None:
+    """The fork server looks for imports in files only."""
+    os.mkfifo(tmp_path / "pipe")
+    with Forks(tmp_path, program=["pipe"], env=environment()) as forks:
+        assert forks.wait() is None
+        writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("print('through a pipe')",))
+        writer.start()
+        [result] = forks.run(["pipe"])
+        writer.join()
+    assert result == Result(0, None, "through a pipe\n", "")
 
 
 def test_a_guessed_module_that_cannot_be_imported_is_told_by_the_worker(tmp_path: Path) -> None:
@@ -329,42 +427,6 @@ def test_modules_beside_the_script_are_imported_by_each_worker(tmp_path: Path) -
         assert forks.lost is None
     assert first.out == "imported by 0\nTrue\n"
     assert second.out == "changed\nTrue\n"
-
-
-POISON = {
-    "thread": (
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-        "a thread",
-    ),
-    "socket": ("import socket\nkept = socket.socket()", "a socket"),
-    "file": ("kept = open('/proc/version')", "/proc/version open"),
-    "process": ("import os\nif os.fork() == 0:\n    os._exit(0)", "left"),
-    "fork": ("import os, time\nos.register_at_fork(after_in_child=lambda: time.sleep(60))", "hangs"),
-    "exit": ("import os\nos.register_at_fork(after_in_child=lambda: os._exit(7))", "ended with 7"),
-    "grpc": ("import sys\nsys.modules['grpc'] = sys", "grpc is imported"),
-}
-
-
-@pytest.mark.parametrize("kind", POISON)
-def test_a_poisoned_preload_is_refused_and_workers_start_plainly(tmp_path: Path, kind: str) -> None:
-    text, reason = POISON[kind]
-    (tmp_path / "poison.py").write_text(text)
-    (tmp_path / "train.py").write_text("print('done')")
-    with Forks(tmp_path, program=["train.py"], preload=["poison"], env=environment()) as forks:
-        [result] = forks.run(["train.py"])
-    assert result == Result(0, None, "done\n", "")
-    assert forks.lost is not None
-    assert reason in forks.lost
-    assert "\n" not in forks.lost
-
-
-def test_a_preload_that_ends_the_process_is_no_end_of_the_job(tmp_path: Path) -> None:
-    (tmp_path / "poison.py").write_text("import os\nos._exit(3)")
-    (tmp_path / "train.py").write_text("print('done')")
-    with Forks(tmp_path, program=["train.py"], preload=["poison"], env=environment()) as forks:
-        [result] = forks.run(["train.py"])
-    assert result.out == "done\n"
-    assert forks.lost is not None
 
 
 @pytest.mark.torch
@@ -478,12 +540,3 @@ def test_torch_compile_works(tmp_path: Path) -> None:
         assert forks.wait(120) is None
         [result] = forks.run(["train.py"], timeout_s=200)
     assert (result.code, result.out) == (0, "[1.0, 1.0, 1.0]\n"), result.err
-
-
-def test_refusing_is_bounded_in_time(tmp_path: Path) -> None:
-    """A fork that never begins in the child is ended, and counted as poison."""
-    (tmp_path / "poison.py").write_text(POISON["fork"][0])
-    began = time.monotonic()
-    with Forks(tmp_path, preload=["poison"], env=environment()) as forks:
-        assert "hangs" in str(forks.wait(25))
-    assert time.monotonic() - began < 20

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
     from dsl._core import ForkOrder
 
-    Changes = list[tuple[bytes, bytes | None, bytes | None]]
+    Variable = tuple[bytes, bytes | None, bytes | None, bytes | None]
     Holders = list[tuple[dict[str, Any], str]]
 else:
     import _signal
 
+
+IMPORT_S = 600
+"""Seconds that imports may take: SIGALRM ends a server that takes longer."""
 
 # Their objects are not collected at the end, because `gc.freeze` keeps the memory of the server shared. They
 # would tell users of leaks.
@@ -39,7 +42,7 @@ def show_program(program: Sequence[str]) -> str | None:
     ``program``: ``(script, …)``, ``("-m", module, …)``, or nothing. Returns the object in `sys.path` that is
     the program's folder; None if the interpreter's flags leave it out.
     """
-    _renew_main(holders_of_main())
+    _renew_main(_holders_of_main(), is_ours=True)
     _show_file(program)
     if getattr(sys.flags, "safe_path", sys.flags.isolated):
         return None
@@ -49,19 +52,61 @@ def show_program(program: Sequence[str]) -> str | None:
     return folder
 
 
-def changed_variables() -> Changes:
-    """Variables that are not as this process was given them: name, what it was, what it is, None for not set.
+class Imports:
+    """What imports change of a process, beside its memory. To be made before them: it begins their time."""
 
-    The interpreter sets LC_CTYPE when it begins (PEP 538), and modules what their libraries read.
+    def __init__(self) -> None:
+        _signal.setitimer(_signal.ITIMER_REAL, IMPORT_S)
+        self._began_s = os.times().elapsed
+        self._argv = sys.argv
+        self._words = list(sys.argv)
+        self._cwd = _working_directory()
+        self._mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+        self._by_line = streams.line_buffering()
+
+    def settle(self, environ: Sequence[bytes]) -> str | None:
+        """Look what has changed since; return why no worker can have it, as a clause.
+
+        ``environ``: the environment as C libraries see it.
+        """
+        left_s, interval_s = _signal.setitimer(_signal.ITIMER_REAL, 0)
+        ours_s = self._began_s + IMPORT_S - os.times().elapsed
+        others = (_signal.getitimer(_signal.ITIMER_VIRTUAL), _signal.getitimer(_signal.ITIMER_PROF))
+        if (left_s and abs(left_s - ours_s) > 1) or interval_s or any(map(any, others)):
+            return "what was imported has set a timer: no worker has it"
+        if sys.argv is not self._argv or sys.argv != self._words:
+            return "what was imported changes sys.argv, which holds no arguments of a worker"
+        cwd = _working_directory()
+        self.cwd = None if cwd == self._cwd else cwd
+        mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+        self.blocked, self.unblocked = mask - self._mask, self._mask - mask
+        self.by_line = dict(set(streams.line_buffering().items()) - set(self._by_line.items()))
+        self.variables = _changed_variables(environ)
+        self.holders = _holders_of_main()
+        return None
+
+
+def _working_directory() -> str:
+    return os.readlink("/proc/self/cwd")
+
+
+def _changed_variables(environ: Sequence[bytes]) -> list[Variable]:
+    """Variables that are not as this process was given them.
+
+    Name, what it was, what Python has and what C has; None for not set. The interpreter sets
+    LC_CTYPE when it begins (PEP 538), and modules what their libraries read. Libraries
+    in C set theirs without Python.
     """
     with open("/proc/self/environ", "rb") as file:
         given = _variables(file.read().split(b"\0"))
-    names = dict.fromkeys((*given, *posix.environ))
-    changes = [(name, given.get(name), posix.environ.get(name)) for name in names]
-    return [(name, before, now) for name, before, now in changes if before != now]
+    in_c = _variables(environ)
+    names = dict.fromkeys((*given, *posix.environ, *in_c))
+    all_of_them = [(name, given.get(name), posix.environ.get(name), in_c.get(name)) for name in names]
+    # Nobody sets one without a name.
+    return [one for one in all_of_them if one[0] and not one[1] == one[2] == one[3]]
 
 
-def holders_of_main() -> Holders:
+def _holders_of_main() -> Holders:
     """Where modules hold the main module, `sys.modules` among them: (names, name)."""
     main = sys.modules["__main__"]
     # Not by `vars`, which would import a lazy module.
@@ -70,12 +115,11 @@ def holders_of_main() -> Holders:
     return [(space, name) for space in spaces for name, value in list(space.items()) if value is main]
 
 
-def become_worker(order: ForkOrder, folder: str | None, changes: Changes, holders: Holders) -> NoReturn:
+def become_worker(order: ForkOrder, folder: str | None, imports: Imports) -> NoReturn:
     """Run what is ordered, in a forked child. It leaves by `Leave`, and nothing must catch that.
 
-    ``folder`` is what `show_program` has returned, ``changes`` what `changed_variables` has, ``holders``
-    what `holders_of_main` has. A script that `compile` does not take (a folder, an archive, a text with an
-    error) is executed plainly.
+    ``folder`` is what `show_program` has returned, ``imports`` are settled. A script that `compile` does not
+    take (a folder, an archive, a text with an error) is executed plainly.
     """
     order.enter()
     order.show_command()
@@ -86,14 +130,18 @@ def become_worker(order: ForkOrder, folder: str | None, changes: Changes, holder
     code = None if is_module else _compiled(program)
     if code is None and not is_module:
         os.execvp(order.argv[0], order.argv)  # noqa: S606  no shell is what we want
-    _change_environment(changes)
+    _change_environment(imports.variables)
     # Not the server's, which `gc.freeze` keeps from being collected, with all that the program puts there.
-    _renew_main(holders)
+    _renew_main(imports.holders, is_ours=False)
     _take_arguments(words, program, folder)
-    _take_signals()
+    if imports.cwd is not None:
+        os.chdir(imports.cwd)
+    _signal.set_wakeup_fd(-1)
+    order.take_trace()
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, imports.blocked)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, imports.unblocked)
     _take_randomness()
-    streams.reopen()
-    _take_faults()
+    streams.reopen(imports.by_line)
     _leave(program, code)
 
 
@@ -131,14 +179,19 @@ def _variables(entries: Sequence[bytes]) -> dict[bytes, bytes]:
     return found
 
 
-def _change_environment(changes: Changes) -> None:
+def _change_environment(variables: Sequence[Variable]) -> None:
     """Do what imports would have done to the variables that this worker shares with the server."""
-    for name, before, now in changes:
-        if posix.environ.get(name) == before:
-            if now is None:
-                del os.environb[name]
-            else:
-                os.environb[name] = now
+    for name, before, now, in_c in variables:
+        if posix.environ.get(name) != before:
+            continue
+        if now is not None:
+            posix.environ[name] = now
+        else:
+            posix.environ.pop(name, None)
+        if in_c is not None:
+            posix.putenv(name, in_c)
+        elif before is not None:
+            posix.unsetenv(name)
 
 
 def _take_arguments(words: Sequence[str], program: Sequence[str], folder: str | None) -> None:
@@ -150,12 +203,12 @@ def _take_arguments(words: Sequence[str], program: Sequence[str], folder: str | 
             break
 
 
-def _renew_main(holders: Holders) -> None:
-    """Put a new main module in place, as it is before a program begins."""
+def _renew_main(holders: Holders, *, is_ours: bool) -> None:
+    """Put a new main module in place, as it is before a program begins. ``is_ours``: the names in it are."""
     old = sys.modules["__main__"]
     new = type(old)("__main__")
     for name, value in vars(old).items():
-        if name.startswith("__") and name.endswith("__"):
+        if not is_ours or (name.startswith("__") and name.endswith("__")):
             vars(new)[name] = {} if name == "__annotations__" else value
     vars(new)["__doc__"] = None
     for space, name in holders:
@@ -185,15 +238,6 @@ def _folder(program: Sequence[str]) -> str:
     return os.path.dirname(os.path.realpath(program[0]))
 
 
-def _take_signals() -> None:
-    """Set the handlers that this process has had since it began; their actions are the default ones now."""
-    _signal.set_wakeup_fd(-1)
-    for number in _signal.valid_signals():
-        handler = _signal.getsignal(number)
-        if handler not in (None, _signal.SIG_DFL):
-            _signal.signal(number, handler)
-
-
 def _take_randomness() -> None:
     """Begin anew what has begun by chance. `random` does so by itself."""
     if (numpy := sys.modules.get("numpy.random")) is not None:
@@ -204,14 +248,6 @@ def _take_randomness() -> None:
         process.current_process().authkey = os.urandom(32)
     if (threading := sys.modules.get("threading")) is not None:
         threading.main_thread()._set_native_id()  # noqa: SLF001  3.10 to 3.12 leave the server's there
-
-
-def _take_faults() -> None:
-    """Watch for faults again, if that was done: the signals have their default actions."""
-    handler = sys.modules.get("faulthandler")
-    if handler is not None and handler.is_enabled():
-        handler.disable()
-        handler.enable()
 
 
 def _leave(program: tuple[str, ...], code: CodeType | None) -> NoReturn:

@@ -57,7 +57,8 @@ def find_poison(known: dict[int, str]) -> str | None:
     fork keeps them, and one that can (OpenBLAS) has ended them by then. Where that fork hangs, SIGALRM
     ends this process: it waits for nothing longer than that.
     """
-    for reason in (*_harmful_modules(), *_accelerators(), *_descriptors(known), *_children()):
+    of_modules = (*_harmful_modules(), *_accelerators(), *_folders())
+    for reason in (*of_modules, *_descriptors(known), *_children()):
         return reason
     _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGALRM})
@@ -105,6 +106,17 @@ def _children() -> Iterator[str]:
         return
     what = f"the ended process {left.si_pid}" if left else "a process"
     yield f"what was imported has left {what} behind: it would be no child of the workers"
+
+
+def _folders() -> Iterator[str]:
+    """Folders that the first worker to end would remove."""
+    finalize = getattr(sys.modules.get("weakref"), "finalize", None)
+    if "tempfile" not in sys.modules or finalize is None:
+        return
+    for one in list(vars(finalize)["_registry"]):
+        held = one.peek()
+        if held and getattr(held[1], "__qualname__", "").startswith("TemporaryDirectory."):
+            yield "what was imported keeps a temporary folder: the first worker to end would remove it"
 
 
 def _trial() -> str | None:

@@ -9,7 +9,7 @@ from dsl.forkserver import guess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -48,12 +48,16 @@ def guess_modules(program: Sequence[str], harmful: Iterable[str]) -> tuple[str, 
     return guess.with_later_imports(wanted)
 
 
-def import_modules(names: Iterable[str]) -> str | None:
-    """Import what can be imported. Return what failed first, as a clause: workers meet it themselves."""
+def import_modules(names: Iterable[str], begin: Callable[[str], object]) -> str | None:
+    """Import what can be imported. Return what failed first, as a clause: workers meet it themselves.
+
+    ``begin`` is called with each name before it is imported.
+    """
     failure = None
     for name in names:
         if name in sys.modules or _is_attribute(name):
             continue
+        begin(name)
         try:
             __import__(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001  anybody's code
@@ -104,7 +108,8 @@ class _Texts:
 
 def _imports_in(path: str) -> tuple[guess.Import, ...]:
     try:
-        if os.stat(path).st_size > _MOST_BYTES:
+        # Of a pipe, only one reads the text: the worker.
+        if not os.path.isfile(path) or os.stat(path).st_size > _MOST_BYTES:
             return ()
         with open(path, "rb") as file:
             return guess.worth_preloading(guess.find_imports(file.read()))

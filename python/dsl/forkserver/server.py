@@ -29,19 +29,25 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     forget()
     folder = become.show_program(program)
     become.end_quietly()
+    imports = become.Imports()
     wanted = listed.split(",") if listed else preload.guess_modules(program, poison.HARMFUL)
-    failure = preload.import_modules([name for name in wanted if name])
+    failure = preload.import_modules(
+        [name for name in wanted if name], lambda name: _leave_word(f"while it imported {name}")
+    )
+    _leave_word("after its imports")
+    changed = imports.settle(link.environ())
     gc.collect()
     # A signal to every process of a cgroup or a user is not meant for us; workers have their own mask.
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     # What the user named is a slip, or broken. What was guessed may be for another case than this one.
-    reason = (failure if listed else None) or poison.find_poison(known)
+    reason = (failure if listed else None) or changed
+    if reason is None:
+        link.settle()
+        reason = poison.find_poison(known)
     if reason is not None:
         link.refuse(reason)
         os._exit(0)
     streams.flush()
-    holders = become.holders_of_main()
-    changes = become.changed_variables()
     gc.freeze()
     link.ready()
     while (order := link.next()) is not None:
@@ -51,6 +57,14 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
             link.not_forked(order, error.errno or 0)
             continue
         if pid == 0:
-            become.become_worker(order, folder, changes, holders)
+            become.become_worker(order, folder, imports)
         link.forked(order, pid)
     os._exit(0)
+
+
+def _leave_word(text: str) -> None:
+    """Say what is shown if this process dies now without another word: the last line that it wrote."""
+    try:
+        os.write(2, f"{text}\n".encode())
+    except OSError:
+        return

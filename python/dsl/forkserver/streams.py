@@ -7,6 +7,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 _NAMES = ("stdin", "stdout", "stderr")
@@ -23,15 +24,24 @@ def flush() -> None:
                 continue
 
 
-def reopen() -> None:
+def line_buffering() -> dict[str, bool]:
+    """By name, whether a stream writes line by line. One that is closed or not there is left out."""
+    first = {name: getattr(sys, f"__{name}__", None) for name in _NAMES}
+    return {name: one.line_buffering for name, one in first.items() if one is not None and not one.closed}
+
+
+def reopen(by_line: Mapping[str, bool] | None = None) -> None:
     """Begin the streams anew on the descriptors 0 to 2, which are others now.
 
     The objects stay the same: a module that was imported before holds them. Encoding and error handler are
     as before, too, since environment and locale are. What a closed descriptor would give is None.
+    ``by_line``: streams of which somebody has chosen whether they write line by line.
     """
     for fd, name in enumerate(_NAMES):
         first = getattr(sys, f"__{name}__", None)
-        now = _reopened(first, fd) if _is_open(fd) else None
+        if first is not None and first.closed:
+            continue
+        now = _reopened(first, fd, by_line=(by_line or {}).get(name)) if _is_open(fd) else None
         # A module may have put a stream of its own in the place of the first one.
         if getattr(sys, name, None) is first:
             setattr(sys, name, now)
@@ -46,7 +56,7 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _reopened(stream: Any, fd: int) -> Any:
+def _reopened(stream: Any, fd: int, *, by_line: bool | None) -> Any:
     if stream is None:
         return None
     from _io import FileIO
@@ -57,6 +67,8 @@ def _reopened(stream: Any, fd: int) -> Any:
     # A new one: it remembers whether it can seek.
     raw: Any = FileIO(fd, "wb" if is_written else "rb", closefd=False)
     raw.name = f"<{_NAMES[fd]}>"
+    if by_line is None:
+        by_line = not writes_at_once and (raw.isatty() or fd == 2)
     if is_buffered:
         stream.buffer.__init__(raw, _buffer_size(fd))
     stream.__init__(
@@ -64,7 +76,7 @@ def _reopened(stream: Any, fd: int) -> Any:
         encoding,
         errors,
         newline="\n",
-        line_buffering=not writes_at_once and (raw.isatty() or fd == 2),
+        line_buffering=by_line,
         write_through=writes_at_once,
     )
     stream.mode = "w" if is_written else "r"

@@ -1,6 +1,8 @@
 //! The link of a fork server, in the server's process and in the workers that it forks.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dsl_engine::forkserver::{Link, Order};
@@ -23,6 +25,18 @@ impl ForkLink {
     fn new(fd: i32) -> PyResult<Self> {
         let link = Link::new(fd).map_err(to_python)?;
         Ok(Self(Mutex::new(link)))
+    }
+
+    /// Note what imports have left.
+    fn settle(&self) -> PyResult<()> {
+        lock(&self.0).settle().map_err(to_python)
+    }
+
+    /// The environment as the C library has it.
+    #[staticmethod]
+    fn environ(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
+        let entry = |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
+        PyList::new(py, std::env::vars_os().map(|pair| PyBytes::new(py, &entry(pair))))
     }
 
     /// Say that orders may come.
@@ -87,6 +101,11 @@ impl ForkOrder {
     /// Make the worker of this process.
     fn enter(&self) {
         lock(&self.0).enter();
+    }
+
+    /// Leave this process as imports have left the server.
+    fn take_trace(&self) {
+        lock(&self.0).take_trace();
     }
 
     /// Make the worker's command and environment those of this process.

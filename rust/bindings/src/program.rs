@@ -41,7 +41,9 @@ impl ForkedProgram {
             .extract::<(Py<PyAny>, Py<PyTuple>)>(py)?;
         let result = program.call1(py, arguments.bind(py));
         drop((program, arguments));
-        let interrupted = matches!(&result, Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py));
+        // Not a class derived from it: the interpreter takes that for any other exception.
+        let interrupt = py.get_type::<PyKeyboardInterrupt>();
+        let interrupted = matches!(&result, Err(error) if error.get_type(py).is(&interrupt));
         this.settle.call1(py, (interrupted,))?;
         match result {
             Ok(_) => {

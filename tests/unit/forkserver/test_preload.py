@@ -90,13 +90,16 @@ def test_no_program_and_no_file_name_nothing(place: Path) -> None:
 def test_names_of_functions_are_not_taken_for_modules(place: Path) -> None:
     names = guessed(place, "from pack import part, value\nfrom single_one import thing")
     assert names == ("pack", "pack.part", "pack.value", "single_one", "single_one.thing")
-    import_modules(names)
+    import_modules(names, lambda _: None)
     assert {"pack.part", "single_one"} <= set(sys.modules)
     assert not {"pack.value", "single_one.thing"} & set(sys.modules)
 
 
 def test_what_fails_is_left_to_the_worker(place: Path) -> None:
-    failure = import_modules(["pack", "broken_one", "no_such_one", "single_one.thing.inner", "decimal"])
+    begun: list[str] = []
+    names = ["pack", "broken_one", "no_such_one", "single_one.thing.inner", "decimal"]
+    failure = import_modules(names, begun.append)
+    assert begun == [name for name in names if name != "decimal" or "decimal" in begun]
     assert failure == "cannot import broken_one: ZeroDivisionError: division by zero"
     assert "decimal" in sys.modules
     assert "pack" in sys.modules

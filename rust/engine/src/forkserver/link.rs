@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit};
 
 use super::message::{Command, Report, VERSION};
-use super::order::Order;
+use super::order::{Order, Trace};
 use super::socket;
 use crate::error::Error;
 use crate::poller::Poller;
@@ -25,6 +26,9 @@ pub struct Link {
     /// The process that made it. In its children nothing is to be closed: the numbers are another's there.
     pid: i32,
     ends: Option<Ends>,
+    /// The limit of open files that this process was given.
+    open_files: Rlimit,
+    trace: Arc<Trace>,
 }
 
 struct Ends {
@@ -47,7 +51,6 @@ impl Link {
         let socket = sys::take_over(fd).map_err(Error::os("take the link"))?;
         let poller = Poller::new()?;
         poller.watch(&socket, LINK)?;
-        raise_open_files();
         let hello = Report::Hello { version: VERSION }.encode();
         socket::send(&socket, &hello, &[], true).map_err(Error::os("speak to the engine"))?;
         let ends = Ends {
@@ -59,7 +62,22 @@ impl Link {
         Ok(Self {
             pid: own_pid(),
             ends: Some(ends),
+            open_files: getrlimit(Resource::Nofile),
+            trace: Arc::default(),
         })
+    }
+
+    /// Everything is imported: notes what workers are to have of that, which this process does not keep for itself.
+    pub fn settle(&mut self) -> Result<(), Error> {
+        let open_files = getrlimit(Resource::Nofile);
+        self.trace = Arc::new(Trace {
+            actions: sys::signal::own_actions(),
+            open_files: (open_files != self.open_files).then_some(open_files),
+        });
+        // Whoever ignores it is not told how its children end.
+        sys::signal::reset_child_signal().map_err(Error::os("listen for deaths"))?;
+        raise_open_files();
+        Ok(())
     }
 
     /// Says that orders may come.
@@ -76,6 +94,7 @@ impl Link {
     /// Waits for an order, and tells meanwhile which workers have ended. `None`: the engine has hung up.
     pub fn next_order(&mut self) -> Result<Option<Order>, Error> {
         let pid = self.pid;
+        let trace = Arc::clone(&self.trace);
         let ends = self.ends_mut()?;
         loop {
             for token in ends.poller.wait(None)? {
@@ -87,7 +106,7 @@ impl Link {
                 Ok(None) => {}
                 Ok(Some((bytes, fds))) => match Command::decode(&bytes) {
                     Some(Command::Start { order }) => {
-                        return Order::new(order, pid, fds)
+                        return Order::new(order, pid, trace, fds)
                             .map(Some)
                             .map_err(Error::os("read an order"));
                     }

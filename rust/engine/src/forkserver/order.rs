@@ -5,9 +5,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use rustix::io::fcntl_dupfd_cloexec;
-use rustix::process::fchdir;
+use rustix::process::{Resource, Rlimit, fchdir, setrlimit};
 
 use super::message::Entered;
 use super::plan::{Plan, Stderr};
@@ -15,15 +16,25 @@ use super::socket;
 use crate::features::Features;
 use crate::spawn::all_descriptors;
 use crate::sys::clone::{self, Entry, Failure, ProcessGroup, Rest, StdioSource, Step};
+use crate::sys::signal::{self, Action};
 use crate::sys::{ForkedChild, exit_now, face};
 
 /// What the shell says of a program that could not be started.
 const NOT_STARTED: i32 = 127;
 
+/// What imports have left in the process beside its memory.
+#[derive(Default)]
+pub(super) struct Trace {
+    pub(super) actions: Vec<Action>,
+    /// The limit of open files, if they have changed it.
+    pub(super) open_files: Option<Rlimit>,
+}
+
 /// An order of the engine, in the server and in the child that it forks.
 pub struct Order {
     number: u64,
     server: i32,
+    trace: Arc<Trace>,
     plan: Plan,
     fds: Option<Descriptors>,
 }
@@ -39,7 +50,7 @@ struct Descriptors {
 }
 
 impl Order {
-    pub(super) fn new(number: u64, server: i32, fds: Vec<OwnedFd>) -> io::Result<Self> {
+    pub(super) fn new(number: u64, server: i32, trace: Arc<Trace>, fds: Vec<OwnedFd>) -> io::Result<Self> {
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(io::ErrorKind::InvalidData);
         let plan = read_plan(&File::from(next()?))?;
@@ -57,6 +68,7 @@ impl Order {
         Ok(Self {
             number,
             server,
+            trace,
             plan,
             fds: Some(descriptors),
         })
@@ -172,6 +184,19 @@ impl Order {
         // They are closed, and their numbers are another's or nobody's.
         std::mem::forget((fds, streams, kept));
         result
+    }
+
+    /// Leaves the process as imports have left the server: what it does at signals, the limit of open files. Does
+    /// nothing in the server itself. Until then a signal has its default action.
+    pub fn take_trace(&self) {
+        let Some(child) = ForkedChild::of(self.server) else {
+            return;
+        };
+        signal::take_actions(child, &self.trace.actions);
+        if let Some(limit) = self.trace.open_files {
+            // The server could.
+            let _ = setrlimit(Resource::Nofile, limit);
+        }
     }
 
     /// Makes the worker's command and environment those of this process, for the process itself and for all who

@@ -5,6 +5,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use super::ForkedChild;
+
 /// The kernel's signal set: bit `n - 1` is signal `n`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct SignalSet(pub(crate) u64);
@@ -30,6 +32,8 @@ impl SignalSet {
     }
 }
 
+/// The last of the kernel's signals.
+pub(crate) const LAST_SIGNAL: i32 = 64;
 /// Size that the kernel expects of a signal set.
 pub(crate) const SET_BYTES: usize = 8;
 
@@ -88,6 +92,37 @@ pub(crate) fn reset_child_signal() -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// What this process does at a signal, as its C library knows it.
+pub(crate) struct Action {
+    signal: i32,
+    action: libc::sigaction,
+}
+
+/// What this process does at each signal at which it does not do the default.
+///
+/// [sigaction(2)](https://man7.org/linux/man-pages/man2/sigaction.2.html)
+pub(crate) fn own_actions() -> Vec<Action> {
+    let read = |signal| {
+        // SAFETY: a sigaction of zeroes is valid (default action).
+        let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
+        // SAFETY: only reads the disposition into a buffer of ours.
+        let result = unsafe { libc::sigaction(signal, core::ptr::null(), &raw mut action) };
+        (result == 0).then_some(Action { signal, action })
+    };
+    let is_own = |one: &Action| one.action.sa_sigaction != libc::SIG_DFL;
+    (1..=LAST_SIGNAL).filter_map(read).filter(is_own).collect()
+}
+
+/// Lets a forked child do at signals what its parent did, of whom [`own_actions`] has told.
+///
+/// [sigaction(2)](https://man7.org/linux/man-pages/man2/sigaction.2.html)
+pub(crate) fn take_actions(_child: ForkedChild, actions: &[Action]) {
+    for one in actions {
+        // SAFETY: a handler is code that was there before the fork, and is in the copy. Fails for no valid signal.
+        let _ = unsafe { libc::sigaction(one.signal, &raw const one.action, core::ptr::null_mut()) };
     }
 }
 

@@ -10,9 +10,7 @@ use super::binding::bind;
 use super::calls::{self, Errno, OwnTable};
 use super::{Descriptors, Entry, Exchange, Failure, ProcessGroup, Rest, StdioSource, Step};
 use crate::sys::ForkedChild;
-
-/// The last of the kernel's signals.
-const LAST_SIGNAL: i32 = 64;
+use crate::sys::signal::LAST_SIGNAL;
 
 /// The child. Returns only on failure, after noting the step and errno for the parent.
 ///
