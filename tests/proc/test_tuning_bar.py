@@ -1,0 +1,61 @@
+"""The bar of a tuning, on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from tests.support.terminal import terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHOW_CURSOR = "\x1b[?25h"
+
+TUNING = """
+import sys
+from dsl.autotune.board import Board
+from dsl.autotune.experiment import Experiment, Resources, Result, Summary
+from dsl.autotune.section import Section
+
+def say(text):
+    print("SAID", text, file=sys.stderr, flush=True)
+
+board = Board(say, Section(), sys.argv[1], Resources(1, 1, 1, None))
+first, second = (Experiment(f"z0_gas1_tmbspg{n}", {}, "run", "z0") for n in (1, 2))
+board.began(first, "localhost:0")
+input()
+board.ended(first, Result("ok", {"throughput": 8.25}, "", 0, 1.0), is_reused=False)
+board.began(second, "localhost:0")
+input()
+board.ended(second, Result("crash", {}, "[red]boom[/]", 1, 1.0), is_reused=False)
+board.close()
+board.close()
+say("the end")
+"""
+
+
+def test_a_bar_shows_the_best_so_far_and_what_runs_and_goes_without_a_trace(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", TUNING, str(tmp_path)]
+    with terminal(line, {"TERM": "xterm", "COLUMNS": "120"}) as screen:
+        screen.showed("0 done")
+        screen.showed("best: none yet; runs: z0_gas1_tmbspg1")
+        screen.press(b"\n")
+        screen.showed("z0_gas1_tmbspg1: throughput 8.25, the best so far")
+        screen.showed("best: z0_gas1_tmbspg1 throughput 8.25; runs: z0_gas1_tmbspg2")
+        screen.press(b"\n")
+        screen.showed("z0_gas1_tmbspg2: crash, [red]boom[/]")
+        screen.showed(SHOW_CURSOR)
+        screen.showed("SAID the end")
+        screen.reported("ended 0")
+
+
+def test_a_terminal_that_cannot_redraw_a_line_gets_plain_ones(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", TUNING, str(tmp_path)]
+    with terminal(line, {"TERM": "dumb"}) as screen:
+        screen.press(b"\n")
+        screen.showed("SAID z0_gas1_tmbspg1: throughput 8.25, the best so far")
+        screen.press(b"\n")
+        screen.showed("SAID the end")
+        screen.reported("ended 0")
+        assert b"\x1b" not in screen.shown()

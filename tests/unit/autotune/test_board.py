@@ -1,0 +1,111 @@
+"""What a tuning tells where there is no terminal, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.tuning import make_summary, make_trial
+
+from dsl.autotune import board as module
+from dsl.autotune.board import Board
+from dsl.autotune.experiment import Resources
+from dsl.autotune.section import Section
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dsl.autotune.experiment import Trial
+
+SIZE = Resources(1, 2, 1, None)
+
+
+class Told:
+    """A board without a terminal, and what it has said."""
+
+    def __init__(self, folder: Path, **section: Any) -> None:
+        self.lines: list[str] = []
+        self.board = Board(self.lines.append, Section(**section), str(folder), SIZE)
+
+    def run(self, *trials: Trial, is_reused: bool = False) -> list[str]:
+        for one in trials:
+            self.board.began(one.experiment, "here:0")
+            self.board.ended(one.experiment, one.result, is_reused=is_reused)
+        return self.lines
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._Bar, "open", staticmethod(lambda: None))
+
+
+def test_a_line_for_each_experiment_with_the_best_so_far(tmp_path: Path) -> None:
+    lines = Told(tmp_path).run(
+        make_trial("profile_model_info", 1.0, kind="profile", config={}, space=""),
+        make_trial("z0_gas1_tmbspg1", 5.0),
+        make_trial("z0_gas1_tmbspg2", 4.0),
+        make_trial("z0_gas1_tmbspg4", 6.0),
+        make_trial("z0_gas1_tmbspg8"),
+    )
+    assert lines == [
+        "profile_model_info: done",
+        "z0_gas1_tmbspg1: throughput 5, the best so far",
+        "z0_gas1_tmbspg2: throughput 4",
+        "z0_gas1_tmbspg4: throughput 6, the best so far",
+        "z0_gas1_tmbspg8: oom, out of memory",
+    ]
+
+
+def test_latency_is_best_where_it_is_least_and_flops_have_two_names(tmp_path: Path) -> None:
+    trials = [make_trial(f"z0_gas1_tmbspg{n}", value, metric="latency") for n, value in ((1, 5.0), (2, 4.0))]
+    assert (
+        Told(tmp_path, metric="latency", mode="min").run(*trials)[-1].endswith("latency 4, the best so far")
+    )
+    trial = make_trial("z0_gas1_tmbspg1", 5.0, metric="FLOPS_per_gpu")
+    assert Told(tmp_path, metric="FLOPS").run(trial)[-1].endswith("FLOPS 5, the best so far")
+
+
+def test_what_an_experiment_says_is_harmless_and_a_reused_one_is_named(tmp_path: Path) -> None:
+    trial = make_trial("z0_gas1_tmbspg1")
+    told = Told(tmp_path)
+    from dsl._record import replace
+
+    (line,) = told.run(replace(trial, result=replace(trial.result, reason="no\x1b[2Jway")), is_reused=True)
+    assert line == "z0_gas1_tmbspg1: oom, noway, known from before"
+
+
+def test_what_is_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trials = [make_trial("z0_gas1_tmbspg1", 5.0), make_trial("z0_gas1_tmbspg2", 4.0)]
+    told = Told(tmp_path)
+    told.run(trials[0], is_reused=True)
+    told.run(trials[1])
+    told.board.finish(make_summary(trials, notes=("stage 3 is left out",)))
+    text = (tmp_path / "summary.txt").read_text()
+    assert capsys.readouterr().out == text.partition("\n\n")[0] + "\n"
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert [one["is_reused"] for one in found["trials"]] == [True, False]
+    assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["summary.json", "summary.png", "summary.txt"]
+    assert told.lines[-3:] == [
+        "stage 3 is left out",
+        "all stages are tried",
+        f"summary.txt, summary.json, summary.png in {tmp_path}",
+    ]
+
+
+def test_what_cannot_be_written_is_said_and_the_rest_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_picture: object) -> bytes:
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(module, "draw", broken)
+    (tmp_path / "summary.json.new").mkdir()
+    told = Told(tmp_path)
+    told.board.finish(make_summary([]))
+    assert told.lines[1:] == [
+        f"warning: {tmp_path}/summary.json cannot be written: is a directory",
+        f"warning: {tmp_path}/summary.png was not made: RuntimeError: no fonts",
+        f"summary.txt in {tmp_path}",
+    ]
