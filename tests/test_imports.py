@@ -46,7 +46,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "spec": (),
     "agent": ("progress", "policy", "elastic", "envoy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "gathering", "elastic_conductor", "head", "elastic_head"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
-    "autotune": ("experiment", "section", "config", "table", "digest", "plot", "board"),
+    "autotune": (
+        "experiment", "section", "config", "memory", "names", "spaces", "book", "micro_batch", "model", "tuners", "search",
+        "table", "digest", "plot", "board",
+    ),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "dynamic", "node", "starters", "fanout", "head",
         "command", "deepspeed", "torchrun", "in_process", "ssh", "report", "elastic",
@@ -83,8 +86,13 @@ PURE_MODULES = (
     "dsl.elasticity.config",
     "dsl.elasticity.solver",
     "dsl.elasticity.sizes",
-    *("dsl.autotune.experiment", "dsl.autotune.section", "dsl.autotune.config"),
-    *("dsl.autotune.table", "dsl.autotune.digest"),
+    *(
+        f"dsl.autotune.{name}"
+        for name in (
+            *("experiment", "section", "config", "memory", "names", "spaces", "book", "micro_batch"),
+            *("model", "tuners", "search", "table", "digest"),
+        )
+    ),
     "dsl.rendezvous.words",
     "dsl.rendezvous.terms",
     "dsl.rendezvous.greeting",
@@ -348,7 +356,7 @@ def test_only_the_package_itself_and_the_spec_talk_to_the_extension() -> None:
 
 
 def test_the_package_needs_only_the_standard_library_and_its_two_dependencies() -> None:
-    optional = {"psutil", "pynvml", "torch", "matplotlib", "rich"}
+    optional = {"psutil", "pynvml", "torch", "matplotlib", "rich", "optuna"}
     names = {target.split(".")[0] for name in modules() for _, target in imported(name, at_run_time=True)}
     assert names - {"dsl"} - optional <= set(sys.stdlib_module_names)
 

@@ -79,7 +79,7 @@ class Space:
     """What is known about a tuning space. A config counts once, however often it is used or repeated."""
 
     name: str
-    """Such as ``z1``, or of a full space the initials of its keys, ``z1_abs_gas_rbs_tmbspg``."""
+    """Such as ``z1``, or of a full space the initials of its keys, ``z1_rbs_abs_tmbspg``."""
     trials: int
     """Configs that were run."""
     best: str

@@ -31,8 +31,8 @@ class Section:
     """Folder of results, relative to the working directory."""
     exps_dir: str = "autotuning_exps"
     """Folder of the descriptions of experiments, likewise."""
-    overwrite: bool = True
-    """Start anew instead of going on with what is there."""
+    overwrite: bool | None = None
+    """Start anew instead of going on with what is there; None: not said."""
     metric: str = "throughput"
     """Key of the metric that is tuned. ``FLOPS`` also stands for ``FLOPS_per_gpu``."""
     mode: Literal["min", "max"] = "max"
@@ -44,7 +44,7 @@ class Section:
     tuner_type: Literal["gridsearch", "random", "model_based"] = "gridsearch"
     """In which order the configs of a full space are tried."""
     tuner_early_stopping: int = 5
-    """Ends a full space after so many trials without a better one; 0: never."""
+    """Ends a full space after so many trials without a better one; 0, or not said beside ``space``: never."""
     tuner_num_trials: int = 50
     """Most trials of a full space."""
     arg_mappings: tuple[tuple[str, str], ...] = ()
@@ -68,8 +68,8 @@ class Section:
     """Ours. Dotted keys of the config with the values to try, for any script; None: DeepSpeed's phases."""
     seed: int = 0
     """Ours. Two searches with one seed and the same results decide the same."""
-    repeats: int = 2
-    """Ours. How often a config is run again at most, when it cannot be told from the best; 0: never."""
+    repeats: int = 1
+    """Ours. How often a config is run again at most, if it comes near the best; 0: never."""
     near: float = 0.05
     """Ours. Configs whose values differ by no more than this share of the better one are near-ties."""
     exp_timeout_s: float = 3600.0
@@ -89,6 +89,15 @@ def read_section(config: Mapping[str, object]) -> Section:
             'the config has no "autotuning" section: add one, such as "autotuning": {"enabled": true}'
         )
     return _Reader(_mapping(AUTOTUNING, config[AUTOTUNING])).read()
+
+
+def read_metric(section: Section, metrics: Mapping[str, float]) -> float | None:
+    """The metric that is tuned, out of a file of metrics. None: it is not there, or is no finite number."""
+    metric = section.metric
+    # What DeepSpeed's documents call FLOPS, its file calls FLOPS_per_gpu.
+    keys = (metric, "FLOPS_per_gpu", "FLOPS") if metric.upper() == "FLOPS" else (metric,)
+    found = [metrics[key] for key in keys if key in metrics]
+    return found[0] if found and found[0] - found[0] == 0 else None
 
 
 def show(value: object) -> str:
@@ -121,17 +130,18 @@ class _Reader:
                 f"autotuning: max_train_micro_batch_size_per_gpu {most} is below "
                 f"min_train_micro_batch_size_per_gpu {least}"
             )
+        space = self._space()
         return Section(
             fast=self._flag("fast", default=True),
             results_dir=self._text("results_dir", "autotuning_results"),
             exps_dir=self._text("exps_dir", "autotuning_exps"),
-            overwrite=self._flag("overwrite", default=True),
+            overwrite=None if self._get("overwrite", None) is None else self._flag("overwrite", default=True),
             metric=metric,
             mode=self._mode(metric),
             start_profile_step=first,
             end_profile_step=last,
             tuner_type=self._tuner(),
-            tuner_early_stopping=self._whole("tuner_early_stopping", 5, 0),
+            tuner_early_stopping=self._whole("tuner_early_stopping", 0 if space else 5, 0),
             tuner_num_trials=self._whole("tuner_num_trials", 50, 1),
             arg_mappings=self._arg_mappings(),
             max_train_batch_size=self._bound("max_train_batch_size"),
@@ -141,9 +151,9 @@ class _Reader:
             num_tuning_micro_batch_sizes=self._whole("num_tuning_micro_batch_sizes", 3, 1),
             mp_size=self._whole("mp_size", 1, 1),
             model_info=self._model_info(),
-            space=self._space(),
+            space=space,
             seed=self._whole("seed", 0, 0),
-            repeats=self._whole("repeats", 2, 0),
+            repeats=self._whole("repeats", 1, 0),
             near=self._share("near", 0.05),
             exp_timeout_s=self._seconds("exp_timeout_s", 3600.0),
             device_memory=self._memory(),

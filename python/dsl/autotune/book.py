@@ -1,0 +1,213 @@
+"""What a search has run, and what came of it. No config is run twice, unless to measure it once more."""
+
+from __future__ import annotations
+
+from dsl._record import record, replace
+from dsl.autotune.config import fingerprint
+from dsl.autotune.experiment import Experiment, Space, Summary, Tie, Trial
+from dsl.autotune.names import repeat_name
+from dsl.autotune.section import AUTOTUNING, read_metric
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from typing import TypeVar
+
+    from dsl.autotune.experiment import Result
+    from dsl.autotune.section import Section
+
+    _T = TypeVar("_T")
+    Steps = Generator[tuple[Experiment, ...], Mapping[str, Result], _T]
+
+MOST_TIES = 3
+"""Configs that are measured once more at a time: the best and what comes next to it."""
+
+
+class Stopped(Exception):  # noqa: N818  it is no error: the user has enough
+    """An experiment was stopped: the search ends with what it knows."""
+
+
+@record
+class Draft:
+    """An experiment that the search has in mind; it may have been run already."""
+
+    name: str
+    """Wanted; another config may have it already."""
+    config: Mapping[str, object]
+    """Whole, but without an ``autotuning`` section."""
+    space: str
+    """That it is for."""
+
+
+class Entry:
+    """A config with all its runs."""
+
+    def __init__(self, experiment: Experiment, result: Result, value: float | None) -> None:
+        self.experiment = experiment
+        self.result = result
+        """Of its first run."""
+        self.values = [] if value is None else [value]
+        self.runs = 1
+
+    @property
+    def value(self) -> float | None:
+        """Mean of the metric over all its runs; None: the first one failed."""
+        return sum(self.values) / len(self.values) if self.values else None
+
+
+class Book:
+    """Asks for runs and remembers them."""
+
+    def __init__(self, section: Section, own: Mapping[str, object]) -> None:
+        """Take the section, and what an experiment has in its place."""
+        self.section = section
+        """As the user wrote it."""
+        self._own = own
+        self._entries: dict[str, Entry] = {}
+        self._names: set[str] = set()
+        self._trials: list[Trial] = []
+        self.notes: list[str] = []
+        """Decisions worth telling."""
+
+    def run(self, drafts: Sequence[Draft]) -> Steps[list[Entry]]:
+        """Run side by side what was not run before; the entries of all, in order."""
+        contents = [fingerprint(draft.config) for draft in drafts]
+        fresh = {}
+        for draft, content in zip(drafts, contents, strict=True):
+            if content not in self._entries and content not in fresh:
+                config = {**draft.config, AUTOTUNING: self._own}
+                fresh[content] = Experiment(self._free(draft.name), config, "run", draft.space)
+        if fresh:
+            trials = yield from self._ask(fresh.values())
+            for content, trial in zip(fresh, trials, strict=True):
+                self._entries[content] = Entry(trial.experiment, trial.result, trial.value)
+        return [self._entries[content] for content in contents]
+
+    def profile(self, experiment: Experiment) -> Steps[Result]:
+        """Run an experiment that only looks at the model."""
+        self._names.add(experiment.name)
+        trials = yield from self._ask([experiment])
+        return trials[0].result
+
+    def settle(self, entries: Iterable[Entry]) -> Steps[Entry | None]:
+        """The best of some configs, of which near-ties are run again first. None: none ran."""
+        candidates = self._ranked(entries)
+        # Twice: what was taken for the best may turn out to be nothing special.
+        for _ in range(2):
+            close = [one for one in candidates if self._is_close(one, candidates[0])][:MOST_TIES]
+            if len(close) > 1:
+                yield from self._repeat(close)
+            candidates = self._ranked(candidates)
+        return candidates[0] if candidates else None
+
+    def settle_all(self) -> Steps[None]:
+        """The same for everything that was run: what comes near the best is run again."""
+        yield from self.settle(self._entries.values())
+
+    def best_of(self, space: str) -> Entry | None:
+        """The best config of a space so far. None: none ran."""
+        ranked = self._ranked([one for one in self._entries.values() if one.experiment.space == space])
+        return ranked[0] if ranked else None
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Whether one value of the metric is better than another; None: any is."""
+        if than is None:
+            return True
+        return value < than if self._is_minimised else value > than
+
+    def gain(self, value: float, over: float) -> float:
+        """By which share of the older value the newer is better; below 0 if it is worse."""
+        difference = over - value if self._is_minimised else value - over
+        return difference / abs(over) if over else difference
+
+    def summarise(self, ended: str) -> Summary:
+        """What has been found."""
+        ranked = self._ranked(self._entries.values())
+        best = ranked[0] if ranked else None
+        names = dict.fromkeys([entry.experiment.space for entry in self._entries.values()])
+        close = [one for one in ranked if best and (self._is_close(one, best) or _overlap(one, best))]
+        return Summary(
+            metric=self.section.metric,
+            is_minimised=self._is_minimised,
+            best=best.experiment if best else None,
+            value=best.value if best else None,
+            spaces=tuple([self._space(name) for name in names]),
+            ties=tuple([_tie(one) for one in close]) if len(close) > 1 else (),
+            trials=tuple(self._trials),
+            ended=ended,
+            notes=tuple(self.notes),
+        )
+
+    @property
+    def _is_minimised(self) -> bool:
+        return self.section.mode == "min"
+
+    def _repeat(self, entries: Iterable[Entry]) -> Steps[None]:
+        """Run configs again, as often as the section allows."""
+        again = [
+            (entry, replace(entry.experiment, name=repeat_name(entry.experiment.name, n), repeat=n))
+            for entry in entries
+            for n in range(entry.runs, self.section.repeats + 1)
+        ]
+        if not again:
+            return
+        trials = yield from self._ask([experiment for _, experiment in again])
+        for (entry, experiment), trial in zip(again, trials, strict=True):
+            entry.runs += 1
+            if trial.value is not None:
+                entry.values.append(trial.value)
+            else:
+                why = trial.result.reason or trial.result.outcome
+                self.notes.append(f"{experiment.name} failed, though the config ran before: {why}")
+
+    def _ask(self, experiments: Iterable[Experiment]) -> Steps[list[Trial]]:
+        asked = tuple(experiments)
+        results = yield asked
+        trials = [
+            Trial(one, results[one.name], self._value(results[one.name]) if one.kind == "run" else None)
+            for one in asked
+            if one.name in results
+        ]
+        self._trials += trials
+        if len(trials) < len(asked) or any(trial.result.outcome == "stopped" for trial in trials):
+            # What ran beside the stopped one still counts.
+            for trial in trials:
+                if trial.value is not None and not trial.experiment.repeat:
+                    entry = Entry(trial.experiment, trial.result, trial.value)
+                    self._entries.setdefault(trial.experiment.name, entry)
+            raise Stopped
+        return trials
+
+    def _value(self, result: Result) -> float | None:
+        return read_metric(self.section, result.metrics) if result.outcome == "ok" else None
+
+    def _ranked(self, entries: Iterable[Entry]) -> list[Entry]:
+        ran = [(entry.value, entry) for entry in entries if entry.value is not None]
+        ran.sort(key=lambda pair: pair[0], reverse=not self._is_minimised)
+        return [entry for _, entry in ran]
+
+    def _is_close(self, one: Entry, other: Entry) -> bool:
+        assert one.value is not None
+        assert other.value is not None
+        return abs(one.value - other.value) <= self.section.near * max(abs(one.value), abs(other.value))
+
+    def _space(self, name: str) -> Space:
+        best = self.best_of(name)
+        count = sum(entry.experiment.space == name for entry in self._entries.values())
+        return Space(name, count, best.experiment.name if best else "", best.value if best else None)
+
+    def _free(self, name: str) -> str:
+        free, n = name, 1
+        while free in self._names:
+            n += 1
+            free = f"{name}_{n}"
+        self._names.add(free)
+        return free
+
+
+def _overlap(one: Entry, other: Entry) -> bool:
+    return min(one.values) <= max(other.values) and min(other.values) <= max(one.values)
+
+
+def _tie(entry: Entry) -> Tie:
+    return Tie(entry.experiment.name, min(entry.values), max(entry.values), len(entry.values))

@@ -1,0 +1,100 @@
+"""How much memory of a device a model needs before any activation: parameters, gradients and optimizer.
+
+DeepSpeed's estimate, corrected where it ignores the config: bfloat16, offload and the optimizer count.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.autotune.config import ZERO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Numbers of four bytes that an optimizer keeps for each parameter. Adam and its like keep two.
+_STATES = {"sgd": 0, "lion": 1, "muon": 1, "adagrad": 1}
+_ADAM = 2
+_OFF_DEVICE = ("cpu", "nvme")
+
+
+@record
+class Model:
+    """What is known about a model."""
+
+    params: float
+    """Parameters, over all workers that share a copy."""
+    trainable: float
+    """Those of them that are trained, and so have gradients and a place in the optimizer."""
+    activation_bytes: float
+    """Memory that a forward pass of one sample takes; 0: nobody knows."""
+    hidden_size: int = 0
+    """Width of a layer; 0: nobody knows."""
+
+
+def read_model(facts: Mapping[str, object]) -> Model | None:
+    """The model of a profile's file or of ``model_info``; None if not even its size is known."""
+    params = _number(facts, "num_params")
+    if not params:
+        return None
+    return Model(
+        params=params,
+        trainable=_number(facts, "trainable_num_params") or params,
+        activation_bytes=_number(facts, "activation_mem_per_gpu"),
+        hidden_size=int(_number(facts, "hidden_size")),
+    )
+
+
+def estimate(model: Model, stage: int, config: Mapping[str, object], devices: int, mp_size: int) -> float:
+    """Bytes of one device that a ZeRO stage needs to hold the model, without activations.
+
+    Args:
+        model: what is known about it.
+        stage: 0 to 3.
+        config: for its precision, optimizer and offload.
+        devices: of the job; a stage divides among them what it divides.
+        mp_size: how many of them share a copy of the model.
+    """
+    zero = _section(config, ZERO)
+    is_half = any(_section(config, key).get("enabled") is True for key in ("fp16", "bf16", "bfloat16"))
+    width = 2 if is_half else 4
+    # Half precision keeps a full copy of parameters and gradients beside the states.
+    states = _states(config) * 4 + (8 if is_half else 0)
+    params = model.params * width
+    gradients = model.trainable * width
+    optimizer = model.trainable * states
+    if stage >= 1:
+        optimizer *= _share_on_device(zero, "offload_optimizer", "cpu_offload") / devices
+    if stage >= 2:
+        gradients /= devices
+    if stage >= 3:
+        params *= _share_on_device(zero, "offload_param", "cpu_offload_params") / devices
+    return (params + gradients + optimizer) / mp_size
+
+
+def _states(config: Mapping[str, object]) -> int:
+    optimizer = _section(config, "optimizer")
+    kind = str(optimizer.get("type", "")).lower()
+    if kind == "sgd" and _number(_section(optimizer, "params"), "momentum"):
+        return 1
+    return _STATES.get(kind, _ADAM)
+
+
+def _share_on_device(zero: Mapping[str, object], key: str, old_key: str) -> float:
+    """The share that is not offloaded: in a newer config a section, in an older one a switch."""
+    section = _section(zero, key)
+    if section.get("device") in _OFF_DEVICE:
+        ratio = section.get("ratio", 1)
+        return 1 - min(max(float(ratio), 0), 1) if isinstance(ratio, int | float) else 0
+    return 0 if zero.get(old_key) is True else 1
+
+
+def _section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = config.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(section: Mapping[str, object], key: str) -> float:
+    value = section.get(key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return max(float(value), 0) if is_number else 0  # type: ignore[arg-type]

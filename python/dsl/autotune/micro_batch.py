@@ -1,0 +1,255 @@
+"""Which micro batch a ZeRO stage runs best with: DeepSpeed's steps, one stage at a time.
+
+The smallest one that runs, the largest one, some between them, and a look below the largest.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from dsl._record import record
+from dsl.autotune.book import Draft
+from dsl.autotune.config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO
+from dsl.autotune.names import micro_batch_name
+from dsl.autotune.spaces import first_config, without_nulls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsl.autotune.book import Book, Entry, Steps
+    from dsl.autotune.section import Section
+
+MARKED = 0.05
+"""A micro batch has to be better by this share to be worth going on in its direction."""
+
+
+@record
+class Batches:
+    """How large batches may be. Sizes are samples."""
+
+    workers: int
+    """Of the job."""
+    mp_size: int
+    """Workers that share one copy of the model."""
+    accumulation: int
+    """Steps that the user's config accumulates."""
+    least: int
+    """Smallest micro batch."""
+    most: int
+    """Largest one that the section allows."""
+    most_of_step: int | None
+    """Most samples of one worker in a step; None: no bound."""
+    least_of_step: int
+    """Least of them."""
+    given: int | None
+    """The user's micro batch."""
+    listed: tuple[int, ...]
+    """Those that the user wants tried, ascending: no other is then; empty: dsl looks for them."""
+
+    def total(self, micro_batch: int, steps: int) -> int:
+        """Samples of a step over all workers."""
+        return micro_batch * steps * self.workers // self.mp_size
+
+    def steps_while_searching(self, micro_batch: int) -> int:
+        """Accumulation steps of a run that only asks whether a micro batch fits."""
+        if self.most_of_step is None:
+            return self.accumulation
+        return max(min(self.accumulation, self.most_of_step // micro_batch), 1)
+
+    def samples_of_step(self, largest: int) -> int:
+        """Samples of one worker in a step, once the largest micro batch is known."""
+        if self.most_of_step is not None:
+            return max(self.most_of_step, largest)
+        return max(largest * self.accumulation // self.mp_size, largest, self.least_of_step)
+
+
+@record
+class Found:
+    """What the micro batches of a stage came to."""
+
+    largest: int
+    """Largest micro batch that runs."""
+    sizes: tuple[int, ...]
+    """Worth trying with other settings, ascending."""
+    samples: int
+    """Of one worker in a step."""
+
+
+@record
+class Failed:
+    """A stage that does not run even with the smallest micro batch."""
+
+    reason: str
+    """Why, in one line."""
+    is_too_large: bool = True
+    """It is for want of memory: a smaller micro batch may run."""
+
+
+def read_batches(section: Section, config: Mapping[str, object], workers: int) -> Batches:
+    """The bounds that section and config set. Values of other kinds than DeepSpeed's count as not said."""
+    most_of_step = None
+    if section.max_train_batch_size is not None:
+        most_of_step = section.max_train_batch_size * section.mp_size // workers
+    most = section.max_train_micro_batch_size_per_gpu
+    if most_of_step is not None:
+        most = min(most, most_of_step)
+    given, steps = config.get(MICRO_BATCH), config.get(ACCUMULATION)
+    listed = given if isinstance(given, list) else []
+    return Batches(
+        workers=workers,
+        mp_size=section.mp_size,
+        accumulation=steps if _is_count(steps) else 1,  # type: ignore[arg-type]
+        least=section.min_train_micro_batch_size_per_gpu,
+        most=most,
+        most_of_step=most_of_step,
+        least_of_step=-(-section.min_train_batch_size * section.mp_size // workers),
+        given=given if _is_count(given) else None,  # type: ignore[arg-type]
+        listed=tuple(sorted({one for one in listed if _is_count(one) and one <= (most_of_step or one)})),
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+class Stage:
+    """Tries micro batches with one ZeRO stage."""
+
+    def __init__(self, number: int, config: Mapping[str, object], batches: Batches, book: Book) -> None:
+        self.space = f"z{number}"
+        self._config = with_stage(config, number)
+        self._batches = batches
+        self._book = book
+
+    def tune(self, start: int, fits: int | None) -> Steps[Found | Failed]:
+        """Go through all steps.
+
+        Args:
+            start: largest micro batch of the stage before; 0: there is none.
+            fits: what should fit into memory; None: nobody knows.
+        """
+        if self._batches.listed:
+            return (yield from self._try_listed())
+        smallest = yield from self._smallest(start, fits)
+        if isinstance(smallest, Failed):
+            return smallest
+        largest = yield from self._largest(smallest, fits)
+        if largest < start:
+            return Failed(f"no micro batch as large as that of the stage before, {start}")
+        samples = self._batches.samples_of_step(largest)
+        sizes = self._between(smallest, largest, samples)
+        best = yield from self._look_below(smallest, sizes, samples)
+        return Found(largest, (*sizes[:-1], best), samples)
+
+    def _try_listed(self) -> Steps[Found | Failed]:
+        sizes = self._batches.listed
+        samples = sizes[-1] * self._batches.steps_while_searching(sizes[-1])
+        entries = yield from self._run_all([(size, samples // size) for size in sizes])
+        ran = [size for size, entry in zip(sizes, entries, strict=True) if entry.value is not None]
+        return Found(ran[-1], sizes, samples) if ran else _failed(entries[0], sizes[0])
+
+    def _smallest(self, start: int, fits: int | None) -> Steps[int | Failed]:
+        bounds = self._batches
+        if fits is not None and start > fits:
+            return Failed(f"memory suffices for a micro batch of {fits} at most")
+        first = start or max(min(bounds.given or 1, bounds.most), bounds.least)
+        entry = yield from self._probe(first)
+        if entry.value is not None:
+            return first
+        failed = _failed(entry, first)
+        if start or not failed.is_too_large or first <= bounds.least:
+            return failed
+        entry = yield from self._probe(bounds.least)
+        return bounds.least if entry.value is not None else _failed(entry, bounds.least)
+
+    def _largest(self, smallest: int, fits: int | None) -> Steps[int]:
+        bounds = self._batches
+        limit = max(bounds.most if fits is None else min(fits, bounds.most), smallest)
+        for size in (ceil(1.05 * limit), limit, int(0.95 * limit)):
+            if size > bounds.most:
+                continue
+            if size <= smallest:
+                return smallest
+            entry = yield from self._probe(size)
+            if entry.value is not None:
+                return size
+        # Whatever fails from here on is too large: the smallest one has run.
+        low, high = smallest, limit
+        before = (yield from self._probe(smallest)).value
+        while low <= high:
+            middle = (low + high) // 2
+            entry = yield from self._probe(middle)
+            if entry.value is None:
+                high = middle - 1
+                continue
+            low = middle + 1
+            if middle != smallest:
+                assert before is not None
+                if self._book.gain(entry.value, before) < MARKED:
+                    break
+                before = entry.value
+        return low - 1
+
+    def _between(self, smallest: int, largest: int, samples: int) -> tuple[int, ...]:
+        """Micro batches that need more accumulation steps than the largest one, and the largest."""
+        low = max(smallest, largest // 2)
+        stride = max((largest - low) // self._count, 1)
+        sizes = [size for size in range(low, largest, stride) if samples // size != samples // largest]
+        return (*sizes, largest)
+
+    def _look_below(self, smallest: int, sizes: tuple[int, ...], samples: int) -> Steps[int]:
+        """The largest one may be slow, so short of memory as it is: try some below it, as many steps each."""
+        entries = yield from self._run_all([(size, samples // size) for size in sizes])
+        best, value = sizes[-1], entries[-1].value
+        low = sizes[-2] + 1 if len(sizes) > 1 else smallest
+        stride = max((sizes[-1] - low) // 3, 1)
+        for size in reversed(range(low, sizes[-1], stride)):
+            entry = (yield from self._run_all([(size, samples // size)]))[0]
+            if entry.value is None or (value is not None and self._book.gain(entry.value, value) <= MARKED):
+                break
+            best, value = size, entry.value
+        return best
+
+    @property
+    def _count(self) -> int:
+        return self._book.section.num_tuning_micro_batch_sizes
+
+    def _probe(self, size: int) -> Steps[Entry]:
+        return (yield from self._run_all([(size, self._batches.steps_while_searching(size))]))[0]
+
+    def _run_all(self, sizes: list[tuple[int, int]]) -> Steps[list[Entry]]:
+        drafts = [
+            Draft(
+                micro_batch_name(self.space, steps, size),
+                with_batch(self._config, size, steps, self._batches),
+                self.space,
+            )
+            for size, steps in sizes
+        ]
+        return (yield from self._book.run(drafts))
+
+
+def with_stage(config: Mapping[str, object], stage: int) -> dict[str, object]:
+    """The first values of a config with a ZeRO stage. Other ZeRO keys stay, unless they are null."""
+    own = first_config(config)
+    zero = own.get(ZERO)
+    return {**own, ZERO: {**(without_nulls(zero) if isinstance(zero, dict) else {}), STAGE: stage}}
+
+
+def with_batch(config: Mapping[str, object], size: int, steps: int, batches: Batches) -> dict[str, object]:
+    """A config with a micro batch, the steps that accumulate it, and the batch that comes of both."""
+    return {
+        **config,
+        MICRO_BATCH: size,
+        ACCUMULATION: steps,
+        TRAIN_BATCH: batches.total(size, steps),
+    }
+
+
+def _failed(entry: Entry, size: int) -> Failed:
+    result = entry.result
+    why = result.reason or result.outcome
+    if result.outcome == "oom":
+        return Failed(f"a micro batch of {size} does not fit into memory")
+    return Failed(f"{entry.experiment.name} fails for another reason than memory: {why}", is_too_large=False)

@@ -1,0 +1,92 @@
+"""Model-based search: a tree-structured Parzen estimator (optuna's) says which point is worth a run."""
+
+from __future__ import annotations
+
+from dsl.errors import AutotuningError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from dsl.autotune.section import Section
+    from dsl.autotune.spaces import Axis, Grid, Point
+
+_ASKS = 8
+
+
+class ModelBased:
+    """Proposes what the model holds for promising, or the nearest point to it that was not tried yet."""
+
+    def __init__(self, grid: Grid, section: Section) -> None:
+        """Take the space.
+
+        Raises:
+            AutotuningError: optuna is not installed.
+        """
+        self._optuna = _import_optuna()
+        self._axes = grid.axes
+        self._left = {point.choice: point for point in grid.points}
+        starts = max(2, min(10, len(self._left) // 4))
+        self._study = self._optuna.create_study(
+            direction="minimize" if section.mode == "min" else "maximize",
+            sampler=self._optuna.samplers.TPESampler(seed=section.seed, n_startup_trials=starts),
+        )
+        self._distributions = {axis.key: self._distribution(axis) for axis in grid.axes}
+
+    def propose(self, count: int) -> list[Point]:
+        """The next points."""
+        return [self._next() for _ in range(min(count, len(self._left)))]
+
+    def learn(self, point: Point, value: float | None) -> None:
+        """Tell the model. A point that failed counts as worse than all that ran."""
+        states = self._optuna.trial.TrialState
+        self._study.add_trial(
+            self._optuna.trial.create_trial(
+                params={axis.key: place for axis, place in zip(self._axes, point.choice, strict=True)},
+                distributions=self._distributions,
+                value=value,
+                state=states.PRUNED if value is None else states.COMPLETE,
+            )
+        )
+
+    def _next(self) -> Point:
+        choice: tuple[int, ...] = ()
+        for _ in range(_ASKS):
+            trial = self._study.ask(self._distributions)
+            choice = tuple([trial.params[axis.key] for axis in self._axes])
+            # What becomes of the point is told by `learn`, also where another one is tried in its place.
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            if choice in self._left:
+                return self._left.pop(choice)
+        nearest = min(self._left, key=lambda one: self._distance(one, choice))
+        return self._left.pop(nearest)
+
+    def _distance(self, one: tuple[int, ...], other: tuple[int, ...]) -> float:
+        return sum(
+            abs(a - b) / len(axis.values) if _is_ordered(axis) else float(a != b)
+            for axis, a, b in zip(self._axes, one, other, strict=True)
+        )
+
+    def _distribution(self, axis: Axis) -> Any:
+        places = range(len(axis.values))
+        # Numbers have a place in their order; what else a config holds has only an identity.
+        if _is_ordered(axis):
+            return self._optuna.distributions.IntDistribution(0, places[-1])
+        return self._optuna.distributions.CategoricalDistribution(list(places))
+
+
+def _is_ordered(axis: Axis) -> bool:
+    numbers = [one for one in axis.values if isinstance(one, int | float) and not isinstance(one, bool)]
+    return len(numbers) == len(axis.values) and numbers in (sorted(numbers), sorted(numbers, reverse=True))
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise AutotuningError(
+            "autotuning.tuner_type model_based needs optuna: install dsl[autotune], "
+            "or choose gridsearch or random"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

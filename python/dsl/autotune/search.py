@@ -1,0 +1,256 @@
+"""The search: decides which experiments are worth a run. It sees results and nothing else."""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.autotune.book import Book, Draft, Stopped
+from dsl.autotune.config import STAGE, ZERO, without_tuning
+from dsl.autotune.experiment import PROFILE_NAME, Experiment
+from dsl.autotune.memory import estimate, read_model
+from dsl.autotune.micro_batch import Failed, Stage, read_batches, with_batch, with_stage
+from dsl.autotune.section import AUTOTUNING, show
+from dsl.autotune.spaces import Grid, own_grid, zero_grid
+from dsl.autotune.tuners import make_tuner
+from dsl.errors import AutotuningError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsl.autotune.book import Entry, Steps
+    from dsl.autotune.experiment import Resources, Summary
+    from dsl.autotune.memory import Model
+    from dsl.autotune.micro_batch import Found
+    from dsl.autotune.section import Section
+
+_STAGES = (0, 1, 2, 3)
+
+
+def search(section: Section, config: Mapping[str, object], resources: Resources) -> Steps[Summary]:
+    """Look for the best config.
+
+    A generator: it yields experiments that may run side by side, is sent their results by name, and returns
+    what it has found. One that has been stopped, or has no result, ends it. The same results lead to the same
+    experiments, so a search is taken up again by sending it what is known.
+
+    Args:
+        section: of the config.
+        config: the user's, with the numbers of `resolve_auto`.
+        resources: of an experiment.
+
+    Raises:
+        AutotuningError: nothing can be tried: a bound is below one sample a worker, a ZeRO stage is none, a
+            key of the space is none, or a tuner needs a package that is not installed.
+    """
+    book = Book(section, _own_section(config))
+    try:
+        if section.space is not None:
+            ended = yield from _tune_grid(own_grid(without_tuning(config), section.space), book, resources)
+        else:
+            ended = yield from _Stages(section, without_tuning(config), resources, book).tune()
+        yield from book.settle_all()
+    except Stopped:
+        ended = "stopped before everything was tried"
+    return book.summarise(ended)
+
+
+def _own_section(config: Mapping[str, object]) -> Mapping[str, object]:
+    """What the script reads about tuning. Who runs it adds where to write."""
+    section = config.get(AUTOTUNING)
+    user = section if isinstance(section, dict) else {}
+    own = {key: value for key, value in user.items() if key not in ("results_dir", "exps_dir", "metric_path")}
+    return {**own, "enabled": True}
+
+
+def _tune_grid(grid: Grid, book: Book, resources: Resources) -> Steps[str]:
+    """Try points of a space until they are all tried, enough are, or nothing better comes. Says which."""
+    section = book.section
+    tuner = make_tuner(grid, section)
+    tried, best, best_at = 0, None, 0
+    while tried < section.tuner_num_trials:
+        points = tuner.propose(min(max(resources.lanes, 1), section.tuner_num_trials - tried))
+        if not points:
+            return f"all {tried} configs of {grid.name} were tried"
+        entries = yield from book.run([Draft(one.name, one.config, grid.name) for one in points])
+        for point, entry in zip(points, entries, strict=True):
+            tuner.learn(point, entry.value)
+        values = [entry.value for entry in entries if entry.value is not None]
+        for value in values:
+            if book.is_better(value, best):
+                best, best_at = value, tried
+        if best is None:
+            best_at = tried
+        tried += len(points)
+        if section.tuner_early_stopping and tried >= best_at + section.tuner_early_stopping:
+            return f"{tried} of {len(grid.points)} configs of {grid.name} were tried, the last ones no better"
+    return f"{tried} of {len(grid.points)} configs of {grid.name} were tried (tuner_num_trials)"
+
+
+@record
+class _Before:
+    """The best of the stages so far."""
+
+    largest: int = 0
+    """Largest micro batch that ran."""
+    size: int = 0
+    """The best one."""
+    entry: Entry | None = None
+    """The best config."""
+
+
+class _Stages:
+    """Tries one ZeRO stage after another."""
+
+    def __init__(
+        self, section: Section, config: Mapping[str, object], resources: Resources, book: Book
+    ) -> None:
+        self._section = section
+        self._config = config
+        self._resources = resources
+        self._workers = resources.nodes * resources.slots_per_node
+        self._batches = read_batches(section, config, self._workers)
+        self._stages = _read_stages(config)
+        self._book = book
+        self._model: Model | None = None
+        if self._batches.most_of_step == 0:
+            raise AutotuningError(
+                f"autotuning.max_train_batch_size {section.max_train_batch_size} is less than one sample for "
+                f"each of {self._workers // section.mp_size} workers"
+            )
+        if self._batches.most < self._batches.least:
+            raise AutotuningError(
+                f"autotuning.min_train_micro_batch_size_per_gpu {self._batches.least} is more than "
+                f"max_train_batch_size leaves for each worker, {self._batches.most}"
+            )
+
+    def tune(self) -> Steps[str]:
+        if not self._section.fast and any(self._stages):
+            # A tuner that cannot be had is told before anything runs.
+            make_tuner(Grid("", (), ()), self._section)
+        if not (yield from self._profile()):
+            return "not even ZeRO 3 with a micro batch of 1 fits into memory"
+        before = _Before()
+        for stage in self._stages:
+            if not self._is_feasible(stage):
+                continue
+            found = yield from self._tune_stage(stage, before)
+            if isinstance(found, Failed):
+                self._book.notes.append(f"z{stage} ends: {found.reason}")
+                continue
+            # As DeepSpeed has it: a stage counts for the next ones if it is best with a larger micro batch.
+            if found.size > before.size:
+                before = found
+        return "all ZeRO stages that the config asks for were tried"
+
+    def _profile(self) -> Steps[bool]:
+        """Learn the size of the model. False: the model is too large for any stage."""
+        given = self._section.model_info or {}
+        self._model = read_model(given)
+        if self._model is not None:
+            return True
+        steps = self._batches.accumulation
+        config = with_batch(with_stage(self._config, 3), 1, steps, self._batches)
+        own = {"enabled": True, "model_info": {**given, "profile": True}}
+        profile = Experiment(
+            PROFILE_NAME, {**config, "memory_break_down": False, AUTOTUNING: own}, "profile", ""
+        )
+        result = yield from self._book.profile(profile)
+        if result.outcome == "oom":
+            return False
+        if result.outcome == "ok":
+            self._model = read_model({**given, **result.metrics})
+        if self._model is None:
+            self._book.notes.append(
+                f"the size of the model is not known: {result.reason or 'its profile tells no num_params'}"
+            )
+        return True
+
+    def _needed(self, stage: int) -> float | None:
+        """Bytes of a device that the model takes; None: nobody knows."""
+        if self._model is None or self._resources.memory_bytes is None:
+            return None
+        return estimate(self._model, stage, self._config, self._workers, self._section.mp_size)
+
+    def _is_feasible(self, stage: int) -> bool:
+        needed, memory = self._needed(stage), self._resources.memory_bytes
+        if needed is None or memory is None or self._model is None:
+            return True
+        needed += self._model.activation_bytes
+        if memory > needed:
+            return True
+        self._book.notes.append(
+            f"z{stage} is left out: it needs about {_gigabytes(needed)} of a device's {_gigabytes(memory)}"
+        )
+        return False
+
+    def _fits(self, stage: int) -> int | None:
+        """The micro batch that memory suffices for; None: nobody knows."""
+        needed, memory = self._needed(stage), self._resources.memory_bytes
+        if needed is None or memory is None or self._model is None or not self._model.activation_bytes:
+            return None
+        return int((memory - needed) // self._model.activation_bytes)
+
+    def _tune_stage(self, stage: int, before: _Before) -> Steps[_Before | Failed]:
+        fits = self._fits(stage)
+        if fits is not None and fits < before.largest:
+            return Failed(
+                f"memory suffices for a micro batch of {fits}, less than the {before.largest} of the stage "
+                "before"
+            )
+        tried = Stage(stage, self._config, self._batches, self._book)
+        found = yield from tried.tune(before.largest, fits)
+        if isinstance(found, Failed):
+            return found
+        best = self._book.best_of(tried.space)
+        assert best is not None
+        size = _micro_batch(best)
+        if self._section.fast or stage == 0:
+            return _Before(found.largest, size, best)
+        if size <= before.size:
+            return _Before(found.largest, size, best)
+        if before.entry is not None:
+            # Which of two near-ties is better decides about a whole space, so they are measured again.
+            winner = yield from self._book.settle([before.entry, best])
+            if winner is before.entry:
+                return _Before(found.largest, size, best)
+        return (yield from self._tune_full(stage, found, best))
+
+    def _tune_full(self, stage: int, found: Found, fast: Entry) -> Steps[_Before]:
+        grid = zero_grid(
+            stage,
+            self._config,
+            found.sizes,
+            found.samples,
+            hidden_size=self._model.hidden_size if self._model else 0,
+            workers=self._workers / self._section.mp_size,
+        )
+        self._book.notes.append((yield from _tune_grid(grid, self._book, self._resources)))
+        best, full = fast, self._book.best_of(grid.name)
+        if full is not None and full.value is not None and self._book.is_better(full.value, fast.value):
+            best = full
+        return _Before(found.largest, _micro_batch(best), best)
+
+
+def _read_stages(config: Mapping[str, object]) -> tuple[int, ...]:
+    """The ZeRO stages that the user asks for, ascending."""
+    zero = config.get(ZERO)
+    if zero is not None and not isinstance(zero, dict):
+        raise AutotuningError(f"{ZERO}: expected an object with keys, got {show(zero)}")
+    stage = (zero or {}).get(STAGE, 0)
+    stages = stage if isinstance(stage, list) else [stage]
+    if "all" in stages:
+        return _STAGES
+    wrong = [one for one in stages if isinstance(one, bool) or one not in _STAGES]
+    if wrong or not stages:
+        raise AutotuningError(f'{ZERO}.{STAGE}: expected 0 to 3, a list of them or "all", got {show(stage)}')
+    return tuple(sorted(set(stages)))
+
+
+def _micro_batch(entry: Entry) -> int:
+    size = entry.experiment.config["train_micro_batch_size_per_gpu"]
+    assert isinstance(size, int)
+    return size
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1024**3:.1f} GiB"
