@@ -21,15 +21,24 @@ class Debugger:
     """A connection to the debugger of one process. Every wait ends after `ANSWER_S`."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        """Connect as soon as somebody listens there."""
-        found = until(lambda: _try_connect(host, port), ANSWER_S)
-        assert found is not None
-        self._socket = found
-        self._socket.settimeout(ANSWER_S)
-        self._stream = self._socket.makefile("rb")
+        """Connect as soon as a debugger answers there: at first a tunnel may lead to nobody."""
         self._count = 0
         self._seen: list[dict[str, Any]] = []
         """What came while something else was waited for."""
+        until(lambda: self._greet(host, port), ANSWER_S)
+
+    def _greet(self, host: str, port: int) -> bool:
+        try:
+            self._socket = socket.create_connection((host, port), timeout=ANSWER_S)
+        except OSError:
+            return False
+        self._stream = self._socket.makefile("rb")
+        try:
+            self.ask("initialize", adapterID="dsl", pathFormat="path", linesStartAt1=True)
+        except OSError:
+            self.__exit__(None, None, None)
+            return False
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -42,7 +51,6 @@ class Debugger:
 
     def attach(self, path: str, line: int) -> None:
         """Attach, with a breakpoint in that line of the file. A program that waits for us goes on."""
-        self.ask("initialize", adapterID="dsl", pathFormat="path", linesStartAt1=True)
         attached = self._send("attach", {"justMyCode": False})
         self.hear("initialized")
         found = self.ask("setBreakpoints", source={"path": path}, breakpoints=[{"line": line}])
@@ -107,13 +115,7 @@ class Debugger:
             name, _, value = line.partition(b":")
             if name.lower() == b"content-length":
                 length = int(value)
-        assert length, "the debugger has closed the connection"
+        if not length:
+            raise ConnectionError("the debugger has closed the connection")
         message: dict[str, Any] = json.loads(self._stream.read(length))
         return message
-
-
-def _try_connect(host: str, port: int) -> socket.socket | None:
-    try:
-        return socket.create_connection((host, port), timeout=1)
-    except OSError:
-        return None

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.tuning import make_summary, make_trial
+from tests.support.summaries import make_summary, make_trial
 
 from dsl.autotune import board as module
 from dsl.autotune.board import Board

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.support.tuning import make_summary, make_trial
+from tests.support.summaries import make_summary, make_trial
 
 from dsl._record import replace
 from dsl.autotune.digest import differences, summary_json

@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 import pytest
-from tests.support.tuning import make_summary, make_trial
+from tests.support.summaries import make_summary, make_trial
 
 from dsl.autotune.plot import Line, draw, make_picture
 from dsl.errors import DslError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.tuning import make_summary, make_trial
+from tests.support.summaries import make_summary, make_trial
 
 from dsl._record import replace
 from dsl.autotune.experiment import Space
