@@ -138,6 +138,14 @@ class Book:
             notes=tuple(self.notes),
         )
 
+    def why_nothing_ran(self) -> str:
+        """The last that is known about it; empty: something ran."""
+        if any(entry.values for entry in self._entries.values()):
+            return ""
+        failed = [trial for trial in self._trials if trial.experiment.kind == "run"]
+        told = [f"{one.experiment.name}: {one.result.reason or one.result.outcome}" for one in failed]
+        return (self.notes or told or ["nothing was tried"])[-1]
+
     @property
     def _is_minimised(self) -> bool:
         return self.section.mode == "min"

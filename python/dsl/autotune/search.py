@@ -9,7 +9,7 @@ from dsl.autotune.experiment import PROFILE_NAME, Experiment
 from dsl.autotune.memory import estimate, read_model
 from dsl.autotune.micro_batch import Failed, Stage, read_batches, with_batch, with_stage
 from dsl.autotune.section import AUTOTUNING, show
-from dsl.autotune.spaces import Grid, own_grid, zero_grid
+from dsl.autotune.spaces import Grid, first_config, own_grid, zero_grid
 from dsl.autotune.tuners import make_tuner
 from dsl.errors import AutotuningError
 
@@ -49,6 +49,8 @@ def search(section: Section, config: Mapping[str, object], resources: Resources)
         else:
             ended = yield from _Stages(section, without_tuning(config), resources, book).tune()
         yield from book.settle_all()
+        if why := book.why_nothing_ran():
+            ended = f"no config ran: {why}"
     except Stopped:
         ended = "stopped before everything was tried"
     return book.summarise(ended)
@@ -128,7 +130,8 @@ class _Stages:
             # A tuner that cannot be had is told before anything runs.
             make_tuner(Grid("", (), ()), self._section)
         if not (yield from self._profile()):
-            return "not even ZeRO 3 with a micro batch of 1 fits into memory"
+            self._book.notes.append("not even ZeRO 3 with a micro batch of 1 fits into memory")
+            return self._book.notes[-1]
         before = _Before()
         for stage in self._stages:
             if not self._is_feasible(stage):
@@ -169,7 +172,8 @@ class _Stages:
         """Bytes of a device that the model takes; None: nobody knows."""
         if self._model is None or self._resources.memory_bytes is None:
             return None
-        return estimate(self._model, stage, self._config, self._workers, self._section.mp_size)
+        config = first_config(self._config)
+        return estimate(self._model, stage, config, self._workers, self._section.mp_size)
 
     def _is_feasible(self, stage: int) -> bool:
         needed, memory = self._needed(stage), self._resources.memory_bytes

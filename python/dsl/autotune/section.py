@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 AUTOTUNING = "autotuning"
 """Key of the section in a config."""
 
+DURATIONS = ("latency", "fwd", "bwd", "step")
+"""Metrics of DeepSpeed's file of which less is better."""
+
 TUNERS = ("gridsearch", "random", "model_based")
 """Words of ``tuner_type``."""
 
@@ -36,7 +39,7 @@ class Section:
     metric: str = "throughput"
     """Key of the metric that is tuned. ``FLOPS`` also stands for ``FLOPS_per_gpu``."""
     mode: Literal["min", "max"] = "max"
-    """Ours. Which end is better; ``min`` by itself where the metric is ``latency``."""
+    """Ours. Which end is better; ``min`` by itself where the metric is one of `DURATIONS`."""
     start_profile_step: int = 3
     """First step that is measured."""
     end_profile_step: int = 5
@@ -203,7 +206,7 @@ class _Reader:
         return self._number(key, default, MOST_SECONDS, "a number of seconds")
 
     def _mode(self, metric: str) -> Literal["min", "max"]:
-        value = self._get("mode", "min" if metric == "latency" else "max")
+        value = self._get("mode", "min" if metric in DURATIONS else "max")
         if value == "min":
             return "min"
         if value == "max":

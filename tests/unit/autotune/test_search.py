@@ -138,11 +138,15 @@ def test_a_profile_that_fails_leaves_the_size_unknown_and_one_without_memory_end
         played = play(config(), lambda one, result=result: result if not one.space else up_to(4)(one))  # type: ignore[misc]
         assert played.summary.best is not None
         assert played.summary.notes == (f"the size of the model is not known: {result.reason}",)
-    ended = play(config(), lambda one: OOM).summary
-    assert (len(ended.trials), ended.ended) == (
-        1,
-        "not even ZeRO 3 with a micro batch of 1 fits into memory",
+    broken = play(config([0, 1]), lambda _: crash("SyntaxError: oops")).summary
+    assert broken.ended == (
+        "no config ran: z1 ends: z1_gas1_tmbspg1 fails for another reason than memory: SyntaxError: oops"
     )
+    own = play({"autotuning": {"space": {"k": [1, 2]}}}, lambda _: crash("SyntaxError: oops")).summary
+    assert own.ended == "no config ran: k=2: SyntaxError: oops"
+    ended = play(config(), lambda one: OOM).summary
+    assert len(ended.trials) == 1
+    assert ended.ended == "no config ran: not even ZeRO 3 with a micro batch of 1 fits into memory"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
@@ -331,6 +335,22 @@ def test_a_model_finds_a_good_config_in_fewer_runs_than_there_are() -> None:
     assert len(played.ran) == 60
     assert played.summary.value is not None
     assert played.summary.value >= 97, "288 configs, of which 13 are as good"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_model_decides_the_same_when_it_is_told_the_same(seed: int) -> None:
+    user = full(tuner_type="model_based", seed=seed, tuner_num_trials=9)
+    answers = {one.name: chance(seed)(one) for batch in play(user, grows).batches for one in batch}
+
+    def answer(one: Experiment) -> Result:
+        return answers.setdefault(one.name, grows(one))
+
+    played = play(user, answer)
+    assert play(user, lambda one: answers[one.name]) == played
+    contents = [fingerprint(one.config) for batch in played.batches for one in batch if not one.repeat]
+    assert len(set(contents)) == len(contents)
+    others = [play(full(tuner_type="model_based", seed=one, tuner_num_trials=9), grows).ran for one in (0, 1)]
+    assert others[0] != others[1]
 
 
 def test_without_its_package_a_model_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ def test_a_config_without_the_section_says_what_to_add() -> None:
 
 def test_latency_is_minimised_and_everything_else_maximised_unless_the_user_says_so() -> None:
     assert read(metric="latency").mode == "min"
+    assert read(metric="step").mode == "min"
     assert read(metric="throughput").mode == "max"
     assert read(metric="val_loss", mode="min").mode == "min"
 
