@@ -32,7 +32,7 @@ facts = {
         "DSL_RESTART_REASON", "OMP_NUM_THREADS",
     )},
 }
-rank, attempt = os.environ["RANK"], os.environ[sys.argv[2]]
+rank, attempt = os.environ["RANK"], os.environ.get(sys.argv[2], "0")
 name = f"{folder}/told.{attempt}.{rank}"
 with open(name + ".part", "w") as file:
     json.dump(facts, file)
