@@ -580,12 +580,16 @@ class Supervisor:
         *,
         env: Mapping[str, str] | None = None,
         cwd: _Path | None = None,
+        cpus: Sequence[int] | None = None,
+        mempolicy: tuple[Literal["bind", "preferred", "interleave", "local"], Sequence[int]] | None = None,
     ) -> int:
         """Execute a fork server: a Python process that imports once, and forks a worker for each order.
 
         ``words``: its command, to which the number of a descriptor is added, for its `ForkLink`. ``env``: its
-        whole environment (None: this process's, now), to which the job's token is added. stdin is
-        ``/dev/null``; what it writes is kept for `ForkServerLost`, which quotes the last line.
+        whole environment (None: this process's, now), to which the job's token is added. ``cpus`` and
+        ``mempolicy``: where it runs and has its memory, as far as the kernel lets it; a worker that has none
+        of its own inherits them. stdin is ``/dev/null``; what it writes is kept for `ForkServerLost`, which
+        quotes the last line.
 
         Returns its number for `WorkerSpec` at once. `ForkServerReady` or `ForkServerLost` follows; one that
         cannot be executed, or that this kernel has not the means for, is lost, too. It serves one group after

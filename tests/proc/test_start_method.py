@@ -17,6 +17,7 @@ from kit.waiting import until
 from tests.support.functions import describe
 
 from dsl.functions.launcher import launch
+from dsl.machine.cpus import parse_kernel_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +99,7 @@ def neutral(text: str) -> str:
     """What is said, without pids, times and names of the run."""
     text = re.sub(r"\b(pid|PID)\b:? +\d+", "PID", text)
     text = re.sub(r"\d{4}-\d\d-\d\d[ _T]\d\d:\d\d:\d\d", "TIME", text)
+    text = re.sub(r"^dsl: master port .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"dslrun_[0-9a-f]{16}", "RUN", text)
     return re.sub(r"after [\d.]+ m?s", "after TIME", text)
 
@@ -259,13 +261,40 @@ def test_each_worker_is_bound_as_asked(command: list[str], tmp_path: Path) -> No
     assert forked == [one["cpus"] for one in told(tmp_path)]
 
 
+def test_a_fork_server_of_a_numa_node_runs_on_its_cpus_before_it_imports(
+    command: list[str], tmp_path: Path
+) -> None:
+    """And its workers on theirs. On a machine of one node, and on the first of several."""
+    allowed = os.sched_getaffinity(0)
+    listed = Path("/sys/devices/system/node/node0/cpulist").read_text(encoding="utf-8")
+    own = sorted(allowed & set(parse_kernel_list(listed)))
+    preloaded = tmp_path / "where_it_is.py"
+    preloaded.write_text("import os\ncpus = sorted(os.sched_getaffinity(0))\n", encoding="utf-8")
+    text = "import os, where_it_is\nprint(where_it_is.cpus, len(os.sched_getaffinity(0)) == 1, flush=True)\n"
+    command[-1] = "where_it_is"
+    words = [
+        "--bind",
+        "auto",
+        "--fork-server-per",
+        "numa",
+        "--tag-output",
+        "never",
+        script_in(tmp_path, text),
+    ]
+    result = run("taskset", "-c", ",".join(map(str, own)), *command, *words)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [f"{own} {len(own) <= 3}"] * 2, result.stderr
+    assert warnings_of(result) == []
+
+
 def test_a_dry_run_names_the_fork_server_and_starts_nothing(command: list[str], tmp_path: Path) -> None:
     script = script_in(tmp_path, TELL)
     shown = run(*command, "--dry-run", script, str(tmp_path)).stdout
     assert f"fork server 0: {sys.executable} -u, which imports decimal" in shown
     assert shown.count("  forked by: fork server 0") == 2
     data = json.loads(run(*command, "--dry-run-json", script, str(tmp_path)).stdout)
-    assert data["fork_servers"] == [{"interpreter": [sys.executable, "-u"], "preload": ["decimal"]}]
+    server = {"interpreter": [sys.executable, "-u"], "preload": ["decimal"], "cpus": None}
+    assert data["fork_servers"] == [server]
     assert [worker["fork_server"] for worker in data["workers"]] == [0, 0]
     assert told(tmp_path) == []
 

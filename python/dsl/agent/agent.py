@@ -213,7 +213,9 @@ class Agent:
             script=server.script,
             is_module=server.is_module,
         )
-        number = supervisor.start_fork_server(words, env=server.env)
+        number = supervisor.start_fork_server(
+            words, env=server.env, cpus=server.cpus, mempolicy=server.mempolicy
+        )
         self._fork_servers.append((server, number))
         return number
 

@@ -168,7 +168,12 @@ def placement_request(options: Options | argparse.Namespace, **own: Any) -> Plac
 def start_request(options: Options | argparse.Namespace) -> StartRequest:
     """How the workers are to come to be."""
     names = tuple([name.strip() for name in options.preload.split(",")]) if options.preload else ()
-    return StartRequest(method=options.start_method, preload=names, prewarm=options.prewarm)
+    return StartRequest(
+        method=options.start_method,
+        preload=names,
+        prewarm=options.prewarm,
+        server_per=options.fork_server_per,
+    )
 
 
 def _debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ...]:

@@ -243,6 +243,11 @@ COMMON = (
         "what a fork server imports (default: what the script imports and is installed)",
         "",
     ),
+    value(
+        OURS, JOB, _START, "--fork-server-per", "",
+        "numa: a fork server for each NUMA node that workers are bound to, with its memory there",
+        "node", choices=("node", "numa"),
+    ),
     flag(
         OURS, JOB, _START, "--prewarm",
         "read the interpreter and torch's libraries into memory once, before the workers start",

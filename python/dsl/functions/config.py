@@ -76,7 +76,8 @@ class LaunchConfig:
     too), local_ranks_filter (those whose output is shown), partial_after_s (seconds after which an unfinished
     line is shown, None: never), grace_s (shutdown_timeout with fractions), env
     (more variables for the workers), preload (modules that a fork server imports; empty: what the module of
-    the function names), prewarm (read the interpreter and torch's libraries into the page cache first).
+    the function names), prewarm (read the interpreter and torch's libraries into the page cache first),
+    fork_server_per (``"numa"``: a fork server for each NUMA node that workers are bound to).
     """
 
     min_nodes: int
@@ -111,6 +112,7 @@ class LaunchConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     preload: str | Collection[str] = ()
     prewarm: bool = False
+    fork_server_per: str = "node"
 
     def __post_init__(self) -> None:
         """Resolve what was left open.
@@ -165,6 +167,7 @@ def to_request(config: LaunchConfig, program: ProgramRequest, source: str = "") 
             preload=tuple(config.preload.split(",") if isinstance(config.preload, str) else config.preload),
             source=source,
             prewarm=config.prewarm,
+            server_per=config.fork_server_per,  # type: ignore[arg-type]  # it was checked
         ),
         max_restarts=config.max_restarts,
         role=config.role,
@@ -202,6 +205,8 @@ def _check_values(config: LaunchConfig) -> None:
         raise OptionError(f"max_restarts {config.max_restarts}: it must be {bound}")
     if config.start_method not in START_METHODS:
         raise OptionError(f"start_method {config.start_method!r}: expected one of {', '.join(START_METHODS)}")
+    if config.fork_server_per not in ("node", "numa"):
+        raise OptionError(f"fork_server_per {config.fork_server_per!r}: expected node or numa")
     pause_s = config.partial_after_s
     if pause_s is not None and not 0 <= pause_s <= MOST_SECONDS:
         raise OptionError(f"partial_after_s {pause_s:g}: it must be 0 to {MOST_SECONDS} seconds, or None")

@@ -76,6 +76,10 @@ class ForkServer:
     """Path of a script, or name of a module; empty: there is nothing to look at."""
     is_module: bool = False
     """``script`` names a module."""
+    cpus: tuple[int, ...] | None = None
+    """CPUs of the NUMA node that all of its workers are bound to; None: it is not bound."""
+    mempolicy: MemoryPolicy | None = None
+    """Memory policy beside them; None: the inherited one."""
 
 
 @record

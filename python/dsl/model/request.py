@@ -210,6 +210,8 @@ class StartRequest:
     """File whose imports are looked at for that; empty: the script."""
     prewarm: bool = False
     """Read the interpreter and torch's libraries into the page cache first."""
+    server_per: Literal["node", "numa"] = "node"
+    """Workers that may share a fork server: all of a ``node``, or those bound to one NUMA node (``numa``)."""
 
 
 @record

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LEAST_HEARTBEAT_S = 1
 """Silence of less than a second is common on a busy network."""
 
-UNUSED_PRELOAD = "--preload has no effect without --start-method forkserver"
+UNUSED_START = "has no effect without --start-method forkserver"
 UNUSED_DEBUG = "--debug-port, --debug-address and --debug-wait have no effect without --debug"
 UNUSED_PREEMPT_GRACE = "--preempt-grace has no effect without --preempt-signal"
 
@@ -193,8 +193,7 @@ def _unused_host_options(request: Request) -> list[Notice]:
         texts.append("--bind_core_list has no effect without --bind_cores_to_rank")
     if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
         texts.append(UNUSED_PREEMPT_GRACE)
-    if _has_unused_preload(request):
-        texts.append(UNUSED_PRELOAD)
+    texts += _unused_start_options(request)
     if _has_unused_debug(request):
         texts.append(UNUSED_DEBUG)
     if not request.elastic.training:
@@ -214,8 +213,12 @@ def _unused_host_options(request: Request) -> list[Notice]:
     return [Notice("warning", text) for text in texts]
 
 
-def _has_unused_preload(request: Request) -> bool:
-    return bool(request.start.preload) and request.start.method in ("spawn", "fork")
+def _unused_start_options(request: Request) -> list[str]:
+    start = request.start
+    if start.method not in ("spawn", "fork"):
+        return []
+    given = {"--preload": bool(start.preload), "--fork-server-per": start.server_per != "node"}
+    return [f"{option} {UNUSED_START}" for option, is_given in given.items() if is_given]
 
 
 def _has_unused_debug(request: Request) -> bool:
@@ -243,8 +246,7 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     notices = meeting_notices(asked, nodes)
     if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
         notices.append(Notice("warning", UNUSED_PREEMPT_GRACE))
-    if _has_unused_preload(request):
-        notices.append(Notice("warning", UNUSED_PRELOAD))
+    notices += [Notice("warning", text) for text in _unused_start_options(request)]
     if _has_unused_debug(request):
         notices.append(Notice("warning", UNUSED_DEBUG))
     is_placed = job.meeting.kind == "static" and job.node_count > 1

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.facts import Facts
+    from dsl.machine.cpus import NumaNode
     from dsl.model.job import Flavour, Job
     from dsl.model.node import NodePlan, WorkerPlan
 
@@ -36,6 +37,9 @@ LATE_VARIABLES = {
 
 LATE_PREFIX = "TORCHELASTIC_"
 LATE_SUFFIX = "_VISIBLE_DEVICES"
+
+NUMA_NODE = "NUMA node"
+"""In what workers differ that are not to share a fork server for it. No variable of ours has such a name."""
 
 TORCH_PACKAGES = {
     *("torch", "torchvision", "torchaudio", "torchtext", "deepspeed", "lightning", "pytorch_lightning"),
@@ -69,7 +73,7 @@ def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
     elif job.program.kind == "program":
         text = f"start method forkserver has no effect on {job.program.name}, which is not run by Python"
         return _with_notice(plan, "warning", text)
-    return _divided(plan, job)
+    return _divided(plan, job, facts)
 
 
 def without_fork_servers(plan: NodePlan) -> NodePlan:
@@ -119,15 +123,19 @@ def _source(job: Job, facts: Facts) -> str | None:
     return None
 
 
-def _divided(plan: NodePlan, job: Job) -> NodePlan:
+def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
     """A server for the workers that agree in what is read early; one that agrees with none is executed."""
     flavour = job.flavour
     classes: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    by_numa = job.start.server_per == "numa"
+    homes = [_numa_node(worker, facts) if by_numa else None for worker in plan.workers]
     debugged = [worker.rank for worker in plan.workers if worker.debug_port is not None]
     for index, worker in enumerate(plan.workers):
         if worker.debug_port is not None:
             continue  # a debugger has to be there before anything is imported
         own = sorted([one for one in worker.env.items() if not is_late(one[0], flavour)])
+        if (home := homes[index]) is not None:
+            own.append((NUMA_NODE, str(home.number)))
         classes.setdefault(tuple(own), []).append(index)
     served = [one for one in classes.items() if len(classes) == 1 or len(one[1]) > 1]
     shared = {name: value for name, value in plan.env.items() if not is_late(name, flavour)}
@@ -136,7 +144,12 @@ def _divided(plan: NodePlan, job: Job) -> NodePlan:
     for early, members in served:
         for index in members:
             workers[index] = _served(workers[index], job, len(servers))
-        servers.append(_server(workers[members[0]], job, {**shared, **dict(early)}))
+        env = {name: value for name, value in early if name != NUMA_NODE}
+        server = _server(workers[members[0]], job, {**shared, **env})
+        home = homes[members[0]]
+        if home is not None:
+            server = _at_home(server, home, [workers[index] for index in members], facts)
+        servers.append(server)
     plan = replace(plan, workers=tuple(workers), fork_servers=tuple(servers))
     if debugged:
         ranks = f"rank{'s' if len(debugged) > 1 else ''} {format_ranges(debugged)}"
@@ -144,7 +157,35 @@ def _divided(plan: NodePlan, job: Job) -> NodePlan:
         plan = _with_notice(plan, "info", text)
     if len(classes) > 1:
         plan = _with_notice(plan, "info", _difference(plan, list(classes)))
+    if by_numa and None in homes:
+        away = [worker.rank for worker, home in zip(plan.workers, homes, strict=True) if home is None]
+        who = f"rank{'s' if len(away) > 1 else ''} {format_ranges(away)}"
+        why = "not bound to one NUMA node, give a binding such as --bind auto"
+        plan = _with_notice(plan, "warning", f"--fork-server-per numa has no effect on {who}, {why}")
     return plan
+
+
+def _numa_node(worker: WorkerPlan, facts: Facts) -> NumaNode | None:
+    """The NUMA node that has all CPUs of a worker; None if there is not exactly one."""
+    cpus = set(worker.cpus or ())
+    near = [node for node in facts.cpus.numa_nodes if not cpus.isdisjoint(node.cpus)]
+    return near[0] if len(near) == 1 and cpus <= set(near[0].cpus) else None
+
+
+def _at_home(server: ForkServer, home: NumaNode, workers: Sequence[WorkerPlan], facts: Facts) -> ForkServer:
+    """The server on the CPUs of its workers' NUMA node, where the kernel puts its memory, too.
+
+    It has a memory policy only if each of its workers has one of its own: others would inherit it.
+    """
+    from dsl.binding.cores import memory_policy
+    from dsl.machine.cpus import Topology
+
+    allowed = set(facts.cpus.allowed)
+    cpus = tuple([cpu for cpu in home.cpus if cpu in allowed])
+    policy = None
+    if all(worker.mempolicy is not None for worker in workers):
+        policy = memory_policy("preferred", cpus, Topology(facts.cpus.numa_nodes))
+    return replace(server, cpus=cpus, mempolicy=policy)
 
 
 def _served(worker: WorkerPlan, job: Job, server: int) -> WorkerPlan:

@@ -94,7 +94,8 @@ def _server_words(server: ForkServer) -> str:
     from shlex import join
 
     loads = ", ".join(server.preload) or f"what {server.script or 'they run'} imports"
-    return f"{join(server.interpreter)}, which imports {loads}"
+    where = "" if server.cpus is None else f" on CPUs {format_ranges(server.cpus)}"
+    return f"{join(server.interpreter)}, which imports {loads}{where}"
 
 
 def _placement(worker: WorkerPlan) -> list[str]:
@@ -126,7 +127,8 @@ def plan_json(plan: NodePlan, environ: Mapping[str, str]) -> str:
             "filtered_lines": [path for _, path, _ in plan.line_files],
             "prewarm": plan.prewarms,
             "fork_servers": [
-                {"interpreter": one.interpreter, "preload": one.preload or None} for one in plan.fork_servers
+                {"interpreter": one.interpreter, "preload": one.preload or None, "cpus": one.cpus}
+                for one in plan.fork_servers
             ],
             "workers": [_worker_facts(worker) for worker in plan.workers],
         },

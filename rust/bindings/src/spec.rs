@@ -22,7 +22,7 @@ use call::Call;
 pub(crate) use stdio::Stdio;
 use stdio::{number, stream};
 pub(crate) use worker::WorkerSpec;
-use worker::{are_equal, argv};
+use worker::{are_equal, argv, memory};
 
 const POLICIES: [(&str, engine::OnFailure); 2] = [
     ("stop", engine::OnFailure::Stop),
@@ -144,6 +144,8 @@ pub(crate) fn fork_server(
     words: &Bound<'_, PyAny>,
     env: Option<&Bound<'_, PyAny>>,
     cwd: Option<&Bound<'_, PyAny>>,
+    cpus: Option<Vec<u32>>,
+    mempolicy: Option<(String, Vec<u32>)>,
 ) -> PyResult<engine::LaunchSpec> {
     let (env, odd) = base(py, env, env.is_none())?;
     let worker = engine::WorkerSpec {
@@ -151,8 +153,8 @@ pub(crate) fn fork_server(
         env: Vec::new(),
         cwd: cwd.map(|cwd| c_string(cwd, "cwd")).transpose()?,
         stdio: [engine::Stdio::Null, engine::Stdio::Null, engine::Stdio::Null],
-        cpus: Vec::new(),
-        memory: None,
+        cpus: cpus.unwrap_or_default(),
+        memory: memory(mempolicy)?,
         foreground: false,
         prefix: Vec::new(),
         keep_fds: Vec::new(),

@@ -74,16 +74,18 @@ impl Supervisor {
     }
 
     /// Execute a fork server.
-    #[pyo3(signature = (words, *, env = None, cwd = None))]
+    #[pyo3(signature = (words, *, env = None, cwd = None, cpus = None, mempolicy = None))]
     fn start_fork_server(
         &self,
         py: Python<'_>,
         words: &Bound<'_, PyAny>,
         env: Option<&Bound<'_, PyAny>>,
         cwd: Option<&Bound<'_, PyAny>>,
+        cpus: Option<Vec<u32>>,
+        mempolicy: Option<(String, Vec<u32>)>,
     ) -> PyResult<usize> {
         let handle = self.handle()?;
-        let spec = fork_server(py, words, env, cwd)?;
+        let spec = fork_server(py, words, env, cwd, cpus, mempolicy)?;
         py.detach(|| handle.start_fork_server(spec)).map_err(to_python)
     }
 

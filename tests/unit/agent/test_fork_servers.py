@@ -90,6 +90,12 @@ def test_a_server_is_started_first_and_its_workers_name_it() -> None:
     assert [worker.fork_entry for worker in spec.workers] == [2, 2]
 
 
+def test_a_server_is_placed_beside_its_workers() -> None:
+    placed = replace(SERVER, cpus=(0, 1), mempolicy=("preferred", (0,)))
+    supervisor, _ = run(forked_plan(0, SERVER, placed))
+    assert supervisor.server_places == [(None, None), ((0, 1), ("preferred", (0,)))]
+
+
 def test_the_next_attempt_uses_the_servers_that_are_there() -> None:
     supervisor, _ = run(forked_plan(0, SERVER), forked_plan(1, replace(SERVER)))
     assert len(supervisor.fork_servers) == 1

@@ -29,6 +29,7 @@ OURS = {
     "--dry-run-json",
     "--preload",
     "--prewarm",
+    "--fork-server-per",
     *("--debug", "--debug-port", "--debug-address", "--debug-wait"),
     *(
         "--grace",

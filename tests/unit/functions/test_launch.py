@@ -168,6 +168,7 @@ def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
         {"min_nodes": 2},
         {"max_restarts": -1},
         {"start_method": "thread"},
+        {"fork_server_per": "host"},
         {"shutdown_timeout": -1},
         {"grace_s": float("nan")},
         {"signals_to_handle": "KILL"},
@@ -202,6 +203,10 @@ def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -
         (
             {"start_method": "forkserver", "preload": ["a", "b.c"], "prewarm": True},
             StartRequest("forkserver", ("a", "b.c"), "/me/code.py", prewarm=True),
+        ),
+        (
+            {"start_method": "forkserver", "fork_server_per": "numa"},
+            StartRequest("forkserver", source="/me/code.py", server_per="numa"),
         ),
         ({"preload": "a,b"}, StartRequest(preload=("a", "b"), source="/me/code.py")),
     ],

@@ -79,6 +79,7 @@ JOBS = st.builds(
         preload=st.lists(TEXTS, max_size=3).map(tuple),
         source=WORDS,
         prewarm=st.booleans(),
+        server_per=st.sampled_from(["node", "numa"]),
     ),
     debug=st.builds(DebugRequest, ranks=TEXTS, port=NUMBERS, address=TEXTS, waits=st.booleans()),
     log_level=TEXTS,

@@ -27,7 +27,7 @@ const MODES: [(&str, engine::MemoryMode); 4] = [
     ("local", engine::MemoryMode::Local),
 ];
 
-fn memory(given: Option<(String, Vec<u32>)>) -> PyResult<Option<(engine::MemoryMode, Vec<u32>)>> {
+pub(super) fn memory(given: Option<(String, Vec<u32>)>) -> PyResult<Option<(engine::MemoryMode, Vec<u32>)>> {
     let Some((mode, nodes)) = given else {
         return Ok(None);
     };
