@@ -23,6 +23,7 @@ if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
 from benches import (  # noqa: E402  needs the path above
+    autotuning_rows,
     cluster_rows,
     control_rows,
     elastic_rows,
@@ -83,6 +84,10 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
         ],
         "elastic": lambda: _elastic(ours, peers(options.peers), quick=options.quick),
         "forkserver": lambda: _forkserver(ours, quick=options.quick),
+        "autotuning": lambda: [
+            autotuning_rows.example(ours, few),
+            autotuning_rows.cost(ours, 40, 150.0, few),
+        ],
         "hosts": lambda: _hosts(ours, options.peers, quick=options.quick),
     }
 

@@ -48,11 +48,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "autotune": (
         "experiment", "section", "config", "memory", "names", "spaces", "book", "micro_batch", "model", "tuners", "search",
-        "table", "digest", "plot", "board",
+        "table", "digest", "plot", "board", "places", "verdict", "folders", "setup", "trials", "tuner",
     ),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "dynamic", "node", "starters", "fanout", "head",
-        "command", "deepspeed", "torchrun", "in_process", "ssh", "report", "elastic",
+        "command", "tune", "deepspeed", "torchrun", "in_process", "ssh", "report", "elastic",
     ),
     "__main__": (),
     "node": (),
@@ -90,7 +90,7 @@ PURE_MODULES = (
         f"dsl.autotune.{name}"
         for name in (
             *("experiment", "section", "config", "memory", "names", "spaces", "book", "micro_batch"),
-            *("model", "tuners", "search", "table", "digest"),
+            *("model", "tuners", "search", "table", "digest", "places", "verdict"),
         )
     ),
     "dsl.rendezvous.words",
@@ -287,8 +287,9 @@ def test_one_function_makes_the_plans_of_ranks_and_one_those_of_what_reaches_hos
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "WorkerPlan"
     ]
-    # The hosts of `dsl-ssh` are no ranks of a job.
+    # The hosts of `dsl-ssh` and the experiments of a tuning are no ranks of a job.
     assert makers == [
+        ("dsl.autotune.trials", "run_order"),
         ("dsl.cli.ssh", "_worker"),
         ("dsl.plan.node", "_workers"),
         ("dsl.plan.reaching", "plan_reaching"),

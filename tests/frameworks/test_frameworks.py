@@ -179,3 +179,37 @@ def test_a_recorded_error_lies_where_the_worker_was_told(tmp_path: Path) -> None
     assert ours == theirs
     assert forked == theirs
     assert ours[0] == "ValueError: batch 3 of rank 1 holds NaN"
+
+
+def test_a_deepspeed_job_is_tuned_and_then_trains_with_the_best_config(tmp_path: Path) -> None:
+    """Its engine writes the metrics and ends the script by itself; what the user has set of ZeRO stays."""
+    section = {"end_profile_step": 4, "num_tuning_micro_batch_sizes": 1, "repeats": 0}
+    config = {
+        "train_micro_batch_size_per_gpu": [2, 8],
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": 1234},
+        "autotuning": {"enabled": True, **section},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "out").mkdir()
+    line = [
+        *(str(BIN / "dsl"), "--num_gpus", "1", "--autotuning", "run", str(SCRIPTS / "tuned_zero.py")),
+        *("--out", "out", "--deepspeed_config", "config.json"),
+    ]
+    result = subprocess.run(
+        line, cwd=tmp_path, capture_output=True, text=True, timeout=2 * JOB_TIMEOUT_S, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    results = tmp_path / "autotuning_results"
+    known = {path.parent.name: json.loads(path.read_text()) for path in results.glob("*/result.json")}
+    assert {one["outcome"] for one in known.values()} == {"ok"}
+    assert known["profile_model_info"]["metrics"]["num_params"] == 8 * 16 + 16 + 16 + 1
+    best = json.loads((results / "ds_config_optimal.json").read_text())
+    assert "autotuning" not in best
+    answer = json.loads((tmp_path / "out" / "0.json").read_text())
+    assert answer["size"] == best["train_micro_batch_size_per_gpu"] in (2, 8)
+    assert answer["batch"] == best["train_batch_size"]
+    assert (answer["stage"], answer["bucket"]) == (1, 1234)
+    metrics = {one["metrics"].get("throughput", 0) for one in known.values()}
+    assert len(answer["losses"]) == 8 * best.get("gradient_accumulation_steps", 1)
+    assert max(metrics) > 0

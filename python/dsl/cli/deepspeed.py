@@ -51,6 +51,10 @@ def _run(argv: Sequence[str]) -> int:
     program = request.program
     stray = COMMAND.stray_flags(argv, program.script, program.args, COMMAND_LINE.slips)
     COMMAND.show(stray, request.log_level)
+    if options.autotuning:
+        from dsl.cli.tune import tune
+
+        return tune(COMMAND, request, options)
     return COMMAND.start(request, show_request(options))
 
 

@@ -98,8 +98,6 @@ class CommandLine:
     """Name of the value that holds the script's arguments."""
     description: str
     """First line of the help."""
-    later: tuple[str, ...] = ()
-    """Names of the values that this version understands, and answers with one line or with nothing."""
 
     @property
     def slips(self) -> tuple[str, ...]:

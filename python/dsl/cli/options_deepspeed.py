@@ -80,7 +80,7 @@ _OPTIONS = (
         read=seconds,
     ),
     value(
-        DEEPSPEED, LAUNCHER, _WHERE, "--autotuning", "", "look for the best configuration",
+        DEEPSPEED, LAUNCHER, _WHERE, "--autotuning", "", "look for the best config; run: train with it, too",
         "", choices=("tune", "run"),
     ),
     flag(
@@ -155,5 +155,4 @@ COMMAND_LINE = CommandLine(
     "user_script",
     "user_args",
     "Run a training script on every slot of this machine, or of several.",
-    later=("autotuning",),
 )

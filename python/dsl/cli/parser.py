@@ -13,7 +13,7 @@ from dsl.lists import quote, shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any, NoReturn
 
     from dsl.cli.options import CommandLine, Option
@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         for option in line.options:
             if option.group not in groups:
                 groups[option.group] = self.add_argument_group(option.group)
-            groups[option.group].add_argument(*option.names, **_facts(option, line.later))
+            groups[option.group].add_argument(*option.names, **_facts(option))
             if option.given:
                 self.set_defaults(**{option.given: False})
             whole = option.names if option.origin != line.origin else option.own_names
@@ -198,10 +198,9 @@ class Parser(argparse.ArgumentParser):
         return action, False
 
 
-def _facts(option: Option, later: Collection[str]) -> dict[str, Any]:
+def _facts(option: Option) -> dict[str, Any]:
     """What `argparse.ArgumentParser.add_argument` is told of an option."""
-    text = f"{option.help} (not in this version)" if option.dest in later else option.help
-    facts: dict[str, Any] = {"help": text, "default": option.default}
+    facts: dict[str, Any] = {"help": option.help, "default": option.default}
     if option.is_flag:
         return {**facts, "action": "store_true"}
     if option.given:

@@ -19,7 +19,7 @@ from dsl.signals import signal_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Protocol
+    from typing import NoReturn, Protocol
 
     from dsl import GuardOutcome
     from dsl.agent.agent import Channel, Listener, Policy, Source
@@ -118,6 +118,12 @@ def run_guarded(planner: Plans, plan: NodePlan, crew: Crew, *, stdin_is_terminal
         die_of_interrupt()
     flush_output()
     os._exit(1 if outcome.survivors and not outcome.code else outcome.code)
+
+
+def become(words: Sequence[str]) -> NoReturn:
+    """Be another program from now on. Raises OSError if it cannot be executed."""
+    flush_output()
+    os.execv(words[0], list(words))  # noqa: S606  there is no shell, on purpose
 
 
 def stay_behind() -> None:

@@ -230,10 +230,10 @@ class DebugRequest:
 
 @record
 class ElasticRequest:
-    """Wishes about jobs whose nodes come and go, and one that this version understands and refuses."""
+    """Wishes about jobs whose nodes come and go, and one that is for many jobs."""
 
     autotuning: str = ""
-    """``tune`` or ``run``: refused."""
+    """``tune`` or ``run``: what the command ``dsl`` does before there is a job."""
     training: bool = False
     """Nodes may join and leave."""
     min_nodes: int | None = None

@@ -91,9 +91,7 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     from dsl.plan.hosts import choose_hosts
 
     if request.elastic.autotuning:
-        raise UnsupportedError(
-            "--autotuning is not in this version of dsl, leave it out to run the job as it is"
-        )
+        raise UnsupportedError("--autotuning runs many jobs, not one: use the command dsl")
     program = plan_program(request.program, "--no_python", "--module")
     _check_host_options(request)
     if request.output.each_rank_log is not None:

@@ -272,8 +272,8 @@ def test_a_launcher_of_ranks_starts_a_task_a_slot_or_an_agent_a_host(launcher: s
 
 @every_launcher
 @table(REFUSED)
-def test_what_is_not_in_this_version_is_said(dest: str, case: Case, launcher: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"--{dest} is not in this version"):
+def test_what_is_for_many_jobs_is_refused_for_one(dest: str, case: Case, launcher: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"--{dest} runs many jobs"):
         planned(launcher, *words_of(dest, case))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.unit.cli.test_torchrun import BAD_INPUT
 
-from dsl.cli import deepspeed, options_deepspeed, torchrun
+from dsl.cli import torchrun
 from dsl.cli.command import Command
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ OWN_FUNCTIONS = {
     ("cli/options_torch.py", ""),
     # Arguments of scripts.
     ("elasticity/sizes.py", ""),
+    *(("autotune/setup.py", ""), ("autotune/tuner.py", "")),
     *(("autotune/config.py", name) for name in ("", "find_config", "_may_be")),
     # A conflict of options names those that were given.
     ("binding/placement.py", "_refuse_two_bindings"),
@@ -148,39 +149,3 @@ def test_a_port_that_is_taken_is_said_without_an_option_of_the_sister(
     assert f"master port {port} is taken by pid {os.getpid()}" in said
     assert "choose another, or 0 for any free one" in said
     assert not UNDERSCORED.search(said)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--autotuning tune t.py",
-    ],
-)
-def test_what_is_not_in_this_version_is_marked_in_the_help_and_named_by_the_documents(
-    line: str, machine: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert deepspeed.main(["--quiet", *line.split()]) == 2
-    assert "not in this version" in capfd.readouterr().err
-    asked = [word[2:] for word in line.split() if word[:2] == "--" and word != "--master_addr"]
-    assert not set(asked) - set(options_deepspeed.COMMAND_LINE.later)
-
-
-def test_every_option_that_is_still_to_come_is_marked_and_documented(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    with pytest.raises(SystemExit):
-        deepspeed.main(["--help"])
-    helped = capfd.readouterr().out.splitlines()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").splitlines()
-    paragraph = next(part for part in readme.split("\n\n") if part.startswith("Not in this version"))
-    for dest in options_deepspeed.COMMAND_LINE.later:
-        (line,) = [line for line in helped if line.split()[:1] == [f"--{dest}"]]
-        assert "(not in this version)" in line
-        assert f"`--{dest}`" in paragraph
-        (row,) = [row for row in rows if re.match(rf"\|.*`--{dest}\b.*\|.*\|", row.rpartition("|")[0])]
-        assert "not in this version" in row.lower()
-    marked = [line.split()[0][2:] for line in helped if "(not in this version)" in line]
-    assert sorted(marked) == sorted(options_deepspeed.COMMAND_LINE.later)

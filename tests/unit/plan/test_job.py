@@ -151,7 +151,7 @@ def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], no
             OptionError,
             "--num_nodes 3:2: MIN",
         ),
-        ({"autotuning": "tune"}, UnsupportedError, "--autotuning is not in this version"),
+        ({"autotuning": "tune"}, UnsupportedError, "--autotuning runs many jobs"),
         ({"hostfile": "bad"}, HostfileError, "bad line 1: "),
         ({"num_gpus": 5}, FilterError, "--num_gpus 5 is too many: host 'localhost' has slots 0 to 3"),
         ({"include": "localhost:4"}, FilterError, "no slot '4' specified on host 'localhost'"),

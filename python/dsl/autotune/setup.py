@@ -1,0 +1,107 @@
+"""What all experiments of a tuning have in common, and the words of their commands."""
+
+from __future__ import annotations
+
+import os
+
+from dsl._record import record
+from dsl.autotune.places import Slots
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.autotune.config import ConfigWord
+    from dsl.autotune.experiment import Resources
+    from dsl.autotune.places import Place
+    from dsl.autotune.section import Section
+    from dsl.model.job import Host
+
+START = (
+    "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl.__main__ import main; "
+    "sys.exit(main())"
+)
+"""Python that is the command ``dsl``. The directory that it is called in is no place for modules of ours."""
+
+
+@record
+class Setup:
+    """What all experiments of a tuning have in common."""
+
+    options: tuple[str, ...]
+    """Options of ``dsl`` as the user gave them, but for hosts, slots, address and port."""
+    trial_options: tuple[str, ...]
+    """The same for an experiment, which fails only once and has nothing to save."""
+    grace_s: float
+    """Seconds that the workers of an experiment get to end."""
+    rank_logs: bool
+    """Each rank has a file of its own."""
+    resources: tuple[str, ...]
+    """Those about hosts and slots, as the user gave them."""
+    hostfile: tuple[str, ...]
+    """The option that names the hostfile, if any."""
+    port: tuple[str, ...]
+    """The option that names the port, if any."""
+    address: tuple[str, ...]
+    """The option that names the address of the first host, if any."""
+    script: str
+    """What each worker runs."""
+    args: tuple[str, ...]
+    """Its arguments, as the user gave them."""
+    config: ConfigWord
+    """Where the config stands among them."""
+    section: Section
+    """How to tune."""
+    size: Resources
+    """What an experiment gets."""
+    hosts: tuple[Host, ...]
+    """The hosts and slots that there are."""
+    is_uniform: bool
+    """The hosts of the user's own job give as many slots each as those of an experiment do."""
+    is_local: bool
+    """All workers run on this machine."""
+    environ: Mapping[str, str]
+    """The environment of the command."""
+    visible: tuple[str, tuple[str, ...]] = ("", ())
+    """Variable and names of devices that stand in place of slots; empty: slots do."""
+    script_digest: str = ""
+    """Content of the script."""
+
+    @property
+    def is_whole(self) -> bool:
+        """An experiment is placed just as the user's own job would be."""
+        return self.is_uniform and self.size.lanes == 1
+
+    def place_words(self, place: Place) -> tuple[str, ...]:
+        """The options that place a job there."""
+        if self.is_whole:
+            return (*self.resources, *self.address)
+        is_first = place.hosts[0].name == self.hosts[0].name
+        slots = () if self.visible[1] else (*self.hostfile, f"--include={place.filter}")
+        return (*slots, *(self.address if is_first else ()))
+
+    def own_words(self) -> tuple[str, ...]:
+        """The options that place the user's own job, of the size that was tuned for."""
+        if self.is_uniform:
+            return (*self.resources, *self.address, *self.port)
+        place = Slots(self.hosts, self.size.nodes, self.size.slots_per_node).take()
+        assert place is not None  # there is one lane at least
+        return (*self.place_words(place), *self.port)
+
+
+def dsl_words(options: Sequence[str], script: str, args: Sequence[str]) -> tuple[str, ...]:
+    """The words behind ``dsl``: the first ``--`` behind the script is dropped when they are read."""
+    return (*options, script, *(("--",) if args[:1] in (("--",), ["--"]) else ()), *args)
+
+
+def digest_of(path: str) -> str:
+    """What stands for the content of a script; empty if it cannot be read."""
+    from hashlib import sha256
+
+    if not os.path.isfile(path):
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return sha256(file.read()).hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,241 @@
+"""Carries a search from its first experiment to its summary: places, runs, judges and remembers."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from shlex import join
+
+from dsl import __version__
+from dsl._record import replace
+from dsl.autotune.config import encode, experiment_words, fingerprint, without_tuning
+from dsl.autotune.places import Slots
+from dsl.autotune.section import AUTOTUNING
+from dsl.autotune.setup import START, dsl_words
+from dsl.autotune.trials import Order
+from dsl.autotune.verdict import Ending, judge, read_metrics
+from dsl.errors import AutotuningError
+from dsl.machine.ports import pick_free_port
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+    from typing import Protocol, TypeAlias
+
+    from dsl.autotune.experiment import Experiment, Result, Summary
+    from dsl.autotune.folders import Folders
+    from dsl.autotune.places import Place
+    from dsl.autotune.setup import Setup
+    from dsl.autotune.trials import Crew, Done
+
+    Search: TypeAlias = Generator[tuple[Experiment, ...], Mapping[str, Result], Summary]
+
+    class Board(Protocol):
+        """Whoever shows how the tuning goes. It must not raise."""
+
+        def began(self, experiment: Experiment, place: str) -> None:
+            """An experiment was started on these slots."""
+
+        def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
+            """It is known how an experiment went; ``is_reused``: from an earlier tuning."""
+
+
+MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
+"""Keys of the section that matter to an experiment; the others only to the search."""
+
+
+class Tuner:
+    """Runs the experiments of one search."""
+
+    def __init__(self, setup: Setup, folders: Folders, crew: Crew, board: Board) -> None:
+        self._setup = setup
+        self._folders = folders
+        self._crew = crew
+        self._board = board
+        self._slots = Slots(setup.hosts, setup.size.nodes, setup.size.slots_per_node)
+        self._places: dict[str, tuple[Experiment, Place]] = {}
+        self._ports: dict[str, int] = {}
+        self._count = 0
+        self.signals: list[int] = []
+        """What asked for the end, in order; empty: nobody did."""
+
+    def run(self, search: Search, batch: Sequence[Experiment]) -> Summary:
+        """Run what a search wants until it ends, or a signal does; its summary is of what is known then.
+
+        ``batch``: the first that it wants.
+
+        Raises:
+            AutotuningError: a file cannot be written.
+        """
+        while True:
+            try:
+                batch = search.send(self._run_batch(batch))
+            except StopIteration as end:
+                summary: Summary = end.value
+                return summary
+
+    def _run_batch(self, batch: Sequence[Experiment]) -> dict[str, Result]:
+        results: dict[str, Result] = {}
+        waiting: deque[Experiment] = deque()
+        for experiment in batch:
+            known = self._known(experiment)
+            if known is None:
+                waiting.append(experiment)
+            else:
+                results[experiment.name] = known
+                self._board.ended(experiment, known, is_reused=True)
+        while waiting or self._crew.running:
+            while waiting and not self.signals and (place := self._slots.take()) is not None:
+                self._start(waiting.popleft(), place)
+            if not self._crew.running:
+                break
+            done, signals = self._crew.wait()
+            for number in signals:
+                self._hear(number)
+            for one in done:
+                experiment, place = self._places.pop(one.order.name)
+                self._slots.give_back(place)
+                self._ports.pop(experiment.name, None)
+                results[experiment.name] = result = self._judge(experiment, one)
+                self._board.ended(experiment, result, is_reused=False)
+        for experiment in waiting:
+            results[experiment.name] = judge(Ending(1, 0.0, None, stop="stopped"), ())
+        return results
+
+    def _hear(self, number: int) -> None:
+        """A signal: the first ends the experiments, another one kills them."""
+        self._crew.stop(at_once=bool(self.signals))
+        self.signals.append(number)
+
+    def _known(self, experiment: Experiment) -> Result | None:
+        """How an experiment of the same content went.
+
+        One that was killed with us after it had written its metrics counts as ended, as DeepSpeed has it.
+        """
+        print_ = self._fingerprint(experiment)
+        known = self._folders.load(experiment, print_)
+        if known is None and self._folders.began(experiment, print_):
+            outcome, _, _ = read_metrics(self._folders.text(experiment), self._keys(experiment))
+            if outcome == "ok":
+                known = judge(Ending(0, 0.0, self._folders.text(experiment)), self._keys(experiment))
+                self._folders.save(experiment, print_, known)
+        return known
+
+    def _fingerprint(self, experiment: Experiment) -> str:
+        setup = self._setup
+        config = dict(without_tuning(experiment.config))
+        section = experiment.config.get(AUTOTUNING)
+        measured = (
+            {key: section[key] for key in MEASURED if key in section} if isinstance(section, dict) else {}
+        )
+        words = [word for index, word in enumerate(setup.args) if index != setup.config.place]
+        return fingerprint(
+            __version__,
+            config,
+            measured,
+            experiment.kind,
+            experiment.repeat,
+            [setup.script, setup.script_digest, *words],
+            list(setup.trial_options),
+            [setup.size.nodes, setup.size.slots_per_node],
+        )
+
+    def _keys(self, experiment: Experiment) -> tuple[str, ...]:
+        if experiment.kind == "profile":
+            return ("num_params",)
+        metric = self._setup.section.metric
+        return (metric, "FLOPS_per_gpu") if metric == "FLOPS" else (metric,)
+
+    def _start(self, experiment: Experiment, place: Place) -> None:
+        setup, folders = self._setup, self._folders
+        folder = folders.folder(experiment)
+        path = "metric_path" if experiment.kind == "run" else "model_info_path"
+        section = experiment.config.get(AUTOTUNING)
+        own = {**(section if isinstance(section, dict) else {}), path: folders.written(experiment)}
+        config = {**experiment.config, AUTOTUNING: own}
+        config_path = f"{folder}/ds_config.json"
+        args = experiment_words(setup.args, setup.config, config, config_path, setup.section)
+        logs = (f"--enable_each_rank_log={folder}/ranks",) if setup.rank_logs else ()
+        options = (*setup.trial_options, *logs, *self._where(experiment, place))
+        words = dsl_words(options, setup.script, args)
+        self._count += 1
+        description = {
+            "name": experiment.name,
+            "ds_config": config,
+            "num_gpus": setup.size.slots_per_node,
+            "num_nodes": setup.size.nodes,
+            "hostfile": setup.hostfile[0].partition("=")[2] if setup.hostfile else "",
+        }
+        exp = {
+            **description,
+            "exp_id": self._count - 1,
+            "result_dir": folder,
+            "master_port": self._ports.get(experiment.name, 0),
+            "launcher_args": list(options),
+            "user": setup.environ.get("USER", ""),
+            "job_id": setup.environ.get("DLWS_JOB_ID")
+            or setup.environ.get("DLTS_JOB_ID")
+            or "unknown-job-id",
+            "ds_config_path": config_path,
+            "ds_config_base64": encode(config),
+            "place": place.filter,
+            "kind": experiment.kind,
+            "space": experiment.space,
+            "repeat": experiment.repeat,
+            "fingerprint": self._fingerprint(experiment),
+        }
+        folders.begin(experiment, description, exp, join(("dsl", *words)))
+        order = Order(
+            name=experiment.name,
+            argv=(sys.executable, "-c", START, *words),
+            env=self._environ(place),
+            stdout=f"{folder}/stdout.log",
+            stderr=f"{folder}/stderr.log",
+            limit_s=setup.section.exp_timeout_s,
+            grace_s=setup.grace_s,
+        )
+        self._places[experiment.name] = (experiment, place)
+        self._board.began(experiment, place.filter)
+        self._crew.start(order)
+
+    def _where(self, experiment: Experiment, place: Place) -> tuple[str, ...]:
+        """The options by which an experiment gets its slots and its port."""
+        setup = self._setup
+        words = setup.place_words(place)
+        if setup.is_whole:
+            return (*words, *setup.port)
+        if not setup.is_local:  # nobody here knows which ports are free there
+            return (*words, "--master_port=0")
+        port = pick_free_port()
+        while port in self._ports.values():
+            port = pick_free_port()
+        self._ports[experiment.name] = port
+        return (*words, f"--master_port={port}")
+
+    def _environ(self, place: Place) -> Mapping[str, str]:
+        variable, names = self._setup.visible
+        if not names or self._setup.is_whole:
+            return self._setup.environ
+        shown = ",".join([names[slot] for slot in place.hosts[0].slots])
+        return {**self._setup.environ, variable: shown}
+
+    def _judge(self, experiment: Experiment, done: Done) -> Result:
+        folders = self._folders
+        if done.error:
+            raise AutotuningError(f"experiment {experiment.name} cannot be started: {done.error}")
+        failed = bool(done.exit_code)
+        ending = Ending(
+            exit_code=done.exit_code,
+            elapsed_s=done.elapsed_s,
+            written=folders.text(experiment),
+            stdout=folders.tail(experiment, "stdout") if failed else "",
+            stderr=folders.tail(experiment, "stderr") if failed else "",
+            stop=done.stop,
+            limit_s=done.order.limit_s,
+        )
+        result = judge(ending, self._keys(experiment))
+        if self.signals and result.outcome != "ok":
+            # Whoever ends us may signal the experiments, too: how they ended says nothing then.
+            result = replace(result, outcome="stopped", metrics={}, reason="it was stopped")
+        folders.save(experiment, self._fingerprint(experiment), result)
+        return result

@@ -1,0 +1,114 @@
+"""What became of an experiment, by its exit code and the file that it had to write.
+
+Words of its output never fail an experiment that ended well. They only tell apart those that failed.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.autotune.experiment import Result
+from dsl.lists import shorten
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsl.autotune.experiment import Outcome
+
+OUT_OF_MEMORY = (
+    "out of memory",
+    "outofmemory",
+    "memoryerror",
+    "memory of this job's cgroup ran out",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "bad_alloc",
+    "cublas_status_alloc_failed",
+    "resource_exhausted",
+)
+"""What the output of an experiment says that ran out of memory, of a device or of the host, in lower case."""
+
+MOST = 1e308
+"""Numbers beyond it, and what is none (NaN), cannot be compared."""
+
+VERDICTS = (" failed first: ", " failed: ", "error: ")
+"""In the line by which a job of ours says what has failed."""
+
+
+@record
+class Ending:
+    """How the job of an experiment ended, and what it has left."""
+
+    exit_code: int
+    """Of the job."""
+    elapsed_s: float
+    """From start to end, in seconds."""
+    written: str | None
+    """Text of the file that it had to write; None: there is none."""
+    stdout: str = ""
+    """Last part of its stdout."""
+    stderr: str = ""
+    """The same of stderr."""
+    stop: str = ""
+    """Why we ended it: ``timeout`` or ``stopped``; empty: it ended by itself."""
+    limit_s: float = 0.0
+    """Seconds that it had."""
+
+
+def judge(ending: Ending, keys: Sequence[str]) -> Result:
+    """What became of an experiment that was to write at least one of these keys; none of them: any number."""
+    outcome, metrics, reason = _judge(ending, keys)
+    return Result(outcome, metrics, reason, ending.exit_code, ending.elapsed_s)
+
+
+def _judge(ending: Ending, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, float], str]:
+    if ending.stop == "stopped":
+        return "stopped", {}, "it was stopped"
+    if ending.stop == "timeout":
+        return "timeout", {}, f"it did not end in {ending.limit_s:g} s (autotuning.exp_timeout_s)"
+    if ending.exit_code:
+        return _failure(ending)
+    return read_metrics(ending.written, keys)
+
+
+def read_metrics(text: str | None, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, float], str]:
+    """The numbers in a file that an experiment wrote, or what is wrong with it."""
+    if text is None:
+        return "no metric", {}, "it ended well and wrote no metrics"
+    from json import loads
+
+    try:
+        found = loads(text)
+    except (ValueError, RecursionError):
+        end = "" if text.strip() else ": it is empty"
+        return "torn metric", {}, f"its metrics are no JSON, or were cut off while they were written{end}"
+    if not isinstance(found, dict):
+        return "torn metric", {}, f"its metrics are no JSON object: {shorten(text)}"
+    numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
+    if not numbers or (keys and not any(key in numbers for key in keys)):
+        wanted = " or ".join(keys) or "a number"
+        return "no metric", {}, f"its metrics lack {wanted}, they have {', '.join(found) or 'nothing'}"
+    return "ok", numbers, ""
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one that can be compared."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
+
+
+def _failure(ending: Ending) -> tuple[Outcome, Mapping[str, float], str]:
+    said = f"{ending.stdout}\n{ending.stderr}".lower()
+    outcome: Outcome = "oom" if any(words in said for words in OUT_OF_MEMORY) else "crash"
+    return outcome, {}, _why(ending)
+
+
+def _why(ending: Ending) -> str:
+    """What the job says of its failure, and the last thing that the script said before."""
+    lines = [line.strip() for line in ending.stderr.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("dsl: ") and any(word in line for word in VERDICTS)]
+    said = [line for line in lines if not line.startswith("dsl: ")]
+    verdict = (
+        told[0].removeprefix("dsl: ").removeprefix("error: ") if told else f"exit code {ending.exit_code}"
+    )
+    last = said[-1] if said else ""
+    return shorten(f"{verdict}: {last}" if last and last not in verdict else verdict, 300)

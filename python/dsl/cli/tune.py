@@ -1,0 +1,284 @@
+"""``dsl --autotuning``: looks for the config with which the job runs best, and trains with it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from shlex import join
+
+from dsl import _own_process
+from dsl._record import replace
+from dsl.autotune.board import Board
+from dsl.autotune.config import (
+    experiment_words,
+    find_config,
+    parse_config,
+    resolve_auto,
+    without_tuning,
+)
+from dsl.autotune.experiment import Resources
+from dsl.autotune.folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
+from dsl.autotune.places import count_lanes
+from dsl.autotune.search import search
+from dsl.autotune.section import AUTOTUNING, read_section
+from dsl.autotune.setup import START, Setup, digest_of, dsl_words
+from dsl.autotune.trials import GRACE_S, Crew
+from dsl.autotune.tuner import Tuner
+from dsl.cli.options_deepspeed import COMMAND_LINE
+from dsl.cli.process import become, die_of_interrupt
+from dsl.devices.table import ACCELERATORS
+from dsl.errors import AutotuningError, FilterError, OptionError
+from dsl.facts import this_machine
+from dsl.machine.check import check_program
+from dsl.model.request import ElasticRequest
+from dsl.plan.hosts import choose_hosts
+from dsl.plan.job import plan_job
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Collection, Sequence
+    from types import FrameType
+    from typing import Any
+
+    from dsl.autotune.experiment import Experiment, Summary
+    from dsl.autotune.tuner import Search
+    from dsl.cli.command import Command
+    from dsl.cli.reader import Options
+    from dsl.facts import Facts
+    from dsl.model.request import Request
+    from dsl.plan.hosts import ActiveHosts
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+RESOURCES = ("include", "exclude", "num_nodes", "num_gpus")
+REPLACED = ("autotuning", "hostfile", *RESOURCES, "master_addr", "master_port")
+"""Options that each experiment has in words of its own."""
+
+OWN = ("max_restarts", "grace", "enable_each_rank_log", "save_pid", "stdin")
+"""Options of the training that an experiment does without, or has in a way of its own."""
+
+REFUSED = {
+    "elastic_training": "the hosts of an experiment stay the same",
+    "no_ssh": "one command has to reach all hosts",
+    "debug": "an experiment is measured, not stepped through",
+    "dry_run": "what is started follows from what was measured",
+    "dry_run_json": "what is started follows from what was measured",
+}
+"""Options that make no sense here, and why."""
+
+
+def tune(command: Command, request: Request, options: Options | argparse.Namespace) -> int:
+    """Look for the best config, write it down, and train with it if that is asked for.
+
+    The exit code: 0 if a best config was found, 1 if none was, 128 + the number of the signal that ended it.
+    With ``run`` this process becomes the training.
+
+    Raises:
+        DslError: the job, its config or a folder is not as it has to be.
+    """
+    _own_process.restore()
+    facts = this_machine()
+    trains = options.autotuning == "run"
+    _refuse(options)
+    request = replace(request, elastic=ElasticRequest())
+    setup, config = set_up(request, options, facts)
+    steps = search(setup.section, config, setup.size)
+    batch = next(steps)  # what cannot be tuned at all is said before anything is made
+    folders = Folders(setup.section.results_dir, setup.section.exps_dir)
+    try:
+        if folders.is_finished() and _wants_anew(config):
+            folders.empty()
+        folders.mark(is_finished=False)
+        board = Board(command.say, setup.section, folders.results_dir, setup.size)
+        crew = Crew()
+        summary, signals = _search(steps, batch, Tuner(setup, folders, crew, board), crew)
+        words = _optimal(setup, summary.best, folders) if summary.best is not None else ()
+        is_over = not signals
+        folders.mark(is_finished=is_over)
+        board.finish(summary)
+    finally:
+        folders.close()
+    if signals:
+        command.say(
+            f"stopped; what is known is kept in {folders.results_dir}: the same command goes on from it"
+        )
+        if signals[0] == signal.SIGINT:
+            die_of_interrupt()
+        return 128 + signals[0]
+    if not words:
+        command.say(f"error: no experiment ran well, see {folders.results_dir}")
+        return 1
+    if trains:
+        command.say(f"training with {folders.results_dir}/{OPTIMAL_CONFIG}")
+        become((sys.executable, "-c", START, *words))
+    command.say(
+        f"the best config is {folders.results_dir}/{OPTIMAL_CONFIG}, train with it by {OPTIMAL_COMMAND}"
+    )
+    return 0
+
+
+def set_up(
+    request: Request, options: Options | argparse.Namespace, facts: Facts
+) -> tuple[Setup, dict[str, object]]:
+    """What all experiments have in common, and the config that is tuned.
+
+    Raises:
+        UsageError: of the kind that fits.
+    """
+    args = request.program.args
+    word = find_config(args)
+    try:
+        text = facts.files.read_text(word.path)
+    except OSError as error:
+        raise AutotuningError(f"{word.path}: the config cannot be read: {error.strerror}") from None
+    if text is None:
+        raise AutotuningError(f"{word.path}: there is no such config, {word.option} names it")
+    config = parse_config(text, word.path)
+    section = read_section(config)
+    config = resolve_auto(config, section, args)
+    planned = plan_job(request, facts)  # what is wrong with the job itself is said before anything runs
+    check_program(planned.job.program, planned.job.flavour, facts.environ)
+    asked = choose_hosts(request, facts)
+    nodes, slots = len(asked.hosts), min([len(host.slots) for host in asked.hosts])
+    whole = _all_hosts(request, facts)
+    if count_lanes(whole.hosts, nodes, slots) == 0:
+        whole = asked  # a CPU may have more workers than it counts slots
+    lanes = count_lanes(whole.hosts, nodes, slots)
+    grace_s = min(request.signals.grace_s, GRACE_S)
+    setup = Setup(
+        options=option_words(options, REPLACED),
+        trial_options=(*option_words(options, (*REPLACED, *OWN)), f"--grace={_text(grace_s)}"),
+        grace_s=grace_s,
+        rank_logs=request.output.each_rank_log is not None,
+        resources=(*option_words(options, but=RESOURCES), *option_words(options, but=("hostfile",))),
+        hostfile=option_words(options, but=("hostfile",)),
+        port=option_words(options, but=("master_port",)),
+        address=option_words(options, but=("master_addr",)),
+        script=request.program.script,
+        args=args,
+        config=word,
+        section=section,
+        size=Resources(nodes, slots, lanes, _memory(asked, section.device_memory, facts)),
+        hosts=whole.hosts,
+        is_uniform=all(len(host.slots) == slots for host in asked.hosts),
+        is_local=planned.remote is None,
+        environ=dict(facts.environ),
+        visible=_shown(whole),
+        script_digest=digest_of(request.program.script),
+    )
+    return setup, config
+
+
+def option_words(
+    options: Options | argparse.Namespace, without: Collection[str] = (), but: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Options as words that mean the same: those that say something else than no option would.
+
+    ``without``: names of values to leave out; ``but``: names of the only ones to take.
+    """
+    words = []
+    for option in COMMAND_LINE.options:
+        if option.dest in without or (but and option.dest not in but):
+            continue
+        value = getattr(options, option.dest)
+        is_given = getattr(options, option.given) if option.given else value != option.default
+        if is_given:
+            name = next(name for name in option.names if name.startswith("--"))
+            words.append(name if option.is_flag else f"{name}={_text(value)}")
+    return tuple(words)
+
+
+def _text(value: object) -> str:
+    """A value as it is read again."""
+    if value is None:
+        return "never"  # the only one that a word makes None
+    if isinstance(value, float):  # no exponent, which the readers do not take
+        return f"{value:f}".rstrip("0").rstrip(".")
+    return str(value)
+
+
+def _refuse(options: Options | argparse.Namespace) -> None:
+    for option in COMMAND_LINE.options:
+        if option.dest in REFUSED and getattr(options, option.dest):
+            raise OptionError(
+                f"{option.names[0]} cannot be used with --autotuning: {REFUSED[option.dest]}, "
+                "leave one of them out"
+            )
+
+
+def _wants_anew(config: dict[str, object]) -> bool:
+    """Whether a tuning that has ended is to be forgotten: only where the config says so itself."""
+    section = config.get(AUTOTUNING)
+    return isinstance(section, dict) and section.get("overwrite") in (True, 1)
+
+
+def _all_hosts(request: Request, facts: Facts) -> ActiveHosts:
+    """The hosts and slots that there are, whatever the size of the job."""
+    resources = replace(request.resources, min_nodes=None, max_nodes=None, num_gpus=None)
+    try:
+        return choose_hosts(replace(request, resources=resources), facts)
+    except FilterError:
+        return choose_hosts(request, facts)
+
+
+def _shown(hosts: ActiveHosts) -> tuple[str, tuple[str, ...]]:
+    """The variable and the names by which the user shows devices, where slots only count them."""
+    if not hosts.visible_devices:
+        return "", ()
+    return ACCELERATORS[hosts.accelerator].visible_variable, tuple(hosts.visible_devices.split(","))
+
+
+def _memory(hosts: ActiveHosts, given: int | None, facts: Facts) -> int | None:
+    """Bytes of the smallest device, as far as this machine knows."""
+    if given is not None:
+        return given
+    if hosts.is_remote or hosts.accelerator != "cuda":
+        return None
+    sizes = [device.memory_bytes for device in facts.devices.survey.devices]
+    return min([size for size in sizes if size], default=None)
+
+
+def _search(
+    steps: Search, batch: Sequence[Experiment], tuner: Tuner, crew: Crew
+) -> tuple[Summary, list[int]]:
+    """What was found, and the signals that have ended it."""
+    try:
+        with _Signals(crew):
+            return tuner.run(steps, batch), tuner.signals
+    finally:
+        crew.close()
+
+
+def _optimal(setup: Setup, best: Experiment, folders: Folders) -> tuple[str, ...]:
+    """Write the best config down; the words that train with it."""
+    config = without_tuning(best.config)
+    path = f"{folders.results_dir}/{OPTIMAL_CONFIG}"
+    word = replace(setup.config, is_encoded=False)
+    args = experiment_words(setup.args, word, config, path, setup.section)
+    words = dsl_words((*setup.options, *setup.own_words()), setup.script, args)
+    folders.save_optimal(config, join(("dsl", *words)))
+    return words
+
+
+class _Signals:
+    """While the block runs, signals are told to the crew. Those that are ignored stay so (nohup)."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._old[number] = signal.signal(number, _heard)
+        signal.set_wakeup_fd(self._crew.bell_fd, warn_on_full_buffer=False)
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, old in self._old.items():
+            signal.signal(number, old)
+
+
+def _heard(_number: int, _frame: FrameType | None) -> None:
+    """The number is written to the bell already."""

@@ -1,0 +1,228 @@
+"""Experiments are jobs on slots: side by side, judged by what they leave, and known again."""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from kit.waiting import until
+from tests.support.tunings import SCRIPT, Tuning
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def tuning(dsl_command: Path, tmp_path: Path) -> Tuning:
+    return Tuning(dsl_command, tmp_path)
+
+
+def test_twenty_experiments_share_four_slots_and_never_one(tuning: Tuning) -> None:
+    tuning.configure(n=list(range(1, 21)))
+    result = tuning.run()
+    assert result.returncode == 0, result.stderr
+    begun = tuning.runs("begin")
+    assert sorted(one["n"] for one in begun) == list(range(1, 21))
+    assert {one["slots"] for one in begun} <= {"0", "1", "2", "3"}
+    assert tuning.runs("doubled") == []
+    assert {one["world_size"] for one in begun} == {"1"}
+    assert tuning.best() == {"n": 20}
+
+
+def test_two_experiments_run_at_once_on_slots_and_ports_of_their_own(tuning: Tuning) -> None:
+    tuning.hosts("localhost slots=2")
+    tuning.configure(n=[1, 2], wait_for=[2])
+    result = tuning.run()
+    assert result.returncode == 0, result.stderr
+    begun = tuning.runs("begin")
+    assert sorted(one["slots"] for one in begun) == ["0", "1"]
+    assert len({one["master_port"] for one in begun}) == 2
+
+
+def test_an_experiment_gets_the_real_slots_of_a_filter(tuning: Tuning) -> None:
+    result = tuning.run("tune", "-i", "localhost:1,3")
+    assert result.returncode == 0, result.stderr
+    assert {(one["slots"], one["world_size"]) for one in tuning.runs("begin")} == {("1,3", "2")}
+
+
+def test_what_goes_wrong_is_recorded_as_what_it_is(tuning: Tuning) -> None:
+    acts = ["ok", "oom", "crash", "hang", "silent", "other", "torn", "noisy"]
+    tuning.configure({"exp_timeout_s": 3}, act=acts, n=[5])
+    result = tuning.run()
+    assert result.returncode == 0, result.stderr
+    known = tuning.outcomes("act")
+    assert {act: one["outcome"] for act, one in known.items()} == {
+        "ok": "ok",
+        "oom": "oom",
+        "crash": "crash",
+        "hang": "timeout",
+        "silent": "no metric",
+        "other": "no metric",
+        "torn": "torn metric",
+        "noisy": "ok",
+    }
+    assert known["crash"]["exit_code"] == 7
+    assert "CUDA out of memory" in known["oom"]["reason"]
+    assert tuning.best()["act"] in ("ok", "noisy")
+
+
+def test_a_tuning_in_which_nothing_runs_ends_with_a_failure(tuning: Tuning) -> None:
+    tuning.configure(act=["crash", "oom"], n=[5])
+    result = tuning.run("run")
+    assert result.returncode == 1
+    assert "no experiment ran well" in result.stderr
+    assert tuning.runs("trained") == []
+    assert not (tuning.results / "cmd_optimal.txt").exists()
+
+
+def test_run_trains_with_the_best_config_and_the_words_of_the_user(tuning: Tuning) -> None:
+    args = ("--note", "a b", "it's", "", '"q"', "--micro", "1")
+    tuning.configure({"arg_mappings": {"n": "--micro"}}, n=[1, 3, 2])
+    result = tuning.run("run", "--no_local_rank", args=args)
+    assert result.returncode == 0, result.stderr
+    (trained,) = tuning.runs("trained")
+    assert trained["config"] == {"n": 3}
+    optimal = str(tuning.results / "ds_config_optimal.json")
+    note = ["--note", "a b", "it's", "", '"q"']
+    assert trained["words"] == [*note, "--micro", "3", "--deepspeed_config", optimal]
+    tried = {one["n"]: one["words"] for one in tuning.runs("begin")[:3]}
+    assert tried == {n: [*note, "--micro", str(n), "--deepspeed_config"] for n in (1, 2, 3)}
+
+
+def test_the_command_that_is_written_down_trains_in_a_shell(tuning: Tuning) -> None:
+    assert tuning.run("tune", "--no_local_rank", args=("a b", "$HOME")).returncode == 0
+    line = (tuning.results / "cmd_optimal.txt").read_text()
+    assert shlex.split(line)[0] == "dsl"
+    subprocess.run(["sh", "-c", line], cwd=tuning.folder, env=tuning.environ, check=True, timeout=60)
+    (trained,) = tuning.runs("trained")
+    assert trained["words"][:2] == ["a b", "$HOME"]
+    assert trained["config"] == {"n": 3}
+
+
+def test_the_exit_code_of_run_is_that_of_the_training(tuning: Tuning) -> None:
+    (tuning.folder / "fails.py").write_text(
+        f"import sys, runpy; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        "if 'optimal' in sys.argv[-1]: sys.exit(9)\n"
+    )
+    words = tuning.words("run")
+    words[words.index(str(SCRIPT))] = "fails.py"
+    result = subprocess.run(
+        words, cwd=tuning.folder, env=tuning.environ, capture_output=True, check=False, timeout=60
+    )
+    assert result.returncode == 9
+
+
+def test_what_is_known_is_not_run_again(tuning: Tuning) -> None:
+    assert tuning.run().returncode == 0
+    assert tuning.run().returncode == 0
+    assert len(tuning.runs("begin")) == 3
+    assert tuning.run("run").returncode == 0
+    assert [one["what"] for one in tuning.runs("trained")] == ["trained"]
+    assert len(tuning.runs("begin")) == 4
+    # Another script argument is another experiment.
+    assert tuning.run(args=("--lr", "2")).returncode == 0
+    assert len(tuning.runs("begin")) == 7
+
+
+def test_overwrite_begins_anew_and_removes_nothing_of_others(tuning: Tuning) -> None:
+    tuning.configure({"overwrite": True}, n=[1, 2, 3])
+    assert tuning.run().returncode == 0
+    (tuning.results / "mine.txt").write_text("mine")
+    assert tuning.run().returncode == 0
+    assert len(tuning.runs("begin")) == 6
+    assert (tuning.results / "mine.txt").read_text() == "mine"
+
+
+def test_a_folder_of_others_is_one_line(tuning: Tuning) -> None:
+    tuning.results.mkdir()
+    (tuning.results / "mine.txt").write_text("mine")
+    result = tuning.run()
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert "holds files that no tuning has written" in line
+    assert tuning.runs("begin") == []
+
+
+@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
+def test_a_signal_keeps_what_is_known_and_the_same_command_goes_on(
+    tuning: Tuning, signum: signal.Signals, code: int
+) -> None:
+    tuning.configure(act=["ok", "hang"], n=[5])
+    with tuning.running("tune", "--grace", "1") as process:
+        until(lambda: len(tuning.runs("begin")) == 2 and tuning.outcomes("act"))
+        process.send_signal(signum)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == code, said
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    assert list(tuning.outcomes("act")) == ["ok"]
+    tuning.configure({"exp_timeout_s": 1}, act=["ok", "silent"], n=[5])
+    assert tuning.run("tune", "--grace", "1").returncode == 0
+
+
+def test_nothing_is_left_when_the_tuner_is_killed(tuning: Tuning) -> None:
+    tuning.configure(act=["ok", "hang"], n=[1])
+    with tuning.running():
+        until(lambda: any(one["act"] == "hang" for one in tuning.runs("begin")))
+    # Killed. `no_leftovers` finds every process that carries the token of this test.
+
+
+def killed_and_resumed(tuning: Tuning, seed: int) -> None:
+    """Kill a tuning at a point that follows from the seed, then let it go on to the end."""
+    chance = random.Random(seed)
+    after = chance.randrange(0, 25)
+    with tuning.running() as process:
+        until(lambda: len(tuning.runs("begin") + tuning.runs("end")) >= after or process.poll() is not None)
+        time.sleep(chance.random() * 0.05)  # a point between two events, not a wait for something
+
+
+def resumed_is_whole(tuning: Tuning) -> None:
+    result = tuning.run()
+    assert result.returncode == 0, result.stderr
+    ended = [one["n"] for one in tuning.runs("end")]
+    assert len(ended) == len(set(ended)), "an experiment that had ended ran again"
+    assert tuning.runs("doubled") == []
+    assert tuning.best() == {"n": 12}
+    assert {n: one["metrics"]["throughput"] for n, one in tuning.outcomes("n").items()} == {
+        n: float(n) for n in range(1, 13)
+    }
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_tuning_that_was_killed_goes_on(tuning: Tuning, seed: int) -> None:
+    tuning.configure(n=list(range(1, 13)))
+    killed_and_resumed(tuning, seed)
+    resumed_is_whole(tuning)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tuning_that_was_killed_at_any_point_goes_on(tuning: Tuning, seed: int) -> None:
+    tuning.configure(n=list(range(1, 13)))
+    for again in range(3):
+        killed_and_resumed(tuning, 100 * seed + again)
+    resumed_is_whole(tuning)
+
+
+def test_what_is_written_down_of_an_experiment(tuning: Tuning) -> None:
+    assert tuning.run("tune", "--no_local_rank", args=("a b",)).returncode == 0
+    for path in tuning.results.glob("*/exp.json"):
+        exp = json.loads(path.read_text())
+        folder = path.parent
+        assert exp["result_dir"] == str(folder)
+        assert exp["ds_config"] == json.loads((folder / "ds_config.json").read_text())
+        assert (exp["num_nodes"], exp["num_gpus"], exp["hostfile"]) == (1, 1, "hosts")
+        words = shlex.split((folder / "cmd.txt").read_text())
+        assert words[0] == "dsl"
+        assert "a b" in words
+        assert (folder / "stdout.log").exists()
+        assert (folder / "stderr.log").exists()
+        assert (folder / "metrics.json").exists()
+        description = json.loads((tuning.folder / "autotuning_exps" / f"{exp['name']}.json").read_text())
+        assert description["ds_config"] == exp["ds_config"]

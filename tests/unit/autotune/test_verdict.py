@@ -1,0 +1,93 @@
+"""What became of an experiment: exit code and metrics decide, words never fail one that ended well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dsl.autotune.verdict import Ending, judge
+
+METRICS = '{"throughput": 12.5, "latency": 3, "rank": 0, "note": "fast", "done": true}'
+KEYS = ("throughput",)
+
+
+def ending(code: int = 0, written: str | None = METRICS, **fields: Any) -> Ending:
+    return Ending(code, 1.5, written, **fields)
+
+
+def test_an_experiment_that_ends_well_with_its_metric_is_ok_whatever_it_says() -> None:
+    result = judge(ending(stderr="Error: out of memory, ERROR, error\n"), KEYS)
+    assert (result.outcome, result.reason, result.exit_code, result.elapsed_s) == ("ok", "", 0, 1.5)
+    assert result.metrics == {"throughput": 12.5, "latency": 3.0, "rank": 0.0}
+
+
+@pytest.mark.parametrize(
+    "written, outcome, words",
+    [
+        (None, "no metric", "wrote no metrics"),
+        ('{"throughput": 12', "torn metric", "cut off"),
+        ("", "torn metric", "it is empty"),
+        ('{"throughput": 1}{', "torn metric", "cut off"),
+        ("[1]", "torn metric", "no JSON object"),
+        ("{}", "no metric", "lack throughput, they have nothing"),
+        ('{"latency": 3}', "no metric", "lack throughput, they have latency"),
+        ('{"throughput": "12"}', "no metric", "lack throughput"),
+        ('{"throughput": true}', "no metric", "lack throughput"),
+        ('{"throughput": NaN}', "no metric", "lack throughput"),
+        ('{"throughput": Infinity}', "no metric", "lack throughput"),
+        ('{"throughput": 1' + "0" * 400 + "}", "no metric", "lack throughput"),
+    ],
+)
+def test_a_metric_that_is_missing_is_told_from_one_that_is_torn(
+    written: str | None, outcome: str, words: str
+) -> None:
+    result = judge(ending(written=written), KEYS)
+    assert (result.outcome, dict(result.metrics)) == (outcome, {})
+    assert words in result.reason
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory",
+        "MemoryError",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "dsl: rank 0 failed first: killed by SIGKILL: memory of this job's cgroup ran out (1 out-of-memory kill)",
+    ],
+)
+def test_a_failure_for_want_of_memory_is_known_by_its_words(said: str) -> None:
+    assert judge(ending(1, stderr=f"step 1\n{said}\n"), KEYS).outcome == "oom"
+    assert judge(ending(1, stdout=f"{said}\n"), KEYS).outcome == "oom"
+
+
+def test_any_other_failure_is_a_crash_even_with_its_metrics() -> None:
+    result = judge(ending(7, stderr="ZeroDivisionError: division by zero\n"), KEYS)
+    assert (result.outcome, result.exit_code, dict(result.metrics)) == ("crash", 7, {})
+    assert result.reason == "exit code 7: ZeroDivisionError: division by zero"
+
+
+def test_the_reason_is_the_verdict_of_the_job() -> None:
+    said = "step 1\nValueError: no\ndsl: rank 1 (pid 7) failed first: exit code 1: ValueError: no\ndsl: last output of rank 1:\n"
+    assert (
+        judge(ending(1, stderr=said), KEYS).reason
+        == "rank 1 (pid 7) failed first: exit code 1: ValueError: no"
+    )
+    told = "dsl: error: script 'x.py' does not exist\n"
+    assert judge(ending(2, stderr=told), KEYS).reason == "script 'x.py' does not exist"
+    assert judge(ending(3), KEYS).reason == "exit code 3"
+
+
+@pytest.mark.parametrize(
+    "stop, outcome, words",
+    [("timeout", "timeout", "did not end in 2.5 s"), ("stopped", "stopped", "stopped")],
+)
+def test_what_we_ended_is_no_crash(stop: str, outcome: str, words: str) -> None:
+    result = judge(ending(143, stop=stop, limit_s=2.5, stderr="out of memory"), KEYS)
+    assert result.outcome == outcome
+    assert words in result.reason
+
+
+def test_one_of_several_keys_is_enough() -> None:
+    assert judge(ending(written='{"FLOPS_per_gpu": 3}'), ("FLOPS", "FLOPS_per_gpu")).outcome == "ok"

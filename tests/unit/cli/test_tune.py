@@ -1,0 +1,163 @@
+"""What experiments have in common: the options of the user in words of their own, and the slots that there are."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.unit.cli.test_requests import BOTH, DEEPSPEED
+
+from dsl._record import replace
+from dsl.cli import deepspeed
+from dsl.cli.options_deepspeed import COMMAND_LINE
+from dsl.cli.tune import option_words, set_up
+from dsl.errors import AutotuningError, HostfileError, UsageError
+from dsl.facts import this_machine
+from dsl.model.request import ElasticRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dsl.autotune.setup import Setup
+
+SAMPLES = {dest: words for dest, (words, _, _) in {**BOTH, **DEEPSPEED}.items()} | {"preempt_signal": "USR1"}
+
+
+@pytest.mark.parametrize("dest", [option.dest for option in COMMAND_LINE.options])
+def test_every_option_has_words_that_mean_the_same(dest: str) -> None:
+    option = next(one for one in COMMAND_LINE.options if one.dest == dest)
+    words = ["--elastic_training", option.names[0], *filter(None, [SAMPLES[dest]])]
+    _, options = deepspeed.read([*words, "t.py", "--x", "a b"], {})
+    again = option_words(options)
+    _, read = deepspeed.read([*again, "t.py", "--x", "a b"], {})
+    assert vars(read) == vars(options)
+    assert any(one.partition("=")[0] in option.names for one in again)
+    assert not any(one.partition("=")[0] in option.names for one in option_words(options, without=(dest,)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--grace 0.0005",
+        "--partial-after never",
+        "--partial-after 0",
+        "--launcher pdsh",
+        "--master_port 29500",
+        "--launcher_args=-x",
+        "--hostfile=--odd",
+        "--log-max-size 100M",
+        "--num_nodes 1:3 --elastic_training --master_addr m",
+        "--include=a:1,2@b",
+    ],
+)
+def test_values_are_read_again_as_they_were(words: str) -> None:
+    _, options = deepspeed.read([*shlex.split(words), "t.py"], {})
+    _, read = deepspeed.read([*option_words(options), "t.py"], {})
+    assert vars(read) == vars(options)
+
+
+def test_what_is_not_given_has_no_words() -> None:
+    _, options = deepspeed.read(["t.py"], {})
+    assert option_words(options) == ()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").write_text("")
+    (tmp_path / "c.json").write_text(json.dumps({"autotuning": {"space": {"lr": [1, 2]}}}))
+    return tmp_path
+
+
+def tuned(hosts: str, words: str = "", **environ: str) -> Setup:
+    """What `set_up` makes of a command line in the folder."""
+    with open("hosts", "w", encoding="utf-8") as file:
+        file.write(hosts)
+    line = [
+        *shlex.split(words),
+        "-H",
+        "hosts",
+        "--autotuning",
+        "tune",
+        "t.py",
+        "--deepspeed_config",
+        "c.json",
+    ]
+    request, options = deepspeed.read(line, {})
+    facts = this_machine()
+    facts.environ = {"PATH": "/bin:/usr/bin", **environ}
+    setup, _ = set_up(replace(request, elastic=ElasticRequest()), options, facts)
+    return setup
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "hosts, words, size",
+    [
+        ("localhost slots=4", "", (1, 4, 1)),
+        ("localhost slots=4", "--num_gpus 1", (1, 1, 4)),
+        ("localhost slots=4", "--num_gpus 3", (1, 3, 1)),
+        ("localhost slots=4", "-i localhost:1,3", (1, 2, 1)),
+        ("a slots=4\nb slots=4", "--launcher ssh", (2, 4, 1)),
+        ("a slots=4\nb slots=4", "--launcher ssh --num_gpus 2", (2, 2, 2)),
+        ("a slots=4\nb slots=4", "--launcher ssh --num_nodes 1", (1, 4, 2)),
+        ("a slots=1\nb slots=3\nc slots=3", "--launcher ssh", (3, 1, 1)),
+        ("a slots=4\nb slots=4\nc slots=6", "--launcher ssh -i a:0,1@c:4,5", (2, 2, 1)),
+    ],
+)
+def test_the_size_of_an_experiment_is_that_of_the_job(
+    hosts: str, words: str, size: tuple[int, int, int], tmp_path: Path
+) -> None:
+    (tmp_path / "ssh").write_text("")
+    (tmp_path / "ssh").chmod(0o755)
+    setup = tuned(hosts, words, PATH=str(tmp_path))
+    assert (setup.size.nodes, setup.size.slots_per_node, setup.size.lanes) == size
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_training_has_the_size_that_was_tuned_for(tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text("")
+    (tmp_path / "ssh").chmod(0o755)
+    uneven = tuned("a slots=1\nb slots=3\n", "--launcher ssh", PATH=str(tmp_path))
+    assert uneven.own_words() == ("--hostfile=hosts", "--include=a:0@b:0")
+    even = tuned("a slots=2\nb slots=2\n", "--launcher ssh --master_port 7", PATH=str(tmp_path))
+    assert even.own_words() == ("--hostfile=hosts", "--master_port=7")
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_experiment_keeps_the_options_of_the_user_but_for_what_a_training_needs() -> None:
+    words = "--launcher ssh --ssh_port 7 --venv_script v --bind_cores_to_rank --module --no_local_rank "
+    setup = tuned("localhost slots=2", words + "--max-restarts 3 --grace 90 --stdin 1 --save_pid")
+    kept = [
+        "--launcher=ssh",
+        "--ssh_port=7",
+        "--venv_script=v",
+        "--bind_cores_to_rank",
+        "--module",
+        "--no_local_rank",
+    ]
+    assert sorted(setup.trial_options) == sorted([*kept, "--grace=3"])
+    training = ["--max-restarts=3", "--grace=90", "--stdin=1", "--save_pid"]
+    assert sorted(setup.options) == sorted([*kept, *training])
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "hosts, words, config, kind, message",
+    [
+        ("localhost slots", "", "", HostfileError, "bad entry"),
+        ("localhost slots=2", "", "{", AutotuningError, "c.json: "),
+        ("localhost slots=2", "", "{}", AutotuningError, "autotuning"),
+        ("localhost slots=2", "", '{"a": 1, "a": 2}', AutotuningError, "duplicate key"),
+        ("localhost slots=2", "--num_gpus 3", "", UsageError, "--num_gpus 3 is too many"),
+    ],
+)
+def test_what_cannot_be_tuned_is_said_before_anything_runs(
+    hosts: str, words: str, config: str, kind: type[Exception], message: str, folder: Path
+) -> None:
+    if config:
+        (folder / "c.json").write_text(config)
+    with pytest.raises(kind, match=message):
+        tuned(hosts, words)
