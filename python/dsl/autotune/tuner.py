@@ -144,7 +144,7 @@ class Tuner:
         if experiment.kind == "profile":
             return ("num_params",)
         metric = self._setup.section.metric
-        return (metric, "FLOPS_per_gpu") if metric == "FLOPS" else (metric,)
+        return (metric, "FLOPS_per_gpu", "FLOPS") if metric.upper() == "FLOPS" else (metric,)
 
     def _start(self, experiment: Experiment, place: Place) -> None:
         setup, folders = self._setup, self._folders

@@ -20,7 +20,7 @@ from dsl.autotune.experiment import Resources
 from dsl.autotune.folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
 from dsl.autotune.places import count_lanes
 from dsl.autotune.search import search
-from dsl.autotune.section import AUTOTUNING, read_section
+from dsl.autotune.section import read_section
 from dsl.autotune.setup import START, Setup, digest_of, dsl_words
 from dsl.autotune.trials import GRACE_S, Crew
 from dsl.autotune.tuner import Tuner
@@ -86,22 +86,22 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     steps = search(setup.section, config, setup.size)
     batch = next(steps)  # what cannot be tuned at all is said before anything is made
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
+    board = Board(command.say, setup.section, folders.results_dir, setup.size)
     try:
-        if folders.is_finished() and _wants_anew(config):
+        if setup.section.overwrite and folders.is_finished():
             folders.empty()
         folders.mark(is_finished=False)
-        board = Board(command.say, setup.section, folders.results_dir, setup.size)
-        crew = Crew()
-        summary, signals = _search(steps, batch, Tuner(setup, folders, crew, board), crew)
-        words = _optimal(setup, summary.best, folders) if summary.best is not None else ()
-        is_over = not signals
-        folders.mark(is_finished=is_over)
+        summary, signals = _search(steps, batch, setup, folders, board)
+        words = () if summary.best is None else _optimal(setup, summary.best, folders)
+        folders.mark(is_finished=not signals)
         board.finish(summary)
     finally:
+        board.close()
         folders.close()
     if signals:
+        again = join((command.name, *option_words(options), *dsl_words((), setup.script, setup.args)))
         command.say(
-            f"stopped; what is known is kept in {folders.results_dir}: the same command goes on from it"
+            f"stopped; {folders.results_dir} has what is known, and the same command goes on: {again}"
         )
         if signals[0] == signal.SIGINT:
             die_of_interrupt()
@@ -113,7 +113,7 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
         command.say(f"training with {folders.results_dir}/{OPTIMAL_CONFIG}")
         become((sys.executable, "-c", START, *words))
     command.say(
-        f"the best config is {folders.results_dir}/{OPTIMAL_CONFIG}, train with it by {OPTIMAL_COMMAND}"
+        f"best config: {folders.results_dir}/{OPTIMAL_CONFIG}, the command is in {OPTIMAL_COMMAND} there"
     )
     return 0
 
@@ -207,12 +207,6 @@ def _refuse(options: Options | argparse.Namespace) -> None:
             )
 
 
-def _wants_anew(config: dict[str, object]) -> bool:
-    """Whether a tuning that has ended is to be forgotten: only where the config says so itself."""
-    section = config.get(AUTOTUNING)
-    return isinstance(section, dict) and section.get("overwrite") in (True, 1)
-
-
 def _all_hosts(request: Request, facts: Facts) -> ActiveHosts:
     """The hosts and slots that there are, whatever the size of the job."""
     resources = replace(request.resources, min_nodes=None, max_nodes=None, num_gpus=None)
@@ -240,9 +234,11 @@ def _memory(hosts: ActiveHosts, given: int | None, facts: Facts) -> int | None:
 
 
 def _search(
-    steps: Search, batch: Sequence[Experiment], tuner: Tuner, crew: Crew
+    steps: Search, batch: Sequence[Experiment], setup: Setup, folders: Folders, board: Board
 ) -> tuple[Summary, list[int]]:
     """What was found, and the signals that have ended it."""
+    crew = Crew()
+    tuner = Tuner(setup, folders, crew, board)
     try:
         with _Signals(crew):
             return tuner.run(steps, batch), tuner.signals
