@@ -28,7 +28,8 @@ SAMPLES = {dest: words for dest, (words, _, _) in {**BOTH, **DEEPSPEED}.items()}
 @pytest.mark.parametrize("dest", [option.dest for option in COMMAND_LINE.options])
 def test_every_option_has_words_that_mean_the_same(dest: str) -> None:
     option = next(one for one in COMMAND_LINE.options if one.dest == dest)
-    words = ["--elastic_training", option.names[0], *filter(None, [SAMPLES[dest]])]
+    name = next(name for name in option.names if name[:2] == "--")
+    words = ["--elastic_training", f"{name}={SAMPLES[dest]}" if SAMPLES[dest] else name]
     _, options = deepspeed.read([*words, "t.py", "--x", "a b"], {})
     again = option_words(options)
     _, read = deepspeed.read([*again, "t.py", "--x", "a b"], {})
