@@ -1,0 +1,96 @@
+"""Forked workers at a real terminal: keys, Ctrl-Z and fg, and a worker that reads or writes there."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from kit import processes
+from kit.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from tests.support.terminal import Terminal
+
+    Open = Callable[..., AbstractContextManager[Terminal]]
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
+
+# Notes its pid, then each signal that it gets. `decimal` shows that it was forked.
+CATCH = """
+import os, signal, sys
+notes = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for number in (signal.SIGINT, signal.SIGCONT):
+    signal.signal(number, lambda number, _: os.write(notes, b"%d:%d\\n" % (number, os.getpid())))
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(notes, b"%s:%d\\n" % (b"forked" if "decimal" in sys.modules else b"executed", os.getpid()))
+while True:
+    signal.pause()
+"""
+
+READ = """
+import sys
+print("said", sys.stdin.readline().strip(), "decimal" in sys.modules, flush=True)
+sys.exit(7)
+"""
+
+
+def line(dsl: Path, folder: Path, text: str, workers: int, *options: str) -> list[str]:
+    (folder / "script.py").write_text(text)
+    count = ["--no_local_rank", "--num_gpus", str(workers)]
+    forked = ["--start-method", "forkserver", "--preload", "decimal"]
+    return [str(dsl), *count, *forked, *options, str(folder / "script.py"), str(folder / "notes")]
+
+
+def noted(folder: Path, word: str) -> list[int]:
+    """Pids that stand behind a word."""
+    path = folder / "notes"
+    pairs = [one.partition(":") for one in path.read_text().split()] if path.exists() else []
+    return [int(pid) for what, _, pid in pairs if what == word]
+
+
+def started(folder: Path, workers: int) -> list[int]:
+    return until(lambda: len(found := noted(folder, "forked")) == workers and found)
+
+
+def states(pids: list[int]) -> set[str]:
+    found = [processes.find(pid) for pid in pids]
+    return {process.state if process else "gone" for process in found}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_z_stops_forked_workers_and_fg_goes_on(
+    workers: int, terminal: Open, dsl_command: Path, tmp_path: Path
+) -> None:
+    """And Ctrl-C reaches each of them once; a second one kills them."""
+    with terminal(line(dsl_command, tmp_path, CATCH, workers, "--grace", "60")) as screen:
+        pids = started(tmp_path, workers)
+        for count in (1, 2):
+            until(lambda: states(pids) == {"S"})
+            screen.press(b"\x1a")
+            screen.reported("stopped")
+            until(lambda: states(pids) == {"T"})
+            screen.resume()
+            until(lambda count=count: len(noted(tmp_path, str(int(signal.SIGCONT)))) == count * workers)
+        until(lambda: states(pids) == {"S"})
+        screen.press(b"\x03")
+        until(lambda: b"a second Ctrl-C kills at once" in screen.shown())
+        until(lambda: sorted(noted(tmp_path, str(int(signal.SIGINT)))) == sorted(pids))
+        screen.press(b"\x03")
+        screen.reported("ended -2")
+        assert b"SIGINT received again" in screen.shown()
+
+
+def test_a_lone_forked_worker_reads_and_writes_the_terminal(
+    terminal: Open, dsl_command: Path, tmp_path: Path
+) -> None:
+    with terminal(line(dsl_command, tmp_path, READ, 1)) as screen:
+        if screen.is_in_background:
+            screen.reported("stopped")
+        screen.press(b"word\n")
+        screen.reported("ended 7")
+        assert b"said word True" in screen.shown()
