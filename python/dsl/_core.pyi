@@ -873,9 +873,10 @@ class ForkOrder:
         Comes back once the engine watches the worker. What fails is told to the engine, and ends the process
         with code 127. Does nothing in the server.
         """
-    def show_command(self) -> None:
+    def show_command(self, words: int) -> None:
         """Make `argv` what others see as the command of this process, and `environ` its environment.
 
+        ``words``: how many words the server was started with, which the interpreter still tells C libraries.
         After `enter`. ``os.environ`` stays as it is: it was made before. Does nothing in the server.
         """
     def take_trace(self) -> None:

@@ -114,6 +114,11 @@ ENDINGS = {
     "doctest": "'''\n>>> 1 + 1\n2\n'''\nimport doctest\nprint(doctest.testmod())",
     "daemon process": "import multiprocessing, time\n"
     "multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,), daemon=True).start()",
+    # As libraries look for the place of a title.
+    "command in memory": "import ctypes, sys\ncount = ctypes.c_int()\nwords = ctypes.c_void_p()\n"
+    "ctypes.pythonapi.Py_GetArgcArgv(ctypes.byref(count), ctypes.byref(words))\n"
+    "first = ctypes.c_void_p.from_address(ctypes.c_void_p.in_dll(ctypes.CDLL(None), 'environ').value).value\n"
+    "before = ctypes.string_at(first - 8192, 8192).split(b'\\0')\nprint(before[-1 - count.value].decode() == sys.orig_argv[0])",
     "again as a module": "import importlib\nif __name__ == '__main__':\n"
     "    print(importlib.import_module(__file__.rpartition('/')[2][:-3]).__name__)",
     "faults": "import faulthandler, os\nfaulthandler.enable()\nos.kill(os.getpid(), 11)",

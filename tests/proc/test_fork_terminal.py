@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,12 @@ def noted(folder: Path, word: str) -> list[int]:
 
 
 def started(folder: Path, workers: int) -> list[int]:
-    return until(lambda: len(found := noted(folder, "forked")) == workers and found)
+    until(lambda: len(noted(folder, "forked")) == workers)
+    return noted(folder, "forked")
+
+
+def has_gone_on(folder: Path, times: int) -> bool:
+    return len(noted(folder, str(int(signal.SIGCONT)))) == times
 
 
 def states(pids: list[int]) -> set[str]:
@@ -69,13 +75,13 @@ def test_ctrl_z_stops_forked_workers_and_fg_goes_on(
     """And Ctrl-C reaches each of them once; a second one kills them."""
     with terminal(line(dsl_command, tmp_path, CATCH, workers, "--grace", "60")) as screen:
         pids = started(tmp_path, workers)
-        for count in (1, 2):
+        for times in (1, 2):
             until(lambda: states(pids) == {"S"})
             screen.press(b"\x1a")
             screen.reported("stopped")
             until(lambda: states(pids) == {"T"})
             screen.resume()
-            until(lambda count=count: len(noted(tmp_path, str(int(signal.SIGCONT)))) == count * workers)
+            until(functools.partial(has_gone_on, tmp_path, times * workers))
         until(lambda: states(pids) == {"S"})
         screen.press(b"\x03")
         until(lambda: b"a second Ctrl-C kills at once" in screen.shown())

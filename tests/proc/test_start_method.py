@@ -96,7 +96,8 @@ ENDINGS = {
 
 
 def neutral(text: str) -> str:
-    """What is said, without pids, times and names of the run."""
+    """What is said, without pids, times and names of the run, and of the port if another job has the usual one."""
+    text = re.sub(r"dsl: master port \d+ is taken, using \d+\n", "", text)
     text = re.sub(r"\b(pid|PID)\b:? +\d+", "PID", text)
     text = re.sub(r"\d{4}-\d\d-\d\d[ _T]\d\d:\d\d:\d\d", "TIME", text)
     text = re.sub(r"^dsl: master port .*\n", "", text, flags=re.MULTILINE)

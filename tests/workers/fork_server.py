@@ -34,7 +34,7 @@ def become(order: _core.ForkOrder) -> None:
     words = order.argv[order.entry :]
     if not words[0].endswith(b".py"):
         os.execve(words[0], words, dict(entry.partition(b"=")[::2] for entry in order.environ))
-    order.show_command()
+    order.show_command(len(sys.orig_argv))
     with open(words[0], encoding="utf-8") as file:
         code = compile(file.read(), os.fsdecode(words[0]), "exec")
     sys.argv = [os.fsdecode(word) for word in words]

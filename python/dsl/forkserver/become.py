@@ -122,7 +122,7 @@ def become_worker(order: ForkOrder, folder: str | None, imports: Imports) -> NoR
     take (a folder, an archive, a text with an error) is executed plainly.
     """
     order.enter()
-    order.show_command()
+    order.show_command(len(sys.orig_argv))
     _take_environment(order.environ)
     words = [os.fsdecode(word) for word in order.argv]
     program = tuple(words[order.entry :])

@@ -7,6 +7,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+# Empty words at the end. C libraries that set the title of a process take a worker for started with as many
+# words as the server, and find those in its memory if its own are no more.
+_ROOM = ("",) * 60
+
+
 def server_words(
     interpreter: Sequence[str], *, folder_of_core: str, preload: Sequence[str], script: str, is_module: bool
 ) -> tuple[str, ...]:
@@ -19,4 +24,4 @@ def server_words(
     """
     program = ("-m", script) if is_module else (script,)
     boot = f"{folder_of_core}/forkserver/boot.py"
-    return (*interpreter, boot, ",".join(preload), *(program if script else ()))
+    return (*interpreter, boot, ",".join(preload), *(program if script else ()), *_ROOM)

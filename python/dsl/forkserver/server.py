@@ -23,7 +23,8 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     ``forget`` removes what the start of this server has left in the interpreter. Ends the process; only
     a forked worker leaves it, by `become.Leave`.
     """
-    listed, *program, fd = words
+    listed, *rest, fd = words
+    program = [word for word in rest if word]
     link = ForkLink(int(fd))
     known = poison.open_descriptors()
     forget()

@@ -109,7 +109,7 @@ impl ForkOrder {
     }
 
     /// Make the worker's command and environment those of this process.
-    fn show_command(&self) {
-        lock(&self.0).show_command();
+    fn show_command(&self, words: usize) {
+        lock(&self.0).show_command(words);
     }
 }

@@ -200,10 +200,10 @@ impl Order {
     }
 
     /// Makes the worker's command and environment those of this process, for the process itself and for all who
-    /// look at it. Does nothing in the server itself.
-    pub fn show_command(&self) {
+    /// look at it. `words`: how many words the server was started with. Does nothing in the server itself.
+    pub fn show_command(&self, words: usize) {
         if let Some(child) = ForkedChild::of(self.server) {
-            face::show(child, &self.plan.argv, &self.plan.environ);
+            face::show(child, &self.plan.argv, &self.plan.environ, words);
         }
     }
 }

@@ -14,6 +14,10 @@ use super::ForkedChild;
 const PR_SET_MM: i32 = 35;
 const PR_SET_MM_MAP: i32 = 14;
 
+/// Room before the texts, of zeroes: who looks for the command before the environment (`setproctitle` does, up to 8 KiB
+/// of it) finds its end there.
+const MARGIN: usize = 16 << 10;
+
 /// The kernel's `struct prctl_mm_map`.
 #[repr(C)]
 struct MemoryMap {
@@ -36,9 +40,13 @@ struct MemoryMap {
 /// Makes these strings what `ps` and `/proc` show of this process, and its environment. Where the kernel refuses,
 /// as much of the command as fits stands in the place of the old one, and `/proc` shows the old environment.
 ///
+/// `words` is how many words this process was started with, of which its program may know still: it finds as many
+/// before the environment, the last of them empty.
+///
 /// [PR_SET_MM(2const)](https://man7.org/linux/man-pages/man2/PR_SET_MM.2const.html)
-pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString]) {
-    let Some(texts) = lay_out(argv, environ) else {
+pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString], words: usize) {
+    let gap = words.saturating_sub(argv.len());
+    let Some(texts) = lay_out(argv, gap, environ) else {
         return;
     };
     // SAFETY: no other thread of a forked child can read it, and nobody frees the array, which ends in a null pointer.
@@ -57,8 +65,8 @@ pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString]) {
         start_stack: field(28),
         arg_start: texts.start,
         arg_end: texts.start + length(argv),
-        env_start: texts.start + length(argv),
-        env_end: texts.start + length(argv) + length(environ),
+        env_start: texts.start + length(argv) + gap as u64,
+        env_end: texts.start + length(argv) + gap as u64 + length(environ),
         auxv: null_mut(),
         auxv_size: 0,
         exe_fd: u32::MAX,
@@ -93,14 +101,18 @@ fn length(texts: &[CString]) -> u64 {
         .sum()
 }
 
-fn lay_out(argv: &[CString], environ: &[CString]) -> Option<Texts> {
-    let length = (length(argv) + length(environ)).max(1) as usize;
+fn lay_out(argv: &[CString], gap: usize, environ: &[CString]) -> Option<Texts> {
+    let length = MARGIN + gap + (length(argv) + length(environ)) as usize;
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing of ours.
     let base = unsafe { mmap_anonymous(null_mut(), length, access, MapFlags::PRIVATE) }.ok()?;
-    let mut place = base.cast::<c_char>();
+    let start = base.cast::<c_char>().wrapping_add(MARGIN);
+    let mut place = start;
     let mut pointers = Vec::new();
-    for text in argv.iter().chain(environ) {
+    for (index, text) in argv.iter().chain(environ).enumerate() {
+        if index == argv.len() {
+            place = place.wrapping_add(gap);
+        }
         let bytes = text.as_bytes_with_nul();
         pointers.push(place.cast_const());
         // SAFETY: the mapping is as long as all texts, and new.
@@ -109,7 +121,7 @@ fn lay_out(argv: &[CString], environ: &[CString]) -> Option<Texts> {
     }
     pointers.push(core::ptr::null());
     Some(Texts {
-        start: base as u64,
+        start: start as u64,
         pointers: pointers.leak(),
     })
 }
