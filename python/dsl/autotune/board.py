@@ -7,6 +7,7 @@ import time
 
 from dsl.autotune.digest import summary_json
 from dsl.autotune.plot import draw, make_picture
+from dsl.autotune.section import read_metric
 from dsl.autotune.table import summary_table, summary_text
 from dsl.errors import DslError
 from dsl.report.printable import printable
@@ -94,19 +95,13 @@ class Board:
         name, metric = experiment.name, self._section.metric
         if result.outcome != "ok":
             return printable(f"{name}: {result.outcome}{f', {result.reason}' if result.reason else ''}")
-        value = self._value(result)
+        value = read_metric(self._section, result.metrics)
         if experiment.kind == "profile" or value is None:
             return f"{name}: done"
         if self._best is None or self._is_better(value, self._best[1]):
             self._best = (name, value)
             return f"{name}: {metric} {value:g}, the best so far"
         return f"{name}: {metric} {value:g}"
-
-    def _value(self, result: Result) -> float | None:
-        """The metric that is tuned; DeepSpeed's file calls FLOPS otherwise than its documents."""
-        metric = self._section.metric
-        keys = (metric, "FLOPS_per_gpu", "FLOPS") if metric.upper() == "FLOPS" else (metric,)
-        return next((result.metrics[key] for key in keys if key in result.metrics), None)
 
     def _is_better(self, value: float, other: float) -> bool:
         return value < other if self._section.mode == "min" else value > other

@@ -16,7 +16,7 @@ MICRO_BATCH = "train_micro_batch_size_per_gpu"
 INCHES = (8.0, 5.0)
 DOTS_PER_INCH = 120
 FAILED_HEIGHT = 0.03
-"""Where failed runs are marked, as a share of the height: they have no value."""
+"""Where those of the first line that failed are marked, as a share of the height: they have no value."""
 
 
 @record
@@ -92,7 +92,7 @@ def draw(picture: Picture) -> bytes:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for index, line in enumerate(picture.lines):
-        _draw_line(axes, line, f"C{index % 10}")
+        _draw_line(axes, line, f"C{index % 10}", FAILED_HEIGHT * (1 + index))
     if picture.best is not None:
         axes.plot(*picture.best, marker="*", markersize=16, color="black", linestyle="", label="best")
     axes.set_xlabel(picture.across)
@@ -102,18 +102,18 @@ def draw(picture: Picture) -> bytes:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+        figure.legend(loc="outside right upper", frameon=False)
     file = BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()
 
 
-def _draw_line(axes: Any, line: Line, color: str) -> None:
+def _draw_line(axes: Any, line: Line, color: str, height: float) -> None:
     if line.points:
         axes.plot(*zip(*line.points, strict=True), "o", markersize=4, alpha=0.5, color=color)
         axes.plot(*zip(*line.tops, strict=True), "-", color=color, label=line.name)
     if line.failed:
-        low = [FAILED_HEIGHT] * len(line.failed)
+        low = [height] * len(line.failed)
         label = f"{line.name}, failed"
         axes.plot(
             line.failed,
