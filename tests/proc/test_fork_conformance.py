@@ -265,6 +265,19 @@ def _comparable(result: Result) -> Result:
     return result._replace(err=re.sub(r"repeated \d+ more times", "repeated", text))
 
 
+def test_the_text_that_a_worker_finds_is_what_it_runs(tmp_path: Path) -> None:
+    """Whether or not the server has compiled another one before, and with all that the compiler says of it."""
+    script = tmp_path / "main.py"
+    texts = ["print('first')", "print('second')", "print(1 is 1)", "x = (", "import sys; sys.exit(__file__)"]
+    for before in texts:
+        script.write_text(before)
+        with Forks(tmp_path, program=["main.py"], preload=["textwrap"], env=environment()) as forks:
+            assert forks.wait() is None
+            for text in (before, *texts[:2]):
+                script.write_text(text)
+                assert forks.run(["main.py"]) == forks.run(["main.py"], is_forked=False), (before, text)
+
+
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_a_closed_stream_is_none(tmp_path: Path, closed: int) -> None:
     """The engine never closes one, but a shell between may: what counts is what is there when Python begins."""

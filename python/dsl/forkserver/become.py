@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Variable = tuple[bytes, bytes | None, bytes | None, bytes | None]
     Holders = list[tuple[dict[str, Any], str]]
+    Compiled = tuple[str, bytes, CodeType]
 else:
     import _signal
 
@@ -115,11 +116,31 @@ def _holders_of_main() -> Holders:
     return [(space, name) for space in spaces for name, value in list(space.items()) if value is main]
 
 
-def become_worker(order: ForkOrder, folder: str | None, imports: Imports) -> NoReturn:
+def compile_program(program: Sequence[str]) -> Compiled | None:
+    """A script's path, text and code, for workers that find the same text; None if they are to compile it.
+
+    Each of them warns of what the compiler has to warn of.
+    """
+    text = _text_of(program)
+    # Not imported for this: it would stay in the workers.
+    warnings = sys.modules.get("warnings")
+    if text is None or warnings is None:
+        return None
+    path = _absolute(program[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        code = _code_of(path, text)
+    return None if code is None else (path, text, code)
+
+
+def become_worker(
+    order: ForkOrder, folder: str | None, imports: Imports, compiled: Compiled | None
+) -> NoReturn:
     """Run what is ordered, in a forked child. It leaves by `Leave`, and nothing must catch that.
 
-    ``folder`` is what `show_program` has returned, ``imports`` are settled. A script that `compile` does not
-    take (a folder, an archive, a text with an error) is executed plainly.
+    ``folder`` is what `show_program` has returned, ``imports`` are settled, ``compiled`` is what
+    `compile_program` has returned. A script that `compile` does not take (a folder, an archive, a text with
+    an error) is executed plainly.
     """
     order.enter()
     order.show_command(len(sys.orig_argv))
@@ -127,7 +148,7 @@ def become_worker(order: ForkOrder, folder: str | None, imports: Imports) -> NoR
     words = [os.fsdecode(word) for word in order.argv]
     program = tuple(words[order.entry :])
     is_module = len(program) > 1 and program[0] == "-m"
-    code = None if is_module else _compiled(program)
+    code = None if is_module else _compiled(program, compiled)
     if code is None and not is_module:
         os.execvp(order.argv[0], order.argv)  # noqa: S606  no shell is what we want
     _change_environment(imports.variables)
@@ -145,17 +166,33 @@ def become_worker(order: ForkOrder, folder: str | None, imports: Imports) -> NoR
     _leave(program, code)
 
 
-def _compiled(program: Sequence[str]) -> CodeType | None:
+def _compiled(program: Sequence[str], compiled: Compiled | None) -> CodeType | None:
     """The script's code; None for what only the interpreter itself can run, or tell the error of."""
+    text = _text_of(program)
+    if text is None:
+        return None
+    path = _absolute(program[0])
+    if compiled is not None and compiled[:2] == (path, text):
+        return compiled[2]
+    return _code_of(path, text)
+
+
+def _text_of(program: Sequence[str]) -> bytes | None:
     if not program or program[0].startswith("-"):
         return None
     try:
         if not os.path.isfile(program[0]):
             return None
         with open(program[0], "rb") as file:
-            text = file.read()
-        return compile(text, _absolute(program[0]), "exec", dont_inherit=True)
-    except (OSError, SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+            return file.read()
+    except (OSError, ValueError):
+        return None
+
+
+def _code_of(path: str, text: bytes) -> CodeType | None:
+    try:
+        return compile(text, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError, Warning):
         return None
 
 
@@ -240,8 +277,10 @@ def _folder(program: Sequence[str]) -> str:
 
 def _take_randomness() -> None:
     """Begin anew what has begun by chance. `random` does so by itself."""
-    if (numpy := sys.modules.get("numpy.random")) is not None:
-        numpy.seed()
+    if (random := sys.modules.get("numpy.random")) is not None:
+        # As good as its `seed`, and in a third of the time: 624 words, all of them used up, no draw kept.
+        words = sys.modules["numpy"].frombuffer(os.urandom(4 * 624), "u4")
+        random.set_state(("MT19937", words, 624, 0, 0.0))
     if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()
     if (process := sys.modules.get("multiprocessing.process")) is not None:

@@ -32,9 +32,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     become.end_quietly()
     imports = become.Imports()
     wanted = listed.split(",") if listed else preload.guess_modules(program, poison.HARMFUL)
-    failure = preload.import_modules(
-        [name for name in wanted if name], lambda name: _leave_word(f"while it imported {name}")
-    )
+    failure = _import([name for name in wanted if name])
     _leave_word("after its imports")
     changed = imports.settle(link.environ())
     gc.collect()
@@ -49,6 +47,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
         link.refuse(reason)
         os._exit(0)
     streams.flush()
+    compiled = become.compile_program(program)
     gc.freeze()
     link.ready()
     while (order := link.next()) is not None:
@@ -58,9 +57,19 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
             link.not_forked(order, error.errno or 0)
             continue
         if pid == 0:
-            become.become_worker(order, folder, imports)
+            become.become_worker(order, folder, imports, compiled)
         link.forked(order, pid)
     os._exit(0)
+
+
+def _import(names: Sequence[str]) -> str | None:
+    """Import without the collections that imports set off: one behind them finds the same, and takes less."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    failure = preload.import_modules(names, lambda name: _leave_word(f"while it imported {name}"))
+    if is_enabled:
+        gc.enable()
+    return failure
 
 
 def _leave_word(text: str) -> None:

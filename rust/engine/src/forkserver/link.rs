@@ -10,6 +10,7 @@ use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidf
 
 use super::message::{Command, Report, VERSION};
 use super::order::{Order, Trace};
+use super::pages;
 use super::socket;
 use crate::error::Error;
 use crate::poller::Poller;
@@ -20,6 +21,8 @@ use crate::sys::wait::{Target, try_wait};
 const REFUSAL_BYTES: usize = 1000;
 /// What the poller calls the link; workers go by the numbers of their orders, which begin with 1.
 const LINK: u64 = 0;
+/// Workers for which it pays to gather pages, which takes as long as 10 to 40 forks.
+const MANY_WORKERS: u64 = 16;
 
 /// A fork server's connection with the engine. To be used by the thread that forks, which must outlive the workers.
 pub struct Link {
@@ -37,6 +40,8 @@ struct Ends {
     workers: BTreeMap<u64, Worker>,
     /// Workers of the orders up to this one are reaped when they are dead.
     reaped: u64,
+    /// Its memory was made cheap to fork.
+    is_gathered: bool,
 }
 
 struct Worker {
@@ -58,6 +63,7 @@ impl Link {
             poller,
             workers: BTreeMap::new(),
             reaped: 0,
+            is_gathered: false,
         };
         Ok(Self {
             pid: own_pid(),
@@ -111,6 +117,12 @@ impl Link {
                             .map_err(Error::os("read an order"));
                     }
                     Some(Command::Reap { through }) => ends.reap(through),
+                    Some(Command::Expect { workers }) => {
+                        if workers >= MANY_WORKERS && !ends.is_gathered {
+                            ends.is_gathered = true;
+                            pages::gather();
+                        }
+                    }
                     None => return Err(bad_message()),
                 },
                 Err(_) => return Ok(None),

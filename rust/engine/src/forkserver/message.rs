@@ -9,7 +9,7 @@ use crate::sys::clone::{Failure, Step};
 use crate::sys::wait::Death;
 
 /// Version of the messages and of the plan.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// From the server to the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub(crate) enum Report {
 pub(crate) enum Command {
     /// Fork a worker. Its plan and its descriptors come with the message.
     Start { order: u64 },
+    /// So many workers are about to be ordered, the first of all.
+    Expect { workers: u64 },
     /// Reap the workers of all orders up to this one, each when it is dead.
     Reap { through: u64 },
 }
@@ -111,6 +113,7 @@ impl Command {
         match self {
             Self::Start { order } => out.byte(0).u64(order),
             Self::Reap { through } => out.byte(1).u64(through),
+            Self::Expect { workers } => out.byte(2).u64(workers),
         };
         out.0
     }
@@ -121,6 +124,9 @@ impl Command {
             0 => Self::Start { order: input.u64()? },
             1 => Self::Reap {
                 through: input.u64()?,
+            },
+            2 => Self::Expect {
+                workers: input.u64()?,
             },
             _ => return None,
         };
@@ -295,14 +301,18 @@ mod tests {
 
     #[test]
     fn commands_are_read_as_they_were_written_and_never_in_part() {
-        for command in [Command::Start { order: 3 }, Command::Reap { through: 1 << 40 }] {
+        for command in [
+            Command::Start { order: 3 },
+            Command::Reap { through: 1 << 40 },
+            Command::Expect { workers: 1 << 33 },
+        ] {
             let bytes = command.encode();
             assert_eq!(Command::decode(&bytes), Some(command));
             for end in 0..bytes.len() {
                 assert_eq!(Command::decode(&bytes[..end]), None);
             }
         }
-        assert_eq!(Command::decode(&[2; 9]), None);
+        assert_eq!(Command::decode(&[3; 9]), None);
     }
 
     #[test]

@@ -223,6 +223,17 @@ impl Server {
         }
     }
 
+    /// Tells it how many workers will be ordered first.
+    pub(crate) fn expect(&self, workers: usize) {
+        if let Some(link) = self.link.as_ref().filter(|_| self.orders == 0) {
+            let expect = Command::Expect {
+                workers: workers as u64,
+            };
+            // It prepares for few if it does not hear of many.
+            let _ = socket::send(link, &expect.encode(), &[], false);
+        }
+    }
+
     /// Orders a worker. `fds` are its descriptors behind plan and gate. `None`: the server takes no orders.
     pub(crate) fn order(&mut self, plan: &Plan, fds: &[OwnedFd], poller: &Poller) -> Option<Ordered> {
         if self.state != State::Ready || fds.len() + 2 > MOST_DESCRIPTORS {
@@ -480,7 +491,7 @@ mod tests {
             (
                 vec![Some(Report::Hello { version: 9 }), Some(Report::Ready)],
                 State::Closed,
-                vec![lost("speaks version 9 of the protocol, not 1")],
+                vec![lost("speaks version 9 of the protocol, not 2")],
             ),
             (
                 vec![Some(Report::Ready), None],

@@ -90,6 +90,17 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Tells fork servers that have forked nobody how many workers are to come.
+    pub(super) fn tell_servers(&self, spec: &LaunchSpec) {
+        for (number, server) in self.servers.iter().enumerate() {
+            let forks = spec.workers.iter().filter_map(|worker| worker.fork);
+            let workers = forks.filter(|fork| fork.server == number).count();
+            if let Some(server) = server.as_ref().filter(|_| workers > 0) {
+                server.expect(workers);
+            }
+        }
+    }
+
     /// Whether a worker that is to be started has a fork server that is importing still.
     pub(super) fn awaits_server(&self) -> bool {
         let mut known = self.servers.iter().flatten();

@@ -33,6 +33,7 @@ impl Supervisor {
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let env = EnvTable::new(&spec.env, &spec.odd, token_entry(&spec, &self.token)?);
         self.mux = log_thread(&spec, &self.wake, &self.consoles)?;
+        self.tell_servers(&spec);
         let cgroup = self.attempt_cgroup();
         self.remains.forget();
         self.job = Some(Job::new(spec, env, cgroup, self.oom.kills()));

@@ -11,6 +11,7 @@
 
 pub(crate) mod clone;
 pub(crate) mod face;
+pub(crate) mod memory;
 pub(crate) mod signal;
 pub(crate) mod wait;
 
