@@ -11,11 +11,13 @@ from dsl._record import record
 from dsl.autotune.book import Draft
 from dsl.autotune.config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO
 from dsl.autotune.names import micro_batch_name
+from dsl.autotune.section import show
 from dsl.autotune.spaces import first_config, without_nulls
+from dsl.errors import AutotuningError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from dsl.autotune.book import Book, Entry, Steps
     from dsl.autotune.section import Section
@@ -87,7 +89,11 @@ class Failed:
 
 
 def read_batches(section: Section, config: Mapping[str, object], workers: int) -> Batches:
-    """The bounds that section and config set. Values of other kinds than DeepSpeed's count as not said."""
+    """The bounds that section and config set. Values of other kinds than DeepSpeed's count as not said.
+
+    Raises:
+        AutotuningError: every micro batch that is listed makes too large a step.
+    """
     most_of_step = None
     if section.max_train_batch_size is not None:
         most_of_step = section.max_train_batch_size * section.mp_size // workers
@@ -95,7 +101,12 @@ def read_batches(section: Section, config: Mapping[str, object], workers: int) -
     if most_of_step is not None:
         most = min(most, most_of_step)
     given, steps = config.get(MICRO_BATCH), config.get(ACCUMULATION)
-    listed = given if isinstance(given, list) else []
+    listed = sorted({one for one in given if _is_count(one)}) if isinstance(given, list) else []
+    if listed and listed[0] > (most_of_step or listed[0]):
+        raise AutotuningError(
+            f"{MICRO_BATCH}: none of {show(given)} leaves a step within autotuning.max_train_batch_size "
+            f"{section.max_train_batch_size}"
+        )
     return Batches(
         workers=workers,
         mp_size=section.mp_size,
@@ -105,7 +116,7 @@ def read_batches(section: Section, config: Mapping[str, object], workers: int) -
         most_of_step=most_of_step,
         least_of_step=-(-section.min_train_batch_size * section.mp_size // workers),
         given=given if _is_count(given) else None,  # type: ignore[arg-type]
-        listed=tuple(sorted({one for one in listed if _is_count(one) and one <= (most_of_step or one)})),
+        listed=tuple([one for one in listed if one <= (most_of_step or one)]),
     )
 
 
@@ -116,11 +127,16 @@ def _is_count(value: object) -> bool:
 class Stage:
     """Tries micro batches with one ZeRO stage."""
 
-    def __init__(self, number: int, config: Mapping[str, object], batches: Batches, book: Book) -> None:
+    def __init__(
+        self, number: int, config: Mapping[str, object], batches: Batches, book: Book, lanes: int = 1
+    ) -> None:
+        """Take what is tuned. With several lanes, idle ones try what may be asked for next."""
         self.space = f"z{number}"
         self._config = with_stage(config, number)
         self._batches = batches
         self._book = book
+        self._lanes = lanes
+        self._seen: set[tuple[int, int]] = set()
 
     def tune(self, start: int, fits: int | None) -> Steps[Found | Failed]:
         """Go through all steps.
@@ -166,12 +182,11 @@ class Stage:
     def _largest(self, smallest: int, fits: int | None) -> Steps[int]:
         bounds = self._batches
         limit = max(bounds.most if fits is None else min(fits, bounds.most), smallest)
-        for size in (ceil(1.05 * limit), limit, int(0.95 * limit)):
-            if size > bounds.most:
-                continue
+        sizes = [size for size in (ceil(1.05 * limit), limit, int(0.95 * limit)) if size <= bounds.most]
+        for place, size in enumerate(sizes):
             if size <= smallest:
                 return smallest
-            entry = yield from self._probe(size)
+            entry = yield from self._probe(size, [one for one in sizes[place:] if one > smallest])
             if entry.value is not None:
                 return size
         # Whatever fails from here on is too large: the smallest one has run.
@@ -179,7 +194,7 @@ class Stage:
         before = (yield from self._probe(smallest)).value
         while low <= high:
             middle = (low + high) // 2
-            entry = yield from self._probe(middle)
+            entry = yield from self._probe(middle, _middles(low, high, self._lanes))
             if entry.value is None:
                 high = middle - 1
                 continue
@@ -204,8 +219,9 @@ class Stage:
         best, value = sizes[-1], entries[-1].value
         low = sizes[-2] + 1 if len(sizes) > 1 else smallest
         stride = max((sizes[-1] - low) // 3, 1)
-        for size in reversed(range(low, sizes[-1], stride)):
-            entry = (yield from self._run_all([(size, samples // size)]))[0]
+        below = [(size, samples // size) for size in reversed(range(low, sizes[-1], stride))]
+        for place, (size, _) in enumerate(below):
+            entry = yield from self._run(below[place], below[place:])
             if entry.value is None or (value is not None and self._book.gain(entry.value, value) <= MARKED):
                 break
             best, value = size, entry.value
@@ -215,8 +231,15 @@ class Stage:
     def _count(self) -> int:
         return self._book.section.num_tuning_micro_batch_sizes
 
-    def _probe(self, size: int) -> Steps[Entry]:
-        return (yield from self._run_all([(size, self._batches.steps_while_searching(size))]))[0]
+    def _probe(self, size: int, ahead: Sequence[int] = ()) -> Steps[Entry]:
+        """Run a size to see whether it fits, and maybe others that may be asked for next."""
+        pairs = [(one, self._batches.steps_while_searching(one)) for one in (size, *ahead)]
+        return (yield from self._run(pairs[0], pairs))
+
+    def _run(self, pair: tuple[int, int], ahead: Sequence[tuple[int, int]]) -> Steps[Entry]:
+        fresh = [one for one in dict.fromkeys(ahead) if one not in self._seen]
+        beside = fresh[: self._lanes] if pair not in self._seen and self._lanes > 1 else []
+        return (yield from self._run_all(list(dict.fromkeys([pair, *beside]))))[0]
 
     def _run_all(self, sizes: list[tuple[int, int]]) -> Steps[list[Entry]]:
         drafts = [
@@ -227,7 +250,20 @@ class Stage:
             )
             for size, steps in sizes
         ]
+        self._seen.update(sizes)
         return (yield from self._book.run(drafts))
+
+
+def _middles(low: int, high: int, count: int) -> list[int]:
+    """What a bisection may ask for, the next first: each half of what is left has a middle of its own."""
+    ranges, found = [(low, high)], list[int]()
+    while ranges and len(found) < count:
+        (low, high), *ranges = ranges
+        if low <= high:
+            middle = (low + high) // 2
+            found.append(middle)
+            ranges += [(middle + 1, high), (low, middle - 1)]
+    return found
 
 
 def with_stage(config: Mapping[str, object], stage: int) -> dict[str, object]:

@@ -201,7 +201,7 @@ class _Stages:
                 f"memory suffices for a micro batch of {fits}, less than the {before.largest} of the stage "
                 "before"
             )
-        tried = Stage(stage, self._config, self._batches, self._book)
+        tried = Stage(stage, self._config, self._batches, self._book, self._resources.lanes)
         found = yield from tried.tune(before.largest, fits)
         if isinstance(found, Failed):
             return found

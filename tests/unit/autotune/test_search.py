@@ -173,6 +173,10 @@ def test_no_experiment_has_a_larger_batch_than_the_section_allows(steps: int, mo
             config(0, {"max_train_batch_size": 8, "min_train_micro_batch_size_per_gpu": 5}),
             "min_train_micro_batch_size_per_gpu 5 is more than max_train_batch_size leaves for each worker, 2",
         ),
+        (
+            config(0, {"max_train_batch_size": 8}, train_micro_batch_size_per_gpu=[9, 3]),
+            "none of [9, 3] leaves a step within autotuning.max_train_batch_size 8",
+        ),
         (config(0, {"space": {"zero_optimization.stage.x": [1]}}), "leads through zero_optimization.stage"),
         (config(0, {"space": {"a": list(range(200)), "b": list(range(200))}}), "make 40000 configs"),
     ],
@@ -302,6 +306,24 @@ def test_a_batch_is_as_large_as_there_are_lanes_and_no_larger_than_what_is_left(
     assert [len(batch) for batch in played.batches] == [4, 4, 2]
     assert sorted(one.config["k"] for batch in played.batches for one in batch) == list(range(10))  # type: ignore[type-var]
     assert played.summary.ended == "all 10 configs of space were tried"
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 8])
+@pytest.mark.parametrize("most", [1, 2, 11, 12, 16])
+def test_idle_lanes_run_ahead_and_miss_nothing_that_one_lane_tries(lanes: int, most: int) -> None:
+    one = play(config([0, 1]), up_to(most))
+    many = play(config([0, 1]), up_to(most), replace(ONE, lanes=lanes))
+    assert set(one.ran) <= set(many.ran)
+    assert many.summary.value == one.summary.value
+    assert len(many.batches) <= len(one.batches)
+    assert max(map(len, many.batches)) <= max(lanes, 4)
+
+
+def test_three_lanes_need_far_fewer_rounds_and_find_no_less() -> None:
+    user = config(0, {"max_train_micro_batch_size_per_gpu": 1024})
+    one, three = (play(user, up_to(3), replace(ONE, lanes=lanes)) for lanes in (1, 3))
+    assert (three.summary.value or 0) >= (one.summary.value or 1)
+    assert len(three.batches) <= 0.7 * len(one.batches)
 
 
 def test_a_space_of_the_users_own_needs_no_deepspeed_and_reaches_into_sections() -> None:
