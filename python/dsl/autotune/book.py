@@ -171,11 +171,7 @@ class Book:
     def _ask(self, experiments: Iterable[Experiment]) -> Steps[list[Trial]]:
         asked = tuple(experiments)
         results = yield asked
-        trials = [
-            Trial(one, results[one.name], self._value(results[one.name]) if one.kind == "run" else None)
-            for one in asked
-            if one.name in results
-        ]
+        trials = [self._trial(one, results[one.name]) for one in asked if one.name in results]
         self._trials += trials
         if len(trials) < len(asked) or any(trial.result.outcome == "stopped" for trial in trials):
             # What ran beside the stopped one still counts.
@@ -186,8 +182,14 @@ class Book:
             raise Stopped
         return trials
 
-    def _value(self, result: Result) -> float | None:
-        return read_metric(self.section, result.metrics) if result.outcome == "ok" else None
+    def _trial(self, experiment: Experiment, result: Result) -> Trial:
+        if experiment.kind == "profile" or result.outcome != "ok":
+            return Trial(experiment, result, None)
+        value = read_metric(self.section, result.metrics)
+        if value is None:
+            why = f"its metrics have no finite number at {self.section.metric}"
+            result = replace(result, outcome="no metric", reason=why)
+        return Trial(experiment, result, value)
 
     def _ranked(self, entries: Iterable[Entry]) -> list[Entry]:
         ran = [(entry.value, entry) for entry in entries if entry.value is not None]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dsl.autotune.section import Section
 
 _STAGES = (0, 1, 2, 3)
+# With `model_info` a run of DeepSpeed may take itself for a profile.
+_NOT_FOR_RUNS = ("results_dir", "exps_dir", "metric_path", "model_info", "model_info_path")
 
 
 def search(section: Section, config: Mapping[str, object], resources: Resources) -> Steps[Summary]:
@@ -60,8 +62,7 @@ def _own_section(config: Mapping[str, object]) -> Mapping[str, object]:
     """What the script reads about tuning. Who runs it adds where to write."""
     section = config.get(AUTOTUNING)
     user = section if isinstance(section, dict) else {}
-    own = {key: value for key, value in user.items() if key not in ("results_dir", "exps_dir", "metric_path")}
-    return {**own, "enabled": True}
+    return {**{key: value for key, value in user.items() if key not in _NOT_FOR_RUNS}, "enabled": True}
 
 
 def _tune_grid(grid: Grid, book: Book, resources: Resources) -> Steps[str]:

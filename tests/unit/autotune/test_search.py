@@ -110,6 +110,7 @@ def test_a_run_without_the_metric_or_with_no_number_did_not_run() -> None:
     for value in (float("nan"), float("inf")):
         summary = play(config(), lambda one, value=value: ok(throughput=value)).summary  # type: ignore[misc]
         assert (summary.best, summary.value) == (None, None)
+        assert summary.ended.endswith("its metrics have no finite number at throughput")
     assert play(config(), lambda _: ok(other=1)).summary.best is None
 
 
@@ -127,10 +128,12 @@ def test_with_no_memory_known_the_section_bounds_the_search() -> None:
 
 
 def test_facts_about_the_model_replace_its_profile() -> None:
-    facts = {"num_params": 1000, "hidden_size": 8}
+    facts = {"num_params": 1000, "hidden_size": 8, "profile": True}
     played = play(config(0, {"model_info": facts}), up_to(4), replace(ONE, memory_bytes=10**9))
     assert "profile_model_info" not in played.ran
     assert played.summary.best is not None
+    # DeepSpeed would take the run for a profile, which measures nothing.
+    assert "model_info" not in played.summary.best.config["autotuning"]  # type: ignore[operator]
 
 
 def test_a_profile_that_fails_leaves_the_size_unknown_and_one_without_memory_ends_the_search() -> None:
