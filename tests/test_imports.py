@@ -52,7 +52,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "dynamic", "node", "starters", "fanout", "head",
-        "command", "tune", "deepspeed", "torchrun", "in_process", "ssh", "report", "elastic",
+        "command", "tune", "deepspeed", "lane", "torchrun", "in_process", "ssh", "report", "elastic",
     ),
     "__main__": (),
     "node": (),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
 import signal
@@ -11,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from kit import processes
 from kit.waiting import until
 from tests.support.tunings import SCRIPT, Tuning
 
@@ -18,14 +20,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+STARTS = ((), ("--start-method", "forkserver", "--preload", "json"))
+"""Each experiment by a command of its own, or by a fork server that those on the same slots share."""
+
+
 @pytest.fixture
 def tuning(dsl_command: Path, tmp_path: Path) -> Tuning:
     return Tuning(dsl_command, tmp_path)
 
 
-def test_twenty_experiments_share_four_slots_and_never_one(tuning: Tuning) -> None:
+@pytest.mark.parametrize("options", STARTS)
+def test_twenty_experiments_share_four_slots_and_never_one(tuning: Tuning, options: tuple[str, ...]) -> None:
     tuning.configure(n=list(range(1, 21)))
-    result = tuning.run()
+    result = tuning.run("tune", *options)
     assert result.returncode == 0, result.stderr
     begun = tuning.runs("begin")
     assert sorted(one["n"] for one in begun) == list(range(1, 21))
@@ -33,6 +40,8 @@ def test_twenty_experiments_share_four_slots_and_never_one(tuning: Tuning) -> No
     assert tuning.runs("doubled") == []
     assert {one["world_size"] for one in begun} == {"1"}
     assert tuning.best() == {"n": 20}
+    if options:  # a fork server for each slot has forked them
+        assert len({(one["slots"], one["parent"]) for one in begun}) == len({one["slots"] for one in begun})
 
 
 def test_two_experiments_run_at_once_on_slots_and_ports_of_their_own(tuning: Tuning) -> None:
@@ -51,10 +60,11 @@ def test_an_experiment_gets_the_real_slots_of_a_filter(tuning: Tuning) -> None:
     assert {(one["slots"], one["world_size"]) for one in tuning.runs("begin")} == {("1,3", "2")}
 
 
-def test_what_goes_wrong_is_recorded_as_what_it_is(tuning: Tuning) -> None:
+@pytest.mark.parametrize("options", STARTS)
+def test_what_goes_wrong_is_recorded_as_what_it_is(tuning: Tuning, options: tuple[str, ...]) -> None:
     acts = ["ok", "oom", "crash", "hang", "silent", "other", "torn", "noisy"]
-    tuning.configure({"exp_timeout_s": 3}, act=acts, n=[5])
-    result = tuning.run()
+    tuning.configure({"exp_timeout_s": 5}, act=acts, n=[5])
+    result = tuning.run("tune", *options)
     assert result.returncode == 0, result.stderr
     known = tuning.outcomes("act")
     assert {act: one["outcome"] for act, one in known.items()} == {
@@ -149,12 +159,13 @@ def test_a_folder_of_others_is_one_line(tuning: Tuning) -> None:
     assert tuning.runs("begin") == []
 
 
+@pytest.mark.parametrize("options", STARTS)
 @pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
 def test_a_signal_keeps_what_is_known_and_the_same_command_goes_on(
-    tuning: Tuning, signum: signal.Signals, code: int
+    tuning: Tuning, signum: signal.Signals, code: int, options: tuple[str, ...]
 ) -> None:
     tuning.configure(act=["ok", "hang"], n=[5])
-    with tuning.running("tune", "--grace", "1") as process:
+    with tuning.running("tune", "--grace", "1", *options) as process:
         until(lambda: len(tuning.runs("begin")) == 2 and tuning.outcomes("act"))
         process.send_signal(signum)
         _, said = process.communicate(timeout=30)
@@ -163,12 +174,13 @@ def test_a_signal_keeps_what_is_known_and_the_same_command_goes_on(
     assert "Traceback" not in said
     assert list(tuning.outcomes("act")) == ["ok"]
     tuning.configure({"exp_timeout_s": 1}, act=["ok", "silent"], n=[5])
-    assert tuning.run("tune", "--grace", "1").returncode == 0
+    assert tuning.run("tune", "--grace", "1", *options).returncode == 0
 
 
-def test_nothing_is_left_when_the_tuner_is_killed(tuning: Tuning) -> None:
+@pytest.mark.parametrize("options", STARTS)
+def test_nothing_is_left_when_the_tuner_is_killed(tuning: Tuning, options: tuple[str, ...]) -> None:
     tuning.configure(act=["ok", "hang"], n=[1])
-    with tuning.running():
+    with tuning.running("tune", *options):
         until(lambda: any(one["act"] == "hang" for one in tuning.runs("begin")))
     # Killed. `no_leftovers` finds every process that carries the token of this test.
 
@@ -226,3 +238,31 @@ def test_what_is_written_down_of_an_experiment(tuning: Tuning) -> None:
         assert (folder / "metrics.json").exists()
         description = json.loads((tuning.folder / "autotuning_exps" / f"{exp['name']}.json").read_text())
         assert description["ds_config"] == exp["ds_config"]
+
+
+def test_a_lane_that_dies_costs_one_experiment(tuning: Tuning) -> None:
+    """Its processes die with it, and the next experiment has another lane."""
+    tuning.hosts("localhost slots=1")
+    tuning.configure(act=["hang", "ok"], n=[5])
+    with tuning.running("tune", *STARTS[1]) as process:
+        until(lambda: tuning.runs("begin"))
+        (lane,) = processes.children(process.pid)
+        os.kill(lane, signal.SIGKILL)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert {act: one["outcome"] for act, one in tuning.outcomes("act").items()} == {
+        "hang": "crash",
+        "ok": "ok",
+    }
+
+
+def test_an_experiment_of_a_lane_that_ignores_signals_is_killed_and_the_lane_goes_on(tuning: Tuning) -> None:
+    tuning.hosts("localhost slots=1")
+    tuning.configure({"exp_timeout_s": 3}, act=["deaf", "ok"], n=[5])
+    result = tuning.run("tune", "--grace", "0.2", *STARTS[1])
+    assert result.returncode == 0, result.stderr
+    assert {act: one["outcome"] for act, one in tuning.outcomes("act").items()} == {
+        "deaf": "timeout",
+        "ok": "ok",
+    }
+    assert len({one["parent"] for one in tuning.runs("begin")}) == 1

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -62,7 +63,7 @@ def main() -> None:
                 tell("doubled", slot=slot)
         words = [word for word in sys.argv[1:] if not word.startswith("ey")]
         facts = {name.lower(): os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
-        tell("begin", host=HOST, slots=slots, words=words, **facts)
+        tell("begin", host=HOST, slots=slots, words=words, parent=os.getppid(), **facts)
         if "autotuning" not in CONFIG:
             tell("trained", words=words, config=CONFIG)
             return
@@ -72,7 +73,8 @@ def main() -> None:
             raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
         if act == "crash":
             sys.exit(7)
-        if act == "hang":
+        if act in ("hang", "deaf"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if act == "deaf" else signal.SIG_DFL)
             time.sleep(600)
         if act == "noisy":
             print("Error: an ERROR about errors, none of them real", file=sys.stderr)

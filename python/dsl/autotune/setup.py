@@ -24,6 +24,13 @@ START = (
 """Python that is the command ``dsl``. The directory that it is called in is no place for modules of ours."""
 
 
+START_LANE = (
+    "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl import _own_process; "
+    "_own_process.claim(); from dsl.cli.lane import main; sys.exit(main())"
+)
+"""Python that is a lane."""
+
+
 @record
 class Setup:
     """What all experiments of a tuning have in common."""
@@ -60,6 +67,8 @@ class Setup:
     """The hosts of the user's own job give as many slots each as those of an experiment do."""
     is_local: bool
     """All workers run on this machine."""
+    has_lanes: bool
+    """Experiments on the same slots share a command, and its fork servers."""
     environ: Mapping[str, str]
     """The environment of the command."""
     visible: tuple[str, tuple[str, ...]] = ("", ())

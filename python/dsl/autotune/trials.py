@@ -2,6 +2,9 @@
 
 A command of its own has a guard, a cgroup and a process tree that is killed whole, reaches other hosts by any
 launcher, and dies with us however we end. It costs a Python that starts, some tens of milliseconds.
+
+Where fork servers are asked for, the experiments on the same slots of this host share a command, a lane
+(`dsl.cli.lane`).
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ import os
 import threading
 import time
 from collections import deque
+from json import dumps, loads
 
-from dsl import EngineError
-from dsl._record import record
+from dsl import EngineError, Output
+from dsl._record import record, replace
 from dsl.agent.agent import Agent
 from dsl.agent.policy import decide
 from dsl.errors import DslError
@@ -22,15 +26,19 @@ from dsl.model.outcome import Decision, Membership
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from dsl.model.outcome import History, Outcome
+    from dsl.agent.agent import Listener
+    from dsl.model.outcome import History
 
 GRACE_S = 3.0
 """An experiment that is ended has nothing to save: its workers get so long after SIGTERM, or less."""
 
 MARGIN_S = 1.0
 """Beyond that, for its command to end."""
+
+PATIENCE_S = 5.0
+"""Beyond what an experiment has, for its lane to say that it has ended."""
 
 INTERNAL_ERROR = 70
 READ_BYTES = 4096
@@ -54,6 +62,10 @@ class Order:
     """Seconds that it may take; 0: no limit."""
     grace_s: float = GRACE_S
     """Seconds that its workers get between SIGTERM and SIGKILL."""
+    lane: tuple[str, ...] = ()
+    """The command of a lane that runs it, and others after it; empty: its own command does."""
+    words: tuple[str, ...] = ()
+    """What is behind ``dsl`` in its own command."""
 
 
 @record
@@ -97,13 +109,20 @@ class _Leash:
             if self._write_fd >= 0:
                 os.write(self._write_fd, b"k" if at_once else b"s")
 
+    def shorten(self, left_s: float) -> None:
+        """Let the time be over in so many seconds; 0: never. From any thread."""
+        with self._lock:
+            self.deadline_s = time.monotonic() + left_s if left_s else None
+            if self._write_fd >= 0:
+                os.write(self._write_fd, b"d")  # whoever waits looks again
+
     def read(self) -> Sequence[_Stop]:
         """What is wanted."""
         try:
             words = os.read(self._read_fd, READ_BYTES)
         except BlockingIOError:
             words = b""
-        if words:
+        if words.strip(b"d"):
             self.reason = self.reason or "stopped"
             return (_Stop(0.0 if b"k" in words else self._grace_s),)
         if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
@@ -119,14 +138,129 @@ class _Leash:
         os.close(self._read_fd)
 
 
+class _Single:
+    """One experiment, on a thread that supervises its command."""
+
+    def __init__(self, order: Order, done: Callable[[Done], None]) -> None:
+        self._leash = _Leash(order)
+        self._thread = threading.Thread(target=self._run, args=(order, done), name=order.name)
+        self._thread.start()
+
+    def stop(self, *, at_once: bool) -> None:
+        """End it."""
+        self._leash.pull(at_once=at_once)
+
+    def settle(self) -> None:
+        """After its end."""
+        self._thread.join()
+        self._leash.close()
+
+    def _run(self, order: Order, done: Callable[[Done], None]) -> None:
+        begin_s = time.monotonic()
+        code, error = run_order(order, self._leash)
+        done(Done(order, code, time.monotonic() - begin_s, self._leash.reason, error))
+
+
+class _Lane:
+    """Experiments one after another, on a thread that supervises the lane."""
+
+    def __init__(self, order: Order, done: Callable[[Done], None]) -> None:
+        self._done = done
+        self._lock = threading.Lock()
+        self._order: Order | None = None
+        self._begin_s = 0.0
+        self._rest = b""
+        self._leash = _Leash(replace(order, limit_s=0.0))
+        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
+        self.is_over = False
+        """It takes no more orders."""
+        host = replace(order, name=f"lane of {order.name}", argv=order.lane, stdout="", stderr=os.devnull)
+        self._thread = threading.Thread(target=self._run, args=(host,), name=host.name)
+        self._thread.start()
+
+    def give(self, order: Order) -> None:
+        """Run an experiment; one at a time."""
+        with self._lock:
+            self._order = order
+            self._begin_s = time.monotonic()
+        words = {
+            "argv": order.words,
+            "stdout": order.stdout,
+            "stderr": order.stderr,
+            "limit_s": order.limit_s,
+            "grace_s": order.grace_s,
+        }
+        self._write(words)
+
+    def stop(self, *, at_once: bool) -> None:
+        """End the experiment; at once: the lane, too."""
+        order = self._order
+        if at_once or order is None:
+            self._leash.pull(at_once=True)
+        else:
+            self._leash.shorten(order.grace_s + PATIENCE_S)
+            self._write({"stop": order.grace_s})
+
+    def settle(self) -> None:
+        """After the end of an experiment."""
+
+    def close(self) -> None:
+        """Give no more orders, and wait for the end of the lane."""
+        os.close(self._write_fd)
+        self._leash.shorten(GRACE_S + PATIENCE_S)
+        self._thread.join()
+        self._leash.close()
+        os.close(self._read_fd)
+
+    def hear(self, event: object) -> None:
+        """Listen to what the lane answers, on its thread."""
+        if not isinstance(event, Output) or event.stream != 1:
+            return
+        *lines, self._rest = (self._rest + event.data).split(b"\n")
+        for line in lines:
+            answer = loads(line)
+            if "begun" in answer:
+                self._begin()
+            elif "error" in answer:
+                self._tell(1, "", answer["error"])
+            else:
+                self._tell(answer["code"], answer["stop"], "")
+
+    def _tell(self, code: int, stop: str, error: str) -> None:
+        with self._lock:
+            order, self._order = self._order, None
+        if order is not None:
+            self._leash.shorten(0.0)
+            self._done(Done(order, code, time.monotonic() - self._begin_s, stop or self._leash.reason, error))
+
+    def _begin(self) -> None:
+        with self._lock:
+            order = self._order
+            self._begin_s = time.monotonic()
+        if order is not None and order.limit_s:  # the lane ends it by itself, and is ended if it does not
+            self._leash.shorten(order.limit_s + order.grace_s + PATIENCE_S)
+
+    def _write(self, words: Mapping[str, object]) -> None:
+        try:
+            os.write(self._write_fd, dumps(words).encode() + b"\n")
+        except OSError:
+            return  # it has ended, and says so
+
+    def _run(self, host: Order) -> None:
+        code, error = run_order(host, self._leash, (self,), self._read_fd)
+        self.is_over = True
+        self._tell(code or INTERNAL_ERROR, "", error)
+
+
 class Crew:
-    """Runs experiments side by side, a thread for each that runs. One thread owns it."""
+    """Runs experiments side by side. One thread owns it."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._write_fd, False)
         self._done: deque[Done] = deque()
-        self._threads: dict[str, tuple[threading.Thread, _Leash]] = {}
+        self._runners: dict[str, _Single | _Lane] = {}
+        self._lanes: dict[str, _Lane] = {}
 
     @property
     def bell_fd(self) -> int:
@@ -136,14 +270,20 @@ class Crew:
     @property
     def running(self) -> int:
         """How many experiments run."""
-        return len(self._threads)
+        return len(self._runners)
 
-    def start(self, order: Order) -> None:
-        """Start an experiment; `wait` tells of its end."""
-        leash = _Leash(order)
-        thread = threading.Thread(target=self._run, args=(order, leash), name=order.name)
-        self._threads[order.name] = (thread, leash)
-        thread.start()
+    def start(self, order: Order, place: str = "") -> None:
+        """Start an experiment; `wait` tells of its end. ``place``: those of one place share a lane."""
+        if not order.lane:
+            self._runners[order.name] = _Single(order, self._note)
+            return
+        lane = self._lanes.get(place)
+        if lane is None or lane.is_over:
+            if lane is not None:
+                lane.close()
+            lane = self._lanes[place] = _Lane(order, self._note)
+        self._runners[order.name] = lane
+        lane.give(order)
 
     def wait(self) -> tuple[list[Done], list[int]]:
         """Wait for something: experiments that have ended, and numbers of signals that have come."""
@@ -151,40 +291,37 @@ class Crew:
         done = []
         while self._done:
             one = self._done.popleft()
-            thread, leash = self._threads.pop(one.order.name)
-            thread.join()
-            leash.close()
+            self._runners.pop(one.order.name).settle()
             done.append(one)
         return done, [number for number in told if number]
 
     def stop(self, *, at_once: bool = False) -> None:
         """End all experiments that run; they are still to be waited for."""
-        for _, leash in self._threads.values():
-            leash.pull(at_once=at_once)
+        for runner in self._runners.values():
+            runner.stop(at_once=at_once)
 
     def close(self) -> None:
         """End what runs, and wait for it."""
         self.stop(at_once=True)
-        while self._threads:
+        while self._runners:
             self.wait()
+        for lane in self._lanes.values():
+            lane.close()
         os.close(self._read_fd)
         os.close(self._write_fd)
 
-    def _run(self, order: Order, leash: _Leash) -> None:
-        begin_s = time.monotonic()
-        try:
-            outcome = run_order(order, leash)
-            code, error = outcome.code, ""
-        except (DslError, EngineError, OSError) as problem:
-            code, error = 1, str(problem)
-        except Exception as problem:  # noqa: BLE001  whatever it is, the tuning goes on
-            code, error = INTERNAL_ERROR, f"internal error: {type(problem).__name__}: {problem}"
-        self._done.append(Done(order, code, time.monotonic() - begin_s, leash.reason, error))
+    def _note(self, done: Done) -> None:
+        self._done.append(done)
         os.write(self._write_fd, b"\0")
 
 
-def run_order(order: Order, leash: _Leash) -> Outcome:
-    """Run an experiment to its end. Raises EngineError if it cannot be started."""
+def run_order(
+    order: Order, leash: _Leash, listeners: Sequence[Listener] = (), orders_fd: int | None = None
+) -> tuple[int, str]:
+    """Run a command to its end: its exit code, and why it could not be run.
+
+    ``listeners`` hear what it writes to stdout, if that is no file; ``orders_fd`` is its stdin.
+    """
     plan = NodePlan(
         host="",
         node_rank=0,
@@ -194,7 +331,8 @@ def run_order(order: Order, leash: _Leash) -> Outcome:
                 local_rank=0,
                 argv=order.argv,
                 env={},
-                stdout=Route(path=order.stdout),
+                stdin_fd=orders_fd,
+                stdout=Route(path=order.stdout) if order.stdout else Route(pipe=True),
                 stderr=Route(path=order.stderr),
                 noun="experiment",
                 name=order.name,
@@ -207,7 +345,12 @@ def run_order(order: Order, leash: _Leash) -> Outcome:
         grace_s=order.grace_s + MARGIN_S,
         name=order.name,
     )
-    return supervise(Agent(_Source(plan), plan, (), (leash,), policy=_decide), plan)
+    try:
+        return supervise(Agent(_Source(plan), plan, listeners, (leash,), policy=_decide), plan).code, ""
+    except (DslError, EngineError, OSError) as problem:
+        return 1, str(problem)
+    except Exception as problem:  # noqa: BLE001  whatever it is, the tuning goes on
+        return INTERNAL_ERROR, f"internal error: {type(problem).__name__}: {problem}"
 
 
 def _decide(history: History, event: object, membership: Membership) -> Decision:

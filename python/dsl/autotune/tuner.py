@@ -11,7 +11,7 @@ from dsl._record import replace
 from dsl.autotune.config import encode, experiment_words, fingerprint, without_tuning
 from dsl.autotune.places import Slots
 from dsl.autotune.section import AUTOTUNING
-from dsl.autotune.setup import START, dsl_words
+from dsl.autotune.setup import START, START_LANE, dsl_words
 from dsl.autotune.trials import Order
 from dsl.autotune.verdict import Ending, judge, read_metrics
 from dsl.errors import AutotuningError
@@ -193,10 +193,12 @@ class Tuner:
             stderr=f"{folder}/stderr.log",
             limit_s=setup.section.exp_timeout_s,
             grace_s=setup.grace_s,
+            lane=(sys.executable, "-c", START_LANE) if setup.has_lanes else (),
+            words=words,
         )
         self._places[experiment.name] = (experiment, place)
         self._board.began(experiment, place.filter)
-        self._crew.start(order)
+        self._crew.start(order, place.filter)
 
     def _where(self, experiment: Experiment, place: Place) -> tuple[str, ...]:
         """The options by which an experiment gets its slots and its port."""

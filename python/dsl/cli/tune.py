@@ -163,6 +163,7 @@ def set_up(
         hosts=whole.hosts,
         is_uniform=all(len(host.slots) == slots for host in asked.hosts),
         is_local=planned.remote is None,
+        has_lanes=planned.remote is None and request.start.method == "forkserver",
         environ=dict(facts.environ),
         visible=_shown(whole),
         script_digest=digest_of(request.program.script),

@@ -1,0 +1,323 @@
+"""Runs experiments on the same slots of this host one after another, as they are ordered.
+
+With ``--start-method forkserver`` the fork servers of the first experiment fork the workers of all: what a
+script imports is imported once. Each experiment is an attempt of the one agent here. On stdin come the
+orders, on stdout go the answers: one JSON object a line.
+
+| order | |
+| --- | --- |
+| the fields of `Order` | run the job of this command line |
+| ``{"stop": SECONDS}`` | end it; its workers get so many seconds |
+
+| answer | |
+| --- | --- |
+| ``{"begun": true}`` | its workers start now, what was to be imported is imported |
+| ``{"code": CODE, "stop": WHY}`` | it has ended; ``timeout`` or ``stopped``: we ended it |
+| ``{"error": TEXT}`` | it cannot be run |
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from json import dumps, loads
+
+from dsl import ForkServerLost, ForkServerReady, SignalReceived, Stopping
+from dsl._record import record, replace
+from dsl.agent.planner import Planner
+from dsl.agent.policy import decide, exit_code
+from dsl.cli import deepspeed
+from dsl.cli.process import Crew, run_guarded
+from dsl.errors import DslError, UnsupportedError
+from dsl.facts import this_machine
+from dsl.machine.check import check_program
+from dsl.model.node import Route
+from dsl.model.outcome import AttemptEnded, AttemptOutcome, AttemptStarted, Decision, Membership, Outcome
+from dsl.plan.job import plan_job
+from dsl.report.narrator import Narrator
+from dsl.report.speak import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.facts import Facts
+    from dsl.model.node import NodePlan, WorkerPlan
+    from dsl.model.outcome import History
+
+READ_BYTES = 65536
+
+
+@record
+class Order:
+    """One experiment."""
+
+    argv: tuple[str, ...]
+    """Its command line, without the command."""
+    stdout: str
+    """File of its stdout, which is appended to."""
+    stderr: str
+    """The same of stderr."""
+    limit_s: float
+    """Seconds that it may take; 0: no limit."""
+    grace_s: float
+    """Seconds that its workers get between SIGTERM and SIGKILL."""
+
+
+@record
+class Stop:
+    """The experiment is to end."""
+
+    reason: str
+    """``timeout`` or ``stopped``."""
+    grace_s: float
+    """Seconds until its workers are killed."""
+
+
+@record
+class Over:
+    """There will be no more orders."""
+
+
+class Orders:
+    """What the tuner wants, and what it is told: a channel of the agent."""
+
+    def __init__(self, orders_fd: int, answers_fd: int) -> None:
+        self._orders_fd = orders_fd
+        self._answers_fd = answers_fd
+        self._rest = b""
+        self._limit: tuple[float, float] | None = None
+        self._stop = ""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """`time.monotonic` when the time of the experiment is over."""
+        return None if self._limit is None else self._limit[0]
+
+    def fileno(self) -> int:
+        """The descriptor of the orders."""
+        return self._orders_fd
+
+    def read(self) -> Sequence[Order | Stop | Over]:
+        """What is wanted now; waits if nothing is readable and no time is over."""
+        if self._limit is not None and time.monotonic() >= self._limit[0]:
+            grace_s = self._limit[1]
+            self._limit = None
+            return (self._end("timeout", grace_s),)
+        data = os.read(self._orders_fd, READ_BYTES)
+        if not data:
+            os.close(self._orders_fd)
+            self._orders_fd = -1
+            return (Over(),)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [self._order(loads(line)) for line in lines]
+
+    def first(self) -> Order | None:
+        """Wait for an experiment; None: there is none."""
+        while True:
+            for one in self.read():
+                if isinstance(one, Order):
+                    return one
+                if isinstance(one, Over):
+                    return None
+
+    def begin(self, order: Order) -> None:
+        """The time of an experiment begins, and the tuner is told."""
+        self._limit = (time.monotonic() + order.limit_s, order.grace_s) if order.limit_s else None
+        self._tell({"begun": True})
+
+    def end(self, code: int) -> None:
+        """Tell how the experiment has ended."""
+        self._limit = None
+        self._tell({"code": code, "stop": self._stop})
+        self._stop = ""
+
+    def refuse(self, text: str) -> None:
+        """Tell why an experiment cannot be run."""
+        self._tell({"error": text})
+
+    def leave(self) -> None:
+        """Forget the descriptors: the orders are for another process."""
+        os.close(self._orders_fd)
+        os.close(self._answers_fd)
+
+    def _end(self, reason: str, grace_s: float) -> Stop:
+        self._stop = self._stop or reason
+        return Stop(reason, grace_s)
+
+    def _order(self, words: dict[str, object]) -> Order | Stop:
+        if "stop" in words:
+            return self._end("stopped", float(words["stop"]))  # type: ignore[arg-type]
+        return Order(**{**words, "argv": tuple(words["argv"])})  # type: ignore[arg-type]
+
+    def _tell(self, answer: dict[str, object]) -> None:
+        try:
+            os.write(self._answers_fd, dumps(answer).encode() + b"\n")
+        except OSError:
+            return  # nobody wants to know
+
+
+class Jobs:
+    """The plans of the experiments, one attempt each."""
+
+    max_restarts = 0
+
+    def __init__(self, facts: Facts, orders: Orders) -> None:
+        self._facts = facts
+        self._orders = orders
+        self._planner: Planner | None = None
+        self.next: Order | None = None
+        """The one whose turn it is."""
+
+    def plan(self, _attempt: int) -> NodePlan:
+        """Plan the next one. Raises DslError."""
+        order = self.next
+        assert order is not None
+        try:
+            return self._plan(order)
+        except DslError as error:
+            self._orders.refuse(str(error))
+            raise
+
+    def _plan(self, order: Order) -> NodePlan:
+        _show_in(order.stderr, 2)
+        self._finish(succeeded=False)
+        request, _ = deepspeed.read(order.argv, self._facts.environ)
+        planned = plan_job(request, self._facts)
+        if planned.remote is not None:
+            raise UnsupportedError("a lane is for the workers of this host")
+        check_program(planned.job.program, planned.job.flavour, self._facts.environ)
+        self._planner = Planner(planned, self._facts)
+        plan = self._planner.plan(0)
+        workers = tuple([_with_files(worker, order) for worker in plan.workers])
+        return replace(plan, workers=workers, notices=(*planned.notices, *plan.notices))
+
+    def prepare(self, plan: NodePlan) -> NodePlan:
+        """Make the directories that it needs. Raises DslError."""
+        assert self._planner is not None
+        assert self.next is not None
+        return self._planner.prepare(plan)
+
+    def membership(self) -> Membership:
+        """Nobody joins or leaves."""
+        return Membership(1)
+
+    def finish(self, *, succeeded: bool) -> None:
+        """Remove what was made for the last one."""
+        self._finish(succeeded=succeeded)
+
+    def _finish(self, *, succeeded: bool) -> None:
+        if self._planner is not None:
+            self._planner.finish(succeeded=succeeded)
+            self._planner = None
+
+
+class Lane(Crew):
+    """Who listens to the experiments of a lane, and what follows from what they hear."""
+
+    def __init__(self, jobs: Jobs, orders: Orders, plan: NodePlan, own_fd: int) -> None:
+        super().__init__([self], [orders], self.decide)
+        self.routine = True  # a fork server that is ready is news
+        self._jobs = jobs
+        self._orders = orders
+        self._narrator = Narrator(plan)
+        self._own_fd = own_fd
+        self._imports = True
+        """The fork servers of the first experiment are not there yet."""
+        self._is_last = False
+        """Nobody wants another experiment."""
+
+    def stay(self) -> None:
+        """The orders are for the agent, and so are the files of experiments."""
+        self._orders.leave()
+        os.dup2(self._own_fd, 2)
+
+    def refuse(self, command: str, text: str, code: int) -> None:
+        """Tell the tuner, too."""
+        super().refuse(command, text, code)
+        self._orders.refuse(text)
+
+    def hear(self, event: object) -> None:
+        """Tell of an experiment in its own file."""
+        if isinstance(event, AttemptStarted):
+            self._narrator = Narrator(event.plan)
+            for notice in event.plan.notices:
+                self._narrator.note(notice)
+            self._imports = self._imports and bool(event.plan.fork_servers)
+            if not self._imports:
+                self._begin()
+        elif isinstance(event, AttemptOutcome):
+            code = exit_code(event.exits, event.ended, event.cause)
+            self._narrator.hear(Outcome(code, (event,)))
+        elif not isinstance(event, (AttemptEnded, Outcome)):
+            self._narrator.hear(event)
+            if isinstance(event, (ForkServerReady, ForkServerLost)) and self._imports:
+                self._imports = False
+                self._begin()
+
+    def _begin(self) -> None:
+        assert self._jobs.next is not None
+        self._orders.begin(self._jobs.next)
+
+    def decide(self, history: History, event: object, membership: Membership) -> Decision:
+        """What follows: after an experiment the next one is waited for."""
+        if history.gives_up:
+            return Decision("end", code=1)
+        self._is_last = self._is_last or _is_end(event)
+        if isinstance(event, Stop):
+            return Decision("stop", grace_s=event.grace_s) if not history.awaits else Decision("go_on")
+        if isinstance(event, Over):
+            return Decision("end") if history.awaits else Decision("stop", grace_s=0.0)
+        if isinstance(event, Order):
+            self._jobs.next = event
+            return Decision("restart", counted=False)
+        if history.awaits:
+            return Decision("end") if self._is_last else Decision("go_on")
+        decision = decide(replace(history, max_restarts=0), event, membership)
+        if decision.kind != "end":
+            return decision
+        last = history.attempts[-1].ended
+        if self._is_last or last.stop_signal is not None or last.survivors:
+            return decision  # the end of this process says it
+        self._orders.end(decision.code)
+        return Decision("finish", code=decision.code)
+
+
+def _is_end(event: object) -> bool:
+    """Whether there will be no other experiment."""
+    if isinstance(event, SignalReceived):
+        return event.action != "forward"
+    return isinstance(event, Over) or (isinstance(event, Stopping) and event.reason == "guard_lost")
+
+
+def _with_files(worker: WorkerPlan, order: Order) -> WorkerPlan:
+    """The worker with its streams in the files of its experiment, with nobody in between."""
+    stderr = None if worker.stderr is None else Route(path=order.stderr)
+    return replace(worker, stdout=Route(path=order.stdout), stderr=stderr, prefix="")
+
+
+def _show_in(path: str, fd: int) -> None:
+    """Let a stream of ours go to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    os.dup2(file, fd)
+    os.close(file)
+
+
+def main() -> int:
+    """Obey the orders on stdin until there are no more."""
+    orders_fd, answers_fd, own_fd = os.dup(0), os.dup(1), os.dup(2)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    orders = Orders(orders_fd, answers_fd)
+    jobs = Jobs(this_machine(), orders)
+    jobs.next = orders.first()
+    if jobs.next is None:
+        return 0
+    try:
+        plan = jobs.prepare(jobs.plan(0))
+    except DslError as error:
+        say("dsl", f"error: {error}")
+        return error.exit_code
+    return run_guarded(jobs, plan, Lane(jobs, orders, plan, own_fd), stdin_is_terminal=False)
