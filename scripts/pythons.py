@@ -36,6 +36,7 @@ TESTS = (
     "tests/contract",
     "tests/test_imports.py",
     "tests/test_exports.py",
+    "tests/proc/test_fork_conformance.py",
     "--ignore=tests/contract/test_hwloc.py",
     "--ignore=tests/contract/test_torch_numa.py",
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support import forks as support
 from tests.support.forks import Forks, Result
 
 if TYPE_CHECKING:
@@ -431,6 +432,24 @@ def test_a_named_module_that_cannot_be_imported_is_a_reason_to_refuse(tmp_path: 
         lost = forks.wait()
     assert lost is not None
     assert "cannot import no_such_module_at_all: ModuleNotFoundError" in lost
+
+
+def test_an_interpreter_that_cannot_load_the_extension_executes_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one without a global interpreter lock, which takes no extension that others take."""
+    package = tmp_path / "lib" / "dsl"
+    shutil.copytree(support.PACKAGE, package, ignore=shutil.ignore_patterns("_core*.so"))
+    monkeypatch.setattr(support, "PACKAGE", str(package))
+    (tmp_path / "train.py").write_text("print('done')")
+    with Forks(tmp_path, program=["train.py"], env=environment()) as forks:
+        assert forks.run(["train.py"]) == [Result(0, None, "done\n", "")]
+    assert "this Python cannot load the extension of dsl" in str(forks.lost)
+
+
+def test_an_interpreter_that_goes_on_behind_its_program_is_executed(tmp_path: Path) -> None:
+    with Forks(tmp_path, env=environment(PYTHONINSPECT="1")) as forks:
+        assert "PYTHONINSPECT" in str(forks.wait())
 
 
 def test_modules_beside_the_script_are_imported_by_each_worker(tmp_path: Path) -> None:

@@ -29,7 +29,11 @@ def start(path: str) -> None:
     before = set(sys.modules)
     caches = set(sys.path_importer_cache)
     sys.meta_path.insert(0, Finder)
-    from dsl.forkserver.server import serve
+    try:
+        from dsl.forkserver.server import serve
+    except ImportError as error:
+        # One without a global lock, say, or older than all that we know.
+        raise SystemExit(f"this Python cannot load the extension of dsl: {error}") from None
 
     def forget() -> None:
         sys.meta_path.remove(Finder)

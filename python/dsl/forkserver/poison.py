@@ -57,7 +57,7 @@ def find_poison(known: dict[int, str]) -> str | None:
     fork keeps them, and one that can (OpenBLAS) has ended them by then. Where that fork hangs, SIGALRM
     ends this process: it waits for nothing longer than that.
     """
-    of_modules = (*_harmful_modules(), *_accelerators(), *_folders())
+    of_modules = (*_flags(), *_harmful_modules(), *_accelerators(), *_folders())
     for reason in (*of_modules, *_descriptors(known), *_children()):
         return reason
     _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
@@ -71,6 +71,11 @@ def find_poison(known: dict[int, str]) -> str | None:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGALRM})
         if handler is not None:
             _signal.signal(_signal.SIGALRM, handler)
+
+
+def _flags() -> Iterator[str]:
+    if sys.flags.inspect:
+        yield "with -i or PYTHONINSPECT the interpreter goes on behind a program, and only its own"
 
 
 def _harmful_modules() -> Iterator[str]:

@@ -10,6 +10,7 @@ from dsl._record import record, replace
 from dsl.errors import OptionError, PortError
 from dsl.lists import BEYOND, LAST_PORT, find_runs, parse_range, quote
 from dsl.model.job import Notice
+from dsl.plan.program import words_of_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -173,13 +174,14 @@ def _check_ranks(asked: DebugRequest, world_size: int) -> None:
 
 
 def _under_debugger(worker: WorkerPlan, job: Job) -> WorkerPlan:
-    """Behind the interpreter and -u stand debugpy's words, then the script as it was."""
+    """Behind the interpreter and its flags stand debugpy's words, then the script as it was."""
     port = job.debug.port + worker.local_rank
     address = f"[{job.debug.address}]" if ":" in job.debug.address else job.debug.address
     waits = ("--wait-for-client",) if job.debug.waits else ()
     # debugpy asks for the first two: breakpoints in modules that are part of the interpreter are missed else.
     words = ("-X", "frozen_modules=off", "-m", "debugpy", "--listen", f"{address}:{port}", *waits)
-    return replace(worker, argv=(*worker.argv[:2], *words, *worker.argv[2:]), debug_port=port)
+    place = words_of_interpreter(job.program)
+    return replace(worker, argv=(*worker.argv[:place], *words, *worker.argv[place:]), debug_port=port)
 
 
 def _told(found: Sequence[Attach], asked: DebugRequest) -> tuple[Notice, ...]:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 LOCAL_RANK_MACRO = "${local_rank}"
 
+FLAGS = ("-u",)
+"""Of Python, in front of every script and module, as with DeepSpeed and torchrun."""
+
 CALL_FILE = "call.pickle"
 """Below the directory of a run: the function that was launched from Python, and its arguments."""
 
@@ -58,13 +61,18 @@ def worker_commands(
     head: tuple[str, ...] = (program.script,)
     if program.kind != "program":
         interpreter = interpreter_of(flavour, environ, executable)
-        head = (interpreter, "-u", *(("-m",) if program.kind == "module" else ()), program.script)
+        head = (interpreter, *FLAGS, *(("-m",) if program.kind == "module" else ()), program.script)
     option = program.local_rank_option
     own = [(f"{option}={rank}",) if option else () for rank in ranks]
     words = (*head, *program.args)
     if flavour.fills_local_rank and any(LOCAL_RANK_MACRO in word for word in words):
         return [(*_filled(head, rank), *own[rank], *_filled(program.args, rank)) for rank in ranks]
     return [(*head, *own[rank], *program.args) for rank in ranks]
+
+
+def words_of_interpreter(program: Program) -> int:
+    """How many words of the command of Python's workers are the interpreter and its flags."""
+    return len(program.args) if program.kind == "call" else 1 + len(FLAGS)
 
 
 def interpreter_of(flavour: Flavour, environ: Mapping[str, str], executable: str) -> str:

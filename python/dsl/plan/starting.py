@@ -14,6 +14,7 @@ from dsl.lists import format_ranges
 from dsl.model.job import Notice
 from dsl.model.node import ForkServer
 from dsl.plan.environ import ATTEMPT_VARIABLE, REASON_VARIABLE
+from dsl.plan.program import words_of_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -189,10 +190,7 @@ def _at_home(server: ForkServer, home: NumaNode, workers: Sequence[WorkerPlan], 
 
 
 def _served(worker: WorkerPlan, job: Job, server: int) -> WorkerPlan:
-    program = job.program
-    # Behind the interpreter stands -u; a call knows where its own program begins.
-    entry = len(program.args) if program.kind == "call" else 2
-    return replace(worker, fork_server=server, fork_entry=entry)
+    return replace(worker, fork_server=server, fork_entry=words_of_interpreter(job.program))
 
 
 def _server(worker: WorkerPlan, job: Job, env: Mapping[str, str]) -> ForkServer:
