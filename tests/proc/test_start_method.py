@@ -176,6 +176,19 @@ def test_an_interpreter_that_cannot_be_a_fork_server_executes_its_workers(
     assert "code 9" in line
 
 
+def test_on_a_kernel_without_pidfds_the_workers_are_executed_and_one_line_says_why(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSL_ENGINE_DISABLE", "pidfd")
+    result = run(*command, "--max-restarts", "1", script_in(tmp_path, TELL + RESTARTS), str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert [one["forked"] for one in told(tmp_path)] == [False] * len(told(tmp_path))
+    (line,) = warnings_of(result)
+    assert line.endswith(
+        ": fork server 0 cannot be watched: this kernel has no pidfds: workers are executed instead"
+    )
+
+
 @pytest.fixture
 def running(command: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A job whose two workers have told of themselves and wait."""
