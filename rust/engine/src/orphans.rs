@@ -27,3 +27,21 @@ pub(crate) fn reap_orphans(spared: &[i32]) -> Orphans {
         }
     }
 }
+
+/// Who adopts reaps every dead child of its process, and all tests may run in one.
+#[cfg(test)]
+pub(crate) mod sharing {
+    use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+    static CHILDREN: RwLock<()> = RwLock::new(());
+
+    /// For a test that reaps whatever it finds.
+    pub(crate) fn alone() -> RwLockWriteGuard<'static, ()> {
+        CHILDREN.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For a test that has children of its own. Not to be asked for twice at a time.
+    pub(crate) fn beside_others() -> RwLockReadGuard<'static, ()> {
+        CHILDREN.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -171,6 +171,7 @@ mod tests {
         release.wait();
         assert!(parked.into_iter().all(|thread| thread.join().is_ok()));
 
+        let _children = crate::orphans::sharing::beside_others();
         let mut child = Command::new("sleep")
             .arg("600")
             .stdout(Stdio::null())

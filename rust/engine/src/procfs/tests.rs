@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::process::{Child, Command, Stdio};
+use std::sync::RwLockReadGuard;
 
 use proptest::prelude::*;
 use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, getuid, waitid};
 
 use super::fake_root::FakeRoot;
 use super::*;
+use crate::orphans::sharing;
 
 const CAPTURED: &[u8] =
     b"6133 (cat) R 6129 6129 3051 0 -1 4194304 98 0 0 0 0 0 0 0 20 0 1 0 264981 3133440 433 \
@@ -43,17 +45,16 @@ fn pids(stats: &[Stat]) -> Vec<i32> {
 }
 
 /// A child that is killed and reaped at the end of the test, however it ends.
-struct Reaped(Child);
+struct Reaped(
+    Child,
+    #[expect(dead_code, reason = "held")] RwLockReadGuard<'static, ()>,
+);
 
 impl Reaped {
     fn spawn(command: &mut Command) -> Self {
-        Self(
-            command
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .spawn()
-                .unwrap(),
-        )
+        let children = sharing::beside_others();
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null());
+        Self(command.spawn().unwrap(), children)
     }
 
     fn pid(&self) -> i32 {
@@ -449,6 +450,7 @@ fn the_status_of_a_zombie_is_in_its_line() {
 
 #[test]
 fn how_a_child_ended_is_seen_before_it_is_reaped() {
+    let _children = sharing::beside_others();
     for (words, expected) in [("exit 0", 0), ("exit 5", 5 << 8), ("kill -9 $$", 9)] {
         let mut child = Command::new("sh").args(["-c", words]).spawn().unwrap();
         let pid = child.id() as i32;

@@ -1,5 +1,7 @@
+use std::any::Any;
 use std::ffi::CString;
 use std::fs::File;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -10,6 +12,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::*;
 use crate::event::Stage;
+use crate::orphans::sharing;
 use crate::procfs::fake_root::FakeRoot;
 use crate::spec::{EnvEntry, LogOptions, OnFailure, Stdio, Strictness};
 use crate::sys::signal;
@@ -27,12 +30,45 @@ pub(super) fn c_string(text: impl AsRef<std::ffi::OsStr>) -> CString {
     CString::new(text.as_ref().as_encoded_bytes()).unwrap()
 }
 
-fn spawner(features: Features) -> Spawner {
+/// A spawner whose children nobody else takes.
+struct Own {
+    spawner: Spawner,
+    /// What keeps them from others.
+    _children: Box<dyn Any>,
+}
+
+impl Deref for Own {
+    type Target = Spawner;
+
+    fn deref(&self) -> &Spawner {
+        &self.spawner
+    }
+}
+
+impl DerefMut for Own {
+    fn deref_mut(&mut self) -> &mut Spawner {
+        &mut self.spawner
+    }
+}
+
+fn spawner(features: Features) -> Own {
+    spawner_with(features, Box::new(sharing::beside_others()))
+}
+
+/// A spawner beside which no other test has children, which hold what they have inherited until they are programs.
+fn lone_spawner(features: Features) -> Own {
+    spawner_with(features, Box::new(sharing::alone()))
+}
+
+fn spawner_with(features: Features, children: Box<dyn Any>) -> Own {
     // A spawning thread takes no signal.
     signal::set_mask(SignalSet::ALL);
     let mut spawner = Spawner::new(features, SignalSet::default(), open_files_limit()).unwrap();
     spawner.prepare().unwrap();
-    spawner
+    Own {
+        spawner,
+        _children: children,
+    }
 }
 
 fn worker(argv: &[&str], stdio: [Stdio; 3]) -> WorkerSpec {
@@ -227,7 +263,7 @@ fn a_worker_keeps_the_descriptors_that_it_is_to_have_under_their_numbers() {
     let other = rustix::io::fcntl_dupfd_cloexec(&write, 702).unwrap();
     rustix::io::fcntl_setfd(&other, FdFlags::empty()).unwrap();
     for close_range in [false, Features::from_environment().close_range] {
-        let mut spawner = spawner(Features {
+        let mut spawner = lone_spawner(Features {
             close_range,
             ..Features::from_environment()
         });
@@ -305,7 +341,7 @@ fn a_stream_that_cannot_be_had_is_named() {
 fn a_failed_start_holds_no_stream_open() {
     let (read, write) = rustix::pipe::pipe().unwrap();
     rustix::io::ioctl_fionbio(&read, true).unwrap();
-    let mut spawner = spawner(Features::from_environment());
+    let mut spawner = lone_spawner(Features::from_environment());
     let table = EnvTable::new(&[], &[], entry("T=t"));
     let absent = Stdio::File {
         path: c"/proc/self/absent".into(),

@@ -1,12 +1,13 @@
 //! An agent with real workers, told of signals as if it had read them: the test's process must not be hit.
 
 use std::ffi::CString;
-use std::sync::Arc;
+use std::sync::{Arc, RwLockWriteGuard};
 
 use super::*;
 use crate::event::{Ending, Exit};
 use crate::features::Features;
 use crate::guard::{Agent, is_parent};
+use crate::orphans::sharing;
 use crate::signals::Table;
 use crate::spawn::open_files_limit;
 use crate::spec::{EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, Strictness, WorkerSpec};
@@ -66,10 +67,13 @@ fn group(scripts: &[&str]) -> LaunchSpec {
 struct Scene {
     supervisor: Supervisor,
     events: Vec<Event>,
+    /// Let go of when all else has ended.
+    _alone: RwLockWriteGuard<'static, ()>,
 }
 
 impl Scene {
     fn new(preempt_grace: Option<Duration>, guard_pid: i32) -> Self {
+        let alone = sharing::alone();
         let agent = Agent {
             guard: None,
             guard_pid,
@@ -88,6 +92,7 @@ impl Scene {
         Self {
             supervisor: Supervisor::new(Some(agent)).unwrap(),
             events: Vec::new(),
+            _alone: alone,
         }
     }
 
