@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from shlex import join
@@ -15,7 +16,7 @@ from dsl.autotune.setup import START, START_LANE, dsl_words
 from dsl.autotune.trials import Order
 from dsl.autotune.verdict import Ending, judge, read_metrics
 from dsl.errors import AutotuningError
-from dsl.machine.ports import pick_free_port
+from dsl.machine.ports import pick_free_port, port_is_free
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
         def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
             """It is known how an experiment went; ``is_reused``: from an earlier tuning."""
 
+
+PORTS = range(20000, 29000)
+"""Where experiments meet."""
+
+PORT_TRIES = 100
 
 MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
 """Keys of the section that matter to an experiment; the others only to the search."""
@@ -204,15 +210,24 @@ class Tuner:
         """The options by which an experiment gets its slots and its port."""
         setup = self._setup
         words = setup.place_words(place)
-        if setup.is_whole:
+        if setup.is_whole and setup.port:
             return (*words, *setup.port)
         if not setup.is_local:  # nobody here knows which ports are free there
             return (*words, "--master_port=0")
-        port = pick_free_port()
-        while port in self._ports.values():
-            port = pick_free_port()
-        self._ports[experiment.name] = port
+        port = self._ports[experiment.name] = self._free_port()
         return (*words, f"--master_port={port}")
+
+    def _free_port(self) -> int:
+        """A port that no experiment has, and nobody else.
+
+        A script may import for seconds before it listens, and connections of others begin at ports that the
+        kernel picks: so it is one below those.
+        """
+        for _ in range(PORT_TRIES):
+            port = PORTS[int.from_bytes(os.urandom(4), "big") % len(PORTS)]
+            if port not in self._ports.values() and port_is_free(port):
+                return port
+        return pick_free_port()
 
     def _environ(self, place: Place) -> Mapping[str, str]:
         variable, names = self._setup.visible

@@ -1,0 +1,219 @@
+"""How a tuner places, names and remembers experiments, with commands that nobody runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dsl._record import replace
+from dsl.autotune.config import find_config
+from dsl.autotune.experiment import Experiment, Resources, Result, Summary
+from dsl.autotune.folders import Folders
+from dsl.autotune.section import Section
+from dsl.autotune.setup import Setup
+from dsl.autotune.trials import Done, Order
+from dsl.autotune.tuner import Tuner
+from dsl.model.job import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+    from pathlib import Path
+
+ARGS = ("--note", "a b", "--deepspeed_config", "c.json")
+
+
+class FakeCrew:
+    """Says of each experiment that it ended well, with metrics, when it is waited for."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.waiting: list[Order] = []
+        self.signals: list[list[int]] = []
+        self.stops: list[bool] = []
+        self.most = 0
+
+    @property
+    def running(self) -> int:
+        return len(self.waiting)
+
+    def start(self, order: Order, _place: str) -> None:
+        self.orders.append(order)
+        self.waiting.append(order)
+        self.most = max(self.most, len(self.waiting))
+        path = config_of(order)["autotuning"]["metric_path"]
+        with open(path, "w", encoding="utf-8") as file:
+            file.write('{"throughput": 2}')
+
+    def wait(self) -> tuple[list[Done], list[int]]:
+        if self.signals:
+            return [], self.signals.pop(0)
+        return [Done(self.waiting.pop(0), 143 if self.stops else 0, 1.0)], []
+
+    def stop(self, *, at_once: bool = False) -> None:
+        self.stops.append(at_once)
+
+
+class Board:
+    """Hears which experiments were known."""
+
+    def __init__(self) -> None:
+        self.reused: list[str] = []
+
+    def began(self, experiment: Experiment, place: str) -> None:
+        pass
+
+    def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
+        if is_reused:
+            self.reused.append(experiment.name)
+
+
+def config_of(order: Order) -> Any:
+    return json.loads(base64.urlsafe_b64decode(order.argv[-1]))
+
+
+def a_setup(**fields: Any) -> Setup:
+    setup = Setup(
+        options=("--launcher=ssh",),
+        trial_options=("--launcher=ssh", "--grace=3"),
+        grace_s=3.0,
+        rank_logs=False,
+        resources=("--num_gpus=1", "--hostfile=hosts"),
+        hostfile=("--hostfile=hosts",),
+        port=(),
+        address=(),
+        script="t.py",
+        args=ARGS,
+        config=find_config(ARGS),
+        section=Section(),
+        size=Resources(1, 1, 4, None),
+        hosts=(Host("localhost", (1, 3, 5, 7)),),
+        is_uniform=True,
+        is_local=True,
+        has_lanes=False,
+        environ={"HOME": "/root"},
+    )
+    return replace(setup, **fields)
+
+
+def experiments(count: int) -> tuple[Experiment, ...]:
+    return tuple([Experiment(f"n={n}", {"n": n, "autotuning": {}}, "run", "space") for n in range(count)])
+
+
+def one_batch(
+    batch: tuple[Experiment, ...], seen: dict[str, Result]
+) -> Generator[Any, Mapping[str, Result], Summary]:
+    seen.update((yield batch))
+    return Summary("throughput", False, None, None, (), (), (), "done")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[Folders]:
+    made = Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    yield made
+    made.close()
+
+
+def tuned(folders: Folders, setup: Setup, crew: FakeCrew, count: int = 4) -> tuple[dict[str, Result], Board]:
+    seen: dict[str, Result] = {}
+    board = Board()
+    steps = one_batch(experiments(count), seen)
+    Tuner(setup, folders, crew, board).run(steps, next(steps))  # type: ignore[arg-type]
+    return seen, board
+
+
+def options(order: Order) -> list[str]:
+    return list(order.words[: order.words.index("t.py")])
+
+
+def test_each_experiment_has_words_slots_and_a_port_of_its_own(folders: Folders) -> None:
+    crew = FakeCrew()
+    seen, _ = tuned(folders, a_setup(), crew, 6)
+    assert {one.outcome for one in seen.values()} == {"ok"}
+    assert crew.most == 4
+    first = [options(order) for order in crew.orders[:4]]
+    assert [words[:4] for words in first] == [
+        ["--launcher=ssh", "--grace=3", "--hostfile=hosts", f"--include=localhost:{slot}"]
+        for slot in (1, 3, 5, 7)
+    ]
+    assert len({words[4] for words in first}) == 4
+    assert all(order.words[-4:-1] == ("--note", "a b", "--deepspeed_config") for order in crew.orders)
+    assert [config_of(order)["n"] for order in crew.orders] == list(range(6))
+    assert ARGS == ("--note", "a b", "--deepspeed_config", "c.json")
+
+
+def test_on_other_hosts_the_first_of_an_experiment_chooses_the_port(folders: Folders) -> None:
+    crew = FakeCrew()
+    hosts = (Host("a", (0, 2)), Host("b", (4, 6)), Host("c", (1,)))
+    size = Resources(2, 1, 2, None)
+    setup = a_setup(hosts=hosts, size=size, is_local=False, address=("--master_addr=10.0.0.1",))
+    tuned(folders, setup, crew, 2)
+    where = [
+        [word for word in options(order) if "include" in word or "master" in word] for order in crew.orders
+    ]
+    assert where == [
+        ["--include=a:0@b:4", "--master_addr=10.0.0.1", "--master_port=0"],
+        ["--include=a:2@b:6", "--master_addr=10.0.0.1", "--master_port=0"],
+    ]
+    away = setup.place_words(setup_place(Host("b", (4,)), Host("c", (1,))))
+    assert away == ("--hostfile=hosts", "--include=b:4@c:1")
+
+
+def setup_place(*hosts: Host) -> Any:
+    from dsl.autotune.places import Place
+
+    return Place(hosts)
+
+
+def test_devices_with_names_are_shown_by_their_names(folders: Folders) -> None:
+    crew = FakeCrew()
+    hosts = (Host("localhost", (0, 1)),)
+    visible = ("CUDA_VISIBLE_DEVICES", ("GPU-a", "GPU-b"))
+    tuned(folders, a_setup(hosts=hosts, size=Resources(1, 1, 2, None), visible=visible, hostfile=()), crew, 2)
+    assert [order.env["CUDA_VISIBLE_DEVICES"] for order in crew.orders] == ["GPU-a", "GPU-b"]
+    assert not any("include" in word for order in crew.orders for word in options(order))
+
+
+def test_an_experiment_that_takes_everything_has_the_words_of_the_user(folders: Folders) -> None:
+    crew = FakeCrew()
+    tuned(folders, a_setup(size=Resources(1, 4, 1, None), port=("--master_port=7",)), crew, 1)
+    assert options(crew.orders[0]) == [
+        *("--launcher=ssh", "--grace=3", "--num_gpus=1", "--hostfile=hosts", "--master_port=7"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trial_options": ("--grace=3",)},
+        {"args": ("--note", "c", "--deepspeed_config", "c.json")},
+        {"script_digest": "other"},
+        {"size": Resources(1, 2, 2, None)},
+        {"section": Section(results_dir="elsewhere", seed=7)},
+        {"environ": {}},
+        {"port": ("--master_port=7",)},
+    ],
+)
+def test_what_is_known_counts_for_the_same_content_alone(folders: Folders, change: dict[str, Any]) -> None:
+    tuned(folders, a_setup(), FakeCrew())
+    crew = FakeCrew()
+    _, board = tuned(folders, a_setup(**change), crew)
+    is_same = not {"trial_options", "args", "script_digest", "size"} & set(change)
+    assert len(board.reused) == (4 if is_same else 0)
+    assert len(crew.orders) == (0 if is_same else 4)
+
+
+def test_a_signal_stops_what_runs_and_a_second_one_kills_it(folders: Folders) -> None:
+    crew = FakeCrew()
+    crew.signals = [[15], [15]]
+    seen, _ = tuned(folders, a_setup(), crew, 6)
+    assert crew.stops == [False, True]
+    assert {one.outcome for one in seen.values()} == {"stopped"}
+    assert len(seen) == 6
+    assert len(crew.orders) == 4
+    again = FakeCrew()
+    # They had written their metrics, and count as ended, as after any end of the tuner.
+    _, board = tuned(folders, a_setup(), again, 6)
+    assert (len(board.reused), len(again.orders)) == (4, 2)
