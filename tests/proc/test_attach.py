@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -131,6 +132,19 @@ def test_nobody_has_to_attach(base: int, dsl_command: Path, script: Path, tmp_pa
     assert code == 0, err
     assert {"rank 0 made 0", "rank 1 made 6"} <= set(out.splitlines())
     assert f"ranks 0-1 listen for a debugger at 127.0.0.1:{base}-{base + 1}" in err
+
+
+def test_a_port_that_is_taken_is_refused_with_its_holder(
+    base: int, dsl_command: Path, script: Path, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", base)):
+        words = ["--debug", f"--debug-port={base}", str(script), str(tmp_path / "done")]
+        code, out, err = finish(start(dsl_command, "dsl", *words))
+    assert (code, out) == (2, "")
+    said = f"dsl: error: port {base}, where rank 0 is to be debugged, is taken by pid {os.getpid()} "
+    assert err.startswith(said)
+    assert err.endswith(": give another --debug-port\n")
+    assert len(err.splitlines()) == 1
 
 
 def test_without_debugpy_nothing_is_started_and_one_line_says_what_is_missing(

@@ -93,18 +93,19 @@ def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts:
     if not job.debug.ranks:
         return []
     from dsl.machine.debugger import check_debugger
-    from dsl.plan.debugging import is_debugged, port_problem
+    from dsl.plan.debugging import debug_port, port_problem
     from dsl.plan.program import interpreter_of
 
     first = sum(len(host.slots) for host in job.hosts[:node_rank])
     ranks = range(first, first + len(job.hosts[node_rank].slots))
-    if not assignment.is_elastic and not any(is_debugged(job.debug, rank) for rank in ranks):
-        return []
     try:
-        check_debugger(interpreter_of(job.flavour, environ, facts.names.executable), environ)
+        # In an elastic job any rank may come to any host.
+        ports = [] if assignment.is_elastic else [debug_port(job, one, one - first) for one in ranks]
+        if any(ports) or assignment.is_elastic:
+            check_debugger(interpreter_of(job.flavour, environ, facts.names.executable), environ)
     except DslError as error:
         return [str(error)]
-    return [] if assignment.is_elastic else [port_problem(job, ranks, facts)]
+    return [port_problem(first + local, port, facts) for local, port in enumerate(ports) if port is not None]
 
 
 def _folder_problem(cwd: str) -> str:

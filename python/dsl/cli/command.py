@@ -177,9 +177,15 @@ def start_request(options: Options | argparse.Namespace) -> StartRequest:
 
 
 def _debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ...]:
-    """How to attach to the workers of this node. Raises OptionError if debugpy is missing."""
-    from dsl.plan.debugging import attach_notices
+    """How to attach to the workers of this node.
 
+    Raises:
+        OptionError: debugpy is missing.
+        PortError: a worker's port is taken.
+    """
+    from dsl.plan.debugging import attach_notices, check_ports
+
+    check_ports(plan, facts)
     notices = attach_notices(plan, job)
     if notices:
         from dsl.machine.debugger import check_debugger

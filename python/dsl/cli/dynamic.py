@@ -87,8 +87,9 @@ def start_elastic(
             plan = planner.plan(0)
             command.show([_greeting(rendezvous), *_of_now(plan, made=False)], request.log_level)
             if job.debug.ranks:
-                from dsl.plan.debugging import attach_notices
+                from dsl.plan.debugging import attach_notices, check_ports
 
+                check_ports(plan, facts)
                 command.show(attach_notices(plan, job), request.log_level)
             if show.is_asked:
                 from dsl.cli.show import show_plan

@@ -82,42 +82,60 @@ def is_debugged(asked: DebugRequest, rank: int) -> bool:
     return any(first <= rank <= last for first, last in debug_ranks(asked.ranks))
 
 
-def with_debugger(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
+def with_debugger(plan: NodePlan, job: Job) -> NodePlan:
     """The plan whose chosen workers run under debugpy.
 
     Raises:
         OptionError: a rank is named that the job does not have.
-        PortError: a worker's port is none, or is taken before the first attempt.
+        PortError: a worker's port would be none.
     """
     if job.meeting.kind != "dynamic":
         _check_ranks(job.debug, plan.world_size)
-    if plan.attempt == 0:
-        problem = port_problem(job, [one.rank for one in plan.workers], facts)
-        if problem:
-            raise PortError(problem)
-    workers = [_under_debugger(one, job) if is_debugged(job.debug, one.rank) else one for one in plan.workers]
+    ports = [debug_port(job, one.rank, one.local_rank) for one in plan.workers]
+    workers = [
+        one if port is None else _under_debugger(one, port, job)
+        for one, port in zip(plan.workers, ports, strict=True)
+    ]
     return replace(plan, workers=tuple(workers))
 
 
-def port_problem(job: Job, ranks: Sequence[int], facts: Facts) -> str:
-    """What is wrong with a port that a debugged worker of this node needs; empty: nothing.
+def check_ports(plan: NodePlan, facts: Facts) -> None:
+    """Refuse a port that somebody has. Only before the first start: later our own workers have them.
 
-    ``ranks`` are those of the node's workers, by local rank.
+    Raises:
+        PortError: a worker's port is taken.
     """
-    for local_rank, rank in enumerate(ranks):
-        if not is_debugged(job.debug, rank):
-            continue
-        port = job.debug.port + local_rank
-        if port > LAST_PORT:
-            return f"rank {rank} would be debugged at port {port}, above {LAST_PORT}: lower --debug-port"
-        try:
-            if facts.ports.is_free(port):
-                continue
-            reason = f"is taken by {facts.ports.holder(port)}"
-        except PortError:
-            reason = "may not be used by this user"
-        return f"port {port}, where rank {rank} is to be debugged, {reason}: give another --debug-port"
-    return ""
+    for worker in plan.workers:
+        problem = "" if worker.debug_port is None else port_problem(worker.rank, worker.debug_port, facts)
+        if problem:
+            raise PortError(problem)
+
+
+def port_problem(rank: int, port: int, facts: Facts) -> str:
+    """What keeps a debugged worker of this machine from listening on its port; empty: nothing."""
+    try:
+        if facts.ports.is_free(port):
+            return ""
+        reason = f"is taken by {facts.ports.holder(port)}"
+    except PortError:
+        reason = "may not be used by this user"
+    return f"port {port}, where rank {rank} is to be debugged, {reason}: give another --debug-port"
+
+
+def debug_port(job: Job, rank: int, local_rank: int) -> int | None:
+    """The port of a worker's debugger; None: it runs without.
+
+    Raises:
+        PortError: it would be above the last one.
+    """
+    if not is_debugged(job.debug, rank):
+        return None
+    port = job.debug.port + local_rank
+    if port > LAST_PORT:
+        raise PortError(
+            f"rank {rank} would be debugged at port {port}, above {LAST_PORT}: lower --debug-port"
+        )
+    return port
 
 
 def attach_notices(plan: NodePlan, job: Job) -> tuple[Notice, ...]:
@@ -173,10 +191,9 @@ def _check_ranks(asked: DebugRequest, world_size: int) -> None:
         raise OptionError(f"--debug {quote(asked.ranks)}: the job has {there}")
 
 
-def _under_debugger(worker: WorkerPlan, job: Job) -> WorkerPlan:
+def _under_debugger(worker: WorkerPlan, port: int, job: Job) -> WorkerPlan:
     """Behind the interpreter and its flags stand debugpy's words, then the script as it was."""
-    port = job.debug.port + worker.local_rank
-    address = f"[{job.debug.address}]" if ":" in job.debug.address else job.debug.address
+    address = _shown(job.debug.address)
     waits = ("--wait-for-client",) if job.debug.waits else ()
     # debugpy asks for the first two: breakpoints in modules that are part of the interpreter are missed else.
     words = ("-X", "frozen_modules=off", "-m", "debugpy", "--listen", f"{address}:{port}", *waits)

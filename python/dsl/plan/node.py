@@ -142,7 +142,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     if job.debug.ranks:
         from dsl.plan.debugging import with_debugger
 
-        plan = with_debugger(plan, job, facts)
+        plan = with_debugger(plan, job)
     if job.start.method in ("spawn", "fork"):
         return plan
     from dsl.plan.starting import with_fork_servers

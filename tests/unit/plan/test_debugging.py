@@ -11,10 +11,10 @@ from tests.support.outcome import assert_one_line, error_of
 from tests.support.requests import make_request, plan_of
 
 from dsl._record import replace
-from dsl.errors import OptionError, UsageError
+from dsl.errors import OptionError, PortError, UsageError
 from dsl.model.node import NodePlan
 from dsl.model.request import DebugRequest, ProgramRequest
-from dsl.plan.debugging import attach_everywhere, attach_notices, debug_ranks, is_debugged
+from dsl.plan.debugging import attach_everywhere, attach_notices, check_ports, debug_ranks, is_debugged
 from dsl.plan.job import plan_job
 
 HOSTS = "here slots=2\nn1 slots=2\n"
@@ -78,7 +78,6 @@ def test_a_module_an_address_a_port_and_the_wish_to_wait() -> None:
         ({"debug_port": 65536}, "--debug-port 65536 is not a port"),
         ({"debug_port": 65535}, "above 65535: lower --debug-port"),
         ({"debug_address": "a b"}, "--debug-address 'a b': expected an address"),
-        ({"taken": (5679,)}, "port 5679, where rank 1 is to be debugged, is taken by pid 9"),
         ({"program": ProgramRequest("t", no_python=True)}, "leave out --debug or --no-python"),
     ],
 )
@@ -86,9 +85,12 @@ def test_what_cannot_be_debugged_is_refused_in_one_line(wishes: dict[str, Any], 
     assert said in refusal(**wishes)
 
 
-def test_ports_of_others_and_of_earlier_attempts_do_not_matter() -> None:
-    assert planned(taken=(5678, 5680)).workers[1].debug_port == 5679
-    assert planned(attempt=1, taken=(5679,)).workers[1].debug_port == 5679
+def test_a_port_that_somebody_has_is_refused_before_the_first_start_alone() -> None:
+    """Tasks of one rank each plan for the whole host, while those before them listen already."""
+    plan = planned(taken=(5678, 5679))
+    with pytest.raises(PortError, match=r"^port 5679, where rank 1 is to be debugged, is taken by pid 9 "):
+        check_ports(plan, make_facts(taken=(5678, 5679)))
+    check_ports(plan, make_facts(taken=(5678, 5680)))
 
 
 @pytest.mark.parametrize("flavour", ["torch", "deepspeed"])
