@@ -879,5 +879,11 @@ class ForkOrder:
         ``words``: how many words the server was started with, which the interpreter still tells C libraries.
         After `enter`. ``os.environ`` stays as it is: it was made before. Does nothing in the server.
         """
+    def forget_exit_functions(self) -> None:
+        """Let ``exit`` of C call what this process has asked for from now on, and nothing of before.
+
+        What streams of C hold is written. Destructors of libraries that were loaded before are among them.
+        Where a thread holds one of the standard streams, all are called. Does nothing in the server.
+        """
     def take_trace(self) -> None:
         """Leave this process as imports had left the server at `ForkLink.settle`. Does nothing in there."""

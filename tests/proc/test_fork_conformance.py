@@ -266,6 +266,49 @@ def _comparable(result: Result) -> Result:
     return result._replace(err=re.sub(r"repeated \d+ more times", "repeated", text))
 
 
+# `puts` is called by C, when there is no Python any more.
+AT_EXIT = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(b"{}")), None)
+"""
+LEAVES = {
+    "end": "",
+    "exit": "raise SystemExit(300)",
+    "error": "1 / 0",
+    "buffers": "libc.printf(b'of C')\nprint('of Python')",
+    "functions": "import atexit\natexit.register(print, 'atexit')",
+    "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
+    "child": "import os\nif os.fork() == 0:\n    print('child')\nelse:\n    os.wait()",
+}
+
+
+@pytest.mark.parametrize(
+    "preload, variable", [("torch", ""), ("torch", "CPUPROFILE"), ("torch h5py", ""), ("other", "")]
+)
+def test_an_end_leaves_out_what_the_server_has_registered_beside_torch_alone(
+    tmp_path: Path, preload: str, variable: str
+) -> None:
+    """What was registered in the worker is called, and what its streams hold is written."""
+    modules = preload.split()
+    for module in modules:
+        (tmp_path / f"{module}.py").write_text(AT_EXIT.format("server"))
+    for name, text in LEAVES.items():
+        imports = f"import {', '.join(modules)}\n"
+        (tmp_path / f"{name}_.py").write_text(imports + AT_EXIT.format("worker") + text)
+    programs = [[f"{name}_.py"] for name in LEAVES]
+    env = environment(**({variable: "file"} if variable else {}))
+    with Forks(tmp_path, program=["end_.py"], preload=modules, env=env) as forks:
+        assert forks.wait() is None
+        forked = forks.run(*programs)
+        plain = forks.run(*programs, is_forked=False)
+    assert all("worker" in one.out and "server" in one.out for one in plain)
+    if preload == "torch" and not variable:
+        plain = [one._replace(out=one.out.replace("server\n", "")) for one in plain]
+    assert dict(zip(LEAVES, forked, strict=True)) == dict(zip(LEAVES, plain, strict=True))
+
+
 def test_the_text_that_a_worker_finds_is_what_it_runs(tmp_path: Path) -> None:
     """Whether or not the server has compiled another one before, and with all that the compiler says of it."""
     script = tmp_path / "main.py"

@@ -31,6 +31,22 @@ IMPORT_S = 600
 # Their objects are not collected at the end, because `gc.freeze` keeps the memory of the server shared. They
 # would tell users of leaks.
 _TELL_LEAKS = ("triton._C.libtriton",)
+# Destructors of torch's libraries take most of the time that a worker's end takes, and do nothing that the
+# kernel does not do. Those of other libraries may write files.
+_SLOW_TO_END = ("torch",)
+_WRITE_AT_END = ("adios2", "h5py", "netCDF4", "openpmd_api", "tables", "tensorflow")
+# With one of these a tool has been loaded that may write what it has found out when the process ends.
+_OF_TOOLS = (
+    *("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "OMP_TOOL_LIBRARIES"),
+    *(
+        "HSA_TOOLS_LIB",
+        "ROCP_TOOL_LIBRARIES",
+        "CPUPROFILE",
+        "HEAPPROFILE",
+        "LLVM_PROFILE_FILE",
+        "GCOV_PREFIX",
+    ),
+)
 
 
 class Leave(BaseException):
@@ -163,7 +179,19 @@ def become_worker(
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, imports.unblocked)
     _take_randomness()
     streams.reopen(imports.by_line)
+    if _may_end_early():
+        order.forget_exit_functions()
     _leave(program, code)
+
+
+def _may_end_early() -> bool:
+    """Whether nobody misses what preloaded libraries do at the end of a process."""
+    modules = sys.modules
+    return (
+        any(name in modules for name in _SLOW_TO_END)
+        and not any(name in modules for name in _WRITE_AT_END)
+        and not any(os.fsencode(name) in posix.environ for name in _OF_TOOLS)
+    )
 
 
 def _compiled(program: Sequence[str], compiled: Compiled | None) -> CodeType | None:

@@ -112,4 +112,9 @@ impl ForkOrder {
     fn show_command(&self, words: usize) {
         lock(&self.0).show_command(words);
     }
+
+    /// Let C's exit functions of the server be its own.
+    fn forget_exit_functions(&self) {
+        lock(&self.0).forget_exit_functions();
+    }
 }

@@ -17,7 +17,7 @@ use crate::features::Features;
 use crate::spawn::all_descriptors;
 use crate::sys::clone::{self, Entry, Failure, ProcessGroup, Rest, StdioSource, Step};
 use crate::sys::signal::{self, Action};
-use crate::sys::{ForkedChild, exit_now, face};
+use crate::sys::{ForkedChild, exit, exit_now, face};
 
 /// What the shell says of a program that could not be started.
 const NOT_STARTED: i32 = 127;
@@ -196,6 +196,14 @@ impl Order {
         if let Some(limit) = self.trace.open_files {
             // The server could.
             let _ = setrlimit(Resource::Nofile, limit);
+        }
+    }
+
+    /// Has `exit` of C call what this process asks for from now on, and nothing that the server has. Does nothing in
+    /// the server itself.
+    pub fn forget_exit_functions(&self) {
+        if let Some(child) = ForkedChild::of(self.server) {
+            exit::forget_exit_functions(child);
         }
     }
 

@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod clone;
+pub(crate) mod exit;
 pub(crate) mod face;
 pub(crate) mod memory;
 pub(crate) mod signal;
