@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from benches.programs import Programs
 
 LIMIT_S = 600.0
+# Memory that an executed worker takes at most, and a forked one. What does not fit is not started.
+EXECUTED_MIB, FORKED_MIB = 450, 16
 FORK_SERVER = ("--start-method", "forkserver")
 TORCH_ALONE = (*FORK_SERVER, "--preload", "torch")
 """Without what torch imports later, for workers that do nothing more."""
@@ -103,13 +106,23 @@ os._exit(3)
 """
 
 
+# Preloads that must not be forked, and how many of 20 runs have each. Torch takes seconds.
+POISONS = {
+    "thread": ("import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()", 7),
+    "socket": ("import socket\nkept = socket.create_server(('127.0.0.1', 0))", 6),
+    "child": ("import subprocess\nkept = subprocess.Popen(['sleep', '5'])", 6),
+    "matmul": ("import torch\nkept = torch.ones(900, 900) @ torch.ones(900, 900)", 1),
+}
+
+
 def has_torch() -> bool:
     """Whether torch is installed beside our command, and torchrun with it."""
     return Path(_torchrun()).exists()
 
 
-def imports(programs: Programs, workers: int, bar: float, ours_runs: int, theirs_runs: int) -> Row:
+def imports(programs: Programs, most: int, bar: float, ours_runs: int, theirs_runs: int) -> Row:
     """From the start of the command to the first line of the last worker, which imports torch before."""
+    workers = _fitting(most, EXECUTED_MIB)
     takers = {
         "dslrun": lambda: _last_start([programs.dslrun, *_count(workers), *TORCH_ALONE], STAMP, workers),
         "torchrun": lambda: _last_start([_torchrun(), *_count(workers)], STAMP, workers),
@@ -121,8 +134,9 @@ def imports(programs: Programs, workers: int, bar: float, ours_runs: int, theirs
     return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail)
 
 
-def against_floor(programs: Programs, workers: int, bar: float, repeats: int) -> Row:
+def against_floor(programs: Programs, most: int, bar: float, repeats: int) -> Row:
     """The same against a program that imports torch once and forks in a loop."""
+    workers = _fitting(most, FORKED_MIB)
 
     def floor() -> float:
         with tempfile.TemporaryDirectory() as folder:
@@ -153,8 +167,9 @@ def training(programs: Programs, bar: float, ours_runs: int, theirs_runs: int) -
     return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail)
 
 
-def memory(programs: Programs, workers: int, bar: float) -> Row:
+def memory(programs: Programs, most: int, bar: float) -> Row:
     """Proportional memory of a worker after its first step, all workers alive, the fork server among them."""
+    workers = _fitting(most, EXECUTED_MIB)
     plain = _pss_mib([programs.dslrun, *_count(workers)], workers)
     forked = _pss_mib([programs.dslrun, *_count(workers), *FORK_SERVER], workers)
     detail = f"{forked:.3g} against {plain:.3g} MiB a worker"
@@ -168,6 +183,53 @@ def restart(programs: Programs, workers: int, bar: float, repeats: int) -> Row:
     detail = spread(values, 1000, "ms")
     name = f"one of {workers} fails to the last first line of the next attempt"
     return Row(name, sorted(values)[len(values) // 2], "s", bar, True, detail)
+
+
+def tests(path: str, words: str, bar: float) -> Row:
+    """How many of our tests fail that compare executed and forked workers."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{path}"]
+    if words:
+        command += ["-k", words]
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    last = (done.stdout.strip().splitlines() or [""])[-1]
+    failed = re.search(r"(\d+) failed", last)
+    count = int(failed[1]) if failed else int(done.returncode != 0)
+    return Row(f"tests that fail of tests/{path}", count, "", bar, True, last)
+
+
+def poison(programs: Programs, times: int, bar: float) -> Row:
+    """Jobs whose preload must not be forked: how many hang, fail, or are not told of."""
+    bad = 0
+    begin = time.monotonic()
+    kinds = [kind for kind, (_, count) in POISONS.items() for _ in range(count * times // 20)]
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, (text, _) in POISONS.items():
+            (Path(folder) / f"poison_{kind}.py").write_text(text)
+        script = _script(folder, "print('ran')")
+        # With one thread a computation is no poison.
+        env = {**os.environ, "OMP_NUM_THREADS": "2"}
+        for kind in kinds:
+            command = [programs.dslrun, *_count(2), *FORK_SERVER, "--preload", f"poison_{kind}", script]
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=60, check=False, env=env
+                )
+            except subprocess.TimeoutExpired:
+                bad += 1
+                continue
+            is_told = "fork server" in done.stderr and "executed" in done.stderr
+            bad += done.returncode != 0 or done.stdout.count("ran") != 2 or not is_told
+    detail = f"{len(kinds)} runs in {time.monotonic() - begin:.0f} s: {', '.join(POISONS)}"
+    return Row("poisoned preloads that hang or are not fallen back from", bad, "", bar, True, detail)
+
+
+def _fitting(most: int, each_mib: int) -> int:
+    """How many workers fit into two thirds of the memory that is free."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return max(1, min(most, int(line.split()[1]) // 1024 * 2 // 3 // each_mib))
+    return most
 
 
 def _torchrun() -> str:

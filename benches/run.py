@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,7 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
             *control_rows.output(2, 1_000_000 if options.quick else 10_000_000),
         ],
         "elastic": lambda: _elastic(ours, peers(options.peers), quick=options.quick),
-        "forkserver": lambda: _forkserver(ours, quick=options.quick),
+        **_forkserver(ours, quick=options.quick),
         "autotuning": lambda: [
             autotuning_rows.example(ours, few),
             autotuning_rows.cost(ours, 40, 150.0, few),
@@ -92,19 +93,28 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
     }
 
 
-def _forkserver(ours: Programs, *, quick: bool) -> list[Row]:
-    if not forkserver_rows.has_torch():
+def _forkserver(ours: Programs, *, quick: bool) -> dict[str, Callable[[], list[Row]]]:
+    """One bench a row, a minute or two each: they load all CPUs."""
+    few, times = (2, 20) if quick else (3, 200)
+    rows: dict[str, Callable[[], Row]] = {
+        "16": lambda: forkserver_rows.imports(ours, 16, 8.0, few, 1),
+        "64": lambda: forkserver_rows.imports(ours, 64, 30.0, few, 1),
+        "512": lambda: forkserver_rows.against_floor(ours, 512, 1.5, few),
+        "training": lambda: forkserver_rows.training(ours, 8.0, few, few),
+        "memory": lambda: forkserver_rows.memory(ours, 64, 0.35),
+        "same": lambda: forkserver_rows.tests("proc/test_fork_conformance.py", "observes", 0),
+        "frameworks": lambda: forkserver_rows.tests("frameworks/test_frameworks.py", "", 0),
+        "poison": lambda: forkserver_rows.poison(ours, times, 0),
+        "restart": lambda: forkserver_rows.restart(ours, 64, 0.2, few),
+    }
+
+    def take(row: Callable[[], Row]) -> list[Row]:
+        if forkserver_rows.has_torch():
+            return [row()]
         print("no fork servers were measured: torch is not installed beside dslrun", file=sys.stderr)
         return []
-    few = 3 if quick else 5
-    return [
-        forkserver_rows.imports(ours, 16, 8.0, few, 1 if quick else 3),
-        forkserver_rows.imports(ours, 64, 30.0, few, 1),
-        forkserver_rows.against_floor(ours, 512, 1.5, few),
-        forkserver_rows.training(ours, 8.0, few, 1 if quick else 3),
-        forkserver_rows.memory(ours, 64, 0.35),
-        forkserver_rows.restart(ours, 64, 0.2, few),
-    ]
+
+    return {f"forkserver-{name}": partial(take, row) for name, row in rows.items()}
 
 
 def _hosts(ours: Programs, directory: str | None, *, quick: bool) -> list[Row]:
@@ -175,8 +185,11 @@ def main() -> int:
     if options.list:
         print("\n".join(benches))
         return 0
-    chosen = options.only.split(",") if options.only else list(benches)
-    if unknown := set(chosen) - set(benches):
+    asked = options.only.split(",") if options.only else list(benches)
+    # `forkserver` stands for all whose names begin so.
+    meant = {one: [name for name in benches if name == one or name.startswith(f"{one}-")] for one in asked}
+    chosen = [name for names in meant.values() for name in names]
+    if unknown := {one for one, names in meant.items() if not names}:
         print(
             f"no such bench: {', '.join(sorted(unknown))} (choose from {', '.join(benches)})", file=sys.stderr
         )
