@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "speak", "printable", "findings", "crashes", "tracebacks", "excerpt", "evidence", "verdict", "failures", "handed", "summary", "loops", "narrator", "together", "plan", "machine", "survey",
     ),
     "spec": (),
-    "agent": ("progress", "policy", "elastic", "envoy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "gathering", "elastic_conductor", "head", "elastic_head"),
+    "agent": ("once", "progress", "policy", "elastic", "envoy", "pid_file", "timers", "agent", "planner", "preflight", "part", "conductor", "gathering", "elastic_conductor", "head", "elastic_head"),
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "autotune": (
         "experiment", "section", "config", "memory", "names", "spaces", "book", "micro_batch", "model", "tuners", "search",

@@ -18,18 +18,19 @@ from json import dumps, loads
 from dsl import EngineError, Output
 from dsl._record import record, replace
 from dsl.agent.agent import Agent
+from dsl.agent.once import Once
 from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.functions.signals import supervise
 from dsl.model.node import NodePlan, Route, WorkerPlan
-from dsl.model.outcome import Decision, Membership
+from dsl.model.outcome import Decision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dsl.agent.agent import Listener
-    from dsl.model.outcome import History
+    from dsl.model.outcome import History, Membership
 
 GRACE_S = 3.0
 """An experiment that is ended has nothing to save: its workers get so long after SIGTERM, or less."""
@@ -346,7 +347,7 @@ def run_order(
         name=order.name,
     )
     try:
-        return supervise(Agent(_Source(plan), plan, listeners, (leash,), policy=_decide), plan).code, ""
+        return supervise(Agent(Once(plan), plan, listeners, (leash,), policy=_decide), plan).code, ""
     except (DslError, EngineError, OSError) as problem:
         return 1, str(problem)
     except Exception as problem:  # noqa: BLE001  whatever it is, the tuning goes on
@@ -358,24 +359,3 @@ def _decide(history: History, event: object, membership: Membership) -> Decision
     if isinstance(event, _Stop):
         return Decision("stop", grace_s=event.grace_s)
     return decide(history, event, membership)
-
-
-class _Source:
-    """The one attempt of an experiment."""
-
-    max_restarts = 0
-
-    def __init__(self, plan: NodePlan) -> None:
-        self._plan = plan
-
-    def plan(self, _attempt: int) -> NodePlan:
-        """Give the plan."""
-        return self._plan
-
-    def prepare(self, plan: NodePlan) -> NodePlan:
-        """Make nothing."""
-        return plan
-
-    def membership(self) -> Membership:
-        """Nobody joins or leaves."""
-        return Membership(1)

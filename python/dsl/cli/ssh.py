@@ -9,6 +9,7 @@ import sys
 from dsl import __version__
 from dsl._record import record
 from dsl.agent.agent import Agent
+from dsl.agent.once import Once
 from dsl.cli.command import Command
 from dsl.cli.options import BadValueError, integer
 from dsl.cli.process import die_of_interrupt
@@ -19,7 +20,7 @@ from dsl.launchers.command import LONGEST_LINE, ssh_command
 from dsl.lists import LAST_PORT
 from dsl.machine.check import find_executable
 from dsl.model.node import NodePlan, Route, WorkerPlan
-from dsl.model.outcome import Membership, Outcome
+from dsl.model.outcome import Outcome
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.plan.hosts import read_hostfile
 from dsl.report.narrator import Narrator
@@ -207,27 +208,6 @@ def _worker(place: int, host: str, sent: Sent) -> WorkerPlan:
     )
 
 
-class _Source:
-    """The one attempt of a round."""
-
-    max_restarts = 0
-
-    def __init__(self, plan: NodePlan) -> None:
-        self._plan = plan
-
-    def plan(self, _attempt: int) -> NodePlan:
-        """Give the plan of the round."""
-        return self._plan
-
-    def prepare(self, plan: NodePlan) -> NodePlan:
-        """Make nothing."""
-        return plan
-
-    def membership(self) -> Membership:
-        """Nobody joins or leaves."""
-        return Membership(1)
-
-
 class _Teller(Narrator):
     """Tells of hosts on which the command failed; what else there is to tell, the narrator does."""
 
@@ -259,7 +239,7 @@ def _run_rounds(plans: Sequence[NodePlan]) -> int:
     try:
         with HandledSignals(STOP_SIGNALS):
             for plan in plans:
-                outcome = supervise(Agent(_Source(plan), plan, (_Teller(plan),)), plan)
+                outcome = supervise(Agent(Once(plan), plan, (_Teller(plan),)), plan)
                 code = code or outcome.code
     except KeyboardInterrupt:
         die_of_interrupt()
