@@ -21,8 +21,8 @@ use crate::sys::wait::{Target, try_wait};
 const REFUSAL_BYTES: usize = 1000;
 /// What the poller calls the link; workers go by the numbers of their orders, which begin with 1.
 const LINK: u64 = 0;
-/// Workers for which it pays to gather pages, which takes as long as 10 to 40 forks.
-const MANY_WORKERS: u64 = 16;
+/// Workers for which it pays at once to gather pages, which takes as long as 10 to 40 forks.
+const MANY_WORKERS: u64 = 32;
 
 /// A fork server's connection with the engine. To be used by the thread that forks, which must outlive the workers.
 pub struct Link {
