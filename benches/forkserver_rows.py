@@ -75,6 +75,25 @@ for _ in range(3):
     optimizer.step()
 dist.destroy_process_group()
 """
+# What any launcher has to do at least for it: one import of what a first step needs, and four forks.
+BARE_DDP = f"""
+import gc, os, socket, sys
+import torch, torch.distributed, torch.nn.parallel, torch._dynamo
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    port = str(listener.getsockname()[1])
+gc.collect()
+gc.freeze()
+script = compile({DDP!r}, "script.py", "exec")
+pids = []
+for rank in map(str, range(4)):
+    pid = os.fork()
+    if pid == 0:
+        os.environ.update(RANK=rank, WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        exec(script, {{"__name__": "__main__"}})
+        os._exit(0)
+    pids.append(pid)
+sys.exit(any(os.waitpid(pid, 0)[1] for pid in pids))
+"""
 # A step on each worker's own, then a wait, so that somebody can look at its memory.
 STEP = """
 import os, sys, signal
@@ -165,6 +184,22 @@ def training(programs: Programs, bar: float, ours_runs: int, theirs_runs: int) -
     detail = f"{spread(values['torchrun'], 1, 's')} against {spread(values['dslrun'], 1, 's')}"
     name = "4 ranks of DDP over gloo, torchrun / dslrun with a fork server"
     return Row(name, middle["torchrun"] / middle["dslrun"], "x", bar, False, detail)
+
+
+def training_floor(programs: Programs, bar: float, repeats: int) -> Row:
+    """The same against a program that imports once and forks four times."""
+    floor = ["env", "OMP_NUM_THREADS=1", sys.executable, "-c", BARE_DDP]
+    with tempfile.TemporaryDirectory() as folder:
+        script = _script(folder, DDP)
+        takers = {
+            "dslrun": lambda: wall_s([programs.dslrun, *_count(4), *FORK_SERVER, script]),
+            "floor": lambda: wall_s(floor),
+        }
+        values = in_turns(takers, repeats)
+    middle = medians(values)
+    detail = f"{spread(values['dslrun'], 1, 's')} against {spread(values['floor'], 1, 's')}"
+    name = "4 ranks of DDP over gloo, fork server / one import and bare forks"
+    return Row(name, middle["dslrun"] / middle["floor"], "x", bar, True, detail)
 
 
 def memory(programs: Programs, most: int, bar: float) -> Row:
