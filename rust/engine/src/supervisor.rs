@@ -40,6 +40,8 @@ use watched::Watched;
 const ORPHAN_DELAY: Duration = Duration::from_millis(50);
 /// How often a dying tree is looked at when nothing tells of its end.
 const CLEAR_POLL: Duration = Duration::from_millis(10);
+/// How often a dead worker is looked at that somebody traces: nothing tells that its tracer is done with it.
+const TRACED_POLL: Duration = Duration::from_millis(10);
 /// How often workers are looked at on a kernel without pidfds, inside somebody's program.
 const SWEEP_POLL: Duration = Duration::from_millis(20);
 /// Bytes read from a pipe at a time.
@@ -181,6 +183,7 @@ impl Supervisor {
         let now = SystemTime::now();
         // Deaths first, in the kernel's order, and all of them before anything is done about the first.
         let mut inputs = Vec::new();
+        self.retry_traced();
         for watched in &ready {
             if let Watched::Worker(index) = *watched {
                 self.note_death(index, now);
@@ -243,6 +246,7 @@ impl Supervisor {
             job.and_then(|job| job.group.next_tick()),
             job.and_then(|job| job.order_due),
             job.and_then(|job| Some(job.deaths_seen.front()?.due)),
+            job.and_then(|job| job.traced_due),
             self.orphans_due,
             polling
                 .filter(|job| job.group.is_clearing())

@@ -14,7 +14,7 @@ use crate::spawn::{AttemptContext, EnvTable, Prepared, Started};
 use crate::spec::{LaunchSpec, SpecError, Stdio};
 use crate::supervisor::job::{Awaited, Origin, Seen};
 use crate::supervisor::prepare::token_entry;
-use crate::supervisor::{Supervisor, Watched};
+use crate::supervisor::{Supervisor, TRACED_POLL, Watched};
 use crate::sys::clone::{Failure, Step};
 use crate::sys::signal;
 use crate::sys::wait::{Target, try_wait};
@@ -344,9 +344,35 @@ impl Supervisor {
     pub(super) fn collect_deaths(&mut self, inputs: &mut Vec<Input>) -> Result<(), Error> {
         while let Some(seen) = self.first_death_to_collect() {
             self.await_key(seen.worker, inputs)?;
-            inputs.extend(self.reap(seen.worker, seen.time));
+            match self.reap(seen.worker, seen.time) {
+                Some(input) => inputs.push(input),
+                None => self.wait_for_tracer(seen),
+            }
         }
         Ok(())
+    }
+
+    /// A death that is not shown to us yet is tried again, and not heard of until then.
+    fn wait_for_tracer(&mut self, seen: Seen) {
+        let Some(job) = self.job.as_mut().filter(|job| job.is_running(seen.worker)) else {
+            return;
+        };
+        if let Some(pidfd) = job.pidfd_of(seen.worker) {
+            self.poller.forget(pidfd);
+        }
+        job.deaths_traced.push(seen);
+        job.traced_due = Some(Instant::now() + TRACED_POLL);
+    }
+
+    /// Has traced workers looked at again, before those that died later.
+    pub(super) fn retry_traced(&mut self) {
+        let Some(job) = &mut self.job else { return };
+        if job.traced_due.is_some_and(|due| due <= Instant::now()) {
+            job.traced_due = None;
+            for seen in job.deaths_traced.drain(..).rev() {
+                job.deaths_seen.push_front(seen);
+            }
+        }
     }
 
     fn first_death_to_collect(&mut self) -> Option<Seen> {

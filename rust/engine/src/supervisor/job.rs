@@ -76,6 +76,10 @@ pub(super) struct Job {
     pub(super) order_due: Option<Instant>,
     /// Workers that have died, in the kernel's order, and are not collected.
     pub(super) deaths_seen: VecDeque<Seen>,
+    /// Those of them that somebody traces: the kernel shows them to their tracer first.
+    pub(super) deaths_traced: Vec<Seen>,
+    /// When these are tried again.
+    pub(super) traced_due: Option<Instant>,
     pub(super) group: Group,
     pub(super) first_failure: Option<Exit>,
     pub(super) stragglers: usize,
@@ -114,6 +118,8 @@ impl Job {
             ordered: VecDeque::new(),
             order_due: None,
             deaths_seen: VecDeque::new(),
+            deaths_traced: Vec::new(),
+            traced_due: None,
             first_failure: None,
             stragglers: 0,
             cgroup,
@@ -205,6 +211,12 @@ impl Job {
             // Somebody else in this program has waited for it; its status is lost.
             Err(_) => self.bury(index, Ending::Lost, None, now, poller),
         }
+    }
+
+    /// Whether a worker has not been buried.
+    pub(super) fn is_running(&self, index: usize) -> bool {
+        let worker = self.workers.get(index);
+        worker.is_some_and(|worker| worker.pid().is_some())
     }
 
     /// The fork server of a worker that has died, with its pidfd.
