@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Many whole commands, four at a time, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(120)
+
 STARTS = ((), ("--start-method", "forkserver", "--preload", "json"))
 """Each experiment by a command of its own, or by a fork server that those on the same slots share."""
 
@@ -64,7 +67,7 @@ def test_an_experiment_gets_the_real_slots_of_a_filter(tuning: Tuning) -> None:
 @pytest.mark.parametrize("options", STARTS)
 def test_what_goes_wrong_is_recorded_as_what_it_is(tuning: Tuning, options: tuple[str, ...]) -> None:
     acts = ["ok", "oom", "crash", "hang", "silent", "other", "torn", "noisy"]
-    tuning.configure({"exp_timeout_s": 5}, act=acts, n=[5])
+    tuning.configure({"exp_timeout_s": 20}, act=acts, n=[5])
     result = tuning.run("tune", *options)
     assert result.returncode == 0, result.stderr
     known = tuning.outcomes("act")
@@ -259,7 +262,7 @@ def test_a_lane_that_dies_costs_one_experiment(tuning: Tuning) -> None:
 
 def test_an_experiment_of_a_lane_that_ignores_signals_is_killed_and_the_lane_goes_on(tuning: Tuning) -> None:
     tuning.hosts("localhost slots=1")
-    tuning.configure({"exp_timeout_s": 3}, act=["deaf", "ok"], n=[5])
+    tuning.configure({"exp_timeout_s": 10}, act=["deaf", "ok"], n=[5])
     result = tuning.run("tune", "--grace", "0.2", *STARTS[1])
     assert result.returncode == 0, result.stderr
     assert {act: one["outcome"] for act, one in tuning.outcomes("act").items()} == {
