@@ -88,6 +88,13 @@ class Debugger:
         body: dict[str, Any] = found.get("body") or {}
         return body
 
+    def ended(self) -> None:
+        """Wait until the program has ended. Its adapter may end with it before it has told."""
+        try:
+            self.hear("terminated")
+        except ConnectionError:
+            return
+
     def _answer(self, number: int) -> dict[str, Any]:
         found = self._await(lambda one: one["type"] == "response" and one["request_seq"] == number)
         assert found["success"], found

@@ -34,7 +34,7 @@ with Debugger(int(sys.argv[1])) as debugger:
     thread = debugger.stopped()
     print(debugger.evaluate(thread, "os.uname().nodename"), flush=True)
     debugger.go_on(thread)
-    debugger.hear("terminated")
+    debugger.ended()
 """
 
 
