@@ -449,6 +449,25 @@ def test_what_imports_do_to_the_process_is_done_to_the_worker(tmp_path: Path) ->
     assert plain[0].out.endswith("logged!\nusr1\nhook division by zero\nat the end\n")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gc.disable()",
+        "gc.set_threshold(0)",
+        "gc.set_threshold(900, 9)",
+        "gc.set_threshold(100_000_000)",
+        "first, *others = gc.get_threshold()\ngc.set_threshold(10 * first, *others)",
+        "",
+    ],
+)
+def test_what_imports_ask_of_the_garbage_collector_holds_for_the_worker(tmp_path: Path, text: str) -> None:
+    (tmp_path / "imported.py").write_text(f"import gc\n{text}\n")
+    (tmp_path / "use.py").write_text("import imported, gc\nprint(gc.isenabled(), gc.get_threshold())")
+    with Forks(tmp_path, program=["use.py"], preload=["imported"], env=environment()) as forks:
+        assert forks.wait() is None
+        assert forks.run(["use.py"]) == forks.run(["use.py"], is_forked=False)
+
+
 def test_a_script_that_comes_through_a_pipe_is_read_by_the_worker(tmp_path: Path) -> None:
     """The fork server looks for imports in files only."""
     os.mkfifo(tmp_path / "pipe")

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 else:
     import _signal
 
+_NEVER = 50_000_017
+"""More new objects than imports make, and a number that nobody else would choose."""
+
 
 def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     """Import what is to be imported and fork a worker for each order, until the engine hangs up.
@@ -64,11 +67,15 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
 
 def _import(names: Sequence[str]) -> str | None:
     """Import without the collections that imports set off: one behind them finds the same, and takes less."""
-    is_enabled = gc.isenabled()
-    gc.disable()
+    before, *others = gc.get_threshold()
+    # Not by `gc.disable`: a module may call that, for its workers.
+    gc.set_threshold(_NEVER, *others)
     failure = preload.import_modules(names, lambda name: _leave_word(f"while it imported {name}"))
-    if is_enabled:
-        gc.enable()
+    now, *others = gc.get_threshold()
+    # A module may have multiplied what it found.
+    times, rest = divmod(now, _NEVER)
+    if times and not rest:
+        gc.set_threshold(times * before, *others)
     return failure
 
 
