@@ -57,6 +57,16 @@ POISONS = {
     "device": Poison("kept = open('/dev/zero')", "keeps /dev/zero open"),
     "folder": Poison("import tempfile\nkept = tempfile.TemporaryDirectory()", "keeps a temporary folder"),
     "timer": Poison("import signal\nsignal.setitimer(signal.ITIMER_REAL, 50)", "has set a timer"),
+    "timer like ours": Poison("import signal\nsignal.setitimer(signal.ITIMER_REAL, 590)", "has set a timer"),
+    "timer put back": Poison(
+        "import signal\nkept = signal.setitimer(signal.ITIMER_REAL, 50)\nsignal.setitimer(signal.ITIMER_REAL, *kept)",
+        "",
+    ),
+    "timer stopped": Poison("import signal\nsignal.alarm(0)", ""),
+    "working directory": Poison(
+        "import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir(os.getcwd())",
+        "has removed the working directory",
+    ),
     "arguments": Poison("import sys\nsys.argv.append('--more')", "changes sys.argv"),
     "accelerator": Poison(FAKE_TORCH, "torch.cuda is initialized"),
     "openmp": Poison(OPENMP, "has started 3 threads"),

@@ -28,8 +28,8 @@ else:
 IMPORT_S = 600
 """Seconds that imports may take: SIGALRM ends a server that takes longer."""
 
-# A timer that rings so close to ours is taken for it.
-_TOLERANCE_S = 30
+# By which our timer is known again. It never counts: the first ring ends the server.
+_INTERVAL_S = 1234.567891
 
 # Their objects are not collected at the end, because `gc.freeze` keeps the memory of the server shared. They
 # would tell users of leaks.
@@ -76,8 +76,8 @@ class Imports:
     """What imports change of a process, beside its memory. To be made before them: it begins their time."""
 
     def __init__(self) -> None:
-        _signal.setitimer(_signal.ITIMER_REAL, IMPORT_S)
-        self._began_s = os.times().elapsed
+        _signal.setitimer(_signal.ITIMER_REAL, IMPORT_S, _INTERVAL_S)
+        self._interval_s = _signal.getitimer(_signal.ITIMER_REAL)[1]
         self._argv = sys.argv
         self._words = list(sys.argv)
         self._cwd = _working_directory()
@@ -90,15 +90,15 @@ class Imports:
         ``environ``: the environment as C libraries see it.
         """
         left_s, interval_s = _signal.setitimer(_signal.ITIMER_REAL, 0)
-        ours_s = self._began_s + IMPORT_S - os.times().elapsed
         others = (_signal.getitimer(_signal.ITIMER_VIRTUAL), _signal.getitimer(_signal.ITIMER_PROF))
-        # On a busy machine the two clocks are not read at once: a second apart was not enough.
-        if (left_s and abs(left_s - ours_s) > _TOLERANCE_S) or interval_s or any(map(any, others)):
+        if (left_s and interval_s != self._interval_s) or any(map(any, others)):
             return "what was imported has set a timer: no worker has it"
         if sys.argv is not self._argv or sys.argv != self._words:
             return "what was imported changes sys.argv, which holds no arguments of a worker"
         cwd = _working_directory()
         self.cwd = None if cwd == self._cwd else cwd
+        if self.cwd is not None and not _leads_here(self.cwd):
+            return "what was imported has removed the working directory"
         mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
         self.blocked, self.unblocked = mask - self._mask, self._mask - mask
         self.by_line = dict(set(streams.line_buffering().items()) - set(self._by_line.items()))
@@ -109,6 +109,13 @@ class Imports:
 
 def _working_directory() -> str:
     return os.readlink("/proc/self/cwd")
+
+
+def _leads_here(folder: str) -> bool:
+    try:
+        return os.path.samestat(os.stat(folder), os.stat("."))
+    except OSError:
+        return False
 
 
 def _changed_variables(environ: Sequence[bytes]) -> list[Variable]:
