@@ -343,6 +343,8 @@ impl Supervisor {
     /// Collects the dead, from the first to one of whom a fork server has still to tell how it ended.
     pub(super) fn collect_deaths(&mut self, inputs: &mut Vec<Input>) -> Result<(), Error> {
         while let Some(seen) = self.first_death_to_collect() {
+            // It may have died of a key that is heard of only now.
+            self.set_dead(seen.worker, false);
             self.await_key(seen.worker, inputs)?;
             match self.reap(seen.worker, seen.time) {
                 Some(input) => inputs.push(input),
@@ -362,6 +364,14 @@ impl Supervisor {
         }
         job.deaths_traced.push(seen);
         job.traced_due = Some(Instant::now() + TRACED_POLL);
+        self.set_dead(seen.worker, true);
+    }
+
+    fn set_dead(&mut self, worker: usize, is_dead: bool) {
+        let job = self.job.as_mut();
+        if let Some(state) = job.and_then(|job| job.workers.get_mut(worker)) {
+            state.is_dead = is_dead;
+        }
     }
 
     /// Has traced workers looked at again, before those that died later.
