@@ -170,7 +170,7 @@ def test_a_signal_keeps_what_is_known_and_the_same_command_goes_on(
 ) -> None:
     tuning.configure(act=["ok", "hang"], n=[5])
     with tuning.running("tune", "--grace", "1", *options) as process:
-        until(lambda: len(tuning.runs("begin")) == 2 and tuning.outcomes("act"))
+        until(lambda: len(tuning.runs("begin")) == 2 and tuning.outcomes("act"), 60)
         process.send_signal(signum)
         _, said = process.communicate(timeout=30)
     assert process.returncode == code, said
@@ -194,7 +194,9 @@ def killed_and_resumed(tuning: Tuning, seed: int) -> None:
     chance = random.Random(seed)
     after = chance.randrange(0, 25)
     with tuning.running() as process:
-        until(lambda: len(tuning.runs("begin") + tuning.runs("end")) >= after or process.poll() is not None)
+        until(
+            lambda: len(tuning.runs("begin") + tuning.runs("end")) >= after or process.poll() is not None, 60
+        )
         time.sleep(chance.random() * 0.05)  # a point between two events, not a wait for something
 
 
