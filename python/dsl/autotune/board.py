@@ -61,6 +61,7 @@ class Board:
         line = self._line(experiment, result)
         if is_reused:
             line += ", known from before"
+            line += "" if result.outcome == "ok" else ": remove its folder to run it again"
         if self._bar is None:
             self._say(line)
         else:

@@ -153,7 +153,10 @@ class Book:
     def _repeat(self, entries: Iterable[Entry]) -> Steps[None]:
         """Run configs again, as often as the section allows."""
         again = [
-            (entry, replace(entry.experiment, name=repeat_name(entry.experiment.name, n), repeat=n))
+            (
+                entry,
+                replace(entry.experiment, name=self._free(repeat_name(entry.experiment.name, n)), repeat=n),
+            )
             for entry in entries
             for n in range(entry.runs, self.section.repeats + 1)
         ]

@@ -2,6 +2,9 @@
 
 A folder that dsl has made, or found empty, holds a marker, and only such a one is ever emptied: of what an
 earlier tuning has written, and of nothing else. The marker is locked as long as a tuning uses the folder.
+
+An experiment of another content keeps its files when its name is wanted: they move to ``NAME@`` with the
+begin of its fingerprint, and back when it is asked for again.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dsl.errors import AutotuningError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from dsl.autotune.experiment import Experiment
 
@@ -38,6 +42,11 @@ TAIL_BYTES = 65536
 _KEPT = ("ok", "oom", "crash", "timeout", "no metric", "torn metric")
 """Outcomes that are known; an experiment that was stopped runs again."""
 
+_ASIDE = "@"
+"""Behind the name of an experiment whose folder has made room. No name of an experiment has it."""
+
+_ASIDE_LETTERS = 8
+
 
 class Folders:
     """The two folders of a tuning, locked against another one. Close it, or let the process end."""
@@ -50,28 +59,37 @@ class Folders:
         """
         self.results_dir = os.path.abspath(results_dir)
         self.exps_dir = os.path.abspath(exps_dir)
-        self._locks = [_claim("results_dir", self.results_dir)]
+        paths = {self.exps_dir: "exps_dir", self.results_dir: "results_dir"}
+        for path, name in paths.items():  # before one is made, which may lie in the other
+            _check(name, path)
+        self._locks: dict[str, int] = {}
         try:
-            if self.exps_dir != self.results_dir:
-                self._locks.append(_claim("exps_dir", self.exps_dir))
+            for path, name in paths.items():
+                self._locks[path] = _claim(name, path)
         except BaseException:
             self.close()
             raise
+        # Where no experiment ran well, the next tuning tries again what failed.
+        state, self._round = self._state()
+        if state == "finished" and not os.path.exists(f"{self.results_dir}/{OPTIMAL_CONFIG}"):
+            self._round += 1
 
     def close(self) -> None:
         """Let others use the folders."""
-        for fd in self._locks:
+        for fd in self._locks.values():
             os.close(fd)
         self._locks.clear()
 
     def is_finished(self) -> bool:
         """Whether the last tuning here came to its end."""
-        return _read(f"{self.results_dir}/{MARKER}") == "finished\n"
+        return self._state()[0] == "finished"
 
     def mark(self, *, is_finished: bool) -> None:
         """Note whether the tuning has come to its end."""
-        os.ftruncate(self._locks[0], 0)
-        os.pwrite(self._locks[0], b"finished\n" if is_finished else b"unfinished\n", 0)
+        line = f"{'finished' if is_finished else 'unfinished'} {self._round}\n"
+        fd = self._locks[self.results_dir]
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, line.encode(), 0)
 
     def empty(self) -> None:
         """Remove what tunings have written, and nothing else.
@@ -81,9 +99,11 @@ class Folders:
         """
         try:
             for entry in list(os.scandir(self.results_dir)):
-                if entry.is_dir(follow_symlinks=False) and os.path.exists(f"{entry.path}/{DESCRIPTION}"):
+                if made := _made(entry.path):
                     rmtree(entry.path)
-                    _remove(f"{self.exps_dir}/{entry.name}.json")
+                    description = f"{self.exps_dir}/{entry.name}.json"
+                    if _object(description).get("name") == made[0]:
+                        _remove(description)
                 elif entry.name.startswith(SCRATCH) and entry.is_dir(follow_symlinks=False):
                     rmtree(entry.path)
                 elif entry.name in TABLES:
@@ -107,30 +127,33 @@ class Folders:
         exp: Mapping[str, object],
         command: str,
     ) -> None:
-        """Write down an experiment before it runs. What an earlier one of its name has left is removed.
+        """Write down an experiment before it runs.
+
+        What an earlier run of the same content has left is removed, one of another content is put aside.
 
         ``description`` goes to the folder of descriptions, ``exp`` is the same with all that is known of the
         run, ``command`` a line for a shell.
 
         Raises:
-            AutotuningError: the files cannot be written.
+            AutotuningError: the files cannot be written, or something of others has their names.
         """
-        folder = self.folder(experiment)
+        folder, described = self.folder(experiment), f"{self.exps_dir}/{experiment.name}.json"
         new, old = [f"{self.results_dir}/{SCRATCH}{word}-{experiment.name}" for word in ("new", "old")]
+        made = self._made_here(experiment)
+        if os.path.lexists(described) and _object(described).get("name") != experiment.name:
+            raise _not_ours(described, "exps_dir")
         try:
             for path in (new, old):
-                if os.path.lexists(path):
-                    rmtree(path)
+                _clear(path)
+            if made and made[1] != exp["fingerprint"]:
+                self._put_aside(*made)
+                made = None
             os.mkdir(new)
             write(f"{new}/{DESCRIPTION}", _json(exp))
             write(f"{new}/{CONFIG}", _json(description["ds_config"]))
             write(f"{new}/cmd.txt", command + "\n")
-            write(f"{self.exps_dir}/{experiment.name}.json", _json(description))
-            if os.path.lexists(folder):
-                if not os.path.exists(f"{folder}/{DESCRIPTION}"):
-                    raise AutotuningError(
-                        f"{folder} is not of a tuning, move it away or name another results_dir"
-                    )
+            write(described, _json(description))
+            if made:
                 os.rename(folder, old)
                 rmtree(old)
             os.rename(new, folder)
@@ -143,6 +166,7 @@ class Folders:
             return
         known = {
             "fingerprint": fingerprint,
+            "round": self._round,
             "outcome": result.outcome,
             "metrics": dict(result.metrics),
             "reason": result.reason,
@@ -156,14 +180,21 @@ class Folders:
             raise _refusal(error, path) from None
 
     def load(self, experiment: Experiment, fingerprint: str) -> Result | None:
-        """What became of an experiment of the same content; None: it has not run, or its end is not known."""
-        text = _read(f"{self.folder(experiment)}/{RESULT}")
+        """What became of an experiment of the same content; None: it has not run, or has to run again.
+
+        Raises:
+            AutotuningError: its files were put aside and cannot come back.
+        """
+        self._bring_back(experiment, fingerprint)
+        known = _object(f"{self.folder(experiment)}/{RESULT}")
         try:
-            known = loads(text or "null")
-            if known["fingerprint"] != fingerprint or known["outcome"] not in _KEPT:
+            outcome = known["outcome"]
+            if known["fingerprint"] != fingerprint or outcome not in _KEPT:
+                return None
+            if outcome != "ok" and known.get("round", 0) != self._round:
                 return None
             return Result(
-                known["outcome"],
+                outcome,
                 dict(known["metrics"]),
                 known["reason"],
                 known["exit_code"],
@@ -173,12 +204,11 @@ class Folders:
             return None
 
     def began(self, experiment: Experiment, fingerprint: str) -> bool:
-        """Whether an experiment of the same content was begun here."""
-        try:
-            known = loads(_read(f"{self.folder(experiment)}/{DESCRIPTION}") or "null")
-            return bool(known["fingerprint"] == fingerprint)
-        except (ValueError, TypeError, KeyError):
-            return False
+        """Whether an experiment of the same content was begun here, and nobody has written down its end."""
+        folder = self.folder(experiment)
+        return _object(f"{folder}/{DESCRIPTION}").get("fingerprint") == fingerprint and not (
+            os.path.exists(f"{folder}/{RESULT}")
+        )
 
     def text(self, experiment: Experiment) -> str | None:
         """What an experiment has written; None: nothing."""
@@ -201,6 +231,61 @@ class Folders:
         except OSError as error:
             raise _refusal(error, error.filename or self.results_dir) from None
 
+    def forget_optimal(self) -> None:
+        """Remove what an earlier tuning has found, as this one has found nothing. Raises AutotuningError."""
+        for name in (OPTIMAL_CONFIG, OPTIMAL_COMMAND):
+            try:
+                os.unlink(f"{self.results_dir}/{name}")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise _refusal(error, f"{self.results_dir}/{name}") from None
+
+    def _state(self) -> tuple[str, int]:
+        """Whether the last tuning is ``finished``, and how often all has failed before and is tried again."""
+        words = (_read(f"{self.results_dir}/{MARKER}") or "").split()
+        count = words[1] if len(words) > 1 else ""
+        return words[0] if words else "", int(count) if count.isdecimal() and len(count) < 10 else 0
+
+    def _made_here(self, experiment: Experiment) -> tuple[str, str] | None:
+        """Name and fingerprint of what has the name of an experiment; None: nothing has."""
+        folder = self.folder(experiment)
+        made = _made(folder)
+        if os.path.lexists(folder) and (made is None or made[0] != experiment.name):
+            raise _not_ours(folder, "results_dir")
+        return made
+
+    def _put_aside(self, name: str, fingerprint: str) -> None:
+        """Let the files of an experiment make room for another one of its name. Raises OSError."""
+        aside = f"{name}{_ASIDE}{fingerprint[:_ASIDE_LETTERS]}"
+        if os.path.lexists(f"{self.results_dir}/{aside}"):
+            raise _not_ours(f"{self.results_dir}/{aside}", "results_dir")
+        os.rename(f"{self.results_dir}/{name}", f"{self.results_dir}/{aside}")
+        self._move_description(name, name, aside)
+
+    def _bring_back(self, experiment: Experiment, fingerprint: str) -> None:
+        """Give an experiment the files that it had before another one of its name."""
+        name = experiment.name
+        aside = f"{name}{_ASIDE}{fingerprint[:_ASIDE_LETTERS]}"
+        if _made(f"{self.results_dir}/{aside}") != (name, fingerprint):
+            return
+        made = self._made_here(experiment)
+        if made and made[1] == fingerprint:
+            return
+        try:
+            if made:
+                self._put_aside(*made)
+            os.rename(f"{self.results_dir}/{aside}", self.folder(experiment))
+            self._move_description(name, aside, name)
+        except OSError as error:
+            raise _refusal(error, error.filename or self.folder(experiment)) from None
+
+    def _move_description(self, name: str, old: str, new: str) -> None:
+        path, target = f"{self.exps_dir}/{old}.json", f"{self.exps_dir}/{new}.json"
+        is_free = not os.path.lexists(target) or _object(target).get("name") == name
+        if _object(path).get("name") == name and is_free:
+            os.replace(path, target)
+
 
 def write(path: str, text: str) -> None:
     """Write a file that is whole or not there. Raises OSError."""
@@ -214,16 +299,22 @@ def write(path: str, text: str) -> None:
         raise
 
 
-def _claim(name: str, path: str) -> int:
-    """Make or take a folder, and lock its marker, whose descriptor this is."""
-    marker = f"{path}/{MARKER}"
+def _check(name: str, path: str) -> None:
+    """Refuse a folder of others."""
     try:
-        os.makedirs(path, exist_ok=True)
-        if not os.path.exists(marker) and os.listdir(path):
+        if os.path.lexists(path) and not os.path.exists(f"{path}/{MARKER}") and os.listdir(path):
             raise AutotuningError(
                 f"{path} holds files that no tuning has written, name another folder as autotuning.{name}"
             )
-        fd = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise _refusal(error, path) from None
+
+
+def _claim(name: str, path: str) -> int:
+    """Make or take a folder, and lock its marker, whose descriptor this is."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        fd = os.open(f"{path}/{MARKER}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise _refusal(error, path) from None
     try:
@@ -236,8 +327,35 @@ def _claim(name: str, path: str) -> int:
     return fd
 
 
+def _made(path: str) -> tuple[str, str] | None:
+    """Name and fingerprint of the experiment whose folder dsl has made there; None: it is none of ours.
+
+    A copy under another name is none: what it is for only its owner knows.
+    """
+    if os.path.islink(path):
+        return None
+    exp = _object(f"{path}/{DESCRIPTION}")
+    name, fingerprint = exp.get("name"), exp.get("fingerprint")
+    if not isinstance(name, str) or not isinstance(fingerprint, str):
+        return None
+    is_named = os.path.basename(path) in (name, f"{name}{_ASIDE}{fingerprint[:_ASIDE_LETTERS]}")
+    return (name, fingerprint) if is_named else None
+
+
+def _clear(path: str) -> None:
+    """Remove what an earlier command has left at a place of ours. Raises OSError."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        _remove(path)
+    else:
+        rmtree(path)
+
+
+def _not_ours(path: str, name: str) -> AutotuningError:
+    return AutotuningError(f"{path} is not of a tuning, move it away or name another {name}")
+
+
 def _refusal(error: OSError, path: object) -> AutotuningError:
-    return AutotuningError(f"cannot write {path}: {error.strerror}")
+    return AutotuningError(f"cannot write {path}: {error.strerror or error}")
 
 
 def _read(path: str) -> str | None:
@@ -253,6 +371,15 @@ def _remove(path: str) -> None:
         os.unlink(path)
     except OSError:
         return
+
+
+def _object(path: str) -> dict[str, Any]:
+    """What a file of JSON holds; empty if it is no object, or not there."""
+    try:
+        found = loads(_read(path) or "null")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _json(value: object) -> str:

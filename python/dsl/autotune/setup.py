@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from dsl._record import record
 from dsl.autotune.places import Slots
@@ -103,14 +104,33 @@ def dsl_words(options: Sequence[str], script: str, args: Sequence[str]) -> tuple
     return (*options, script, *(("--",) if args[:1] in (("--",), ["--"]) else ()), *args)
 
 
-def digest_of(path: str) -> str:
-    """What stands for the content of a script; empty if it cannot be read."""
+def digest_of(script: str) -> str:
+    """What stands for the content of a script, or of a module; empty if it cannot be read."""
     from hashlib import sha256
 
-    if not os.path.isfile(path):
+    path = script if os.path.isfile(script) else _module_file(script)
+    if not path:
         return ""
     try:
         with open(path, "rb") as file:
             return sha256(file.read()).hexdigest()
     except OSError:
         return ""
+
+
+def _module_file(name: str) -> str:
+    """The file that ``python -m NAME`` runs, found without running any of it; empty if nobody knows it."""
+    from importlib.machinery import PathFinder
+
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return ""
+    places = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(":")), *sys.path]
+    for part in (*parts, "__main__"):  # a package runs by its __main__
+        spec = PathFinder.find_spec(part, places)
+        if spec is None:
+            return ""
+        if spec.submodule_search_locations is None:
+            return (spec.origin or "") if part in (parts[-1], "__main__") else ""
+        places = list(spec.submodule_search_locations)
+    return ""

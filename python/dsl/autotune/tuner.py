@@ -116,11 +116,12 @@ class Tuner:
     def _known(self, experiment: Experiment) -> Result | None:
         """How an experiment of the same content went.
 
-        One that was killed with us after it had written its metrics counts as ended, as DeepSpeed has it.
+        One that was killed with us after it had written its metrics counts as ended, as DeepSpeed has it:
+        its engine writes them once, at the end. Other scripts may write them again and again.
         """
         print_ = self._fingerprint(experiment)
         known = self._folders.load(experiment, print_)
-        if known is None and self._folders.began(experiment, print_):
+        if known is None and self._setup.config.is_encoded and self._folders.began(experiment, print_):
             outcome, _, _ = read_metrics(self._folders.text(experiment), self._keys(experiment))
             if outcome == "ok":
                 known = judge(Ending(0, 0.0, self._folders.text(experiment)), self._keys(experiment))
@@ -134,7 +135,8 @@ class Tuner:
         measured = (
             {key: section[key] for key in MEASURED if key in section} if isinstance(section, dict) else {}
         )
-        words = [word for index, word in enumerate(setup.args) if index != setup.config.place]
+        place = replace(setup.config, is_encoded=False)  # the config counts, not where it lies
+        words = experiment_words(setup.args, place, experiment.config, "", setup.section)
         return fingerprint(
             __version__,
             config,

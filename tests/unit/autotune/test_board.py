@@ -72,7 +72,7 @@ def test_what_an_experiment_says_is_harmless_and_a_reused_one_is_named(tmp_path:
     from dsl._record import replace
 
     (line,) = told.run(replace(trial, result=replace(trial.result, reason="no\x1b[2Jway")), is_reused=True)
-    assert line == "z0_gas1_tmbspg1: oom, noway, known from before"
+    assert line == "z0_gas1_tmbspg1: oom, noway, known from before: remove its folder to run it again"
 
 
 def test_what_is_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

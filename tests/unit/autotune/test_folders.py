@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Result
 from dsl.autotune.folders import MARKER, Folders
 from dsl.errors import AutotuningError
@@ -36,6 +38,11 @@ def folders(tmp_path: Path) -> Iterator[Folders]:
 
 def names(path: Path) -> list[str]:
     return sorted(one.name for one in path.iterdir())
+
+
+def put(path: Path, text: str = "mine") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 def test_an_experiment_has_the_files_of_the_contract(folders: Folders, tmp_path: Path) -> None:
@@ -70,6 +77,12 @@ def test_an_experiment_that_was_stopped_is_not_known(folders: Folders) -> None:
     assert folders.load(experiment(), "f") is None
     assert folders.began(experiment(), "f")
     assert not folders.began(experiment(), "g")
+
+
+def test_an_experiment_whose_end_is_known_is_not_one_that_was_only_begun(folders: Folders) -> None:
+    begin(folders, experiment())
+    folders.save(experiment(), "f", Result("crash", {}, "why", 1, 2.0))
+    assert not folders.began(experiment(), "f")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +134,132 @@ def test_a_folder_that_an_experiment_wants_is_not_taken_from_others(folders: Fol
     with pytest.raises(AutotuningError, match="is not of a tuning, move it away"):
         begin(folders, experiment())
     assert names(mine) == ["mine.txt"]
+
+
+def test_results_of_another_content_are_kept_when_their_name_is_wanted(
+    folders: Folders, tmp_path: Path
+) -> None:
+    begin(folders, experiment(), "0123456789")
+    folders.save(experiment(), "0123456789", OK)
+    begin(folders, experiment(), "9876543210")
+    folders.save(experiment(), "9876543210", replace(OK, elapsed_s=7.0))
+    name = experiment().name
+    assert names(tmp_path / "results") == [MARKER, name, f"{name}@01234567"]
+    assert names(tmp_path / "exps") == [MARKER, f"{name}.json", f"{name}@01234567.json"]
+    assert folders.load(experiment(), "9876543210") == replace(OK, elapsed_s=7.0)
+    # And the other way round: what was put aside is known again.
+    assert folders.load(experiment(), "0123456789") == OK
+    assert names(tmp_path / "results") == [MARKER, name, f"{name}@98765432"]
+    assert names(tmp_path / "exps") == [MARKER, f"{name}.json", f"{name}@98765432.json"]
+    folders.empty()
+    assert (names(tmp_path / "results"), names(tmp_path / "exps")) == ([MARKER], [MARKER])
+
+
+def test_what_was_put_aside_comes_back_though_a_command_was_killed_between(
+    folders: Folders, tmp_path: Path
+) -> None:
+    begin(folders, experiment(), "0123456789")
+    folders.save(experiment(), "0123456789", OK)
+    name = experiment().name
+    (tmp_path / "results" / name).rename(tmp_path / "results" / f"{name}@01234567")
+    assert folders.load(experiment(), "0123456789") == OK
+    assert names(tmp_path / "results") == [MARKER, name]
+
+
+def test_a_copy_of_an_experiment_is_its_owners(folders: Folders, tmp_path: Path) -> None:
+    begin(folders, experiment())
+    copy = tmp_path / "results" / "best-so-far"
+    shutil.copytree(folders.folder(experiment()), copy)
+    put(copy / "notes.md")
+    put(tmp_path / "exps" / "best-so-far.json")
+    put(tmp_path / "exps" / "z0_gas1_tmbspg1.json")
+    folders.empty()
+    assert names(tmp_path / "results") == [MARKER, "best-so-far"]
+    assert names(copy) == ["cmd.txt", "ds_config.json", "exp.json", "notes.md"]
+    assert names(tmp_path / "exps") == [MARKER, "best-so-far.json", "z0_gas1_tmbspg1.json"]
+
+
+@pytest.mark.parametrize("where", ["results/z0_gas1_tmbspg1/exp.json", "exps/z0_gas1_tmbspg1.json"])
+def test_files_of_others_are_not_written_over(folders: Folders, tmp_path: Path, where: str) -> None:
+    put(tmp_path / where, '{"name": "mine"}')
+    with pytest.raises(AutotuningError, match="is not of a tuning, move it away"):
+        begin(folders, experiment())
+    assert (tmp_path / where).read_text() == '{"name": "mine"}'
+    folders.empty()
+    assert (tmp_path / where).read_text() == '{"name": "mine"}'
+
+
+def test_an_experiment_that_the_user_has_moved_elsewhere_is_not_touched(
+    folders: Folders, tmp_path: Path
+) -> None:
+    begin(folders, experiment())
+    (tmp_path / "results" / "z0_gas1_tmbspg1").rename(tmp_path / "elsewhere")
+    (tmp_path / "results" / "z0_gas1_tmbspg1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AutotuningError, match="z0_gas1_tmbspg1 is not of a tuning, move it away"):
+        begin(folders, experiment())
+    assert (tmp_path / "results" / "z0_gas1_tmbspg1").is_symlink()
+    assert "exp.json" in names(tmp_path / "elsewhere")
+
+
+def test_what_failed_is_tried_again_after_a_tuning_in_which_nothing_ran(
+    folders: Folders, tmp_path: Path
+) -> None:
+    one, other = experiment(), experiment("z1_gas1_tmbspg1")
+    failed = Result("crash", {}, "why", 1, 2.0)
+    for each in (one, other):
+        begin(folders, each)
+        folders.save(each, "f", failed)
+    folders.mark(is_finished=True)
+    folders.close()
+    again = Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert (again.load(one, "f"), again.load(other, "f")) == (None, None)
+    again.mark(is_finished=False)
+    begin(again, one)
+    again.save(one, "f", failed)
+    again.close()  # killed: the rest is still to be tried, and only that
+    last = Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert (last.load(one, "f"), last.load(other, "f")) == (failed, None)
+    last.close()
+
+
+def test_what_failed_is_known_after_a_tuning_that_found_a_best_config(
+    folders: Folders, tmp_path: Path
+) -> None:
+    begin(folders, experiment())
+    failed = Result("crash", {}, "why", 1, 2.0)
+    folders.save(experiment(), "f", failed)
+    folders.save_optimal({}, "dsl train.py")
+    folders.mark(is_finished=True)
+    folders.close()
+    again = Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert again.load(experiment(), "f") == failed
+    again.close()
+
+
+def test_what_an_earlier_tuning_has_found_does_not_stay_for_the_best(
+    folders: Folders, tmp_path: Path
+) -> None:
+    folders.save_optimal({}, "dsl train.py")
+    folders.forget_optimal()
+    folders.forget_optimal()
+    assert names(tmp_path / "results") == [MARKER]
+
+
+@pytest.mark.parametrize("results, exps", [("a/b", "a"), ("a", "a/b")])
+def test_one_folder_may_lie_in_the_other(tmp_path: Path, results: str, exps: str) -> None:
+    for _ in range(2):
+        folders = Folders(str(tmp_path / results), str(tmp_path / exps))
+        begin(folders, experiment())
+        folders.empty()
+        assert set(names(tmp_path / "a")) == {MARKER, "b"}
+        folders.close()
+
+
+def test_nothing_is_made_where_one_folder_is_of_others(tmp_path: Path) -> None:
+    put(tmp_path / "exps" / "mine")
+    with pytest.raises(AutotuningError, match="holds files that no tuning has written"):
+        Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert names(tmp_path) == ["exps"]
 
 
 def test_two_tunings_do_not_share_a_folder(folders: Folders, tmp_path: Path) -> None:

@@ -230,6 +230,12 @@ def test_near_ties_are_run_again_named_and_bounded() -> None:
     assert (len(clear.ran), clear.summary.ties) == (5, ())
 
 
+def test_a_repeat_never_has_the_name_of_another_config() -> None:
+    user: dict[str, object] = {"autotuning": {"space": {"x": ["1", "1_repeat1"]}, "repeats": 1}}
+    played = play(user, lambda _: ok(throughput=10))
+    assert len(played.ran) == len(set(played.ran)) == 4
+
+
 def test_a_repeat_that_fails_is_told_and_never_improves_a_config() -> None:
     def answer(one: Experiment) -> Result:
         return crash("boom") if one.repeat and one.config["k"] == 1 else ok(throughput=10)

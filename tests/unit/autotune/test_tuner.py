@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,6 @@ from dsl.model.job import Host
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
-    from pathlib import Path
 
 ARGS = ("--note", "a b", "--deepspeed_config", "c.json")
 
@@ -71,7 +71,9 @@ class Board:
 
 
 def config_of(order: Order) -> Any:
-    return json.loads(base64.urlsafe_b64decode(order.argv[-1]))
+    word = next(one for one in order.words if one.startswith("ey") or one.endswith(".json"))
+    text = Path(word).read_text() if word.endswith(".json") else base64.urlsafe_b64decode(word)
+    return json.loads(text)
 
 
 def a_setup(**fields: Any) -> Setup:
@@ -203,6 +205,28 @@ def test_what_is_known_counts_for_the_same_content_alone(folders: Folders, chang
     is_same = not {"trial_options", "args", "script_digest", "size"} & set(change)
     assert len(board.reused) == (4 if is_same else 0)
     assert len(crew.orders) == (0 if is_same else 4)
+
+
+def test_another_mapping_makes_other_experiments(folders: Folders) -> None:
+    tuned(folders, a_setup(), FakeCrew())
+    crew = FakeCrew()
+    tuned(folders, a_setup(section=Section(arg_mappings=(("n", "--micro"),))), crew)
+    assert len(crew.orders) == 4
+    assert [order.words[-2:] for order in crew.orders] == [("--micro", str(n)) for n in range(4)]
+
+
+@pytest.mark.parametrize("option, is_known", [("--deepspeed_config", True), ("--config", False)])
+def test_metrics_of_a_killed_run_count_only_where_they_are_written_once(
+    folders: Folders, option: str, *, is_known: bool
+) -> None:
+    args = (option, "c.json")
+    setup = a_setup(args=args, config=find_config(args))
+    crew = FakeCrew()
+    crew.signals = [[15]]
+    tuned(folders, setup, crew, 1)
+    again = FakeCrew()
+    tuned(folders, setup, again, 1)
+    assert len(again.orders) == (0 if is_known else 1)
 
 
 def test_a_signal_stops_what_runs_and_a_second_one_kills_it(folders: Folders) -> None:

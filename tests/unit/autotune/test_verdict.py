@@ -89,5 +89,10 @@ def test_what_we_ended_is_no_crash(stop: str, outcome: str, words: str) -> None:
     assert words in result.reason
 
 
+def test_a_reason_does_not_repeat_all_that_was_written() -> None:
+    written = "{" + ", ".join(f'"key{n}": 1' for n in range(5000)) + "}"
+    assert len(judge(ending(written=written), KEYS).reason) < 300
+
+
 def test_one_of_several_keys_is_enough() -> None:
     assert judge(ending(written='{"FLOPS_per_gpu": 3}'), ("FLOPS", "FLOPS_per_gpu")).outcome == "ok"
