@@ -9,22 +9,21 @@ begin of its fingerprint, and back when it is asked for again.
 
 from __future__ import annotations
 
-import fcntl
 import os
-from json import dumps, loads
+from contextlib import suppress
 from shutil import rmtree
 
 from dsl.autotune.experiment import Result
+from dsl.autotune.files import MARKER, as_json, check, claim, clear, read, read_object, refusal, remove, write
+from dsl.autotune.section import AUTOTUNING
 from dsl.errors import AutotuningError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from dsl.autotune.experiment import Experiment
 
-MARKER = ".dsl-autotuning"
 RESULT = "result.json"
 DESCRIPTION = "exp.json"
 CONFIG = "ds_config.json"
@@ -35,6 +34,9 @@ SCRATCH = ".dsl-exp-"
 
 TABLES = (OPTIMAL_CONFIG, OPTIMAL_COMMAND, "summary.txt", "summary.json", "summary.png")
 """What stands beside the folders of the experiments when a tuning has ended."""
+
+PATH_KEYS = {"run": "metric_path", "profile": "model_info_path"}
+"""Where the section names the file that an experiment has to write."""
 
 TAIL_BYTES = 65536
 """Of the output of an experiment, as much is looked at."""
@@ -61,14 +63,15 @@ class Folders:
         self.exps_dir = os.path.abspath(exps_dir)
         paths = {self.exps_dir: "exps_dir", self.results_dir: "results_dir"}
         for path, name in paths.items():  # before one is made, which may lie in the other
-            _check(name, path)
+            check(name, path)
         self._locks: dict[str, int] = {}
         try:
             for path, name in paths.items():
-                self._locks[path] = _claim(name, path)
+                self._locks[path] = claim(name, path)
         except BaseException:
             self.close()
             raise
+        self._token = os.urandom(4).hex()
         # Where no experiment ran well, the next tuning tries again what failed.
         state, self._round = self._state()
         if state == "finished" and not os.path.exists(f"{self.results_dir}/{OPTIMAL_CONFIG}"):
@@ -102,23 +105,27 @@ class Folders:
                 if made := _made(entry.path):
                     rmtree(entry.path)
                     description = f"{self.exps_dir}/{entry.name}.json"
-                    if _object(description).get("name") == made[0]:
-                        _remove(description)
+                    if read_object(description).get("name") == made[0]:
+                        remove(description)
                 elif entry.name.startswith(SCRATCH) and entry.is_dir(follow_symlinks=False):
                     rmtree(entry.path)
                 elif entry.name in TABLES:
                     os.unlink(entry.path)
         except OSError as error:
-            raise _refusal(error, error.filename or self.results_dir) from None
+            raise refusal(error, error.filename or self.results_dir) from None
 
     def folder(self, experiment: Experiment) -> str:
         """Where the files of an experiment lie."""
         return f"{self.results_dir}/{experiment.name}"
 
     def written(self, experiment: Experiment) -> str:
-        """The file that an experiment has to write."""
-        name = "model_info.json" if experiment.kind == "profile" else "metrics.json"
-        return f"{self.folder(experiment)}/{name}"
+        """The file that an experiment has to write.
+
+        Its name is of this command alone. A run of a command that was killed may live on for its grace
+        period: what it writes is taken for nobody else's.
+        """
+        stem, ending = os.path.splitext(self._kept(experiment))
+        return f"{stem}-{self._token}{ending}"
 
     def begin(
         self,
@@ -140,25 +147,25 @@ class Folders:
         folder, described = self.folder(experiment), f"{self.exps_dir}/{experiment.name}.json"
         new, old = [f"{self.results_dir}/{SCRATCH}{word}-{experiment.name}" for word in ("new", "old")]
         made = self._made_here(experiment)
-        if os.path.lexists(described) and _object(described).get("name") != experiment.name:
+        if os.path.lexists(described) and read_object(described).get("name") != experiment.name:
             raise _not_ours(described, "exps_dir")
         try:
             for path in (new, old):
-                _clear(path)
+                clear(path)
             if made and made[1] != exp["fingerprint"]:
                 self._put_aside(*made)
                 made = None
             os.mkdir(new)
-            write(f"{new}/{DESCRIPTION}", _json(exp))
-            write(f"{new}/{CONFIG}", _json(description["ds_config"]))
+            write(f"{new}/{DESCRIPTION}", as_json(exp))
+            write(f"{new}/{CONFIG}", as_json(description["ds_config"]))
             write(f"{new}/cmd.txt", command + "\n")
-            write(described, _json(description))
+            write(described, as_json(description))
             if made:
                 os.rename(folder, old)
                 rmtree(old)
             os.rename(new, folder)
         except OSError as error:
-            raise _refusal(error, error.filename or folder) from None
+            raise refusal(error, error.filename or folder) from None
 
     def save(self, experiment: Experiment, fingerprint: str, result: Result) -> None:
         """Keep what became of an experiment. Raises AutotuningError if it cannot be written."""
@@ -175,9 +182,9 @@ class Folders:
         }
         path = f"{self.folder(experiment)}/{RESULT}"
         try:
-            write(path, _json(known))
+            write(path, as_json(known))
         except OSError as error:
-            raise _refusal(error, path) from None
+            raise refusal(error, path) from None
 
     def load(self, experiment: Experiment, fingerprint: str) -> Result | None:
         """What became of an experiment of the same content; None: it has not run, or has to run again.
@@ -186,7 +193,7 @@ class Folders:
             AutotuningError: its files were put aside and cannot come back.
         """
         self._bring_back(experiment, fingerprint)
-        known = _object(f"{self.folder(experiment)}/{RESULT}")
+        known = read_object(f"{self.folder(experiment)}/{RESULT}")
         try:
             outcome = known["outcome"]
             if known["fingerprint"] != fingerprint or outcome not in _KEPT:
@@ -203,16 +210,21 @@ class Folders:
         except (ValueError, TypeError, KeyError):
             return None
 
-    def began(self, experiment: Experiment, fingerprint: str) -> bool:
-        """Whether an experiment of the same content was begun here, and nobody has written down its end."""
-        folder = self.folder(experiment)
-        return _object(f"{folder}/{DESCRIPTION}").get("fingerprint") == fingerprint and not (
-            os.path.exists(f"{folder}/{RESULT}")
-        )
-
     def text(self, experiment: Experiment) -> str | None:
         """What an experiment has written; None: nothing."""
-        return _read(self.written(experiment))
+        return self._take(experiment, self.written(experiment))
+
+    def left(self, experiment: Experiment, fingerprint: str) -> str | None:
+        """What a run of the same content has written whose end nobody has noted; None: nothing."""
+        folder = self.folder(experiment)
+        exp = read_object(f"{folder}/{DESCRIPTION}")
+        if exp.get("fingerprint") != fingerprint or os.path.exists(f"{folder}/{RESULT}"):
+            return None
+        try:
+            path = exp["ds_config"][AUTOTUNING][PATH_KEYS[experiment.kind]]
+            return self._take(experiment, f"{folder}/{os.path.basename(path)}")
+        except (KeyError, TypeError):
+            return None
 
     def tail(self, experiment: Experiment, stream: str) -> str:
         """The last part of its ``stdout`` or ``stderr``."""
@@ -226,10 +238,10 @@ class Folders:
     def save_optimal(self, config: Mapping[str, object], command: str) -> None:
         """Write the best config, and the command that trains with it. Raises AutotuningError."""
         try:
-            write(f"{self.results_dir}/{OPTIMAL_CONFIG}", _json(config))
+            write(f"{self.results_dir}/{OPTIMAL_CONFIG}", as_json(config))
             write(f"{self.results_dir}/{OPTIMAL_COMMAND}", command + "\n")
         except OSError as error:
-            raise _refusal(error, error.filename or self.results_dir) from None
+            raise refusal(error, error.filename or self.results_dir) from None
 
     def forget_optimal(self) -> None:
         """Remove what an earlier tuning has found, as this one has found nothing. Raises AutotuningError."""
@@ -239,11 +251,21 @@ class Folders:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise _refusal(error, f"{self.results_dir}/{name}") from None
+                raise refusal(error, f"{self.results_dir}/{name}") from None
+
+    def _kept(self, experiment: Experiment) -> str:
+        """Where the file of an experiment lies when it has ended."""
+        return f"{self.folder(experiment)}/{'model_info' if experiment.kind == 'profile' else 'metrics'}.json"
+
+    def _take(self, experiment: Experiment, written: str) -> str | None:
+        kept = self._kept(experiment)
+        with suppress(OSError):  # it has written nothing
+            os.replace(written, kept)
+        return read(kept)
 
     def _state(self) -> tuple[str, int]:
         """Whether the last tuning is ``finished``, and how often all has failed before and is tried again."""
-        words = (_read(f"{self.results_dir}/{MARKER}") or "").split()
+        words = (read(f"{self.results_dir}/{MARKER}") or "").split()
         count = words[1] if len(words) > 1 else ""
         return words[0] if words else "", int(count) if count.isdecimal() and len(count) < 10 else 0
 
@@ -278,53 +300,13 @@ class Folders:
             os.rename(f"{self.results_dir}/{aside}", self.folder(experiment))
             self._move_description(name, aside, name)
         except OSError as error:
-            raise _refusal(error, error.filename or self.folder(experiment)) from None
+            raise refusal(error, error.filename or self.folder(experiment)) from None
 
     def _move_description(self, name: str, old: str, new: str) -> None:
         path, target = f"{self.exps_dir}/{old}.json", f"{self.exps_dir}/{new}.json"
-        is_free = not os.path.lexists(target) or _object(target).get("name") == name
-        if _object(path).get("name") == name and is_free:
+        is_free = not os.path.lexists(target) or read_object(target).get("name") == name
+        if read_object(path).get("name") == name and is_free:
             os.replace(path, target)
-
-
-def write(path: str, text: str) -> None:
-    """Write a file that is whole or not there. Raises OSError."""
-    scratch = f"{path}.new"
-    try:
-        with open(scratch, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-        os.replace(scratch, path)
-    except BaseException:
-        _remove(scratch)
-        raise
-
-
-def _check(name: str, path: str) -> None:
-    """Refuse a folder of others."""
-    try:
-        if os.path.lexists(path) and not os.path.exists(f"{path}/{MARKER}") and os.listdir(path):
-            raise AutotuningError(
-                f"{path} holds files that no tuning has written, name another folder as autotuning.{name}"
-            )
-    except OSError as error:
-        raise _refusal(error, path) from None
-
-
-def _claim(name: str, path: str) -> int:
-    """Make or take a folder, and lock its marker, whose descriptor this is."""
-    try:
-        os.makedirs(path, exist_ok=True)
-        fd = os.open(f"{path}/{MARKER}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise _refusal(error, path) from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise AutotuningError(
-            f"another command is tuning in {path}, wait for it or name another folder as autotuning.{name}"
-        ) from None
-    return fd
 
 
 def _made(path: str) -> tuple[str, str] | None:
@@ -334,7 +316,7 @@ def _made(path: str) -> tuple[str, str] | None:
     """
     if os.path.islink(path):
         return None
-    exp = _object(f"{path}/{DESCRIPTION}")
+    exp = read_object(f"{path}/{DESCRIPTION}")
     name, fingerprint = exp.get("name"), exp.get("fingerprint")
     if not isinstance(name, str) or not isinstance(fingerprint, str):
         return None
@@ -342,45 +324,5 @@ def _made(path: str) -> tuple[str, str] | None:
     return (name, fingerprint) if is_named else None
 
 
-def _clear(path: str) -> None:
-    """Remove what an earlier command has left at a place of ours. Raises OSError."""
-    if os.path.islink(path) or not os.path.isdir(path):
-        _remove(path)
-    else:
-        rmtree(path)
-
-
 def _not_ours(path: str, name: str) -> AutotuningError:
     return AutotuningError(f"{path} is not of a tuning, move it away or name another {name}")
-
-
-def _refusal(error: OSError, path: object) -> AutotuningError:
-    return AutotuningError(f"cannot write {path}: {error.strerror or error}")
-
-
-def _read(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return None
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        return
-
-
-def _object(path: str) -> dict[str, Any]:
-    """What a file of JSON holds; empty if it is no object, or not there."""
-    try:
-        found = loads(_read(path) or "null")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _json(value: object) -> str:
-    return dumps(value, indent=2) + "\n"

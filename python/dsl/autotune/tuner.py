@@ -10,11 +10,12 @@ from shlex import join
 from dsl import __version__
 from dsl._record import replace
 from dsl.autotune.config import encode, experiment_words, fingerprint, without_tuning
+from dsl.autotune.folders import PATH_KEYS
 from dsl.autotune.places import Slots
 from dsl.autotune.section import AUTOTUNING
 from dsl.autotune.setup import START, START_LANE, dsl_words
 from dsl.autotune.trials import Order
-from dsl.autotune.verdict import Ending, judge, read_metrics
+from dsl.autotune.verdict import Ending, judge
 from dsl.errors import AutotuningError
 from dsl.machine.ports import pick_free_port, port_is_free
 
@@ -121,10 +122,10 @@ class Tuner:
         """
         print_ = self._fingerprint(experiment)
         known = self._folders.load(experiment, print_)
-        if known is None and self._setup.config.is_encoded and self._folders.began(experiment, print_):
-            outcome, _, _ = read_metrics(self._folders.text(experiment), self._keys(experiment))
-            if outcome == "ok":
-                known = judge(Ending(0, 0.0, self._folders.text(experiment)), self._keys(experiment))
+        if known is None and self._setup.config.is_encoded:
+            left = judge(Ending(0, 0.0, self._folders.left(experiment, print_)), self._keys(experiment))
+            if left.outcome == "ok":
+                known = left
                 self._folders.save(experiment, print_, known)
         return known
 
@@ -157,9 +158,11 @@ class Tuner:
     def _start(self, experiment: Experiment, place: Place) -> None:
         setup, folders = self._setup, self._folders
         folder = folders.folder(experiment)
-        path = "metric_path" if experiment.kind == "run" else "model_info_path"
         section = experiment.config.get(AUTOTUNING)
-        own = {**(section if isinstance(section, dict) else {}), path: folders.written(experiment)}
+        own = {
+            **(section if isinstance(section, dict) else {}),
+            PATH_KEYS[experiment.kind]: folders.written(experiment),
+        }
         config = {**experiment.config, AUTOTUNING: own}
         config_path = f"{folder}/ds_config.json"
         args = experiment_words(setup.args, setup.config, config, config_path, setup.section)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Result
-from dsl.autotune.folders import MARKER, Folders
+from dsl.autotune.files import MARKER
+from dsl.autotune.folders import Folders
 from dsl.errors import AutotuningError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 OK = Result("ok", {"throughput": 2.0}, "", 0, 1.5)
 
@@ -25,7 +26,8 @@ def experiment(name: str = "z0_gas1_tmbspg1") -> Experiment:
 
 
 def begin(folders: Folders, one: Experiment, fingerprint: str = "f") -> None:
-    description = {"name": one.name, "ds_config": dict(one.config)}
+    config = {**one.config, "autotuning": {"metric_path": folders.written(one)}}
+    description = {"name": one.name, "ds_config": config}
     folders.begin(one, description, {**description, "fingerprint": fingerprint}, "dsl train.py 'a b'")
 
 
@@ -49,7 +51,8 @@ def test_an_experiment_has_the_files_of_the_contract(folders: Folders, tmp_path:
     begin(folders, experiment())
     folder = tmp_path / "results" / "z0_gas1_tmbspg1"
     assert names(folder) == ["cmd.txt", "ds_config.json", "exp.json"]
-    assert json.loads((folder / "ds_config.json").read_text()) == {"train_micro_batch_size_per_gpu": 1}
+    config = json.loads((folder / "ds_config.json").read_text())
+    assert config["train_micro_batch_size_per_gpu"] == 1
     assert (folder / "cmd.txt").read_text() == "dsl train.py 'a b'\n"
     description = json.loads((tmp_path / "exps" / "z0_gas1_tmbspg1.json").read_text())
     assert description["name"] == "z0_gas1_tmbspg1"
@@ -75,14 +78,30 @@ def test_an_experiment_that_was_stopped_is_not_known(folders: Folders) -> None:
     begin(folders, experiment())
     folders.save(experiment(), "f", Result("stopped", {}, "it was stopped", 143, 2.0))
     assert folders.load(experiment(), "f") is None
-    assert folders.began(experiment(), "f")
-    assert not folders.began(experiment(), "g")
 
 
-def test_an_experiment_whose_end_is_known_is_not_one_that_was_only_begun(folders: Folders) -> None:
+def test_what_a_run_has_left_counts_only_where_its_end_is_not_known(folders: Folders) -> None:
     begin(folders, experiment())
+    assert folders.left(experiment(), "f") is None
+    put(Path(folders.written(experiment())), "{}")
+    assert folders.left(experiment(), "g") is None
+    assert folders.left(experiment(), "f") == "{}"
     folders.save(experiment(), "f", Result("crash", {}, "why", 1, 2.0))
-    assert not folders.began(experiment(), "f")
+    assert folders.left(experiment(), "f") is None
+
+
+def test_what_is_left_of_a_command_is_no_result_of_the_next(folders: Folders, tmp_path: Path) -> None:
+    begin(folders, experiment())
+    late = Path(folders.written(experiment()))
+    folders.close()
+    again = Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    begin(again, experiment())
+    put(late, "{}")
+    assert again.text(experiment()) is None
+    put(Path(again.written(experiment())), "[]")
+    assert again.text(experiment()) == "[]"
+    assert (Path(again.folder(experiment())) / "metrics.json").read_text() == "[]"
+    again.close()
 
 
 @pytest.mark.parametrize(
