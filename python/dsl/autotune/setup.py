@@ -75,7 +75,9 @@ class Setup:
     visible: tuple[str, tuple[str, ...]] = ("", ())
     """Variable and names of devices that stand in place of slots; empty: slots do."""
     script_digest: str = ""
-    """Content of the script."""
+    """Content of the script, or of the module that it names."""
+    device: str = ""
+    """Accelerator and models of its devices, where those of this machine are the slots; empty: not known."""
 
     @property
     def is_whole(self) -> bool:

@@ -146,7 +146,7 @@ class Tuner:
             experiment.repeat,
             [setup.script, setup.script_digest, *words],
             list(setup.trial_options),
-            [setup.size.nodes, setup.size.slots_per_node],
+            [setup.size.nodes, setup.size.slots_per_node, setup.device],
         )
 
     def _keys(self, experiment: Experiment) -> tuple[str, ...]:

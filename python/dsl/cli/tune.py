@@ -167,6 +167,7 @@ def set_up(
         environ=dict(facts.environ),
         visible=_shown(whole),
         script_digest=digest_of(request.program.script),
+        device=_device(whole, facts),
     )
     return setup, config
 
@@ -222,6 +223,13 @@ def _shown(hosts: ActiveHosts) -> tuple[str, tuple[str, ...]]:
     if not hosts.visible_devices:
         return "", ()
     return ACCELERATORS[hosts.accelerator].visible_variable, tuple(hosts.visible_devices.split(","))
+
+
+def _device(hosts: ActiveHosts, facts: Facts) -> str:
+    """What the devices of this machine are, where they are the slots."""
+    if hosts.accelerator != "cuda":
+        return hosts.accelerator
+    return ", ".join(["cuda", *sorted({device.model for device in facts.devices.survey.devices})])
 
 
 def _memory(hosts: ActiveHosts, given: int | None, facts: Facts) -> int | None:

@@ -192,6 +192,7 @@ def test_an_experiment_that_takes_everything_has_the_words_of_the_user(folders: 
         {"trial_options": ("--grace=3",)},
         {"args": ("--note", "c", "--deepspeed_config", "c.json")},
         {"script_digest": "other"},
+        {"device": "cuda, A100"},
         {"size": Resources(1, 2, 2, None)},
         {"section": Section(results_dir="elsewhere", seed=7)},
         {"environ": {}},
@@ -202,7 +203,7 @@ def test_what_is_known_counts_for_the_same_content_alone(folders: Folders, chang
     tuned(folders, a_setup(), FakeCrew())
     crew = FakeCrew()
     _, board = tuned(folders, a_setup(**change), crew)
-    is_same = not {"trial_options", "args", "script_digest", "size"} & set(change)
+    is_same = not {"trial_options", "args", "script_digest", "device", "size"} & set(change)
     assert len(board.reused) == (4 if is_same else 0)
     assert len(crew.orders) == (0 if is_same else 4)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.unit.cli.test_requests import BOTH, DEEPSPEED
@@ -12,10 +13,12 @@ from tests.unit.cli.test_requests import BOTH, DEEPSPEED
 from dsl._record import replace
 from dsl.cli import deepspeed
 from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.cli.tune import option_words, set_up
+from dsl.cli.tune import _device, option_words, set_up
+from dsl.devices.nvidia import Device, Survey
 from dsl.errors import AutotuningError, HostfileError, UsageError
 from dsl.facts import this_machine
 from dsl.model.request import ElasticRequest
+from dsl.plan.hosts import ActiveHosts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,6 +128,13 @@ def test_the_training_has_the_size_that_was_tuned_for(tmp_path: Path) -> None:
     assert uneven.own_words() == ("--hostfile=hosts", "--include=a:0@b:0")
     even = tuned("a slots=2\nb slots=2\n", "--launcher ssh --master_port 7", PATH=str(tmp_path))
     assert even.own_words() == ("--hostfile=hosts", "--master_port=7")
+
+
+@pytest.mark.parametrize("accelerator, device", [("cuda", "cuda, A100, H100"), ("cpu", "cpu"), ("", "")])
+def test_devices_are_known_by_their_models_where_they_are_the_slots(accelerator: str, device: str) -> None:
+    survey = Survey((Device("0", model="H100"), Device("1", model="A100"), Device("2", model="H100")))
+    facts: Any = SimpleNamespace(devices=SimpleNamespace(survey=survey))
+    assert _device(ActiveHosts((), 0, "", accelerator=accelerator), facts) == device
 
 
 @pytest.mark.usefixtures("folder")
