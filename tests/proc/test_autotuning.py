@@ -144,6 +144,32 @@ def test_what_is_known_is_not_run_again(tuning: Tuning) -> None:
     assert len(tuning.runs("begin")) == 7
 
 
+def test_another_config_keeps_what_the_first_has_found(tuning: Tuning) -> None:
+    tuning.configure(n=[1, 2, 3], lr=[1])
+    assert tuning.run().returncode == 0
+    tuning.configure(n=[1, 2, 3], lr=[2])
+    assert tuning.run().returncode == 0
+    assert tuning.best() == {"n": 3, "lr": 2}
+    assert len(list(tuning.results.glob("n=?@*/result.json"))) == 3
+    tuning.configure(n=[1, 2, 3], lr=[1])
+    assert tuning.run().returncode == 0
+    assert len(tuning.runs("begin")) == 6, "what was put aside is known again"
+    assert tuning.best() == {"n": 3, "lr": 1}
+
+
+def test_failures_are_tried_again_only_after_a_tuning_in_which_nothing_ran(tuning: Tuning) -> None:
+    tuning.configure(act=["crash", "oom"], n=[5])
+    assert tuning.run().returncode == 1
+    assert tuning.run().returncode == 1
+    assert len(tuning.runs("begin")) == 4
+    tuning.configure(act=["crash", "ok"], n=[6])
+    assert tuning.run().returncode == 0
+    result = tuning.run()
+    assert result.returncode == 0
+    assert len(tuning.runs("begin")) == 6
+    assert "known from before: remove its folder to run it again" in result.stderr
+
+
 def test_overwrite_begins_anew_and_removes_nothing_of_others(tuning: Tuning) -> None:
     tuning.configure({"overwrite": True}, n=[1, 2, 3])
     assert tuning.run().returncode == 0

@@ -92,9 +92,11 @@ class Tuning:
         return [one for one in map(json.loads, lines) if one["what"] == what]
 
     def outcomes(self, key: str) -> dict[Any, dict[str, Any]]:
-        """What became of each experiment, by the value of a key in its config."""
+        """What became of each experiment, by the value of a key in its config; not of those put aside."""
         found = {}
         for path in self.results.glob("*/result.json"):
+            if "@" in path.parent.name:
+                continue
             config = json.loads((path.parent / "ds_config.json").read_text())
             found[config[key]] = json.loads(path.read_text())
         return found
