@@ -9,7 +9,7 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.autotune.section import AUTOTUNING, show
 from dsl.errors import AutotuningError
-from dsl.lists import parse_number, quote
+from dsl.lists import parse_number, quote, shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ ZERO = "zero_optimization"
 STAGE = "stage"
 AUTO = "auto"
 """Stands in a config for a value that Hugging Face's Trainer takes from its own arguments."""
+
+MOST_NESTED = 100
+"""Objects and lists inside one another: no config has so many, and a slip does no harm."""
 
 _OPTIONS = (("--deepspeed_config", True), ("--deepspeed", True), ("--config", False))
 
@@ -73,13 +76,22 @@ def parse_config(text: str, path: str) -> dict[str, object]:
     """Read a config, which is strict JSON.
 
     Raises:
-        AutotuningError: it is no JSON, no object, or has a key twice.
+        AutotuningError: it is no JSON, no object, has a key twice, or a value that no file or float can hold.
     """
     from json import loads
 
     try:
-        config = loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        config = loads(
+            text,
+            object_pairs_hook=_without_duplicates,
+            parse_constant=_refuse_constant,
+            parse_float=_parse_float,
+            parse_int=_parse_int,
+        )
+        _check_values(config)
+    except RecursionError:
+        raise AutotuningError(f"{path}: {_TOO_DEEP}") from None
+    except ValueError as error:
         raise AutotuningError(f"{path}: {error}") from None
     if not isinstance(config, dict):
         raise AutotuningError(f"{path}: expected a JSON object, got {show(config)}")
@@ -200,3 +212,38 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _refuse_constant(word: str) -> object:
     raise ValueError(f"{word} is no JSON: write a number")
+
+
+def _parse_float(word: str) -> float:
+    number = float(word)
+    if number - number:  # neither infinite nor NaN
+        raise ValueError(f"{shorten(word)} is beyond all numbers: write a smaller one")
+    return number
+
+
+def _parse_int(word: str) -> int:
+    _parse_float(word)  # whoever reckons with it as a float can
+    return int(word)
+
+
+_TOO_DEEP = f"more than {MOST_NESTED} objects or lists inside one another: make it flatter"
+
+
+def _check_values(config: object) -> None:
+    left: list[tuple[object, int]] = [(config, 1)]
+    while left:
+        value, depth = left.pop()
+        if depth > MOST_NESTED:
+            raise ValueError(_TOO_DEEP)
+        if isinstance(value, dict):
+            left += [(one, depth) for one in value]
+            left += [(one, depth + 1) for one in value.values()]
+        elif isinstance(value, list):
+            left += [(one, depth + 1) for one in value]
+        elif isinstance(value, str) and not value.isascii() and _has_half(value):
+            raise ValueError(f"{show(value)} is no text: write it in UTF-8")
+
+
+def _has_half(text: str) -> bool:
+    """Whether it has half of a pair of UTF-16, or what was no UTF-8: not all files and arguments hold it."""
+    return any("\ud800" <= one <= "\udfff" for one in text)

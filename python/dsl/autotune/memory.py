@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.autotune.config import ZERO
+from dsl.autotune.section import MOST_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,14 +35,14 @@ class Model:
 
 def read_model(facts: Mapping[str, object]) -> Model | None:
     """The model of a profile's file or of ``model_info``; None if not even its size is known."""
-    params = _number(facts, "num_params")
+    params = _count(facts, "num_params")
     if not params:
         return None
     return Model(
         params=params,
-        trainable=_number(facts, "trainable_num_params") or params,
-        activation_bytes=_number(facts, "activation_mem_per_gpu"),
-        hidden_size=int(_number(facts, "hidden_size")),
+        trainable=_count(facts, "trainable_num_params") or params,
+        activation_bytes=_count(facts, "activation_mem_per_gpu"),
+        hidden_size=int(_count(facts, "hidden_size")),
     )
 
 
@@ -75,7 +76,8 @@ def estimate(model: Model, stage: int, config: Mapping[str, object], devices: in
 def _states(config: Mapping[str, object]) -> int:
     optimizer = _section(config, "optimizer")
     kind = str(optimizer.get("type", "")).lower()
-    if kind == "sgd" and _number(_section(optimizer, "params"), "momentum"):
+    momentum = _section(optimizer, "params").get("momentum")
+    if kind == "sgd" and isinstance(momentum, int | float) and momentum > 0:
         return 1
     return _STATES.get(kind, _ADAM)
 
@@ -94,7 +96,8 @@ def _section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(section: Mapping[str, object], key: str) -> float:
-    value = section.get(key)
+def _count(facts: Mapping[str, object], key: str) -> float:
+    """A fact about a model; 0: it is not told, or is none that a model can have."""
+    value = facts.get(key)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return max(float(value), 0) if is_number else 0  # type: ignore[arg-type]
+    return float(value) if is_number and 1 <= value <= MOST_BYTES else 0  # type: ignore[arg-type,operator]

@@ -14,6 +14,7 @@ from dsl.autotune.names import micro_batch_name
 from dsl.autotune.section import show
 from dsl.autotune.spaces import first_config, without_nulls
 from dsl.errors import AutotuningError
+from dsl.lists import BEYOND
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,8 +93,13 @@ def read_batches(section: Section, config: Mapping[str, object], workers: int) -
     """The bounds that section and config set. Values of other kinds than DeepSpeed's count as not said.
 
     Raises:
-        AutotuningError: every micro batch that is listed makes too large a step.
+        AutotuningError: a count is beyond all bounds, or every micro batch that is listed makes too large a
+            step.
     """
+    for key in (MICRO_BATCH, ACCUMULATION):
+        value = config.get(key)
+        if any(_is_count(one) and one >= BEYOND for one in (value if isinstance(value, list) else [value])):
+            raise AutotuningError(f"{key}: expected numbers of at most {BEYOND - 1}, got {show(value)}")
     most_of_step = None
     if section.max_train_batch_size is not None:
         most_of_step = section.max_train_batch_size * section.mp_size // workers

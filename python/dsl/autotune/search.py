@@ -111,6 +111,11 @@ class _Stages:
         self._config = config
         self._resources = resources
         self._workers = resources.nodes * resources.slots_per_node
+        if self._workers % section.mp_size:
+            raise AutotuningError(
+                f"autotuning.mp_size {section.mp_size} does not divide the {self._workers} workers of an "
+                "experiment: lower it, or take as many slots as it needs"
+            )
         self._batches = read_batches(section, config, self._workers)
         self._stages = _read_stages(config)
         self._book = book
@@ -227,7 +232,7 @@ class _Stages:
             found.sizes,
             found.samples,
             hidden_size=self._model.hidden_size if self._model else 0,
-            workers=self._workers / self._section.mp_size,
+            workers=self._workers // self._section.mp_size,
         )
         self._book.notes.append((yield from _tune_grid(grid, self._book, self._resources)))
         best, full = fast, self._book.best_of(grid.name)

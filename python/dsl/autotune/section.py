@@ -20,6 +20,12 @@ AUTOTUNING = "autotuning"
 DURATIONS = ("latency", "fwd", "bwd", "step")
 """Metrics of DeepSpeed's file of which less is better."""
 
+MOST_BYTES = 10**18
+"""Of a device, and most parameters of a model: beyond it there is none, and a slip does no harm."""
+
+COUNTS = ("num_params", "trainable_num_params", "activation_mem_per_gpu", "hidden_size")
+"""Keys of ``model_info`` that the search reckons with."""
+
 TUNERS = ("gridsearch", "random", "model_based")
 """Words of ``tuner_type``."""
 
@@ -224,7 +230,7 @@ class _Reader:
     def _arg_mappings(self) -> tuple[tuple[str, str], ...]:
         given = _mapping("autotuning.arg_mappings", self._get("arg_mappings", {}))
         for key, option in given.items():
-            if not isinstance(option, str) or not option.strip() or not key.strip():
+            if not isinstance(option, str) or not option.strip() or not key.strip() or "\0" in option:
                 raise AutotuningError(
                     f"autotuning.arg_mappings: expected an option of the script for {show(key)}, "
                     f"got {show(option)}"
@@ -233,7 +239,17 @@ class _Reader:
 
     def _model_info(self) -> Mapping[str, object] | None:
         given = self._get("model_info", None)
-        return None if given is None else _mapping("autotuning.model_info", given)
+        if given is None:
+            return None
+        facts = _mapping("autotuning.model_info", given)
+        for key in COUNTS:
+            value = facts.get(key, 0)
+            if isinstance(value, int | float) and not 0 <= value <= MOST_BYTES:
+                raise AutotuningError(
+                    f"autotuning.model_info.{key}: expected a number from 0 to {MOST_BYTES:.0e}, "
+                    f"got {show(value)}"
+                )
+        return facts
 
     def _space(self) -> Mapping[str, tuple[object, ...]] | None:
         given = self._get("space", None)
@@ -250,6 +266,12 @@ class _Reader:
             space[key] = tuple(values)
         if not space:
             raise AutotuningError("autotuning.space is empty: name at least one key and its values")
+        for key in space:
+            inner = next((one for one in space if one.startswith(f"{key}.")), None)
+            if inner is not None:
+                raise AutotuningError(
+                    f"autotuning.space: {show(inner)} is a part of {show(key)}, leave one of them out"
+                )
         return space
 
     def _memory(self) -> int | None:
@@ -257,7 +279,7 @@ class _Reader:
         if value is None:
             return None
         size = parse_size(value) if isinstance(value, str) else value
-        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= MOST_BYTES:
             raise AutotuningError(
                 f"autotuning.device_memory: expected bytes, or a number with K, M or G, got {show(value)}"
             )

@@ -1,6 +1,7 @@
 """Spaces of configs: the values that are tried for each key, and every config that they make.
 
-A list in a config is what the user wants tried. Defaults of the ZeRO stages are DeepSpeed's.
+A list in a config is what the user wants tried, where DeepSpeed takes one value. Defaults of the ZeRO stages
+are DeepSpeed's.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
 MOST_POINTS = 20_000
 """Of a space: a slip in its lists does no harm."""
 
-# Sections in which a list is one value.
-_HOLDS_LISTS = (
-    *("optimizer", "scheduler", AUTOTUNING, "sparse_attention", "compression_training", "data_efficiency"),
-    *("curriculum_learning", "elasticity", "tensor_parallel", "inference_tp"),
+# Where DeepSpeed takes one number, word or switch, so that a list is what to try. Elsewhere it is a value.
+_SECTIONS = (
+    *(ZERO, f"{ZERO}.offload_param", f"{ZERO}.offload_optimizer"),
+    *("fp16", "bf16", "bfloat16", "activation_checkpointing", "aio"),
+)
+_KEYS = (
+    *(MICRO_BATCH, ACCUMULATION, "gradient_clipping", "prescale_gradients", "gradient_predivide_factor"),
+    *("gradient_allreduce_op", "sparse_gradients", "communication_data_type", "disable_allgather"),
 )
 _BUCKETS = [50_000_000, 500_000_000, 1_000_000_000]
 _BOTH = [True, False]
@@ -101,19 +106,24 @@ class Grid:
     """All different, in the order in which a grid search goes through them."""
 
 
-def first_config(config: Mapping[str, object]) -> dict[str, object]:
-    """A config in which each list of values to try is replaced by the first of them."""
+def first_config(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """A config in which each list of values to try is replaced by the first of them.
+
+    ``prefix``: of its keys, with a dot at the end; empty: it is a whole config.
+    """
     own: dict[str, object] = {}
     for key, value in config.items():
-        if key in _HOLDS_LISTS:
-            own[key] = value
-        elif isinstance(value, dict):
-            own[key] = first_config(value)
-        elif isinstance(value, list) and value:
+        if isinstance(value, dict):
+            own[key] = first_config(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and _is_tried(prefix + key):
             own[key] = value[0]
         else:
             own[key] = value
     return own
+
+
+def _is_tried(key: str) -> bool:
+    return key in _KEYS or key.rpartition(".")[0] in _SECTIONS
 
 
 def without_nulls(config: Mapping[str, object]) -> dict[str, object]:
@@ -132,7 +142,7 @@ def zero_grid(
     samples: int,
     *,
     hidden_size: int,
-    workers: float,
+    workers: int,
 ) -> Grid:
     """The full space of a ZeRO stage.
 
@@ -169,7 +179,7 @@ def zero_grid(
         micro_batch = point[MICRO_BATCH]
         assert isinstance(micro_batch, int)
         steps = max(samples // micro_batch, 1)
-        point |= {ACCUMULATION: steps, TRAIN_BATCH: int(micro_batch * steps * workers)}
+        point |= {ACCUMULATION: steps, TRAIN_BATCH: micro_batch * steps * workers}
         if (content := fingerprint(point)) not in seen:
             seen.add(content)
             points.append(Point(full_name(point, tuned, f"z{stage}_"), point, choice))
@@ -206,11 +216,9 @@ def _sizes_of(stage: int, hidden_size: int) -> dict[str, object]:
 
 def _axes(space: Mapping[str, object], prefix: str) -> Iterator[Axis]:
     for key, value in space.items():
-        if not prefix and key in _HOLDS_LISTS:
-            continue
         if isinstance(value, dict):
             yield from _axes(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and len(values := _different(value)) > 1:
+        elif isinstance(value, list) and _is_tried(prefix + key) and len(values := _different(value)) > 1:
             yield Axis(prefix + key, values)
 
 
@@ -238,7 +246,7 @@ def _put(config: dict[str, object], key: str, value: object) -> None:
                 f"{show(section)} and no section"
             )
         inner = section
-    inner[parts[-1]] = value
+    inner[parts[-1]] = _copy(value) if isinstance(value, dict) else value  # no config changes another one
 
 
 def _copy(config: Mapping[str, object]) -> dict[str, object]:

@@ -54,11 +54,27 @@ def test_words_without_a_config_are_refused(words: str) -> None:
         ('{"a": 1, "a": 2}', "c.json: duplicate key 'a': keep one of them"),
         ('{"a": NaN}', "c.json: NaN is no JSON: write a number"),
         ("{", "c.json: Expecting property name"),
+        ('{"a": 1e400}', "^c.json: 1e400 is beyond all numbers: write a smaller one$"),
+        ('{"a": -1e400}', "^c.json: -1e400 is beyond all numbers"),
+        ('{"a": 1' + 400 * "0" + "}", "^c.json: 10+...0+ is beyond all numbers"),
+        ('{"a": 1' + 5000 * "0" + "}", "^c.json: 10+...0+ is beyond all numbers"),
+        ('{"a": ' + 950 * '{"a": ' + "1" + 951 * "}", "^c.json: more than 100 objects or lists inside one"),
+        ('{"a": ' + 100_000 * "[" + "1" + 100_000 * "]" + "}", "^c.json: more than 100 objects or lists"),
+        (
+            r'{"autotuning": {"results_dir": "\ud800x"}}',
+            r"^c.json: '\\ud800x' is no text: write it in UTF-8$",
+        ),
+        (r'{"a": [{"\udfff": 1}]}', r"^c.json: '\\udfff' is no text"),
     ],
 )
 def test_a_config_that_is_no_strict_json_is_refused(text: str, message: str) -> None:
     with pytest.raises(AutotuningError, match=message):
         parse_config(text, "c.json")
+
+
+def test_a_config_may_be_deep_and_hold_any_text_and_large_numbers() -> None:
+    text = r'{"a": [1e308, -1e308, 1' + 300 * "0" + r', "\ud83d\ude00 é"], "b": ' + 98 * "[" + 98 * "]" + "}"
+    assert parse_config(text, "c.json")["a"] == [1e308, -1e308, 10**300, "\U0001f600 é"]
 
 
 def test_deepspeed_gets_url_safe_base64_and_other_scripts_a_path() -> None:

@@ -63,3 +63,15 @@ def test_a_model_is_known_by_its_parameters() -> None:
     assert read_model({"num_params": 5, "trainable_num_params": 2, "activation_mem_per_gpu": 3.5}) == Model(
         5, 2, 3.5
     )
+
+
+def test_facts_that_no_model_can_have_are_not_known() -> None:
+    assert read_model({"num_params": 10**400}) is None
+    assert read_model({"num_params": 1e300}) is None
+    wild = {
+        "num_params": 5,
+        "hidden_size": 1e30,
+        "activation_mem_per_gpu": 1e-300,
+        "trainable_num_params": -1,
+    }
+    assert read_model(wild) == Model(5, 5, 0, 0)

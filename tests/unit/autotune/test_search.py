@@ -472,3 +472,56 @@ def test_no_config_runs_twice_names_differ_and_a_replay_decides_the_same(
     for one, after in pairwise(played.summary.ties):
         assert one.runs >= 1
         assert after.least <= after.most
+
+
+LISTS: dict[str, object] = {
+    "comms_logger": {"enabled": True, "prof_ops": ["all_reduce", "all_gather"]},
+    "torch_autocast": {
+        "enabled": True,
+        "lower_precision_safe_modules": ["torch.nn.Linear", "torch.nn.Conv2d"],
+    },
+    "data": {"files": ["a", "b"]},
+    "tags": ["a", "b"],
+}
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_list_is_what_to_try_only_where_deepspeed_takes_one_value(*, fast: bool) -> None:
+    zero: dict[str, object] = {
+        "stage": [1],
+        "leaf_module": {"classes": ["A", "B"]},
+        "reduce_bucket_size": [3, 4],
+    }
+    user = {**full(fast=fast), **LISTS, "zero_optimization": zero}
+    played = play(user, grows)
+    for batch in played.batches:
+        for one in batch:
+            assert {key: one.config[key] for key in LISTS} == LISTS
+            own = one.config["zero_optimization"]
+            assert isinstance(own, dict)
+            assert own["leaf_module"] == {"classes": ["A", "B"]}
+            assert own["reduce_bucket_size"] in ((3,) if fast else (3, 4))
+            assert one.config["gradient_clipping"] in ((1,) if fast else (1, 2))
+    assert played.summary.best is not None
+    assert {key: played.summary.best.config[key] for key in LISTS} == LISTS
+
+
+def test_workers_that_make_no_whole_copies_of_the_model_are_refused_before_anything_runs() -> None:
+    with pytest.raises(AutotuningError, match="mp_size 4 does not divide the 2 workers of an experiment"):
+        play(config(0, {"mp_size": 4}), up_to(4), replace(ONE, slots_per_node=2))
+
+
+def test_configs_of_a_space_share_no_section() -> None:
+    user: dict[str, object] = {"autotuning": {"space": {"a": [{"x": {"y": 1}}], "b": [1, 2]}, "repeats": 0}}
+    first, second = [
+        one.config["a"] for batch in play(user, lambda _: ok(throughput=1)).batches for one in batch
+    ]
+    assert first == second == {"x": {"y": 1}}
+    assert first is not second
+
+
+@pytest.mark.parametrize("key", ["gradient_accumulation_steps", "train_micro_batch_size_per_gpu"])
+def test_huge_counts_of_a_config_are_refused_before_anything_runs(key: str) -> None:
+    for value in (10**300, [1, 10**300]):
+        with pytest.raises(AutotuningError, match=rf"^{key}: expected numbers of at most 999999999, got "):
+            play({**full(), key: value}, grows)

@@ -57,16 +57,36 @@ def test_a_space_of_any_keys_is_kept_in_its_order() -> None:
         ({"near": 2}, r"near: expected a share from 0 to 1, got 2"),
         ({"exp_timeout_s": -1}, r"exp_timeout_s: expected a number of seconds, got -1"),
         ({"device_memory": "lots"}, r"device_memory: expected bytes, or a number with K, M or G, got 'lots'"),
+        ({"device_memory": 10**400}, r"device_memory: expected bytes, or a number with K, M or G, got 1000"),
+        ({"device_memory": "9999999999G"}, r"device_memory: expected bytes, or a number with K, M or G"),
+        (
+            {"model_info": {"num_params": 10**400}},
+            r"model_info.num_params: expected a number from 0 to 1e\+18",
+        ),
+        (
+            {"model_info": {"hidden_size": 1e300}},
+            r"model_info.hidden_size: expected a number from 0 to 1e\+18",
+        ),
+        (
+            {"model_info": {"activation_mem_per_gpu": -1}},
+            r"model_info.activation_mem_per_gpu: expected a num",
+        ),
         ({"end_profile_step": 2}, r"end_profile_step 2 is before start_profile_step 3"),
         (
             {"min_train_micro_batch_size_per_gpu": 9, "max_train_micro_batch_size_per_gpu": 8},
             r"max_train_micro_batch_size_per_gpu 8 is below min_train_micro_batch_size_per_gpu 9",
         ),
         ({"arg_mappings": {"a": 3}}, r"arg_mappings: expected an option of the script for 'a', got 3"),
+        ({"arg_mappings": {"a": "-b\0"}}, r"arg_mappings: expected an option of the script for 'a', got "),
         ({"model_info": 3}, r"model_info: expected an object with keys, got 3"),
         ({"space": {}}, r"autotuning.space is empty: name at least one key and its values"),
         ({"space": {"a": 3}}, r"autotuning.space: expected a list of values for 'a', got 3"),
         ({"space": {"a..b": [1]}}, r"autotuning.space: 'a..b' is no key of the config"),
+        (
+            {"space": {"a": [{"x": 1}], "a.x": [2, 3]}},
+            r"space: 'a.x' is a part of 'a', leave one of them out",
+        ),
+        ({"space": {"a.b.c": [1], "a.b": [1]}}, r"space: 'a.b.c' is a part of 'a.b', leave one of them out"),
         ({"space": {"autotuning.seed": [1]}}, r"autotuning.space: 'autotuning.seed' is no key of the config"),
     ],
 )
