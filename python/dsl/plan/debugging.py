@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.model.job import Job
     from dsl.model.node import NodePlan, WorkerPlan
+    from dsl.model.remote import Remote
     from dsl.model.request import DebugRequest, ProgramRequest
 
 ALL = "all"
@@ -145,16 +146,19 @@ def attach_notices(plan: NodePlan, job: Job) -> tuple[Notice, ...]:
     return _told(found, job.debug)
 
 
-def attach_everywhere(job: Job, facts: Facts) -> tuple[Notice, ...]:
+def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, ...]:
     """How to attach, from this machine, to the workers of all hosts of a job, if their places are known.
 
     Raises:
-        OptionError: a rank is named that the job does not have.
+        OptionError: a rank is named that the job does not have, or an address that only one host has.
+        PortError: a worker's port would be none, there or here.
     """
     asked = job.debug
     world_size = sum(len(host.slots) for host in job.hosts)
     _check_ranks(asked, world_size)
     is_tunnelled = asked.address.startswith("127.") or asked.address in ("::1", "localhost")
+    if not is_tunnelled and asked.address not in EVERYWHERE:
+        _check_hosts(job)
     found: list[Attach] = []
     tunnels: list[Notice] = []
     names = [host.name for host in job.hosts]
@@ -166,22 +170,54 @@ def attach_everywhere(job: Job, facts: Facts) -> tuple[Notice, ...]:
     for host in job.hosts:
         ranks = range(rank, rank + len(host.slots))
         rank = ranks.stop
-        chosen = [(local, one) for local, one in enumerate(ranks) if is_debugged(asked, one)]
+        ports = [(one, debug_port(job, one, local)) for local, one in enumerate(ranks)]
+        chosen = [(one, port) for one, port in ports if port is not None]
         is_here = facts.names.is_this_machine(host.name)
         if is_here and is_tunnelled:
-            found += [Attach(one, asked.address, asked.port + local) for local, one in chosen]
+            found += [Attach(one, asked.address, port) for one, port in chosen]
             continue
         if not is_tunnelled:
             address = host.name if asked.address in EVERYWHERE else asked.address
-            found += [Attach(one, address, asked.port + local) for local, one in chosen]
+            found += [Attach(one, address, port) for one, port in chosen]
             continue
         # Ranks of several hosts have the same port there: here each has one of its own.
         first = asked.port + beyond
-        found += [Attach(one, LOCAL, first + one) for _, one in chosen]
-        words = [f"-L {first + one}:{asked.address}:{asked.port + local}" for local, one in chosen]
+        found += [Attach(one, LOCAL, first + one) for one, _ in chosen]
+        words = [f"-L {first + one}:{_shown(asked.address)}:{port}" for one, port in chosen]
         if words:
-            tunnels.append(Notice("critical", f"to reach {host.name}: ssh -N {' '.join(words)} {host.name}"))
+            line = " ".join(("ssh", *_ssh_words(remote), "-N", *words, host.name))
+            tunnels.append(Notice("critical", f"to reach {host.name}: {line}"))
+    last = max([one.port for one in found], default=0)
+    if last > LAST_PORT:
+        raise PortError(
+            f"the last rank to debug would be reached at port {last} of this machine, above {LAST_PORT}: "
+            "lower --debug-port"
+        )
     return (*tunnels, *_told(found, asked))
+
+
+def _ssh_words(remote: Remote) -> tuple[str, ...]:
+    """What the user says about ssh, quoted: the launcher reaches the hosts by the same."""
+    from shlex import quote as shell_word
+
+    words = remote.args if remote.launcher == "ssh" else ()
+    port = () if remote.ssh_port is None or remote.launcher == "slurm" else ("-p", str(remote.ssh_port))
+    return tuple(map(shell_word, (*words, *port)))
+
+
+def _check_hosts(job: Job) -> None:
+    """Refuse ranks of several hosts at an address that only one of them has."""
+    names, rank = [], 0
+    for host in job.hosts:
+        ranks = range(rank, rank + len(host.slots))
+        rank = ranks.stop
+        if any(is_debugged(job.debug, one) for one in ranks):
+            names.append(host.name)
+    if len(names) > 1:
+        raise OptionError(
+            f"--debug-address {quote(job.debug.address)} is of one host, and ranks of {len(names)} hosts are "
+            f"to be debugged: give {EVERYWHERE[0]}, or name ranks of one host"
+        )
 
 
 def _check_ranks(asked: DebugRequest, world_size: int) -> None:

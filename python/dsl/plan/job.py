@@ -119,13 +119,13 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     notices = (*unused, *active.notices)
     if not active.is_remote:
         return JobPlan(job, active.node_rank, notices)
-    if job.debug.ranks and not is_elastic:
-        from dsl.plan.debugging import attach_everywhere
-
-        notices = (*notices, *attach_everywhere(job, facts))
     from dsl.plan.remote import plan_remote, remote_variables
 
     remote = plan_remote(request, active, facts)
+    if job.debug.ranks and not is_elastic:
+        from dsl.plan.debugging import attach_everywhere
+
+        notices = (*notices, *attach_everywhere(job, remote, facts))
     env, told = remote_variables(job.env, facts)
     job = replace(job, env=env)
     if is_elastic:

@@ -170,6 +170,8 @@ def test_an_option_whose_value_may_be_missing_never_takes_the_word_behind_it(com
     parsed = FRONT_ENDS[command].parse_args(["--debug", "t.py", "--debug"])
     assert (parsed.debug, getattr(parsed, LINES[command].script)) == ("all", "t.py")
     assert FRONT_ENDS[command].parse_args(["--debug=1", "t.py"]).debug == "1"
+    with pytest.raises(SystemExit):
+        FRONT_ENDS[command].parse_args(["--debug=", "t.py"])
 
 
 @pytest.mark.parametrize("command", LINES)

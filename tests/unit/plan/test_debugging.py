@@ -14,7 +14,7 @@ from dsl._record import replace
 from dsl.errors import OptionError, PortError, UsageError
 from dsl.model.node import NodePlan
 from dsl.model.request import DebugRequest, ProgramRequest
-from dsl.plan.debugging import attach_everywhere, attach_notices, check_ports, debug_ranks, is_debugged
+from dsl.plan.debugging import attach_notices, check_ports, debug_ranks, is_debugged
 from dsl.plan.job import plan_job
 
 HOSTS = "here slots=2\nn1 slots=2\n"
@@ -143,10 +143,7 @@ def test_neighbours_share_a_line() -> None:
 def everywhere(hosts: str, **wishes: Any) -> list[str]:
     facts = make_facts(files={"/hosts": hosts})
     planned = plan_job(make_request("deepspeed", hostfile="/hosts", **wishes), facts)
-    assert [one.line for one in attach_everywhere(planned.job, facts)] == [
-        one.line for one in planned.notices if one.level == "critical"
-    ]
-    return [one.line for one in attach_everywhere(planned.job, facts)]
+    return [one.line for one in planned.notices if one.level == "critical"]
 
 
 def places(lines: list[str]) -> list[tuple[str, str, int]]:
@@ -177,3 +174,51 @@ def test_ports_that_everybody_reaches_are_named_by_their_hosts() -> None:
 def test_a_rank_that_no_host_has_is_refused_before_any_is_reached() -> None:
     with pytest.raises(OptionError, match="the job has ranks 0 to 3"):
         everywhere(HOSTS, ranks="4")
+
+
+def test_the_line_for_ssh_reaches_the_hosts_as_the_launcher_does() -> None:
+    own = {"ssh_port": 2222, "launcher_args": "-i '/my keys/id' -o User=me"}
+    (line, *_) = everywhere(HOSTS, ranks="2", launcher="ssh", **own)
+    said = "ssh -i '/my keys/id' -o User=me -p 2222 -N -L 5680:127.0.0.1:5678 n1"
+    assert line == f"to reach n1: {said}"
+    (line, *_) = everywhere(HOSTS, ranks="2", launcher="pdsh", **own)
+    assert line == "to reach n1: ssh -p 2222 -N -L 5680:127.0.0.1:5678 n1", (
+        "the words are for pdsh, not for ssh"
+    )
+
+
+def test_an_address_with_colons_stands_in_brackets_in_the_line_for_ssh() -> None:
+    (line, *_) = everywhere(HOSTS, ranks="2", debug_address="::1")
+    assert line == "to reach n1: ssh -N -L 5680:[::1]:5678 n1"
+
+
+@pytest.mark.parametrize(
+    "hosts, wishes, said",
+    [
+        (
+            HOSTS,
+            {"ranks": "0,2", "debug_address": "10.0.0.5"},
+            "'10.0.0.5' is of one host, and ranks of 2 hosts",
+        ),
+        (HOSTS, {"ranks": "all", "debug_port": 65535}, "rank 1 would be debugged at port 65536, above 65535"),
+        (
+            "n1 slots=2\nn2 slots=2\n",
+            {"ranks": "3", "debug_port": 65534},
+            "reached at port 65537 of this machine",
+        ),
+    ],
+)
+def test_what_cannot_be_reached_from_here_is_refused_in_one_line(
+    hosts: str, wishes: dict[str, Any], said: str
+) -> None:
+    text = error_of(UsageError, lambda: everywhere(hosts, **wishes))
+    assert text is not None
+    assert_one_line(text)
+    assert said in text
+
+
+def test_an_address_of_one_host_serves_the_ranks_of_that_host() -> None:
+    assert places(everywhere(HOSTS, ranks="2-3", debug_address="10.0.0.5")) == [
+        ("rank 2", "10.0.0.5", 5678),
+        ("rank 3", "10.0.0.5", 5679),
+    ]
