@@ -10,12 +10,13 @@ Where fork servers are asked for, the experiments on the same slots of this host
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections import deque
 from json import dumps, loads
 
-from dsl import EngineError, Output
+from dsl import EngineError, Output, Started
 from dsl._record import record, replace
 from dsl.agent.agent import Agent
 from dsl.agent.once import Once
@@ -166,24 +167,35 @@ class _Lane:
     """Experiments one after another, on a thread that supervises the lane."""
 
     def __init__(self, order: Order, done: Callable[[Done], None]) -> None:
+        """Start the lane with its first experiment."""
         self._done = done
         self._lock = threading.Lock()
-        self._order: Order | None = None
-        self._begin_s = 0.0
+        self._order: Order | None = order
+        self._begin_s = time.monotonic()
+        self._is_stopped = False
+        """The end of the experiment was asked for."""
+        self._is_over = False
+        """It takes no more orders."""
         self._rest = b""
         self._leash = _Leash(replace(order, limit_s=0.0))
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
-        self.is_over = False
-        """It takes no more orders."""
         host = replace(order, name=f"lane of {order.name}", argv=order.lane, stdout="", stderr=os.devnull)
         self._thread = threading.Thread(target=self._run, args=(host,), name=host.name)
         self._thread.start()
+        self._send(order)
 
-    def give(self, order: Order) -> None:
-        """Run an experiment; one at a time."""
+    def give(self, order: Order) -> bool:
+        """Run another experiment; one at a time. False: it takes no more orders."""
         with self._lock:
+            if self._is_over:
+                return False
             self._order = order
             self._begin_s = time.monotonic()
+            self._is_stopped = False
+        self._send(order)
+        return True
+
+    def _send(self, order: Order) -> None:
         words = {
             "argv": order.words,
             "stdout": order.stdout,
@@ -195,11 +207,14 @@ class _Lane:
 
     def stop(self, *, at_once: bool) -> None:
         """End the experiment; at once: the lane, too."""
-        order = self._order
+        with self._lock:
+            order = self._order
+            self._is_stopped = True
+            if order is not None:
+                self._leash.shorten(order.grace_s + PATIENCE_S)
         if at_once or order is None:
             self._leash.pull(at_once=True)
         else:
-            self._leash.shorten(order.grace_s + PATIENCE_S)
             self._write({"stop": order.grace_s})
 
     def settle(self) -> None:
@@ -211,10 +226,11 @@ class _Lane:
         self._leash.shorten(GRACE_S + PATIENCE_S)
         self._thread.join()
         self._leash.close()
-        os.close(self._read_fd)
 
     def hear(self, event: object) -> None:
         """Listen to what the lane answers, on its thread."""
+        if isinstance(event, Started):
+            self._let_go()
         if not isinstance(event, Output) or event.stream != 1:
             return
         *lines, self._rest = (self._rest + event.data).split(b"\n")
@@ -230,16 +246,24 @@ class _Lane:
     def _tell(self, code: int, stop: str, error: str) -> None:
         with self._lock:
             order, self._order = self._order, None
+            if order is not None:
+                self._leash.shorten(0.0)
         if order is not None:
-            self._leash.shorten(0.0)
             self._done(Done(order, code, time.monotonic() - self._begin_s, stop or self._leash.reason, error))
 
     def _begin(self) -> None:
         with self._lock:
             order = self._order
             self._begin_s = time.monotonic()
-        if order is not None and order.limit_s:  # the lane ends it by itself, and is ended if it does not
-            self._leash.shorten(order.limit_s + order.grace_s + PATIENCE_S)
+            # The lane ends it by itself, and is ended if it does not.
+            if order is not None and order.limit_s and not self._is_stopped:
+                self._leash.shorten(order.limit_s + order.grace_s + PATIENCE_S)
+
+    def _let_go(self) -> None:
+        """Nobody but the lane reads orders, so what is written after its end does not wait for a reader."""
+        if self._read_fd >= 0:
+            os.close(self._read_fd)
+            self._read_fd = -1
 
     def _write(self, words: Mapping[str, object]) -> None:
         try:
@@ -249,7 +273,9 @@ class _Lane:
 
     def _run(self, host: Order) -> None:
         code, error = run_order(host, self._leash, (self,), self._read_fd)
-        self.is_over = True
+        with self._lock:
+            self._is_over = True
+        self._let_go()
         self._tell(code or INTERNAL_ERROR, "", error)
 
 
@@ -279,22 +305,29 @@ class Crew:
             self._runners[order.name] = _Single(order, self._note)
             return
         lane = self._lanes.get(place)
-        if lane is None or lane.is_over:
+        if lane is None or not lane.give(order):
             if lane is not None:
                 lane.close()
             lane = self._lanes[place] = _Lane(order, self._note)
         self._runners[order.name] = lane
-        lane.give(order)
+
+    def heard(self) -> list[int]:
+        """Numbers of signals that have come; does not wait."""
+        poll = select.poll()
+        poll.register(self._read_fd, select.POLLIN)
+        return self._read() if poll.poll(0) else []
 
     def wait(self) -> tuple[list[Done], list[int]]:
         """Wait for something: experiments that have ended, and numbers of signals that have come."""
-        told = os.read(self._read_fd, READ_BYTES)
+        signals = self.heard()
+        if not signals and not self._done:
+            signals = self._read()
         done = []
         while self._done:
             one = self._done.popleft()
             self._runners.pop(one.order.name).settle()
             done.append(one)
-        return done, [number for number in told if number]
+        return done, signals
 
     def stop(self, *, at_once: bool = False) -> None:
         """End all experiments that run; they are still to be waited for."""
@@ -310,6 +343,9 @@ class Crew:
             lane.close()
         os.close(self._read_fd)
         os.close(self._write_fd)
+
+    def _read(self) -> list[int]:
+        return [number for number in os.read(self._read_fd, READ_BYTES) if number]
 
     def _note(self, done: Done) -> None:
         self._done.append(done)

@@ -81,7 +81,13 @@ class Tuner:
                 summary: Summary = end.value
                 return summary
 
+    def listen(self) -> None:
+        """Hear signals that have come while nobody waited: where nothing has to run, nobody does."""
+        for number in self._crew.heard():
+            self._hear(number)
+
     def _run_batch(self, batch: Sequence[Experiment]) -> dict[str, Result]:
+        self.listen()
         results: dict[str, Result] = {}
         waiting: deque[Experiment] = deque()
         for experiment in batch:

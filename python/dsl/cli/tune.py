@@ -31,6 +31,7 @@ from dsl.errors import AutotuningError, FilterError, OptionError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
 from dsl.model.request import ElasticRequest
+from dsl.output.routes import needs_run_dir
 from dsl.plan.hosts import choose_hosts
 from dsl.plan.job import plan_job
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from dsl.cli.command import Command
     from dsl.cli.reader import Options
     from dsl.facts import Facts
+    from dsl.model.job import Notice
     from dsl.model.request import Request
     from dsl.plan.hosts import ActiveHosts
 
@@ -82,7 +84,8 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     trains = options.autotuning == "run"
     _refuse(options)
     request = replace(request, elastic=ElasticRequest())
-    setup, config = set_up(request, options, facts)
+    setup, config, notices = set_up(request, options, facts)
+    command.show(notices, request.log_level)
     steps = search(setup.section, config, setup.size)
     batch = next(steps)  # what cannot be tuned at all is said before anything is made
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
@@ -120,8 +123,8 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
 
 def set_up(
     request: Request, options: Options | argparse.Namespace, facts: Facts
-) -> tuple[Setup, dict[str, object]]:
-    """What all experiments have in common, and the config that is tuned.
+) -> tuple[Setup, dict[str, object], tuple[Notice, ...]]:
+    """What all experiments have in common, the config that is tuned, and what the user should know.
 
     Raises:
         UsageError: of the kind that fits.
@@ -163,13 +166,17 @@ def set_up(
         hosts=whole.hosts,
         is_uniform=all(len(host.slots) == slots for host in asked.hosts),
         is_local=planned.remote is None,
-        has_lanes=planned.remote is None and request.start.method == "forkserver",
+        # Workers of a lane write to the files of their experiment, and to no others.
+        has_lanes=planned.remote is None
+        and request.start.method == "forkserver"
+        and request.output.each_rank_log is None
+        and not needs_run_dir(request.output),
         environ=dict(facts.environ),
         visible=_shown(whole),
         script_digest=digest_of(request.program.script),
         device=_device(whole, facts),
     )
-    return setup, config
+    return setup, config, planned.notices
 
 
 def option_words(
@@ -250,7 +257,9 @@ def _search(
     tuner = Tuner(setup, folders, crew, board)
     try:
         with _Signals(crew):
-            return tuner.run(steps, batch), tuner.signals
+            summary = tuner.run(steps, batch)
+        tuner.listen()
+        return summary, tuner.signals
     finally:
         crew.close()
 
@@ -280,9 +289,10 @@ class _Signals:
         signal.set_wakeup_fd(self._crew.bell_fd, warn_on_full_buffer=False)
 
     def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(-1)
         for number, old in self._old.items():
             signal.signal(number, old)
+        # Last: a signal that is not told to the crew finds its old handler again.
+        signal.set_wakeup_fd(-1)
 
 
 def _heard(_number: int, _frame: FrameType | None) -> None:

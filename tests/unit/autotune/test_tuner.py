@@ -34,6 +34,12 @@ class FakeCrew:
         self.signals: list[list[int]] = []
         self.stops: list[bool] = []
         self.most = 0
+        self.bell: list[int] = []
+        """Signals that have come, for whom nobody has waited."""
+
+    def heard(self) -> list[int]:
+        told, self.bell = self.bell, []
+        return told
 
     @property
     def running(self) -> int:
@@ -242,3 +248,22 @@ def test_a_signal_stops_what_runs_and_a_second_one_kills_it(folders: Folders) ->
     # They had written their metrics, and count as ended, as after any end of the tuner.
     _, board = tuned(folders, a_setup(), again, 6)
     assert (len(board.reused), len(again.orders)) == (4, 2)
+
+
+def test_a_signal_ends_a_tuning_of_which_everything_is_known(folders: Folders) -> None:
+    """Nobody waits then, and `run` would train."""
+    tuned(folders, a_setup(), FakeCrew())
+    crew = FakeCrew()
+    crew.bell = [15]
+    steps = one_batch(experiments(4), {})
+    tuner = Tuner(a_setup(), folders, crew, Board())  # type: ignore[arg-type]
+    tuner.run(steps, next(steps))
+    assert (tuner.signals, crew.orders) == ([15], [])
+
+
+def test_nothing_is_started_after_a_signal_that_came_while_nobody_waited(folders: Folders) -> None:
+    crew = FakeCrew()
+    crew.bell = [2]
+    seen, _ = tuned(folders, a_setup(), crew)
+    assert crew.orders == []
+    assert {one.outcome for one in seen.values()} == {"stopped"}

@@ -92,7 +92,7 @@ def tuned(hosts: str, words: str = "", **environ: str) -> Setup:
     request, options = deepspeed.read(line, {})
     facts = this_machine()
     facts.environ = {"PATH": "/bin:/usr/bin", **environ}
-    setup, _ = set_up(replace(request, elastic=ElasticRequest()), options, facts)
+    setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), options, facts)
     return setup
 
 
@@ -172,3 +172,27 @@ def test_what_cannot_be_tuned_is_said_before_anything_runs(
         (folder / "c.json").write_text(config)
     with pytest.raises(kind, match=message):
         tuned(hosts, words)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "words, has_lanes",
+    [
+        ("", True),
+        ("--tag-output always", True),
+        ("--enable_each_rank_log logs", False),
+        ("--log-dir logs", False),
+        ("--redirects 3", False),
+    ],
+)
+def test_files_of_each_rank_keep_experiments_out_of_lanes(words: str, *, has_lanes: bool) -> None:
+    """Those of a lane write to the files of their experiment alone."""
+    assert tuned("localhost slots=2", f"--start-method forkserver {words}").has_lanes is has_lanes
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_the_user_should_know_of_the_job_is_told_by_its_tuning() -> None:
+    line = shlex.split("--num_gpus 1 --preload json --autotuning tune t.py --config c.json")
+    request, options = deepspeed.read(line, {})
+    _, _, notices = set_up(replace(request, elastic=ElasticRequest()), options, this_machine())
+    assert "--preload has no effect without --start-method forkserver" in [one.text for one in notices]
