@@ -95,7 +95,7 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
             folders.empty()
         folders.mark(is_finished=False)
         summary, signals = _search(steps, batch, setup, folders, board)
-        words = () if summary.best is None else _optimal(setup, summary.best, folders)
+        words = _optimal(setup, summary.best, folders)
         folders.mark(is_finished=not signals)
         board.finish(summary)
     finally:
@@ -110,7 +110,9 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
             die_of_interrupt()
         return 128 + signals[0]
     if not words:
-        command.say(f"error: no experiment ran well, see {folders.results_dir}")
+        command.say(
+            f"error: no experiment ran well, see {folders.results_dir}; the same command tries them again"
+        )
         return 1
     if trains:
         command.say(f"training with {folders.results_dir}/{OPTIMAL_CONFIG}")
@@ -264,8 +266,11 @@ def _search(
         crew.close()
 
 
-def _optimal(setup: Setup, best: Experiment, folders: Folders) -> tuple[str, ...]:
-    """Write the best config down; the words that train with it."""
+def _optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tuple[str, ...]:
+    """Write the best config down, or that there is none; the words that train with it."""
+    if best is None:
+        folders.forget_optimal()
+        return ()
     config = without_tuning(best.config)
     path = f"{folders.results_dir}/{OPTIMAL_CONFIG}"
     word = replace(setup.config, is_encoded=False)

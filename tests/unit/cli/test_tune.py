@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +13,11 @@ import pytest
 from tests.unit.cli.test_requests import BOTH, DEEPSPEED
 
 from dsl._record import replace
+from dsl.autotune.experiment import Experiment, Summary
+from dsl.autotune.folders import Folders
 from dsl.cli import deepspeed
 from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.cli.tune import _device, option_words, set_up
+from dsl.cli.tune import _device, _optimal, _search, option_words, set_up
 from dsl.devices.nvidia import Device, Survey
 from dsl.errors import AutotuningError, HostfileError, UsageError
 from dsl.facts import this_machine
@@ -196,3 +200,34 @@ def test_what_the_user_should_know_of_the_job_is_told_by_its_tuning() -> None:
     request, options = deepspeed.read(line, {})
     _, _, notices = set_up(replace(request, elastic=ElasticRequest()), options, this_machine())
     assert "--preload has no effect without --start-method forkserver" in [one.text for one in notices]
+
+
+NOTHING = Summary("throughput", False, None, None, (), (), (), "done")
+
+
+def test_an_optimum_of_an_earlier_tuning_does_not_stay_where_nothing_ran(folder: Path) -> None:
+    setup, folders = tuned("localhost slots=2"), Folders("results", "exps")
+    best = Experiment("lr=1", {"lr": 1, "autotuning": {}}, "run", "space")
+    written = ("ds_config_optimal.json", "cmd_optimal.txt")
+    assert _optimal(setup, best, folders)
+    assert all((folder / "results" / name).exists() for name in written)
+    assert _optimal(setup, None, folders) == ()
+    assert not any((folder / "results" / name).exists() for name in written)
+    folders.close()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_signal_after_the_last_experiment_is_not_lost() -> None:
+    """`run` would go on to the training."""
+
+    def steps() -> Any:
+        yield ()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return NOTHING
+
+    search: Any = steps()
+    nobody: Any = None
+    before = signal.getsignal(signal.SIGTERM)
+    summary, signals = _search(search, next(search), tuned("localhost slots=2"), nobody, nobody)
+    assert (summary, signals) == (NOTHING, [signal.SIGTERM])
+    assert signal.getsignal(signal.SIGTERM) is before
