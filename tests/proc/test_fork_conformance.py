@@ -282,6 +282,8 @@ LEAVES = {
     "exit": "raise SystemExit(300)",
     "error": "1 / 0",
     "buffers": "libc.printf(b'of C')\nprint('of Python')",
+    "stream": "import os\nlibc.fdopen.restype = ctypes.c_void_p\n"
+    "libc.fputs(b'of a stream', ctypes.c_void_p(libc.fdopen(os.dup(1), b'w')))",
     "functions": "import atexit\natexit.register(print, 'atexit')",
     "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
     "child": "import os\nif os.fork() == 0:\n    print('child')\nelse:\n    os.wait()",
@@ -311,6 +313,51 @@ def test_an_end_leaves_out_what_the_server_has_registered_beside_torch_alone(
     if preload == "torch" and not variable:
         plain = [one._replace(out=one.out.replace("server\n", "")) for one in plain]
     assert dict(zip(LEAVES, forked, strict=True)) == dict(zip(LEAVES, plain, strict=True))
+
+
+READER = """
+import ctypes, os, threading, torch
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+read, _kept = os.pipe()
+stream = ctypes.c_void_p(libc.fdopen(read, b"r"))
+threading.Thread(target=libc.fgets, args=(ctypes.create_string_buffer(9), 9, stream), daemon=True).start()
+while libc.ftrylockfile(stream) == 0:
+    libc.funlockfile(stream)
+libc.printf(b"of C")
+"""
+
+
+def test_a_thread_that_reads_a_stream_of_c_does_not_hold_up_an_end(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(AT_EXIT.format("server"))
+    (tmp_path / "read.py").write_text(READER)
+    with Forks(tmp_path, program=["read.py"], preload=["torch"], env=environment()) as forks:
+        assert forks.wait() is None
+        assert forks.run(["read.py"]) == forks.run(["read.py"], is_forked=False)
+
+
+SET_GROUP = """
+import os, threading
+is_over, has_begun = threading.Event(), threading.Event()
+thread = threading.Thread(target=lambda: (has_begun.set(), is_over.wait()))
+thread.start()
+has_begun.wait()
+os.setgid(os.getgid())
+is_over.set()
+thread.join()
+print("done")
+"""
+
+
+def test_a_worker_whose_server_once_had_a_thread_may_change_its_user(tmp_path: Path) -> None:
+    """The C library tells its threads by a signal, whose handler it installs with the first thread."""
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthread = threading.Thread(target=int)\nthread.start()\nthread.join()"
+    )
+    (tmp_path / "change.py").write_text("import threaded" + SET_GROUP)
+    with Forks(tmp_path, program=["change.py"], preload=["threaded"], env=environment()) as forks:
+        assert forks.wait() is None
+        assert forks.run(["change.py"]) == [Result(0, None, "done\n", "")]
 
 
 def test_the_text_that_a_worker_finds_is_what_it_runs(tmp_path: Path) -> None:

@@ -16,9 +16,12 @@ unsafe extern "C" {
     fn ftrylockfile(stream: Stream) -> c_int;
     fn funlockfile(stream: Stream);
     fn fflush(stream: Stream) -> c_int;
-    static stdin: Stream;
-    static stdout: Stream;
-    static stderr: Stream;
+    fn __fpending(stream: Stream) -> usize;
+    fn _IO_list_lock();
+    fn _IO_list_unlock();
+    fn _IO_iter_begin() -> Stream;
+    fn _IO_iter_next(at: Stream) -> Stream;
+    fn _IO_iter_file(at: Stream) -> Stream;
 }
 
 /// From now on an `exit` of this process, and of those that it forks, calls what is asked for from now on, writes
@@ -32,21 +35,41 @@ pub(crate) fn forget_exit_functions(_child: ForkedChild) {
 
 /// The last of the exit functions that were asked for since; the others come behind it.
 extern "C" fn end(status: c_int, _: *mut c_void) {
-    // SAFETY: the C library has set them, and nobody changes them now.
-    let standard = unsafe { [stdin, stdout, stderr] };
     // A thread that waits for input holds its stream for ever. Then the process ends as it would have.
-    if standard.into_iter().all(is_free) {
-        // SAFETY: null stands for all streams.
-        let _ = unsafe { fflush(null_mut()) };
+    if write_free_streams() {
         super::exit_now(status);
     }
 }
 
-fn is_free(stream: Stream) -> bool {
-    // SAFETY: it is one of the standard streams, which are never freed.
+/// Writes what streams hold that nobody uses; whether those were all. `fflush` of all of them would wait for the
+/// others, which `exit` does not.
+fn write_free_streams() -> bool {
+    let mut are_all = true;
+    // SAFETY: takes no argument. It is held while the list is walked, as the C library does itself.
+    unsafe { _IO_list_lock() };
+    // SAFETY: the list is locked.
+    let mut at = unsafe { _IO_iter_begin() };
+    while !at.is_null() {
+        // SAFETY: the list is locked, and the end has not been passed.
+        are_all &= write_if_free(unsafe { _IO_iter_file(at) });
+        // SAFETY: as above.
+        at = unsafe { _IO_iter_next(at) };
+    }
+    // SAFETY: it was locked above.
+    unsafe { _IO_list_unlock() };
+    are_all
+}
+
+fn write_if_free(stream: Stream) -> bool {
+    // SAFETY: it is in the list, from which nobody can take it now.
     let is_free = unsafe { ftrylockfile(stream) } == 0;
     if is_free {
-        // SAFETY: as above, and it was locked just now.
+        // SAFETY: as above, and this thread has it.
+        if unsafe { __fpending(stream) } > 0 {
+            // SAFETY: as above. A failure is one of the file's, of which nobody can be told now.
+            let _ = unsafe { fflush(stream) };
+        }
+        // SAFETY: as above.
         unsafe { funlockfile(stream) };
     }
     is_free

@@ -12,6 +12,9 @@ use super::ForkedChild;
 pub(crate) struct SignalSet(pub(crate) u64);
 
 impl SignalSet {
+    pub(crate) const NONE: Self = Self(0);
+    /// Every signal, those of the C library, too.
+    pub(crate) const EVERY: Self = Self(u64::MAX);
     /// Every signal but those that the C library sends between its threads: with one of them blocked in some
     /// thread, `setuid` and its like wait for that thread for ever.
     ///
@@ -25,6 +28,10 @@ impl SignalSet {
 
     pub(crate) fn of(signals: &[i32]) -> Self {
         Self(signals.iter().fold(0, |set, signal| set | Self::bit(*signal)))
+    }
+
+    pub(crate) const fn has(self, signal: i32) -> bool {
+        self.0 & Self::bit(signal) != 0
     }
 
     const fn bit(signal: i32) -> u64 {

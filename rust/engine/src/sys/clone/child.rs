@@ -10,7 +10,7 @@ use super::binding::bind;
 use super::calls::{self, Errno, OwnTable};
 use super::{Descriptors, Entry, Exchange, Failure, ProcessGroup, Rest, StdioSource, Step};
 use crate::sys::ForkedChild;
-use crate::sys::signal::LAST_SIGNAL;
+use crate::sys::signal::{LAST_SIGNAL, SignalSet};
 
 /// The child. Returns only on failure, after noting the step and errno for the parent.
 ///
@@ -34,13 +34,12 @@ fn prepare(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
     // SAFETY: `spawn` cloned this process by the same plan, which keeps all that is used below.
     let table = unsafe { OwnTable::take(plan.descriptors) }.map_err(Failure::at(Step::Descriptors))?;
     let rest = plan.descriptors.rest();
-    let unbound = take_steps(
-        &table,
-        &plan.entry,
-        exchange.parent,
-        exchange.reset_handlers,
-        rest,
-    )?;
+    let handlers = if exchange.reset_handlers {
+        SignalSet::EVERY
+    } else {
+        SignalSet::NONE
+    };
+    let unbound = take_steps(&table, &plan.entry, exchange.parent, handlers, rest)?;
     if let Some(failure) = unbound {
         exchange.unbound_step = failure.step;
         exchange.unbound_errno = failure.errno;
@@ -64,7 +63,8 @@ pub(crate) fn enter(
             .replace(*target, *source)
             .map_err(Failure::at(Step::Stdio))?;
     }
-    let unbound = take_steps(&table, entry, child.parent, true, rest)?;
+    // It keeps the handlers of its C library, which has installed them once and for all.
+    let unbound = take_steps(&table, entry, child.parent, SignalSet::ALL, rest)?;
     // Fails only on a bad address or size.
     let _ = calls::set_signal_mask(entry.mask);
     Ok(unbound)
@@ -75,11 +75,11 @@ fn take_steps(
     table: &OwnTable,
     entry: &Entry<'_>,
     parent: i32,
-    reset_handlers: bool,
+    handlers: SignalSet,
     rest: Rest<'_>,
 ) -> Result<Option<Failure>, Failure> {
     join_group(entry.group).map_err(Failure::at(Step::Group))?;
-    reset_signals(reset_handlers);
+    reset_signals(handlers);
     for (target, source) in (0i32..).zip(entry.stdio) {
         place(table, target, source).map_err(Failure::at(Step::Stdio))?;
     }
@@ -132,18 +132,16 @@ fn join_group(group: ProcessGroup) -> Result<(), Errno> {
 }
 
 /// The Python interpreter ignores SIGPIPE and SIGXFSZ, and ignored signals stay ignored across `execve`.
-fn reset_signals(all_handlers: bool) {
+fn reset_signals(handlers: SignalSet) {
     for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
         // Fails only for what is no signal, or cannot be caught.
         let _ = calls::reset_action(signal);
     }
-    if all_handlers {
-        for signal in 1..=LAST_SIGNAL {
-            let handler = calls::handler(signal).unwrap_or(libc::SIG_DFL);
-            if handler != libc::SIG_IGN && handler != libc::SIG_DFL {
-                // As above.
-                let _ = calls::reset_action(signal);
-            }
+    for signal in (1..=LAST_SIGNAL).filter(|signal| handlers.has(*signal)) {
+        let handler = calls::handler(signal).unwrap_or(libc::SIG_DFL);
+        if handler != libc::SIG_IGN && handler != libc::SIG_DFL {
+            // As above.
+            let _ = calls::reset_action(signal);
         }
     }
 }
