@@ -213,6 +213,7 @@ impl Supervisor {
                 inputs.extend(self.reap(index, now));
             }
         }
+        self.act_on_heard();
         // Of those that a fork server had to tell of.
         self.collect_deaths(&mut inputs)?;
         self.let_the_dead_wait();
@@ -236,7 +237,7 @@ impl Supervisor {
 
     /// How long nothing is due; `None` for ever.
     fn timeout(&self) -> Option<Duration> {
-        if self.is_starting() || !self.events.is_empty() {
+        if self.is_starting() || !self.events.is_empty() || self.has_heard_servers() {
             return Some(Duration::ZERO);
         }
         let now = Instant::now();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{Shutdown, shutdown};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::message::{Command, Entered, Report, VERSION};
 use super::plan::Plan;
@@ -116,6 +117,8 @@ pub(crate) struct Server {
     words: File,
     state: State,
     news: Vec<News>,
+    /// Something was heard since this was last asked, whoever listened.
+    has_heard: bool,
     /// It has not told of a death in time, nor anything since.
     is_silent: bool,
     orders: u64,
@@ -150,6 +153,7 @@ impl Server {
             words: ends.words,
             state: State::Preparing,
             news: Vec::new(),
+            has_heard: false,
             is_silent: false,
             orders: 0,
             reaped: 0,
@@ -171,6 +175,16 @@ impl Server {
         std::mem::take(&mut self.news)
     }
 
+    /// Whether something was heard that nobody may have acted on: who asks for one thing hears of others.
+    pub(crate) fn has_heard(&self) -> bool {
+        self.has_heard
+    }
+
+    /// All that was heard is acted on now.
+    pub(crate) fn take_heard(&mut self) -> bool {
+        std::mem::take(&mut self.has_heard)
+    }
+
     /// Hears what it has said. A server that has hung up is waited for, and is gone then.
     pub(crate) fn listen(&mut self, poller: &Poller) {
         while let Some(link) = &self.link {
@@ -186,6 +200,7 @@ impl Server {
 
     fn hear(&mut self, report: Option<Report>, fds: Vec<OwnedFd>) {
         self.is_silent = false;
+        self.has_heard = true;
         match report {
             Some(Report::Hello { version: VERSION }) => {}
             Some(Report::Hello { version }) => {
@@ -198,6 +213,10 @@ impl Server {
                 }
             }
             Some(Report::Refused { text }) => self.close(format!("refused: {}", one_line(&text))),
+            // Of a group that has ended.
+            Some(
+                Report::Forked { order, .. } | Report::NotForked { order, .. } | Report::Ended { order, .. },
+            ) if order <= self.reaped => {}
             Some(Report::Forked { order, pid }) => {
                 if let Some(pidfd) = fds.into_iter().next() {
                     self.answers.insert(order, Answer::Forked(pid, pidfd));
@@ -207,9 +226,7 @@ impl Server {
                 self.answers.insert(order, Answer::NotForked(errno));
             }
             Some(Report::Ended { order, death }) => {
-                if order > self.reaped {
-                    self.deaths.insert(order, death);
-                }
+                self.deaths.insert(order, death);
             }
             None => self.close("cannot be understood".to_owned()),
         }
@@ -349,6 +366,7 @@ impl Server {
 
     /// The server has hung up, as it does when it dies.
     fn bury(&mut self, poller: &Poller) {
+        self.has_heard = true;
         self.hang_up(poller);
         let how = match self.reap(HANG_UP_PATIENCE) {
             Some(death) if death.signaled => format!("was ended by signal {}", death.status),
@@ -383,6 +401,19 @@ impl Server {
             Duration::ZERO
         });
         self.state = State::Closed;
+    }
+
+    /// Kills and reaps one that was executed and cannot be watched: nobody else reaps it in somebody's program.
+    pub(crate) fn give_up(pid: i32, pidfd: Option<OwnedFd>, ends: Ends, poller: &Poller) {
+        let open = || pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
+        if let Some(pidfd) = pidfd.or_else(open) {
+            let mut server = Self::new(pid, pidfd, ends);
+            server.hang_up(poller);
+            server.end();
+        } else {
+            // Our unreaped child pins its pid.
+            let _ = signal::send(pid, libc::SIGKILL);
+        }
     }
 
     /// Reaps it, once it has ended or was killed for taking longer than this.
@@ -436,6 +467,10 @@ fn one_line(text: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_types, reason = "the process here stands for a server")]
+
+    use std::process;
+
     use super::*;
     use crate::sys::clone::Failure;
 
@@ -523,6 +558,38 @@ mod tests {
         server.hear(ended(1, 11), Vec::new());
         server.hear(ended(3, 13), Vec::new());
         assert_eq!(server.deaths.keys().copied().collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn answers_to_the_orders_of_a_group_that_has_ended_are_not_kept() {
+        let (mut server, _open) = server();
+        server.orders = 2;
+        server.reap_all();
+        let (pidfd, other) = rustix::pipe::pipe().unwrap();
+        server.hear(Some(Report::Forked { order: 1, pid: 11 }), vec![pidfd]);
+        server.hear(Some(Report::NotForked { order: 2, errno: 11 }), Vec::new());
+        server.hear(Some(Report::Forked { order: 3, pid: 13 }), vec![other]);
+        assert_eq!(server.answers.keys().copied().collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn what_is_heard_by_who_asks_for_something_else_is_to_be_acted_on() {
+        let (mut server, [theirs, _alive]) = server();
+        let poller = Poller::new().unwrap();
+        assert!(!server.has_told(1, &poller) && !server.has_heard());
+        let answer = Report::NotForked { order: 2, errno: 11 };
+        socket::send(&theirs, &answer.encode(), &[], false).unwrap();
+        assert!(!server.has_told(1, &poller));
+        assert!(server.has_heard() && server.take_heard() && !server.has_heard());
+    }
+
+    #[test]
+    fn one_that_cannot_be_watched_leaves_no_zombie() {
+        let _children = crate::orphans::sharing::beside_others();
+        let mut child = process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id() as i32;
+        Server::give_up(pid, None, Ends::new().unwrap(), &Poller::new().unwrap());
+        assert_eq!(child.wait().unwrap_err().raw_os_error(), Some(libc::ECHILD));
     }
 
     #[test]

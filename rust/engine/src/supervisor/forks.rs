@@ -16,7 +16,6 @@ use crate::supervisor::job::{Awaited, Origin, Seen};
 use crate::supervisor::prepare::token_entry;
 use crate::supervisor::{Supervisor, TRACED_POLL, Watched};
 use crate::sys::clone::{Failure, Step};
-use crate::sys::signal;
 use crate::sys::wait::{Target, try_wait};
 
 /// Workers ordered before the first of them is delivered, so that a server forks while its children enter.
@@ -72,12 +71,13 @@ impl Supervisor {
         let started = self.spawner.start(&spec, 0, token, &context);
         let started = started.map_err(|failure| failure_text(&failure))?;
         let watched = self.poller.watch(&ends.ours, token);
-        let Some(pidfd) = started.pidfd.filter(|_| watched.is_ok()) else {
-            // It is a child of ours that nobody has reaped.
-            let _ = signal::send(started.pid, libc::SIGKILL);
-            return Err("cannot be watched: memory is short".to_owned());
-        };
-        Ok(Server::new(started.pid, pidfd, ends))
+        match started.pidfd {
+            Some(pidfd) if watched.is_ok() => Ok(Server::new(started.pid, pidfd, ends)),
+            pidfd => {
+                Server::give_up(started.pid, pidfd, ends, &self.poller);
+                Err("cannot be watched: memory is short".to_owned())
+            }
+        }
     }
 
     /// Whether each worker's fork server is known here.
@@ -133,6 +133,25 @@ impl Supervisor {
         }
         self.tell_of_server(number);
         self.take_delivered(false);
+    }
+
+    /// Whether a fork server was heard beside the way.
+    pub(super) fn has_heard_servers(&self) -> bool {
+        self.servers.iter().flatten().any(Server::has_heard)
+    }
+
+    /// Acts on what was heard of fork servers by those who asked for something else: no event tells of it again.
+    pub(super) fn act_on_heard(&mut self) {
+        let mut has_heard = false;
+        for number in 0..self.servers.len() {
+            if self.servers[number].as_mut().is_some_and(Server::take_heard) {
+                self.tell_of_server(number);
+                has_heard = true;
+            }
+        }
+        if has_heard {
+            self.take_delivered(false);
+        }
     }
 
     fn tell_of_server(&mut self, number: usize) {
