@@ -84,6 +84,7 @@ def test_a_namespace_of_torchs_own_parser_is_understood(tmp_path: Path) -> None:
         duplicate_stdout_filters=["a,b", "c"], duplicate_stderr_filters=None, virtual_local_rank=False,
         shutdown_timeout=3, use_agent_store=True, training_script=Path(script(tmp_path, TELL)),
         training_script_args=[tmp_path],
+        debug=True,  # a flag of accelerate, which is no wish for a debugger
     )  # fmt: skip
     dsl.run.run(args)
     assert sorted(told(tmp_path)) == [0]

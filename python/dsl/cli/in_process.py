@@ -145,7 +145,9 @@ def _options(args: argparse.Namespace) -> Options:
         )
     values = vars(get_args_parser().parse_args(["script"]))
     for option in COMMAND_LINE.options:
-        if option.dest in given:
+        # Ours are texts: accelerate, whose arguments these may be, has a flag of its own named --debug.
+        is_theirs = option.bare is not None and isinstance(given.get(option.dest), bool)
+        if option.dest in given and not is_theirs:
             values[option.dest] = _value(option, given[option.dest])
     values[COMMAND_LINE.script] = os.fspath(script)
     values[COMMAND_LINE.rest] = [str(word) for word in given.get(COMMAND_LINE.rest, ())]
