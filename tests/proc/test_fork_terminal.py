@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Open = Callable[..., AbstractContextManager[Terminal]]
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.engine, pytest.mark.needs_pidfd, pytest.mark.timeout(60)]  # to be forked
 
 # Notes its pid, then each signal that it gets. `decimal` shows that it was forked.
 CATCH = """
