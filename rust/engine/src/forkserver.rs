@@ -26,6 +26,7 @@ mod socket;
 
 pub use link::Link;
 pub use order::Order;
+pub use server::IMPORT_PATIENCE;
 
 pub(crate) use plan::{Plan, Stderr};
 pub(crate) use server::{

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::bell::Bell;
 use crate::error::Error;
+use crate::forkserver::IMPORT_PATIENCE;
 use crate::guard::Agent;
 use crate::mux::{Consoles, Flushed};
 use crate::spec::{Console, LaunchSpec};
@@ -233,7 +234,7 @@ fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) 
                 let _ = report.send(result);
             }
             Ok(Command::StartForkServer(spec, report)) => {
-                let _ = report.send(supervisor.start_fork_server(*spec));
+                let _ = report.send(supervisor.start_fork_server(*spec, IMPORT_PATIENCE));
             }
             Ok(Command::Signal { number, worker }) => supervisor.signal(number, worker),
             Ok(Command::Stop { signal, grace }) => supervisor.stop(signal, grace),

@@ -249,6 +249,7 @@ impl Supervisor {
             job.and_then(|job| Some(job.deaths_seen.front()?.due)),
             job.and_then(|job| job.traced_due),
             self.orphans_due,
+            self.imports_due(),
             polling
                 .filter(|job| job.group.is_clearing())
                 .map(|_| now + CLEAR_POLL),
@@ -273,6 +274,9 @@ impl Supervisor {
             if self.link.is_some() && reap_orphans(&spared) == Orphans::Hidden {
                 self.orphans_due = Some(now + ORPHAN_DELAY);
             }
+        }
+        if self.imports_due().is_some_and(|due| due <= now) {
+            self.end_late_imports(now);
         }
         let is_late = self.job.as_ref().and_then(|job| job.order_due);
         if is_late.is_some_and(|due| due <= now) {

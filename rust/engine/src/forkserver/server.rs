@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{Shutdown, shutdown};
@@ -19,6 +19,9 @@ use crate::sys::clone::Step;
 use crate::sys::signal;
 use crate::sys::wait::{Death, Target, try_wait};
 
+/// The longest time in which a server has imported what it is to import. Its own timer, which is that of `IMPORT_S`
+/// in `dsl.forkserver.become`, rings before, unless somebody has stopped it or it hangs in the kernel.
+pub const IMPORT_PATIENCE: Duration = Duration::from_secs(630);
 /// The longest time in which a server has forked and its child has entered, once the orders before are delivered.
 pub(crate) const FORK_PATIENCE: Duration = Duration::from_secs(10);
 /// The longest time in which a server tells of a death that we have seen.
@@ -29,6 +32,8 @@ const END_PATIENCE: Duration = Duration::from_millis(100);
 const HANG_UP_PATIENCE: Duration = Duration::from_secs(1);
 /// Time that the kernel gets to carry out SIGKILL.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// What is said of a server that takes too long before it is ready.
+const OUT_OF_TIME: &str = "ran out of time";
 /// Bytes looked at of a server's last words, and shown of them.
 const LAST_WORDS_BYTES: usize = 4096;
 const SHOWN_BYTES: usize = 300;
@@ -116,6 +121,8 @@ pub(crate) struct Server {
     /// The file that is its stdout and stderr.
     words: File,
     state: State,
+    /// When its workers do not wait for its imports any longer.
+    due: Instant,
     news: Vec<News>,
     /// Something was heard since this was last asked, whoever listened.
     has_heard: bool,
@@ -144,14 +151,15 @@ impl Ends {
 }
 
 impl Server {
-    /// A server that was executed with these ends.
-    pub(crate) fn new(pid: i32, pidfd: OwnedFd, ends: Ends) -> Self {
+    /// A server that was executed with these ends, and may import until then.
+    pub(crate) fn new(pid: i32, pidfd: OwnedFd, ends: Ends, due: Instant) -> Self {
         Self {
             pid,
             pidfd: Some(pidfd),
             link: Some(ends.ours),
             words: ends.words,
             state: State::Preparing,
+            due,
             news: Vec::new(),
             has_heard: false,
             is_silent: false,
@@ -164,6 +172,23 @@ impl Server {
 
     pub(crate) fn state(&self) -> State {
         self.state
+    }
+
+    /// When it is done without if it has not imported everything by then.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        (self.state == State::Preparing).then_some(self.due)
+    }
+
+    /// Does without it if its imports take too long. It is killed: nobody else can, if it does not hear of its own
+    /// timer.
+    pub(crate) fn end_late_imports(&mut self, now: Instant) {
+        if self.due().is_none_or(|due| now < due) {
+            return;
+        }
+        self.close_with_last_words(OUT_OF_TIME);
+        if self.pidfd.is_some() {
+            self.kill();
+        }
     }
 
     /// What is to be watched for it, while it lives.
@@ -369,15 +394,21 @@ impl Server {
         self.has_heard = true;
         self.hang_up(poller);
         let how = match self.reap(HANG_UP_PATIENCE) {
+            // By its own timer.
+            Some(death) if death.signaled && death.status == libc::SIGALRM => OUT_OF_TIME.to_owned(),
             Some(death) if death.signaled => format!("was ended by signal {}", death.status),
             Some(death) => format!("ended with code {}", death.status),
             None => "is gone".to_owned(),
         };
+        self.close_with_last_words(&how);
+    }
+
+    fn close_with_last_words(&mut self, why: &str) {
         let words = self.last_words();
         self.close(if words.is_empty() {
-            how
+            why.to_owned()
         } else {
-            format!("{how}: {words}")
+            format!("{why}: {words}")
         });
     }
 
@@ -407,7 +438,7 @@ impl Server {
     pub(crate) fn give_up(pid: i32, pidfd: Option<OwnedFd>, ends: Ends, poller: &Poller) {
         let open = || pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
         if let Some(pidfd) = pidfd.or_else(open) {
-            let mut server = Self::new(pid, pidfd, ends);
+            let mut server = Self::new(pid, pidfd, ends, Instant::now());
             server.hang_up(poller);
             server.end();
         } else {
@@ -420,12 +451,17 @@ impl Server {
     fn reap(&mut self, patience: Duration) -> Option<Death> {
         let pidfd = self.pidfd.take()?;
         if !wait_readable(&[pidfd.as_fd()], patience) {
-            // Our unreaped child pins its pid and the group's.
-            let _ = signal::send(-self.pid, libc::SIGKILL);
-            let _ = signal::send(self.pid, libc::SIGKILL);
+            self.kill();
             wait_readable(&[pidfd.as_fd()], KILL_PATIENCE);
         }
         try_wait(Target::PidFd(pidfd.as_fd()), true).ok().flatten()
+    }
+
+    /// Kills it, which is not reaped.
+    fn kill(&self) {
+        // Our unreaped child pins its pid and the group's.
+        let _ = signal::send(-self.pid, libc::SIGKILL);
+        let _ = signal::send(self.pid, libc::SIGKILL);
     }
 
     /// The last line that it wrote.
@@ -480,7 +516,7 @@ mod tests {
         let Ends { ours, theirs, words } = Ends::new().unwrap();
         let copy = theirs.try_clone().unwrap();
         (
-            Server::new(0, alive, Ends { ours, theirs, words }),
+            Server::new(0, alive, Ends { ours, theirs, words }, Instant::now()),
             [copy, writer],
         )
     }
@@ -538,6 +574,35 @@ mod tests {
             for report in reports {
                 server.hear(report, Vec::new());
             }
+            assert_eq!((server.state(), server.take_news()), (state, news));
+        }
+    }
+
+    #[test]
+    fn imports_are_waited_for_until_they_are_due_and_no_longer() {
+        let past = Instant::now();
+        let second = Duration::from_secs(1);
+        let now = past + second;
+        for (state, due, is_out_of_time) in [
+            (State::Preparing, now + second, false),
+            (State::Preparing, now, true),
+            (State::Preparing, past, true),
+            (State::Ready, past, false),
+            (State::Closed, past, false),
+        ] {
+            let (mut server, _open) = server();
+            // Nobody to be killed.
+            server.pidfd = None;
+            (server.state, server.due) = (state, due);
+            server.words.write_all_at(b"while it imported x\n", 0).unwrap();
+            assert_eq!(server.due().is_some(), state == State::Preparing);
+            server.end_late_imports(now);
+            let news = lost("ran out of time: while it imported x");
+            let (state, news) = if is_out_of_time {
+                (State::Closed, vec![news])
+            } else {
+                (state, vec![])
+            };
             assert_eq!((server.state(), server.take_news()), (state, news));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::error::Error;
 use crate::event::{Ending, Event, Exit, Stage, StartFailure};
@@ -26,13 +26,14 @@ type Ready = (Started, Origin, Ordered);
 
 impl Supervisor {
     /// Executes a fork server: the one worker of a spec, whose command gets the number of its link as a further
-    /// word. Does not wait for it. Returns its number; one that cannot be had is reported as lost.
-    pub fn start_fork_server(&mut self, spec: LaunchSpec) -> Result<usize, Error> {
+    /// word. Does not wait for it. Returns its number; one that cannot be had is reported as lost, and so is one that
+    /// imports for longer than `patience`.
+    pub fn start_fork_server(&mut self, spec: LaunchSpec, patience: Duration) -> Result<usize, Error> {
         spec.validate()?;
         let env = EnvTable::new(&spec.env, &spec.odd, token_entry(&spec, &self.token)?);
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let number = self.servers.len();
-        let server = self.execute_server(number, spec, &env);
+        let server = self.execute_server(number, spec, &env, Instant::now() + patience);
         if let Err(text) = &server {
             self.events.push(Event::ForkServerLost {
                 server: number,
@@ -48,6 +49,7 @@ impl Supervisor {
         number: usize,
         mut spec: LaunchSpec,
         env: &EnvTable,
+        due: Instant,
     ) -> Result<Server, String> {
         if self.sweeps {
             return Err("cannot be watched: this kernel has no pidfds".to_owned());
@@ -72,7 +74,7 @@ impl Supervisor {
         let started = started.map_err(|failure| failure_text(&failure))?;
         let watched = self.poller.watch(&ends.ours, token);
         match started.pidfd {
-            Some(pidfd) if watched.is_ok() => Ok(Server::new(started.pid, pidfd, ends)),
+            Some(pidfd) if watched.is_ok() => Ok(Server::new(started.pid, pidfd, ends, due)),
             pidfd => {
                 Server::give_up(started.pid, pidfd, ends, &self.poller);
                 Err("cannot be watched: memory is short".to_owned())
@@ -117,6 +119,21 @@ impl Supervisor {
     fn state_of(&self, number: usize) -> State {
         let server = self.servers.get(number).and_then(Option::as_ref);
         server.map_or(State::Closed, Server::state)
+    }
+
+    /// When the first fork server is done without that imports still.
+    pub(super) fn imports_due(&self) -> Option<Instant> {
+        self.servers.iter().flatten().filter_map(Server::due).min()
+    }
+
+    /// Does without fork servers that import too long.
+    pub(super) fn end_late_imports(&mut self, now: Instant) {
+        for number in 0..self.servers.len() {
+            if let Some(server) = &mut self.servers[number] {
+                server.end_late_imports(now);
+            }
+            self.tell_of_server(number);
+        }
     }
 
     /// Pids of the fork servers that live, as far as is known.
