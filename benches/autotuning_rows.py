@@ -1,4 +1,4 @@
-"""Tuning: DeepSpeed's worked example, and what an experiment costs beside its script."""
+"""Tuning: DeepSpeed's worked example, what an experiment costs beside its script, and how soon it begins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benches.measure import Row, wall_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from benches.programs import Programs
 
@@ -36,6 +36,15 @@ if size > 12:
     raise RuntimeError("CUDA out of memory")
 with open(tuning["metric_path"], "w") as file:
     json.dump({"throughput": 100.0 * size}, file)
+"""
+# Says when its own code runs, behind an import that takes seconds.
+STAMP = """
+import base64, json, sys, time
+import torch
+now_ns = time.time_ns()
+config = json.loads(base64.urlsafe_b64decode(sys.argv[sys.argv.index("--deepspeed_config") + 1]))
+with open(config["autotuning"]["metric_path"], "w") as file:
+    json.dump({"throughput": 1.0, "now_ns": now_ns}, file)
 """
 EXAMPLE = {
     "zero_optimization": {"stage": [0, 1]},
@@ -79,15 +88,61 @@ def cost(programs: Programs, count: int, bar_ms: float, repeats: int) -> Row:
     )
 
 
-def _tune(programs: Programs, config: Mapping[str, Any]) -> tuple[float, int]:
-    """Wall time of a tuning, and how many experiments it ran."""
+def lanes(programs: Programs, count: int, bar_ms: float, repeats: int) -> Row:
+    """From the order of an experiment to its first line behind ``import torch``, forked in a lane."""
+    ways = {"executed": (), "forked": ("--start-method", "forkserver")}
+    taken: dict[str, list[list[float]]] = {name: [] for name in ways}
+    for _ in range(repeats):  # in turns
+        for name, options in ways.items():
+            taken[name].append(_first_lines(programs, count, options))
+    # The first of a lane waits for the imports.
+    later = {name: [one for times in lists for one in times[1:]] for name, lists in taken.items()}
+    forked = statistics.median(later["forked"])
+    first = statistics.median([times[0] for times in taken["forked"]])
+    return Row(
+        "from the order of an experiment to its first line behind import torch, in a lane",
+        forked,
+        "ms",
+        bar_ms,
+        at_most=True,
+        detail=f"{min(later['forked']):.0f} to {max(later['forked']):.0f} ms, the first of a lane {first:.0f}; "
+        f"executed {statistics.median(later['executed']):.0f}",
+    )
+
+
+def _first_lines(programs: Programs, count: int, options: Sequence[str]) -> list[float]:
+    """Milliseconds from each order to the first line, in the order of the experiments."""
+    space = {"space": {"number": list(range(count))}, "tuner_num_trials": count, "repeats": 0}
+    found: list[tuple[int, float]] = []
+
+    def look(folder: Path) -> None:
+        for path in folder.glob("autotuning_results/*/result.json"):
+            # Written just before the order; the clock of files may be a tick behind.
+            ordered_ns = (path.parent / "exp.json").stat().st_mtime_ns
+            now_ns = int(json.loads(path.read_text())["metrics"]["now_ns"])
+            found.append((now_ns, (now_ns - ordered_ns) / 1e6))
+
+    _tune(programs, {"autotuning": space}, STAMP, options, look)
+    if len(found) != count:
+        raise RuntimeError(f"{len(found)} of {count} experiments ran")
+    return [taken_ms for _, taken_ms in sorted(found)]
+
+
+def _tune(
+    programs: Programs,
+    config: Mapping[str, Any],
+    script: str = SCRIPT,
+    options: Sequence[str] = (),
+    look: Callable[[Path], None] = lambda _: None,
+) -> tuple[float, int]:
+    """Wall time of a tuning, and how many experiments it ran. ``look`` is given its folder."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
-        (folder / "train.py").write_text(SCRIPT)
+        (folder / "train.py").write_text(script)
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "hosts").write_text("localhost slots=1\n")
         command = [
-            *(str(programs.dsl), "-H", "hosts", "--autotuning", "tune"),
+            *(str(programs.dsl), "-H", "hosts", "--autotuning", "tune", *options),
             *("train.py", "--deepspeed_config", "config.json"),
         ]
         begin = time.monotonic()
@@ -97,4 +152,5 @@ def _tune(programs: Programs, config: Mapping[str, Any]) -> tuple[float, int]:
         elapsed = time.monotonic() - begin
         if result.returncode:
             raise RuntimeError(f"the tuning ended with {result.returncode}: {result.stderr[-800:]}")
+        look(folder)
         return elapsed, len(list(folder.glob("autotuning_results/*/result.json")))

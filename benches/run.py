@@ -89,6 +89,7 @@ def _benches(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
             autotuning_rows.example(ours, few),
             autotuning_rows.cost(ours, 40, 150.0, few),
         ],
+        "autotuning-lanes": lambda: _lanes(ours, few),
         "hosts": lambda: _hosts(ours, options.peers, quick=options.quick),
     }
 
@@ -116,6 +117,13 @@ def _forkserver(ours: Programs, *, quick: bool) -> dict[str, Callable[[], list[R
         return []
 
     return {f"forkserver-{name}": partial(take, row) for name, row in rows.items()}
+
+
+def _lanes(ours: Programs, repeats: int) -> list[Row]:
+    if forkserver_rows.has_torch():
+        return [autotuning_rows.lanes(ours, 8, 100.0, repeats)]
+    print("no lanes were measured: torch is not installed beside dsl", file=sys.stderr)
+    return []
 
 
 def _hosts(ours: Programs, directory: str | None, *, quick: bool) -> list[Row]:
