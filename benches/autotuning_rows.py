@@ -105,8 +105,8 @@ def lanes(programs: Programs, count: int, bar_ms: float, repeats: int) -> Row:
         "ms",
         bar_ms,
         at_most=True,
-        detail=f"{min(later['forked']):.0f} to {max(later['forked']):.0f} ms, the first of a lane {first:.0f}; "
-        f"executed {statistics.median(later['executed']):.0f}",
+        detail=f"{min(later['forked']):.0f} to {max(later['forked']):.0f} ms, the first of a lane "
+        f"{first:.0f}; executed {statistics.median(later['executed']):.0f}",
     )
 
 

@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "functions": ("_worker", "call", "signals", "errors", "outcome", "config", "launcher"),
     "autotune": (
         "experiment", "section", "config", "memory", "names", "spaces", "book", "micro_batch", "model", "tuners", "search",
-        "table", "digest", "plot", "board", "places", "verdict", "files", "folders", "setup", "trials", "tuner",
+        "table", "digest", "plot", "board", "places", "verdict", "files", "folders", "setup", "order", "trials", "tuner",
     ),
     "cli": (
         "options", "options_deepspeed", "options_torch", "reader", "hints", "parser", "show", "process", "dynamic", "node", "starters", "fanout", "head",

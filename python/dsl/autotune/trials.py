@@ -21,6 +21,7 @@ from dsl._record import record, replace
 from dsl.agent.agent import Agent
 from dsl.agent.once import Once
 from dsl.agent.policy import decide
+from dsl.autotune.order import GRACE_S, order_to_line
 from dsl.errors import DslError
 from dsl.functions.signals import supervise
 from dsl.model.node import NodePlan, Route, WorkerPlan
@@ -28,13 +29,11 @@ from dsl.model.outcome import Decision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from dsl.agent.agent import Listener
+    from dsl.autotune.order import Order
     from dsl.model.outcome import History, Membership
-
-GRACE_S = 3.0
-"""An experiment that is ended has nothing to save: its workers get so long after SIGTERM, or less."""
 
 MARGIN_S = 1.0
 """Beyond that, for its command to end."""
@@ -44,30 +43,6 @@ PATIENCE_S = 5.0
 
 INTERNAL_ERROR = 70
 READ_BYTES = 4096
-
-
-@record
-class Order:
-    """One experiment to run."""
-
-    name: str
-    """Of the experiment."""
-    argv: tuple[str, ...]
-    """The words of its command."""
-    env: Mapping[str, str]
-    """Its whole environment."""
-    stdout: str
-    """File of its stdout, which is appended to."""
-    stderr: str
-    """The same of stderr."""
-    limit_s: float
-    """Seconds that it may take; 0: no limit."""
-    grace_s: float = GRACE_S
-    """Seconds that its workers get between SIGTERM and SIGKILL."""
-    lane: tuple[str, ...] = ()
-    """The command of a lane that runs it, and others after it; empty: its own command does."""
-    words: tuple[str, ...] = ()
-    """What is behind ``dsl`` in its own command."""
 
 
 @record
@@ -182,7 +157,7 @@ class _Lane:
         host = replace(order, name=f"lane of {order.name}", argv=order.lane, stdout="", stderr=os.devnull)
         self._thread = threading.Thread(target=self._run, args=(host,), name=host.name)
         self._thread.start()
-        self._send(order)
+        self._write(order_to_line(order))
 
     def give(self, order: Order) -> bool:
         """Run another experiment; one at a time. False: it takes no more orders."""
@@ -192,18 +167,8 @@ class _Lane:
             self._order = order
             self._begin_s = time.monotonic()
             self._is_stopped = False
-        self._send(order)
+        self._write(order_to_line(order))
         return True
-
-    def _send(self, order: Order) -> None:
-        words = {
-            "argv": order.words,
-            "stdout": order.stdout,
-            "stderr": order.stderr,
-            "limit_s": order.limit_s,
-            "grace_s": order.grace_s,
-        }
-        self._write(words)
 
     def stop(self, *, at_once: bool) -> None:
         """End the experiment; at once: the lane, too."""
@@ -215,7 +180,7 @@ class _Lane:
         if at_once or order is None:
             self._leash.pull(at_once=True)
         else:
-            self._write({"stop": order.grace_s})
+            self._write(dumps({"stop": order.grace_s}).encode() + b"\n")
 
     def settle(self) -> None:
         """After the end of an experiment."""
@@ -265,9 +230,9 @@ class _Lane:
             os.close(self._read_fd)
             self._read_fd = -1
 
-    def _write(self, words: Mapping[str, object]) -> None:
+    def _write(self, line: bytes) -> None:
         try:
-            os.write(self._write_fd, dumps(words).encode() + b"\n")
+            os.write(self._write_fd, line)
         except OSError:
             return  # it has ended, and says so
 
@@ -279,7 +244,7 @@ class _Lane:
         self._tell(code or INTERNAL_ERROR, "", error)
 
 
-class Crew:
+class Runners:
     """Runs experiments side by side. One thread owns it."""
 
     def __init__(self) -> None:

@@ -11,10 +11,10 @@ from dsl import __version__
 from dsl._record import replace
 from dsl.autotune.config import encode, experiment_words, fingerprint, without_tuning
 from dsl.autotune.folders import PATH_KEYS
+from dsl.autotune.order import Order
 from dsl.autotune.places import Slots
 from dsl.autotune.section import AUTOTUNING
 from dsl.autotune.setup import START, START_LANE, dsl_words
-from dsl.autotune.trials import Order
 from dsl.autotune.verdict import Ending, judge
 from dsl.errors import AutotuningError
 from dsl.machine.ports import pick_free_port, port_is_free
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dsl.autotune.folders import Folders
     from dsl.autotune.places import Place
     from dsl.autotune.setup import Setup
-    from dsl.autotune.trials import Crew, Done
+    from dsl.autotune.trials import Done, Runners
 
     Search: TypeAlias = Generator[tuple[Experiment, ...], Mapping[str, Result], Summary]
 
@@ -54,10 +54,10 @@ MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s",
 class Tuner:
     """Runs the experiments of one search."""
 
-    def __init__(self, setup: Setup, folders: Folders, crew: Crew, board: Board) -> None:
+    def __init__(self, setup: Setup, folders: Folders, runners: Runners, board: Board) -> None:
         self._setup = setup
         self._folders = folders
-        self._crew = crew
+        self._runners = runners
         self._board = board
         self._slots = Slots(setup.hosts, setup.size.nodes, setup.size.slots_per_node)
         self._places: dict[str, tuple[Experiment, Place]] = {}
@@ -83,7 +83,7 @@ class Tuner:
 
     def listen(self) -> None:
         """Hear signals that have come while nobody waited: where nothing has to run, nobody does."""
-        for number in self._crew.heard():
+        for number in self._runners.heard():
             self._hear(number)
 
     def _run_batch(self, batch: Sequence[Experiment]) -> dict[str, Result]:
@@ -97,12 +97,12 @@ class Tuner:
             else:
                 results[experiment.name] = known
                 self._board.ended(experiment, known, is_reused=True)
-        while waiting or self._crew.running:
+        while waiting or self._runners.running:
             while waiting and not self.signals and (place := self._slots.take()) is not None:
                 self._start(waiting.popleft(), place)
-            if not self._crew.running:
+            if not self._runners.running:
                 break
-            done, signals = self._crew.wait()
+            done, signals = self._runners.wait()
             for number in signals:
                 self._hear(number)
             for one in done:
@@ -117,7 +117,7 @@ class Tuner:
 
     def _hear(self, number: int) -> None:
         """A signal: the first ends the experiments, another one kills them."""
-        self._crew.stop(at_once=bool(self.signals))
+        self._runners.stop(at_once=bool(self.signals))
         self.signals.append(number)
 
     def _known(self, experiment: Experiment) -> Result | None:
@@ -215,7 +215,7 @@ class Tuner:
         )
         self._places[experiment.name] = (experiment, place)
         self._board.began(experiment, place.filter)
-        self._crew.start(order, place.filter)
+        self._runners.start(order, place.filter)
 
     def _where(self, experiment: Experiment, place: Place) -> tuple[str, ...]:
         """The options by which an experiment gets its slots and its port."""

@@ -6,7 +6,7 @@ orders, on stdout go the answers: one JSON object a line.
 
 | order | |
 | --- | --- |
-| the fields of `Order` | run the job of this command line |
+| what `order_to_line` makes | run the job of this command line |
 | ``{"stop": SECONDS}`` | end it; its workers get so many seconds |
 
 | answer | |
@@ -26,6 +26,7 @@ from dsl import ForkServerLost, ForkServerReady, SignalReceived, Stopping
 from dsl._record import record, replace
 from dsl.agent.planner import Planner
 from dsl.agent.policy import decide, exit_code
+from dsl.autotune.order import Order, order_of
 from dsl.cli import deepspeed
 from dsl.cli.process import Crew, run_guarded
 from dsl.errors import DslError, UnsupportedError
@@ -46,22 +47,6 @@ if TYPE_CHECKING:
     from dsl.model.outcome import History
 
 READ_BYTES = 65536
-
-
-@record
-class Order:
-    """One experiment."""
-
-    argv: tuple[str, ...]
-    """Its command line, without the command."""
-    stdout: str
-    """File of its stdout, which is appended to."""
-    stderr: str
-    """The same of stderr."""
-    limit_s: float
-    """Seconds that it may take; 0: no limit."""
-    grace_s: float
-    """Seconds that its workers get between SIGTERM and SIGKILL."""
 
 
 @record
@@ -148,7 +133,7 @@ class Orders:
     def _order(self, words: dict[str, object]) -> Order | Stop:
         if "stop" in words:
             return self._end("stopped", float(words["stop"]))  # type: ignore[arg-type]
-        return Order(**{**words, "argv": tuple(words["argv"])})  # type: ignore[arg-type]
+        return order_of(words)
 
     def _tell(self, answer: dict[str, object]) -> None:
         try:
@@ -182,7 +167,7 @@ class Jobs:
     def _plan(self, order: Order) -> NodePlan:
         _show_in(order.stderr, 2)
         self._finish(succeeded=False)
-        request, _ = deepspeed.read(order.argv, self._facts.environ)
+        request, _ = deepspeed.read(order.words, self._facts.environ)
         planned = plan_job(request, self._facts)
         if planned.remote is not None:
             raise UnsupportedError("a lane is for the workers of this host")

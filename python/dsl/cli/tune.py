@@ -18,11 +18,12 @@ from dsl.autotune.config import (
 )
 from dsl.autotune.experiment import Resources
 from dsl.autotune.folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
+from dsl.autotune.order import GRACE_S
 from dsl.autotune.places import count_lanes
 from dsl.autotune.search import search
 from dsl.autotune.section import read_section
 from dsl.autotune.setup import START, Setup, digest_of, dsl_words
-from dsl.autotune.trials import GRACE_S, Crew
+from dsl.autotune.trials import Runners
 from dsl.autotune.tuner import Tuner
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.process import become, die_of_interrupt
@@ -255,15 +256,15 @@ def _search(
     steps: Search, batch: Sequence[Experiment], setup: Setup, folders: Folders, board: Board
 ) -> tuple[Summary, list[int]]:
     """What was found, and the signals that have ended it."""
-    crew = Crew()
-    tuner = Tuner(setup, folders, crew, board)
+    runners = Runners()
+    tuner = Tuner(setup, folders, runners, board)
     try:
-        with _Signals(crew):
+        with _Signals(runners):
             summary = tuner.run(steps, batch)
         tuner.listen()
         return summary, tuner.signals
     finally:
-        crew.close()
+        runners.close()
 
 
 def _optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tuple[str, ...]:
@@ -281,22 +282,22 @@ def _optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tuple[s
 
 
 class _Signals:
-    """While the block runs, signals are told to the crew. Those that are ignored stay so (nohup)."""
+    """While the block runs, signals are told to the runners. Those that are ignored stay so (nohup)."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, runners: Runners) -> None:
+        self._runners = runners
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old[number] = signal.signal(number, _heard)
-        signal.set_wakeup_fd(self._crew.bell_fd, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._runners.bell_fd, warn_on_full_buffer=False)
 
     def __exit__(self, *_: object) -> None:
         for number, old in self._old.items():
             signal.signal(number, old)
-        # Last: a signal that is not told to the crew finds its old handler again.
+        # Last: a signal that is not told to the runners finds its old handler again.
         signal.set_wakeup_fd(-1)
 
 

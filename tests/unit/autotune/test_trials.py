@@ -1,4 +1,4 @@
-"""Lanes and signals of a crew, without any process: what runs an order is made up."""
+"""Lanes and signals of runners, without any process: what runs an order is made up."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from kit.waiting import until
 
 from dsl._record import record, replace
 from dsl.autotune import trials
-from dsl.autotune.trials import Crew, Order
+from dsl.autotune.order import Order
+from dsl.autotune.trials import Runners
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ORDER = Order(name="a", argv=(), env={}, stdout="", stderr="", limit_s=60, lane=("lane",))
+ORDER = Order(name="a", argv=(), env={}, words=(), stdout="", stderr="", limit_s=60, lane=("lane",))
 TIMEOUT_S = 30.0
 
 
@@ -77,92 +78,94 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Lane]]:
         lane.is_over.set()
 
 
-def started(crew: Crew, lanes: list[Lane], order: Order = ORDER, count: int = 1) -> Lane:
-    crew.start(order, "slot")
+def started(runners: Runners, lanes: list[Lane], order: Order = ORDER, count: int = 1) -> Lane:
+    runners.start(order, "slot")
     until(lambda: len(lanes) == count)
     assert lanes[-1].is_there.wait(TIMEOUT_S)
     return lanes[-1]
 
 
 @pytest.fixture
-def crew(lanes: list[Lane]) -> Iterator[Crew]:
-    made = Crew()
+def runners(lanes: list[Lane]) -> Iterator[Runners]:
+    made = Runners()
     yield made
     for lane in lanes:
         lane.is_over.set()
     made.close()
 
 
-def ended(crew: Crew) -> list[tuple[str, int, str]]:
-    done, signals = crew.wait()
+def ended(runners: Runners) -> list[tuple[str, int, str]]:
+    done, signals = runners.wait()
     assert signals == []
     return [(one.order.name, one.exit_code, one.stop) for one in done]
 
 
-def test_a_lane_runs_one_order_after_the_other(crew: Crew, lanes: list[Lane]) -> None:
-    lane = started(crew, lanes)
+def test_a_lane_runs_one_order_after_the_other(runners: Runners, lanes: list[Lane]) -> None:
+    lane = started(runners, lanes)
     lane.answer(begun=True)
     lane.answer(code=0, stop="")
-    assert ended(crew) == [("a", 0, "")]
-    crew.start(replace(ORDER, name="b"), "slot")
+    assert ended(runners) == [("a", 0, "")]
+    runners.start(replace(ORDER, name="b"), "slot")
     lane.answer(code=3, stop="timeout")
-    assert ended(crew) == [("b", 3, "timeout")]
+    assert ended(runners) == [("b", 3, "timeout")]
     assert len(lanes) == 1
 
 
-def test_a_lane_that_has_ended_while_it_was_idle_gets_no_order(crew: Crew, lanes: list[Lane]) -> None:
+def test_a_lane_that_has_ended_while_it_was_idle_gets_no_order(runners: Runners, lanes: list[Lane]) -> None:
     """Whoever looked first and gave then would wait for ever."""
-    lane = started(crew, lanes)
+    lane = started(runners, lanes)
     lane.answer(code=0, stop="")
-    assert ended(crew) == [("a", 0, "")]
-    own = crew._lanes["slot"]
+    assert ended(runners) == [("a", 0, "")]
+    own = runners._lanes["slot"]
     lane.is_over.set()
     own._thread.join(TIMEOUT_S)
     assert not own.give(replace(ORDER, name="b"))
-    again = started(crew, lanes, replace(ORDER, name="b"), 2)
+    again = started(runners, lanes, replace(ORDER, name="b"), 2)
     again.answer(code=0, stop="")
-    assert ended(crew) == [("b", 0, "")]
+    assert ended(runners) == [("b", 0, "")]
 
 
-def test_a_lane_that_dies_with_an_order_tells_of_it(crew: Crew, lanes: list[Lane]) -> None:
-    started(crew, lanes).is_over.set()
-    assert ended(crew) == [("a", 1, "")]
+def test_a_lane_that_dies_with_an_order_tells_of_it(runners: Runners, lanes: list[Lane]) -> None:
+    started(runners, lanes).is_over.set()
+    assert ended(runners) == [("a", 1, "")]
 
 
-def test_an_order_that_nobody_reads_any_more_blocks_nobody(crew: Crew, lanes: list[Lane]) -> None:
+def test_an_order_that_nobody_reads_any_more_blocks_nobody(runners: Runners, lanes: list[Lane]) -> None:
     """It is longer than what a pipe holds, and the lane is gone while its end is not known."""
-    lane = started(crew, lanes)
+    lane = started(runners, lanes)
     lane.answer(code=0, stop="")
-    assert ended(crew) == [("a", 0, "")]
+    assert ended(runners) == [("a", 0, "")]
     os.close(lane.orders_fd)
     lane.orders_fd = -1
-    crew.start(replace(ORDER, name="b", words=("x" * 1_000_000,)), "slot")
+    runners.start(replace(ORDER, name="b", words=("x" * 1_000_000,)), "slot")
     lane.is_over.set()
-    assert ended(crew) == [("b", 1, "")]
+    assert ended(runners) == [("b", 1, "")]
 
 
-def test_an_end_that_was_asked_for_is_not_put_off_by_a_late_begin(crew: Crew, lanes: list[Lane]) -> None:
-    lane = started(crew, lanes)
-    crew.stop()
+def test_an_end_that_was_asked_for_is_not_put_off_by_a_late_begin(
+    runners: Runners, lanes: list[Lane]
+) -> None:
+    lane = started(runners, lanes)
+    runners.stop()
     soon = lane.leash.deadline_s
     lane.answer(begun=True)
     assert lane.leash.deadline_s == soon
     lane.answer(code=143, stop="stopped")
     assert lane.leash.deadline_s is None
-    assert ended(crew) == [("a", 143, "stopped")]
-    crew.start(replace(ORDER, name="b"), "slot")
+    assert ended(runners) == [("a", 143, "stopped")]
+    runners.start(replace(ORDER, name="b"), "slot")
     lane.answer(begun=True)
     assert lane.leash.deadline_s > soon
 
 
 def test_signals_are_heard_without_a_wait_and_an_end_beside_them_is_not_lost(
-    crew: Crew, lanes: list[Lane]
+    runners: Runners, lanes: list[Lane]
 ) -> None:
-    assert crew.heard() == []
-    lane = started(crew, lanes)
-    os.write(crew.bell_fd, b"\x0f")
-    assert crew.wait() == ([], [15])
+    assert runners.heard() == []
+    lane = started(runners, lanes)
+    os.write(runners.bell_fd, b"\x0f")
+    assert runners.wait() == ([], [15])
     lane.answer(code=0, stop="")
-    os.write(crew.bell_fd, b"\x02")
-    assert crew.heard() == [2]
-    assert ended(crew) == [("a", 0, "")]
+    os.write(runners.bell_fd, b"\x02")
+    assert runners.heard() == [2]
+    assert ended(runners) == [("a", 0, "")]

@@ -13,9 +13,10 @@ from dsl._record import replace
 from dsl.autotune.config import find_config
 from dsl.autotune.experiment import Experiment, Resources, Result, Summary
 from dsl.autotune.folders import Folders
+from dsl.autotune.order import Order
 from dsl.autotune.section import Section
 from dsl.autotune.setup import Setup
-from dsl.autotune.trials import Done, Order
+from dsl.autotune.trials import Done
 from dsl.autotune.tuner import Tuner
 from dsl.model.job import Host
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 ARGS = ("--note", "a b", "--deepspeed_config", "c.json")
 
 
-class FakeCrew:
+class FakeRunners:
     """Says of each experiment that it ended well, with metrics, when it is waited for."""
 
     def __init__(self) -> None:
@@ -124,11 +125,13 @@ def folders(tmp_path: Path) -> Iterator[Folders]:
     made.close()
 
 
-def tuned(folders: Folders, setup: Setup, crew: FakeCrew, count: int = 4) -> tuple[dict[str, Result], Board]:
+def tuned(
+    folders: Folders, setup: Setup, runners: FakeRunners, count: int = 4
+) -> tuple[dict[str, Result], Board]:
     seen: dict[str, Result] = {}
     board = Board()
     steps = one_batch(experiments(count), seen)
-    Tuner(setup, folders, crew, board).run(steps, next(steps))  # type: ignore[arg-type]
+    Tuner(setup, folders, runners, board).run(steps, next(steps))  # type: ignore[arg-type]
     return seen, board
 
 
@@ -137,29 +140,29 @@ def options(order: Order) -> list[str]:
 
 
 def test_each_experiment_has_words_slots_and_a_port_of_its_own(folders: Folders) -> None:
-    crew = FakeCrew()
-    seen, _ = tuned(folders, a_setup(), crew, 6)
+    runners = FakeRunners()
+    seen, _ = tuned(folders, a_setup(), runners, 6)
     assert {one.outcome for one in seen.values()} == {"ok"}
-    assert crew.most == 4
-    first = [options(order) for order in crew.orders[:4]]
+    assert runners.most == 4
+    first = [options(order) for order in runners.orders[:4]]
     assert [words[:4] for words in first] == [
         ["--launcher=ssh", "--grace=3", "--hostfile=hosts", f"--include=localhost:{slot}"]
         for slot in (1, 3, 5, 7)
     ]
     assert len({words[4] for words in first}) == 4
-    assert all(order.words[-4:-1] == ("--note", "a b", "--deepspeed_config") for order in crew.orders)
-    assert [config_of(order)["n"] for order in crew.orders] == list(range(6))
+    assert all(order.words[-4:-1] == ("--note", "a b", "--deepspeed_config") for order in runners.orders)
+    assert [config_of(order)["n"] for order in runners.orders] == list(range(6))
     assert ARGS == ("--note", "a b", "--deepspeed_config", "c.json")
 
 
 def test_on_other_hosts_the_first_of_an_experiment_chooses_the_port(folders: Folders) -> None:
-    crew = FakeCrew()
+    runners = FakeRunners()
     hosts = (Host("a", (0, 2)), Host("b", (4, 6)), Host("c", (1,)))
     size = Resources(2, 1, 2, None)
     setup = a_setup(hosts=hosts, size=size, is_local=False, address=("--master_addr=10.0.0.1",))
-    tuned(folders, setup, crew, 2)
+    tuned(folders, setup, runners, 2)
     where = [
-        [word for word in options(order) if "include" in word or "master" in word] for order in crew.orders
+        [word for word in options(order) if "include" in word or "master" in word] for order in runners.orders
     ]
     assert where == [
         ["--include=a:0@b:4", "--master_addr=10.0.0.1", "--master_port=0"],
@@ -176,18 +179,20 @@ def setup_place(*hosts: Host) -> Any:
 
 
 def test_devices_with_names_are_shown_by_their_names(folders: Folders) -> None:
-    crew = FakeCrew()
+    runners = FakeRunners()
     hosts = (Host("localhost", (0, 1)),)
     visible = ("CUDA_VISIBLE_DEVICES", ("GPU-a", "GPU-b"))
-    tuned(folders, a_setup(hosts=hosts, size=Resources(1, 1, 2, None), visible=visible, hostfile=()), crew, 2)
-    assert [order.env["CUDA_VISIBLE_DEVICES"] for order in crew.orders] == ["GPU-a", "GPU-b"]
-    assert not any("include" in word for order in crew.orders for word in options(order))
+    tuned(
+        folders, a_setup(hosts=hosts, size=Resources(1, 1, 2, None), visible=visible, hostfile=()), runners, 2
+    )
+    assert [order.env["CUDA_VISIBLE_DEVICES"] for order in runners.orders] == ["GPU-a", "GPU-b"]
+    assert not any("include" in word for order in runners.orders for word in options(order))
 
 
 def test_an_experiment_that_takes_everything_has_the_words_of_the_user(folders: Folders) -> None:
-    crew = FakeCrew()
-    tuned(folders, a_setup(size=Resources(1, 4, 1, None), port=("--master_port=7",)), crew, 1)
-    assert options(crew.orders[0]) == [
+    runners = FakeRunners()
+    tuned(folders, a_setup(size=Resources(1, 4, 1, None), port=("--master_port=7",)), runners, 1)
+    assert options(runners.orders[0]) == [
         *("--launcher=ssh", "--grace=3", "--num_gpus=1", "--hostfile=hosts", "--master_port=7"),
     ]
 
@@ -206,20 +211,20 @@ def test_an_experiment_that_takes_everything_has_the_words_of_the_user(folders: 
     ],
 )
 def test_what_is_known_counts_for_the_same_content_alone(folders: Folders, change: dict[str, Any]) -> None:
-    tuned(folders, a_setup(), FakeCrew())
-    crew = FakeCrew()
-    _, board = tuned(folders, a_setup(**change), crew)
+    tuned(folders, a_setup(), FakeRunners())
+    runners = FakeRunners()
+    _, board = tuned(folders, a_setup(**change), runners)
     is_same = not {"trial_options", "args", "script_digest", "device", "size"} & set(change)
     assert len(board.reused) == (4 if is_same else 0)
-    assert len(crew.orders) == (0 if is_same else 4)
+    assert len(runners.orders) == (0 if is_same else 4)
 
 
 def test_another_mapping_makes_other_experiments(folders: Folders) -> None:
-    tuned(folders, a_setup(), FakeCrew())
-    crew = FakeCrew()
-    tuned(folders, a_setup(section=Section(arg_mappings=(("n", "--micro"),))), crew)
-    assert len(crew.orders) == 4
-    assert [order.words[-2:] for order in crew.orders] == [("--micro", str(n)) for n in range(4)]
+    tuned(folders, a_setup(), FakeRunners())
+    runners = FakeRunners()
+    tuned(folders, a_setup(section=Section(arg_mappings=(("n", "--micro"),))), runners)
+    assert len(runners.orders) == 4
+    assert [order.words[-2:] for order in runners.orders] == [("--micro", str(n)) for n in range(4)]
 
 
 @pytest.mark.parametrize("option, is_known", [("--deepspeed_config", True), ("--config", False)])
@@ -228,23 +233,23 @@ def test_metrics_of_a_killed_run_count_only_where_they_are_written_once(
 ) -> None:
     args = (option, "c.json")
     setup = a_setup(args=args, config=find_config(args))
-    crew = FakeCrew()
-    crew.signals = [[15]]
-    tuned(folders, setup, crew, 1)
-    again = FakeCrew()
+    runners = FakeRunners()
+    runners.signals = [[15]]
+    tuned(folders, setup, runners, 1)
+    again = FakeRunners()
     tuned(folders, setup, again, 1)
     assert len(again.orders) == (0 if is_known else 1)
 
 
 def test_a_signal_stops_what_runs_and_a_second_one_kills_it(folders: Folders) -> None:
-    crew = FakeCrew()
-    crew.signals = [[15], [15]]
-    seen, _ = tuned(folders, a_setup(), crew, 6)
-    assert crew.stops == [False, True]
+    runners = FakeRunners()
+    runners.signals = [[15], [15]]
+    seen, _ = tuned(folders, a_setup(), runners, 6)
+    assert runners.stops == [False, True]
     assert {one.outcome for one in seen.values()} == {"stopped"}
     assert len(seen) == 6
-    assert len(crew.orders) == 4
-    again = FakeCrew()
+    assert len(runners.orders) == 4
+    again = FakeRunners()
     # They had written their metrics, and count as ended, as after any end of the tuner.
     _, board = tuned(folders, a_setup(), again, 6)
     assert (len(board.reused), len(again.orders)) == (4, 2)
@@ -252,18 +257,18 @@ def test_a_signal_stops_what_runs_and_a_second_one_kills_it(folders: Folders) ->
 
 def test_a_signal_ends_a_tuning_of_which_everything_is_known(folders: Folders) -> None:
     """Nobody waits then, and `run` would train."""
-    tuned(folders, a_setup(), FakeCrew())
-    crew = FakeCrew()
-    crew.bell = [15]
+    tuned(folders, a_setup(), FakeRunners())
+    runners = FakeRunners()
+    runners.bell = [15]
     steps = one_batch(experiments(4), {})
-    tuner = Tuner(a_setup(), folders, crew, Board())  # type: ignore[arg-type]
+    tuner = Tuner(a_setup(), folders, runners, Board())  # type: ignore[arg-type]
     tuner.run(steps, next(steps))
-    assert (tuner.signals, crew.orders) == ([15], [])
+    assert (tuner.signals, runners.orders) == ([15], [])
 
 
 def test_nothing_is_started_after_a_signal_that_came_while_nobody_waited(folders: Folders) -> None:
-    crew = FakeCrew()
-    crew.bell = [2]
-    seen, _ = tuned(folders, a_setup(), crew)
-    assert crew.orders == []
+    runners = FakeRunners()
+    runners.bell = [2]
+    seen, _ = tuned(folders, a_setup(), runners)
+    assert runners.orders == []
     assert {one.outcome for one in seen.values()} == {"stopped"}
