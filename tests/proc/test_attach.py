@@ -100,6 +100,44 @@ def test_a_breakpoint_stops_the_rank_that_is_debugged_and_the_other_runs(
     assert found["connect"] == {"host": "127.0.0.1", "port": base + 1}
 
 
+LAUNCHES = """\
+import os, sys
+from dsl.functions.launcher import launch
+def train(path):
+    rank = int(os.environ["RANK"])
+    answer = 6 * rank
+    open(f"{path}.{rank}.0", "w").close()
+    return answer
+if __name__ == "__main__":
+    debug = {"debug": [1], "debug_port": int(sys.argv[1]), "debug_wait": True}
+    print("results", launch(train, sys.argv[2], nproc_per_node=2, **debug))
+"""
+LINE_OF_FUNCTION = 6
+
+
+def test_a_breakpoint_stops_the_rank_of_a_function_that_is_debugged(base: int, tmp_path: Path) -> None:
+    path = tmp_path / "launches.py"
+    path.write_text(LAUNCHES)
+    job = subprocess.Popen(
+        [sys.executable, str(path), str(base), str(tmp_path / "done")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        with Debugger(base + 1) as debugger:
+            until((tmp_path / "done.0.0").exists, 30)
+            debugger.attach(str(path), LINE_OF_FUNCTION)
+            thread = debugger.stopped()
+            assert debugger.evaluate(thread, "answer") == "6"
+            assert not (tmp_path / "done.1.0").exists()
+            debugger.go_on(thread)
+            debugger.ended()
+    finally:
+        code, out, err = finish(job)
+    assert (code, out) == (0, "results [0, 6]\n"), err
+    assert f"rank 1 waits for a debugger at 127.0.0.1:{base + 1}" in err
+
+
 def test_a_debugger_attaches_again_after_a_restart(
     base: int, dsl_command: Path, script: Path, tmp_path: Path
 ) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from dsl.control.messages import Assignment
     from dsl.facts import Facts
-    from dsl.model.job import Job
+    from dsl.model.job import Job, Notice
+    from dsl.model.node import NodePlan
 
 
 def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
@@ -85,6 +86,26 @@ def _look_at_files(job: Job, environ: Mapping[str, str], cwd: str) -> list[str]:
     if folder is not None and (not missing or os.path.isabs(folder)):
         problems.append(_log_dir_problem(folder, cwd))
     return problems
+
+
+def debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ...]:
+    """How to attach to the workers of a node that starts its part itself.
+
+    Raises:
+        OptionError: debugpy is missing.
+        PortError: a worker's port is taken.
+    """
+    from dsl.machine.debugger import check_debugger
+    from dsl.plan.debugging import attach_notices, check_ports
+    from dsl.plan.program import interpreter_of
+
+    check_ports(plan, facts)
+    notices = attach_notices(plan, job)
+    if notices:
+        is_call = job.program.kind == "call"
+        named = interpreter_of(job.flavour, plan.env, facts.names.executable)
+        check_debugger(job.program.script if is_call else named, plan.env)
+    return notices
 
 
 def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts: Facts) -> list[str]:

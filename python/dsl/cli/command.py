@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from dsl.cli.reader import Options
     from dsl.facts import Facts
-    from dsl.model.job import Job
     from dsl.model.node import NodePlan
     from dsl.model.request import Request
     from dsl.plan.job import JobPlan
@@ -82,7 +81,9 @@ class Command:
         plan = planner.plan(0)
         notices = (*planned.notices, *plan.notices)
         if planned.job.debug.ranks:
-            notices = (*notices, *_debugger_notices(planned.job, plan, facts))
+            from dsl.agent.preflight import debugger_notices
+
+            notices = (*notices, *debugger_notices(planned.job, plan, facts))
         self.show([notice for notice in notices if not notice.is_made], request.log_level)
         if show.is_asked:
             from dsl.cli.show import show_plan
@@ -174,25 +175,6 @@ def start_request(options: Options | argparse.Namespace) -> StartRequest:
         prewarm=options.prewarm,
         server_per=options.fork_server_per,
     )
-
-
-def _debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ...]:
-    """How to attach to the workers of this node.
-
-    Raises:
-        OptionError: debugpy is missing.
-        PortError: a worker's port is taken.
-    """
-    from dsl.plan.debugging import attach_notices, check_ports
-
-    check_ports(plan, facts)
-    notices = attach_notices(plan, job)
-    if notices:
-        from dsl.machine.debugger import check_debugger
-        from dsl.plan.program import interpreter_of
-
-        check_debugger(interpreter_of(job.flavour, plan.env, facts.names.executable), plan.env)
-    return notices
 
 
 def debug_request(options: Options | argparse.Namespace) -> DebugRequest:

@@ -8,9 +8,12 @@ import os
 from dataclasses import dataclass, field
 
 from dsl.errors import OptionError, UnsupportedError
-from dsl.lists import BEYOND, MOST_SECONDS, parse_integer, parse_number, shorten
+from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, parse_integer, parse_number, shorten
 from dsl.model.request import (
+    DEFAULT_DEBUG_ADDRESS,
+    DEFAULT_DEBUG_PORT,
     DEFAULT_PARTIAL_S,
+    DebugRequest,
     MeetingRequest,
     OutputRequest,
     PlacementRequest,
@@ -77,7 +80,10 @@ class LaunchConfig:
     line is shown, None: never), grace_s (shutdown_timeout with fractions), env
     (more variables for the workers), preload (modules that a fork server imports; empty: what the module of
     the function names), prewarm (read the interpreter and torch's libraries into the page cache first),
-    fork_server_per (``"numa"``: a fork server for each NUMA node that workers are bound to).
+    fork_server_per (``"numa"``: a fork server for each NUMA node that workers are bound to), debug (ranks
+    that run under debugpy: ``"all"``, ``"0,2-3"`` or a collection of numbers), debug_port (of local rank 0;
+    those of the others follow), debug_address (where they listen), debug_wait (each begins when a debugger
+    has attached to it).
     """
 
     min_nodes: int
@@ -113,6 +119,10 @@ class LaunchConfig:
     preload: str | Collection[str] = ()
     prewarm: bool = False
     fork_server_per: str = "node"
+    debug: str | Collection[int] = ""
+    debug_port: int = DEFAULT_DEBUG_PORT
+    debug_address: str = DEFAULT_DEBUG_ADDRESS
+    debug_wait: bool = False
 
     def __post_init__(self) -> None:
         """Resolve what was left open.
@@ -138,10 +148,16 @@ def to_request(config: LaunchConfig, program: ProgramRequest, source: str = "") 
 
     Raises:
         OptionError: a field makes no sense.
-        UnsupportedError: an object where this version takes a name.
+        UnsupportedError: an object where this version takes a name, or debug of a program.
     """
     _check_values(config)
     _check_nodes(config)
+    debug = _debug(config)
+    if debug.ranks and not program.is_call:
+        raise UnsupportedError(
+            f"debug {debug.ranks!r}: {program.name} is a program, and only functions run under a debugger "
+            "here; dslrun --debug debugs a script"
+        )
     least, most = config.min_nodes, config.max_nodes
     is_dynamic = most > 1 and config.rdzv_backend != STATIC
     is_static = config.rdzv_backend == STATIC and config.rdzv_endpoint != ""
@@ -169,6 +185,7 @@ def to_request(config: LaunchConfig, program: ProgramRequest, source: str = "") 
             prewarm=config.prewarm,
             server_per=config.fork_server_per,  # type: ignore[arg-type]  # it was checked
         ),
+        debug=debug,
         max_restarts=config.max_restarts,
         role=config.role,
         env=tuple(_variables(config).items()),
@@ -210,8 +227,27 @@ def _check_values(config: LaunchConfig) -> None:
     pause_s = config.partial_after_s
     if pause_s is not None and not 0 <= pause_s <= MOST_SECONDS:
         raise OptionError(f"partial_after_s {pause_s:g}: it must be 0 to {MOST_SECONDS} seconds, or None")
+    if not 1 <= config.debug_port <= LAST_PORT:
+        raise OptionError(f"debug_port {config.debug_port}: it must be 1 to {LAST_PORT}")
+    _debug(config)
     _grace_s(config)
     _signals(config.signals_to_handle)
+
+
+def _debug(config: LaunchConfig) -> DebugRequest:
+    """Which workers run under a debugger. Raises OptionError."""
+    given = config.debug
+    ranks = given if isinstance(given, str) else ",".join(map(str, given))
+    if ranks:
+        from dsl.plan.debugging import debug_ranks
+
+        try:
+            debug_ranks(ranks)
+        except OptionError:
+            raise OptionError(
+                f"debug {given!r}: expected ranks such as '1', '0,2-3' or [0, 2], or 'all'"
+            ) from None
+    return DebugRequest(ranks, config.debug_port, config.debug_address, config.debug_wait)
 
 
 def _check_nodes(config: LaunchConfig) -> None:

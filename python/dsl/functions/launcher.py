@@ -229,6 +229,14 @@ class _Source(Planner):
             self._call.write()
         return self._call.with_worker(plan)
 
+    def notices(self, plan: NodePlan) -> tuple[Notice, ...]:
+        """What the user should know of the first plan. Raises UsageError if nobody could attach."""
+        if not self.job.debug.ranks:
+            return plan.notices
+        from dsl.agent.preflight import debugger_notices
+
+        return (*plan.notices, *debugger_notices(self.job, plan, self._facts))
+
     def results(self, plan: NodePlan) -> dict[int, Any]:
         """What the function returned, by rank; None for a program. Raises ResultError."""
         call = self._call
@@ -256,11 +264,12 @@ def _run(
     succeeded = False
     try:
         plan = source.plan(0)
+        notices = (*planned.notices, *source.notices(plan))
         if preview is not None and preview(plan):
             return {}
         plan = source.prepare(plan)
         reporter = listener(plan)
-        for notice in (*planned.notices, *plan.notices):
+        for notice in notices:
             reporter.note(notice)
         flush_output()
         with contextlib.nullcontext() if plan.pid_file is None else PidFile(plan.pid_file):

@@ -25,7 +25,7 @@ from dsl.functions.call import entrypoint_name, refuse_while_importing, source_o
 from dsl.functions.config import LaunchConfig, to_request
 from dsl.functions.launcher import EntrypointError, launch
 from dsl.functions.signals import HandledSignals, SignalException
-from dsl.model.request import ProgramRequest, StartRequest
+from dsl.model.request import DebugRequest, ProgramRequest, StartRequest
 
 
 def config_of(**fields: Any) -> LaunchConfig:
@@ -169,6 +169,9 @@ def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
         {"max_restarts": -1},
         {"start_method": "thread"},
         {"fork_server_per": "host"},
+        {"debug": "first"},
+        {"debug": [2, -1]},
+        {"debug_port": 0},
         {"shutdown_timeout": -1},
         {"grace_s": float("nan")},
         {"signals_to_handle": "KILL"},
@@ -214,6 +217,25 @@ def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -
 def test_how_workers_are_to_come_to_be(fields: dict[str, Any], start: StartRequest) -> None:
     program = ProgramRequest("python", is_call=True, name="train")
     assert to_request(config_of(**fields), program, "/me/code.py").start == start
+
+
+@pytest.mark.parametrize(
+    "fields, debug",
+    [
+        ({}, DebugRequest()),
+        ({"debug": "all"}, DebugRequest("all")),
+        ({"debug": "0,2-3", "debug_port": 7000}, DebugRequest("0,2-3", 7000)),
+        ({"debug": [0, 2], "debug_wait": True}, DebugRequest("0,2", waits=True)),
+        ({"debug": "1", "debug_address": "0.0.0.0"}, DebugRequest("1", address="0.0.0.0")),
+    ],
+)
+def test_which_workers_are_to_be_debugged(fields: dict[str, Any], debug: DebugRequest) -> None:
+    assert request(**fields).debug == debug
+
+
+def test_a_program_is_not_debugged() -> None:
+    with pytest.raises(UnsupportedError, match="debug '1': train is a program"):
+        to_request(config_of(debug="1"), ProgramRequest("train", no_python=True, name="train"))
 
 
 def test_the_imports_of_a_function_are_those_of_its_file() -> None:
