@@ -6,6 +6,7 @@ from dsl._record import replace
 from dsl.errors import HostNameError
 from dsl.launchers.base import PLACE, Start
 from dsl.launchers.words import agent_command, bare, host_names, shell_word
+from dsl.model.remote import PDSH_SSH_ARGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
 
 FANOUT = 1024
 """Hosts that pdsh reaches at once. More hosts raise it, for no agent ends before all have started."""
-
-SSH_ARGS = "PDSH_SSH_ARGS_APPEND"
-"""Words that pdsh gives to its ssh. What the user has in it comes first, and so it holds."""
-
 
 SSH_OPTIONS = ("-oBatchMode=yes", "-oClearAllForwardings=yes", "-oControlMaster=no")
 """As `dsl.launchers.ssh` has them, too."""
@@ -37,10 +34,11 @@ def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     for name in names:
         _check_user(name)
     port = () if remote.ssh_port is None else ("-p", str(remote.ssh_port))
-    ssh_args = (dict(agents.environ).get(SSH_ARGS, "").strip(), *SSH_OPTIONS, *port)
+    # What the user has in it comes first, and so it holds.
+    ssh_args = (dict(agents.environ).get(PDSH_SSH_ARGS, "").strip(), *SSH_OPTIONS, *port)
     fanout = str(max(FANOUT, len(names)))
     argv = ("pdsh", "-S", "-f", fanout, "-w", ",".join(names), *remote.args, _line(remote, agents))
-    env = (("PDSH_RCMD_TYPE", "ssh"), (SSH_ARGS, " ".join(filter(None, ssh_args))))
+    env = (("PDSH_RCMD_TYPE", "ssh"), (PDSH_SSH_ARGS, " ".join(filter(None, ssh_args))))
     return (Start(argv=argv, env=env),)
 
 

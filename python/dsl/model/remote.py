@@ -19,6 +19,9 @@ RANK_LAUNCHERS: tuple[LauncherName, ...] = ("openmpi", "mvapich", "slurm", "mpic
 
 DEFAULT_FANOUT = 64
 
+PDSH_SSH_ARGS = "PDSH_SSH_ARGS_APPEND"
+"""Words that pdsh gives to its ssh, between blanks."""
+
 
 @record
 class Remote:

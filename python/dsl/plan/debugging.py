@@ -10,11 +10,12 @@ from dsl._record import record, replace
 from dsl.errors import OptionError, PortError
 from dsl.lists import BEYOND, LAST_PORT, find_runs, parse_range, quote
 from dsl.model.job import Notice
+from dsl.model.remote import PDSH_SSH_ARGS
 from dsl.plan.program import words_of_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dsl.facts import Facts
     from dsl.model.job import Job
@@ -166,6 +167,7 @@ def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, .
     beyond = 0 if facts.names.is_this_machine(names[0]) else world_size
     if not any(facts.names.is_this_machine(name) for name in names):
         beyond = 0
+    ssh_words = _ssh_words(remote, facts.environ)
     rank = 0
     for host in job.hosts:
         ranks = range(rank, rank + len(host.slots))
@@ -185,7 +187,7 @@ def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, .
         found += [Attach(one, LOCAL, first + one) for one, _ in chosen]
         words = [f"-L {first + one}:{_shown(asked.address)}:{port}" for one, port in chosen]
         if words:
-            line = " ".join(("ssh", *_ssh_words(remote), "-N", *words, host.name))
+            line = " ".join(("ssh", *ssh_words, "-N", *words, host.name))
             tunnels.append(Notice("critical", f"to reach {host.name}: {line}"))
     last = max([one.port for one in found], default=0)
     if last > LAST_PORT:
@@ -196,11 +198,13 @@ def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, .
     return (*tunnels, *_told(found, asked))
 
 
-def _ssh_words(remote: Remote) -> tuple[str, ...]:
+def _ssh_words(remote: Remote, environ: Mapping[str, str]) -> tuple[str, ...]:
     """What the user says about ssh, quoted: the launcher reaches the hosts by the same."""
     from shlex import quote as shell_word
 
     words = remote.args if remote.launcher == "ssh" else ()
+    if remote.launcher == "pdsh":  # which divides them at blanks, whatever quotes are there
+        words = tuple(environ.get(PDSH_SSH_ARGS, "").split())
     port = () if remote.ssh_port is None or remote.launcher == "slurm" else ("-p", str(remote.ssh_port))
     return tuple(map(shell_word, (*words, *port)))
 

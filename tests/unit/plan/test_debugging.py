@@ -140,8 +140,8 @@ def test_neighbours_share_a_line() -> None:
     assert [one["name"] for one in configurations(lines)] == ["rank 0", "rank 1", "rank 3"]
 
 
-def everywhere(hosts: str, **wishes: Any) -> list[str]:
-    facts = make_facts(files={"/hosts": hosts})
+def everywhere(hosts: str, environ: dict[str, str] | None = None, **wishes: Any) -> list[str]:
+    facts = make_facts(files={"/hosts": hosts}, environ=environ or {})
     planned = plan_job(make_request("deepspeed", hostfile="/hosts", **wishes), facts)
     return [one.line for one in planned.notices if one.level == "critical"]
 
@@ -177,7 +177,7 @@ def test_a_rank_that_no_host_has_is_refused_before_any_is_reached() -> None:
 
 
 def test_the_line_for_ssh_reaches_the_hosts_as_the_launcher_does() -> None:
-    own = {"ssh_port": 2222, "launcher_args": "-i '/my keys/id' -o User=me"}
+    own: dict[str, Any] = {"ssh_port": 2222, "launcher_args": "-i '/my keys/id' -o User=me"}
     (line, *_) = everywhere(HOSTS, ranks="2", launcher="ssh", **own)
     said = "ssh -i '/my keys/id' -o User=me -p 2222 -N -L 5680:127.0.0.1:5678 n1"
     assert line == f"to reach n1: {said}"
@@ -185,6 +185,16 @@ def test_the_line_for_ssh_reaches_the_hosts_as_the_launcher_does() -> None:
     assert line == "to reach n1: ssh -p 2222 -N -L 5680:127.0.0.1:5678 n1", (
         "the words are for pdsh, not for ssh"
     )
+
+
+def test_the_line_for_ssh_has_the_words_that_pdsh_gives_to_its_ssh() -> None:
+    """Those of the user come first, as with pdsh. pdsh knows no quotes: they are parts of its words."""
+    environ = {"PDSH_SSH_ARGS_APPEND": " -i /key -o 'User=me' "}
+    (line, *_) = everywhere(HOSTS, environ, ranks="2", launcher="pdsh", ssh_port=2222)
+    said = """ssh -i /key -o ''"'"'User=me'"'"'' -p 2222 -N -L 5680:127.0.0.1:5678 n1"""
+    assert line == f"to reach n1: {said}"
+    (line, *_) = everywhere(HOSTS, environ, ranks="2", launcher="ssh")
+    assert line == "to reach n1: ssh -N -L 5680:127.0.0.1:5678 n1"
 
 
 def test_an_address_with_colons_stands_in_brackets_in_the_line_for_ssh() -> None:
