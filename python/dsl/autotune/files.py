@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from json import dumps, loads
 from shutil import rmtree
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 MARKER = ".dsl-autotuning"
 """A file by which dsl knows a folder that it has made."""
+
+MOST_CHARACTERS = 1 << 24
+"""Of a file, as many are read: no config or file of metrics has so many, and a slip does no harm."""
 
 
 def write(path: str, text: str) -> None:
@@ -71,10 +75,15 @@ def refusal(error: OSError, path: object) -> AutotuningError:
 
 
 def read(path: str) -> str | None:
-    """The text of a file; None: it cannot be read."""
+    """The text of a file, up to `MOST_CHARACTERS`; None: it cannot be read, or is no file.
+
+    A script may leave anything there: nobody waits for the writer of a pipe, and no device is read.
+    """
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, encoding="utf-8", errors="replace") as file:
+            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+            return file.read(MOST_CHARACTERS) if is_file else None
     except OSError:
         return None
 

@@ -86,6 +86,10 @@ def read_metrics(text: str | None, keys: Sequence[str]) -> tuple[Outcome, Mappin
         return "torn metric", {}, f"its metrics are no JSON object: {shorten(text)}"
     numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
     if not numbers or (keys and not any(key in numbers for key in keys)):
+        for key in keys:
+            if key in found:
+                shown = shorten(" ".join(repr(found[key]).split()))
+                return "no metric", {}, f"its {key} is no number that can be compared: {shown}"
         wanted, has = " or ".join(keys) or "a number", shorten(", ".join(found)) or "nothing"
         return "no metric", {}, f"its metrics lack {wanted}, they have {has}"
     return "ok", numbers, ""

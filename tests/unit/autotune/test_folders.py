@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pytest
 
 from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Result
-from dsl.autotune.files import MARKER
+from dsl.autotune.files import MARKER, MOST_CHARACTERS
 from dsl.autotune.folders import Folders
 from dsl.errors import AutotuningError
 
@@ -311,3 +312,20 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AutotuningError, match=r"cannot write .*file/results"):
         Folders(str(tmp_path / "file" / "results"), str(tmp_path / "exps"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "huge"])
+def test_what_is_no_file_of_metrics_holds_nobody_up(folders: Folders, kind: str) -> None:
+    begin(folders, experiment())
+    written = Path(folders.written(experiment()))
+    if kind == "pipe":
+        os.mkfifo(written)
+    elif kind == "device":
+        written.symlink_to("/dev/zero")
+    elif kind == "folder":
+        written.mkdir()
+    else:
+        written.touch()
+        os.truncate(written, 1 << 40)
+    text = folders.text(experiment())
+    assert text is None or len(text) == MOST_CHARACTERS

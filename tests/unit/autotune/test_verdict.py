@@ -32,11 +32,11 @@ def test_an_experiment_that_ends_well_with_its_metric_is_ok_whatever_it_says() -
         ("[1]", "torn metric", "no JSON object"),
         ("{}", "no metric", "lack throughput, they have nothing"),
         ('{"latency": 3}', "no metric", "lack throughput, they have latency"),
-        ('{"throughput": "12"}', "no metric", "lack throughput"),
-        ('{"throughput": true}', "no metric", "lack throughput"),
-        ('{"throughput": NaN}', "no metric", "lack throughput"),
-        ('{"throughput": Infinity}', "no metric", "lack throughput"),
-        ('{"throughput": 1' + "0" * 400 + "}", "no metric", "lack throughput"),
+        ('{"throughput": "12"}', "no metric", "is no number that can be compared: '12'"),
+        ('{"throughput": true}', "no metric", "compared: True"),
+        ('{"throughput": NaN}', "no metric", "compared: nan"),
+        ('{"throughput": Infinity}', "no metric", "compared: inf"),
+        ('{"throughput": 1' + "0" * 400 + "}", "no metric", "compared: 1000"),
     ],
 )
 def test_a_metric_that_is_missing_is_told_from_one_that_is_torn(
