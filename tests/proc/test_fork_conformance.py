@@ -540,6 +540,22 @@ def test_a_guessed_module_that_cannot_be_imported_is_told_by_the_worker(tmp_path
     assert "RuntimeError: broken" in forked[0].err
 
 
+def test_a_package_that_is_half_imported_is_not_imported_a_second_time(tmp_path: Path) -> None:
+    """As torch, which refuses that with other words than those of what has failed."""
+    (tmp_path / "site-packages" / "half").mkdir(parents=True)
+    (tmp_path / "site-packages" / "half" / "part.py").write_text("")
+    (tmp_path / "site-packages" / "half" / "__init__.py").write_text(
+        "import sys\nfrom . import part\nassert not hasattr(sys, 'half'), 'again'\n"
+        "sys.half = True\nraise OSError('no library')"
+    )
+    (tmp_path / "use.py").write_text("import half\n")
+    env = environment(PYTHONPATH=str(tmp_path / "site-packages"))
+    with Forks(tmp_path, program=["use.py"], env=env) as forks:
+        [result] = forks.run(["use.py"])
+    assert "OSError: no library" in result.err
+    assert str(forks.lost) == "refused: cannot import half: OSError: no library"
+
+
 def test_a_named_module_that_cannot_be_imported_is_a_reason_to_refuse(tmp_path: Path) -> None:
     with Forks(tmp_path, preload=["textwrap", "no_such_module_at_all"], env=environment()) as forks:
         lost = forks.wait()

@@ -48,23 +48,36 @@ def guess_modules(program: Sequence[str], harmful: Iterable[str]) -> tuple[str, 
     return guess.with_later_imports(wanted)
 
 
-def import_modules(names: Iterable[str], begin: Callable[[str], object]) -> str | None:
+def import_modules(
+    names: Iterable[str], begin: Callable[[str], object], *, are_guessed: bool = False
+) -> str | None:
     """Import what can be imported. Return what failed first, as a clause: workers meet it themselves.
 
-    ``begin`` is called with each name before it is imported.
+    ``begin`` is called with each name before it is imported. ``are_guessed``: of those that a program may
+    never import, only one counts that has failed half-way, because a worker would not meet the same.
     """
     failure = None
     for name in names:
         if name in sys.modules or _is_attribute(name):
             continue
         begin(name)
+        before = set(sys.modules)
         try:
             __import__(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001  anybody's code
-            if failure is None:
+            if failure is None and (not are_guessed or _has_left_parts(before)):
                 text = " ".join(str(error).split())
                 failure = f"cannot import {name}: {type(error).__name__}: {text}"
     return failure
+
+
+def _has_left_parts(before: set[str]) -> bool:
+    """Whether there are modules of a package that is not there: its text would run a second time among them.
+
+    That of torch then says so, and not what has failed.
+    """
+    parents = {name.rpartition(".")[0] for name in set(sys.modules) - before}
+    return any(parent and parent not in sys.modules for parent in parents)
 
 
 def _is_attribute(name: str) -> bool:

@@ -35,14 +35,14 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     become.end_quietly()
     imports = become.Imports()
     wanted = listed.split(",") if listed else preload.guess_modules(program, poison.HARMFUL)
-    failure = _import([name for name in wanted if name])
+    failure = _import([name for name in wanted if name], are_guessed=not listed)
     _leave_word("after its imports")
     changed = imports.settle(link.environ())
     gc.collect()
     # A signal to every process of a cgroup or a user is not meant for us; workers have their own mask.
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     # What the user named is a slip, or broken. What was guessed may be for another case than this one.
-    reason = (failure if listed else None) or changed
+    reason = failure or changed
     if reason is None:
         link.settle()
         reason = poison.find_poison(known)
@@ -65,12 +65,14 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def _import(names: Sequence[str]) -> str | None:
+def _import(names: Sequence[str], *, are_guessed: bool) -> str | None:
     """Import without the collections that imports set off: one behind them finds the same, and takes less."""
     before, *others = gc.get_threshold()
     # Not by `gc.disable`: a module may call that, for its workers.
     gc.set_threshold(_NEVER, *others)
-    failure = preload.import_modules(names, lambda name: _leave_word(f"while it imported {name}"))
+    failure = preload.import_modules(
+        names, lambda name: _leave_word(f"while it imported {name}"), are_guessed=are_guessed
+    )
     now, *others = gc.get_threshold()
     # A module may have multiplied what it found.
     times, rest = divmod(now, _NEVER)

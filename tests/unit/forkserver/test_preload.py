@@ -104,3 +104,27 @@ def test_what_fails_is_left_to_the_worker(place: Path) -> None:
     assert "decimal" in sys.modules
     assert "pack" in sys.modules
     assert "broken_one" not in sys.modules
+
+
+def test_what_is_only_guessed_may_fail_but_not_half_way(place: Path) -> None:
+    for name, text in {
+        "half": "import half.part\nimport half.missing",
+        "whole": "import pack.part\nimport no_such_one",
+        "user": "import half",
+    }.items():
+        (place / name).mkdir()
+        (place / name / "__init__.py").write_text(text)
+    (place / "half" / "part.py").write_text("")
+    said = "ModuleNotFoundError: No module named 'half.missing'"
+    for name, failure in {
+        "no_such_one": None,
+        "broken_one": None,
+        "pack.no_such_one": None,
+        "whole": None,
+        "half": f"cannot import half: {said}",
+        "user": f"cannot import user: {said}",
+    }.items():
+        known = set(sys.modules)
+        assert import_modules([name, "decimal"], lambda _: None, are_guessed=True) == failure
+        for left in set(sys.modules) - known:
+            del sys.modules[left]
