@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from benches.programs import Programs
 
 LIMIT_S = 600.0
-# Memory that an executed worker takes at most, and a forked one. What does not fit is not started.
-EXECUTED_MIB, FORKED_MIB = 450, 16
+# Memory of its own that a worker takes at most: one that has imported torch, one that has made a step, each
+# executed, and a forked one. What does not fit is not started.
+IMPORTED_MIB, STEPPED_MIB, FORKED_MIB = 310, 450, 40
 FORK_SERVER = ("--start-method", "forkserver")
 TORCH_ALONE = (*FORK_SERVER, "--preload", "torch")
 """Without what torch imports later, for workers that do nothing more."""
@@ -141,7 +142,7 @@ def has_torch() -> bool:
 
 def imports(programs: Programs, most: int, bar: float, ours_runs: int, theirs_runs: int) -> Row:
     """From the start of the command to the first line of the last worker, which imports torch before."""
-    workers = _fitting(most, EXECUTED_MIB)
+    workers = _fitting(most, IMPORTED_MIB)
     takers = {
         "dslrun": lambda: _last_start([programs.dslrun, *_count(workers), *TORCH_ALONE], STAMP, workers),
         "torchrun": lambda: _last_start([_torchrun(), *_count(workers)], STAMP, workers),
@@ -204,11 +205,11 @@ def training_floor(programs: Programs, bar: float, repeats: int) -> Row:
 
 def memory(programs: Programs, most: int, bar: float) -> Row:
     """Proportional memory of a worker after its first step, all workers alive, the fork server among them."""
-    workers = _fitting(most, EXECUTED_MIB)
-    plain = _pss_mib([programs.dslrun, *_count(workers)], workers)
-    forked = _pss_mib([programs.dslrun, *_count(workers), *FORK_SERVER], workers)
-    detail = f"{forked:.3g} against {plain:.3g} MiB a worker"
-    name = f"PSS of {workers} workers after a step, fork server / executed"
+    few, many = _fitting(most, STEPPED_MIB), _fitting(most, FORKED_MIB)
+    plain = _pss_mib([programs.dslrun, *_count(few)], few)
+    forked = _pss_mib([programs.dslrun, *_count(many), *FORK_SERVER], many)
+    detail = f"{forked:.3g} MiB a worker of {many} against {plain:.3g} of {few}"
+    name = f"PSS of a worker of {many} after a step, fork server / executed"
     return Row(name, forked / plain, "x", bar, True, detail)
 
 
@@ -260,10 +261,10 @@ def poison(programs: Programs, times: int, bar: float) -> Row:
 
 
 def _fitting(most: int, each_mib: int) -> int:
-    """How many workers fit into two thirds of the memory that is free."""
+    """How many workers fit into nine tenths of the memory that is free."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return max(1, min(most, int(line.split()[1]) // 1024 * 2 // 3 // each_mib))
+            return max(1, min(most, int(line.split()[1]) // 1024 * 9 // 10 // each_mib))
     return most
 
 
