@@ -203,6 +203,8 @@ class _Stderr:
 def _print(text: str) -> None:
     import sys
 
+    if sys.stdout is None:  # it was closed before the start
+        return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -48,9 +48,13 @@ def claim(name: str, path: str) -> int:
     """Make or take a folder, and lock its marker, whose descriptor this is."""
     try:
         os.makedirs(path, exist_ok=True)
-        fd = os.open(f"{path}/{MARKER}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(f"{path}/{MARKER}", flags, 0o644)
     except OSError as error:
         raise refusal(error, path) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise AutotuningError(f"cannot write {path}: it holds a {MARKER} that is no file")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

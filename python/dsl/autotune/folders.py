@@ -88,11 +88,14 @@ class Folders:
         return self._state()[0] == "finished"
 
     def mark(self, *, is_finished: bool) -> None:
-        """Note whether the tuning has come to its end."""
-        line = f"{'finished' if is_finished else 'unfinished'} {self._round}\n"
+        """Note whether the tuning has come to its end. Raises AutotuningError if it cannot be written."""
+        line = f"{'finished' if is_finished else 'unfinished'} {self._round}\n".encode()
         fd = self._locks[self.results_dir]
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, line.encode(), 0)
+        try:
+            os.pwrite(fd, line, 0)  # first: a full disk has room for what was there
+            os.ftruncate(fd, len(line))
+        except OSError as error:
+            raise refusal(error, f"{self.results_dir}/{MARKER}") from None
 
     def empty(self) -> None:
         """Remove what tunings have written, and nothing else.

@@ -26,6 +26,9 @@ MOST_BYTES = 10**18
 COUNTS = ("num_params", "trainable_num_params", "activation_mem_per_gpu", "hidden_size")
 """Keys of ``model_info`` that the search reckons with."""
 
+OF_SCRIPTS = ("enabled", "metric_path", "model_info_path")
+"""Further keys of a section, which are for scripts."""
+
 TUNERS = ("gridsearch", "random", "model_based")
 """Words of ``tuner_type``."""
 
@@ -98,6 +101,23 @@ def read_section(config: Mapping[str, object]) -> Section:
             'the config has no "autotuning" section: add one, such as "autotuning": {"enabled": true}'
         )
     return _Reader(_mapping(AUTOTUNING, config[AUTOTUNING])).read()
+
+
+def unknown_keys(config: Mapping[str, object]) -> tuple[str, ...]:
+    """A line for each key of the section of a config that means nothing here, and so may be a slip."""
+    from difflib import get_close_matches
+
+    given = config.get(AUTOTUNING)
+    known = (*Section.__match_args__, *OF_SCRIPTS)
+    lines = []
+    for key in given if isinstance(given, dict) else ():
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            lines.append(
+                f"autotuning: dsl does not know the key {show(key)} and leaves it to the script{hint}"
+            )
+    return tuple(lines)
 
 
 def read_metric(section: Section, metrics: Mapping[str, float]) -> float | None:
@@ -180,7 +200,7 @@ class _Reader:
 
     def _text(self, key: str, default: str) -> str:
         value = self._get(key, default)
-        if not isinstance(value, str) or not value.strip() or "\0" in value:
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
             raise AutotuningError(f"autotuning.{key}: expected a word, got {show(value)}")
         return value.strip()
 

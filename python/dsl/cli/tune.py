@@ -21,7 +21,7 @@ from dsl.autotune.folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
 from dsl.autotune.order import GRACE_S
 from dsl.autotune.places import count_lanes
 from dsl.autotune.search import search
-from dsl.autotune.section import read_section
+from dsl.autotune.section import read_section, unknown_keys
 from dsl.autotune.setup import START, Setup, digest_of, dsl_words
 from dsl.autotune.trials import Runners
 from dsl.autotune.tuner import Tuner
@@ -30,7 +30,9 @@ from dsl.cli.process import become, die_of_interrupt
 from dsl.devices.table import ACCELERATORS
 from dsl.errors import AutotuningError, FilterError, OptionError
 from dsl.facts import this_machine
+from dsl.lists import shorten
 from dsl.machine.check import check_program
+from dsl.model.job import Notice
 from dsl.model.request import ElasticRequest
 from dsl.output.routes import needs_run_dir
 from dsl.plan.hosts import choose_hosts
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from dsl.cli.command import Command
     from dsl.cli.reader import Options
     from dsl.facts import Facts
-    from dsl.model.job import Notice
     from dsl.model.request import Request
     from dsl.plan.hosts import ActiveHosts
 
@@ -137,9 +138,11 @@ def set_up(
     try:
         text = facts.files.read_text(word.path)
     except OSError as error:
-        raise AutotuningError(f"{word.path}: the config cannot be read: {error.strerror}") from None
+        raise AutotuningError(f"{shorten(word.path)}: the config cannot be read: {error.strerror}") from None
     if text is None:
-        raise AutotuningError(f"{word.path}: there is no such config, {word.option} names it")
+        raise AutotuningError(
+            f"{shorten(word.path)}: there is no such config, {word.option} names it: give the path of a file"
+        )
     config = parse_config(text, word.path)
     section = read_section(config)
     config = resolve_auto(config, section, args)
@@ -179,7 +182,8 @@ def set_up(
         script_digest=digest_of(request.program.script),
         device=_device(whole, facts),
     )
-    return setup, config, planned.notices
+    slips = [Notice("warning", line) for line in unknown_keys(config)]
+    return setup, config, (*planned.notices, *slips)
 
 
 def option_words(

@@ -94,6 +94,13 @@ def test_what_is_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ]
 
 
+def test_a_closed_stdout_costs_nothing_but_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(tmp_path)
+    monkeypatch.setattr("sys.stdout", None)  # as Python has it where it was closed before the start
+    told.board.finish(make_summary([make_trial("z0_gas1_tmbspg1", 5.0)]))
+    assert (tmp_path / "summary.txt").exists()
+
+
 def test_what_cannot_be_written_is_said_and_the_rest_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

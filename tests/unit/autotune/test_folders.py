@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -306,6 +307,28 @@ def test_whether_a_tuning_has_ended_is_kept(folders: Folders, tmp_path: Path) ->
     again.mark(is_finished=False)
     assert not again.is_finished()
     again.close()
+
+
+def test_a_full_disk_keeps_what_stood_in_the_marker(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folders.mark(is_finished=True)
+    monkeypatch.setattr("os.pwrite", full)
+    with pytest.raises(AutotuningError, match=r"cannot write .*results/\.dsl-autotuning: No space left"):
+        folders.mark(is_finished=False)
+    assert (tmp_path / "results" / MARKER).read_text() == "finished 0\n"
+
+
+def test_a_pipe_in_place_of_the_marker_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    os.mkfifo(tmp_path / "results" / MARKER)
+    with pytest.raises(
+        AutotuningError, match=r"cannot write .*results: it holds a \.dsl-autotuning that is no file"
+    ):
+        Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

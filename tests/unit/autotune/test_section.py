@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsl.autotune.section import Section, read_section
+from dsl.autotune.section import Section, read_section, unknown_keys
 from dsl.errors import AutotuningError
 
 
@@ -48,6 +48,7 @@ def test_a_space_of_any_keys_is_kept_in_its_order() -> None:
     [
         ({"fast": "yes"}, r"autotuning.fast: expected true or false, got 'yes'"),
         ({"results_dir": ""}, r"autotuning.results_dir: expected a word, got ''"),
+        ({"results_dir": "a\x1b[31m"}, r"autotuning.results_dir: expected a word, got 'a.x1b"),
         ({"metric": 3}, r"autotuning.metric: expected a word, got 3"),
         ({"mode": "up"}, r"autotuning.mode: expected min or max, got 'up'"),
         ({"tuner_type": "grid"}, r"tuner_type: expected one of gridsearch, random, model_based, got 'grid'"),
@@ -93,3 +94,10 @@ def test_a_space_of_any_keys_is_kept_in_its_order() -> None:
 def test_a_value_that_means_nothing_is_refused_in_one_line(section: dict[str, object], message: str) -> None:
     with pytest.raises(AutotuningError, match=message):
         read(**section)
+
+
+def test_a_key_that_means_nothing_is_told() -> None:
+    section = {"enabled": True, "metric_path": "x", "spcae": {}, "fast": True, "my own": 1}
+    spelled, own = unknown_keys({"autotuning": section})
+    assert spelled.endswith("the key 'spcae' and leaves it to the script, did you mean space?")
+    assert own == "autotuning: dsl does not know the key 'my own' and leaves it to the script"
