@@ -93,8 +93,8 @@ def read_batches(section: Section, config: Mapping[str, object], workers: int) -
     """The bounds that section and config set. Values of other kinds than DeepSpeed's count as not said.
 
     Raises:
-        AutotuningError: a count is beyond all bounds, or every micro batch that is listed makes too large a
-            step.
+        AutotuningError: a count is beyond all bounds, accumulation steps are listed, or every micro batch
+            that is listed makes too large a step.
     """
     for key in (MICRO_BATCH, ACCUMULATION):
         value = config.get(key)
@@ -107,6 +107,11 @@ def read_batches(section: Section, config: Mapping[str, object], workers: int) -
     if most_of_step is not None:
         most = min(most, most_of_step)
     given, steps = config.get(MICRO_BATCH), config.get(ACCUMULATION)
+    if isinstance(steps, list):
+        raise AutotuningError(
+            f"{ACCUMULATION}: a list is not tried, got {show(steps)}: give one number, or name it in "
+            "autotuning.space"
+        )
     listed = sorted({one for one in given if _is_count(one)}) if isinstance(given, list) else []
     if listed and listed[0] > (most_of_step or listed[0]):
         raise AutotuningError(
