@@ -168,7 +168,7 @@ def set_up(
         args=args,
         config=word,
         section=section,
-        size=Resources(nodes, slots, lanes, _memory(asked, section.device_memory, facts)),
+        size=Resources(nodes, slots, lanes, _memory(whole, section.device_memory, facts)),
         hosts=whole.hosts,
         is_uniform=all(len(host.slots) == slots for host in asked.hosts),
         is_local=planned.remote is None,
@@ -247,13 +247,22 @@ def _device(hosts: ActiveHosts, facts: Facts) -> str:
 
 
 def _memory(hosts: ActiveHosts, given: int | None, facts: Facts) -> int | None:
-    """Bytes of the smallest device, as far as this machine knows."""
+    """Bytes that are free on the device with the least of those that experiments get, as far as we know.
+
+    Where a device does not say what is free, all that it has counts.
+    """
     if given is not None:
         return given
     if hosts.is_remote or hosts.accelerator != "cuda":
         return None
-    sizes = [device.memory_bytes for device in facts.devices.survey.devices]
-    return min([size for size in sizes if size], default=None)
+    from dsl.devices.nvidia import visible_devices
+
+    slots = ",".join(map(str, hosts.hosts[0].slots))
+    found = visible_devices(hosts.visible_devices or slots, facts.devices.survey.devices)
+    free = facts.devices.free_memory
+    # What is free on a device that is divided into instances is not free in each.
+    sizes = [one.memory_bytes if one.mig else free.get(one.index, one.memory_bytes) for one in found]
+    return min([size for size in sizes if size is not None], default=None)
 
 
 def _search(

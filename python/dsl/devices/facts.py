@@ -84,6 +84,13 @@ class DeviceFacts:
 
         return survey(self._root)
 
+    @kept
+    def free_memory(self) -> Mapping[int, int]:
+        """Bytes that nobody uses on NVIDIA devices, by their numbers, when it was first asked."""
+        from dsl.devices.nvidia import free_memory
+
+        return free_memory(self._root)
+
     def mig_parent(self, name: str) -> str | None:
         """PCI address of the device that a ``MIG-...`` name is a part of, None when it is not known."""
         from dsl.devices.nvidia import mig_parent

@@ -102,6 +102,21 @@ def devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ...]:
     return survey(root, nvml).devices
 
 
+def free_memory(root: str = "/", nvml: Open | None = None) -> dict[int, int]:
+    """Bytes that nobody uses now, by the numbers of NVML; without those that do not say."""
+    if not has_nvidia_driver(root):
+        return {}
+    from dsl.devices.nvml import Nvml, NvmlError
+
+    try:
+        with (nvml or Nvml)() as driver:
+            labels, _ = _labels(driver)
+            found = {int(label): _ask(driver, "free_bytes", label) for label in labels}
+    except NvmlError:
+        return {}
+    return {number: size for number, size in found.items() if size is not None}
+
+
 def quick_devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ...]:
     """The devices of `read_devices` if every device file is of one of them, else those of `devices`.
 

@@ -83,8 +83,9 @@ class Nvml:
         """Ask about the driver, a device or a MIG instance; devices have labels that earlier answers gave.
 
         ``count``: number of devices. ``device``: label of the device of this number. ``mig``: label of a
-        device's instance in this slot. ``uuid``, ``name``, ``address``, ``memory_bytes``, ``numa_nodes``,
-        ``mig_on``, ``mig_slots``, ``gpu_instance``, ``compute_instance``: facts about the labelled one.
+        device's instance in this slot. ``uuid``, ``name``, ``address``, ``memory_bytes``, ``free_bytes``,
+        ``numa_nodes``, ``mig_on``, ``mig_slots``, ``gpu_instance``, ``compute_instance``: facts about the
+        labelled one.
 
         Raises:
             NvmlError: there is no answer.
@@ -116,6 +117,7 @@ _QUESTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "name": ("nvmlDeviceGetName", _text),
     "address": ("nvmlDeviceGetPciInfo", lambda answer: _text(answer.busId)),
     "memory_bytes": ("nvmlDeviceGetMemoryInfo", lambda answer: int(answer.total)),
+    "free_bytes": ("nvmlDeviceGetMemoryInfo", lambda answer: int(answer.free)),
     "mig_on": ("nvmlDeviceGetMigMode", lambda answer: answer[0] == 1),
     "mig_slots": ("nvmlDeviceGetMaxMigDeviceCount", int),
     "gpu_instance": ("nvmlDeviceGetGpuInstanceId", int),

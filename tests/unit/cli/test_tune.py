@@ -17,10 +17,11 @@ from dsl.autotune.experiment import Experiment, Summary
 from dsl.autotune.folders import Folders
 from dsl.cli import deepspeed
 from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.cli.tune import _device, _optimal, _search, option_words, set_up
+from dsl.cli.tune import _device, _memory, _optimal, _search, option_words, set_up
 from dsl.devices.nvidia import Device, Survey
 from dsl.errors import AutotuningError, HostfileError, UsageError
 from dsl.facts import this_machine
+from dsl.model.job import Host
 from dsl.model.request import ElasticRequest
 from dsl.plan.hosts import ActiveHosts
 
@@ -77,6 +78,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "t.py").write_text("")
     (tmp_path / "c.json").write_text(json.dumps({"autotuning": {"space": {"lr": [1, 2]}}}))
     return tmp_path
+
+
+def local_hosts(*slots: int, visible: str | None = None) -> ActiveHosts:
+    """This machine with these slots."""
+    return ActiveHosts((Host("localhost", slots),), 0, "", accelerator="cuda", visible_devices=visible)
 
 
 def tuned(hosts: str, words: str = "", **environ: str) -> Setup:
@@ -139,6 +145,32 @@ def test_devices_are_known_by_their_models_where_they_are_the_slots(accelerator:
     survey = Survey((Device("0", model="H100"), Device("1", model="A100"), Device("2", model="H100")))
     facts: Any = SimpleNamespace(devices=SimpleNamespace(survey=survey))
     assert _device(ActiveHosts((), 0, "", accelerator=accelerator), facts) == device
+
+
+@pytest.mark.parametrize(
+    "hosts, memory",
+    [
+        (local_hosts(0, 1), 30),
+        (local_hosts(1), 80),
+        (local_hosts(2), 60),
+        (local_hosts(0, visible="GPU-b"), 80),
+        (replace(local_hosts(0), is_remote=True), None),
+        (replace(local_hosts(0), accelerator="cpu"), None),
+    ],
+)
+def test_what_others_use_on_a_device_does_not_count(hosts: ActiveHosts, memory: int | None) -> None:
+    """The least that is free on those that experiments get; the third device does not say."""
+    survey = Survey(
+        tuple(
+            [
+                Device(name, f"GPU-{name}", index=at, memory_bytes=size)
+                for at, (name, size) in enumerate((("a", 90), ("b", 90), ("c", 60)))
+            ]
+        )
+    )
+    facts: Any = SimpleNamespace(devices=SimpleNamespace(survey=survey, free_memory={0: 30, 1: 80}))
+    assert _memory(hosts, None, facts) == memory
+    assert _memory(hosts, 7, facts) == 7
 
 
 @pytest.mark.usefixtures("folder")

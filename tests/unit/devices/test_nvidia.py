@@ -17,6 +17,7 @@ from dsl.devices.nvidia import (
     MigInstance,
     count,
     devices,
+    free_memory,
     mig_parent,
     quick_devices,
     read_devices,
@@ -111,6 +112,19 @@ def test_a_device_file_that_no_device_explains_makes_the_driver_answer(tmp_path:
     (tmp_path / "dev/nvidia4").touch()
     assert quick_devices(str(tmp_path), lambda: driver) == devices(str(tmp_path), lambda: driver)
     assert quick_devices(str(tmp_path), lambda: driver)[0].memory_bytes
+
+
+def test_what_is_free_is_known_of_each_device_that_says_it(tmp_path: Path) -> None:
+    driver = load("eight_a100", tmp_path)
+    unknown = {"error": [3, "Not Supported"]}
+    driver.answers |= {f"free_bytes {at}": unknown if at == 2 else at * 1000 for at in range(8)}
+    assert free_memory(str(tmp_path), lambda: driver) == {at: at * 1000 for at in range(8) if at != 2}
+    broken = load("no_library", tmp_path)
+    assert free_memory(str(tmp_path), lambda: broken) == {}
+
+
+def test_what_is_free_is_not_asked_where_there_is_no_driver(tmp_path: Path) -> None:
+    assert free_memory(str(tmp_path)) == {}
 
 
 def test_a_device_has_all_its_facts(tmp_path: Path) -> None:
@@ -266,7 +280,7 @@ WORKING: dict[str, Any] = {
     "nvmlDeviceGetUUID": lambda handle: b"MIG-7" if "part" in handle else b"GPU-1",
     "nvmlDeviceGetName": lambda handle: "NVIDIA H100 MIG 1g.10gb" if "part" in handle else "NVIDIA H100",
     "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:8D:00.0"),
-    "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80),
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80, free=30),
     "nvmlDeviceGetMemoryAffinity": lambda _handle, size, scope: [1 << 5] if (size, scope) == (1, 0) else -2,
     "nvmlDeviceGetMigMode": [1, 1],
     "nvmlDeviceGetMaxMigDeviceCount": 2,
@@ -288,6 +302,7 @@ def test_pynvml_is_asked_through_one_seam_and_a_recording_says_the_same(
     assert recording.answers[key("mig", "0", 0)] == {"error": [6, "code 6"]}
     assert devices(str(tmp_path), lambda: Replay(recording.answers)) == (device,)
     assert count() == 1
+    assert free_memory(str(tmp_path)) == {0: 30}
 
 
 @pytest.mark.parametrize(
