@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import processes
 from kit.waiting import until
+from tests.support.terminal import terminal
 from tests.support.tunings import SCRIPT, Tuning
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # Many whole commands, four at a time, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(120)
 
+SHOW_CURSOR = b"\x1b[?25h"
 STARTS = ((), ("--start-method", "forkserver", "--preload", "json"))
 """Each experiment by a command of its own, or by a fork server that those on the same slots share."""
 
@@ -270,6 +272,32 @@ def test_what_is_written_down_of_an_experiment(tuning: Tuning) -> None:
         assert (folder / "metrics.json").exists()
         description = json.loads((tuning.folder / "autotuning_exps" / f"{exp['name']}.json").read_text())
         assert description["ds_config"] == exp["ds_config"]
+
+
+@pytest.mark.parametrize("options", STARTS, ids=("executed", "lane"))
+def test_ctrl_z_stops_the_experiments_too_and_fg_brings_all_back(
+    options: tuple[str, ...], tuning: Tuning
+) -> None:
+    """What has measured the pause is run once more."""
+    tuning.hosts("localhost slots=1")
+    tuning.configure(n=[1, 2], act=["pause"])
+    line = ["/usr/bin/env", "-C", str(tuning.folder), *tuning.words("tune", *options)]
+    with terminal(line, {**tuning.environ, "TERM": "xterm"}) as screen:
+        until(lambda: tuning.runs("begin"))
+        (pid,) = [one["pid"] for one in tuning.runs("begin")]
+        screen.press(b"\x1a")
+        screen.reported("stopped")
+        until(lambda: state_of(pid) == "T")
+        assert SHOW_CURSOR in screen.shown()
+        screen.resume()
+        screen.reported("ended 0", 60)
+    assert [one["n"] for one in tuning.runs("end")] == [1, 1, 2]
+    assert {one["outcome"] for one in tuning.outcomes("n").values()} == {"ok"}
+
+
+def state_of(pid: int) -> str:
+    process = processes.find(pid)
+    return process.state if process else "gone"
 
 
 def test_a_lane_that_dies_costs_one_experiment(tuning: Tuning) -> None:

@@ -63,7 +63,8 @@ def main() -> None:
                 tell("doubled", slot=slot)
         words = [word for word in sys.argv[1:] if not word.startswith("ey")]
         facts = {name.lower(): os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
-        tell("begin", host=HOST, slots=slots, words=words, parent=os.getppid(), **facts)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})  # it can be waited for
+        tell("begin", host=HOST, slots=slots, words=words, pid=os.getpid(), parent=os.getppid(), **facts)
         if "autotuning" not in CONFIG:
             tell("trained", words=words, config=CONFIG)
             return
@@ -76,6 +77,9 @@ def main() -> None:
         if act in ("hang", "deaf"):
             signal.signal(signal.SIGTERM, signal.SIG_IGN if act == "deaf" else signal.SIG_DFL)
             time.sleep(600)
+        if act == "pause" and not (LOG / "paused").exists():
+            signal.sigwait({signal.SIGCONT})
+            (LOG / "paused").touch()
         if act == "noisy":
             print("Error: an ERROR about errors, none of them real", file=sys.stderr)
         if act == "torn":

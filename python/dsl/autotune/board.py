@@ -86,6 +86,16 @@ class Board:
         if written:
             self._say(f"{', '.join(written)} in {self._results_dir}")
 
+    def pause(self) -> None:
+        """Take the bar away and give the cursor back, until `go_on`."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def go_on(self) -> None:
+        """Show the bar again."""
+        if self._bar is not None:
+            self._bar.open_again()
+
     def close(self) -> None:
         """End the bar, however the tuning has ended."""
         if self._bar is not None:
@@ -176,6 +186,10 @@ class _Bar:
     def tell(self, line: str) -> None:
         """A line above the bar."""
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def open_again(self) -> None:
+        """After `close`."""
+        self._progress.start()
 
     def close(self) -> None:
         """Take the bar away and give the cursor back."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 import time
 from collections import deque
@@ -38,8 +39,15 @@ if TYPE_CHECKING:
 MARGIN_S = 1.0
 """Beyond that, for its command to end."""
 
+START_S = 1.0
+"""What is being started when the tuning is stopped gets so long to be there."""
+
 PATIENCE_S = 5.0
 """Beyond what an experiment has, for its lane to say that it has ended."""
+
+_SUSPEND = signal.SIGTSTP
+_LEAST_S = 0.001
+"""More than none, which is for ever."""
 
 INTERNAL_ERROR = 70
 READ_BYTES = 4096
@@ -74,6 +82,8 @@ class _Leash:
         self.deadline_s = time.monotonic() + order.limit_s if order.limit_s else None
         self._grace_s = order.grace_s + MARGIN_S
         self.reason = ""
+        self._left_s: float | None = None
+        """Of a deadline that stands still."""
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._lock = threading.Lock()
 
@@ -92,6 +102,19 @@ class _Leash:
             self.deadline_s = time.monotonic() + left_s if left_s else None
             if self._write_fd >= 0:
                 os.write(self._write_fd, b"d")  # whoever waits looks again
+
+    def pause(self) -> None:
+        """Its time stands still; from any thread."""
+        with self._lock:
+            if self.deadline_s is not None:
+                self._left_s = self.deadline_s - time.monotonic()
+                self.deadline_s = None
+
+    def go_on(self) -> None:
+        """Its time goes on; from any thread."""
+        left_s, self._left_s = self._left_s, None
+        if left_s is not None:
+            self.shorten(max(left_s, _LEAST_S))
 
     def read(self) -> Sequence[_Stop]:
         """What is wanted."""
@@ -115,17 +138,63 @@ class _Leash:
         os.close(self._read_fd)
 
 
+class _Process:
+    """The process of a command, which passes on to its workers what it is told: a listener of its agent."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._is_known = threading.Event()
+
+    def hear(self, event: object) -> None:
+        """Note its pid."""
+        if isinstance(event, Started):
+            self._pid = event.pid
+            self._is_known.set()
+
+    def over(self) -> None:
+        """It has ended, or it was never started."""
+        self._is_known.set()
+
+    def tell(self, number: int) -> None:
+        """Send it a signal, if it runs; from any thread."""
+        if not self._is_known.wait(START_S) or not self._pid:
+            return
+        try:
+            fd = os.pidfd_open(self._pid)
+        except OSError:
+            return  # it has ended
+        try:
+            # As long as its status was not taken the number is its own, and the descriptor, too.
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            signal.pidfd_send_signal(fd, number)
+        except OSError:
+            return
+        finally:
+            os.close(fd)
+
+
 class _Single:
     """One experiment, on a thread that supervises its command."""
 
     def __init__(self, order: Order, done: Callable[[Done], None]) -> None:
         self._leash = _Leash(order)
+        self._process = _Process()
         self._thread = threading.Thread(target=self._run, args=(order, done), name=order.name)
         self._thread.start()
 
     def stop(self, *, at_once: bool) -> None:
         """End it."""
         self._leash.pull(at_once=at_once)
+
+    def pause(self) -> None:
+        """Stop its processes and its clock, until `go_on`."""
+        self._leash.pause()
+        self._process.tell(_SUSPEND)
+
+    def go_on(self) -> None:
+        """Continue them."""
+        self._process.tell(signal.SIGCONT)
+        self._leash.go_on()
 
     def settle(self) -> None:
         """After its end."""
@@ -134,7 +203,8 @@ class _Single:
 
     def _run(self, order: Order, done: Callable[[Done], None]) -> None:
         begin_s = time.monotonic()
-        code, error = run_order(order, self._leash)
+        code, error = run_order(order, self._leash, (self._process,))
+        self._process.over()
         done(Done(order, code, time.monotonic() - begin_s, self._leash.reason, error))
 
 
@@ -153,6 +223,7 @@ class _Lane:
         """It takes no more orders."""
         self._rest = b""
         self._leash = _Leash(replace(order, limit_s=0.0))
+        self._process = _Process()
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
         host = replace(order, name=f"lane of {order.name}", argv=order.lane, stdout="", stderr=os.devnull)
         self._thread = threading.Thread(target=self._run, args=(host,), name=host.name)
@@ -181,6 +252,16 @@ class _Lane:
             self._leash.pull(at_once=True)
         else:
             self._write(dumps({"stop": order.grace_s}).encode() + b"\n")
+
+    def pause(self) -> None:
+        """Stop its processes and its clock, until `go_on`."""
+        self._leash.pause()
+        self._process.tell(_SUSPEND)
+
+    def go_on(self) -> None:
+        """Continue them."""
+        self._process.tell(signal.SIGCONT)
+        self._leash.go_on()
 
     def settle(self) -> None:
         """After the end of an experiment."""
@@ -237,7 +318,8 @@ class _Lane:
             return  # it has ended, and says so
 
     def _run(self, host: Order) -> None:
-        code, error = run_order(host, self._leash, (self,), self._read_fd)
+        code, error = run_order(host, self._leash, (self, self._process), self._read_fd)
+        self._process.over()
         with self._lock:
             self._is_over = True
         self._let_go()
@@ -299,6 +381,17 @@ class Runners:
         for runner in self._runners.values():
             runner.stop(at_once=at_once)
 
+    def suspend(self) -> None:
+        """Stop all experiments and this process, as Ctrl-Z stops a program, until a shell continues it."""
+        runners = {*self._runners.values(), *self._lanes.values()}
+        for runner in runners:
+            runner.pause()
+        old = signal.signal(_SUSPEND, signal.SIG_DFL)
+        os.kill(os.getpid(), _SUSPEND)  # comes back when we are continued, or if nobody could do that
+        signal.signal(_SUSPEND, old)
+        for runner in runners:
+            runner.go_on()
+
     def close(self) -> None:
         """End what runs, and wait for it."""
         self.stop(at_once=True)
@@ -310,7 +403,11 @@ class Runners:
         os.close(self._write_fd)
 
     def _read(self) -> list[int]:
-        return [number for number in os.read(self._read_fd, READ_BYTES) if number]
+        numbers = [number for number in os.read(self._read_fd, READ_BYTES) if number]
+        # Who presses Ctrl-Z twice wants to stop once.
+        return [
+            number for at, number in enumerate(numbers) if number not in numbers[:at] or number != _SUSPEND
+        ]
 
     def _note(self, done: Done) -> None:
         self._done.append(done)
@@ -348,7 +445,9 @@ def run_order(
         name=order.name,
     )
     try:
-        return supervise(Agent(Once(plan), plan, listeners, (leash,), policy=_decide), plan).code, ""
+        return supervise(
+            Agent(Once(plan), plan, listeners, (leash,), policy=_decide, routine=True), plan
+        ).code, ""
     except (DslError, EngineError, OSError) as problem:
         return 1, str(problem)
     except Exception as problem:  # noqa: BLE001  whatever it is, the tuning goes on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import deque
 from shlex import join
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
         def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
             """It is known how an experiment went; ``is_reused``: from an earlier tuning."""
 
+        def pause(self) -> None:
+            """Leave the terminal to others, until `go_on`."""
+
+        def go_on(self) -> None:
+            """Take it again."""
+
 
 PORTS = range(20000, 29000)
 """Where experiments meet."""
@@ -63,6 +70,8 @@ class Tuner:
         self._places: dict[str, tuple[Experiment, Place]] = {}
         self._ports: dict[str, int] = {}
         self._count = 0
+        self._paused: set[str] = set()
+        """Experiments that were stopped for a while: what they measure of time is wrong."""
         self.signals: list[int] = []
         """What asked for the end, in order; empty: nobody did."""
 
@@ -109,6 +118,9 @@ class Tuner:
                 experiment, place = self._places.pop(one.order.name)
                 self._slots.give_back(place)
                 self._ports.pop(experiment.name, None)
+                if self._has_to_run_again(experiment, one):
+                    waiting.append(experiment)
+                    continue
                 results[experiment.name] = result = self._judge(experiment, one)
                 self._board.ended(experiment, result, is_reused=False)
         for experiment in waiting:
@@ -116,9 +128,21 @@ class Tuner:
         return results
 
     def _hear(self, number: int) -> None:
-        """A signal: the first ends the experiments, another one kills them."""
+        """A signal: Ctrl-Z stops all for a while. The first of others ends the experiments, a second kills."""
+        if number == signal.SIGTSTP:
+            self._board.pause()
+            self._paused.update(self._places)
+            self._runners.suspend()
+            self._board.go_on()
+            return
         self._runners.stop(at_once=bool(self.signals))
         self.signals.append(number)
+
+    def _has_to_run_again(self, experiment: Experiment, done: Done) -> bool:
+        """Whether it has measured a time in which it stood still."""
+        was_paused = experiment.name in self._paused
+        self._paused.discard(experiment.name)
+        return was_paused and experiment.kind == "run" and not (done.exit_code or done.stop or self.signals)
 
     def _known(self, experiment: Experiment) -> Result | None:
         """How an experiment of the same content went.

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dsl.model.outcome import History
 
 READ_BYTES = 65536
+SIGCONT, SIGTSTP = 18, 20  # as on all machines that we run on
 
 
 @record
@@ -72,6 +73,8 @@ class Orders:
         self._answers_fd = answers_fd
         self._rest = b""
         self._limit: tuple[float, float] | None = None
+        self._left: tuple[float, float] | None = None
+        """Seconds of a limit that stands still, and the grace behind it."""
         self._stop = ""
 
     @property
@@ -111,9 +114,21 @@ class Orders:
         self._limit = (time.monotonic() + order.limit_s, order.grace_s) if order.limit_s else None
         self._tell({"begun": True})
 
+    def pause(self) -> None:
+        """The time of an experiment stands still."""
+        if self._limit is not None:
+            self._left = (self._limit[0] - time.monotonic(), self._limit[1])
+            self._limit = None
+
+    def go_on(self) -> None:
+        """It goes on."""
+        if self._left is not None:
+            self._limit = (time.monotonic() + self._left[0], self._left[1])
+            self._left = None
+
     def end(self, code: int) -> None:
         """Tell how the experiment has ended."""
-        self._limit = None
+        self._limit = self._left = None
         self._tell({"code": code, "stop": self._stop})
         self._stop = ""
 
@@ -249,6 +264,8 @@ class Lane(Crew):
         if history.gives_up:
             return Decision("end", code=1)
         self._is_last = self._is_last or _is_end(event)
+        if isinstance(event, SignalReceived) and event.signum in (SIGTSTP, SIGCONT):
+            self._orders.pause() if event.signum == SIGTSTP else self._orders.go_on()
         if isinstance(event, Stop):
             return Decision("stop", grace_s=event.grace_s) if not history.awaits else Decision("go_on")
         if isinstance(event, Over):

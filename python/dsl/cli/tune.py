@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from dsl.model.request import Request
     from dsl.plan.hosts import ActiveHosts
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 RESOURCES = ("include", "exclude", "num_nodes", "num_gpus")
 REPLACED = ("autotuning", "hostfile", *RESOURCES, "master_addr", "master_port")
@@ -302,7 +302,7 @@ class _Signals:
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        for number in STOP_SIGNALS:
+        for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._old[number] = signal.signal(number, _heard)
         signal.set_wakeup_fd(self._runners.bell_fd, warn_on_full_buffer=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -169,3 +171,23 @@ def test_signals_are_heard_without_a_wait_and_an_end_beside_them_is_not_lost(
     os.write(runners.bell_fd, b"\x02")
     assert runners.heard() == [2]
     assert ended(runners) == [("a", 0, "")]
+
+
+@pytest.mark.parametrize("limit_s", [20.0, 0.0])
+def test_the_time_of_an_experiment_stands_still_while_it_is_stopped(limit_s: float) -> None:
+    leash = trials._Leash(replace(ORDER, limit_s=limit_s))
+    deadlines = [leash.deadline_s]
+    leash.pause()
+    deadlines.append(leash.deadline_s)
+    leash.go_on()
+    deadlines.append(leash.deadline_s)
+    leash.close()
+    before, meanwhile, after = deadlines
+    assert meanwhile is None
+    assert (before is None) == (after is None) == (limit_s == 0)
+    assert before is None or after is None or before <= after <= time.monotonic() + limit_s
+
+
+def test_a_second_ctrl_z_before_the_first_is_heard_is_the_same(runners: Runners) -> None:
+    os.write(runners.bell_fd, bytes([signal.SIGTSTP, signal.SIGTSTP, 15, 15]))
+    assert runners.heard() == [signal.SIGTSTP, 15, 15]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ class FakeRunners:
         self.signals: list[list[int]] = []
         self.stops: list[bool] = []
         self.most = 0
+        self.suspensions = 0
         self.bell: list[int] = []
         """Signals that have come, for whom nobody has waited."""
 
@@ -62,12 +64,16 @@ class FakeRunners:
     def stop(self, *, at_once: bool = False) -> None:
         self.stops.append(at_once)
 
+    def suspend(self) -> None:
+        self.suspensions += 1
+
 
 class Board:
     """Hears which experiments were known."""
 
     def __init__(self) -> None:
         self.reused: list[str] = []
+        self.pauses: list[bool] = []
 
     def began(self, experiment: Experiment, place: str) -> None:
         pass
@@ -75,6 +81,12 @@ class Board:
     def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
         if is_reused:
             self.reused.append(experiment.name)
+
+    def pause(self) -> None:
+        self.pauses.append(True)
+
+    def go_on(self) -> None:
+        self.pauses.append(False)
 
 
 def config_of(order: Order) -> Any:
@@ -272,3 +284,14 @@ def test_nothing_is_started_after_a_signal_that_came_while_nobody_waited(folders
     seen, _ = tuned(folders, a_setup(), runners)
     assert runners.orders == []
     assert {one.outcome for one in seen.values()} == {"stopped"}
+
+
+def test_what_stood_still_is_run_again_and_nothing_else_changes(folders: Folders) -> None:
+    runners = FakeRunners()
+    runners.signals = [[signal.SIGTSTP]]
+    seen, board = tuned(folders, a_setup(), runners, 6)
+    assert (runners.suspensions, board.pauses) == (1, [True, False])
+    # Four ran then; they are run once more, behind the others.
+    assert [config_of(order)["n"] for order in runners.orders] == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
+    assert {result.outcome for result in seen.values()} == {"ok"}
+    assert len(seen) == 6
