@@ -128,7 +128,7 @@ class Tuner:
         return results
 
     def _hear(self, number: int) -> None:
-        """A signal: Ctrl-Z stops all for a while. The first of others ends the experiments, a second kills."""
+        """A signal: Ctrl-Z stops all for a while; the first of others ends experiments, a second kills."""
         if number == signal.SIGTSTP:
             self._board.pause()
             self._paused.update(self._places)
