@@ -142,7 +142,7 @@ class Tuner:
         """Whether it has measured a time in which it stood still."""
         was_paused = experiment.name in self._paused
         self._paused.discard(experiment.name)
-        return was_paused and experiment.kind == "run" and not (done.exit_code or done.stop or self.signals)
+        return was_paused and experiment.kind == "run" and not (done.exit_code or done.stop)
 
     def _known(self, experiment: Experiment) -> Result | None:
         """How an experiment of the same content went.

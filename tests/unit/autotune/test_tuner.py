@@ -295,3 +295,11 @@ def test_what_stood_still_is_run_again_and_nothing_else_changes(folders: Folders
     assert [config_of(order)["n"] for order in runners.orders] == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
     assert {result.outcome for result in seen.values()} == {"ok"}
     assert len(seen) == 6
+
+
+def test_what_stood_still_and_cannot_be_run_again_is_not_known(folders: Folders) -> None:
+    runners = FakeRunners()
+    runners.signals = [[signal.SIGTSTP], [15]]
+    runners.stop = lambda *, at_once=False: runners.stops.append(at_once) if at_once else None  # type: ignore[method-assign]
+    seen, _ = tuned(folders, a_setup(), runners)
+    assert {result.outcome for result in seen.values()} == {"stopped"}
