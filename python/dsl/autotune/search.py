@@ -86,6 +86,8 @@ def _tune_grid(grid: Grid, book: Book, resources: Resources) -> Steps[str]:
         tried += len(points)
         if section.tuner_early_stopping and tried >= best_at + section.tuner_early_stopping:
             return f"{tried} of {len(grid.points)} configs of {grid.name} were tried, the last ones no better"
+    if tried == len(grid.points):
+        return f"all {tried} configs of {grid.name} were tried"
     return f"{tried} of {len(grid.points)} configs of {grid.name} were tried (tuner_num_trials)"
 
 

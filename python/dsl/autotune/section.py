@@ -8,10 +8,11 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.errors import AutotuningError
 from dsl.lists import BEYOND, MOST_SECONDS, parse_size, shorten
+from dsl.model.job import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Literal
 
 AUTOTUNING = "autotuning"
@@ -25,6 +26,9 @@ MOST_BYTES = 10**18
 
 COUNTS = ("num_params", "trainable_num_params", "activation_mem_per_gpu", "hidden_size")
 """Keys of ``model_info`` that the search reckons with."""
+
+FLOPS = ("FLOPS", "FLOPS_PER_GPU")
+"""Two names of one metric, in upper case."""
 
 OF_SCRIPTS = ("enabled", "metric_path", "model_info_path")
 """Further keys of a section, which are for scripts."""
@@ -103,21 +107,26 @@ def read_section(config: Mapping[str, object]) -> Section:
     return _Reader(_mapping(AUTOTUNING, config[AUTOTUNING])).read()
 
 
-def unknown_keys(config: Mapping[str, object]) -> tuple[str, ...]:
-    """A line for each key of the section of a config that means nothing here, and so may be a slip."""
+def find_slips(config: Mapping[str, object]) -> tuple[Notice, ...]:
+    """What a section says, or does not say, that may be a slip."""
+    given = config.get(AUTOTUNING)
+    section = given if isinstance(given, dict) else {}
+    known = (*Section.__match_args__, *OF_SCRIPTS)
+    found = [_unknown(key, known) for key in section if key not in known]
+    metric = section.get("metric")
+    is_known = metric in (None, "throughput", *DURATIONS) or str(metric).upper() in FLOPS
+    if not is_known and section.get("mode") is None:
+        line = f'more {show(metric)} is better: where less is, say "mode": "min" in autotuning'
+        found.append(Notice("info", line))
+    return tuple(found)
+
+
+def _unknown(key: str, known: Sequence[str]) -> Notice:
     from difflib import get_close_matches
 
-    given = config.get(AUTOTUNING)
-    known = (*Section.__match_args__, *OF_SCRIPTS)
-    lines = []
-    for key in given if isinstance(given, dict) else ():
-        if key not in known:
-            near = get_close_matches(key, known, 1)
-            hint = f", did you mean {near[0]}?" if near else ""
-            lines.append(
-                f"autotuning: dsl does not know the key {show(key)} and leaves it to the script{hint}"
-            )
-    return tuple(lines)
+    near = get_close_matches(key, known, 1)
+    line = f"autotuning: dsl does not know the key {show(key)} and leaves it to the script"
+    return Notice("warning", f"{line}, did you mean {near[0]}?" if near else line)
 
 
 def read_metric(section: Section, metrics: Mapping[str, float]) -> float | None:

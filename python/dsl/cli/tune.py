@@ -21,7 +21,7 @@ from dsl.autotune.folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
 from dsl.autotune.order import GRACE_S
 from dsl.autotune.places import count_lanes
 from dsl.autotune.search import search
-from dsl.autotune.section import read_section, unknown_keys
+from dsl.autotune.section import find_slips, read_section
 from dsl.autotune.setup import START, Setup, digest_of, dsl_words
 from dsl.autotune.trials import Runners
 from dsl.autotune.tuner import Tuner
@@ -32,7 +32,6 @@ from dsl.errors import AutotuningError, FilterError, OptionError
 from dsl.facts import this_machine
 from dsl.lists import shorten
 from dsl.machine.check import check_program
-from dsl.model.job import Notice
 from dsl.model.request import ElasticRequest
 from dsl.output.routes import needs_run_dir
 from dsl.plan.hosts import choose_hosts
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from dsl.cli.command import Command
     from dsl.cli.reader import Options
     from dsl.facts import Facts
+    from dsl.model.job import Notice
     from dsl.model.request import Request
     from dsl.plan.hosts import ActiveHosts
 
@@ -182,8 +182,7 @@ def set_up(
         script_digest=digest_of(request.program.script),
         device=_device(whole, facts),
     )
-    slips = [Notice("warning", line) for line in unknown_keys(config)]
-    return setup, config, (*planned.notices, *slips)
+    return setup, config, (*planned.notices, *find_slips(config))
 
 
 def option_words(

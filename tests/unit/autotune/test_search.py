@@ -533,3 +533,13 @@ def test_huge_counts_of_a_config_are_refused_before_anything_runs(key: str) -> N
     for value in (10**300, [1, 10**300]):
         with pytest.raises(AutotuningError, match=rf"^{key}: expected numbers of at most 999999999, got "):
             play({**full(), key: value}, grows)
+
+
+@pytest.mark.parametrize(
+    "most, ended",
+    [(2, "2 of 3 configs of space were tried (tuner_num_trials)"), (3, "all 3 configs of space")],
+)
+def test_a_space_that_was_tried_whole_is_said_to_be(most: int, ended: str) -> None:
+    tuned = {"autotuning": {"tuner_num_trials": most, "repeats": 0, "space": {"n": [1, 2, 3]}}}
+    played = play(tuned, lambda one: ok(throughput=float(str(one.config["n"]))))
+    assert played.summary.ended.startswith(ended)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsl.autotune.section import Section, read_section, unknown_keys
+from dsl.autotune.section import Section, find_slips, read_section
 from dsl.errors import AutotuningError
 
 
@@ -98,6 +98,29 @@ def test_a_value_that_means_nothing_is_refused_in_one_line(section: dict[str, ob
 
 def test_a_key_that_means_nothing_is_told() -> None:
     section = {"enabled": True, "metric_path": "x", "spcae": {}, "fast": True, "my own": 1}
-    spelled, own = unknown_keys({"autotuning": section})
-    assert spelled.endswith("the key 'spcae' and leaves it to the script, did you mean space?")
-    assert own == "autotuning: dsl does not know the key 'my own' and leaves it to the script"
+    spelled, own = find_slips({"autotuning": section})
+    assert spelled.line.startswith("warning: autotuning: dsl does not know the key 'spcae'")
+    assert spelled.text.endswith("leaves it to the script, did you mean space?")
+    assert own.text == "autotuning: dsl does not know the key 'my own' and leaves it to the script"
+
+
+@pytest.mark.parametrize(
+    "section, told",
+    [
+        ({"metric": "loss"}, 1),
+        ({"metric": "loss", "mode": None}, 1),
+        ({"metric": "loss", "mode": "min"}, 0),
+        ({"metric": "accuracy", "mode": "max"}, 0),
+        ({"metric": "latency"}, 0),
+        ({"metric": "flops"}, 0),
+        ({"metric": "FLOPS_per_gpu"}, 0),
+        ({}, 0),
+    ],
+)
+def test_which_end_of_an_own_metric_counts_is_told_where_nobody_said(
+    section: dict[str, object], told: int
+) -> None:
+    notices = find_slips({"autotuning": section})
+    assert [one.text for one in notices] == told * [
+        'more \'loss\' is better: where less is, say "mode": "min" in autotuning'
+    ]
