@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benches.measure import Row, in_turns, medians, spread, wall_s
+from benches.measure import Row, failed, in_turns, medians, spread, wall_s
 from kit import processes
 from kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from benches.programs import Programs
 
@@ -137,7 +139,7 @@ POISONS = {
 
 def has_torch() -> bool:
     """Whether torch is installed beside our command, and torchrun with it."""
-    return Path(_torchrun()).exists()
+    return Path(_torchrun()[0]).exists()
 
 
 def imports(programs: Programs, most: int, bar: float, ours_runs: int, theirs_runs: int) -> Row:
@@ -145,7 +147,7 @@ def imports(programs: Programs, most: int, bar: float, ours_runs: int, theirs_ru
     workers = _fitting(most, IMPORTED_MIB)
     takers = {
         "dslrun": lambda: _last_start([programs.dslrun, *_count(workers), *TORCH_ALONE], STAMP, workers),
-        "torchrun": lambda: _last_start([_torchrun(), *_count(workers)], STAMP, workers),
+        "torchrun": lambda: _last_start([*_torchrun(), *_count(workers)], STAMP, workers),
     }
     values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
     middle = medians(values)
@@ -178,7 +180,7 @@ def training(programs: Programs, bar: float, ours_runs: int, theirs_runs: int) -
         script = _script(folder, DDP)
         takers = {
             "dslrun": lambda: wall_s([programs.dslrun, *_count(4), *FORK_SERVER, script]),
-            "torchrun": lambda: wall_s([_torchrun(), *_count(4), script]),
+            "torchrun": lambda: wall_s([*_torchrun(), *_count(4), script]),
         }
         values = in_turns(takers, ours_runs, slow={"torchrun": theirs_runs})
     middle = medians(values)
@@ -268,8 +270,11 @@ def _fitting(most: int, each_mib: int) -> int:
     return most
 
 
-def _torchrun() -> str:
-    return str(Path(sysconfig.get_path("scripts")) / "torchrun")
+def _torchrun() -> list[str]:
+    """With a port of its own: somebody else on this machine may have the one that it takes otherwise."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    return [str(Path(sysconfig.get_path("scripts")) / "torchrun"), "--master-port", str(port)]
 
 
 def _count(workers: int) -> list[str]:
@@ -290,12 +295,8 @@ def _last_start(command: Sequence[str], text: str, workers: int) -> float:
 def _to_last_start(command: Sequence[str], folder: Path, workers: int) -> float:
     """Seconds from the start of a command to the last stamp of its workers."""
     begin_ns = time.monotonic_ns()
-    process = _start(command)
-    try:
-        until(lambda: _is_complete(folder, "start", workers), LIMIT_S)
-    finally:
-        process.terminate()
-        process.wait(LIMIT_S)
+    with _running(command) as (_, wait):
+        wait(lambda: _is_complete(folder, "start", workers))
     return (max(_stamps(folder, workers)) - begin_ns) / 1e9
 
 
@@ -314,16 +315,13 @@ def _stamps(folder: Path, workers: int) -> list[int]:
 def _pss_mib(command: Sequence[str], workers: int) -> float:
     """MiB of proportional memory that a job takes for each of its workers."""
     with tempfile.TemporaryDirectory() as folder:
-        process = _start([*command, _script(folder, STEP), folder])
-        try:
-            until(lambda: len(list(Path(folder).glob("pid.*"))) == workers, LIMIT_S)
+        words = [*command, _script(folder, STEP), folder]
+        with _running(words) as (process, wait):
+            wait(lambda: len(list(Path(folder).glob("pid.*"))) == workers)
             pids = {int(path.read_text()) for path in Path(folder).glob("pid.*")}
             parents = {one.ppid for one in map(processes.find, pids) if one is not None}
             servers = parents - set(processes.children(process.pid))
             return sum(_pss_kib(pid) for pid in pids | servers) / 1024 / workers
-        finally:
-            process.terminate()
-            process.wait(LIMIT_S)
 
 
 def _pss_kib(pid: int) -> int:
@@ -337,22 +335,35 @@ def _restart_s(programs: Programs, workers: int) -> float:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         command = [programs.dslrun, *_count(workers), *FORK_SERVER, "--max-restarts", "1"]
-        process = _start([*command, _script(directory, FAIL_ONCE), directory])
-        try:
-            until(lambda: _is_complete(folder, "ready", workers), LIMIT_S)
+        with _running([*command, _script(directory, FAIL_ONCE), directory]) as (_, wait):
+            wait(lambda: _is_complete(folder, "ready", workers))
             (folder / "go").touch()
-            until(lambda: _is_complete(folder, "start", workers), LIMIT_S)
-        finally:
-            process.terminate()
-            process.wait(LIMIT_S)
+            wait(lambda: _is_complete(folder, "start", workers))
         return (max(_stamps(folder, workers)) - int((folder / "fail").read_text())) / 1e9
 
 
-def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        env=os.environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+@contextmanager
+def _running(
+    command: Sequence[str],
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[Callable[[], bool]], None]]]:
+    """A command that is ended in the end, and what waits until something is so, or the command has failed.
+
+    Raises:
+        RuntimeError: it has ended before.
+    """
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+        )
+
+        def wait(is_so: Callable[[], bool]) -> None:
+            until(lambda: is_so() or process.poll() is not None, LIMIT_S)
+            if not is_so():
+                errors.seek(0)
+                raise failed(command, process.returncode, errors.read())
+
+        try:
+            yield process, wait
+        finally:
+            process.terminate()
+            process.wait(LIMIT_S)

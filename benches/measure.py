@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
+LAST_LINES = 80
+"""Of a command that failed: torchrun tells of each rank in six, behind what the ranks have said."""
+
+
 class Row(NamedTuple):
     """One measured value against its bar."""
 
@@ -51,9 +55,14 @@ def wall_s(command: Sequence[str], *, code: int = 0, timeout_s: float = 300.0) -
     finally:
         limit.cancel()
     if process.returncode != code:
-        text = said.decode(errors="replace")[-800:]
-        raise RuntimeError(f"{' '.join(command)[:200]} ended with {process.returncode}: {text}")
+        raise failed(command, process.returncode, said)
     return elapsed
+
+
+def failed(command: Sequence[str], code: int, said: bytes) -> RuntimeError:
+    """What tells of a command that has not ended as it should: its code, and the last lines that it wrote."""
+    lines = said.decode(errors="replace").rstrip().splitlines()[-LAST_LINES:]
+    return RuntimeError("\n".join([f"{' '.join(command)[:200]} ended with {code}:", *lines]))
 
 
 def in_turns(
