@@ -227,6 +227,7 @@ class LaunchSpec:
         partial_after_s: float | None = 1.0,
         inherits: bool = False,
         tells_signals: bool = False,
+        may_restart: bool = False,
     ) -> Self:
         """``env``: environment of every worker (default: this process's, now).
 
@@ -247,6 +248,9 @@ class LaunchSpec:
         ``tells_signals``: a signal to the job (see `Guard`) does nothing by itself. `SignalReceived` tells
         of it, with what would have been done; the caller acts by `Supervisor.signal`, ``stop`` and ``kill``.
         The guard does not know of that: it kills an agent that does not end in the time that a stop leaves.
+
+        ``may_restart``: the same workers may be started again when these have ended. Fork servers that have
+        many of them fork the next ones ahead.
 
         Raises `SpecError`.
         """
@@ -274,6 +278,8 @@ class LaunchSpec:
     def inherits(self) -> bool: ...
     @property
     def tells_signals(self) -> bool: ...
+    @property
+    def may_restart(self) -> bool: ...
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
@@ -841,6 +847,7 @@ class ForkLink:
     def next(self) -> ForkOrder | None:
         """Wait for the next order. None: the engine has hung up, and the process is to end.
 
+        Where many workers may be started again, it returns orders that come later, too (`ForkOrder.is_ahead`).
         Tells the engine meanwhile which workers have ended, and reaps them when they are not needed any more.
         """
     def forked(self, order: ForkOrder, pid: int) -> None:
@@ -855,6 +862,9 @@ class ForkOrder:
     """One worker to be forked."""
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether the child is to wait for its order, which has not come: nothing else is known before `enter`."""
+    @property
     def argv(self) -> list[bytes]:
         """The command that would start it without a fork server."""
     @property
@@ -864,7 +874,7 @@ class ForkOrder:
     def environ(self) -> list[bytes]:
         """Its environment, entry by entry: mostly ``NAME=value``, but whatever was inherited."""
     def enter(self) -> None:
-        """Make the worker of this process: the first thing that a forked child does.
+        """Make the worker of this process, once there is an order for it.
 
         Its process group, the attempt's cgroup, its streams and kept descriptors and no others, directory,
         limit of open files, CPUs and memory policy, and the signal mask of every worker. It dies with the

@@ -16,12 +16,18 @@ NOWHERE = Route()
 """A stream that is neither kept nor shown."""
 
 
-def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool, fork_servers: Sequence[int] = ()) -> LaunchSpec:
+def launch_spec(
+    plan: NodePlan,
+    *,
+    stdin_is_terminal: bool,
+    fork_servers: Sequence[int] = (),
+    may_restart: bool = False,
+) -> LaunchSpec:
     """Translate a plan; nothing is decided but how a route is carried out.
 
     A worker that reads a terminal of ours, or writes to it by itself, belongs to the foreground: elsewhere
     the terminal may stop it. ``fork_servers``: what the engine calls those of the plan; without them all
-    workers are executed.
+    workers are executed. ``may_restart``: another attempt may follow.
 
     Raises:
         SpecError: from the engine, for a plan that cannot be started.
@@ -57,6 +63,7 @@ def launch_spec(plan: NodePlan, *, stdin_is_terminal: bool, fork_servers: Sequen
         line_files=plan.line_files,
         partial_after_s=plan.partial_after_s,
         tells_signals=plan.tells_signals,
+        may_restart=may_restart,
     )
 
 

@@ -166,6 +166,21 @@ def test_a_script_observes_the_same(tmp_path: Path, flags: str, way: str) -> Non
     assert "textwrap" in found["modules"][1]
 
 
+def test_a_worker_that_was_forked_ahead_observes_the_same(tmp_path: Path) -> None:
+    shutil.copy(OBSERVED, tmp_path)
+    programs = [["observed.py", "a b", "--c"], ["-m", "observed"]]
+    env = environment()
+    with Forks(tmp_path, program=["observed.py"], preload=["textwrap", "decimal"], env=env) as forks:
+        ahead = forks.fork_ahead()
+        *forked, pid = forks.run(*programs, ["-c", "import os; print(os.getpid())"], env={"RANK": "1"})
+        plain = forks.run(*programs, env={"RANK": "1"}, is_forked=False)
+        assert forks.lost is None
+    assert int(pid.out) in ahead
+    for one, other in zip(plain, forked, strict=True):
+        found = differences(one, other)
+        assert set(found) - set(DIFFERENT) == set(), found
+
+
 def test_a_script_at_a_terminal_observes_the_same(tmp_path: Path) -> None:
     shutil.copy(OBSERVED, tmp_path)
     found = []
@@ -479,12 +494,15 @@ os.kill(os.getpid(), signal.SIGUSR1)
 """
 
 
-def test_what_imports_do_to_the_process_is_done_to_the_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_what_imports_do_to_the_process_is_done_to_the_worker(tmp_path: Path, is_ahead: bool) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "imported.py").write_text(IMPORTED)
     (tmp_path / "use.py").write_text(AFTER_IMPORTS)
     env = environment(GONE="yes", GONE_IN_C="yes", CHANGED="yes")
     with Forks(tmp_path, program=["use.py"], preload=["imported"], env=env) as forks:
+        if is_ahead:
+            forks.fork_ahead()
         forked = forks.run(["use.py"], ["use.py"], env={"RANK": "1"})
         plain = forks.run(["use.py"], is_forked=False, env={"RANK": "1"})
         assert forks.lost is None

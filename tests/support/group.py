@@ -27,6 +27,7 @@ class Group:
         grace_s: float = 5.0,
         binding: Literal["required", "cpus_required", "wanted"] = "required",
         servers: Sequence[Sequence[str]] = (),
+        may_restart: bool = False,
     ) -> None:
         """`servers`: commands of fork servers, which workers name by their places."""
         self.events: list[Event] = []
@@ -36,7 +37,14 @@ class Group:
         try:
             for words in servers:
                 self.supervisor.start_fork_server(words)
-            spec = LaunchSpec(specs, env=env, on_failure=on_failure, grace_s=grace_s, binding=binding)
+            spec = LaunchSpec(
+                specs,
+                env=env,
+                on_failure=on_failure,
+                grace_s=grace_s,
+                binding=binding,
+                may_restart=may_restart,
+            )
             self.supervisor.start(spec)
         except Exception:
             self.supervisor.close()

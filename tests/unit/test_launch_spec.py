@@ -45,6 +45,7 @@ GROUP: dict[str, tuple[Any, Any]] = {
     "partial_after_s": (None, None),
     "inherits": (True, True),
     "tells_signals": (True, True),
+    "may_restart": (True, True),
     "line_files": ([(2, Path("/f"), ["x", b"\xff"])], [(2, "/f", [b"x", b"\xff"])]),
 }
 

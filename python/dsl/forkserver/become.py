@@ -169,6 +169,9 @@ def become_worker(
     `compile_program` has returned. A script that `compile` does not take (a folder, an archive, a text with
     an error) is executed plainly.
     """
+    _take_randomness()
+    if order.is_ahead:
+        _rehearse(imports)
     order.enter()
     order.show_command(len(sys.orig_argv))
     _take_environment(order.environ)
@@ -188,11 +191,17 @@ def become_worker(
     order.take_trace()
     _signal.pthread_sigmask(_signal.SIG_BLOCK, imports.blocked)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, imports.unblocked)
-    _take_randomness()
     streams.reopen(imports.by_line)
     if _may_end_early():
         order.forget_exit_functions()
     _leave(program, code)
+
+
+def _rehearse(imports: Imports) -> None:
+    """Do what is done for every order, so that the pages for it are this process's own already."""
+    _take_environment([b"=".join(pair) for pair in posix.environ.items()])
+    _renew_main(imports.holders, is_ours=False)
+    streams.reopen(imports.by_line)
 
 
 def _may_end_early() -> bool:

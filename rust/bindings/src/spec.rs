@@ -170,6 +170,7 @@ pub(crate) fn fork_server(
         binding: engine::Strictness::Wanted,
         logs: engine::LogOptions::default(),
         tells_signals: false,
+        may_restart: false,
     })
 }
 
@@ -192,7 +193,7 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, inherits = false, tells_signals = false))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, inherits = false, tells_signals = false, may_restart = false))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of a Python constructor"
@@ -210,6 +211,7 @@ impl LaunchSpec {
         partial_after_s: Option<f64>,
         inherits: bool,
         tells_signals: bool,
+        may_restart: bool,
     ) -> PyResult<Self> {
         let workers = each(workers, |worker| Ok(worker.cast::<WorkerSpec>()?.get().0.clone()))?;
         let Some((_, on_failure)) = POLICIES.iter().find(|(name, _)| *name == on_failure) else {
@@ -239,6 +241,7 @@ impl LaunchSpec {
                 partial_after: partial_after_s.map(seconds).transpose()?,
             },
             tells_signals,
+            may_restart,
         };
         spec.validate().map_err(spec_error)?;
         Ok(Self(Arc::new(spec)))
@@ -307,6 +310,11 @@ impl LaunchSpec {
         self.0.tells_signals
     }
 
+    #[getter]
+    fn may_restart(&self) -> bool {
+        self.0.may_restart
+    }
+
     /// Values of variables may be secret, and are not shown.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut call = Call::new(py, "LaunchSpec".to_owned());
@@ -321,6 +329,7 @@ impl LaunchSpec {
         call.keyword("partial_after_s", self.partial_after_s(), Some(1.0))?;
         call.keyword("inherits", self.inherits(), false)?;
         call.keyword("tells_signals", self.tells_signals(), false)?;
+        call.keyword("may_restart", self.may_restart(), false)?;
         Ok(call.finish())
     }
 }
@@ -338,6 +347,7 @@ impl PartialEq for LaunchSpec {
             binding,
             logs,
             tells_signals,
+            may_restart,
         } = &*self.0;
         let other = &*other.0;
         workers.len() == other.workers.len()
@@ -353,6 +363,7 @@ impl PartialEq for LaunchSpec {
             && *binding == other.binding
             && *logs == other.logs
             && *tells_signals == other.tells_signals
+            && *may_restart == other.may_restart
     }
 }
 

@@ -249,6 +249,8 @@ pub struct LaunchSpec {
     pub logs: LogOptions,
     /// A signal to the job is told to the owner, and nothing is done about it.
     pub tells_signals: bool,
+    /// The same workers may be started again when these have ended: fork servers may fork them ahead.
+    pub may_restart: bool,
 }
 
 /// Why a spec cannot be started as written.
@@ -377,6 +379,7 @@ mod tests {
             binding: Strictness::Required,
             logs: LogOptions::default(),
             tells_signals: false,
+            may_restart: false,
         };
         launch.validate()
     }

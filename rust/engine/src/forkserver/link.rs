@@ -1,12 +1,15 @@
 //! The server's end of the link.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, WaitOptions, getpid, getrlimit, pidfd_open, setrlimit, waitpid,
+};
 
 use super::message::{Command, Report, VERSION};
 use super::order::{Order, Trace};
@@ -21,8 +24,11 @@ use crate::sys::wait::{Target, try_wait};
 const REFUSAL_BYTES: usize = 1000;
 /// What the poller calls the link; workers go by the numbers of their orders, which begin with 1.
 const LINK: u64 = 0;
-/// Workers for which it pays at once to gather pages, which takes as long as 10 to 40 forks.
+/// Workers for which it pays at once to gather pages, which takes as long as 10 to 40 forks, and to fork the next
+/// ones ahead.
 const MANY_WORKERS: u64 = 32;
+/// Time after the last order that belongs to its worker, before others are forked ahead.
+const AHEAD_DELAY: Duration = Duration::from_secs(1);
 
 /// A fork server's connection with the engine. To be used by the thread that forks, which must outlive the workers.
 pub struct Link {
@@ -42,6 +48,18 @@ struct Ends {
     reaped: u64,
     /// Its memory was made cheap to fork.
     is_gathered: bool,
+    /// Children that wait for their orders.
+    spares: VecDeque<Spare>,
+    /// How many of them there shall be.
+    wanted: usize,
+    /// When the next of them is forked. `None`: when an order has come.
+    spare_due: Option<Instant>,
+}
+
+/// A child that waits for its order at the other end.
+struct Spare {
+    pid: i32,
+    end: OwnedFd,
 }
 
 struct Worker {
@@ -64,6 +82,9 @@ impl Link {
             workers: BTreeMap::new(),
             reaped: 0,
             is_gathered: false,
+            spares: VecDeque::new(),
+            wanted: 0,
+            spare_due: None,
         };
         Ok(Self {
             pid: own_pid(),
@@ -97,32 +118,42 @@ impl Link {
         self.ends()?.tell(&Report::Refused { text })
     }
 
-    /// Waits for an order, and tells meanwhile which workers have ended. `None`: the engine has hung up.
+    /// Waits for an order that needs a fork, and tells meanwhile which workers have ended. One that comes ahead of its
+    /// order needs a fork, too. `None`: the engine has hung up.
     pub fn next_order(&mut self) -> Result<Option<Order>, Error> {
         let pid = self.pid;
         let trace = Arc::clone(&self.trace);
         let ends = self.ends_mut()?;
         loop {
-            for token in ends.poller.wait(None)? {
+            for token in ends.poller.wait(ends.until_spare())? {
                 if token != LINK {
                     ends.tell_of_death(token)?;
                 }
             }
             match socket::receive(&ends.socket) {
-                Ok(None) => {}
+                Ok(None) => {
+                    if ends.until_spare() == Some(Duration::ZERO) {
+                        match Order::ahead(pid, Arc::clone(&trace)) {
+                            Ok(order) => return Ok(Some(order)),
+                            // It can do without.
+                            Err(_) => ends.expect(0, false),
+                        }
+                    }
+                }
                 Ok(Some((bytes, fds))) => match Command::decode(&bytes) {
                     Some(Command::Start { order }) => {
+                        ends.spare_due = Some(Instant::now() + AHEAD_DELAY);
+                        if let Some(spare) = ends.hand_over(&bytes, &fds) {
+                            drop(fds);
+                            ends.take_in(order, spare)?;
+                            continue;
+                        }
                         return Order::new(order, pid, trace, fds)
                             .map(Some)
                             .map_err(Error::os("read an order"));
                     }
                     Some(Command::Reap { through }) => ends.reap(through),
-                    Some(Command::Expect { workers }) => {
-                        if workers >= MANY_WORKERS && !ends.is_gathered {
-                            ends.is_gathered = true;
-                            pages::gather();
-                        }
-                    }
+                    Some(Command::Expect { workers, again }) => ends.expect(workers, again),
                     None => return Err(bad_message()),
                 },
                 Err(_) => return Ok(None),
@@ -133,30 +164,26 @@ impl Link {
     /// Says which process was forked for an order.
     pub fn forked(&mut self, order: &mut Order, pid: i32) -> Result<(), Error> {
         let ends = self.ends_mut()?;
+        if let Some(end) = order.take_ahead() {
+            ends.spares.push_back(Spare { pid, end });
+            return Ok(());
+        }
         // Where the child's gate is held open by nobody else, its end tells of the child's.
         order.let_go();
-        let number = order.number();
-        let pidfd = match ends.watch(number, pid) {
-            Ok(pidfd) => pidfd,
-            // The child ends at its gate, which the engine closes.
-            Err(errno) => {
-                let (order, errno) = (number, errno.raw_os_error());
-                return ends.tell(&Report::NotForked { order, errno });
-            }
-        };
-        let report = Report::Forked { order: number, pid }.encode();
-        socket::send(&ends.socket, &report, &[pidfd.as_fd()], true)
-            .map_err(Error::os("speak to the engine"))?;
-        let pidfd = Some(pidfd);
-        ends.workers.insert(number, Worker { pid, pidfd });
-        Ok(())
+        ends.take_in(order.number(), pid)
     }
 
     /// Says that no process could be forked for an order.
-    pub fn not_forked(&self, order: &mut Order, errno: i32) -> Result<(), Error> {
+    pub fn not_forked(&mut self, order: &mut Order, errno: i32) -> Result<(), Error> {
+        let ends = self.ends_mut()?;
+        if order.take_ahead().is_some() {
+            // Nobody needs it yet, and the room that is left may be needed.
+            ends.expect(0, false);
+            return Ok(());
+        }
         order.let_go();
         let order = order.number();
-        self.ends()?.tell(&Report::NotForked { order, errno })
+        ends.tell(&Report::NotForked { order, errno })
     }
 
     fn ends(&self) -> Result<&Ends, Error> {
@@ -189,9 +216,70 @@ impl Drop for Link {
     }
 }
 
+impl Spare {
+    /// Kills and reaps it: nobody has heard of it.
+    fn end(self) {
+        // Our unreaped child pins its pid.
+        let _ = sys::signal::send(self.pid, libc::SIGKILL);
+        let _ = waitpid(Pid::from_raw(self.pid), WaitOptions::empty());
+    }
+}
+
 impl Ends {
     fn tell(&self, report: &Report) -> Result<(), Error> {
         socket::send(&self.socket, &report.encode(), &[], true).map_err(Error::os("speak to the engine"))
+    }
+
+    /// Prepares for so many workers. `again`: as many may come later.
+    fn expect(&mut self, workers: u64, again: bool) {
+        let are_many = workers >= MANY_WORKERS;
+        if are_many && !self.is_gathered {
+            self.is_gathered = true;
+            pages::gather();
+        }
+        self.wanted = if again && are_many { workers as usize } else { 0 };
+        // What is there already is taken by the orders that come now, or by nobody.
+        self.spare_due = None;
+        let kept = self.spares.len().min(workers as usize);
+        for spare in self.spares.split_off(kept) {
+            spare.end();
+        }
+    }
+
+    /// Time until a child is to be forked ahead; `None` for ever.
+    fn until_spare(&self) -> Option<Duration> {
+        let due = self.spare_due.filter(|_| self.spares.len() < self.wanted)?;
+        Some(due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Gives an order to a child that waits for one. Its pid; `None` if none waits.
+    fn hand_over(&mut self, order: &[u8], fds: &[OwnedFd]) -> Option<i32> {
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        while let Some(spare) = self.spares.pop_front() {
+            if socket::send(&spare.end, order, &fds, false).is_ok() {
+                return Some(spare.pid);
+            }
+            spare.end();
+        }
+        None
+    }
+
+    /// Tells of the child that was forked for an order.
+    fn take_in(&mut self, order: u64, pid: i32) -> Result<(), Error> {
+        let pidfd = match self.watch(order, pid) {
+            Ok(pidfd) => pidfd,
+            // The child ends at its gate, which the engine closes.
+            Err(errno) => {
+                let errno = errno.raw_os_error();
+                return self.tell(&Report::NotForked { order, errno });
+            }
+        };
+        let report = Report::Forked { order, pid }.encode();
+        socket::send(&self.socket, &report, &[pidfd.as_fd()], true)
+            .map_err(Error::os("speak to the engine"))?;
+        let pidfd = Some(pidfd);
+        self.workers.insert(order, Worker { pid, pidfd });
+        Ok(())
     }
 
     /// Has the poller tell of the death of a child.

@@ -265,11 +265,12 @@ impl Server {
         }
     }
 
-    /// Tells it how many workers will be ordered first.
-    pub(crate) fn expect(&self, workers: usize) {
-        if let Some(link) = self.link.as_ref().filter(|_| self.orders == 0) {
+    /// Tells it how many workers will be ordered. `again`: as many may be when these have ended.
+    pub(crate) fn expect(&self, workers: usize, again: bool) {
+        if let Some(link) = &self.link {
             let expect = Command::Expect {
                 workers: workers as u64,
+                again,
             };
             // It prepares for few if it does not hear of many.
             let _ = socket::send(link, &expect.encode(), &[], false);
@@ -562,7 +563,7 @@ mod tests {
             (
                 vec![Some(Report::Hello { version: 9 }), Some(Report::Ready)],
                 State::Closed,
-                vec![lost("speaks version 9 of the protocol, not 2")],
+                vec![lost("speaks version 9 of the protocol, not 3")],
             ),
             (
                 vec![Some(Report::Ready), None],

@@ -106,6 +106,7 @@ fn start_watched(
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,
+        may_restart: false,
     };
     let context = AttemptContext {
         env,

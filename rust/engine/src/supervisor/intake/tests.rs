@@ -61,6 +61,7 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,
+        may_restart: false,
     }
 }
 
