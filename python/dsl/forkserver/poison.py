@@ -35,6 +35,8 @@ _ACCELERATORS = ("cuda", "xpu", "mps", "mtia")
 # Seconds that a fork and its first instants may take. A handler that waits for a lost thread waits for ever.
 _FORK_S = 10
 _TRIAL_FAILED = 3
+# Looks at the threads, and seconds between two of them.
+_LOOKS, _LOOK_S = 10, 0.02
 # PF_EXITING of the kernel's include/linux/sched.h.
 _EXITING = 0x4
 
@@ -135,21 +137,32 @@ def _trial() -> str | None:
             code = _judge_from_inside()
         finally:
             os._exit(code)
-    # First: another thread might take the signal that is waited for below.
     reason = _threads()
     if reason is not None:
         os.kill(pid, _signal.SIGKILL)
         os.waitpid(pid, 0)
         return reason
-    if _signal.sigtimedwait({_signal.SIGCHLD}, _FORK_S) is None:
+    status = _status_of(pid)
+    if status is None:
         os.kill(pid, _signal.SIGKILL)
         os.waitpid(pid, 0)
         return f"a fork of it had not begun after {_FORK_S} s: what was imported hangs in it"
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = os.waitstatus_to_exitcode(status)
     if 0 < code <= len(_ACCELERATORS):
         kind = _ACCELERATORS[code - 1]
         return f"what was imported has asked for {kind} devices: forked workers could not use them"
     return None if code == 0 else f"a fork of it ended with {code}"
+
+
+def _status_of(pid: int) -> int | None:
+    """How a child ended; None if it has not in the time that it has."""
+    for _ in range(round(_FORK_S / _LOOK_S)):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        # A thread that was about to end may have taken the signal.
+        _signal.sigtimedwait({_signal.SIGCHLD}, _LOOK_S)
+    return None
 
 
 def _fork_quietly() -> int:
@@ -174,9 +187,12 @@ def _judge_from_inside() -> int:
 
 def _threads() -> str | None:
     own = str(os.getpid())
-    count = sum(_lives(task) for task in os.listdir("/proc/self/task") if task != own)
-    if not count:
-        return None
+    for _ in range(_LOOKS):
+        count = sum(_lives(task) for task in os.listdir("/proc/self/task") if task != own)
+        if not count:
+            return None
+        # Python's `join` comes back before a thread has ended, for which there is nothing to wait.
+        _signal.sigtimedwait((), _LOOK_S)
     what = "a thread" if count == 1 else f"{count} threads"
     return f"what was imported has started {what}, as a computation with OpenMP does: no worker has them"
 

@@ -338,3 +338,72 @@ fn own_pid() -> i32 {
 fn bad_message() -> Error {
     Error::os("understand the engine")(io::Error::from(io::ErrorKind::InvalidData))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends() -> (Ends, OwnedFd) {
+        let (ours, theirs) = socket::pair().unwrap();
+        let ends = Ends {
+            socket: ours,
+            poller: Poller::new().unwrap(),
+            workers: BTreeMap::new(),
+            reaped: 0,
+            is_gathered: true,
+            spares: VecDeque::new(),
+            wanted: 0,
+            spare_due: None,
+        };
+        (ends, theirs)
+    }
+
+    #[test]
+    fn children_are_forked_ahead_where_many_may_come_again_and_have_come() {
+        let before = Instant::now().checked_sub(AHEAD_DELAY);
+        for (workers, again, ordered, expected) in [
+            (MANY_WORKERS, true, before, Some(Duration::ZERO)),
+            (MANY_WORKERS, true, None, None),
+            (MANY_WORKERS, false, before, None),
+            (MANY_WORKERS - 1, true, before, None),
+        ] {
+            let (mut ends, _theirs) = ends();
+            ends.expect(workers, again);
+            assert_eq!(ends.until_spare(), None);
+            ends.spare_due = ordered;
+            assert_eq!(ends.until_spare(), expected, "{workers} {again} {ordered:?}");
+            // Orders that are about to come are not delayed.
+            ends.expect(workers, again);
+            assert_eq!(ends.until_spare(), None);
+        }
+    }
+
+    #[test]
+    fn an_order_goes_to_the_first_that_lives_and_those_beyond_the_workers_end() {
+        let _children = crate::orphans::sharing::beside_others();
+        let (mut ends, _theirs) = ends();
+        let mut others = Vec::new();
+        for place in 0..4 {
+            let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+            let (end, other) = socket::pair().unwrap();
+            let pid = child.id() as i32;
+            ends.spares.push_back(Spare { pid, end });
+            // The first hears nothing any more.
+            others.push((pid, (place > 0).then_some(other)));
+        }
+        ends.expect(3, true);
+        assert_eq!(ends.spares.len(), 3);
+        assert_eq!(ends.hand_over(b"order", &[]), Some(others[1].0));
+        let heard = socket::receive(others[1].1.as_ref().unwrap()).unwrap().unwrap();
+        assert_eq!(heard.0, b"order");
+        ends.expect(0, false);
+        assert_eq!(ends.hand_over(b"order", &[]), None);
+        for (place, (pid, _)) in others.iter().enumerate() {
+            let is_gone = try_wait(Target::Pid(*pid), false).is_err();
+            assert_eq!(is_gone, place != 1, "{place}");
+        }
+        let (end, _) = socket::pair().unwrap();
+        let pid = others[1].0;
+        Spare { pid, end }.end();
+    }
+}
