@@ -847,7 +847,9 @@ class ForkLink:
     def next(self) -> ForkOrder | None:
         """Wait for the next order. None: the engine has hung up, and the process is to end.
 
-        Where many workers may be started again, it returns orders that come later, too (`ForkOrder.is_ahead`).
+        Where many workers may be started again, some orders are returned before they have come, see
+        `ForkOrder.is_ahead`.
+
         Tells the engine meanwhile which workers have ended, and reaps them when they are not needed any more.
         """
     def forked(self, order: ForkOrder, pid: int) -> None:
@@ -863,7 +865,7 @@ class ForkOrder:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the child is to wait for its order, which has not come: nothing else is known before `enter`."""
+        """Whether the order has not come yet: the child waits for it in `enter`, and knows nothing before."""
     @property
     def argv(self) -> list[bytes]:
         """The command that would start it without a fork server."""

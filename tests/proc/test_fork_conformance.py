@@ -494,14 +494,14 @@ os.kill(os.getpid(), signal.SIGUSR1)
 """
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
-def test_what_imports_do_to_the_process_is_done_to_the_worker(tmp_path: Path, is_ahead: bool) -> None:
+@pytest.mark.parametrize("when", ["ordered", "ahead"])
+def test_what_imports_do_to_the_process_is_done_to_the_worker(tmp_path: Path, when: str) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "imported.py").write_text(IMPORTED)
     (tmp_path / "use.py").write_text(AFTER_IMPORTS)
     env = environment(GONE="yes", GONE_IN_C="yes", CHANGED="yes")
     with Forks(tmp_path, program=["use.py"], preload=["imported"], env=env) as forks:
-        if is_ahead:
+        if when == "ahead":
             forks.fork_ahead()
         forked = forks.run(["use.py"], ["use.py"], env={"RANK": "1"})
         plain = forks.run(["use.py"], is_forked=False, env={"RANK": "1"})

@@ -196,6 +196,7 @@ impl LaunchSpec {
     #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, inherits = false, tells_signals = false, may_restart = false))]
     #[expect(
         clippy::too_many_arguments,
+        clippy::fn_params_excessive_bools,
         reason = "keyword arguments of a Python constructor"
     )]
     fn new(

@@ -341,6 +341,10 @@ fn bad_message() -> Error {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::disallowed_types, reason = "the processes here stand for children")]
+
+    use std::process;
+
     use super::*;
 
     fn ends() -> (Ends, OwnedFd) {
@@ -382,28 +386,30 @@ mod tests {
     fn an_order_goes_to_the_first_that_lives_and_those_beyond_the_workers_end() {
         let _children = crate::orphans::sharing::beside_others();
         let (mut ends, _theirs) = ends();
+        let mut children = Vec::new();
         let mut others = Vec::new();
-        for place in 0..4 {
-            let child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        for _ in 0..4 {
+            let child = process::Command::new("sleep").arg("600").spawn().unwrap();
             let (end, other) = socket::pair().unwrap();
             let pid = child.id() as i32;
             ends.spares.push_back(Spare { pid, end });
-            // The first hears nothing any more.
-            others.push((pid, (place > 0).then_some(other)));
+            children.push(child);
+            others.push(other);
         }
+        // It hears nothing any more.
+        drop(others.remove(0));
         ends.expect(3, true);
         assert_eq!(ends.spares.len(), 3);
-        assert_eq!(ends.hand_over(b"order", &[]), Some(others[1].0));
-        let heard = socket::receive(others[1].1.as_ref().unwrap()).unwrap().unwrap();
-        assert_eq!(heard.0, b"order");
+        let chosen = children.remove(1).id() as i32;
+        assert_eq!(ends.hand_over(b"order", &[]), Some(chosen));
+        assert_eq!(socket::receive(&others[0]).unwrap().unwrap().0, b"order");
         ends.expect(0, false);
         assert_eq!(ends.hand_over(b"order", &[]), None);
-        for (place, (pid, _)) in others.iter().enumerate() {
-            let is_gone = try_wait(Target::Pid(*pid), false).is_err();
-            assert_eq!(is_gone, place != 1, "{place}");
+        for mut child in children {
+            assert_eq!(child.wait().unwrap_err().raw_os_error(), Some(libc::ECHILD));
         }
+        assert_eq!(try_wait(Target::Pid(chosen), false).unwrap(), None);
         let (end, _) = socket::pair().unwrap();
-        let pid = others[1].0;
-        Spare { pid, end }.end();
+        Spare { pid: chosen, end }.end();
     }
 }
