@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.autotune.config import fingerprint
+from dsl.autotune.config import TRAIN_BATCH, fingerprint
 from dsl.autotune.experiment import Experiment, Space, Summary, Tie, Trial
 from dsl.autotune.names import repeat_name
 from dsl.autotune.section import AUTOTUNING, read_metric
@@ -197,7 +197,13 @@ class Book:
     def _ranked(self, entries: Iterable[Entry]) -> list[Entry]:
         ran = [(entry.value, entry) for entry in entries if entry.value is not None]
         ran.sort(key=lambda pair: pair[0], reverse=not self._is_minimised)
-        return [entry for _, entry in ran]
+        found = [entry for _, entry in ran]
+        # Runs that look for a micro batch may be below the bound: they count where nothing else ran.
+        return [entry for entry in found if not self._is_too_small(entry)] or found
+
+    def _is_too_small(self, entry: Entry) -> bool:
+        samples = entry.experiment.config.get(TRAIN_BATCH)
+        return isinstance(samples, int) and samples < self.section.min_train_batch_size
 
     def _is_close(self, one: Entry, other: Entry) -> bool:
         assert one.value is not None

@@ -168,6 +168,11 @@ class _Reader:
                 f"autotuning: max_train_micro_batch_size_per_gpu {most} is below "
                 f"min_train_micro_batch_size_per_gpu {least}"
             )
+        samples, fewest = self._bound("max_train_batch_size"), self._whole("min_train_batch_size", 1, 1)
+        if samples is not None and samples < fewest:
+            raise AutotuningError(
+                f"autotuning: max_train_batch_size {samples} is below min_train_batch_size {fewest}"
+            )
         space = self._space()
         return Section(
             fast=self._flag("fast", default=True),
@@ -182,8 +187,8 @@ class _Reader:
             tuner_early_stopping=self._whole("tuner_early_stopping", 0 if space else 5, 0),
             tuner_num_trials=self._whole("tuner_num_trials", 50, 1),
             arg_mappings=self._arg_mappings(),
-            max_train_batch_size=self._bound("max_train_batch_size"),
-            min_train_batch_size=self._whole("min_train_batch_size", 1, 1),
+            max_train_batch_size=samples,
+            min_train_batch_size=fewest,
             max_train_micro_batch_size_per_gpu=most,
             min_train_micro_batch_size_per_gpu=least,
             num_tuning_micro_batch_sizes=self._whole("num_tuning_micro_batch_sizes", 3, 1),
@@ -272,8 +277,9 @@ class _Reader:
             return None
         facts = _mapping("autotuning.model_info", given)
         for key in COUNTS:
-            value = facts.get(key, 0)
-            if isinstance(value, int | float) and not 0 <= value <= MOST_BYTES:
+            value = facts.get(key) or 0
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value <= MOST_BYTES:  # type: ignore[operator]  # it is one
                 raise AutotuningError(
                     f"autotuning.model_info.{key}: expected a number from 0 to {MOST_BYTES:.0e}, "
                     f"got {show(value)}"

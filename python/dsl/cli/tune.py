@@ -89,7 +89,10 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     setup, config, notices = set_up(request, options, facts)
     command.show(notices, request.log_level)
     steps = search(setup.section, config, setup.size)
-    batch = next(steps)  # what cannot be tuned at all is said before anything is made
+    try:
+        batch = next(steps)  # what cannot be tuned at all is said before anything is made
+    except StopIteration as end:
+        raise AutotuningError("; ".join(("nothing can be tried", *end.value.notes))) from None
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
     board = Board(command.say, setup.section, folders.results_dir, setup.size)
     try:

@@ -543,3 +543,17 @@ def test_a_space_that_was_tried_whole_is_said_to_be(most: int, ended: str) -> No
     tuned = {"autotuning": {"tuner_num_trials": most, "repeats": 0, "space": {"n": [1, 2, 3]}}}
     played = play(tuned, lambda one: ok(throughput=float(str(one.config["n"]))))
     assert played.summary.ended.startswith(ended)
+
+
+def test_the_best_config_has_the_samples_that_were_asked_for() -> None:
+    def answer(one: Experiment) -> Result:
+        return ok(latency=float(str(one.config["train_batch_size"])))
+
+    section = {"metric": "latency", "min_train_batch_size": 64, "max_train_micro_batch_size_per_gpu": 4}
+    found = play(config(0, section), answer).summary
+    assert found.best is not None
+    assert found.best.config["train_batch_size"] == 64
+    assert found.spaces[0].best == found.best.name
+    # Where nothing else runs, what ran is the best.
+    few = play(config(0, section), lambda one: answer(one) if size_of(one) == 1 else OOM).summary
+    assert few.best is not None

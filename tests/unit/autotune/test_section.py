@@ -49,6 +49,12 @@ def test_a_space_of_any_keys_is_kept_in_its_order() -> None:
         ({"fast": "yes"}, r"autotuning.fast: expected true or false, got 'yes'"),
         ({"results_dir": ""}, r"autotuning.results_dir: expected a word, got ''"),
         ({"results_dir": "a\x1b[31m"}, r"autotuning.results_dir: expected a word, got 'a.x1b"),
+        (
+            {"max_train_batch_size": 8, "min_train_batch_size": 9},
+            r"max_train_batch_size 8 is below min_train_batch_size 9",
+        ),
+        ({"model_info": {"num_params": "7B"}}, r"model_info.num_params: expected a number .* got '7B'"),
+        ({"model_info": {"hidden_size": True}}, r"model_info.hidden_size: expected a number .* got True"),
         ({"metric": 3}, r"autotuning.metric: expected a word, got 3"),
         ({"mode": "up"}, r"autotuning.mode: expected min or max, got 'up'"),
         ({"tuner_type": "grid"}, r"tuner_type: expected one of gridsearch, random, model_based, got 'grid'"),

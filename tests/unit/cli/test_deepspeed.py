@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+LARGE = """{"zero_optimization": {"stage": [2, 3]},
+"autotuning": {"device_memory": "80G", "model_info": {"num_params": 1e12}}}"""
+"""A config of a model that its devices do not hold."""
+
+
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with 4 slots on its CPU, and a working directory with a script and a hostfile."""
@@ -25,6 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr("dsl.devices.select.count_numa_nodes", lambda _nodes: 4)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
+    (tmp_path / "large.json").write_text(LARGE, encoding="utf-8")
     (tmp_path / "two").write_text("alpha slots=4\nbeta slots=2\n", encoding="utf-8")
     (tmp_path / "here").write_text("localhost slots=2\n", encoding="utf-8")
     (tmp_path / "bad").write_text("alpha slots=4\nbeta\n", encoding="utf-8")
@@ -81,6 +87,11 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ),
     ("--autotuning run t.py", 2, "autotuning needs the config of the script"),
     ("--autotuning tune t.py --deepspeed_config none.json", 2, "none.json: there is no such config"),
+    (
+        "--autotuning tune t.py --deepspeed_config large.json",
+        2,
+        "nothing can be tried; z2 is left out: it needs about ",
+    ),
     ("--autotuning tune --dry-run t.py", 2, "--dry-run cannot be used with --autotuning"),
     ("--autotuning tune --no_ssh t.py", 2, "--no_ssh cannot be used with --autotuning"),
     ("--launcher nonsense t.py", 2, "unknown launcher 'nonsense', expected one of pdsh, openmpi, mvapich"),
