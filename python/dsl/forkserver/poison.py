@@ -52,15 +52,26 @@ def open_descriptors() -> dict[int, str]:
     return found
 
 
-def find_poison(known: dict[int, str]) -> str | None:
+def shared_memory() -> dict[tuple[str, str], str]:
+    """Device and inode of all memory that this process writes and shares with its forks, and their path."""
+    found = {}
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            _, access, _, device, inode, *path = line.split(None, 5)
+            if access[1] == "w" and access[3] == "s":
+                found[device, inode] = path[0].strip() if path else "memory"
+    return found
+
+
+def find_poison(known: dict[int, str], shared: dict[tuple[str, str], str]) -> str | None:
     """Why this process must not be forked for others, as a clause; None if it may be.
 
-    ``known``: the descriptors before anything was imported. Forks once: a library whose threads cannot bear a
-    fork keeps them, and one that can (OpenBLAS) has ended them by then. Where that fork hangs, SIGALRM
-    ends this process: it waits for nothing longer than that.
+    ``known``, ``shared``: descriptors and shared memory before anything was imported. Forks once: a library
+    whose threads cannot bear a fork keeps them, and one that can (OpenBLAS) has ended them by then. Where
+    that fork hangs, SIGALRM ends this process: it waits for nothing longer than that.
     """
     of_modules = (*_flags(), *_harmful_modules(), *_accelerators(), *_folders())
-    for reason in (*of_modules, *_descriptors(known), *_children()):
+    for reason in (*of_modules, *_descriptors(known), *_mappings(shared), *_children()):
         return reason
     _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {_signal.SIGALRM})
@@ -104,6 +115,13 @@ def _descriptors(known: dict[int, str]) -> Iterator[str]:
             yield "what was imported has opened a socket: workers would share it"
         else:
             yield f"what was imported keeps {target} open: workers would share it"
+
+
+def _mappings(shared: dict[tuple[str, str], str]) -> Iterator[str]:
+    """A worker that dies with a lock would keep it from those of the next attempt."""
+    for place, path in shared_memory().items():
+        if place not in shared:
+            yield f"what was imported shares {path}, as a lock of multiprocessing is: workers would share it"
 
 
 def _children() -> Iterator[str]:

@@ -29,7 +29,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     listed, *rest, fd = words
     program = [word for word in rest if word]
     link = ForkLink(int(fd))
-    known = poison.open_descriptors()
+    known, shared = poison.open_descriptors(), poison.shared_memory()
     forget()
     folder = become.show_program(program)
     become.end_quietly()
@@ -45,7 +45,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     reason = failure or changed
     if reason is None:
         link.settle()
-        reason = poison.find_poison(known)
+        reason = poison.find_poison(known, shared)
     if reason is not None:
         link.refuse(reason)
         os._exit(0)

@@ -212,11 +212,18 @@ impl Server {
 
     /// Hears what it has said. A server that has hung up is waited for, and is gone then.
     pub(crate) fn listen(&mut self, poller: &Poller) {
+        let mut is_dead = false;
         while let Some(link) = &self.link {
             match socket::receive(link) {
                 // Somebody whom it has started may hold the link open.
-                Ok(None) if self.pidfd.as_ref().is_some_and(is_readable) => self.bury(poller),
-                Ok(None) => return,
+                Ok(None) if is_dead => self.bury(poller),
+                // It may have said its last just before it died.
+                Ok(None) => {
+                    is_dead = self.pidfd.as_ref().is_some_and(is_readable);
+                    if !is_dead {
+                        return;
+                    }
+                }
                 Ok(Some((bytes, fds))) => self.hear(Report::decode(&bytes), fds),
                 Err(_) => self.bury(poller),
             }
