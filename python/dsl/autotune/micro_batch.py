@@ -93,8 +93,8 @@ def read_batches(section: Section, config: Mapping[str, object], workers: int) -
     """The bounds that section and config set. Values of other kinds than DeepSpeed's count as not said.
 
     Raises:
-        AutotuningError: a count is beyond all bounds, accumulation steps are listed, or every micro batch
-            that is listed makes too large a step.
+        AutotuningError: a count is beyond all bounds, accumulation steps are listed, a micro batch that is
+            listed is no count, or each of them makes too large a step.
     """
     for key in (MICRO_BATCH, ACCUMULATION):
         value = config.get(key)
@@ -112,7 +112,9 @@ def read_batches(section: Section, config: Mapping[str, object], workers: int) -
             f"{ACCUMULATION}: a list is not tried, got {show(steps)}: give one number, or name it in "
             "autotuning.space"
         )
-    listed = sorted({one for one in given if _is_count(one)}) if isinstance(given, list) else []
+    if isinstance(given, list) and not all(_is_count(one) for one in given):
+        raise AutotuningError(f"{MICRO_BATCH}: expected whole numbers from 1 on, got {show(given)}")
+    listed = sorted({*given}) if isinstance(given, list) else []
     if listed and listed[0] > (most_of_step or listed[0]):
         raise AutotuningError(
             f"{MICRO_BATCH}: none of {show(given)} leaves a step within autotuning.max_train_batch_size "

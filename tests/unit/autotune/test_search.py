@@ -130,6 +130,12 @@ def test_accumulation_steps_are_no_list() -> None:
         play(config(0, gradient_accumulation_steps=[2, 4]), up_to(4))
 
 
+@pytest.mark.parametrize("listed", [["2", 4], [0], [1.5], [[2]], [True]])
+def test_micro_batches_to_try_are_whole_numbers(listed: list[object]) -> None:
+    with pytest.raises(AutotuningError, match=r"^train_micro_batch_size_per_gpu: expected whole numbers"):
+        play(config(0, train_micro_batch_size_per_gpu=listed), up_to(4))
+
+
 def test_with_no_memory_known_the_section_bounds_the_search() -> None:
     played = play(config([0, 3]), up_to(100))
     assert max(size_of(one) for batch in played.batches for one in batch) == 16
