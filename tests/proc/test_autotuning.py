@@ -146,6 +146,13 @@ def test_what_is_known_is_not_run_again(tuning: Tuning) -> None:
     assert len(tuning.runs("begin")) == 7
 
 
+def test_a_quiet_tuning_shows_its_table_alone(tuning: Tuning) -> None:
+    tuning.configure(n=[1, 2])
+    result = tuning.run("tune", "--quiet")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "| global " in result.stdout
+
+
 def test_another_config_keeps_what_the_first_has_found(tuning: Tuning) -> None:
     tuning.configure(n=[1, 2, 3], lr=[1])
     assert tuning.run().returncode == 0

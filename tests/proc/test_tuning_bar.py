@@ -21,7 +21,7 @@ from dsl.autotune.section import Section
 def say(text):
     print("SAID", text, file=sys.stderr, flush=True)
 
-board = Board(say, Section(), sys.argv[1], Resources(1, 1, 1, None))
+board = Board(say, Section(), sys.argv[1], Resources(1, 1, 1, None), is_quiet="quiet" in sys.argv)
 first, second = (Experiment(f"z0_gas1_tmbspg{n}", {}, "run", "z0") for n in (1, 2))
 board.began(first, "localhost:0")
 input()
@@ -59,3 +59,13 @@ def test_a_terminal_that_cannot_redraw_a_line_gets_plain_ones(tmp_path: Path) ->
         screen.showed("SAID the end")
         screen.reported("ended 0")
         assert b"\x1b" not in screen.shown()
+
+
+def test_a_quiet_tuning_has_no_bar(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", TUNING, str(tmp_path), "quiet"]
+    with terminal(line, {"TERM": "xterm", "COLUMNS": "120"}) as screen:
+        screen.press(b"\n")
+        screen.showed("SAID z0_gas1_tmbspg1: throughput 8.25, the best so far")
+        screen.press(b"\n")
+        screen.showed("SAID the end")
+        screen.reported("ended 0")

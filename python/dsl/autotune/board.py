@@ -33,9 +33,15 @@ class Board:
     """Shows how a tuning goes: a bar on a terminal, else a line for each experiment."""
 
     def __init__(
-        self, say: Callable[[str], None], section: Section, results_dir: str, size: Resources
+        self,
+        say: Callable[[str], None],
+        section: Section,
+        results_dir: str,
+        size: Resources,
+        *,
+        is_quiet: bool = False,
     ) -> None:
-        """``say`` takes a line for the user."""
+        """``say`` takes a line for the user; ``is_quiet``: there is no bar."""
         self._say = say
         self._section = section
         self._results_dir = results_dir
@@ -45,7 +51,7 @@ class Board:
         self._reused: set[str] = set()
         self._count = 0
         self._best: tuple[str, float] | None = None
-        self._bar = _Bar.open()
+        self._bar = None if is_quiet else _Bar.open()
 
     def began(self, experiment: Experiment, place: str) -> None:
         """An experiment was started on these slots."""

@@ -59,8 +59,11 @@ class Folders:
         Raises:
             AutotuningError: one cannot be made, holds what dsl has not written, or is in use.
         """
-        self.results_dir = os.path.abspath(results_dir)
-        self.exps_dir = os.path.abspath(exps_dir)
+        try:
+            self.results_dir = os.path.abspath(results_dir)
+            self.exps_dir = os.path.abspath(exps_dir)
+        except OSError as error:  # the working directory is gone
+            raise refusal(error, results_dir) from None
         paths = {self.exps_dir: "exps_dir", self.results_dir: "results_dir"}
         for path, name in paths.items():  # before one is made, which may lie in the other
             check(name, path)

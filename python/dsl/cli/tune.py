@@ -32,7 +32,7 @@ from dsl.errors import AutotuningError, FilterError, OptionError
 from dsl.facts import this_machine
 from dsl.lists import shorten
 from dsl.machine.check import check_program
-from dsl.model.request import ElasticRequest
+from dsl.model.request import LEVELS, ElasticRequest
 from dsl.output.routes import needs_run_dir
 from dsl.plan.hosts import choose_hosts
 from dsl.plan.job import plan_job
@@ -40,7 +40,7 @@ from dsl.plan.job import plan_job
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from types import FrameType
     from typing import Any
 
@@ -94,7 +94,8 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     except StopIteration as end:
         raise AutotuningError("; ".join(("nothing can be tried", *end.value.notes))) from None
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
-    board = Board(command.say, setup.section, folders.results_dir, setup.size)
+    tell, is_quiet = _teller(command, request.log_level)
+    board = Board(tell, setup.section, folders.results_dir, setup.size, is_quiet=is_quiet)
     try:
         if setup.section.overwrite and folders.is_finished():
             folders.empty()
@@ -120,12 +121,21 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
         )
         return 1
     if trains:
-        command.say(f"training with {folders.results_dir}/{OPTIMAL_CONFIG}")
+        tell(f"training with {folders.results_dir}/{OPTIMAL_CONFIG}")
         become((sys.executable, "-c", START, *words))
-    command.say(
-        f"best config: {folders.results_dir}/{OPTIMAL_CONFIG}, the command is in {OPTIMAL_COMMAND} there"
-    )
+    tell(f"best config: {folders.results_dir}/{OPTIMAL_CONFIG}, the command is in {OPTIMAL_COMMAND} there")
     return 0
+
+
+def _teller(command: Command, log_level: str) -> tuple[Callable[[str], None], bool]:
+    """Who says a line where ``--log_level`` lets it be said, and whether only warnings and errors are."""
+    least = LEVELS[log_level]
+
+    def tell(line: str) -> None:
+        if LEVELS["warning" if line.startswith("warning: ") else "info"] >= least:
+            command.say(line)
+
+    return tell, least > LEVELS["info"]
 
 
 def set_up(

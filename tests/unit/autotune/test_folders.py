@@ -337,6 +337,16 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         Folders(str(tmp_path / "file" / "results"), str(tmp_path / "exps"))
 
 
+def test_a_working_directory_that_is_gone_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(AutotuningError, match=r"^cannot write results: No such file or directory"):
+        Folders("results", "exps")
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "huge"])
 def test_what_is_no_file_of_metrics_holds_nobody_up(folders: Folders, kind: str) -> None:
     begin(folders, experiment())
