@@ -26,9 +26,15 @@ PATIENCE_S = 20
 
 
 def those_ahead(server_pid: int, started: set[int]) -> list[int]:
-    """Wait for as many children more as there are workers."""
+    """Wait for as many children more as there are workers; in the order in which they were forked."""
     until(lambda: len(processes.children(server_pid)) == len(started) + AHEAD, PATIENCE_S)
-    return sorted(set(processes.children(server_pid)) - started)
+    return [pid for pid in processes.children(server_pid) if pid not in started]
+
+
+def dead_children(server_pid: int) -> set[int]:
+    """Those that have ended and are not waited for."""
+    found = map(processes.find, processes.children(server_pid))
+    return {one.pid for one in found if one is not None and one.state == "Z"}
 
 
 def begin(testchild: Path) -> tuple[Group, int, list[int]]:
@@ -70,11 +76,12 @@ def test_those_that_are_not_needed_end(testchild: Path) -> None:
 
 
 def test_one_that_has_died_meanwhile_is_missed_by_nobody(testchild: Path) -> None:
-    group, _, ahead = begin(testchild)
+    group, pid, ahead = begin(testchild)
     with group:
         for number in (0, 5, AHEAD - 1):
             os.kill(ahead[number], signal.SIGKILL)
-        until(lambda: all(getattr(processes.find(ahead[n]), "state", "Z") == "Z" for n in (0, 5, AHEAD - 1)))
+        killed = {ahead[number] for number in (0, 5, AHEAD - 1)}
+        until(lambda: killed <= dead_children(pid), PATIENCE_S)
         end(group)
         group.again([forked(testchild, "pause")] * AHEAD)
         started = set(group.all_started().values())
