@@ -48,6 +48,8 @@ class Entry:
         """Of its first run."""
         self.values = [] if value is None else [value]
         self.runs = 1
+        self.has_failed = False
+        """A later run of it has."""
 
     @property
     def value(self) -> float | None:
@@ -168,6 +170,7 @@ class Book:
             if trial.value is not None:
                 entry.values.append(trial.value)
             else:
+                entry.has_failed = True
                 why = trial.result.reason or trial.result.outcome
                 self.notes.append(f"{experiment.name} failed, though the config ran before: {why}")
 
@@ -199,7 +202,12 @@ class Book:
         ran.sort(key=lambda pair: pair[0], reverse=not self._is_minimised)
         found = [entry for _, entry in ran]
         # Runs that look for a micro batch may be below the bound: they count where nothing else ran.
-        return [entry for entry in found if not self._is_too_small(entry)] or found
+        found = [entry for entry in found if not self._is_too_small(entry)] or found
+        # A best config that has failed, too, gives way to one as good that has not.
+        if found and found[0].has_failed:
+            steady = [one for one in found if not one.has_failed and self._is_close(one, found[0])][:1]
+            found = [*steady, *[one for one in found if one not in steady]]
+        return found
 
     def _is_too_small(self, entry: Entry) -> bool:
         samples = entry.experiment.config.get(TRAIN_BATCH)

@@ -563,3 +563,21 @@ def test_the_best_config_has_the_samples_that_were_asked_for() -> None:
     # Where nothing else runs, what ran is the best.
     few = play(config(0, section), lambda one: answer(one) if size_of(one) == 1 else OOM).summary
     assert few.best is not None
+
+
+def test_a_config_that_fails_when_it_is_run_again_gives_way_to_one_as_good() -> None:
+    def answer(one: Experiment) -> Result:
+        if one.repeat and one.config["n"] in failing:
+            return OOM
+        return ok(throughput=float(str(one.config["n"])))
+
+    tuned = {"autotuning": {"repeats": 2, "space": {"n": [50, 98, 99, 100]}}}
+    failing = [100]
+    found = play(tuned, answer).summary
+    assert found.best is not None
+    assert found.best.config["n"] == 99
+    # Where all that are as good have failed, too, the best one stays.
+    failing = [98, 99, 100]
+    found = play(tuned, answer).summary
+    assert found.best is not None
+    assert found.best.config["n"] == 100
