@@ -153,6 +153,14 @@ def test_a_quiet_tuning_shows_its_table_alone(tuning: Tuning) -> None:
     assert "| global " in result.stdout
 
 
+def test_a_tuning_without_standard_streams_tunes_and_trains(tuning: Tuning) -> None:
+    tuning.configure(n=[1, 2])
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *tuning.words("run")]
+    result = subprocess.run(closed, cwd=tuning.folder, env=tuning.environ, check=False, timeout=60)
+    assert result.returncode == 0
+    assert [one["config"] for one in tuning.runs("trained")] == [{"n": 2}]
+
+
 def test_another_config_keeps_what_the_first_has_found(tuning: Tuning) -> None:
     tuning.configure(n=[1, 2, 3], lr=[1])
     assert tuning.run().returncode == 0

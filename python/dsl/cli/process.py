@@ -126,6 +126,13 @@ def become(words: Sequence[str]) -> NoReturn:
     os.execv(words[0], list(words))  # noqa: S606  there is no shell, on purpose
 
 
+def fill_standard_streams() -> None:
+    """Open those that are closed: else the next file that anybody opens is taken for one of them."""
+    while (null := os.open(os.devnull, os.O_RDWR | os.O_NOCTTY)) <= 2:
+        os.set_inheritable(null, True)
+    os.close(null)
+
+
 def stay_behind() -> None:
     """Go on in a process that has left its session and its streams, and end this one with 0."""
     if os.fork():

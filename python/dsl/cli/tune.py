@@ -26,7 +26,7 @@ from dsl.autotune.setup import START, Setup, digest_of, dsl_words
 from dsl.autotune.trials import Runners
 from dsl.autotune.tuner import Tuner
 from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.cli.process import become, die_of_interrupt
+from dsl.cli.process import become, die_of_interrupt, fill_standard_streams
 from dsl.devices.table import ACCELERATORS
 from dsl.errors import AutotuningError, FilterError, OptionError
 from dsl.facts import this_machine
@@ -81,6 +81,7 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     Raises:
         DslError: the job, its config or a folder is not as it has to be.
     """
+    fill_standard_streams()
     _own_process.restore()
     facts = this_machine()
     trains = options.autotuning == "run"
