@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.needs_pidfd,
     pytest.mark.skipif(kernel_interfaces()["pidfd"] != "", reason="needs a kernel with pidfds"),
 ]
 PATIENCE_S = 20
