@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LIMIT_S = 600.0
 # Memory of its own that a worker takes at most: one that has imported torch, one that has made a step, each
 # executed, and a forked one. What does not fit is not started.
-IMPORTED_MIB, STEPPED_MIB, FORKED_MIB = 310, 450, 40
+IMPORTED_MIB, STEPPED_MIB, FORKED_MIB = 310, 450, 30
 FORK_SERVER = ("--start-method", "forkserver")
 TORCH_ALONE = (*FORK_SERVER, "--preload", "torch")
 """Without what torch imports later, for workers that do nothing more."""
