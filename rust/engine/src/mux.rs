@@ -30,6 +30,7 @@ mod search;
 mod side;
 mod terminal;
 mod text;
+mod whole;
 mod writer;
 
 pub(crate) use consoles::Consoles;

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, ftruncate, unlink};
 use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 
-use crate::mux::file::write_all;
+use crate::mux::whole::write_all;
 use crate::token;
 
 /// Bytes that are copied at once.

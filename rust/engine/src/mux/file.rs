@@ -1,12 +1,13 @@
 //! A log file that the engine writes: never dropped for a slow console, capped if asked, reopened on demand.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, major, minor};
 use rustix::io::Errno;
 
 use crate::mux::cap::Cap;
+use crate::mux::whole::write_all;
 
 /// Mode of new log files, less the umask.
 const MODE: Mode = Mode::from_raw_mode(0o640);
@@ -111,18 +112,6 @@ impl LogFile {
     pub(super) fn finish(&mut self) -> Result<(), Errno> {
         self.cap.as_mut().map_or(Ok(()), |cap| cap.finish(&self.file))
     }
-}
-
-/// Writes all of it; on failure also how much is left.
-pub(super) fn write_all(file: impl AsFd, mut data: &[u8]) -> Result<(), (Errno, usize)> {
-    while !data.is_empty() {
-        match rustix::io::retry_on_intr(|| rustix::io::write(&file, data)) {
-            Ok(0) => return Err((Errno::IO, data.len())),
-            Ok(count) => data = &data[count..],
-            Err(errno) => return Err((errno, data.len())),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,17 @@
+//! Writes to files that take all of it or fail.
+
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+
+/// Writes all of it; on failure also how much is left.
+pub(super) fn write_all(file: impl AsFd, mut data: &[u8]) -> Result<(), (Errno, usize)> {
+    while !data.is_empty() {
+        match rustix::io::retry_on_intr(|| rustix::io::write(&file, data)) {
+            Ok(0) => return Err((Errno::IO, data.len())),
+            Ok(count) => data = &data[count..],
+            Err(errno) => return Err((errno, data.len())),
+        }
+    }
+    Ok(())
+}
