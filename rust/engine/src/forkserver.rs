@@ -25,6 +25,7 @@ mod pages;
 mod plan;
 mod server;
 mod socket;
+mod words;
 
 pub use link::Link;
 pub use order::Order;

@@ -20,6 +20,7 @@ use crate::spawn::{Spawner, open_files_limit};
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
 
+mod deaths;
 mod ending;
 mod forks;
 mod guard_link;
@@ -40,8 +41,6 @@ use watched::Watched;
 const ORPHAN_DELAY: Duration = Duration::from_millis(50);
 /// How often a dying tree is looked at when nothing tells of its end.
 const CLEAR_POLL: Duration = Duration::from_millis(10);
-/// How often a dead worker is looked at that somebody traces: nothing tells that its tracer is done with it.
-const TRACED_POLL: Duration = Duration::from_millis(10);
 /// How often workers are looked at on a kernel without pidfds, inside somebody's program.
 const SWEEP_POLL: Duration = Duration::from_millis(20);
 /// Bytes read from a pipe at a time.
@@ -257,13 +256,6 @@ impl Supervisor {
         ];
         let due = due.into_iter().flatten().min();
         due.map(|due| due.saturating_duration_since(now))
-    }
-
-    fn reap(&mut self, index: usize, now: SystemTime) -> Option<Input> {
-        let reaped = self.job.as_mut()?.reap(index, now, &self.poller);
-        let (exit, input) = reaped.or_else(|| self.collect_forked(index, now))?;
-        self.events.push(Event::Exited(exit));
-        Some(input)
     }
 
     fn tick(&mut self) {

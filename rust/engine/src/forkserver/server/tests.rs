@@ -1,0 +1,226 @@
+#![expect(clippy::disallowed_types, reason = "the process here stands for a server")]
+
+use std::process;
+
+use super::*;
+use crate::sys::clone::Failure;
+
+/// A server without a process, and what keeps its link and its life open.
+fn server() -> (Server, [OwnedFd; 2]) {
+    let (alive, writer) = rustix::pipe::pipe().unwrap();
+    let Ends { ours, theirs, words } = Ends::new().unwrap();
+    let copy = theirs.try_clone().unwrap();
+    (
+        Server::new(0, alive, Ends { ours, theirs, words }, Instant::now()),
+        [copy, writer],
+    )
+}
+
+fn lost(text: &str) -> News {
+    News::Lost(text.to_owned())
+}
+
+fn death(pid: i32) -> Death {
+    Death {
+        pid,
+        status: 0,
+        signaled: false,
+        core: false,
+        user: Duration::ZERO,
+        system: Duration::ZERO,
+        max_rss: 0,
+    }
+}
+
+#[test]
+fn it_is_ready_once_and_lost_once() {
+    let refused = || Report::Refused {
+        text: b"a thread\nruns".to_vec(),
+    };
+    for (reports, state, news) in [
+        (vec![], State::Preparing, vec![]),
+        (
+            vec![Some(Report::Hello { version: VERSION })],
+            State::Preparing,
+            vec![],
+        ),
+        (
+            vec![Some(Report::Ready), Some(Report::Ready)],
+            State::Ready,
+            vec![News::Ready],
+        ),
+        (
+            vec![Some(refused()), Some(Report::Ready), Some(refused())],
+            State::Closed,
+            vec![lost("refused: a thread runs")],
+        ),
+        (
+            vec![Some(Report::Hello { version: 9 }), Some(Report::Ready)],
+            State::Closed,
+            vec![lost("speaks version 9 of the protocol, not 3")],
+        ),
+        (
+            vec![Some(Report::Ready), None],
+            State::Closed,
+            vec![News::Ready, lost("cannot be understood")],
+        ),
+    ] {
+        let (mut server, _open) = server();
+        for report in reports {
+            server.hear(report, Vec::new());
+        }
+        assert_eq!((server.state(), server.take_news()), (state, news));
+    }
+}
+
+#[test]
+fn imports_are_waited_for_until_they_are_due_and_no_longer() {
+    let past = Instant::now();
+    let second = Duration::from_secs(1);
+    let now = past + second;
+    for (state, due, is_out_of_time) in [
+        (State::Preparing, now + second, false),
+        (State::Preparing, now, true),
+        (State::Preparing, past, true),
+        (State::Ready, past, false),
+        (State::Closed, past, false),
+    ] {
+        let (mut server, _open) = server();
+        // Nobody to be killed.
+        server.pidfd = None;
+        (server.state, server.due) = (state, due);
+        server.words.write_all_at(b"while it imported x\n", 0).unwrap();
+        assert_eq!(server.due().is_some(), state == State::Preparing);
+        server.end_late_imports(now);
+        let news = lost("ran out of time: while it imported x");
+        let (state, news) = if is_out_of_time {
+            (State::Closed, vec![news])
+        } else {
+            (state, vec![])
+        };
+        assert_eq!((server.state(), server.take_news()), (state, news));
+    }
+}
+
+#[test]
+fn deaths_are_kept_until_nothing_is_left_of_their_group() {
+    let (mut server, _open) = server();
+    server.orders = 2;
+    let ended = |order, pid| {
+        let death = death(pid);
+        Some(Report::Ended { order, death })
+    };
+    server.hear(ended(2, 12), Vec::new());
+    // Whoever asks may ask again.
+    assert_eq!(server.death_of(2), Some(death(12)));
+    assert_eq!(server.death_of(2), Some(death(12)));
+    server.reap_all();
+    server.hear(ended(1, 11), Vec::new());
+    server.hear(ended(3, 13), Vec::new());
+    assert_eq!(server.deaths.keys().copied().collect::<Vec<_>>(), [3]);
+}
+
+#[test]
+fn answers_to_the_orders_of_a_group_that_has_ended_are_not_kept() {
+    let (mut server, _open) = server();
+    server.orders = 2;
+    server.reap_all();
+    let (pidfd, other) = rustix::pipe::pipe().unwrap();
+    server.hear(Some(Report::Forked { order: 1, pid: 11 }), vec![pidfd]);
+    server.hear(Some(Report::NotForked { order: 2, errno: 11 }), Vec::new());
+    server.hear(Some(Report::Forked { order: 3, pid: 13 }), vec![other]);
+    assert_eq!(server.answers.keys().copied().collect::<Vec<_>>(), [3]);
+}
+
+#[test]
+fn what_is_heard_by_who_asks_for_something_else_is_to_be_acted_on() {
+    let (mut server, [theirs, _alive]) = server();
+    let poller = Poller::new().unwrap();
+    assert!(!server.has_told(1, &poller) && !server.has_heard());
+    let answer = Report::NotForked { order: 2, errno: 11 };
+    socket::send(&theirs, &answer.encode(), &[], false).unwrap();
+    assert!(!server.has_told(1, &poller));
+    assert!(server.has_heard() && server.take_heard() && !server.has_heard());
+}
+
+#[test]
+fn one_that_cannot_be_watched_leaves_no_zombie() {
+    let _children = crate::orphans::sharing::beside_others();
+    let mut child = process::Command::new("sleep").arg("600").spawn().unwrap();
+    let pid = child.id() as i32;
+    Server::give_up(pid, None, Ends::new().unwrap(), &Poller::new().unwrap());
+    assert_eq!(child.wait().unwrap_err().raw_os_error(), Some(libc::ECHILD));
+}
+
+#[test]
+fn an_order_comes_to_a_worker_or_to_nothing_and_is_not_waited_for() {
+    let entered = |result| Entered {
+        in_cgroup: true,
+        result,
+    };
+    let lost_parent = Failure {
+        step: Step::ParentDeath,
+        errno: 3,
+    };
+    let forked = Report::Forked { order: 1, pid: 77 };
+    let not_forked = Report::NotForked { order: 1, errno: 11 };
+    let late = format!("did not fork in {} s", FORK_PATIENCE.as_secs());
+    let barren = "could not fork: Resource temporarily unavailable (os error 11)";
+    let nothing = "forked a worker that came to nothing";
+    let good = || Some(entered(Ok(None)).encode());
+    let orphan = || Some(entered(Err(lost_parent)).encode());
+    let answer = || Some(forked.clone());
+    for (report, gate, is_late, what, why) in [
+        (None, None, false, "ordered", ""),
+        (None, None, true, "nothing", late.as_str()),
+        (Some(not_forked), None, false, "nothing", barren),
+        (answer(), None, false, "forked", ""),
+        (answer(), None, true, "nothing", nothing),
+        (answer(), good(), false, "worker", ""),
+        (answer(), good(), true, "worker", ""),
+        (answer(), orphan(), false, "nothing", nothing),
+        (answer(), Some(b"x".to_vec()), false, "nothing", nothing),
+    ] {
+        let (mut server, _open) = server();
+        server.state = State::Ready;
+        let delivered = deliver(&mut server, report, gate, is_late);
+        let news = if why.is_empty() { vec![] } else { vec![lost(why)] };
+        assert_eq!((delivered, server.take_news()), (what, news));
+    }
+}
+
+/// What comes of an order, when the server and the gate have said this.
+fn deliver(
+    server: &mut Server,
+    report: Option<Report>,
+    gate: Option<Vec<u8>>,
+    is_late: bool,
+) -> &'static str {
+    let (ours, theirs) = socket::pair().unwrap();
+    let ordered = Ordered { order: 1, gate: ours };
+    if let Some(bytes) = gate {
+        socket::send(&theirs, &bytes, &[], false).unwrap();
+    }
+    if let Some(report) = report {
+        let (pidfd, _) = rustix::pipe::pipe().unwrap();
+        server.hear(Some(report), vec![pidfd]);
+    }
+    match server.deliver(&ordered, is_late, &Poller::new().unwrap()) {
+        Delivered::Worker(delivery) => {
+            assert_eq!((delivery.pid, delivery.entered.result), (77, Ok(None)));
+            "worker"
+        }
+        Delivered::Ordered => "ordered",
+        Delivered::Forked => "forked",
+        Delivered::Nothing => "nothing",
+    }
+}
+
+#[test]
+fn a_worker_that_is_cancelled_finds_its_gate_shut_whoever_holds_a_copy() {
+    let (gate, theirs) = socket::pair().unwrap();
+    let _copy = gate.try_clone().unwrap();
+    let ordered = Ordered { order: 1, gate };
+    ordered.cancel();
+    assert_eq!(rustix::io::read(&theirs, &mut [0; 1]), Ok(0));
+}
