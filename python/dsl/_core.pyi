@@ -19,6 +19,7 @@ __all__ = [
     "ForkOrder",
     "ForkServerLost",
     "ForkServerReady",
+    "ForkServerSlow",
     "ForkedProgram",
     "Guard",
     "GuardOutcome",
@@ -470,6 +471,23 @@ class ForkServerReady:
     def __hash__(self) -> int: ...
 
 @final
+class ForkServerSlow:
+    """A fork server is still importing after ``slow_s``, and its workers wait. Once a server, if at all."""
+
+    @property
+    def server(self) -> int: ...
+    @property
+    def pid(self) -> int:
+        """Its process, for those who want to see what it does."""
+    @property
+    def import_s(self) -> float:
+        """Seconds since it was started."""
+    def to_dict(self) -> dict[str, Any]:
+        """The event as plain data that JSON can hold (docs/events.md)."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
 class ForkServerLost:
     """A fork server takes no more orders: workers that name it are executed from now on. Once a server."""
 
@@ -564,6 +582,7 @@ Event: TypeAlias = (
     | Stopping
     | Killing
     | ForkServerReady
+    | ForkServerSlow
     | ForkServerLost
     | Ended
 )
@@ -588,6 +607,7 @@ class Supervisor:
         cwd: _Path | None = None,
         cpus: Sequence[int] | None = None,
         mempolicy: tuple[Literal["bind", "preferred", "interleave", "local"], Sequence[int]] | None = None,
+        slow_s: float = 30.0,
     ) -> int:
         """Execute a fork server: a Python process that imports once, and forks a worker for each order.
 
@@ -595,7 +615,8 @@ class Supervisor:
         whole environment (None: this process's, now), to which the job's token is added. ``cpus`` and
         ``mempolicy``: where it runs and has its memory, as far as the kernel lets it; a worker that has none
         of its own inherits them. stdin is ``/dev/null``; what it writes is kept for `ForkServerLost`, which
-        quotes the last line.
+        quotes the last line. ``slow_s``: `ForkServerSlow` tells of one that is still importing after so many
+        seconds.
 
         Returns its number for `WorkerSpec` at once. `ForkServerReady` or `ForkServerLost` follows; one that
         cannot be executed, or that this kernel has not the means for, is lost, too. It serves one group after

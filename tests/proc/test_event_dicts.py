@@ -22,6 +22,7 @@ from dsl import (
     Event,
     Exit,
     Exited,
+    ForkServerSlow,
     Killing,
     Output,
     Started,
@@ -69,6 +70,17 @@ def run(*workers: WorkerSpec, **options: Any) -> list[Event]:
     return group.events
 
 
+def slow(worker: WorkerSpec) -> list[Event]:
+    """What is heard of a worker whose fork server has not imported everything."""
+    if dsl._core.kernel_interfaces()["pidfd"]:
+        return []
+    with Group([worker], servers=[["/bin/sleep", "600"]], slow_s=0) as group:
+        group.until(lambda group: bool(group.of(ForkServerSlow)))
+        group.supervisor.kill()
+        group.finish()
+    return group.events
+
+
 @pytest.fixture(scope="module")
 def dicts(testchild: Path) -> dict[str, dict[str, Any]]:
     """One real event of each kind, as a dict."""
@@ -80,6 +92,7 @@ def dicts(testchild: Path) -> dict[str, dict[str, Any]]:
         group.finish()
     events = [
         *group.events,
+        *slow(WorkerSpec([child, "exit", "0"], fork_server=0, fork_entry=1)),
         *run(WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.pipe())),
         *run(WorkerSpec(["/bin/echo", "hi"], stdout=Stdio.log("/dev/full"))),
         *run(WorkerSpec([child, "exit", "0"], cpus=[outside]), binding="wanted"),
@@ -106,7 +119,7 @@ def test_each_class_has_the_documented_attributes() -> None:
 
 def test_each_dict_has_the_documented_fields_in_their_order(dicts: dict[str, dict[str, Any]]) -> None:
     fields = documented()
-    needs_pidfds = {"ForkServerReady"} if dsl._core.kernel_interfaces()["pidfd"] else set()
+    needs_pidfds = {"ForkServerReady", "ForkServerSlow"} if dsl._core.kernel_interfaces()["pidfd"] else set()
     assert set(dicts) == set(EVENTS) - needs_pidfds
     for name, one in dicts.items():
         assert list(one) == ["event", "version", *fields[name]]

@@ -28,6 +28,7 @@ class Group:
         binding: Literal["required", "cpus_required", "wanted"] = "required",
         servers: Sequence[Sequence[str]] = (),
         may_restart: bool = False,
+        slow_s: float = 30.0,
     ) -> None:
         """`servers`: commands of fork servers, which workers name by their places."""
         self.events: list[Event] = []
@@ -36,7 +37,7 @@ class Group:
         self.supervisor = Supervisor()
         try:
             for words in servers:
-                self.supervisor.start_fork_server(words)
+                self.supervisor.start_fork_server(words, slow_s=slow_s)
             spec = LaunchSpec(
                 specs,
                 env=env,

@@ -16,6 +16,7 @@ from dsl import (
     Exited,
     ForkServerLost,
     ForkServerReady,
+    ForkServerSlow,
     GuardOutcome,
     Killing,
     LaunchSpec,
@@ -79,6 +80,8 @@ def describe(event: Event) -> str:
         return f"{event.kind} {event.worker} {event.path} {event.errno} {event.count + 1}"
     if isinstance(event, ForkServerReady):
         return f"{event.server + 1}"
+    if isinstance(event, ForkServerSlow):
+        return f"{event.server + 1} {event.pid + 1} {event.import_s + 0.5}"
     if isinstance(event, ForkServerLost):
         return f"{event.server + 1} {event.text.strip()}"
     return last(event)

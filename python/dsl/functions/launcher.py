@@ -15,7 +15,7 @@ import contextlib
 import os
 import sys
 
-from dsl import Ended, ForkServerLost, LogNotice, Unbound
+from dsl import Ended, ForkServerLost, ForkServerSlow, LogNotice, Unbound
 from dsl.agent.agent import Agent
 from dsl.agent.pid_file import PidFile
 from dsl.agent.planner import Planner
@@ -335,6 +335,10 @@ class _Log:
             from dsl.report.narrator import lost_server
 
             log("warning", lost_server(event))
+        elif isinstance(event, ForkServerSlow):
+            from dsl.report.narrator import slow_server
+
+            log("warning", slow_server(event))
         elif isinstance(event, OutputCut):
             log("warning", f"output of the workers: lines dropped ({event.lines})")
         elif isinstance(event, Unbound) and event.stage not in self._unbound:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import os
 
-from dsl import Exited, ForkServerLost, ForkServerReady, Killing, LogNotice, SignalReceived, Stopping, Unbound
+from dsl import (
+    Exited,
+    ForkServerLost,
+    ForkServerReady,
+    ForkServerSlow,
+    Killing,
+    LogNotice,
+    SignalReceived,
+    Stopping,
+    Unbound,
+)
 from dsl.model.outcome import (
     REQUEUE_CODE,
     AttemptEnded,
@@ -73,6 +83,8 @@ class Narrator:
             self._hear_unbound(event)
         elif isinstance(event, ForkServerLost):
             self.say(f"warning: {lost_server(event)}", "warning")
+        elif isinstance(event, ForkServerSlow):
+            self.say(f"warning: {slow_server(event)}", "warning")
         elif isinstance(event, ForkServerReady):
             self.say(f"fork server {event.server} is ready", "debug")
         elif isinstance(event, Prewarmed):
@@ -227,6 +239,15 @@ def _recorded(attempt: AttemptOutcome, cause: Exit) -> str:
 def lost_server(event: ForkServerLost) -> str:
     """That workers come to be in another way than was asked for, and why."""
     return f"fork server {event.server} {event.text}: workers are executed instead"
+
+
+def slow_server(event: ForkServerSlow) -> str:
+    """That workers wait, and how to see for what."""
+    who = f"fork server {event.server} (process {event.pid})"
+    return (
+        f"{who} is still importing after {event.import_s:.0f} s, and the workers wait for it: "
+        f"py-spy dump --pid {event.pid} shows where it is"
+    )
 
 
 def prewarmed(event: Prewarmed) -> str:

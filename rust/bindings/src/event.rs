@@ -89,6 +89,15 @@ pub(crate) struct ForkServerReady {
     server: usize,
 }
 
+/// A fork server imports for longer than most do.
+#[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
+#[derive(PartialEq)]
+pub(crate) struct ForkServerSlow {
+    server: usize,
+    pid: i32,
+    import_s: f64,
+}
+
 /// A fork server takes no more orders.
 #[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
 #[derive(PartialEq, Eq, Hash)]
@@ -199,6 +208,7 @@ record! {
     Killing { workers, tier }
     LogNotice { kind, worker, path, errno, count }
     ForkServerReady { server }
+    ForkServerSlow { server, pid, import_s }
     ForkServerLost { server, text }
     Ended { first_failure, stop_signal, stragglers, survivors, oom_kills, tail }
 }
@@ -218,6 +228,12 @@ impl Hash for Exited {
 impl Hash for Stopping {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.reason, self.signum).hash(state);
+    }
+}
+
+impl Hash for ForkServerSlow {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.server, self.pid).hash(state);
     }
 }
 

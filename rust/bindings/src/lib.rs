@@ -57,8 +57,8 @@ mod _core {
     use super::error::{BindingError, EngineError, LimitError, SpecError};
     #[pymodule_export]
     use super::event::{
-        Ended, Exit, Exited, ForkServerLost, ForkServerReady, Killing, LogNotice, Output, SignalReceived,
-        Started, Stopping, Unbound,
+        Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, LogNotice, Output,
+        SignalReceived, Started, Stopping, Unbound,
     };
     #[pymodule_export]
     use super::fork::{ForkLink, ForkOrder};
@@ -92,6 +92,7 @@ mod _core {
             py.get_type::<Stopping>(),
             py.get_type::<Killing>(),
             py.get_type::<ForkServerReady>(),
+            py.get_type::<ForkServerSlow>(),
             py.get_type::<ForkServerLost>(),
             py.get_type::<Ended>(),
         ] {

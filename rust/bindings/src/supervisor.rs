@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dsl_engine::forkserver::Patience;
 use dsl_engine::spec::Console;
 use dsl_engine::{Error, Flushed, Handle, Waited};
 use pyo3::prelude::*;
@@ -74,7 +75,8 @@ impl Supervisor {
     }
 
     /// Execute a fork server.
-    #[pyo3(signature = (words, *, env = None, cwd = None, cpus = None, mempolicy = None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
+    #[pyo3(signature = (words, *, env = None, cwd = None, cpus = None, mempolicy = None, slow_s = 30.0))]
     fn start_fork_server(
         &self,
         py: Python<'_>,
@@ -83,10 +85,16 @@ impl Supervisor {
         cwd: Option<&Bound<'_, PyAny>>,
         cpus: Option<Vec<u32>>,
         mempolicy: Option<(String, Vec<u32>)>,
+        slow_s: f64,
     ) -> PyResult<usize> {
         let handle = self.handle()?;
         let spec = fork_server(py, words, env, cwd, cpus, mempolicy)?;
-        py.detach(|| handle.start_fork_server(spec)).map_err(to_python)
+        let patience = Patience {
+            slow: seconds(slow_s)?,
+            ..Patience::default()
+        };
+        py.detach(|| handle.start_fork_server(spec, patience))
+            .map_err(to_python)
     }
 
     /// Check limits, then begin to spawn.

@@ -262,6 +262,15 @@ pub enum Event {
         /// Its number.
         server: usize,
     },
+    /// A fork server imports for longer than most do. Told once, if at all.
+    ForkServerSlow {
+        /// Its number.
+        server: usize,
+        /// Its process.
+        pid: i32,
+        /// For how long it has imported.
+        after: Duration,
+    },
     /// A fork server takes no more orders: its workers are started plainly from now on. Told once.
     ForkServerLost {
         /// Its number.

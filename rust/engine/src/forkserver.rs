@@ -29,7 +29,7 @@ mod words;
 
 pub use link::Link;
 pub use order::Order;
-pub use server::IMPORT_PATIENCE;
+pub use server::Patience;
 
 pub(crate) use plan::{Plan, Stderr};
 pub(crate) use server::{

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::bell::Bell;
 use crate::error::Error;
-use crate::forkserver::IMPORT_PATIENCE;
+use crate::forkserver::Patience;
 use crate::guard::Agent;
 use crate::mux::{Consoles, Flushed};
 use crate::spec::{Console, LaunchSpec};
@@ -22,7 +22,7 @@ use news::{News, held_up_pipes};
 
 enum Command {
     Start(Arc<LaunchSpec>, Sender<Result<(), Error>>),
-    StartForkServer(Box<LaunchSpec>, Sender<Result<usize, Error>>),
+    StartForkServer(Box<LaunchSpec>, Patience, Sender<Result<usize, Error>>),
     Signal { number: i32, worker: Option<usize> },
     Stop { signal: i32, grace: Option<Duration> },
     Kill,
@@ -81,9 +81,9 @@ impl Handle {
     }
 
     /// Executes a fork server, see [`Supervisor::start_fork_server`]; its number.
-    pub fn start_fork_server(&self, spec: LaunchSpec) -> Result<usize, Error> {
+    pub fn start_fork_server(&self, spec: LaunchSpec, patience: Patience) -> Result<usize, Error> {
         let (report, answer) = channel();
-        self.send(Command::StartForkServer(Box::new(spec), report))?;
+        self.send(Command::StartForkServer(Box::new(spec), patience, report))?;
         answer.recv().map_err(|_| Error::Closed)?
     }
 
@@ -233,8 +233,8 @@ fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) 
                 let result = supervisor.start(spec).inspect(|()| news.begin());
                 let _ = report.send(result);
             }
-            Ok(Command::StartForkServer(spec, report)) => {
-                let _ = report.send(supervisor.start_fork_server(*spec, IMPORT_PATIENCE));
+            Ok(Command::StartForkServer(spec, patience, report)) => {
+                let _ = report.send(supervisor.start_fork_server(*spec, patience));
             }
             Ok(Command::Signal { number, worker }) => supervisor.signal(number, worker),
             Ok(Command::Stop { signal, grace }) => supervisor.stop(signal, grace),

@@ -268,7 +268,7 @@ impl Supervisor {
             }
         }
         if self.imports_due().is_some_and(|due| due <= now) {
-            self.end_late_imports(now);
+            self.look_at_imports(now);
         }
         let is_late = self.job.as_ref().and_then(|job| job.order_due);
         if is_late.is_some_and(|due| due <= now) {

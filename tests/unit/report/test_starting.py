@@ -8,13 +8,18 @@ from unittest.mock import Mock
 import pytest
 from tests.support.events import a_plan
 
-from dsl import ForkServerLost, ForkServerReady
+from dsl import ForkServerLost, ForkServerReady, ForkServerSlow
 from dsl.functions.launcher import _Log
 from dsl.model.outcome import Prewarmed
 from dsl.report.narrator import Narrator
 
 LOST: Any = Mock(spec=ForkServerLost, server=1, text="refused: a thread runs")
 READY: Any = Mock(spec=ForkServerReady, server=1)
+SLOW: Any = Mock(spec=ForkServerSlow, server=1, pid=77, import_s=30.01)
+SLOW_LINE = (
+    "fork server 1 (process 77) is still importing after 30 s, and the workers wait for it: "
+    "py-spy dump --pid 77 shows where it is"
+)
 LOST_LINE = "fork server 1 refused: a thread runs: workers are executed instead"
 
 
@@ -23,6 +28,8 @@ LOST_LINE = "fork server 1 refused: a thread runs: workers are executed instead"
     [
         (LOST, "info", [f"dsl: warning: {LOST_LINE}"]),
         (LOST, "error", []),
+        (SLOW, "info", [f"dsl: warning: {SLOW_LINE}"]),
+        (SLOW, "error", []),
         (READY, "info", []),
         (READY, "debug", ["dsl: fork server 1 is ready"]),
         (
@@ -50,5 +57,7 @@ def test_each_event_is_one_line(
 
 
 def test_programs_find_it_in_their_log(caplog: pytest.LogCaptureFixture) -> None:
-    _Log(a_plan(2)).hear(LOST)
-    assert [(one.levelname, one.message) for one in caplog.records] == [("WARNING", LOST_LINE)]
+    for event in (SLOW, LOST):
+        _Log(a_plan(2)).hear(event)
+    said = [(one.levelname, one.message) for one in caplog.records]
+    assert said == [("WARNING", SLOW_LINE), ("WARNING", LOST_LINE)]

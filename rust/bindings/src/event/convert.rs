@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::{
-    Ended, Exit, Exited, ForkServerLost, ForkServerReady, Killing, LogNotice, Output, SignalReceived,
-    Started, Stopping, Unbound, nanoseconds, survivors,
+    Ended, Exit, Exited, ForkServerLost, ForkServerReady, ForkServerSlow, Killing, LogNotice, Output,
+    SignalReceived, Started, Stopping, Unbound, nanoseconds, survivors,
 };
 
 /// One engine event as its Python class.
@@ -99,6 +99,18 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
         }
         engine::Event::Log(notice) => Py::new(py, LogNotice::from(notice))?.into_any(),
         engine::Event::ForkServerReady { server } => Py::new(py, ForkServerReady { server })?.into_any(),
+        engine::Event::ForkServerSlow { server, pid, after } => {
+            let import_s = after.as_secs_f64();
+            Py::new(
+                py,
+                ForkServerSlow {
+                    server,
+                    pid,
+                    import_s,
+                },
+            )?
+            .into_any()
+        }
         engine::Event::ForkServerLost { server, text } => {
             Py::new(py, ForkServerLost { server, text })?.into_any()
         }

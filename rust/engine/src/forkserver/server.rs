@@ -20,9 +20,6 @@ use crate::sys::clone::Step;
 use crate::sys::signal;
 use crate::sys::wait::{Death, Target, try_wait};
 
-/// The longest time in which a server has imported what it is to import. Its own timer, which is that of `IMPORT_S`
-/// in `dsl.forkserver.become`, rings before, unless somebody has stopped it or it hangs in the kernel.
-pub const IMPORT_PATIENCE: Duration = Duration::from_secs(630);
 /// The longest time in which a server has forked and its child has entered, once the orders before are delivered.
 pub(crate) const FORK_PATIENCE: Duration = Duration::from_secs(10);
 /// The longest time in which a server tells of a death that we have seen.
@@ -35,6 +32,26 @@ const HANG_UP_PATIENCE: Duration = Duration::from_secs(1);
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// What is said of a server that takes too long before it is ready.
 const OUT_OF_TIME: &str = "ran out of time";
+
+/// How long a server may import.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Then a line says that it is still importing.
+    pub slow: Duration,
+    /// Then it is done without. Its own timer, which is that of `IMPORT_S` in `dsl.forkserver.become`, rings before,
+    /// unless somebody has stopped it or it hangs in the kernel.
+    pub lost: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            slow: Duration::from_secs(30),
+            lost: Duration::from_secs(630),
+        }
+    }
+}
+
 /// What can be had of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
@@ -50,6 +67,7 @@ pub(crate) enum State {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum News {
     Ready,
+    Slow(Duration),
     Lost(String),
 }
 
@@ -118,8 +136,10 @@ pub(crate) struct Server {
     /// The file that is its stdout and stderr.
     words: File,
     state: State,
-    /// When its workers do not wait for its imports any longer.
-    due: Instant,
+    /// When it was executed.
+    begin: Instant,
+    patience: Patience,
+    is_slow: bool,
     news: Vec<News>,
     /// Something was heard since this was last asked, whoever listened.
     has_heard: bool,
@@ -148,15 +168,17 @@ impl Ends {
 }
 
 impl Server {
-    /// A server that was executed with these ends, and may import until then.
-    pub(crate) fn new(pid: i32, pidfd: OwnedFd, ends: Ends, due: Instant) -> Self {
+    /// A server that was executed with these ends, just now.
+    pub(crate) fn new(pid: i32, pidfd: OwnedFd, ends: Ends, patience: Patience) -> Self {
         Self {
             pid,
             pidfd: Some(pidfd),
             link: Some(ends.ours),
             words: ends.words,
             state: State::Preparing,
-            due,
+            begin: Instant::now(),
+            patience,
+            is_slow: false,
             news: Vec::new(),
             has_heard: false,
             is_silent: false,
@@ -171,15 +193,23 @@ impl Server {
         self.state
     }
 
-    /// When it is done without if it has not imported everything by then.
+    /// When it is to be looked at if it has not imported everything by then.
     pub(crate) fn due(&self) -> Option<Instant> {
-        (self.state == State::Preparing).then_some(self.due)
+        let Patience { slow, lost } = self.patience;
+        let is_told = self.is_slow || slow >= lost;
+        (self.state == State::Preparing).then(|| self.begin + if is_told { lost } else { slow })
     }
 
-    /// Does without it if its imports take too long. It is killed: nobody else can, if it does not hear of its own
-    /// timer.
-    pub(crate) fn end_late_imports(&mut self, now: Instant) {
+    /// Tells if its imports take long, and does without it if they take too long. It is killed then: nobody else
+    /// can, if it does not hear of its own timer.
+    pub(crate) fn look_at_imports(&mut self, now: Instant) {
         if self.due().is_none_or(|due| now < due) {
+            return;
+        }
+        let passed = now.saturating_duration_since(self.begin);
+        if passed < self.patience.lost {
+            self.is_slow = true;
+            self.news.push(News::Slow(passed));
             return;
         }
         self.close_with_last_words(OUT_OF_TIME);
@@ -443,7 +473,7 @@ impl Server {
     pub(crate) fn give_up(pid: i32, pidfd: Option<OwnedFd>, ends: Ends, poller: &Poller) {
         let open = || pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
         if let Some(pidfd) = pidfd.or_else(open) {
-            let mut server = Self::new(pid, pidfd, ends, Instant::now());
+            let mut server = Self::new(pid, pidfd, ends, Patience::default());
             server.hang_up(poller);
             server.end();
         } else {

@@ -2,11 +2,11 @@
 
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use crate::error::Error;
 use crate::event::{Ending, Event, Stage, StartFailure};
-use crate::forkserver::{Delivered, Delivery, Ends, FORK_PATIENCE, News, Ordered, Server, State};
+use crate::forkserver::{Delivered, Delivery, Ends, FORK_PATIENCE, News, Ordered, Patience, Server, State};
 use crate::spawn::{AttemptContext, EnvTable, Prepared, Started};
 use crate::spec::{LaunchSpec, SpecError, Stdio};
 use crate::supervisor::job::{Awaited, Origin};
@@ -23,13 +23,13 @@ type Ready = (Started, Origin, Ordered);
 impl Supervisor {
     /// Executes a fork server: the one worker of a spec, whose command gets the number of its link as a further
     /// word. Does not wait for it. Returns its number; one that cannot be had is reported as lost, and so is one that
-    /// imports for longer than `patience`.
-    pub fn start_fork_server(&mut self, spec: LaunchSpec, patience: Duration) -> Result<usize, Error> {
+    /// imports for longer than `patience` has.
+    pub fn start_fork_server(&mut self, spec: LaunchSpec, patience: Patience) -> Result<usize, Error> {
         spec.validate()?;
         let env = EnvTable::new(&spec.env, &spec.odd, token_entry(&spec, &self.token)?);
         self.spawner.prepare().map_err(Error::os("list descriptors"))?;
         let number = self.servers.len();
-        let server = self.execute_server(number, spec, &env, Instant::now() + patience);
+        let server = self.execute_server(number, spec, &env, patience);
         if let Err(text) = &server {
             self.events.push(Event::ForkServerLost {
                 server: number,
@@ -45,7 +45,7 @@ impl Supervisor {
         number: usize,
         mut spec: LaunchSpec,
         env: &EnvTable,
-        due: Instant,
+        patience: Patience,
     ) -> Result<Server, String> {
         if self.sweeps {
             return Err("cannot be watched: this kernel has no pidfds".to_owned());
@@ -70,7 +70,7 @@ impl Supervisor {
         let started = started.map_err(|failure| failure_text(&failure))?;
         let watched = self.poller.watch(&ends.ours, token);
         match started.pidfd {
-            Some(pidfd) if watched.is_ok() => Ok(Server::new(started.pid, pidfd, ends, due)),
+            Some(pidfd) if watched.is_ok() => Ok(Server::new(started.pid, pidfd, ends, patience)),
             pidfd => {
                 Server::give_up(started.pid, pidfd, ends, &self.poller);
                 Err("cannot be watched: memory is short".to_owned())
@@ -117,16 +117,16 @@ impl Supervisor {
         server.map_or(State::Closed, Server::state)
     }
 
-    /// When the first fork server is done without that imports still.
+    /// When the first fork server is to be looked at that imports still.
     pub(super) fn imports_due(&self) -> Option<Instant> {
         self.servers.iter().flatten().filter_map(Server::due).min()
     }
 
-    /// Does without fork servers that import too long.
-    pub(super) fn end_late_imports(&mut self, now: Instant) {
+    /// Tells of fork servers that import for long, and does without those that take too long.
+    pub(super) fn look_at_imports(&mut self, now: Instant) {
         for number in 0..self.servers.len() {
             if let Some(server) = &mut self.servers[number] {
-                server.end_late_imports(now);
+                server.look_at_imports(now);
             }
             self.tell_of_server(number);
         }
@@ -171,7 +171,13 @@ impl Supervisor {
         let Some(Some(server)) = self.servers.get_mut(number) else {
             return;
         };
+        let pid = server.pid;
         let events = server.take_news().into_iter().map(|news| match news {
+            News::Slow(after) => Event::ForkServerSlow {
+                server: number,
+                pid,
+                after,
+            },
             News::Ready => Event::ForkServerReady { server: number },
             News::Lost(text) => Event::ForkServerLost { server: number, text },
         });

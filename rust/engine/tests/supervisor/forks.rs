@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use dsl_engine::event::Ending;
+use dsl_engine::forkserver::Patience;
 use dsl_engine::spec::{Fork, WorkerSpec};
 use dsl_engine::{Event, Features};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -27,7 +28,10 @@ fn one_that_is_frozen_while_it_imports_is_done_without_and_killed() {
     );
     let mut scene = Scene::new();
     let server = group(vec![sh(&frozen, QUIET)]);
-    let patience = Duration::from_millis(300);
+    let patience = Patience {
+        slow: Duration::from_millis(100),
+        lost: Duration::from_millis(300),
+    };
     let number = scene.supervisor.start_fork_server(server, patience).unwrap();
     let pid = std::fs::read_to_string(fifo).unwrap();
     wait_until_child(pid.trim().parse().unwrap(), WaitIdOptions::STOPPED);
@@ -46,11 +50,14 @@ fn one_that_is_frozen_while_it_imports_is_done_without_and_killed() {
         .events
         .iter()
         .filter_map(|event| match event {
+            Event::ForkServerSlow {
+                server: 0, pid: slow, ..
+            } => (slow.to_string() == pid.trim()).then_some("slow"),
             Event::ForkServerLost { server: 0, text } => Some(text.as_str()),
             _ => None,
         })
         .collect();
-    assert_eq!(texts, ["ran out of time: while it imported x"]);
+    assert_eq!(texts, ["slow", "ran out of time: while it imported x"]);
     let process = format!("/proc/{}", pid.trim());
     scene.until(|_| !Path::new(&process).exists());
 }

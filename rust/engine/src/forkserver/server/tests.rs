@@ -11,7 +11,7 @@ fn server() -> (Server, [OwnedFd; 2]) {
     let Ends { ours, theirs, words } = Ends::new().unwrap();
     let copy = theirs.try_clone().unwrap();
     (
-        Server::new(0, alive, Ends { ours, theirs, words }, Instant::now()),
+        Server::new(0, alive, Ends { ours, theirs, words }, Patience::default()),
         [copy, writer],
     )
 }
@@ -74,31 +74,65 @@ fn it_is_ready_once_and_lost_once() {
 }
 
 #[test]
-fn imports_are_waited_for_until_they_are_due_and_no_longer() {
-    let past = Instant::now();
-    let second = Duration::from_secs(1);
-    let now = past + second;
-    for (state, due, is_out_of_time) in [
-        (State::Preparing, now + second, false),
-        (State::Preparing, now, true),
-        (State::Preparing, past, true),
-        (State::Ready, past, false),
-        (State::Closed, past, false),
+fn imports_are_told_of_once_they_are_slow_and_are_waited_for_until_they_are_lost() {
+    let begin = Instant::now();
+    let second = |number| Duration::from_secs(number);
+    let long = lost("ran out of time: while it imported x");
+    let slow = |number| News::Slow(second(number));
+    for (state, patience, looks, news, last) in [
+        (State::Preparing, (2, 4), vec![1], vec![], State::Preparing),
+        (
+            State::Preparing,
+            (2, 4),
+            vec![2, 3],
+            vec![slow(2)],
+            State::Preparing,
+        ),
+        (
+            State::Preparing,
+            (2, 4),
+            vec![3, 4],
+            vec![slow(3), long.clone()],
+            State::Closed,
+        ),
+        (
+            State::Preparing,
+            (2, 4),
+            vec![5, 6],
+            vec![long.clone()],
+            State::Closed,
+        ),
+        (
+            State::Preparing,
+            (4, 4),
+            vec![3, 4],
+            vec![long.clone()],
+            State::Closed,
+        ),
+        (
+            State::Preparing,
+            (u64::MAX, 4),
+            vec![3, 4],
+            vec![long],
+            State::Closed,
+        ),
+        (State::Ready, (2, 4), vec![2, 4], vec![], State::Ready),
+        (State::Closed, (2, 4), vec![2, 4], vec![], State::Closed),
     ] {
         let (mut server, _open) = server();
         // Nobody to be killed.
         server.pidfd = None;
-        (server.state, server.due) = (state, due);
-        server.words.write_all_at(b"while it imported x\n", 0).unwrap();
-        assert_eq!(server.due().is_some(), state == State::Preparing);
-        server.end_late_imports(now);
-        let news = lost("ran out of time: while it imported x");
-        let (state, news) = if is_out_of_time {
-            (State::Closed, vec![news])
-        } else {
-            (state, vec![])
+        (server.state, server.begin) = (state, begin);
+        server.patience = Patience {
+            slow: second(patience.0),
+            lost: second(patience.1),
         };
-        assert_eq!((server.state(), server.take_news()), (state, news));
+        server.words.write_all_at(b"while it imported x\n", 0).unwrap();
+        for look in looks {
+            assert_eq!(server.due().is_some(), server.state() == State::Preparing);
+            server.look_at_imports(begin + second(look));
+        }
+        assert_eq!((server.take_news(), server.state()), (news, last));
     }
 }
 
