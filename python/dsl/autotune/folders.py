@@ -54,14 +54,14 @@ class Folders:
     """The two folders of a tuning, locked against another one. Close it, or let the process end."""
 
     def __init__(self, results_dir: str, exps_dir: str) -> None:
-        """Make or take both.
+        """Make or take both. ``~`` is the home of the user: no shell has seen the words.
 
         Raises:
             AutotuningError: one cannot be made, holds what dsl has not written, or is in use.
         """
         try:
-            self.results_dir = os.path.abspath(results_dir)
-            self.exps_dir = os.path.abspath(exps_dir)
+            self.results_dir = os.path.abspath(os.path.expanduser(results_dir))
+            self.exps_dir = os.path.abspath(os.path.expanduser(exps_dir))
         except OSError as error:  # the working directory is gone
             raise refusal(error, results_dir) from None
         paths = {self.exps_dir: "exps_dir", self.results_dir: "results_dir"}

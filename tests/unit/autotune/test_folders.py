@@ -362,3 +362,10 @@ def test_what_is_no_file_of_metrics_holds_nobody_up(folders: Folders, kind: str)
         os.truncate(written, 1 << 40)
     text = folders.text(experiment())
     assert text is None or len(text) == MOST_CHARACTERS
+
+
+def test_the_home_of_the_user_can_be_written_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folders = Folders("~/results", "~/exps")
+    folders.close()
+    assert names(tmp_path) == ["exps", "results"]
