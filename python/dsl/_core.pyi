@@ -229,6 +229,7 @@ class LaunchSpec:
         inherits: bool = False,
         tells_signals: bool = False,
         may_restart: bool = False,
+        import_throttle: int | None = None,
     ) -> Self:
         """``env``: environment of every worker (default: this process's, now).
 
@@ -252,6 +253,10 @@ class LaunchSpec:
 
         ``may_restart``: the same workers may be started again when these have ended. Fork servers that have
         many of them fork the next ones ahead.
+
+        ``import_throttle``: at most so many workers import at a time, as far as can be seen; those that fork
+        servers fork do not count. The next one is started when one of them has waited for 0.1 s without using
+        a processor or a disk, has ended, or has run for a minute (None: all are started at once).
 
         Raises `SpecError`.
         """
@@ -281,6 +286,8 @@ class LaunchSpec:
     def tells_signals(self) -> bool: ...
     @property
     def may_restart(self) -> bool: ...
+    @property
+    def import_throttle(self) -> int | None: ...
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 

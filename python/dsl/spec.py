@@ -64,6 +64,7 @@ def launch_spec(
         partial_after_s=plan.partial_after_s,
         tells_signals=plan.tells_signals,
         may_restart=may_restart,
+        import_throttle=plan.import_throttle,
     )
 
 

@@ -28,6 +28,7 @@ class Group:
         binding: Literal["required", "cpus_required", "wanted"] = "required",
         servers: Sequence[Sequence[str]] = (),
         may_restart: bool = False,
+        import_throttle: int | None = None,
         slow_s: float = 30.0,
     ) -> None:
         """`servers`: commands of fork servers, which workers name by their places."""
@@ -45,6 +46,7 @@ class Group:
                 grace_s=grace_s,
                 binding=binding,
                 may_restart=may_restart,
+                import_throttle=import_throttle,
             )
             self.supervisor.start(spec)
         except Exception:

@@ -46,6 +46,7 @@ GROUP: dict[str, tuple[Any, Any]] = {
     "inherits": (True, True),
     "tells_signals": (True, True),
     "may_restart": (True, True),
+    "import_throttle": (3, 3),
     "line_files": ([(2, Path("/f"), ["x", b"\xff"])], [(2, "/f", [b"x", b"\xff"])]),
 }
 

@@ -178,6 +178,10 @@ def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
         text = "start method forkserver has no effect on tasks of one rank each, give --one-agent-per-node"
         notices = plan.notices if plan.attempt else (*plan.notices, Notice("warning", text))
         plan = replace(without_fork_servers(plan), notices=notices)
+    if task is not None and plan.import_throttle is not None:
+        text = "--import-throttle has no effect on tasks of one rank each, give --one-agent-per-node"
+        notices = plan.notices if plan.attempt else (*plan.notices, Notice("warning", text))
+        plan = replace(plan, import_throttle=None, notices=notices)
     workers = plan.workers if task is None else plan.workers[task : task + 1]
     if pmi_fd.isascii() and pmi_fd.isdecimal() and int(pmi_fd) > 2:
         workers = tuple([replace(worker, keep_fds=(int(pmi_fd),)) for worker in workers])

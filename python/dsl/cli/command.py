@@ -174,6 +174,7 @@ def start_request(options: Options | argparse.Namespace) -> StartRequest:
         preload=names,
         prewarm=options.prewarm,
         server_per=options.fork_server_per,
+        import_throttle=options.import_throttle,
     )
 
 

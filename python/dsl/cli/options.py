@@ -251,6 +251,10 @@ COMMON = (
         "read the interpreter and torch's libraries into memory once, before the workers start",
     ),
     value(
+        OURS, JOB, _START, "--import-throttle", "N",
+        "let N workers of a node import at a time; the next begins when one of them waits", read=integer,
+    ),
+    value(
         TORCHRUN, JOB, _OUTPUT, "--log-dir", "DIR",
         "write each worker's output to files below a new directory in DIR; dslrun: with -r or -t",
     ),

@@ -80,7 +80,8 @@ class LaunchConfig:
     line is shown, None: never), grace_s (shutdown_timeout with fractions), env
     (more variables for the workers), preload (modules that a fork server imports; empty: what the module of
     the function names), prewarm (read the interpreter and torch's libraries into the page cache first),
-    fork_server_per (``"numa"``: a fork server for each NUMA node that workers are bound to), debug (ranks
+    fork_server_per (``"numa"``: a fork server for each NUMA node that workers are bound to),
+    import_throttle (how many workers that are executed import at a time; None: all), debug (ranks
     that run under debugpy: ``"all"``, ``"0,2-3"`` or a collection of numbers), debug_port (of local rank 0;
     those of the others follow), debug_address (where they listen), debug_wait (each begins when a debugger
     has attached to it).
@@ -119,6 +120,7 @@ class LaunchConfig:
     preload: str | Collection[str] = ()
     prewarm: bool = False
     fork_server_per: str = "node"
+    import_throttle: int | None = None
     debug: str | Collection[int] = ""
     debug_port: int = DEFAULT_DEBUG_PORT
     debug_address: str = DEFAULT_DEBUG_ADDRESS
@@ -184,6 +186,7 @@ def to_request(config: LaunchConfig, program: ProgramRequest, source: str = "") 
             source=source,
             prewarm=config.prewarm,
             server_per=config.fork_server_per,  # type: ignore[arg-type]  # it was checked
+            import_throttle=config.import_throttle,
         ),
         debug=debug,
         max_restarts=config.max_restarts,
@@ -224,6 +227,9 @@ def _check_values(config: LaunchConfig) -> None:
         raise OptionError(f"start_method {config.start_method!r}: expected one of {', '.join(START_METHODS)}")
     if config.fork_server_per not in ("node", "numa"):
         raise OptionError(f"fork_server_per {config.fork_server_per!r}: expected node or numa")
+    throttle = config.import_throttle
+    if throttle is not None and not 1 <= throttle < BEYOND:
+        raise OptionError(f"import_throttle {throttle}: expected a number of workers from 1 on, or None")
     pause_s = config.partial_after_s
     if pause_s is not None and not 0 <= pause_s <= MOST_SECONDS:
         raise OptionError(f"partial_after_s {pause_s:g}: it must be 0 to {MOST_SECONDS} seconds, or None")

@@ -202,6 +202,8 @@ class NodePlan:
     """Processes that fork workers. An attempt uses those that are there, if they are equal."""
     prewarms: bool = False
     """The workers' interpreter and torch are read into the page cache before the first start."""
+    import_throttle: int | None = None
+    """How many of those workers that are executed import at a time; None: all."""
 
     @property
     def has_log_files(self) -> bool:

@@ -212,6 +212,8 @@ class StartRequest:
     """Read the interpreter and torch's libraries into the page cache first."""
     server_per: Literal["node", "numa"] = "node"
     """Workers that may share a fork server: all of a ``node``, or those bound to one NUMA node (``numa``)."""
+    import_throttle: int | None = None
+    """How many executed workers of a node import at a time; None: all."""
 
 
 @record

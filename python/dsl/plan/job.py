@@ -61,6 +61,9 @@ def _wishes(request: Request) -> dict[str, Any]:
     for name in request.start.preload:
         if not all(part.isidentifier() for part in name.split(".")):
             raise OptionError(f"--preload {quote(name)}: expected modules, such as torch,numpy.linalg")
+    throttle = request.start.import_throttle
+    if throttle is not None and not 1 <= throttle < BEYOND:
+        raise OptionError(f"--import-throttle {throttle}: expected a number of workers from 1 on")
     flavour = FLAVOURS[request.flavour]
     if request.debug.ranks:
         from dsl.plan.debugging import check_debug

@@ -138,6 +138,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         preempt_signal=job.signals.preempt,
         preempt_grace_s=job.signals.preempt_grace_s,
         prewarms=job.start.prewarm,
+        import_throttle=job.start.import_throttle,
     )
     if job.debug.ranks:
         from dsl.plan.debugging import with_debugger

@@ -171,6 +171,7 @@ pub(crate) fn fork_server(
         logs: engine::LogOptions::default(),
         tells_signals: false,
         may_restart: false,
+        import_throttle: None,
     })
 }
 
@@ -193,7 +194,7 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, inherits = false, tells_signals = false, may_restart = false))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, inherits = false, tells_signals = false, may_restart = false, import_throttle = None))]
     #[expect(
         clippy::too_many_arguments,
         clippy::fn_params_excessive_bools,
@@ -213,6 +214,7 @@ impl LaunchSpec {
         inherits: bool,
         tells_signals: bool,
         may_restart: bool,
+        import_throttle: Option<usize>,
     ) -> PyResult<Self> {
         let workers = each(workers, |worker| Ok(worker.cast::<WorkerSpec>()?.get().0.clone()))?;
         let Some((_, on_failure)) = POLICIES.iter().find(|(name, _)| *name == on_failure) else {
@@ -243,6 +245,7 @@ impl LaunchSpec {
             },
             tells_signals,
             may_restart,
+            import_throttle,
         };
         spec.validate().map_err(spec_error)?;
         Ok(Self(Arc::new(spec)))
@@ -316,6 +319,11 @@ impl LaunchSpec {
         self.0.may_restart
     }
 
+    #[getter]
+    fn import_throttle(&self) -> Option<usize> {
+        self.0.import_throttle
+    }
+
     /// Values of variables may be secret, and are not shown.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut call = Call::new(py, "LaunchSpec".to_owned());
@@ -331,6 +339,7 @@ impl LaunchSpec {
         call.keyword("inherits", self.inherits(), false)?;
         call.keyword("tells_signals", self.tells_signals(), false)?;
         call.keyword("may_restart", self.may_restart(), false)?;
+        call.keyword("import_throttle", self.import_throttle(), None)?;
         Ok(call.finish())
     }
 }
@@ -349,6 +358,7 @@ impl PartialEq for LaunchSpec {
             logs,
             tells_signals,
             may_restart,
+            import_throttle,
         } = &*self.0;
         let other = &*other.0;
         workers.len() == other.workers.len()
@@ -365,6 +375,7 @@ impl PartialEq for LaunchSpec {
             && *logs == other.logs
             && *tells_signals == other.tells_signals
             && *may_restart == other.may_restart
+            && *import_throttle == other.import_throttle
     }
 }
 

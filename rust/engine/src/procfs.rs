@@ -17,8 +17,9 @@ use rustix::io::Errno;
 
 mod snapshot;
 
+pub(crate) use snapshot::Activity;
 pub use snapshot::{Stat, descendants, parse_stat};
-use snapshot::{has_no_memory, parse_exit_status};
+use snapshot::{has_no_memory, parse_activity, parse_exit_status};
 
 /// Bytes asked of one read; a whole `stat` line and most environments fit.
 const CHUNK: usize = 16 * 1024;
@@ -43,6 +44,12 @@ pub fn environ_carries(environ: &[u8], key: &[u8], token: &[u8]) -> bool {
 pub(crate) fn is_stopped(pid: i32) -> bool {
     let stat = ProcFs::open().and_then(|mut procfs| procfs.stat(pid));
     stat.is_ok_and(|stat| stat.is_stopped())
+}
+
+/// What a process that runs does now; `None` for one that has ended, and where it cannot be seen.
+pub(crate) fn activity(pid: i32) -> Option<Activity> {
+    let mut procfs = ProcFs::open().ok()?;
+    parse_activity(procfs.starts(pid, "stat").ok()?)
 }
 
 /// The status of a process that has ended and was not reaped, in the form of `wait(2)`; `None` for any other, and

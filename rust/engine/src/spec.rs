@@ -251,6 +251,9 @@ pub struct LaunchSpec {
     pub tells_signals: bool,
     /// The same workers may be started again when these have ended: fork servers may fork them ahead.
     pub may_restart: bool,
+    /// At most so many workers that are executed import at a time, as far as can be seen; the others are started
+    /// later.
+    pub import_throttle: Option<usize>,
 }
 
 /// Why a spec cannot be started as written.
@@ -287,6 +290,9 @@ pub enum SpecError {
     /// A descriptor is named twice.
     #[error("worker {0}: descriptor {1} is to be kept twice")]
     KeptTwice(usize, i32),
+    /// Nobody could begin.
+    #[error("import_throttle 0 lets no worker begin, give 1 or more")]
+    NoTokens,
     /// There is nothing for a fork server to run.
     #[error("worker {0}: fork_entry must be the place in argv of what follows the interpreter and its flags")]
     ForkEntry(usize),
@@ -310,6 +316,9 @@ impl LaunchSpec {
     pub fn validate(&self) -> Result<(), SpecError> {
         if self.workers.is_empty() {
             return Err(SpecError::NoWorkers);
+        }
+        if self.import_throttle == Some(0) {
+            return Err(SpecError::NoTokens);
         }
         let mut foreground = None;
         for (index, worker) in self.workers.iter().enumerate() {
@@ -380,6 +389,7 @@ mod tests {
             logs: LogOptions::default(),
             tells_signals: false,
             may_restart: false,
+            import_throttle: None,
         };
         launch.validate()
     }

@@ -30,6 +30,7 @@ mod pipes;
 mod prepare;
 mod remains;
 mod start;
+mod tokens;
 mod watched;
 
 use guard_link::GuardLink;
@@ -231,7 +232,7 @@ impl Supervisor {
     /// More workers are to be started, so the next turn will not wait.
     pub fn is_starting(&self) -> bool {
         let may_start = self.job.as_ref().is_some_and(|job| job.group.may_start());
-        may_start && !self.awaits_server() && !self.awaits_order()
+        may_start && !self.awaits_server() && !self.awaits_order() && !self.awaits_token()
     }
 
     /// How long nothing is due; `None` for ever.
@@ -247,6 +248,7 @@ impl Supervisor {
             job.and_then(|job| job.order_due),
             job.and_then(|job| Some(job.deaths_seen.front()?.due)),
             job.and_then(|job| job.traced_due),
+            self.tokens_due(),
             self.orphans_due,
             self.imports_due(),
             polling
@@ -269,6 +271,9 @@ impl Supervisor {
         }
         if self.imports_due().is_some_and(|due| due <= now) {
             self.look_at_imports(now);
+        }
+        if self.tokens_due().is_some_and(|due| due <= now) {
+            self.look_at_tokens(now);
         }
         let is_late = self.job.as_ref().and_then(|job| job.order_due);
         if is_late.is_some_and(|due| due <= now) {

@@ -73,6 +73,7 @@ IN_THE_JOB = {
     "start_method": Case("forkserver"),
     "preload": Case("torch", with_="--start-method forkserver"),
     "prewarm": Case(),
+    "import_throttle": Case("2"),
     "fork_server_per": Case("numa", with_="--start-method forkserver --bind auto"),
     "debug": Case("all"),
     "debug_port": Case("7000", with_="--debug"),

@@ -50,6 +50,7 @@ BOTH: dict[str, tuple[str, str, Any]] = {
     "start_method": ("forkserver", "start.method", "forkserver"),
     "preload": ("torch,a.b", "start.preload", ("torch", "a.b")),
     "prewarm": ("", "start.prewarm", True),
+    "import_throttle": ("2", "start.import_throttle", 2),
     "fork_server_per": ("numa", "start.server_per", "numa"),
     "debug": ("0,2-3", "debug.ranks", "0,2-3"),
     "debug_port": ("7000", "debug.port", 7000),

@@ -61,6 +61,7 @@ BOTH = {
     "start_method": Case("forkserver"),
     "preload": Case("torch"),
     "prewarm": Case(),
+    "import_throttle": Case("2"),
     "fork_server_per": Case("numa", with_="--start-method forkserver --bind auto"),
     "debug": Case("1"),
     "debug_port": Case("7000"),

@@ -29,6 +29,7 @@ OURS = {
     "--dry-run-json",
     "--preload",
     "--prewarm",
+    "--import-throttle",
     "--fork-server-per",
     *("--debug", "--debug-port", "--debug-address", "--debug-wait"),
     *(

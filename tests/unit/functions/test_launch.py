@@ -169,6 +169,7 @@ def test_the_timeout_of_a_meeting_can_be_read_back() -> None:
         {"max_restarts": -1},
         {"start_method": "thread"},
         {"fork_server_per": "host"},
+        {"import_throttle": 0},
         {"debug": "first"},
         {"debug": [2, -1]},
         {"debug_port": 0},
@@ -211,6 +212,7 @@ def test_a_config_for_nodes_that_find_each_other_can_be_made_and_looked_into() -
             {"start_method": "forkserver", "fork_server_per": "numa"},
             StartRequest("forkserver", source="/me/code.py", server_per="numa"),
         ),
+        ({"import_throttle": 2}, StartRequest(source="/me/code.py", import_throttle=2)),
         ({"preload": "a,b"}, StartRequest(preload=("a", "b"), source="/me/code.py")),
     ],
 )

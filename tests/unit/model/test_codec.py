@@ -80,6 +80,7 @@ JOBS = st.builds(
         source=WORDS,
         prewarm=st.booleans(),
         server_per=st.sampled_from(["node", "numa"]),
+        import_throttle=st.none() | NUMBERS,
     ),
     debug=st.builds(DebugRequest, ranks=TEXTS, port=NUMBERS, address=TEXTS, waits=st.booleans()),
     log_level=TEXTS,

@@ -334,6 +334,17 @@ def test_a_node_is_read_ahead_by_one_of_its_tasks(task: int | None, *, prewarms:
     assert conducted(planned(count=2, prewarm=True), task, "").prewarms is prewarms
 
 
+def test_tasks_of_one_rank_import_when_they_like() -> None:
+    """An agent for each rank sees no other rank."""
+    plan = planned(count=4, start_method="spawn", import_throttle=2)
+    assert plan.import_throttle == 2 == conducted(plan, None, "").import_throttle
+    task = conducted(plan, 2, "")
+    assert task.import_throttle is None
+    assert task.notices[-1].line == (
+        "warning: --import-throttle has no effect on tasks of one rank each, give --one-agent-per-node"
+    )
+
+
 def test_the_wish_travels() -> None:
     job: Job = plan_job(
         make_request("torch", preload=("a",), start_method="auto", prewarm=True), make_facts()

@@ -65,6 +65,30 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
     })
 }
 
+/// What a process does at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Activity {
+    /// Its main thread waits for something that may never come, which neither a disk nor a processor is.
+    pub(crate) waits: bool,
+    /// Clock ticks of processor time that all of its threads have used.
+    pub(crate) ticks: u64,
+}
+
+/// That of a process that has not ended, in a line of `stat`: its state, and fields 14 and 15.
+pub(super) fn parse_activity(text: &[u8]) -> Option<Activity> {
+    let state = parse_stat(text).filter(|stat| !stat.is_dead())?.state;
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    let mut times = text[close..]
+        .split(|&byte| byte == b' ')
+        .skip(12)
+        .map(number::<u64>);
+    let (user, system) = (times.next()??, times.next()??);
+    Some(Activity {
+        waits: state == b'S',
+        ticks: user + system,
+    })
+}
+
 /// The status of a zombie in a line of `stat`, field 52; 0 is shown to whoever may not see it.
 pub(super) fn parse_exit_status(text: &[u8]) -> Option<i32> {
     parse_stat(text).filter(|stat| stat.state == b'Z')?;

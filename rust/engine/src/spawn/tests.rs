@@ -107,6 +107,7 @@ fn start_watched(
         logs: LogOptions::default(),
         tells_signals: false,
         may_restart: false,
+        import_throttle: None,
     };
     let context = AttemptContext {
         env,

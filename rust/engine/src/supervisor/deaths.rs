@@ -42,6 +42,9 @@ impl Supervisor {
     pub(super) fn reap(&mut self, index: usize, now: SystemTime) -> Option<Input> {
         let reaped = self.job.as_mut()?.reap(index, now, &self.poller);
         let (exit, input) = reaped.or_else(|| self.collect_forked(index, now))?;
+        if let Some(tokens) = self.job.as_mut().and_then(|job| job.tokens.as_mut()) {
+            tokens.take_back(index);
+        }
         self.events.push(Event::Exited(exit));
         Some(input)
     }

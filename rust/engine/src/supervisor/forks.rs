@@ -294,7 +294,7 @@ impl Supervisor {
     }
 
     /// The ready fork server of a worker.
-    fn server_for(&self, index: usize) -> Option<usize> {
+    pub(super) fn server_for(&self, index: usize) -> Option<usize> {
         let fork = self.job.as_ref()?.spec.workers.get(index)?.fork?;
         (self.state_of(fork.server) == State::Ready).then_some(fork.server)
     }

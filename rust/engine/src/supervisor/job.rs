@@ -13,6 +13,7 @@ use crate::poller::{Poller, is_readable};
 use crate::procfs;
 use crate::spawn::{EnvTable, Prepared};
 use crate::spec::LaunchSpec;
+use crate::supervisor::tokens::Tokens;
 use crate::sys::signal;
 use crate::sys::wait::{Death, Target, is_stopped, try_wait};
 
@@ -80,6 +81,8 @@ pub(super) struct Job {
     pub(super) deaths_traced: Vec<Seen>,
     /// When these are tried again.
     pub(super) traced_due: Option<Instant>,
+    /// Of those that import, if only so many may.
+    pub(super) tokens: Option<Tokens>,
     pub(super) group: Group,
     pub(super) first_failure: Option<Exit>,
     pub(super) stragglers: usize,
@@ -111,6 +114,7 @@ impl Job {
                 spec.grace,
                 spec.tells_signals,
             ),
+            tokens: spec.import_throttle.map(Tokens::new),
             spec,
             env,
             leaders: Vec::new(),

@@ -1,7 +1,7 @@
 //! How a group begins: what is made for it, and the start of each worker.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use crate::cgroup::AttemptCgroup;
 use crate::error::Error;
@@ -78,7 +78,7 @@ impl Supervisor {
             if !self.job.as_ref().is_some_and(|job| job.group.may_start()) {
                 return;
             }
-            if self.awaits_server() || self.order_some() || self.awaits_order() {
+            if self.awaits_server() || self.order_some() || self.awaits_order() || self.awaits_token() {
                 return;
             }
             self.start_next();
@@ -137,6 +137,9 @@ impl Supervisor {
             }
         }
         job.leaders.push(started.pid);
+        if let Some(tokens) = job.tokens.as_mut().filter(|_| origin.is_none()) {
+            tokens.give(index, started.pid, Instant::now());
+        }
         let worker = &mut job.workers[index];
         worker.state = State::Running {
             pid: started.pid,

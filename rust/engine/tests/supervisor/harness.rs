@@ -63,6 +63,7 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
         logs: LogOptions::default(),
         tells_signals: false,
         may_restart: false,
+        import_throttle: None,
     }
 }
 

@@ -62,6 +62,7 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         logs: LogOptions::default(),
         tells_signals: false,
         may_restart: false,
+        import_throttle: None,
     }
 }
 

@@ -1,0 +1,169 @@
+//! Tokens of workers that import: only so many do so at a time.
+//!
+//! Nobody but a worker knows what it does. What can be seen is that it waits: first it imports, which takes a
+//! processor or a disk, and then it waits for the others, or for its first data.
+
+use std::time::{Duration, Instant};
+
+use crate::procfs::Activity;
+use crate::supervisor::Supervisor;
+use crate::supervisor::job::Job;
+
+/// How often those who hold a token are looked at while others wait for it.
+const LOOK: Duration = Duration::from_millis(50);
+/// Who has waited for so long, without a processor or a disk, holds its token no more.
+const REST: Duration = Duration::from_millis(100);
+/// Nor does anyone after this time: it may compute, and never wait.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The tokens of a group.
+pub(super) struct Tokens {
+    count: usize,
+    held: Vec<Held>,
+    /// When they are to be looked at next.
+    due: Instant,
+}
+
+struct Held {
+    worker: usize,
+    pid: i32,
+    begin: Instant,
+    /// What was seen of it first of all that is the same as now, and when.
+    seen: Option<(Activity, Instant)>,
+}
+
+impl Tokens {
+    pub(super) fn new(count: usize) -> Self {
+        Self {
+            count,
+            held: Vec::new(),
+            due: Instant::now(),
+        }
+    }
+
+    fn are_taken(&self) -> bool {
+        self.held.len() >= self.count
+    }
+
+    /// Gives one to a worker that has just been started.
+    pub(super) fn give(&mut self, worker: usize, pid: i32, now: Instant) {
+        self.held.push(Held {
+            worker,
+            pid,
+            begin: now,
+            seen: None,
+        });
+        if self.held.len() == self.count {
+            self.due = now + LOOK;
+        }
+    }
+
+    /// Takes that of a worker which has ended.
+    pub(super) fn take_back(&mut self, worker: usize) {
+        self.held.retain(|held| held.worker != worker);
+    }
+
+    /// Takes those of workers that have done their imports, as far as can be seen. `None` is seen of a process that
+    /// has ended, or is hidden: nobody waits for such a one.
+    fn look(&mut self, now: Instant, see: impl Fn(i32) -> Option<Activity>) {
+        self.held.retain_mut(|held| held.holds_on(now, see(held.pid)));
+        self.due = now + LOOK;
+    }
+}
+
+impl Held {
+    fn holds_on(&mut self, now: Instant, activity: Option<Activity>) -> bool {
+        let Some(activity) = activity.filter(|_| now.saturating_duration_since(self.begin) < LONGEST) else {
+            return false;
+        };
+        let since = match self.seen {
+            Some((before, since)) if before == activity => since,
+            _ => now,
+        };
+        self.seen = Some((activity, since));
+        !(activity.waits && now.saturating_duration_since(since) >= REST)
+    }
+}
+
+impl Job {
+    /// Whether all tokens are taken.
+    pub(super) fn lacks_token(&self) -> bool {
+        self.tokens.as_ref().is_some_and(Tokens::are_taken)
+    }
+}
+
+impl Supervisor {
+    /// Whether the next worker is to be executed and has to wait for a token.
+    pub(super) fn awaits_token(&self) -> bool {
+        self.tokens_due().is_some()
+    }
+
+    /// When those who hold the tokens are to be looked at, if somebody waits for one.
+    pub(super) fn tokens_due(&self) -> Option<Instant> {
+        let job = self
+            .job
+            .as_ref()
+            .filter(|job| job.lacks_token() && job.group.may_start())?;
+        let is_executed = self.server_for(job.next).is_none();
+        job.tokens
+            .as_ref()
+            .filter(|_| is_executed)
+            .map(|tokens| tokens.due)
+    }
+
+    pub(super) fn look_at_tokens(&mut self, now: Instant) {
+        if let Some(tokens) = self.job.as_mut().and_then(|job| job.tokens.as_mut()) {
+            tokens.look(now, crate::procfs::activity);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64, begin: Instant) -> Instant {
+        begin + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_token_is_held_until_its_worker_waits_for_a_while() {
+        let waits = |ticks| Some(Activity { waits: true, ticks });
+        let runs = |ticks| Some(Activity { waits: false, ticks });
+        for (looks, is_held) in [
+            (vec![], true),
+            (vec![(50, runs(5)), (100, runs(10)), (150, runs(15))], true),
+            // On a disk, or without a processor.
+            (vec![(50, runs(5)), (150, runs(5)), (950, runs(5))], true),
+            (vec![(50, waits(5)), (100, waits(5))], true),
+            (vec![(50, waits(5)), (100, waits(5)), (150, waits(5))], false),
+            // Seen between two imports, or while another thread works.
+            (vec![(50, waits(5)), (100, waits(6)), (150, waits(7))], true),
+            (vec![(50, waits(5)), (100, runs(5)), (150, waits(5))], true),
+            (vec![(59_950, runs(5)), (60_000, runs(9))], false),
+            (vec![(50, None)], false),
+        ] {
+            let begin = Instant::now();
+            let mut tokens = Tokens::new(1);
+            tokens.give(7, 4711, begin);
+            for (ms, activity) in looks.clone() {
+                tokens.look(at(ms, begin), |pid| activity.filter(|_| pid == 4711));
+            }
+            assert_eq!(tokens.are_taken(), is_held, "{looks:?}");
+        }
+    }
+
+    #[test]
+    fn the_token_of_a_worker_that_has_ended_is_free_at_once() {
+        let begin = Instant::now();
+        let mut tokens = Tokens::new(2);
+        tokens.give(0, 11, begin);
+        assert!(!tokens.are_taken());
+        tokens.give(1, 12, at(30, begin));
+        assert!(tokens.are_taken() && tokens.due == at(80, begin));
+        tokens.take_back(5);
+        assert!(tokens.are_taken());
+        tokens.take_back(0);
+        assert!(!tokens.are_taken());
+    }
+}
