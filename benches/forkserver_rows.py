@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -233,6 +234,29 @@ def restart(programs: Programs, workers: int, bar: float, repeats: int) -> Row:
     detail = f"{spread(values, 1000, 'ms')}; {spread(both['at once'], 1000, 'ms')} for a failure at once"
     name = f"one of {workers} fails to the last first line of the next attempt"
     return Row(name, sorted(values)[len(values) // 2], "s", bar, True, detail)
+
+
+def throttle(programs: Programs, workers: int, at_once: int, bar: float, repeats: int) -> Row:
+    """Executed workers import torch, a few at a time or all: to the last one's first line."""
+    spent_s: dict[str, list[float]] = {"few": [], "all": []}
+
+    def take(name: str, *words: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken_s = _last_start([programs.dslrun, *_count(workers), *words], STAMP, workers)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent_s[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return taken_s
+
+    takers = {
+        "few": lambda: take("few", "--import-throttle", str(at_once)),
+        "all": lambda: take("all"),
+    }
+    values = in_turns(takers, repeats)
+    middle, spent = medians(values), medians({name: taken[1:] for name, taken in spent_s.items()})
+    detail = f"{spread(values['few'], 1, 's')} against {spread(values['all'], 1, 's')}"
+    detail += f"; processor time {spent['few']:.3g} s against {spent['all']:.3g} s"
+    name = f"{workers} workers import torch, {at_once} at a time / all at once"
+    return Row(name, middle["few"] / middle["all"], "x", bar, True, detail)
 
 
 def tests(path: str, words: str, bar: float) -> Row:
