@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import array
-import fcntl
 import os
 import signal
-import termios
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kit.waiting import until
 from tests.support.fleet import SSH, Fleet, Launch, Ways, gone_within
-from tests.support.logs import Found, check
+from tests.support.logs import Found, check, is_full
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,12 +143,5 @@ def _insist(job: Fleet) -> bool:
 
 def _is_stalled(job: Fleet, pipe: Pipe) -> None:
     """Wait until the pipe is full."""
-    size = fcntl.fcntl(pipe.read_fd, fcntl.F_GETPIPE_SZ)
-    until(lambda: _waiting(pipe.read_fd) > size - 4096)
+    until(lambda: is_full(pipe.read_fd))
     assert job.process.poll() is None
-
-
-def _waiting(fd: int) -> int:
-    count = array.array("i", [0])
-    fcntl.ioctl(fd, termios.FIONREAD, count)
-    return count[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kit import processes
 from kit.waiting import until
-from tests.support.logs import Found, LogGroup, check
+from tests.support.logs import Found, LogGroup, check, is_full
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,19 +93,12 @@ def test_what_is_shown_only_in_a_pipe_waits_for_its_reader(
     group = LogGroup(tmp_path, [str(testchild), "numbered", "1", str(lines), "200", "block"], workers)
     engine = group.process.pid
     # The queue of the console is full: the workers stand still, and none has ended.
-    until(lambda: _is_full(group.process.stdout) and len(processes.children(engine)) == workers)
-    os.kill(engine, 0)
     assert group.process.stdout is not None
+    descriptor = group.process.stdout.fileno()
+    until(lambda: is_full(descriptor) and len(processes.children(engine)) == workers)
+    os.kill(engine, 0)
     assert check(linecheck, group.process.stdout) == Found(workers * lines, 0, 0, 0, 0)
     group.output()
-
-
-def _is_full(pipe: object) -> bool:
-    """The pipe holds nearly as many bytes as it can."""
-    descriptor: int = pipe.fileno()  # type: ignore[attr-defined]
-    waiting = bytearray(4)
-    fcntl.ioctl(descriptor, 0x541B, waiting)  # FIONREAD
-    return int.from_bytes(waiting, "little") > fcntl.fcntl(descriptor, 1032) // 2  # F_GETPIPE_SZ
 
 
 def test_a_reader_that_has_had_enough_does_not_end_the_job(testchild: Path, tmp_path: Path) -> None:

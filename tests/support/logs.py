@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,15 @@ if TYPE_CHECKING:
     from typing import IO
 
 PROGRAM = Path(__file__).parent.parent / "workers" / "log_group.py"
+
+
+def is_full(fd: int) -> bool:
+    """Whether a pipe takes nothing more. The bytes in it do not tell: its pages may be used in part."""
+    end = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return not select.select([], [end], [], 0)[1]
+    finally:
+        os.close(end)
 
 
 class Found(NamedTuple):
