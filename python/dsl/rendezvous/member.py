@@ -63,6 +63,7 @@ class Member(Hooks):
         self._say = say
         self._is_wanted = is_wanted
         self._thread = threading.get_ident()
+        self._lock = threading.Lock()
         self._site: Site | None = None
         self._watcher: Watcher | None = None
         self._meetings: Meetings | None = None
@@ -83,12 +84,15 @@ class Member(Hooks):
 
     def saw(self, view: View) -> None:
         """See `Hooks`."""
+        clocks = self._clocks
+        if clocks is not None:
+            # torch's own thread may be the only one that sees a node of another hour: it drops it at once.
+            with self._lock:
+                clocks.look(view, self._node, wall_s())
         if threading.get_ident() == self._thread:
             self._view = view
             if self._site is not None:
                 self._was_spare |= is_spare(view, self._node, self._site.order.max_nodes)
-            if self._clocks is not None:
-                self._clocks.look(view, self._node, wall_s())
 
     def check(self) -> None:
         """See `Hooks`."""
