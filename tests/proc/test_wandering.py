@@ -62,7 +62,9 @@ def test_a_child_with_a_session_and_an_environment_of_its_own_ends_with_its_work
 ) -> None:
     """G1: nothing leads to it once the worker is dead, if there is neither a cgroup nor a subreaper."""
     ready = tmp_path / "ready"
-    bare = ["exec", "/usr/bin/env", "-i", str(testchild), "note", str(ready), "%p", "pause"]
+    # It takes a while to die, because the kernel has to free its memory first.
+    slow = ["alloc", "512", "note", str(ready), "%p", "pause"]
+    bare = ["exec", "/usr/bin/env", "-i", str(testchild), *slow]
     with Group([[str(testchild), "child", "[", "setsid", *bare, "]", "pause"]]) as group:
         group.all_started()
         (pid,) = (int(line) for line in until(lambda: complete_lines(ready)))

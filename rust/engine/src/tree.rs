@@ -124,7 +124,8 @@ impl Tree {
         Ok(self.send(&members, signal))
     }
 
-    fn send(&mut self, members: &[Stat], signal: Signal) -> Reached {
+    /// Sends a signal to those processes of the members that are still what was seen.
+    pub(crate) fn send(&mut self, members: &[Stat], signal: Signal) -> Reached {
         let mut reached = Reached::default();
         for stat in members {
             match self.signal(stat, signal) {
@@ -136,9 +137,14 @@ impl Tree {
         reached
     }
 
-    /// Kills the whole job. Processes are frozen first, until two passes over the table find no new one, so that
-    /// nobody forks while we kill. Some that were killed may be dying still.
+    /// Kills the whole job, stopped so that nobody forks while we kill. Some that were killed may be dying still.
     pub(crate) fn kill_all(&mut self, scope: Scope<'_>) -> io::Result<Reached> {
+        let members = self.stop_all(scope)?;
+        Ok(self.send(&members, Signal::KILL))
+    }
+
+    /// Stops every process of the job, until two passes over the table find no new one. Returns them all.
+    pub(crate) fn stop_all(&mut self, scope: Scope<'_>) -> io::Result<Vec<Stat>> {
         let mut frozen: HashSet<(i32, u64)> = HashSet::new();
         let mut clean = 0;
         let mut members: Vec<Stat> = Vec::new();
@@ -169,7 +175,7 @@ impl Tree {
                 break;
             }
         }
-        Ok(self.send(&members, Signal::KILL))
+        Ok(members)
     }
 
     /// Describes what is left.

@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use crate::cgroup::AttemptCgroup;
 use crate::event::{KillTier, Survivor};
 use crate::orphans::{Orphans, reap_orphans};
+use crate::procfs::Stat;
 use crate::sys::signal;
 use crate::sys::wait::has_child_in_group;
 use crate::tree::{Scope, Tree};
@@ -38,7 +39,7 @@ pub(super) struct Remains {
     token: String,
     /// Opened before there is a job: a process table that is covered later stays readable.
     tree: io::Result<Tree>,
-    /// Processes below the workers when these were told to end, where nothing else leads to them afterwards.
+    /// Processes below the workers when these were told to end or killed, where nothing else leads to them afterwards.
     known: Vec<(i32, u64)>,
 }
 
@@ -68,11 +69,9 @@ impl Remains {
             servers: &[],
         };
         let members = self.tree.as_mut().ok().and_then(|tree| tree.members(scope).ok());
-        let helpers = members
-            .into_iter()
-            .flatten()
-            .filter(|stat| !servers.contains(&stat.pid));
-        helpers.map(|stat| (stat.pid, stat.start_time)).collect()
+        let mut helpers = members.unwrap_or_default();
+        helpers.retain(|stat| !servers.contains(&stat.pid));
+        identities(&helpers)
     }
 
     /// Kills processes that were seen before, with what descends from them.
@@ -123,8 +122,7 @@ impl Remains {
         let members = self.with_tree(group, false, |tree, scope| {
             tree.members(scope).unwrap_or_default()
         });
-        let seen = members.unwrap_or_default();
-        self.known = seen.iter().map(|stat| (stat.pid, stat.start_time)).collect();
+        self.known = identities(&members.unwrap_or_default());
     }
 
     /// Asks all of it to end; how many processes (or groups of them) were asked.
@@ -155,9 +153,18 @@ impl Remains {
     /// Kills the workers with all that descends from them, where their deaths would hide it. Comes before anything
     /// else that kills them.
     pub(super) fn kill_below(&mut self, group: Group<'_>) {
-        if !self.adopting && group.cgroup.is_none() {
-            // The token is left out: to read the environment of a process that hangs can take for ever.
-            self.with_tree(group, false, Tree::kill_all);
+        if self.adopting || group.cgroup.is_some() {
+            return;
+        }
+        // The token is left out: to read the environment of a process that hangs can take for ever.
+        let killed = self.with_tree(group, false, |tree, scope| {
+            let members = tree.stop_all(scope)?;
+            tree.send(&members, Signal::KILL);
+            io::Result::Ok(members)
+        });
+        if let Some(Ok(members)) = killed {
+            // One that holds much memory takes a while to die, and may do so after its parent.
+            self.known = identities(&members);
         }
     }
 
@@ -219,4 +226,9 @@ impl Remains {
         };
         self.tree.as_mut().ok().map(|tree| work(tree, scope))
     }
+}
+
+/// Pids with their start times.
+fn identities(processes: &[Stat]) -> Vec<(i32, u64)> {
+    processes.iter().map(|stat| (stat.pid, stat.start_time)).collect()
 }
