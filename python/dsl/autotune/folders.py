@@ -13,6 +13,7 @@ import os
 from contextlib import suppress
 from shutil import rmtree
 
+from dsl._record import record
 from dsl.autotune.experiment import Result
 from dsl.autotune.files import MARKER, as_json, check, claim, clear, read, read_object, refusal, remove, write
 from dsl.autotune.section import AUTOTUNING
@@ -38,6 +39,9 @@ TABLES = (OPTIMAL_CONFIG, OPTIMAL_COMMAND, "summary.txt", "summary.json", "summa
 PATH_KEYS = {"run": "metric_path", "profile": "model_info_path"}
 """Where the section names the file that an experiment has to write."""
 
+PAUSED = "paused"
+"""A file beside those of a run that has stood still: what it measures of time is wrong."""
+
 TAIL_BYTES = 65536
 """Of the output of an experiment, as much is looked at."""
 
@@ -48,6 +52,18 @@ _ASIDE = "@"
 """Behind the name of an experiment whose folder has made room. No name of an experiment has it."""
 
 _ASIDE_LETTERS = 8
+
+
+@record
+class _Mark:
+    """What the marker of the results says of the last tuning."""
+
+    state: str
+    """``finished`` or ``unfinished``; empty: there was none."""
+    round: int
+    """How often all has failed before and is tried again."""
+    memory: tuple[str, ...]
+    """A word for what was tuned, and how many bytes of a device were free then, if known; or nothing."""
 
 
 class Folders:
@@ -75,10 +91,12 @@ class Folders:
             self.close()
             raise
         self._token = os.urandom(4).hex()
+        mark = self._mark()
+        self._round, self._memory = mark.round, mark.memory
         # Where no experiment ran well, the next tuning tries again what failed.
-        state, self._round = self._state()
-        if state == "finished" and not os.path.exists(f"{self.results_dir}/{OPTIMAL_CONFIG}"):
+        if mark.state == "finished" and not os.path.exists(f"{self.results_dir}/{OPTIMAL_CONFIG}"):
             self._round += 1
+            self._memory = ()
 
     def close(self) -> None:
         """Let others use the folders."""
@@ -88,11 +106,24 @@ class Folders:
 
     def is_finished(self) -> bool:
         """Whether the last tuning here came to its end."""
-        return self._state()[0] == "finished"
+        return self._mark().state == "finished"
+
+    def keep_memory(self, tuning: str, memory_bytes: int | None) -> int | None:
+        """The bytes of a device with which a tuning decides: those with which it began.
+
+        Other programs come and go, and with other bytes the search would try other micro batches. A tuning in
+        which nothing ran well begins anew. Kept when the folder is marked.
+
+        ``tuning``: a word for what is tuned; ``memory_bytes``: how many are free now, None if nobody knows.
+        """
+        if self._memory[:1] != (tuning,):
+            self._memory = (tuning, *(() if memory_bytes is None else (str(memory_bytes),)))
+        return int(self._memory[1]) if len(self._memory) > 1 else None
 
     def mark(self, *, is_finished: bool) -> None:
         """Note whether the tuning has come to its end. Raises AutotuningError if it cannot be written."""
-        line = f"{'finished' if is_finished else 'unfinished'} {self._round}\n".encode()
+        words = ("finished" if is_finished else "unfinished", str(self._round), *self._memory)
+        line = f"{' '.join(words)}\n".encode()
         fd = self._locks[self.results_dir]
         try:
             os.pwrite(fd, line, 0)  # first: a full disk has room for what was there
@@ -106,15 +137,20 @@ class Folders:
         Raises:
             AutotuningError: something of it cannot be removed.
         """
+        self._memory = ()
         try:
             for entry in list(os.scandir(self.results_dir)):
                 if made := _made(entry.path):
-                    rmtree(entry.path)
+                    # Half of a folder would be nobody's: a command that is killed meanwhile leaves none.
+                    old = f"{self.results_dir}/{SCRATCH}old-{entry.name}"
+                    clear(old)
+                    os.rename(entry.path, old)
+                    rmtree(old)
                     description = f"{self.exps_dir}/{entry.name}.json"
                     if read_object(description).get("name") == made[0]:
                         remove(description)
                 elif entry.name.startswith(SCRATCH) and entry.is_dir(follow_symlinks=False):
-                    rmtree(entry.path)
+                    clear(entry.path)
                 elif entry.name in TABLES:
                     os.unlink(entry.path)
         except OSError as error:
@@ -224,13 +260,19 @@ class Folders:
         """What a run of the same content has written whose end nobody has noted; None: nothing."""
         folder = self.folder(experiment)
         exp = read_object(f"{folder}/{DESCRIPTION}")
-        if exp.get("fingerprint") != fingerprint or os.path.exists(f"{folder}/{RESULT}"):
+        is_known = os.path.exists(f"{folder}/{RESULT}") or os.path.exists(f"{folder}/{PAUSED}")
+        if exp.get("fingerprint") != fingerprint or is_known:
             return None
         try:
             path = exp["ds_config"][AUTOTUNING][PATH_KEYS[experiment.kind]]
             return self._take(experiment, f"{folder}/{os.path.basename(path)}")
         except (KeyError, TypeError):
             return None
+
+    def distrust(self, experiment: Experiment) -> None:
+        """What the run of an experiment will have written counts only if its end is noted."""
+        with suppress(OSError):  # a full disk costs a run less than a tuning
+            write(f"{self.folder(experiment)}/{PAUSED}", "")
 
     def tail(self, experiment: Experiment, stream: str) -> str:
         """The last part of its ``stdout`` or ``stderr``."""
@@ -269,11 +311,14 @@ class Folders:
             os.replace(written, kept)
         return read(kept)
 
-    def _state(self) -> tuple[str, int]:
-        """Whether the last tuning is ``finished``, and how often all has failed before and is tried again."""
+    def _mark(self) -> _Mark:
+        """What the marker says."""
         words = (read(f"{self.results_dir}/{MARKER}") or "").split()
-        count = words[1] if len(words) > 1 else ""
-        return words[0] if words else "", int(count) if count.isdecimal() and len(count) < 10 else 0
+        state, count = (*words, "", "")[:2]
+        memory = tuple(words[2:4])
+        return _Mark(
+            state, int(count) if _is_count(count) else 0, memory if all(map(_is_count, memory[1:])) else ()
+        )
 
     def _made_here(self, experiment: Experiment) -> tuple[str, str] | None:
         """Name and fingerprint of what has the name of an experiment; None: nothing has."""
@@ -313,6 +358,10 @@ class Folders:
         is_free = not os.path.lexists(target) or read_object(target).get("name") == name
         if read_object(path).get("name") == name and is_free:
             os.replace(path, target)
+
+
+def _is_count(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) < 20
 
 
 def _made(path: str) -> tuple[str, str] | None:

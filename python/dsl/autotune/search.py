@@ -77,12 +77,11 @@ def _tune_grid(grid: Grid, book: Book, resources: Resources) -> Steps[str]:
         entries = yield from book.run([Draft(one.name, one.config, grid.name) for one in points])
         for point, entry in zip(points, entries, strict=True):
             tuner.learn(point, entry.value)
-        values = [entry.value for entry in entries if entry.value is not None]
-        for value in values:
-            if book.is_better(value, best):
-                best, best_at = value, tried
-        if best is None:
-            best_at = tried
+        for at, entry in enumerate(entries, tried):
+            if best is None:
+                best_at = at
+            if entry.value is not None and book.is_better(entry.value, best):
+                best, best_at = entry.value, at
         tried += len(points)
         if section.tuner_early_stopping and tried >= best_at + section.tuner_early_stopping:
             return f"{tried} of {len(grid.points)} configs of {grid.name} were tried, the last ones no better"
@@ -228,14 +227,18 @@ class _Stages:
         return (yield from self._tune_full(stage, found, best))
 
     def _tune_full(self, stage: int, found: Found, fast: Entry) -> Steps[_Before]:
-        grid = zero_grid(
-            stage,
-            self._config,
-            found.sizes,
-            found.samples,
-            hidden_size=self._model.hidden_size if self._model else 0,
-            workers=self._workers // self._section.mp_size,
-        )
+        try:
+            grid = zero_grid(
+                stage,
+                self._config,
+                found.sizes,
+                found.samples,
+                hidden_size=self._model.hidden_size if self._model else 0,
+                workers=self._workers // self._section.mp_size,
+            )
+        except AutotuningError as problem:  # what was found until now is worth keeping
+            self._book.notes.append(f"the settings of z{stage} are not tuned: {problem}")
+            return _Before(found.largest, _micro_batch(fast), fast)
         self._book.notes.append((yield from _tune_grid(grid, self._book, self._resources)))
         best, full = fast, self._book.best_of(grid.name)
         if full is not None and full.value is not None and self._book.is_better(full.value, fast.value):

@@ -132,6 +132,8 @@ class Tuner:
         if number == signal.SIGTSTP:
             self._board.pause()
             self._paused.update(self._places)
+            for experiment, _ in self._places.values():
+                self._folders.distrust(experiment)
             self._runners.suspend()
             self._board.go_on()
             return
@@ -139,10 +141,10 @@ class Tuner:
         self.signals.append(number)
 
     def _has_to_run_again(self, experiment: Experiment, done: Done) -> bool:
-        """Whether it has measured a time in which it stood still."""
+        """Whether it has measured a time in which it stood still, or may have failed of that."""
         was_paused = experiment.name in self._paused
         self._paused.discard(experiment.name)
-        return was_paused and experiment.kind == "run" and not (done.exit_code or done.stop)
+        return was_paused and not done.stop and (experiment.kind == "run" or bool(done.exit_code))
 
     def _known(self, experiment: Experiment) -> Result | None:
         """How an experiment of the same content went.

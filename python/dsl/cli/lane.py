@@ -103,11 +103,9 @@ class Orders:
     def first(self) -> Order | None:
         """Wait for an experiment; None: there is none."""
         while True:
-            for one in self.read():
-                if isinstance(one, Order):
-                    return one
-                if isinstance(one, Over):
-                    return None
+            if found := self.read():
+                # What comes together with an order takes it back.
+                return found[0] if len(found) == 1 and isinstance(found[0], Order) else None
 
     def begin(self, order: Order) -> None:
         """The time of an experiment begins, and the tuner is told."""

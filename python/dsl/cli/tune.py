@@ -12,6 +12,7 @@ from dsl.autotune.board import Board
 from dsl.autotune.config import (
     experiment_words,
     find_config,
+    fingerprint,
     parse_config,
     resolve_auto,
     without_tuning,
@@ -40,7 +41,7 @@ from dsl.plan.job import plan_job
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from types import FrameType
     from typing import Any
 
@@ -89,17 +90,15 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     request = replace(request, elastic=ElasticRequest())
     setup, config, notices = set_up(request, options, facts)
     command.show(notices, request.log_level)
-    steps = search(setup.section, config, setup.size)
-    try:
-        batch = next(steps)  # what cannot be tuned at all is said before anything is made
-    except StopIteration as end:
-        raise AutotuningError("; ".join(("nothing can be tried", *end.value.notes))) from None
+    _begin(setup, config)  # what cannot be tuned at all is said before anything is made
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
     tell, is_quiet = _teller(command, request.log_level)
     board = Board(tell, setup.section, folders.results_dir, setup.size, is_quiet=is_quiet)
     try:
         if setup.section.overwrite and folders.is_finished():
             folders.empty()
+        setup = _keep_memory(setup, config, folders)
+        steps, batch = _begin(setup, config)
         folders.mark(is_finished=False)
         summary, signals = _search(steps, batch, setup, folders, board)
         words = _optimal(setup, summary.best, folders)
@@ -168,6 +167,7 @@ def set_up(
     if count_lanes(whole.hosts, nodes, slots) == 0:
         whole = asked  # a CPU may have more workers than it counts slots
     lanes = count_lanes(whole.hosts, nodes, slots)
+    is_here = planned.remote is None and not whole.is_remote
     grace_s = min(request.signals.grace_s, GRACE_S)
     setup = Setup(
         options=option_words(options, REPLACED),
@@ -182,12 +182,18 @@ def set_up(
         args=args,
         config=word,
         section=section,
-        size=Resources(nodes, slots, lanes, _memory(whole, section.device_memory, facts)),
+        size=Resources(
+            nodes,
+            slots,
+            lanes,
+            # All of them at once run as the user's own job does.
+            _memory(asked if lanes == 1 else whole, lanes * slots, section.device_memory, facts),
+        ),
         hosts=whole.hosts,
         is_uniform=all(len(host.slots) == slots for host in asked.hosts),
-        is_local=planned.remote is None,
+        is_local=is_here,
         # Workers of a lane write to the files of their experiment, and to no others.
-        has_lanes=planned.remote is None
+        has_lanes=is_here
         and request.start.method == "forkserver"
         and request.output.each_rank_log is None
         and not needs_run_dir(request.output),
@@ -259,10 +265,10 @@ def _device(hosts: ActiveHosts, facts: Facts) -> str:
     return ", ".join(["cuda", *sorted({device.model for device in facts.devices.survey.devices})])
 
 
-def _memory(hosts: ActiveHosts, given: int | None, facts: Facts) -> int | None:
+def _memory(hosts: ActiveHosts, count: int, given: int | None, facts: Facts) -> int | None:
     """Bytes that are free on the device with the least of those that experiments get, as far as we know.
 
-    Where a device does not say what is free, all that it has counts.
+    Experiments get the first ``count`` slots. A device that does not say what is free counts whole.
     """
     if given is not None:
         return given
@@ -271,11 +277,34 @@ def _memory(hosts: ActiveHosts, given: int | None, facts: Facts) -> int | None:
     from dsl.devices.nvidia import visible_devices
 
     slots = ",".join(map(str, hosts.hosts[0].slots))
-    found = visible_devices(hosts.visible_devices or slots, facts.devices.survey.devices)
+    found = visible_devices(hosts.visible_devices or slots, facts.devices.survey.devices)[:count]
     free = facts.devices.free_memory
     # What is free on a device that is divided into instances is not free in each.
     sizes = [one.memory_bytes if one.mig else free.get(one.index, one.memory_bytes) for one in found]
     return min([size for size in sizes if size is not None], default=None)
+
+
+def _begin(setup: Setup, config: Mapping[str, object]) -> tuple[Search, Sequence[Experiment]]:
+    """A search and the first experiments that it wants. Raises AutotuningError if it wants none."""
+    steps = search(setup.section, config, setup.size)
+    try:
+        return steps, next(steps)
+    except StopIteration as end:
+        raise AutotuningError("; ".join(("nothing can be tried", *end.value.notes))) from None
+
+
+def _keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) -> Setup:
+    """The same with the memory with which this tuning began, if it goes on or has found something."""
+    if setup.section.device_memory is not None:
+        return setup
+    size = setup.size
+    tuning = fingerprint(
+        without_tuning(config),
+        [setup.script, setup.script_digest, *setup.args],
+        list(setup.trial_options),
+        [size.nodes, size.slots_per_node, size.lanes, setup.device, setup.visible],
+    )
+    return replace(setup, size=replace(size, memory_bytes=folders.keep_memory(tuning, size.memory_bytes)))
 
 
 def _search(

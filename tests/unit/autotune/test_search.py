@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.searching import ONE, OOM, STOPPED, crash, ok, play, size_of, up_to
+from tests.support.searching import ONE, OOM, PROFILE, STOPPED, crash, ok, play, size_of, up_to
 
 from dsl._record import replace
 from dsl.autotune.config import fingerprint, without_tuning
@@ -318,6 +318,41 @@ def test_early_stopping_and_the_most_trials_end_a_full_space(tuner: str) -> None
 
     assert tried(tuner_num_trials=4) == 4
     assert 3 <= tried(tuner_early_stopping=3) < 12
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 5, 8])
+def test_early_stopping_counts_configs_and_not_how_many_run_at_a_time(lanes: int) -> None:
+    user = {"autotuning": {"space": {"k": list(range(20))}, "tuner_early_stopping": 5, "repeats": 0}}
+
+    def answer(one: Experiment) -> Result:
+        value = one.config["k"]
+        assert isinstance(value, int)
+        return ok(throughput=value) if value < 12 else OOM
+
+    played = play(user, answer, replace(ONE, lanes=lanes))
+    assert played.summary.value == 11
+    assert 16 < len(played.ran) + lanes <= 20 + lanes
+
+
+def test_a_full_space_that_is_too_large_costs_nothing_that_was_found() -> None:
+    lists = {
+        f"stage3_{name}": [1, 2, 3, 4] for name in ("max_live_parameters", "param_persistence_threshold")
+    }
+    more = {"sub_group_size": [1, 2, 3], "stage3_prefetch_bucket_size": [1, 2, 3]}
+    section = {"fast": False, "tuner_num_trials": 3, "repeats": 0}
+    user = {"zero_optimization": {"stage": "all", **lists, **more}, "autotuning": section}
+
+    def answer(one: Experiment) -> Result:
+        if one.kind == "profile":
+            return ok(**PROFILE)
+        size, stage = size_of(one), one.config["zero_optimization"]["stage"]  # type: ignore[index]
+        return ok(throughput=100 * size / (size + 5) + stage) if size <= 10 + 2 * stage else OOM
+
+    summary = play(user, answer).summary
+    assert summary.best is not None
+    assert summary.ended == "all ZeRO stages that the config asks for were tried"
+    (note,) = [note for note in summary.notes if "are not tuned" in note]
+    assert "of z3 are not tuned: the lists of values make 20736 configs, more than 20000" in note
 
 
 @pytest.mark.parametrize("tuner", ["gridsearch", "random", "model_based"])

@@ -37,6 +37,8 @@ class FakeRunners:
         self.stops: list[bool] = []
         self.most = 0
         self.suspensions = 0
+        self.codes: list[int] = []
+        """How the next ones end, if not well."""
         self.bell: list[int] = []
         """Signals that have come, for whom nobody has waited."""
 
@@ -52,14 +54,15 @@ class FakeRunners:
         self.orders.append(order)
         self.waiting.append(order)
         self.most = max(self.most, len(self.waiting))
-        path = config_of(order)["autotuning"]["metric_path"]
-        with open(path, "w", encoding="utf-8") as file:
-            file.write('{"throughput": 2}')
+        section = config_of(order)["autotuning"]
+        with open(section.get("metric_path") or section["model_info_path"], "w", encoding="utf-8") as file:
+            file.write('{"throughput": 2, "num_params": 3}')
 
     def wait(self) -> tuple[list[Done], list[int]]:
         if self.signals:
             return [], self.signals.pop(0)
-        return [Done(self.waiting.pop(0), 143 if self.stops else 0, 1.0)], []
+        code = self.codes.pop(0) if self.codes else 0
+        return [Done(self.waiting.pop(0), 143 if self.stops else code, 1.0)], []
 
     def stop(self, *, at_once: bool = False) -> None:
         self.stops.append(at_once)
@@ -297,9 +300,33 @@ def test_what_stood_still_is_run_again_and_nothing_else_changes(folders: Folders
     assert len(seen) == 6
 
 
+@pytest.mark.parametrize("kind", ["run", "profile"])
+def test_what_fails_after_it_stood_still_is_run_again_once(folders: Folders, kind: Any) -> None:
+    """Whoever has waited for it may have given it up meanwhile."""
+    runners = FakeRunners()
+    runners.signals = [[signal.SIGTSTP]]
+    runners.codes = [134, 134, 0]
+    seen: dict[str, Result] = {}
+    steps = one_batch((replace(experiments(1)[0], kind=kind),), seen)
+    Tuner(a_setup(), folders, runners, Board()).run(steps, next(steps))  # type: ignore[arg-type]
+    assert ([result.outcome for result in seen.values()], len(runners.orders)) == (["crash"], 2)
+
+
+def test_a_profile_that_stood_still_has_told_what_it_has_to(folders: Folders) -> None:
+    runners = FakeRunners()
+    runners.signals = [[signal.SIGTSTP]]
+    seen: dict[str, Result] = {}
+    steps = one_batch((replace(experiments(1)[0], kind="profile"),), seen)
+    Tuner(a_setup(), folders, runners, Board()).run(steps, next(steps))  # type: ignore[arg-type]
+    assert ([result.outcome for result in seen.values()], len(runners.orders)) == (["ok"], 1)
+
+
 def test_what_stood_still_and_cannot_be_run_again_is_not_known(folders: Folders) -> None:
     runners = FakeRunners()
     runners.signals = [[signal.SIGTSTP], [15]]
     runners.stop = lambda *, at_once=False: runners.stops.append(at_once) if at_once else None  # type: ignore[method-assign]
     seen, _ = tuned(folders, a_setup(), runners)
     assert {result.outcome for result in seen.values()} == {"stopped"}
+    again = FakeRunners()
+    _, board = tuned(folders, a_setup(), again)
+    assert (board.reused, len(again.orders)) == ([], 4), "nor by the next command"

@@ -38,6 +38,15 @@ def test_an_order_is_read_as_it_was_given(pipes: tuple[int, int, Orders]) -> Non
     assert json.loads(os.read(read_fd, 100)) == {"begun": True}
 
 
+@pytest.mark.parametrize("words", ['{"stop": 3.0}', '{"stop": 3.0}\n{"stop": 0.0}'])
+def test_an_order_that_is_taken_back_before_it_is_read_is_not_run(
+    words: str, pipes: tuple[int, int, Orders]
+) -> None:
+    write_fd, _, orders = pipes
+    os.write(write_fd, order_to_line(ORDER) + f"{words}\n".encode())
+    assert orders.first() is None
+
+
 def test_the_limit_of_an_experiment_stands_still_while_it_is_stopped(pipes: tuple[int, int, Orders]) -> None:
     _, _, orders = pipes
     orders.begin(ORDER)

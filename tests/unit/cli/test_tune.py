@@ -17,7 +17,7 @@ from dsl.autotune.experiment import Experiment, Summary
 from dsl.autotune.folders import Folders
 from dsl.cli import deepspeed
 from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.cli.tune import _device, _memory, _optimal, _search, option_words, set_up
+from dsl.cli.tune import _device, _keep_memory, _memory, _optimal, _search, option_words, set_up
 from dsl.devices.nvidia import Device, Survey
 from dsl.errors import AutotuningError, HostfileError, UsageError
 from dsl.facts import this_machine
@@ -169,8 +169,81 @@ def test_what_others_use_on_a_device_does_not_count(hosts: ActiveHosts, memory: 
         )
     )
     facts: Any = SimpleNamespace(devices=SimpleNamespace(survey=survey, free_memory={0: 30, 1: 80}))
-    assert _memory(hosts, None, facts) == memory
-    assert _memory(hosts, 7, facts) == 7
+    assert _memory(hosts, 9, None, facts) == memory
+    assert _memory(hosts, 9, 7, facts) == 7
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "words, visible, memory",
+    [
+        ("", None, 5),
+        ("--num_gpus 3", None, 80),  # 0 to 2
+        ("--num_gpus 2", None, 5),  # two at a time: 0 and 1, 2 and 3
+        ("--num_gpus 1", "1,0,2", 60),
+        ("--num_gpus 2", "1,2,3", 60),  # the job takes 0 and 1 whatever is visible, and so does an experiment
+    ],
+)
+def test_memory_is_that_of_the_devices_that_experiments_get(
+    words: str, visible: str | None, memory: int
+) -> None:
+    free = {0: 60, 1: 80, 2: 90, 3: 5} if visible else {0: 80, 1: 80, 2: 80, 3: 5}
+    devices = [Device(str(at), f"GPU-{at}", index=at, memory_bytes=90) for at in free]
+    request, options = deepspeed.read([*shlex.split(words), "t.py", "--deepspeed_config", "c.json"], {})
+    facts = this_machine()
+    facts.environ = {"PATH": "/bin:/usr/bin", "DS_ACCELERATOR": "cuda"}
+    if visible is not None:
+        facts.environ["CUDA_VISIBLE_DEVICES"] = visible
+    survey: Any = SimpleNamespace(
+        survey=Survey(tuple(devices)), free_memory=free, cuda_count=len(free), other_name=None
+    )
+    facts.devices = survey
+    setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), options, facts)
+    assert setup.size.memory_bytes == memory
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("words", ["--num_nodes 1", "--num_nodes 1 --start-method forkserver"])
+def test_experiments_on_other_hosts_are_not_those_of_a_local_job(words: str, tmp_path: Path) -> None:
+    """The job itself would run here alone, as the first host of the file is this one."""
+    (tmp_path / "ssh").write_text("")
+    (tmp_path / "ssh").chmod(0o755)
+    setup = tuned("localhost slots=2\nother slots=2", f"--launcher ssh {words}", PATH=str(tmp_path))
+    assert setup.size.lanes == 2
+    assert (setup.is_local, setup.has_lanes) == (False, False)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_tuning_that_goes_on_decides_with_the_memory_with_which_it_began() -> None:
+    setup, other = tuned("localhost slots=2"), tuned("localhost slots=2", "--num_gpus 1")
+
+    def decides_with(
+        setup: Setup, memory_bytes: int | None, *, ends: str = "", **config: object
+    ) -> int | None:
+        setup = replace(setup, size=replace(setup.size, memory_bytes=memory_bytes))
+        folders = Folders("results", "exps")
+        kept = _keep_memory(setup, config, folders).size.memory_bytes
+        folders.mark(is_finished=bool(ends))
+        if ends == "well":
+            folders.save_optimal({}, "")
+        elif ends == "empty":
+            folders.empty()
+            folders.mark(is_finished=True)
+        folders.close()
+        return kept
+
+    assert decides_with(setup, 60) == 60
+    assert decides_with(setup, 50, ends="well") == 60
+    assert decides_with(setup, 40) == 60, "with run after tune, too"
+    given = replace(setup, section=replace(setup.section, device_memory=40))
+    assert decides_with(given, 40) == 40
+    assert decides_with(setup, 40) == 60
+    assert decides_with(setup, 40, lr=2) == 40, "of another config"
+    assert decides_with(other, None, lr=2) is None, "of another size"
+    assert decides_with(other, 40, ends="empty", lr=2) is None
+    assert decides_with(other, 30, lr=2) == 30, "with overwrite"
+    assert decides_with(other, 20, ends="badly", lr=2) == 30
+    assert decides_with(other, 20, lr=2) == 20, "nothing ran well"
 
 
 @pytest.mark.usefixtures("folder")
