@@ -673,7 +673,10 @@ class Supervisor:
         `wait` after it. Does nothing on a closed supervisor.
         """
     def signal(self, signum: int, worker: int | None = None) -> None:
-        """Send a signal to one worker's process group, or to all."""
+        """Send a signal to one worker's process group, or to all.
+
+        After SIGTSTP to all, workers that were to be started wait for SIGCONT.
+        """
     def stop(self, *, signum: int = 15, grace_s: float | None = None) -> None:
         """Begin to stop the group (default grace: the spec's).
 

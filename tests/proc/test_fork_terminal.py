@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,6 @@ from kit.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from tests.support.terminal import Terminal
 
@@ -89,6 +89,44 @@ def test_ctrl_z_stops_forked_workers_and_fg_goes_on(
         screen.press(b"\x03")
         screen.reported("ended -2")
         assert b"SIGINT received again" in screen.shown()
+
+
+def switches(pid: int) -> int:
+    """How often the threads of a process have gone to sleep; -1 if one of them does not sleep."""
+    texts = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    if any("\nState:\tS" not in text for text in texts):
+        return -1
+    return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in texts)
+
+
+def test_ctrl_z_while_the_fork_server_imports_holds_the_workers_back(
+    terminal: Open, dsl_command: Path, tmp_path: Path
+) -> None:
+    """Nobody starts behind the shell's back."""
+    (tmp_path / "slow.py").write_text(
+        f"import decimal, os, time\nopen({str(tmp_path / 'imports')!r}, 'w').close()\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
+    )
+    words = line(dsl_command, tmp_path, CATCH, 2)
+    words[words.index("decimal")] = "slow"
+    with terminal(words) as screen:
+        until((tmp_path / "imports").exists)
+        screen.press(b"\x1a")
+        screen.reported("stopped")
+        (guard,) = processes.children(screen.shell)
+        (agent,) = processes.children(guard)
+        (server,) = processes.children(agent)
+        before = until(lambda: max(switches(agent), 0))
+        (tmp_path / "go").touch()
+        # It has heard that the server is ready, and waits again.
+        until(lambda: switches(agent) > before)
+        assert processes.children(server) == []
+        screen.resume()
+        started(tmp_path, 2)
+        screen.press(b"\x03")
+        screen.showed("a second Ctrl-C kills at once")
+        screen.press(b"\x03")
+        screen.reported("ended -2")
 
 
 def test_a_lone_forked_worker_reads_and_writes_the_terminal(

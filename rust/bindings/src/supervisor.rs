@@ -146,7 +146,8 @@ impl Supervisor {
         Ok(self.handle()?.as_fd().as_raw_fd())
     }
 
-    /// Send a signal to one worker's process group, or to all.
+    /// Send a signal to one worker's process group, or to all. After SIGTSTP to all, workers that were to be started
+    /// wait for SIGCONT.
     #[pyo3(signature = (signum, worker = None))]
     fn signal(&self, signum: i32, worker: Option<usize>) -> PyResult<()> {
         self.handle()?.signal(signum, worker).map_err(to_python)

@@ -72,9 +72,18 @@ pub struct Supervisor {
     survivors: Vec<Survivor>,
     orphans_due: Option<Instant>,
     from_terminal: bool,
+    job_control: JobControl,
     reading: bool,
     events: Vec<Event>,
     buffer: Vec<u8>,
+}
+
+/// What Ctrl-Z and its like have done to the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JobControl {
+    Running,
+    /// Nobody is started until it goes on.
+    Stopped,
 }
 
 impl Supervisor {
@@ -116,6 +125,7 @@ impl Supervisor {
             survivors: Vec::new(),
             orphans_due: None,
             from_terminal: false,
+            job_control: JobControl::Running,
             reading: true,
             events: Vec::new(),
             buffer: vec![0; READ_BYTES],
@@ -148,19 +158,31 @@ impl Supervisor {
         self.job.is_some()
     }
 
-    /// Sends a signal to one worker, or to all.
+    /// Sends a signal to one worker, or to all. After SIGTSTP to all nobody else is started until SIGCONT, or a stop.
     pub fn signal(&mut self, number: i32, worker: Option<usize>) {
         let Some(job) = &self.job else { return };
-        match worker {
-            Some(index) => job.signal(number, index),
-            None => job.broadcast(number, false),
+        if let Some(index) = worker {
+            job.signal(number, index);
+        } else {
+            job.broadcast(number, false);
+            self.note_job_control(number);
         }
+    }
+
+    /// What a signal of job control means for those that have still to be started.
+    fn note_job_control(&mut self, number: i32) {
+        self.job_control = match number {
+            libc::SIGTSTP => JobControl::Stopped,
+            libc::SIGCONT => JobControl::Running,
+            _ => self.job_control,
+        };
     }
 
     /// Begins to stop the group.
     pub fn stop(&mut self, signal: i32, grace: Option<Duration>) {
         let Some(job) = &self.job else { return };
         let grace = grace.unwrap_or(job.spec.grace);
+        self.job_control = JobControl::Running;
         self.step(Input::Stop {
             reason: StopReason::Request,
             signal,
@@ -170,6 +192,7 @@ impl Supervisor {
 
     /// Kills the group.
     pub fn kill(&mut self) {
+        self.job_control = JobControl::Running;
         self.step(Input::Kill {
             reason: StopReason::Request,
         });
@@ -231,8 +254,12 @@ impl Supervisor {
 
     /// More workers are to be started, so the next turn will not wait.
     pub fn is_starting(&self) -> bool {
-        let may_start = self.job.as_ref().is_some_and(|job| job.group.may_start());
-        may_start && !self.awaits_server() && !self.awaits_order() && !self.awaits_token()
+        self.may_start() && !self.awaits_server() && !self.awaits_order() && !self.awaits_token()
+    }
+
+    /// Whether workers may be started now.
+    fn may_start(&self) -> bool {
+        self.job_control == JobControl::Running && self.job.as_ref().is_some_and(|job| job.group.may_start())
     }
 
     /// How long nothing is due; `None` for ever.

@@ -8,7 +8,7 @@ use crate::group::Input;
 use crate::mux::Mux;
 use crate::signals::{Meaning, Moment, Verdict};
 use crate::supervisor::guard_link::GuardLink;
-use crate::supervisor::{ORPHAN_DELAY, Supervisor};
+use crate::supervisor::{JobControl, ORPHAN_DELAY, Supervisor};
 use crate::sys::signal::Received;
 
 /// The longest time in which a guard passes on what it hears.
@@ -122,6 +122,7 @@ impl Supervisor {
 
     fn stop_for(&mut self, received: Received, verdict: Verdict) {
         let signal = received.signal;
+        self.job_control = JobControl::Running;
         let Some(job) = &self.job else {
             self.remember(signal);
             return;
@@ -186,10 +187,11 @@ impl Supervisor {
         });
     }
 
-    fn forward(&self, received: Received) {
+    fn forward(&mut self, received: Received) {
         if self.only_tells() {
             return;
         }
+        self.note_job_control(received.signal);
         if let Some(mux) = self.mux.as_ref().filter(|_| received.signal == libc::SIGWINCH) {
             // The workers hear of it when it is so.
             mux.resize(received.from_terminal);

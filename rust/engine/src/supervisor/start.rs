@@ -11,7 +11,7 @@ use crate::spawn::{AttemptContext, EnvTable, Started};
 use crate::spec::{LaunchSpec, Stdio};
 use crate::supervisor::job::{Job, Origin, State};
 use crate::supervisor::prepare::{check_binding, log_stream, log_thread, raise_limits, token_entry};
-use crate::supervisor::{Supervisor, Watched};
+use crate::supervisor::{JobControl, Supervisor, Watched};
 use crate::sys::signal;
 
 /// Workers started between two looks at what has happened meanwhile.
@@ -22,6 +22,10 @@ impl Supervisor {
     pub fn start(&mut self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
         if self.is_running() {
             return Err(Error::Busy);
+        }
+        // In an agent the next group of a job that stands still waits, too.
+        if self.link.is_none() {
+            self.job_control = JobControl::Running;
         }
         if self.link.is_none() && signal::is_ignored(libc::SIGCHLD) {
             return Err(Error::ChildSignalIgnored);
@@ -75,7 +79,7 @@ impl Supervisor {
 
     pub(super) fn start_some(&mut self) {
         for _ in 0..SPAWN_SLICE {
-            if !self.job.as_ref().is_some_and(|job| job.group.may_start()) {
+            if !self.may_start() {
                 return;
             }
             if self.awaits_server() || self.order_some() || self.awaits_order() || self.awaits_token() {
@@ -147,6 +151,10 @@ impl Supervisor {
             started: now,
             origin,
         };
+        if self.job_control == JobControl::Stopped {
+            // It waited at its gate when the others were stopped.
+            job.signal(libc::SIGTSTP, index);
+        }
         self.events.push(Event::Started {
             worker: index,
             pid: started.pid,

@@ -103,7 +103,7 @@ impl Supervisor {
         let job = self
             .job
             .as_ref()
-            .filter(|job| job.lacks_token() && job.group.may_start())?;
+            .filter(|job| job.lacks_token() && self.may_start())?;
         let is_executed = self.server_for(job.next).is_none();
         job.tokens
             .as_ref()
