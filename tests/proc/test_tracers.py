@@ -6,19 +6,26 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from kit import processes
 from kit.waiting import until
+from tests.support.fork_server import server, server_pids
 from tests.support.group import Group
 
-from dsl._core import Stdio, WorkerSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from dsl._core import ForkServerLost, Stdio, WorkerSpec, kernel_interfaces
 
 pytestmark = pytest.mark.engine
+
+FORKED = pytest.param(
+    True,
+    id="forked",
+    marks=[
+        pytest.mark.needs_pidfd,
+        pytest.mark.skipif(kernel_interfaces()["pidfd"] != "", reason="needs a kernel with pidfds"),
+    ],
+)
 
 WORKER = """
 import ctypes, os, sys
@@ -46,15 +53,26 @@ def is_zombie(pid: int) -> bool:
     return process is not None and process.state == "Z"
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("is_forked", [pytest.param(False, id="executed"), FORKED])
 def test_a_worker_that_dies_is_collected_when_its_tracer_is_done_with_it(
-    testchild: Path, tmp_path: Path
+    testchild: Path, tmp_path: Path, *, is_forked: bool
 ) -> None:
-    """Until then it is dead, and no wait of ours finds it."""
+    """Until then it is dead, and no wait of ours finds it, nor one of its fork server."""
     ready, other = tmp_path / "ready", tmp_path / "other"
     stdin, release = os.pipe()
-    traced = WorkerSpec([sys.executable, "-c", WORKER, str(ready)], stdin=Stdio.fd(stdin))
+    words = [sys.executable, "-c", WORKER, str(ready)]
+    fork_server = 0 if is_forked else None
+    traced = WorkerSpec(
+        ["env", *words], stdin=Stdio.fd(stdin), fork_server=fork_server, fork_entry=int(is_forked)
+    )
     workers = [traced, WorkerSpec([str(testchild), "wait", str(other), "exit", "4"])]
-    with Group(workers, on_failure="report") as group:
+    with Group(workers, on_failure="report", servers=[server()] if is_forked else []) as group:
         pid = group.all_started()[0]
         os.close(stdin)
         until(ready.exists)
@@ -69,11 +87,15 @@ def test_a_worker_that_dies_is_collected_when_its_tracer_is_done_with_it(
             # This death comes behind the other one: that has been seen then.
             group.until(lambda group: 1 in group.exits())
             begin = time.monotonic(), time.process_time()
-            assert group.supervisor.wait(0.5) == []
+            before_s = sum(map(cpu_s, server_pids()))
+            # A fork server has two seconds to tell of a death.
+            assert group.supervisor.wait(2.5 if is_forked else 0.5) == []
             passed_s, used_s = time.monotonic() - begin[0], time.process_time() - begin[1]
-            assert used_s < passed_s / 2, "it polls without a pause"
+            used_s += sum(map(cpu_s, server_pids())) - before_s
+            assert used_s < passed_s / 2, "somebody polls without a pause"
             tracer.stdin.close()
             group.finish()
         assert tracer.returncode == 0
         exits = group.exits()
         assert (exits[0].code, exits[1].code) == (3, 4)
+        assert group.of(ForkServerLost) == []

@@ -61,6 +61,15 @@ pub(crate) fn exit_status(pid: i32) -> Option<i32> {
     (status != 0 || procfs.starts(pid, "io").is_ok()).then_some(status)
 }
 
+/// Whether another process traces this one, which may be dead.
+pub(crate) fn is_traced(pid: i32) -> bool {
+    let tracer = || {
+        let mut procfs = ProcFs::open().ok()?;
+        number::<i32>(status_value(procfs.starts(pid, "status").ok()?, "TracerPid")?)
+    };
+    tracer().is_some_and(|tracer| tracer != 0)
+}
+
 /// An open `/proc` with the buffers for reading it; one for each thread that scans.
 #[derive(Debug)]
 pub struct ProcFs {

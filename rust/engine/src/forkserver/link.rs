@@ -27,6 +27,8 @@ const LINK: u64 = 0;
 /// Workers for which it pays at once to gather pages, which takes as long as 10 to 40 forks, and to fork the next
 /// ones ahead.
 const MANY_WORKERS: u64 = 32;
+/// How often a dead worker is looked at that somebody traces: nothing tells that its tracer is done with it.
+const TRACED_POLL: Duration = Duration::from_millis(10);
 /// Time after the last order that belongs to its worker, before others are forked ahead.
 const AHEAD_DELAY: Duration = Duration::from_secs(1);
 
@@ -54,6 +56,10 @@ struct Ends {
     wanted: usize,
     /// When the next of them is forked. `None`: when an order has come.
     spare_due: Option<Instant>,
+    /// Orders whose workers are dead, which is not shown to us yet.
+    traced: Vec<u64>,
+    /// When these are looked at again.
+    traced_due: Option<Instant>,
 }
 
 /// A child that waits for its order at the other end.
@@ -85,6 +91,8 @@ impl Link {
             spares: VecDeque::new(),
             wanted: 0,
             spare_due: None,
+            traced: Vec::new(),
+            traced_due: None,
         };
         Ok(Self {
             pid: own_pid(),
@@ -101,6 +109,7 @@ impl Link {
             actions: sys::signal::own_actions(),
             open_files: (open_files != self.open_files).then_some(open_files),
         });
+        sys::exit::write_streams();
         // Whoever ignores it is not told how its children end.
         sys::signal::reset_child_signal().map_err(Error::os("listen for deaths"))?;
         raise_open_files();
@@ -125,11 +134,12 @@ impl Link {
         let trace = Arc::clone(&self.trace);
         let ends = self.ends_mut()?;
         loop {
-            for token in ends.poller.wait(ends.until_spare())? {
+            for token in ends.poller.wait(ends.until_due())? {
                 if token != LINK {
                     ends.tell_of_death(token)?;
                 }
             }
+            ends.retry_traced()?;
             match socket::receive(&ends.socket) {
                 Ok(None) => {
                     if ends.until_spare() == Some(Duration::ZERO) {
@@ -252,6 +262,26 @@ impl Ends {
         Some(due.saturating_duration_since(Instant::now()))
     }
 
+    /// Time until something is to be done unasked; `None` for ever.
+    fn until_due(&self) -> Option<Duration> {
+        let until = |due: Instant| due.saturating_duration_since(Instant::now());
+        [self.until_spare(), self.traced_due.map(until)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Looks again at the dead that were traced.
+    fn retry_traced(&mut self) -> Result<(), Error> {
+        if self.traced_due.is_some_and(|due| due <= Instant::now()) {
+            self.traced_due = None;
+            for order in std::mem::take(&mut self.traced) {
+                self.tell_of_death(order)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Gives an order to a child that waits for one. Its pid; `None` if none waits.
     fn hand_over(&mut self, order: &[u8], fds: &[OwnedFd]) -> Option<i32> {
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
@@ -295,6 +325,12 @@ impl Ends {
             return Ok(());
         };
         let Ok(Some(death)) = try_wait(Target::Pid(worker.pid), false) else {
+            // It is shown to its tracer first.
+            if let Some(pidfd) = &worker.pidfd {
+                self.poller.forget(pidfd);
+                self.traced.push(order);
+                self.traced_due = Some(Instant::now() + TRACED_POLL);
+            }
             return Ok(());
         };
         if let Some(pidfd) = worker.pidfd.take() {
@@ -358,6 +394,8 @@ mod tests {
             spares: VecDeque::new(),
             wanted: 0,
             spare_due: None,
+            traced: Vec::new(),
+            traced_due: None,
         };
         (ends, theirs)
     }

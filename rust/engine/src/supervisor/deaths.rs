@@ -20,7 +20,12 @@ impl Supervisor {
         if let Some(state) = job.workers.get_mut(worker).filter(|state| !state.is_dead) {
             state.is_dead = true;
             let due = Instant::now() + DEATH_PATIENCE;
-            job.deaths_seen.push_back(Seen { worker, time, due });
+            job.deaths_seen.push_back(Seen {
+                worker,
+                time,
+                due,
+                is_traced: false,
+            });
         }
     }
 
@@ -81,18 +86,36 @@ impl Supervisor {
     }
 
     fn first_death_to_collect(&mut self) -> Option<Seen> {
-        let job = self.job.as_mut()?;
-        let seen = *job.deaths_seen.front()?;
-        if let Some(origin) = job.origin_of(seen.worker)
-            && let Some(server) = self.servers.get_mut(origin.server).and_then(Option::as_mut)
-            && !server.has_told(origin.order, &self.poller)
-        {
-            if Instant::now() < seen.due {
-                return None;
+        loop {
+            let job = self.job.as_mut()?;
+            let seen = *job.deaths_seen.front()?;
+            if let Some(origin) = job.origin_of(seen.worker)
+                && let Some(server) = self.servers.get_mut(origin.server).and_then(Option::as_mut)
+                && !server.has_told(origin.order, &self.poller)
+            {
+                let now = Instant::now();
+                if now < seen.due {
+                    return None;
+                }
+                if job.is_traced(seen.worker) {
+                    // The server is not shown it, either.
+                    job.deaths_seen.pop_front();
+                    self.wait_for_tracer(Seen {
+                        is_traced: true,
+                        ..seen
+                    });
+                    continue;
+                }
+                if seen.is_traced {
+                    // It may tell now.
+                    job.deaths_seen.front_mut()?.due = now + DEATH_PATIENCE;
+                    job.deaths_seen.front_mut()?.is_traced = false;
+                    return None;
+                }
+                server.is_late();
             }
-            server.is_late();
+            return job.deaths_seen.pop_front();
         }
-        job.deaths_seen.pop_front()
     }
 
     /// The deaths that are not collected yet are not to be heard of again and again.

@@ -61,6 +61,8 @@ pub(super) struct Seen {
     pub(super) time: SystemTime,
     /// When nobody is waited for any longer who could tell.
     pub(super) due: Instant,
+    /// A tracer had still to see it when that was over.
+    pub(super) is_traced: bool,
 }
 
 pub(super) struct Job {
@@ -249,6 +251,12 @@ impl Job {
             State::Running { pidfd, .. } => pidfd.as_ref().map(AsFd::as_fd),
             State::Pending | State::Ended => None,
         }
+    }
+
+    /// Whether somebody traces a dead worker, who is told of its end before its parent.
+    pub(super) fn is_traced(&self, index: usize) -> bool {
+        let pid = self.workers.get(index).and_then(Worker::pid);
+        pid.is_some_and(procfs::is_traced)
     }
 
     /// How a worker ended that its living parent has not reaped, as the kernel shows it to everybody. Without usage.

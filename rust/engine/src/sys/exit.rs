@@ -41,6 +41,11 @@ extern "C" fn end(status: c_int, _: *mut c_void) {
     }
 }
 
+/// Writes what streams of the C library hold, as far as nobody uses them: a forked process would write it again.
+pub(crate) fn write_streams() {
+    write_free_streams();
+}
+
 /// Writes what streams hold that nobody uses; whether those were all. `fflush` of all of them would wait for the
 /// others, which `exit` does not.
 fn write_free_streams() -> bool {
