@@ -39,7 +39,7 @@ LATE_VARIABLES = {
 LATE_PREFIX = "TORCHELASTIC_"
 LATE_SUFFIX = "_VISIBLE_DEVICES"
 
-NUMA_NODE = "NUMA node"
+NUMA_NODE, CPUS = "NUMA node", "CPUs that OpenMP binds threads to"
 """In what workers differ that are not to share a fork server for it. No variable of ours has such a name."""
 
 TORCH_PACKAGES = {
@@ -130,6 +130,7 @@ def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
     classes: dict[tuple[tuple[str, str], ...], list[int]] = {}
     by_numa = job.start.server_per == "numa"
     homes = [_numa_node(worker, facts) if by_numa else None for worker in plan.workers]
+    binds = [one.cpus is not None and _binds_threads({**plan.env, **one.env}) for one in plan.workers]
     debugged = [worker.rank for worker in plan.workers if worker.debug_port is not None]
     for index, worker in enumerate(plan.workers):
         if worker.debug_port is not None:
@@ -137,6 +138,8 @@ def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
         own = sorted([one for one in worker.env.items() if not is_late(one[0], flavour)])
         if (home := homes[index]) is not None:
             own.append((NUMA_NODE, str(home.number)))
+        if binds[index]:
+            own.append((CPUS, format_ranges(worker.cpus or ())))
         classes.setdefault(tuple(own), []).append(index)
     served = [one for one in classes.items() if len(classes) == 1 or len(one[1]) > 1]
     shared = {name: value for name, value in plan.env.items() if not is_late(name, flavour)}
@@ -145,11 +148,13 @@ def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
     for early, members in served:
         for index in members:
             workers[index] = _served(workers[index], job, len(servers))
-        env = {name: value for name, value in early if name != NUMA_NODE}
+        env = {name: value for name, value in early if name not in (NUMA_NODE, CPUS)}
         server = _server(workers[members[0]], job, {**shared, **env})
         home = homes[members[0]]
         if home is not None:
             server = _at_home(server, home, [workers[index] for index in members], facts)
+        if binds[members[0]]:
+            server = replace(server, cpus=workers[members[0]].cpus)
         servers.append(server)
     plan = replace(plan, workers=tuple(workers), fork_servers=tuple(servers))
     if debugged:
@@ -164,6 +169,13 @@ def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
         why = "not bound to one NUMA node, give a binding such as --bind auto"
         plan = _with_notice(plan, "warning", f"--fork-server-per numa has no effect on {who}, {why}")
     return plan
+
+
+def _binds_threads(env: Mapping[str, str]) -> bool:
+    """Whether OpenMP binds threads, to CPUs that it chooses from those of the process that loads it."""
+    if (bind := env.get("OMP_PROC_BIND")) is not None:
+        return bind.strip().lower() != "false"
+    return any(name in env for name in ("OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"))
 
 
 def _numa_node(worker: WorkerPlan, facts: Facts) -> NumaNode | None:

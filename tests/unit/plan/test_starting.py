@@ -320,6 +320,37 @@ def test_without_the_wish_workers_of_all_numa_nodes_share_a_server() -> None:
     assert (server.cpus, server.mempolicy) == (None, None)
 
 
+@pytest.mark.parametrize(
+    "environ, is_shared",
+    [
+        ({"OMP_PROC_BIND": "close"}, False),
+        ({"OMP_PROC_BIND": "TRUE"}, False),
+        ({"OMP_PLACES": "cores"}, False),
+        ({"GOMP_CPU_AFFINITY": "0-3"}, False),
+        ({"OMP_PROC_BIND": " False", "OMP_PLACES": "cores"}, True),
+        ({}, True),
+    ],
+)
+def test_a_server_whose_openmp_binds_threads_has_the_cpus_of_its_workers(
+    environ: dict[str, str], *, is_shared: bool
+) -> None:
+    """OpenMP chooses among the CPUs of the process that loads it, which is the server."""
+    facts = make_facts(environ=environ)
+    plan = planned(count=4, start_method="spawn", facts=facts)
+    places = [(0, 1), (0, 1), (2,), (3,)]
+    bound = [replace(one, cpus=cpus) for one, cpus in zip(plan.workers, places, strict=True)]
+    request = make_request("torch", "t.py", nproc_per_node="4", start_method="forkserver")
+    job = plan_job(request, facts).job
+    plan = with_fork_servers(replace(plan, workers=tuple(bound)), job, facts)
+    served, cpus = ([0] * 4, [None]) if is_shared else ([0, 0, None, None], [(0, 1)])
+    assert [worker.fork_server for worker in plan.workers] == served
+    assert [server.cpus for server in plan.fork_servers] == cpus
+    told = "1 fork server, ranks 2-3 executed: the workers differ in CPUs that OpenMP binds threads to"
+    assert [one.text for one in plan.notices if "fork" in one.text] == ([] if is_shared else [told])
+    free = with_fork_servers(planned(count=4, start_method="spawn", facts=facts), job, facts)
+    assert [worker.fork_server for worker in free.workers] == [0] * 4, "nobody is bound"
+
+
 def test_a_task_of_one_rank_is_executed() -> None:
     """An agent for each rank would start a server for each rank."""
     plan = conducted(planned(count=4), 2, "")
