@@ -6,19 +6,19 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import venv
 import zipapp
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from kit.users import as_ordinary_user
 from tests.support import forks as support
 from tests.support.forks import Forks, Result
-
-if TYPE_CHECKING:
-    pass
 
 OBSERVED = Path(__file__).parent.parent / "workers" / "observed.py"
 
@@ -512,6 +512,69 @@ def test_what_imports_do_to_the_process_is_done_to_the_worker(tmp_path: Path, wh
         in plain[0].out
     )
     assert plain[0].out.endswith("logged!\nusr1\nhook division by zero\nat the end\n")
+
+
+def test_a_signal_that_came_before_the_turn_of_a_worker_is_not_for_it(tmp_path: Path) -> None:
+    """Such as by ``pkill -f``: who is forked ahead has the words of the server, and blocks all signals."""
+    (tmp_path / "use.py").write_text("import os, sys\nprint(os.getpid(), 'decimal' in sys.modules)")
+    with Forks(tmp_path, program=["use.py"], preload=["decimal"], env=environment()) as forks:
+        first = forks.fork_ahead()[0]
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGRTMIN + 3) * 2:
+            os.kill(first, number)
+        (result,) = forks.run(["use.py"])
+        assert forks.lost is None
+    assert result == Result(0, None, f"{first} True\n", "")
+
+
+def test_what_an_import_has_c_print_is_in_no_output_of_a_worker(tmp_path: Path) -> None:
+    """C keeps it until its buffer is full, and a forked process has a copy of that."""
+    (tmp_path / "prints.py").write_text("import ctypes\nctypes.CDLL(None).printf(b'imported')\n")
+    (tmp_path / "use.py").write_text("import prints\nprint('used')")
+    with Forks(tmp_path, program=["use.py"], preload=["prints"], env=environment()) as forks:
+        results = forks.run(["use.py"], ["use.py"])
+        assert forks.lost is None
+    assert results == [Result(0, None, "used\n", "")] * 2
+
+
+LOWERED = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (77, 512))
+"""
+
+
+def test_a_limit_that_an_import_has_lowered_for_good_is_the_workers(tmp_path: Path) -> None:
+    """Only root could raise it again. For others no worker started."""
+    (tmp_path / "lowered.py").write_text(LOWERED)
+    (tmp_path / "use.py").write_text(
+        "import lowered, resource, sys\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE), 'decimal' in sys.modules, flush=True)\n"
+    )
+    words = [
+        "--num_gpus",
+        "2",
+        "--no_local_rank",
+        "--start-method",
+        "forkserver",
+        "--preload",
+        "lowered,decimal",
+    ]
+    tmp_path.chmod(0o755)
+    command = as_ordinary_user([*words, "use.py"], tmp_path)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.returncode, sorted(result.stdout.splitlines())) == (0, ["77 512 True"] * 2), result.stderr
+
+
+def test_where_the_working_directory_may_not_be_searched_workers_are_executed(tmp_path: Path) -> None:
+    """Whoever is executed is there already; who is forked would have to go there."""
+    closed = tmp_path / "closed"
+    closed.mkdir(0o700)
+    (tmp_path / "use.py").write_text("import os, sys\nprint(os.getcwd(), 'decimal' in sys.modules)")
+    words = ["--num_gpus", "2", "--no_local_rank", "--start-method", "forkserver", "--preload", "decimal"]
+    tmp_path.chmod(0o755)
+    command = as_ordinary_user([*words, str(tmp_path / "use.py")], tmp_path)
+    result = subprocess.run(command, cwd=closed, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, f"{closed} False\n" * 2), result.stderr
+    assert "fork server 0 cannot be told the working directory: Permission denied" in result.stderr
 
 
 @pytest.mark.parametrize(

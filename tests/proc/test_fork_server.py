@@ -192,6 +192,29 @@ def test_a_failed_step_is_named(testchild: Path, options: dict[str, Any], stage:
 
 
 @needs_forks
+@needs_forks
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_worker_that_cannot_enter_ends_though_the_program_was_forked_meanwhile(testchild: Path) -> None:
+    """The program's child holds a copy of our end of its gate: its closing is not heard."""
+    workers = [forked(testchild, "pause"), forked(testchild, "pause"), forked(testchild, cwd="/absent")]
+    with Group(workers, servers=[server("freeze@fork")]) as group:
+        group.until(lambda group: len(group.of(Started)) == 2)
+        (pid,) = server_pids()
+        until(lambda: (one := processes.find(pid)) is not None and one.state == "T")
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+        try:
+            os.kill(pid, signal.SIGCONT)
+            ended = group.finish()
+            assert (ended.stragglers, ended.survivors) == (0, [])
+            until(lambda: processes.children(pid) == [])
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
 def test_64_workers_are_children_of_the_server_and_another_group_has_the_same(testchild: Path) -> None:
     workers = [forked(testchild, "pause")] * 64
     with Group(workers, servers=[server()]) as group:

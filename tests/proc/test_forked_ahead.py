@@ -91,6 +91,24 @@ def test_one_that_has_died_meanwhile_is_missed_by_nobody(testchild: Path) -> Non
     assert group.of(ForkServerLost) == []
 
 
+def test_they_end_with_the_service_of_their_server(testchild: Path) -> None:
+    """One that is done without lives on, for it has workers."""
+    group, pid, ahead = begin(testchild)
+    with group:
+        workers = group.all_started()
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(workers[0], signal.SIGKILL)
+        group.until(lambda group: bool(group.of(ForkServerLost)))
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: not {*ahead} & {*processes.children(pid)}, PATIENCE_S)
+        group.finish()
+        group.again([forked(testchild, "pause")] * AHEAD, may_restart=True)
+        started = set(group.all_started().values())
+        assert not started & {*ahead}
+        assert processes.children(pid) == []
+        end(group)
+
+
 def test_they_die_with_their_server(testchild: Path) -> None:
     group, pid, ahead = begin(testchild)
     with group:

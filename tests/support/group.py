@@ -53,11 +53,13 @@ class Group:
             self.supervisor.close()
             raise
 
-    def again(self, workers: Sequence[WorkerSpec], grace_s: float = 5.0) -> None:
+    def again(
+        self, workers: Sequence[WorkerSpec], grace_s: float = 5.0, *, may_restart: bool = False
+    ) -> None:
         """Start another group under the same supervisor, and forget the events of the one that has ended."""
         self.events = []
         self._size = len(workers)
-        self.supervisor.start(LaunchSpec(workers, grace_s=grace_s))
+        self.supervisor.start(LaunchSpec(workers, grace_s=grace_s, may_restart=may_restart))
 
     def __enter__(self) -> Group:  # noqa: PYI034  typing.Self needs 3.11
         return self

@@ -30,7 +30,7 @@ mod streams;
 use descriptors::inheritable_descriptors;
 pub(crate) use descriptors::{all_descriptors, fill_standard_streams, open_files_limit};
 pub(crate) use environment::EnvTable;
-pub(crate) use fork::Prepared;
+pub(crate) use fork::{Prepared, Unordered};
 use program::Programs;
 use streams::{Ends, Slots};
 

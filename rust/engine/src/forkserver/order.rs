@@ -158,8 +158,11 @@ impl Order {
         let result = self.take_steps(child, fds, &gate, highest);
         let entered = Entered { in_cgroup, result };
         let told = socket::send(&gate, &entered.encode(), &[], true);
-        let opened = rustix::io::retry_on_intr(|| rustix::io::read(&gate, &mut [0; 1]));
-        if result.is_err() || told.is_err() || opened != Ok(1) {
+        // Who has failed has nothing to wait for: somebody else may hold the gate open.
+        let is_let_in = result.is_ok()
+            && told.is_ok()
+            && rustix::io::retry_on_intr(|| rustix::io::read(&gate, &mut [0; 1])) == Ok(1);
+        if !is_let_in {
             exit_now(NOT_STARTED);
         }
     }
@@ -180,6 +183,8 @@ impl Order {
         let Some(Command::Start { order }) = Command::decode(&bytes) else {
             return Err(io::ErrorKind::InvalidData.into());
         };
+        // What somebody has sent while it waited was for no worker.
+        signal::discard_pending();
         *self = Self::new(order, self.server, Arc::clone(&self.trace), fds)?;
         Ok(())
     }
@@ -230,7 +235,8 @@ impl Order {
                 group => ProcessGroup::Join(group),
             },
             parent_death_signal: Some(libc::SIGKILL),
-            open_files: Some(self.plan.open_files),
+            // What an import has lowered only root could raise.
+            open_files: self.trace.open_files.is_none().then_some(self.plan.open_files),
             cpus: &self.plan.cpus,
             memory: self.plan.memory.as_ref(),
             requires_cpus: self.plan.requires_cpus,

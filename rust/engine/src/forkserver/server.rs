@@ -292,19 +292,22 @@ impl Server {
     }
 
     /// Takes no more orders to it.
-    fn close(&mut self, why: String) {
+    pub(crate) fn close(&mut self, why: String) {
         if self.state != State::Closed {
             self.state = State::Closed;
             self.news.push(News::Lost(why));
+            // Those forked ahead wait in vain.
+            self.expect(0, false);
         }
     }
 
     /// Tells it how many workers will be ordered. `again`: as many may be when these have ended.
     pub(crate) fn expect(&self, workers: usize, again: bool) {
         if let Some(link) = &self.link {
+            let is_served = self.state != State::Closed;
             let expect = Command::Expect {
-                workers: workers as u64,
-                again,
+                workers: if is_served { workers as u64 } else { 0 },
+                again: again && is_served,
             };
             // It prepares for few if it does not hear of many.
             let _ = socket::send(link, &expect.encode(), &[], false);

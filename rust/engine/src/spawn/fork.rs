@@ -1,6 +1,7 @@
 //! Turns a worker's spec into an order for a fork server.
 
 use std::ffi::CStr;
+use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{CWD, Mode, OFlags};
@@ -22,6 +23,14 @@ pub(crate) struct Prepared {
     pub(crate) files: [Option<OwnedFd>; 2],
 }
 
+/// Why there is no order.
+pub(crate) enum Unordered {
+    /// The worker cannot be started in any way.
+    Failed(StartFailure),
+    /// Nobody can be told to go to our working directory, which we may not search. Who is executed is there already.
+    NoDirectory(io::Error),
+}
+
 impl Spawner {
     /// Prepares the order of one worker. Its descriptors are opened as for a start of our own.
     pub(crate) fn order(
@@ -30,11 +39,16 @@ impl Spawner {
         worker: usize,
         entry: usize,
         context: &AttemptContext<'_>,
-    ) -> Result<Prepared, StartFailure> {
+    ) -> Result<Prepared, Unordered> {
+        let of_streams = |errno| Unordered::Failed(of_streams(errno));
         let spec = &launch.workers[worker];
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(CWD, c".", flags, Mode::empty());
+        let directory = directory.map_err(|errno| Unordered::NoDirectory(errno.into()))?;
         let mut ends = Ends::default();
         let placed = self.slots.place(spec, &mut ends);
-        let gathered = placed.and_then(|stdio| gather(stdio).map_err(of_streams));
+        let placed = placed.map_err(Unordered::Failed);
+        let gathered = placed.and_then(|stdio| gather(directory, stdio).map_err(of_streams));
         self.slots.release();
         let (mut fds, stderr) = gathered?;
         let cgroup = context.cgroup.and_then(|cgroup| cgroup.list().ok());
@@ -75,10 +89,9 @@ impl Spawner {
     }
 }
 
-/// Our directory and the streams that were placed, as copies.
-fn gather(stdio: [StdioSource; 3]) -> Result<(Vec<OwnedFd>, Stderr), Errno> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let mut fds = vec![rustix::fs::openat(CWD, c".", flags, Mode::empty())?];
+/// Our directory, and copies of the streams that were placed.
+fn gather(directory: OwnedFd, stdio: [StdioSource; 3]) -> Result<(Vec<OwnedFd>, Stderr), Errno> {
+    let mut fds = vec![directory];
     let mut stderr = Stderr::Own;
     for (stream, source) in (0i32..).zip(stdio) {
         let fd = match source {

@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime};
 use crate::error::Error;
 use crate::event::{Ending, Event, Stage, StartFailure};
 use crate::forkserver::{Delivered, Delivery, Ends, FORK_PATIENCE, News, Ordered, Patience, Server, State};
-use crate::spawn::{AttemptContext, EnvTable, Prepared, Started};
+use crate::spawn::{AttemptContext, EnvTable, Prepared, Started, Unordered};
 use crate::spec::{LaunchSpec, SpecError, Stdio};
 use crate::supervisor::job::{Awaited, Origin};
 use crate::supervisor::prepare::token_entry;
@@ -310,7 +310,12 @@ impl Supervisor {
             poller: &self.poller,
         };
         let outcome = match self.spawner.order(&job.spec, index, fork.entry, &context) {
-            Err(failure) => Err(failure),
+            Err(Unordered::NoDirectory(error)) => {
+                let server = self.servers.get_mut(number)?.as_mut()?;
+                server.close(format!("cannot be told the working directory: {error}"));
+                return None;
+            }
+            Err(Unordered::Failed(failure)) => Err(failure),
             Ok(mut prepared) => {
                 let server = self.servers.get_mut(number)?.as_mut()?;
                 let ordered = server.order(&prepared.plan, &prepared.fds, &self.poller)?;
@@ -338,6 +343,7 @@ impl Supervisor {
         let failed = |stage, errno, path| Err(StartFailure { stage, errno, path });
         match delivery.entered.result {
             Err(Failure { step, errno }) => {
+                ordered.cancel();
                 let cwd = (step == Step::Chdir).then_some(prepared.plan.cwd);
                 failed(step.into(), errno, cwd.flatten())
             }
