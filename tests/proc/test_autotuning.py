@@ -69,7 +69,7 @@ def test_an_experiment_gets_the_real_slots_of_a_filter(tuning: Tuning) -> None:
 @pytest.mark.parametrize("options", STARTS)
 def test_what_goes_wrong_is_recorded_as_what_it_is(tuning: Tuning, options: tuple[str, ...]) -> None:
     acts = ["ok", "oom", "crash", "hang", "silent", "other", "torn", "noisy"]
-    tuning.configure({"exp_timeout_s": 20}, act=acts, n=[5])
+    tuning.configure({"exp_timeout_s": 10}, act=acts, n=[5])
     result = tuning.run("tune", *options)
     assert result.returncode == 0, result.stderr
     known = tuning.outcomes("act")
