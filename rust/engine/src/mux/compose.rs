@@ -345,7 +345,7 @@ impl Composer {
         }
     }
 
-    /// Drops bytes of a stream; how many lines are lost by it.
+    /// Drops bytes of a stream; how many lines are lost by it. One whose rest is lost, too, counts at its begin.
     pub(super) fn skip(&mut self, stream: usize, data: &[u8]) -> usize {
         if self.open == Some(stream) {
             self.end_open();
@@ -354,8 +354,8 @@ impl Composer {
         this.carry.clear();
         this.told = 0;
         this.since = None;
-        this.skipping = !data.ends_with(b"\n");
-        memchr_iter(b'\n', data).count()
+        let was_skipping = std::mem::replace(&mut this.skipping, !data.ends_with(b"\n"));
+        memchr_iter(b'\n', data).count() + usize::from(this.skipping) - usize::from(was_skipping)
     }
 
     fn after_skip<'data>(&mut self, stream: usize, data: &'data [u8]) -> &'data [u8] {
@@ -412,7 +412,12 @@ impl Composer {
 
     /// There is something to write.
     pub(super) fn is_ready(&self, now: Instant) -> bool {
-        !self.out.is_empty() || self.screen.as_ref().is_some_and(|screen| screen.is_due(now))
+        let open = self.open.is_some();
+        !self.out.is_empty()
+            || self
+                .screen
+                .as_ref()
+                .is_some_and(|screen| screen.is_due(open, now))
     }
 
     /// All streams have ended: nothing waits any more.

@@ -115,6 +115,8 @@ impl Consoles {
             }
             if pending() {
                 self.end_waiting(None);
+                // At once: the next group begins anew only if nothing is left.
+                self.lock().sweep(None);
                 return None;
             }
             let mut bell = [PollFd::new(&*self.bell, PollFlags::IN)];
@@ -131,10 +133,19 @@ impl Consoles {
 
     fn look(&self, of_place: Option<Place>) -> Option<Flushed> {
         let mut left = self.lock();
-        let is_over = left.is_over;
+        let waits = left.sweep(of_place);
+        (!waits).then(|| left.flushed())
+    }
+}
+
+impl Left {
+    /// Lets go of writers that are done, and gives up all others if the waiting is over. Whether what is asked
+    /// for is still to be waited for.
+    fn sweep(&mut self, of_place: Option<Place>) -> bool {
+        let is_over = self.is_over;
         let mut waits = false;
         let mut dropped = 0;
-        left.writers.retain(|(place, writer)| {
+        self.writers.retain(|(place, writer)| {
             let is_asked_for = of_place.is_none_or(|asked| asked == *place);
             if is_over && !writer.is_done() {
                 dropped += writer.give_up() as u64;
@@ -144,12 +155,10 @@ impl Consoles {
             waits |= is_left && is_asked_for;
             is_left
         });
-        left.dropped += dropped;
-        (!waits).then(|| left.flushed())
+        self.dropped += dropped;
+        waits
     }
-}
 
-impl Left {
     fn flushed(&mut self) -> Flushed {
         Flushed {
             dropped: std::mem::take(&mut self.dropped),
@@ -221,6 +230,16 @@ mod tests {
         let consoles = Consoles::new().unwrap();
         let _read = left_over(&consoles);
         assert_eq!(consoles.flush(None, || true), None);
+        assert!(consoles.flush(None, || false).unwrap().dropped > 100_000);
+    }
+
+    #[test]
+    fn an_interrupted_wait_does_not_hold_for_the_next_group() {
+        let consoles = Consoles::new().unwrap();
+        let _read = left_over(&consoles);
+        assert_eq!(consoles.flush(None, || true), None);
+        consoles.begin();
+        assert!(!consoles.is_over());
         assert!(consoles.flush(None, || false).unwrap().dropped > 100_000);
     }
 

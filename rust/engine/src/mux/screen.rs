@@ -51,14 +51,15 @@ impl Screen {
         }
     }
 
-    /// The bars have changed and may be drawn.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.bars != self.drawn && self.last.is_none_or(|last| last + FRAME <= now)
+    /// The bars have changed and may be drawn; `open` as in [`Screen::frame`].
+    pub(super) fn is_due(&self, open: bool, now: Instant) -> bool {
+        self.due(open, now).is_some_and(|due| due <= now)
     }
 
-    /// When they may be drawn.
-    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        (self.bars != self.drawn).then(|| self.last.map_or(now, |last| last + FRAME))
+    /// When they may be drawn; `None` also while `open` keeps them away.
+    pub(super) fn due(&self, open: bool, now: Instant) -> Option<Instant> {
+        let is_kept_away = open && self.drawn.is_empty();
+        (self.bars != self.drawn && !is_kept_away).then(|| self.last.map_or(now, |last| last + FRAME))
     }
 
     /// Lines to scroll between what is taken away and what is drawn again. With `open` the cursor stands behind
@@ -104,8 +105,8 @@ mod tests {
         bars(&mut screen, &["a 1%", "b 1%"]);
         assert_eq!(screen.frame(b"line\n".to_vec(), false, now), b"line\na 1%\nb 1%");
         bars(&mut screen, &["a 2%"]);
-        assert!(!screen.is_due(now), "not twice within a frame");
-        assert!(screen.is_due(now + FRAME));
+        assert!(!screen.is_due(false, now), "not twice within a frame");
+        assert!(screen.is_due(false, now + FRAME));
         assert_eq!(
             screen.frame(b"next\n".to_vec(), false, now),
             b"\r\x1b[1A\x1b[Jnext\na 2%"
@@ -123,6 +124,9 @@ mod tests {
         screen.frame(Vec::new(), false, now);
         assert_eq!(screen.frame(b"(Pdb) ".to_vec(), true, now), b"\r\x1b[J(Pdb) ");
         assert_eq!(screen.frame(b"x\n".to_vec(), true, now), b"x\n");
+        assert_eq!(screen.due(true, now), None);
+        assert!(!screen.is_due(true, now + FRAME));
+        assert!(screen.is_due(false, now + FRAME), "the prompt is answered");
     }
 
     #[test]

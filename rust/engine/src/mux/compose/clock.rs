@@ -14,7 +14,7 @@ pub(super) const BUSY_FACTOR: u32 = 2;
 /// A longer line is not repeated when it goes on. So it is not begun either, where others may interrupt it.
 pub(super) const REPEATED_BYTES: usize = 64 * 1024;
 /// The next line of a traceback is waited for as long as this, and a chained one after its end.
-const INSIDE_PAUSE: Duration = Duration::from_millis(500);
+pub(super) const INSIDE_PAUSE: Duration = Duration::from_millis(500);
 pub(super) const AFTER_PAUSE: Duration = Duration::from_millis(50);
 /// A traceback that goes on for longer than this is shown as far as it is.
 pub(super) const TRACEBACK_TIME: Duration = Duration::from_secs(2);
@@ -42,10 +42,8 @@ impl Composer {
             let pause = self.partial_after.map(|pause| self.pause(pause));
             pause.map(|pause| (touched + pause).min(this.since.unwrap_or(touched) + pause * BUSY_FACTOR))
         };
-        match (traceback, carry) {
-            (Some(traceback), Some(carry)) => Some(traceback.min(carry)),
-            (traceback, carry) => traceback.or(carry),
-        }
+        // What follows a traceback is shown after it, so it is due after it.
+        traceback.or(carry)
     }
 
     /// Its unfinished line could not be shown now and once more when it is whole.
@@ -108,7 +106,7 @@ impl Composer {
                 [&this.style.prefix[..], visible(&this.carry)].concat()
             });
             screen.set_bars(texts);
-            if let Some(due) = screen.due(now) {
+            if let Some(due) = screen.due(self.open.is_some(), now) {
                 next = Some(next.map_or(due, |next| next.min(due)));
             }
         }
@@ -116,20 +114,14 @@ impl Composer {
     }
 
     fn overdue(&mut self, stream: usize, now: Instant, bars: &mut Vec<usize>) {
-        let this = &self.streams[stream];
-        let touched = this.touched.unwrap_or(now);
-        if let Some(traceback) = &this.traceback {
-            let pause = if traceback.inside {
-                INSIDE_PAUSE
-            } else {
-                AFTER_PAUSE
-            };
-            if touched + pause <= now || traceback.since + TRACEBACK_TIME <= now {
-                self.show_traceback(stream);
+        if self.streams[stream].traceback.is_some() {
+            self.show_traceback(stream);
+            if self.due(stream).is_none_or(|due| due > now) {
+                return;
             }
-            return;
         }
         let this = &self.streams[stream];
+        let touched = this.touched.unwrap_or(now);
         let is_prompt = this.style.interactive || self.is_alone();
         if self.screen.is_some() && (this.has_bar || !is_prompt) {
             bars.push(stream);

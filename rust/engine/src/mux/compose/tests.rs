@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 
-use super::clock::{AFTER_PAUSE, BUSY_FACTOR, PROMPT_PAUSE, REPEATED_BYTES, TRACEBACK_TIME};
+use super::clock::{BUSY_FACTOR, PROMPT_PAUSE, REPEATED_BYTES};
 use super::*;
+
+mod clock;
 
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -239,58 +241,6 @@ fn somebody_elses_line_does_not_continue_a_prompt() {
 }
 
 #[test]
-fn a_traceback_stays_together() {
-    let mut composer = Composer::new(None, false);
-    for prefix in ["[0] ", "[1] "] {
-        composer.add(Style {
-            grouped: true,
-            ..style(prefix)
-        });
-    }
-    let now = Instant::now();
-    composer.feed(0, b"before\nTraceback (most recent call last):\n", now);
-    composer.feed(1, b"other\n", now);
-    composer.feed(0, b"  File \"train.py\", line 3, in f\n", now);
-    composer.feed(
-        1,
-        b"[rank1]: Traceback (most recent call last):\n[rank1]:   File\n",
-        now,
-    );
-    composer.feed(0, b"ValueError: bad\n", now);
-    assert_eq!(shown(&mut composer, now), "[0] before\n[1] other\n");
-    let after = now + AFTER_PAUSE;
-    assert!(composer.tick(after).is_some(), "the other one is inside still");
-    assert_eq!(
-        shown(&mut composer, after),
-        "[0] Traceback (most recent call last):\n[0]   File \"train.py\", line 3, in f\n[0] ValueError: bad\n"
-    );
-    composer.feed(1, b"[rank1]: KeyError: 7", after);
-    composer.close(1, after);
-    assert_eq!(
-        shown(&mut composer, after),
-        "[1] [rank1]: Traceback (most recent call last):\n[1] [rank1]:   File\n[1] [rank1]: KeyError: 7\n"
-    );
-}
-
-#[test]
-fn a_traceback_without_end_is_shown_as_far_as_it_is() {
-    let mut composer = Composer::new(None, false);
-    composer.add(Style {
-        grouped: true,
-        ..style("")
-    });
-    let mut now = Instant::now();
-    let begin = now;
-    composer.feed(0, b"Traceback (most recent call last):\n", now);
-    while now < begin + TRACEBACK_TIME {
-        now += Duration::from_millis(100);
-        composer.feed(0, b"  File\n", now);
-        composer.tick(now);
-    }
-    assert!(shown(&mut composer, now).starts_with("Traceback"));
-}
-
-#[test]
 fn equal_lines_of_all_workers_become_one() {
     let mut composer = Composer::new(None, true);
     for prefix in ["[0] ", "[1] ", "[2] "] {
@@ -402,9 +352,35 @@ fn what_is_skipped_never_tears_the_next_line() {
     let mut composer = composer(&["", ""]);
     let now = Instant::now();
     composer.feed(0, b"begin of", now);
-    assert_eq!(composer.skip(0, b" a line\nsecond\nhalf"), 2);
+    assert_eq!(
+        composer.skip(0, b" a line\nsecond\nhalf"),
+        3,
+        "the rest of the third is lost, too"
+    );
     composer.feed(0, b" of the third\nfourth\n", now);
     assert_eq!(shown(&mut composer, now), "fourth\n");
+}
+
+#[test]
+fn a_line_that_is_skipped_in_pieces_counts_once() {
+    let mut composer = composer(&["", ""]);
+    let now = Instant::now();
+    assert_eq!(composer.skip(0, b"begin"), 1);
+    assert_eq!(composer.skip(0, b" middle"), 0);
+    composer.feed(0, b" more", now);
+    assert_eq!(composer.skip(0, b" end\n"), 0);
+    assert_eq!(composer.skip(0, b"second\n"), 1);
+    composer.feed(0, b"third\n", now);
+    assert_eq!(shown(&mut composer, now), "third\n");
+}
+
+#[test]
+fn a_last_line_that_is_skipped_without_its_end_is_counted() {
+    let mut composer = composer(&["", ""]);
+    let now = Instant::now();
+    assert_eq!(composer.skip(0, b"tail"), 1);
+    composer.close(0, now);
+    assert_eq!(shown(&mut composer, now), "");
 }
 
 #[test]

@@ -25,6 +25,12 @@ fn blocks_come_out_in_order_and_whole() {
 }
 
 #[test]
+fn a_block_without_bytes_is_given_back_and_not_queued() {
+    let (writer, _reader) = writer();
+    assert_eq!(writer.write(Vec::with_capacity(100)).capacity(), 100);
+}
+
+#[test]
 fn every_line_is_either_read_or_counted_as_given_up() {
     let (writer, mut reader) = writer();
     // More than any pipe holds, in one block, a part of which is written.
