@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import pty
 import shutil
 import signal
 from collections import Counter
@@ -115,6 +117,29 @@ def _suspend(screen: Terminal, pids: list[int]) -> None:
     screen.press(b"\x1a")
     screen.reported("stopped")
     until(lambda: _states(pids) == {"T"})
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("/bin/sh", "-c", '"$@"; exit $?', "sh")], ids=["alone", "of-a-script"]
+)
+def test_where_no_shell_could_continue_the_job_ctrl_z_does_not_stop_it(
+    words: tuple[str, ...], dsl_command: Path, testchild: Path, tmp_path: Path
+) -> None:
+    """As under ``ssh -t host dsl`` or in a container: no program stops there."""
+    line = [*words, *_line(dsl_command, testchild, tmp_path, "await", "CONT", "1", "exit", "0")]
+    command, keyboard = pty.fork()
+    if command == 0:
+        os.execv(line[0], line)
+    try:
+        pids = _pids(tmp_path)
+        until(lambda: _states(pids) == {"S"})
+        os.write(keyboard, b"\x1a")
+        until(lambda: (process := processes.find(command)) is None or process.state == "Z")
+    finally:
+        os.kill(command, signal.SIGKILL)  # not reaped: its pid is its own
+        _, status = os.waitpid(command, 0)
+        os.close(keyboard)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_a_suspended_job_can_be_interrupted_once_it_is_back(

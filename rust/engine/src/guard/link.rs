@@ -5,11 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Rlimit, Signal, getpid, getppid, kill_process, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Rlimit, Signal, getpid, getppid, kill_current_process_group, kill_process, pidfd_open,
+};
 
 use crate::error::Error;
 use crate::features::Features;
 use crate::guard::wait_for;
+use crate::procfs::ProcFs;
 use crate::signals::{GUARD_DEATH, Passage, Table};
 use crate::sys::signal::{self, Received, SignalSet};
 use crate::sys::wait::{Death, Target, is_stopped, try_wait};
@@ -92,6 +95,11 @@ impl AgentProcess {
             Passage::Repeated | Passage::Plain => {}
             Passage::Stall => stop_by(received.signal),
             Passage::Stop | Passage::Preempt => self.resume(received.signal),
+            // No program stops then, but the kernel takes a worker of ours in our group for looked after. We pass on
+            // the signal of our group as any other.
+            Passage::Suspend if received.from_terminal && !is_looked_after() => {
+                let _ = kill_current_process_group(Signal::CONT);
+            }
             Passage::Suspend => {
                 // Nothing is left to do if that fails.
                 let _ = kill_process(getpid(), Signal::STOP);
@@ -111,6 +119,27 @@ impl AgentProcess {
             self.send(Received::own(libc::SIGCONT));
         }
     }
+}
+
+/// Whether a shell is there that could continue our process group: an ancestor in another one of our session.
+fn is_looked_after() -> bool {
+    let Ok(mut procfs) = ProcFs::open() else {
+        return true;
+    };
+    let Ok(own) = procfs.stat(getpid().as_raw_nonzero().get()) else {
+        return true;
+    };
+    let mut parent = own.ppid;
+    while let Ok(stat) = procfs.stat(parent) {
+        if stat.session != own.session {
+            return false;
+        }
+        if stat.pgrp != own.pgrp {
+            return true;
+        }
+        parent = stat.ppid;
+    }
+    false
 }
 
 /// Stops this process by a signal that it blocks, and has no handler for, until somebody continues it.
