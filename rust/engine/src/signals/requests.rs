@@ -46,7 +46,9 @@ impl Requests {
     fn has_twin(&mut self, received: Received, now: Instant) -> bool {
         self.singles.retain(|(_, at)| now - *at < TWINS);
         let is_twin = |(other, _): &(Received, Instant)| {
-            other.signal == received.signal && other.passed_on != received.passed_on
+            let may_be_one_senders =
+                other.sender == received.sender || [other.sender, received.sender].contains(&0);
+            other.signal == received.signal && other.passed_on != received.passed_on && may_be_one_senders
         };
         if let Some(place) = self.singles.iter().position(is_twin) {
             self.singles.remove(place);

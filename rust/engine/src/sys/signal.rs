@@ -194,7 +194,8 @@ pub(crate) struct Received {
     pub(crate) signal: i32,
     /// It was made by the terminal (Ctrl-C, Ctrl-Z, hang-up), so every foreground process had it too.
     pub(crate) from_terminal: bool,
-    /// The process that sent it by `kill(2)`; 0 for others, and for one outside the pid namespace.
+    /// The process that sent it by `kill(2)`, also if a guard has passed it on; 0 for others, and for one outside
+    /// the pid namespace.
     pub(crate) sender: i32,
     /// A guard has heard it and passes it on.
     pub(crate) passed_on: bool,
@@ -227,10 +228,12 @@ pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     // SAFETY: the buffer holds exactly one record, which the kernel filled; the type has no invalid values.
     let info: libc::signalfd_siginfo = unsafe { core::mem::transmute_copy(&bytes) };
     let is_marked = info.ssi_code == libc::SI_QUEUE && [TERMINAL_MARK, PLAIN_MARK].contains(&info.ssi_int);
-    let sender = if info.ssi_code == libc::SI_USER {
-        info.ssi_pid as i32
-    } else {
-        0
+    // The kernel shows all eight bytes of the value, of which the mark is half.
+    let [_, _, _, _, sender @ ..] = info.ssi_ptr.to_ne_bytes();
+    let sender = match info.ssi_code {
+        libc::SI_USER => info.ssi_pid as i32,
+        libc::SI_QUEUE if is_marked => i32::from_ne_bytes(sender),
+        _ => 0,
     };
     let signal = info.ssi_signo as i32;
     let from_terminal = info.ssi_code == libc::SI_KERNEL
@@ -274,11 +277,12 @@ struct QueuedInfo {
     pid: i32,
     uid: u32,
     value: i32,
-    rest: [u8; 128 - 28],
+    sender: i32,
+    rest: [u8; 128 - 32],
 }
 
-/// Passes a signal on to an unreaped child, whose pid is its own, keeping the mark of the terminal. Rustix queues
-/// none.
+/// Passes a signal on to an unreaped child, whose pid is its own, with the mark of the terminal and the sender.
+/// Rustix queues none.
 ///
 /// [rt_sigqueueinfo(2)](https://man7.org/linux/man-pages/man2/rt_sigqueueinfo.2.html)
 pub(crate) fn forward(child: i32, received: Received) -> io::Result<()> {
@@ -294,7 +298,8 @@ pub(crate) fn forward(child: i32, received: Received) -> io::Result<()> {
         } else {
             PLAIN_MARK
         },
-        rest: [0; 100],
+        sender: received.sender,
+        rest: [0; 96],
     };
     // SAFETY: the record has the size and leading layout of siginfo_t and outlives the call.
     let result = unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, child, received.signal, &raw const info) };

@@ -70,6 +70,26 @@ fn a_second_request_by_the_same_ways_is_another_one() {
 }
 
 #[test]
+fn a_request_of_another_sender_is_another_one_by_whichever_way_it_comes() {
+    let passed_on_of = |sender| Received {
+        sender,
+        ..passed_on(libc::SIGTERM)
+    };
+    // The kernel has made one of the two copies of each.
+    for (first, second) in [
+        (sent_by(1, libc::SIGTERM), passed_on_of(2)),
+        (passed_on_of(1), sent_by(2, libc::SIGTERM)),
+    ] {
+        let mut scene = Scene::new();
+        assert!(!scene.is_copy(0, first));
+        assert!(!scene.is_copy(400, second));
+    }
+    let mut scene = Scene::new();
+    assert!(!scene.is_copy(0, sent_by(1, libc::SIGTERM)));
+    assert!(scene.is_copy(400, passed_on_of(1)));
+}
+
+#[test]
 fn a_second_key_at_the_terminal_insists_at_once() {
     let key = Received {
         from_terminal: true,
