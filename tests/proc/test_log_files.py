@@ -114,3 +114,32 @@ def test_rotated_files_beside_a_capped_log_are_left_alone(testchild: Path, tmp_p
     assert {path: path.read_text() for path in rotated if path.exists()} == rotated
     left = {path.name for path in tmp_path.iterdir()} - {path.name for path in rotated}
     assert left == {"0.err", "0.out", "result.json"}
+
+
+FAILS_FIRST = """
+import os, signal, sys, time
+from pathlib import Path
+folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+if (folder / f"ready{rank}").exists():
+    sys.exit()
+signal.signal(signal.SIGTERM, lambda *_: (folder / "told").touch())
+(folder / f"ready{rank}").touch()
+while not (folder / ("ready1" if rank == "0" else "go")).exists():
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
+def test_a_rotation_while_a_failed_attempt_ends_does_not_end_the_job(
+    dsl_command: Path, tmp_path: Path
+) -> None:
+    logs = ["--log-dir", str(tmp_path / "logs"), "--tee", "3"]
+    words = [sys.executable, "-c", FAILS_FIRST, str(tmp_path)]
+    with running(
+        dsl_line(dsl_command, 2, words, 60.0, "--max-restarts", "1", *logs), tmp_path / "job"
+    ) as job:
+        until((tmp_path / "told").exists)
+        os.kill(job.guard, signal.SIGHUP)
+        until(lambda: "opened anew" in job.stderr())
+        (tmp_path / "go").touch()
+        assert job.wait() == 0

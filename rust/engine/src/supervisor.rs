@@ -17,6 +17,7 @@ use crate::mux::{Consoles, Mux};
 use crate::orphans::{Orphans, reap_orphans};
 use crate::poller::Poller;
 use crate::spawn::{Spawner, open_files_limit};
+use crate::spec::LaunchSpec;
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
 
@@ -26,6 +27,7 @@ mod forks;
 mod guard_link;
 mod intake;
 mod job;
+mod job_control;
 mod pipes;
 mod prepare;
 mod remains;
@@ -35,6 +37,7 @@ mod watched;
 
 use guard_link::GuardLink;
 use job::Job;
+use job_control::JobControl;
 use remains::Remains;
 use watched::Watched;
 
@@ -73,17 +76,11 @@ pub struct Supervisor {
     orphans_due: Option<Instant>,
     from_terminal: bool,
     job_control: JobControl,
+    /// What was started last.
+    latest: Option<Arc<LaunchSpec>>,
     reading: bool,
     events: Vec<Event>,
     buffer: Vec<u8>,
-}
-
-/// What Ctrl-Z and its like have done to the job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum JobControl {
-    Running,
-    /// Nobody is started until it goes on.
-    Stopped,
 }
 
 impl Supervisor {
@@ -125,7 +122,8 @@ impl Supervisor {
             survivors: Vec::new(),
             orphans_due: None,
             from_terminal: false,
-            job_control: JobControl::Running,
+            job_control: JobControl::default(),
+            latest: None,
             reading: true,
             events: Vec::new(),
             buffer: vec![0; READ_BYTES],
@@ -158,31 +156,21 @@ impl Supervisor {
         self.job.is_some()
     }
 
-    /// Sends a signal to one worker, or to all. After SIGTSTP to all nobody else is started until SIGCONT, or a stop.
+    /// Sends a signal to one worker, or to all. After SIGTSTP to all, those that were to be started wait for SIGCONT.
     pub fn signal(&mut self, number: i32, worker: Option<usize>) {
         let Some(job) = &self.job else { return };
         if let Some(index) = worker {
             job.signal(number, index);
         } else {
             job.broadcast(number, false);
-            self.note_job_control(number);
+            self.job_control.send(number);
         }
-    }
-
-    /// What a signal of job control means for those that have still to be started.
-    fn note_job_control(&mut self, number: i32) {
-        self.job_control = match number {
-            libc::SIGTSTP => JobControl::Stopped,
-            libc::SIGCONT => JobControl::Running,
-            _ => self.job_control,
-        };
     }
 
     /// Begins to stop the group.
     pub fn stop(&mut self, signal: i32, grace: Option<Duration>) {
         let Some(job) = &self.job else { return };
         let grace = grace.unwrap_or(job.spec.grace);
-        self.job_control = JobControl::Running;
         self.step(Input::Stop {
             reason: StopReason::Request,
             signal,
@@ -192,7 +180,6 @@ impl Supervisor {
 
     /// Kills the group.
     pub fn kill(&mut self) {
-        self.job_control = JobControl::Running;
         self.step(Input::Kill {
             reason: StopReason::Request,
         });
@@ -259,7 +246,7 @@ impl Supervisor {
 
     /// Whether workers may be started now.
     fn may_start(&self) -> bool {
-        self.job_control == JobControl::Running && self.job.as_ref().is_some_and(|job| job.group.may_start())
+        !self.job_control.stands_still() && self.job.as_ref().is_some_and(|job| job.group.may_start())
     }
 
     /// How long nothing is due; `None` for ever.

@@ -8,7 +8,7 @@ use crate::group::Input;
 use crate::mux::Mux;
 use crate::signals::{Meaning, Moment, Verdict};
 use crate::supervisor::guard_link::GuardLink;
-use crate::supervisor::{JobControl, ORPHAN_DELAY, Supervisor};
+use crate::supervisor::{ORPHAN_DELAY, Supervisor};
 use crate::sys::signal::Received;
 
 /// The longest time in which a guard passes on what it hears.
@@ -66,11 +66,12 @@ impl Supervisor {
         if link.is_copy(received, Instant::now()) {
             return;
         }
-        let has_log_files = || self.job.as_ref().is_some_and(|job| job.spec.has_log_files());
-        if link.table.is_reopening(received) && moment != Moment::Ending && has_log_files() {
+        self.job_control.hear(received.signal);
+        if link.table.is_reopening(received) && self.is_to_go_on() {
             self.reopen_logs(received);
             return;
         }
+        let Some(link) = &mut self.link else { return };
         let verdict = link.decide(received.signal, moment);
         if self.is_to_end(received.signal) && self.is_only_writing() {
             self.consoles.end_waiting(Some(received.signal));
@@ -94,6 +95,16 @@ impl Supervisor {
             }
             Verdict::Note | Verdict::Ignore => self.remember(received.signal),
         }
+    }
+
+    /// A job with log files that nobody has asked to end. Between two attempts it may have none open.
+    fn is_to_go_on(&self) -> bool {
+        let is_asked = self.early_stop.is_some()
+            || self
+                .job
+                .as_ref()
+                .is_some_and(|job| job.group.wanted_end().is_some());
+        !is_asked && self.latest.as_ref().is_some_and(|spec| spec.has_log_files())
     }
 
     fn is_to_end(&self, signal: i32) -> bool {
@@ -122,7 +133,6 @@ impl Supervisor {
 
     fn stop_for(&mut self, received: Received, verdict: Verdict) {
         let signal = received.signal;
-        self.job_control = JobControl::Running;
         let Some(job) = &self.job else {
             self.remember(signal);
             return;
@@ -187,11 +197,10 @@ impl Supervisor {
         });
     }
 
-    fn forward(&mut self, received: Received) {
+    fn forward(&self, received: Received) {
         if self.only_tells() {
             return;
         }
-        self.note_job_control(received.signal);
         if let Some(mux) = self.mux.as_ref().filter(|_| received.signal == libc::SIGWINCH) {
             // The workers hear of it when it is so.
             mux.resize(received.from_terminal);

@@ -11,7 +11,7 @@ use crate::spawn::{AttemptContext, EnvTable, Started};
 use crate::spec::{LaunchSpec, Stdio};
 use crate::supervisor::job::{Job, Origin, State};
 use crate::supervisor::prepare::{check_binding, log_stream, log_thread, raise_limits, token_entry};
-use crate::supervisor::{JobControl, Supervisor, Watched};
+use crate::supervisor::{Supervisor, Watched};
 use crate::sys::signal;
 
 /// Workers started between two looks at what has happened meanwhile.
@@ -22,10 +22,6 @@ impl Supervisor {
     pub fn start(&mut self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
         if self.is_running() {
             return Err(Error::Busy);
-        }
-        // In an agent the next group of a job that stands still waits, too.
-        if self.link.is_none() {
-            self.job_control = JobControl::Running;
         }
         if self.link.is_none() && signal::is_ignored(libc::SIGCHLD) {
             return Err(Error::ChildSignalIgnored);
@@ -40,6 +36,8 @@ impl Supervisor {
         self.tell_servers(&spec);
         let cgroup = self.attempt_cgroup();
         self.remains.forget();
+        self.job_control.begin();
+        self.latest = Some(Arc::clone(&spec));
         self.job = Some(Job::new(spec, env, cgroup, self.oom.kills()));
         self.catch_up();
         Ok(())
@@ -151,7 +149,7 @@ impl Supervisor {
             started: now,
             origin,
         };
-        if self.job_control == JobControl::Stopped {
+        if self.job_control.stands_still() {
             // It waited at its gate when the others were stopped.
             job.signal(libc::SIGTSTP, index);
         }

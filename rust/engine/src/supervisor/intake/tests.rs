@@ -12,6 +12,7 @@ use crate::signals::Table;
 use crate::spawn::open_files_limit;
 use crate::spec::{EnvEntry, LaunchSpec, LogOptions, OnFailure, Stdio, Strictness, WorkerSpec};
 use crate::sys::signal::SignalSet;
+use crate::sys::wait::is_stopped;
 
 const GRACE: Duration = Duration::from_secs(60);
 /// Longer than any test needs on a busy machine.
@@ -322,15 +323,7 @@ fn a_signal_between_two_groups_stops_the_next_at_once() {
 #[test]
 fn a_signal_while_a_failed_group_ends_stops_the_attempt_after_it() {
     for signal in [libc::SIGTERM, libc::SIGUSR1] {
-        let mut scene = Scene::started(
-            None,
-            &[
-                "trap 'exit 3' USR2; echo ready; while :; do sleep 0.02; done",
-                "trap '' TERM USR2; echo ready; exec sleep 600",
-            ],
-        );
-        scene.hear(libc::SIGUSR2);
-        scene.until(|scene| scene.endings().len() == 1);
+        let mut scene = ending_scene();
         scene.hear(signal);
         scene.supervisor.kill();
         let (stop_signal, cause) = scene.end();
@@ -339,6 +332,88 @@ fn a_signal_while_a_failed_group_ends_stops_the_attempt_after_it() {
         assert_eq!(scene.end(), (Some(signal), None));
         assert_eq!(scene.endings(), [(0, Ending::Cancelled, true)]);
     }
+}
+
+/// A group of which one worker has failed, and the other does not end.
+fn ending_scene() -> Scene {
+    let mut scene = Scene::started(
+        None,
+        &[
+            "trap 'exit 3' USR2; echo ready; while :; do sleep 0.02; done",
+            "trap '' TERM USR2; echo ready; exec sleep 600",
+        ],
+    );
+    scene.hear(libc::SIGUSR2);
+    scene.until(|scene| scene.endings().len() == 1);
+    scene
+}
+
+#[test]
+fn a_job_that_stands_still_starts_nobody_until_it_goes_on() {
+    let stop = |scene: &mut Scene| scene.hear(libc::SIGTSTP);
+    let before: [fn(&mut Scene); 2] = [
+        |scene| scene.start(&[POLITE]),
+        |scene| {
+            scene.start_telling(&[POLITE]);
+        },
+    ];
+    for start in before {
+        let mut scene = Scene::new(None, parent());
+        stop(&mut scene);
+        start(&mut scene);
+        assert!(!scene.supervisor.is_starting());
+        scene.hear(libc::SIGCONT);
+        assert!(scene.supervisor.is_starting());
+        scene.supervisor.kill();
+        scene.end();
+    }
+}
+
+#[test]
+fn ctrl_z_and_fg_while_a_group_ends_hold_for_the_next_attempt() {
+    for (heard, is_starting) in [
+        (&[libc::SIGTSTP][..], false),
+        (&[libc::SIGTSTP, libc::SIGCONT], true),
+        (&[libc::SIGTSTP, libc::SIGCONT, libc::SIGTSTP], false),
+    ] {
+        let mut scene = ending_scene();
+        for signal in heard {
+            scene.hear(*signal);
+        }
+        scene.supervisor.kill();
+        scene.end();
+        scene.start(&[POLITE]);
+        assert_eq!(scene.supervisor.is_starting(), is_starting, "{heard:?}");
+        scene.hear(libc::SIGCONT);
+        assert!(scene.supervisor.is_starting());
+        scene.supervisor.kill();
+        scene.end();
+    }
+}
+
+#[test]
+fn a_group_that_is_ended_while_the_job_stands_still_is_followed_by_one_that_waits() {
+    let mut scene = Scene::started(None, &[POLITE]);
+    scene.hear(libc::SIGTSTP);
+    scene.until(|scene| scene.supervisor.running_pids().into_iter().all(is_stopped));
+    scene.supervisor.stop(libc::SIGTERM, None);
+    scene.end();
+    scene.start(&[POLITE]);
+    assert!(!scene.supervisor.is_starting());
+    scene.supervisor.kill();
+    scene.end();
+}
+
+#[test]
+fn what_the_owner_of_a_group_has_stopped_is_that_group() {
+    let mut scene = Scene::started(None, &[POLITE]);
+    scene.supervisor.signal(libc::SIGTSTP, None);
+    scene.supervisor.kill();
+    scene.end();
+    scene.start(&[POLITE]);
+    assert!(scene.supervisor.is_starting());
+    scene.supervisor.kill();
+    scene.end();
 }
 
 #[test]
