@@ -192,7 +192,6 @@ def test_a_failed_step_is_named(testchild: Path, options: dict[str, Any], stage:
 
 
 @needs_forks
-@needs_forks
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_worker_that_cannot_enter_ends_though_the_program_was_forked_meanwhile(testchild: Path) -> None:
     """The program's child holds a copy of our end of its gate: its closing is not heard."""
@@ -215,6 +214,7 @@ def test_a_worker_that_cannot_enter_ends_though_the_program_was_forked_meanwhile
             os.waitpid(child, 0)
 
 
+@needs_forks
 def test_64_workers_are_children_of_the_server_and_another_group_has_the_same(testchild: Path) -> None:
     workers = [forked(testchild, "pause")] * 64
     with Group(workers, servers=[server()]) as group:

@@ -191,7 +191,8 @@ def test_a_worker_that_dies_of_a_stop_to_all_processes_costs_the_others_no_grace
     words += ["only", "0", "[", "pause", "]", *cleans]
     with running(dsl_line(dsl_command, 2, [str(testchild), *words], 120), tmp_path) as job:
         workers = list(job.ready(2).values())
-        subprocess.run(["kill", "-s", "TERM", *_step(job, workers, order)], check=True)
+        # Before the last one gets it the job may be over.
+        subprocess.run(["kill", "-s", "TERM", *_step(job, workers, order)], check=False)
         assert job.wait() == 143, job.stderr()
     assert (tmp_path / "cleaned").read_text().split() == ["1"]
 
