@@ -418,6 +418,20 @@ def test_chance_is_not_shared_between_workers(tmp_path: Path) -> None:
     assert [len(set(column)) for column in columns] == [4, 4, 4, 4]
 
 
+def test_the_chance_that_names_files_is_not_shared(tmp_path: Path) -> None:
+    """As `datasets` names those of its cache, from a generator of its own."""
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "__init__.py").write_text("")
+    (tmp_path / "datasets" / "fingerprint.py").write_text("import random\nfingerprint_rng = random.Random()")
+    (tmp_path / "draw.py").write_text(
+        "from datasets.fingerprint import fingerprint_rng\nprint(fingerprint_rng.getrandbits(64))"
+    )
+    with Forks(tmp_path, preload=["datasets.fingerprint"], env=environment()) as forks:
+        drawn = forks.run(*[["draw.py"]] * 3)
+        assert forks.lost is None
+    assert len({one.out for one in drawn}) == 3
+
+
 def test_multiprocessing_works_by_every_start_method(tmp_path: Path) -> None:
     (tmp_path / "pools.py").write_text(
         "import multiprocessing, sys\nfrom concurrent.futures import ProcessPoolExecutor\n"
@@ -660,6 +674,129 @@ def test_an_interpreter_that_cannot_load_the_extension_executes_its_workers(
 def test_an_interpreter_that_goes_on_behind_its_program_is_executed(tmp_path: Path) -> None:
     with Forks(tmp_path, env=environment(PYTHONINSPECT="1")) as forks:
         assert "PYTHONINSPECT" in str(forks.wait())
+
+
+THREAD_IN_EACH_FORK = """
+import os, threading, time
+def start():
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+os.register_at_fork(after_in_child=start)
+"""
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (
+            "import os\nos.register_at_fork(after_in_child=lambda: globals().update(f=open('log', 'w')))",
+            "a file",
+        ),
+        (THREAD_IN_EACH_FORK, "starts a thread in each fork"),
+        ("import multiprocessing.util as util\nfolder = util.get_temp_dir()", "multiprocessing"),
+        (
+            "import multiprocessing.util as util\nutil.Finalize(None, print, exitpriority=1)",
+            "multiprocessing",
+        ),
+    ],
+    ids=["descriptor", "thread", "folder", "finalizer"],
+)
+def test_what_would_be_in_each_fork_is_a_reason_to_refuse(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "train.py").write_text("import mine\n")
+    with Forks(tmp_path, program=["train.py"], preload=["mine"], env=environment()) as forks:
+        assert reason in str(forks.wait())
+
+
+def test_a_file_that_the_start_of_an_interpreter_keeps_is_a_reason_to_refuse(tmp_path: Path) -> None:
+    """A worker keeps no descriptor, and its own file would get the number."""
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "sitecustomize.py").write_text(f"log = open({str(tmp_path / 'log')!r}, 'a')\n")
+    (tmp_path / "train.py").write_text(
+        "import sitecustomize\nown = open('own', 'w')\nsitecustomize.log.write('log')\n"
+        "sitecustomize.log.flush()\nprint(repr(open('own').read()))"
+    )
+    env = environment(PYTHONPATH=str(tmp_path / "start"))
+    with Forks(tmp_path, program=["train.py"], env=env) as forks:
+        assert forks.run(["train.py"]) == [Result(0, None, "''\n", "")]
+    assert f"has opened {tmp_path / 'log'}" in str(forks.lost)
+
+
+@pytest.mark.parametrize("when", ["start", "import"])
+def test_an_interpreter_that_writes_for_perf_is_executed(tmp_path: Path, when: str) -> None:
+    """From 3.12 on: older ones do not know perf."""
+    (tmp_path / "mine.py").write_text("import sys\ngetattr(sys, 'activate_stack_trampoline', repr)('perf')\n")
+    words = interpreter("-X perf" if when == "start" else "")
+    preload = ["textwrap" if when == "start" else "mine"]
+    with Forks(tmp_path, interpreter=words, preload=preload, env=environment()) as forks:
+        assert ("perf" in str(forks.wait())) is (sys.version_info >= (3, 12))
+
+
+def test_a_guessed_module_that_asks_for_its_place_is_imported_by_each_worker(tmp_path: Path) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "by_rank.py").write_text("import os\nrank = os.environ.get('RANK', '0')\n")
+    (tmp_path / "site-packages" / "outer.py").write_text("import by_rank\n")
+    (tmp_path / "train.py").write_text("import outer, by_rank\nprint(by_rank.rank)\n")
+    env = environment(PYTHONPATH=str(tmp_path / "site-packages"))
+    with Forks(tmp_path, program=["train.py"], env=env) as forks:
+        assert forks.run(["train.py"], env={"RANK": "1"}) == [Result(0, None, "1\n", "")]
+    said = "outer reads RANK when it is imported: name what to import with --preload"
+    assert forks.lost == f"refused: {said}"
+
+
+def test_what_a_script_does_before_an_import_counts_for_it(tmp_path: Path) -> None:
+    for folder in ("site-packages", "src"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "settled.py").write_text(
+            f"import os\nfound = {folder!r}, os.environ.get('SETTING')\n"
+        )
+    (tmp_path / "train.py").write_text(
+        "import os, sys, textwrap\nsys.path.insert(0, os.path.join(os.getcwd(), sys.argv[1]))\n"
+        "os.environ['SETTING'] = 'set'\nimport settled\nprint(settled.found)\n"
+    )
+    env = environment(PYTHONPATH=str(tmp_path / "site-packages"))
+    with Forks(tmp_path, program=["train.py"], env=env) as forks:
+        forked = forks.run(["train.py", "src"], ["train.py", "site-packages"])
+        assert forks.lost is None
+    assert [one.out for one in forked] == ["('src', 'set')\n", "('site-packages', 'set')\n"]
+
+
+def test_a_function_with_the_name_of_a_submodule_is_what_a_worker_gets(tmp_path: Path) -> None:
+    """As scipy and other packages give theirs: not before it is asked for."""
+    package = tmp_path / "site-packages" / "lazy"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "def __getattr__(name):\n    if name != 'solve':\n        raise AttributeError(name)\n"
+        "    from importlib import import_module\n    globals()['solve'] = import_module('lazy.solve').solve\n"
+        "    return solve\n"
+    )
+    (package / "solve.py").write_text("def solve():\n    return 'solved'\n")
+    (tmp_path / "train.py").write_text("from lazy import solve\nprint(solve())\n")
+    env = environment(PYTHONPATH=str(tmp_path / "site-packages"))
+    with Forks(tmp_path, program=["train.py"], env=env) as forks:
+        assert forks.run(["train.py"]) == [Result(0, None, "solved\n", "")]
+        assert forks.lost is None
+
+
+def test_a_folder_that_is_made_between_two_attempts_is_searched(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import textwrap\nimport late_one\n")
+    env = environment(PYTHONPATH=str(tmp_path / "late"))
+    with Forks(tmp_path, program=["train.py"], env=env) as forks:
+        [first] = forks.run(["train.py"])
+        (tmp_path / "late").mkdir()
+        (tmp_path / "late" / "late_one.py").write_text("print('found')")
+        assert forks.run(["train.py"]) == [Result(0, None, "found\n", "")]
+        assert forks.lost is None
+    assert "No module named 'late_one'" in first.err
+
+
+def test_a_stream_that_an_import_has_taken_apart_is_left_to_its_new_owner(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding='utf-8', line_buffering=True)\n"
+    )
+    (tmp_path / "train.py").write_text("import mine\nprint('used')\n")
+    with Forks(tmp_path, program=["train.py"], preload=["mine"], env=environment()) as forks:
+        assert forks.run(["train.py"]) == forks.run(["train.py"], is_forked=False)
+        assert forks.lost is None
 
 
 def test_modules_beside_the_script_are_imported_by_each_worker(tmp_path: Path) -> None:

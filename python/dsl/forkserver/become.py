@@ -280,12 +280,20 @@ def _change_environment(variables: Sequence[Variable]) -> None:
 
 
 def _take_arguments(words: Sequence[str], program: Sequence[str], folder: str | None) -> None:
+    _forget_absent_places()
     _show_file(program)
     sys.orig_argv[:] = words
     for place, entry in enumerate(sys.path):
         if folder is not None and entry is folder:
             sys.path[place] = _folder(program)
             break
+
+
+def _forget_absent_places() -> None:
+    """Let folders and archives be searched that are there since the server looked for them."""
+    for path, finder in list(sys.path_importer_cache.items()):
+        if finder is None and os.path.exists(path):
+            del sys.path_importer_cache[path]
 
 
 def _renew_main(holders: Holders, *, is_ours: bool) -> None:
@@ -331,6 +339,9 @@ def _take_randomness() -> None:
         random.set_state(("MT19937", words, 624, 0, 0.0))
     if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()
+    # Names files of a cache by it, which others may write at the same time.
+    if (names := sys.modules.get("datasets.fingerprint")) is not None and "fingerprint_rng" in vars(names):
+        names.fingerprint_rng.seed()
     if (process := sys.modules.get("multiprocessing.process")) is not None:
         process.current_process().authkey = os.urandom(32)
     if (threading := sys.modules.get("threading")) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl._record import record
+from dsl._record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +29,32 @@ IMPORTED_LATER = {
     )
 }
 
+TORCH_PACKAGES = frozenset(
+    {
+        *("torch", "torchvision", "torchaudio", "torchtext", "deepspeed", "lightning", "pytorch_lightning"),
+        *("accelerate", "transformers", "diffusers", "timm", "fairscale", "monai"),
+    }
+)
+"""Packages whose import costs that of torch."""
+
+OTHER_MODULES = 1
+"""The text has changed where modules are found, or a variable: it may find, or get, others than we do."""
+OTHER_LIBRARIES = 2
+"""It has also changed what torch and numpy read when they are imported, or may have."""
+
+# Variables that torch, numpy or a library of theirs reads when it is loaded.
+_READ_BY_LIBRARIES = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
+    *("TORCH", "PYTORCH", "NCCL_", "GLOO_", "MALLOC_"),
+)
+# Methods that change what is there. Those that add to the end of `sys.path` hide nothing.
+_CHANGES = {
+    "sys.path": ("insert", "remove", "pop", "clear", "reverse", "sort"),
+    "sys.modules": ("pop", "popitem", "clear", "update", "setdefault"),
+    "os.environ": ("pop", "popitem", "clear", "update", "setdefault"),
+    "os": ("putenv", "unsetenv"),
+}
+
 
 @record
 class Import:
@@ -40,6 +66,8 @@ class Import:
     """What ``from module import`` names: each may be a module, too. Empty for ``import module``."""
     level: int = 0
     """Leading dots: 0 is absolute."""
+    behind: int = 0
+    """What the text may have changed before: nothing, `OTHER_MODULES` or `OTHER_LIBRARIES`."""
 
 
 @record
@@ -52,30 +80,28 @@ class Imports:
     """Those inside functions, which may never run."""
 
 
-def find_imports(text: str | bytes) -> Imports:
+def find_imports(text: str | bytes, *, is_program: bool = False) -> Imports:
     """Imports that a text names, but for those that only a type checker sees.
 
-    Raises SyntaxError or ValueError for a text that is no Python, RecursionError for one that is too deep.
+    ``is_program``: it is run as the main program; otherwise what is for that alone is left out, too.
+    Raises SyntaxError or ValueError for a text that is no Python, RecursionError or MemoryError for one that
+    is too deep.
     """
     tree = compile(text, "<text>", "exec", _ONLY_TREE, dont_inherit=True)
     top: list[Import] = []
     inner: list[Import] = []
+    behind = 0
     waiting: list[tuple[Any, bool]] = [(tree, False)]
     while waiting:
         node, is_inner = waiting.pop()
-        (inner if is_inner else top).extend(_imports_of(node))
+        (inner if is_inner else top).extend(_imports_of(node, behind))
         is_inner = is_inner or type(node).__name__ in _FUNCTIONS
-        waiting += [(child, is_inner) for child in reversed(list(_children(node)))]
+        if not is_inner:
+            behind = max(behind, _change_of(node))
+        waiting += [(child, is_inner) for child in reversed(list(_children(node, is_program=is_program)))]
+    # A function runs when all of the text has run.
+    inner = [replace(one, behind=behind) for one in inner]
     return Imports(tuple(dict.fromkeys(top)), tuple(dict.fromkeys(inner)))
-
-
-def imported_modules(text: str | bytes) -> tuple[str, ...]:
-    """Dotted names of the modules that a text imports absolutely, those inside functions last.
-
-    Raises what `find_imports` raises.
-    """
-    found = find_imports(text)
-    return tuple(dict.fromkeys(one.module for one in (*found.top, *found.inner) if not one.level))
 
 
 def worth_preloading(found: Imports) -> tuple[Import, ...]:
@@ -98,23 +124,25 @@ def with_later_imports(modules: Iterable[str]) -> tuple[str, ...]:
 
 
 def package_of(module: str) -> str:
-    """First part of a dotted name."""
-    return module.partition(".")[0]
+    """First part of a dotted name, also of ``module:name``."""
+    return module.partition(":")[0].partition(".")[0]
 
 
-def _imports_of(node: Any) -> Iterator[Import]:
+def _imports_of(node: Any, behind: int) -> Iterator[Import]:
     kind = type(node).__name__
     if kind == "Import":
         for alias in node.names:
-            yield Import(alias.name)
+            yield Import(alias.name, behind=behind)
     elif kind == "ImportFrom" and node.module != "__future__":
         names = tuple(alias.name for alias in node.names if alias.name != "*")
-        yield Import(node.module or "", names, node.level)
+        yield Import(node.module or "", names, node.level, behind)
 
 
-def _children(node: Any) -> Iterator[Any]:
+def _children(node: Any, *, is_program: bool) -> Iterator[Any]:
     fields = node._fields
-    if type(node).__name__ == "If" and _is_for_type_checkers(node.test):
+    if type(node).__name__ == "If" and (
+        _is_for_type_checkers(node.test) or (not is_program and _is_for_main(node.test))
+    ):
         fields = ("orelse",)
     for field in fields:
         value = getattr(node, field, None)
@@ -125,3 +153,65 @@ def _children(node: Any) -> Iterator[Any]:
 
 def _is_for_type_checkers(test: Any) -> bool:
     return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
+
+
+def _is_for_main(test: Any) -> bool:
+    """``__name__ == "__main__"``, either way round."""
+    if type(test).__name__ != "Compare" or [type(one).__name__ for one in test.ops] != ["Eq"]:
+        return False
+    sides = (test.left, *test.comparators)
+    return "__name__" in [getattr(one, "id", None) for one in sides] and "__main__" in [
+        getattr(one, "value", None) for one in sides
+    ]
+
+
+def _change_of(node: Any) -> int:
+    """What a node changes of what imports behind it find."""
+    kind = type(node).__name__
+    if kind == "Call" and hasattr(node.func, "attr"):
+        what, method = _dotted(node.func.value), node.func.attr
+        if method not in _CHANGES.get(what, ()):
+            return 0
+        return _weight(what, _variables_of(node, method))
+    if kind in ("Assign", "Delete"):
+        targets = node.targets
+    elif kind == "AnnAssign" or (kind == "AugAssign" and _dotted(node.target) != "sys.path"):
+        targets = [node.target]
+    else:
+        return 0
+    return max(map(_change_of_target, targets), default=0)
+
+
+def _change_of_target(target: Any) -> int:
+    kind = type(target).__name__
+    if kind in ("Tuple", "List"):
+        return max(map(_change_of_target, target.elts), default=0)
+    is_part = kind == "Subscript"
+    what = _dotted(target.value if is_part else target)
+    variable = getattr(target.slice, "value", None) if is_part else None
+    return _weight(what, [variable]) if what in _CHANGES and what != "os" else 0
+
+
+def _weight(what: str, variables: Iterable[object]) -> int:
+    """``variables``: what is changed of the environment, None for what the text does not tell."""
+    if what in ("sys.path", "sys.modules"):
+        return OTHER_MODULES
+    is_told = all(isinstance(one, str) and not one.startswith(_READ_BY_LIBRARIES) for one in variables)
+    return OTHER_MODULES if is_told else OTHER_LIBRARIES
+
+
+def _variables_of(call: Any, method: str) -> list[object]:
+    first = call.args[:1]
+    if method != "update":
+        return [getattr(one, "value", None) for one in first] or [None]
+    keys = [key for one in first for key in getattr(one, "keys", None) or [None]]
+    return [*[getattr(key, "value", None) for key in keys], *[one.arg for one in call.keywords]]
+
+
+def _dotted(node: Any) -> str:
+    """``sys.path`` and the like as text, also where it was imported by its own name."""
+    name = getattr(node, "id", "")
+    if name:
+        return "os.environ" if name == "environ" else name
+    base = getattr(getattr(node, "value", None), "id", "")
+    return f"{base}.{getattr(node, 'attr', '')}"

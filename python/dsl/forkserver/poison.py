@@ -8,7 +8,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 else:
     # `signal` would stay in the workers as a module that they have not imported.
     import _signal
@@ -34,7 +34,12 @@ _DEVICES = (
 _ACCELERATORS = ("cuda", "xpu", "mps", "mtia")
 # Seconds that a fork and its first instants may take. A handler that waits for a lost thread waits for ever.
 _FORK_S = 10
-_TRIAL_FAILED = 3
+# How the child of the trial ends, beside 0 and the numbers of `_ACCELERATORS`.
+_TRIAL_FAILED, _OPENS, _STARTS = 20, 21, 22
+_OF_A_FORK = {
+    _OPENS: "what was imported opens a file or a connection in each fork: no worker keeps it",
+    _STARTS: "what was imported starts a thread in each fork: no worker has it",
+}
 # Looks at the threads, and seconds between two of them.
 _LOOKS, _LOOK_S = 10, 0.02
 # PF_EXITING of the kernel's include/linux/sched.h.
@@ -63,6 +68,20 @@ def shared_memory() -> dict[tuple[str, str], str]:
     return found
 
 
+def find_early_poison(link: int) -> str | None:
+    """Why this interpreter must not be forked for others, whatever it imports; None if nothing is seen yet.
+
+    To be called first, before the connection ``link`` is used. A worker keeps no descriptor but its streams,
+    so what was opened when the interpreter started would write into files that the worker opens.
+    """
+    for reason in _flags():
+        return reason
+    for number, target in open_descriptors().items():
+        if number > 2 and number != link:
+            return f"the start of the interpreter has opened {target}: no worker keeps it"
+    return None
+
+
 def find_poison(known: dict[int, str], shared: dict[tuple[str, str], str]) -> str | None:
     """Why this process must not be forked for others, as a clause; None if it may be.
 
@@ -70,7 +89,7 @@ def find_poison(known: dict[int, str], shared: dict[tuple[str, str], str]) -> st
     whose threads cannot bear a fork keeps them, and one that can (OpenBLAS) has ended them by then. Where
     that fork hangs, SIGALRM ends this process: it waits for nothing longer than that.
     """
-    of_modules = (*_flags(), *_harmful_modules(), *_accelerators(), *_folders())
+    of_modules = (*_flags(), *_harmful_modules(), *_accelerators(), *_folders(), *_finalizers())
     for reason in (*of_modules, *_descriptors(known), *_mappings(shared), *_children()):
         return reason
     _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGCHLD})
@@ -89,6 +108,9 @@ def find_poison(known: dict[int, str], shared: dict[tuple[str, str], str]) -> st
 def _flags() -> Iterator[str]:
     if sys.flags.inspect:
         yield "with -i or PYTHONINSPECT the interpreter goes on behind a program, and only its own"
+    is_perf: Callable[[], bool] = getattr(sys, "is_stack_trampoline_active", bool)
+    if is_perf():
+        yield "with -X perf or PYTHONPERFSUPPORT the interpreter writes a file for its own process"
 
 
 def _harmful_modules() -> Iterator[str]:
@@ -144,7 +166,15 @@ def _folders() -> Iterator[str]:
             yield "what was imported keeps a temporary folder: the first worker to end would remove it"
 
 
+def _finalizers() -> Iterator[str]:
+    """They run in the process alone that has registered them."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and vars(util).get("_finalizer_registry"):
+        yield "what was imported has given multiprocessing something to do at its end: no worker would do it"
+
+
 def _trial() -> str | None:
+    before = open_descriptors()
     try:
         pid = _fork_quietly()
     except OSError as error:
@@ -152,7 +182,7 @@ def _trial() -> str | None:
     if pid == 0:
         code = _TRIAL_FAILED
         try:
-            code = _judge_from_inside()
+            code = _judge_from_inside(before)
         finally:
             os._exit(code)
     reason = _threads()
@@ -169,6 +199,8 @@ def _trial() -> str | None:
     if 0 < code <= len(_ACCELERATORS):
         kind = _ACCELERATORS[code - 1]
         return f"what was imported has asked for {kind} devices: forked workers could not use them"
+    if code in _OF_A_FORK:
+        return _OF_A_FORK[code]
     return None if code == 0 else f"a fork of it ended with {code}"
 
 
@@ -193,8 +225,16 @@ def _fork_quietly() -> int:
         return os.fork()
 
 
-def _judge_from_inside() -> int:
-    """0, or which kind of device torch takes for lost: only a child of the fork can ask that."""
+def _judge_from_inside(before: dict[int, str]) -> int:
+    """0, or which kind of device torch takes for lost, or what is there that was not ``before`` the fork.
+
+    Only a child of the fork can ask that.
+    """
+    # Even with what it has closed in the place of something else.
+    if not open_descriptors().items() <= before.items():
+        return _OPENS
+    if len(os.listdir("/proc/self/task")) > 1:
+        return _STARTS
     module = sys.modules.get("torch._C")
     for number, kind in enumerate(_ACCELERATORS, 1):
         is_lost = getattr(module, f"_{kind}_isInBadFork", None)

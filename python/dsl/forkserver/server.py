@@ -28,7 +28,11 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     """
     listed, *rest, fd = words
     program = [word for word in rest if word]
+    early = poison.find_early_poison(int(fd))
     link = ForkLink(int(fd))
+    if early is not None:
+        link.refuse(early)
+        os._exit(0)
     known, shared = poison.open_descriptors(), poison.shared_memory()
     forget()
     folder = become.show_program(program)

@@ -25,9 +25,9 @@ def flush() -> None:
 
 
 def line_buffering() -> dict[str, bool]:
-    """By name, whether a stream writes line by line. One that is closed or not there is left out."""
+    """By name, whether a stream writes line by line. One that is not there, or of no use, is left out."""
     first = {name: getattr(sys, f"__{name}__", None) for name in _NAMES}
-    return {name: one.line_buffering for name, one in first.items() if one is not None and not one.closed}
+    return {name: one.line_buffering for name, one in first.items() if one is not None and _is_whole(one)}
 
 
 def reopen(by_line: Mapping[str, bool] | None = None) -> None:
@@ -39,13 +39,21 @@ def reopen(by_line: Mapping[str, bool] | None = None) -> None:
     """
     for fd, name in enumerate(_NAMES):
         first = getattr(sys, f"__{name}__", None)
-        if first is not None and first.closed:
+        if first is not None and not _is_whole(first):
             continue
         now = _reopened(first, fd, by_line=(by_line or {}).get(name)) if _is_open(fd) else None
         # A module may have put a stream of its own in the place of the first one.
         if getattr(sys, name, None) is first:
             setattr(sys, name, now)
         setattr(sys, f"__{name}__", now)
+
+
+def _is_whole(stream: Any) -> bool:
+    """Whether nobody has closed it, or given its buffer to another one."""
+    try:
+        return not stream.closed
+    except ValueError:
+        return False
 
 
 def _is_open(fd: int) -> bool:

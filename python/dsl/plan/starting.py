@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.devices.table import ACCELERATORS
-from dsl.forkserver.guess import imported_modules, package_of
+from dsl.forkserver.guess import OTHER_LIBRARIES, TORCH_PACKAGES, find_imports, package_of
 from dsl.lists import format_ranges
 from dsl.model.job import Notice
 from dsl.model.node import ForkServer
@@ -41,12 +41,6 @@ LATE_SUFFIX = "_VISIBLE_DEVICES"
 
 NUMA_NODE, CPUS = "NUMA node", "CPUs that OpenMP binds threads to"
 """In what workers differ that are not to share a fork server for it. No variable of ours has such a name."""
-
-TORCH_PACKAGES = {
-    *("torch", "torchvision", "torchaudio", "torchtext", "deepspeed", "lightning", "pytorch_lightning"),
-    *("accelerate", "transformers", "diffusers", "timm", "fairscale", "monai"),
-}
-"""Packages whose import costs that of torch."""
 
 
 def is_late(name: str, flavour: Flavour) -> bool:
@@ -85,13 +79,23 @@ def without_fork_servers(plan: NodePlan) -> NodePlan:
     return replace(plan, workers=tuple(workers), fork_servers=())
 
 
-def names_torch(source: str) -> bool:
-    """Whether an import in a Python program names torch, or a package that needs it."""
+def why_no_torch(source: str) -> str:
+    """Why it gains nothing to import torch once for a Python program, as a clause about it; empty if it does.
+
+    ``source``: as `read_text` gives it, whatever its encoding is.
+    """
     try:
-        modules = imported_modules(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return False  # the worker that runs it will say why
-    return any(package_of(one) in TORCH_PACKAGES for one in modules)
+        # The text itself tells its encoding.
+        found = find_imports(source.encode("utf-8", "surrogateescape"), is_program=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "is not read"  # the worker that runs it will say why
+    named = [one for one in (*found.top, *found.inner) if not one.level]
+    behind = [one.behind for one in named if package_of(one.module) in TORCH_PACKAGES]
+    if not behind:
+        return "does not import torch"
+    if min(behind) == OTHER_LIBRARIES:
+        return "changes what torch may read in the environment before it imports it"
+    return ""
 
 
 def _why_executed(plan: NodePlan, job: Job, facts: Facts) -> str:
@@ -104,7 +108,8 @@ def _why_executed(plan: NodePlan, job: Job, facts: Facts) -> str:
     source = _source(job, facts)
     if source is None:
         return f"the text of {name} was not found"
-    return "" if names_torch(source) else f"{name} does not import torch"
+    why = why_no_torch(source)
+    return f"{name} {why}" if why else ""
 
 
 def _source(job: Job, facts: Facts) -> str | None:

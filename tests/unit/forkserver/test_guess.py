@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dsl.forkserver.guess import (
+    OTHER_LIBRARIES,
+    OTHER_MODULES,
     Import,
     find_imports,
-    imported_modules,
     with_later_imports,
     worth_preloading,
 )
@@ -46,9 +47,84 @@ from dsl.forkserver.guess import (
     ],
 )
 def test_imports_are_found_where_they_run(text: str | bytes, top: list[str], inner: list[str]) -> None:
-    found = find_imports(text)
+    found = find_imports(text, is_program=True)
     assert [one.module for one in found.top] == top
     assert [one.module for one in found.inner] == inner
+
+
+@pytest.mark.parametrize(
+    "test, top",
+    [
+        ("__name__ == '__main__'", ["b"]),
+        ("'__main__' == __name__", ["b"]),
+        ("__name__ != '__main__'", ["a", "b"]),
+        ("name == '__main__'", ["a", "b"]),
+        ("__name__ == 'worker'", ["a", "b"]),
+    ],
+)
+def test_what_a_module_imports_as_a_main_program_does_not_count_elsewhere(test: str, top: list[str]) -> None:
+    text = f"if {test}:\n    import a\nelse:\n    import b\n"
+    assert [one.module for one in find_imports(text).top] == top
+    assert [one.module for one in find_imports(text, is_program=True).top] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "line, behind",
+    [
+        *[
+            (line, 0)
+            for line in (
+                "pass",
+                "sys.path.append('/a')",
+                "sys.path.extend(['/a'])",
+                "sys.path += ['/a']",
+                "sys.path.index('/a')",
+                "x = os.environ['OMP_NUM_THREADS']",
+                "path = sys.path",
+                "os = 3",
+                "def f():\n    sys.path.insert(0, '/a')",
+                "f = lambda: os.environ.clear()",
+            )
+        ],
+        *[
+            (line, OTHER_MODULES)
+            for line in (
+                "sys.path.insert(0, '/a')",
+                "sys.path = ['/a']",
+                "sys.path[0] = '/a'",
+                "del sys.path[0]",
+                "x, sys.path[:] = 1, []",
+                "sys.modules['a'] = None",
+                "sys.modules.pop('a')",
+                "os.environ['HF_HOME'] = '/a'",
+                "environ['HF_HOME'] = '/a'",
+                "os.environ.setdefault('HF_HOME', '/a')",
+                "os.environ.update({'HF_HOME': '/a'}, B='1')",
+                "os.putenv('HF_HOME', '/a')",
+                "del os.environ['HF_HOME']",
+                "if x:\n    os.environ['HF_HOME'] = '/a'",
+            )
+        ],
+        *[
+            (line, OTHER_LIBRARIES)
+            for line in (
+                "os.environ['OMP_NUM_THREADS'] = '1'",
+                "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = ''",
+                "os.environ[name] = '1'",
+                "os.environ.update(all_of_them)",
+                "os.environ.update({'A': '1', **others})",
+                "os.environ.update(A='1', MKL_NUM_THREADS='1')",
+                "os.environ.clear()",
+                "os.environ |= others",
+                "os.environ['HF_HOME'] = '/a'\nos.environ['NCCL_DEBUG'] = 'INFO'",
+            )
+        ],
+    ],
+)
+def test_imports_behind_a_change_are_known(line: str, behind: int) -> None:
+    found = find_imports(f"import a\n{line}\nimport b\ndef g():\n    import c\n")
+    assert found.top == (Import("a"), Import("b", behind=behind))
+    assert found.inner == (Import("c", behind=behind),)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +138,6 @@ def test_imports_are_found_where_they_run(text: str | bytes, top: list[str], inn
 )
 def test_what_is_imported_from_a_module_may_be_one(text: str, expected: Import) -> None:
     assert find_imports(text).top == (expected,)
-
-
-def test_names_without_dots_before_them_are_told() -> None:
-    text = "import a\nfrom b.c import d\nfrom . import e\ndef f():\n    import g, a\n"
-    assert imported_modules(text) == ("a", "b.c", "g")
 
 
 @pytest.mark.parametrize("text", ["x = (", "\0", "import"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.machine import make_facts
@@ -13,12 +13,16 @@ from dsl._record import replace
 from dsl.agent.part import conducted
 from dsl.errors import OptionError
 from dsl.machine.cpus import NumaNode
+from dsl.machine.process import read_text
 from dsl.model.job import Job
 from dsl.model.node import NodePlan
 from dsl.model.request import ProgramRequest
 from dsl.plan.flavours import FLAVOURS
 from dsl.plan.job import plan_job
-from dsl.plan.starting import NUMA_NODE, is_late, names_torch, with_fork_servers
+from dsl.plan.starting import NUMA_NODE, is_late, why_no_torch, with_fork_servers
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TORCH_SCRIPT = "import os\nfrom torch import nn\n"
 OTHER_SCRIPT = "import os  # not torch\n"
@@ -206,7 +210,40 @@ def test_auto_chooses_by_what_it_knows_and_says_so(
     ],
 )
 def test_imports_that_need_torch(line: str, *, named: bool) -> None:
-    assert names_torch(f"x = 1\n{line}\n") is named
+    assert (why_no_torch(f"x = 1\n{line}\n") == "") is named
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("os.environ['HF_HOME'] = '/scratch'", ""),
+        ("sys.path.insert(0, 'src')", ""),
+        (
+            "os.environ['OMP_NUM_THREADS'] = '4'",
+            "changes what torch may read in the environment before it imports it",
+        ),
+    ],
+)
+def test_torch_is_not_imported_before_a_script_has_said_how(line: str, said: str) -> None:
+    assert why_no_torch(f"import os, sys\n{line}\nfrom transformers import Trainer\n") == said
+
+
+@pytest.mark.parametrize(
+    "text, named",
+    [
+        (b"\xef\xbb\xbfimport torch\n", True),
+        (b"# coding: latin-1\n# \xe9\nimport torch\n", True),
+        (b"# coding: no-such-one\nimport torch\n", False),
+        (b"x = " + b"not " * 9000 + b"1\nimport torch\n", False),
+        (b"if __name__ == '__main__':\n    import torch\n", True),
+    ],
+    ids=["mark", "coding", "unknown coding", "deep", "main"],
+)
+def test_a_text_is_judged_as_the_interpreter_reads_it(tmp_path: Path, text: bytes, *, named: bool) -> None:
+    (tmp_path / "t.py").write_bytes(text)
+    found = read_text(str(tmp_path / "t.py"))
+    assert found is not None
+    assert (why_no_torch(found) == "") is named
 
 
 def test_what_was_asked_for_is_preloaded() -> None:
