@@ -104,6 +104,8 @@ class Imports:
         self.by_line = dict(set(streams.line_buffering().items()) - set(self._by_line.items()))
         self.variables = _changed_variables(environ)
         self.holders = _holders_of_main()
+        # Each worker would touch, and so copy, all that the cache holds.
+        self.absent = tuple([path for path, finder in sys.path_importer_cache.items() if finder is None])
         return None
 
 
@@ -184,6 +186,7 @@ def become_worker(
     _change_environment(imports.variables)
     # Not the server's, which `gc.freeze` keeps from being collected, with all that the program puts there.
     _renew_main(imports.holders, is_ours=False)
+    _forget_absent(imports.absent)
     _take_arguments(words, program, folder)
     if imports.cwd is not None:
         os.chdir(imports.cwd)
@@ -280,7 +283,6 @@ def _change_environment(variables: Sequence[Variable]) -> None:
 
 
 def _take_arguments(words: Sequence[str], program: Sequence[str], folder: str | None) -> None:
-    _forget_absent_places()
     _show_file(program)
     sys.orig_argv[:] = words
     for place, entry in enumerate(sys.path):
@@ -289,11 +291,11 @@ def _take_arguments(words: Sequence[str], program: Sequence[str], folder: str | 
             break
 
 
-def _forget_absent_places() -> None:
+def _forget_absent(places: Sequence[str]) -> None:
     """Let folders and archives be searched that are there since the server looked for them."""
-    for path, finder in list(sys.path_importer_cache.items()):
-        if finder is None and os.path.exists(path):
-            del sys.path_importer_cache[path]
+    for path in places:
+        if os.path.exists(path):
+            sys.path_importer_cache.pop(path, None)
 
 
 def _renew_main(holders: Holders, *, is_ours: bool) -> None:
