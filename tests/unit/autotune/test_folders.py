@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Result
 from dsl.autotune.files import MARKER, MOST_CHARACTERS
 from dsl.autotune.folders import Folders
@@ -101,6 +103,231 @@ def test_what_is_left_of_a_command_is_no_result_of_the_next(folders: Folders, tm
     put(Path(again.written(experiment())), "[]")
     assert again.text(experiment()) == "[]"
     assert (Path(again.folder(experiment())) / "metrics.json").read_text() == "[]"
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "[]", '{"fingerprint": "f"}', '{"fingerprint": "f", "outcome": "great"}']
+)
+def test_a_result_that_makes_no_sense_is_no_result(folders: Folders, text: str) -> None:
+    begin(folders, experiment())
+    with open(f"{folders.folder(experiment())}/result.json", "w", encoding="utf-8") as file:
+        file.write(text)
+    assert folders.load(experiment(), "f") is None
+
+
+def test_a_new_run_never_sees_the_metrics_of_an_earlier_one(folders: Folders) -> None:
+    begin(folders, experiment())
+    with open(folders.written(experiment()), "w", encoding="utf-8") as file:
+        file.write("{}")
+    assert folders.text(experiment()) == "{}"
+    begin(folders, experiment(), "g")
+    assert folders.text(experiment()) is None
+
+
+@pytest.mark.parametrize("name", ["results", "exps"])
+def test_a_folder_of_others_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis.tex").write_text("years of work")
+    with pytest.raises(AutotuningError, match="holds files that no tuning has written, name another folder"):
+        Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert names(tmp_path / name) == ["thesis.tex"]
+
+
+def test_emptying_removes_what_tunings_wrote_and_nothing_else(folders: Folders, tmp_path: Path) -> None:
+    begin(folders, experiment())
+    folders.save_optimal({}, "dsl train.py")
+    results = tmp_path / "results"
+    (results / "notes.md").write_text("mine")
+    (results / "plots").mkdir()
+    (results / "plots" / "a.png").write_text("mine")
+    (tmp_path / "exps" / "mine.json").write_text("mine")
+    (results / "link").symlink_to(tmp_path / "exps")
+    folders.empty()
+    assert names(results) == [MARKER, "link", "notes.md", "plots"]
+    assert names(tmp_path / "exps") == [MARKER, "mine.json"]
+
+
+def test_emptying_that_is_interrupted_leaves_no_half_of_an_experiment(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be nobody's, and its result would still count."""
+    begin(folders, experiment())
+    folders.save(experiment(), "f", Result("ok", {"throughput": 1.0}, "", 0, 1.0))
+    folders.mark(is_finished=True)
+
+    def interrupted(path: str) -> None:
+        os.unlink(f"{path}/exp.json")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dsl.autotune.folders.rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folders.empty()
+    assert folders.load(experiment(), "f") is None
+    begin(folders, experiment())
+    folders.empty()
+    assert names(tmp_path / "results") == [MARKER]
+
+
+def test_a_folder_that_an_experiment_wants_is_not_taken_from_others(folders: Folders, tmp_path: Path) -> None:
+    mine = tmp_path / "results" / "z0_gas1_tmbspg1"
+    mine.mkdir()
+    (mine / "mine.txt").write_text("mine")
+    with pytest.raises(AutotuningError, match="is not of a tuning, move it away"):
+        begin(folders, experiment())
+    assert names(mine) == ["mine.txt"]
+
+
+def test_results_of_another_content_are_kept_when_their_name_is_wanted(
+    folders: Folders, tmp_path: Path
+) -> None:
+    begin(folders, experiment(), "0123456789")
+    folders.save(experiment(), "0123456789", OK)
+    begin(folders, experiment(), "9876543210")
+    folders.save(experiment(), "9876543210", replace(OK, elapsed_s=7.0))
+    name = experiment().name
+    assert names(tmp_path / "results") == [MARKER, name, f"{name}@01234567"]
+    assert names(tmp_path / "exps") == [MARKER, f"{name}.json", f"{name}@01234567.json"]
+    assert folders.load(experiment(), "9876543210") == replace(OK, elapsed_s=7.0)
+    # And the other way round: what was put aside is known again.
+    assert folders.load(experiment(), "0123456789") == OK
+    assert names(tmp_path / "results") == [MARKER, name, f"{name}@98765432"]
+    assert names(tmp_path / "exps") == [MARKER, f"{name}.json", f"{name}@98765432.json"]
+    folders.empty()
+    assert (names(tmp_path / "results"), names(tmp_path / "exps")) == ([MARKER], [MARKER])
+
+
+def test_what_was_put_aside_comes_back_though_a_command_was_killed_between(
+    folders: Folders, tmp_path: Path
+) -> None:
+    begin(folders, experiment(), "0123456789")
+    folders.save(experiment(), "0123456789", OK)
+    name = experiment().name
+    (tmp_path / "results" / name).rename(tmp_path / "results" / f"{name}@01234567")
+    assert folders.load(experiment(), "0123456789") == OK
+    assert names(tmp_path / "results") == [MARKER, name]
+
+
+def test_a_copy_of_an_experiment_is_its_owners(folders: Folders, tmp_path: Path) -> None:
+    begin(folders, experiment())
+    copy = tmp_path / "results" / "best-so-far"
+    shutil.copytree(folders.folder(experiment()), copy)
+    put(copy / "notes.md")
+    put(tmp_path / "exps" / "best-so-far.json")
+    put(tmp_path / "exps" / "z0_gas1_tmbspg1.json")
+    folders.empty()
+    assert names(tmp_path / "results") == [MARKER, "best-so-far"]
+    assert names(copy) == ["cmd.txt", "ds_config.json", "exp.json", "notes.md"]
+    assert names(tmp_path / "exps") == [MARKER, "best-so-far.json", "z0_gas1_tmbspg1.json"]
+
+
+@pytest.mark.parametrize("where", ["results/z0_gas1_tmbspg1/exp.json", "exps/z0_gas1_tmbspg1.json"])
+def test_files_of_others_are_not_written_over(folders: Folders, tmp_path: Path, where: str) -> None:
+    put(tmp_path / where, '{"name": "mine"}')
+    with pytest.raises(AutotuningError, match="is not of a tuning, move it away"):
+        begin(folders, experiment())
+    assert (tmp_path / where).read_text() == '{"name": "mine"}'
+    folders.empty()
+    assert (tmp_path / where).read_text() == '{"name": "mine"}'
+
+
+def test_an_experiment_that_the_user_has_moved_elsewhere_is_not_touched(
+    folders: Folders, tmp_path: Path
+) -> None:
+    begin(folders, experiment())
+    (tmp_path / "results" / "z0_gas1_tmbspg1").rename(tmp_path / "elsewhere")
+    (tmp_path / "results" / "z0_gas1_tmbspg1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AutotuningError, match="z0_gas1_tmbspg1 is not of a tuning, move it away"):
+        begin(folders, experiment())
+    assert (tmp_path / "results" / "z0_gas1_tmbspg1").is_symlink()
+    assert "exp.json" in names(tmp_path / "elsewhere")
+
+
+def test_what_failed_is_tried_again_after_a_tuning_in_which_nothing_ran(
+    folders: Folders, tmp_path: Path
+) -> None:
+    one, other = experiment(), experiment("z1_gas1_tmbspg1")
+    failed = Result("crash", {}, "why", 1, 2.0)
+    for each in (one, other):
+        begin(folders, each)
+        folders.save(each, "f", failed)
+    folders.mark(is_finished=True)
+    folders.close()
+    again = Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert (again.load(one, "f"), again.load(other, "f")) == (None, None)
+    again.mark(is_finished=False)
+    begin(again, one)
+    again.save(one, "f", failed)
+    again.close()  # killed: the rest is still to be tried, and only that
+    last = Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert (last.load(one, "f"), last.load(other, "f")) == (failed, None)
+    last.close()
+
+
+def test_what_failed_is_known_after_a_tuning_that_found_a_best_config(
+    folders: Folders, tmp_path: Path
+) -> None:
+    begin(folders, experiment())
+    failed = Result("crash", {}, "why", 1, 2.0)
+    folders.save(experiment(), "f", failed)
+    folders.save_optimal({}, "dsl train.py")
+    folders.mark(is_finished=True)
+    folders.close()
+    again = Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert again.load(experiment(), "f") == failed
+    again.close()
+
+
+def test_what_an_earlier_tuning_has_found_does_not_stay_for_the_best(
+    folders: Folders, tmp_path: Path
+) -> None:
+    folders.save_optimal({}, "dsl train.py")
+    folders.forget_optimal()
+    folders.forget_optimal()
+    assert names(tmp_path / "results") == [MARKER]
+
+
+@pytest.mark.parametrize("results, exps", [("a/b", "a"), ("a", "a/b")])
+def test_one_folder_may_lie_in_the_other(tmp_path: Path, results: str, exps: str) -> None:
+    for _ in range(2):
+        folders = Folders(str(tmp_path / results), str(tmp_path / exps))
+        begin(folders, experiment())
+        folders.empty()
+        assert set(names(tmp_path / "a")) == {MARKER, "b"}
+        folders.close()
+
+
+def test_nothing_is_made_where_one_folder_is_of_others(tmp_path: Path) -> None:
+    put(tmp_path / "exps" / "mine")
+    with pytest.raises(AutotuningError, match="holds files that no tuning has written"):
+        Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert names(tmp_path) == ["exps"]
+
+
+def test_two_tunings_do_not_share_a_folder(folders: Folders, tmp_path: Path) -> None:
+    with pytest.raises(AutotuningError, match="another command is tuning in"):
+        Folders(str(tmp_path / "results"), str(tmp_path / "other"))
+    folders.close()
+    Folders(str(tmp_path / "results"), str(tmp_path / "other")).close()
+
+
+def test_one_folder_can_serve_for_both(tmp_path: Path) -> None:
+    folders = Folders(str(tmp_path / "both"), str(tmp_path / "both"))
+    begin(folders, experiment())
+    folders.empty()
+    assert names(tmp_path / "both") == [MARKER]
+    folders.close()
+
+
+def test_whether_a_tuning_has_ended_is_kept(folders: Folders, tmp_path: Path) -> None:
+    assert not folders.is_finished()
+    folders.mark(is_finished=True)
+    folders.close()
+    again = Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert again.is_finished()
+    again.mark(is_finished=False)
+    assert not again.is_finished()
     again.close()
 
 
