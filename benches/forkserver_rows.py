@@ -221,19 +221,10 @@ def memory(programs: Programs, most: int, bar: float) -> Row:
 
 
 def restart(programs: Programs, workers: int, bar: float, repeats: int) -> Row:
-    """From the failure of one worker to the first line of the last worker of the next attempt.
-
-    The job has run long enough that its fork server has forked ahead.
-    """
-    takers = {
-        "ahead": lambda: _restart_s(programs, workers, is_ahead=True),
-        "at once": lambda: _restart_s(programs, workers, is_ahead=False),
-    }
-    both = in_turns(takers, repeats)
-    values = both["ahead"]
-    detail = f"{spread(values, 1000, 'ms')}; {spread(both['at once'], 1000, 'ms')} for a failure at once"
+    """From the failure of one worker to the first line of the last worker of the next attempt."""
+    values = sorted(_restart_s(programs, workers) for _ in range(repeats))
     name = f"one of {workers} fails to the last first line of the next attempt"
-    return Row(name, sorted(values)[len(values) // 2], "s", bar, True, detail)
+    return Row(name, values[len(values) // 2], "s", bar, True, spread(values, 1000, "ms"))
 
 
 def throttle(programs: Programs, workers: int, at_once: int, bar: float, repeats: int) -> Row:
@@ -381,15 +372,12 @@ def _pss_kib(pid: int) -> int:
     return 0
 
 
-def _restart_s(programs: Programs, workers: int, *, is_ahead: bool) -> float:
+def _restart_s(programs: Programs, workers: int) -> float:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         command = [programs.dslrun, *_count(workers), *FORK_SERVER, "--max-restarts", "1"]
         with _running([*command, _script(directory, FAIL_ONCE), directory]) as (_, wait):
             wait(lambda: _is_complete(folder, "ready", workers))
-            one = processes.find(int((folder / "ready.0").read_text()))
-            if is_ahead and one is not None:
-                wait(lambda: len(processes.children(one.ppid)) == 2 * workers)
             (folder / "go").touch()
             wait(lambda: _is_complete(folder, "start", workers))
         return (max(_stamps(folder, workers)) - int((folder / "fail").read_text())) / 1e9

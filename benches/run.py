@@ -108,7 +108,7 @@ def _forkserver(ours: Programs, *, quick: bool) -> dict[str, Callable[[], list[R
         "same": lambda: forkserver_rows.tests("proc/test_fork_conformance.py", "observes", 0),
         "frameworks": lambda: forkserver_rows.tests("frameworks/test_frameworks.py", "", 0),
         "poison": lambda: forkserver_rows.poison(ours, times, 0),
-        "restart": lambda: forkserver_rows.restart(ours, 64, 0.2, few),
+        "restart": lambda: forkserver_rows.restart(ours, 64, 0.4, few),
     }
 
     def take(row: Callable[[], Row]) -> list[Row]:

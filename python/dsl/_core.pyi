@@ -228,7 +228,6 @@ class LaunchSpec:
         partial_after_s: float | None = 1.0,
         inherits: bool = False,
         tells_signals: bool = False,
-        may_restart: bool = False,
         import_throttle: int | None = None,
     ) -> Self:
         """``env``: environment of every worker (default: this process's, now).
@@ -250,9 +249,6 @@ class LaunchSpec:
         ``tells_signals``: a signal to the job (see `Guard`) does nothing by itself. `SignalReceived` tells
         of it, with what would have been done; the caller acts by `Supervisor.signal`, ``stop`` and ``kill``.
         The guard does not know of that: it kills an agent that does not end in the time that a stop leaves.
-
-        ``may_restart``: the same workers may be started again when these have ended. Fork servers that have
-        many of them fork the next ones ahead.
 
         ``import_throttle``: at most so many workers import at a time, as far as can be seen; those that fork
         servers fork do not count. The next one is started when one of them has waited for 0.1 s without using
@@ -284,8 +280,6 @@ class LaunchSpec:
     def inherits(self) -> bool: ...
     @property
     def tells_signals(self) -> bool: ...
-    @property
-    def may_restart(self) -> bool: ...
     @property
     def import_throttle(self) -> int | None: ...
     def __eq__(self, other: object, /) -> bool: ...
@@ -878,9 +872,6 @@ class ForkLink:
     def next(self) -> ForkOrder | None:
         """Wait for the next order. None: the engine has hung up, and the process is to end.
 
-        Where many workers may be started again, some orders are returned before they have come, see
-        `ForkOrder.is_ahead`.
-
         Tells the engine meanwhile which workers have ended, and reaps them when they are not needed any more.
         """
     def forked(self, order: ForkOrder, pid: int) -> None:
@@ -895,9 +886,6 @@ class ForkOrder:
     """One worker to be forked."""
 
     @property
-    def is_ahead(self) -> bool:
-        """Whether the order has not come yet: the child waits for it in `enter`, and knows nothing before."""
-    @property
     def argv(self) -> list[bytes]:
         """The command that would start it without a fork server."""
     @property
@@ -907,7 +895,7 @@ class ForkOrder:
     def environ(self) -> list[bytes]:
         """Its environment, entry by entry: mostly ``NAME=value``, but whatever was inherited."""
     def enter(self) -> None:
-        """Make the worker of this process, once there is an order for it.
+        """Make the worker of this process.
 
         Its process group, the attempt's cgroup, its streams and kept descriptors and no others, directory,
         limit of open files, CPUs and memory policy, and the signal mask of every worker. It dies with the

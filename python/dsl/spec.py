@@ -21,13 +21,12 @@ def launch_spec(
     *,
     stdin_is_terminal: bool,
     fork_servers: Sequence[int] = (),
-    may_restart: bool = False,
 ) -> LaunchSpec:
     """Translate a plan; nothing is decided but how a route is carried out.
 
     A worker that reads a terminal of ours, or writes to it by itself, belongs to the foreground: elsewhere
     the terminal may stop it. ``fork_servers``: what the engine calls those of the plan; without them all
-    workers are executed. ``may_restart``: another attempt may follow.
+    workers are executed.
 
     Raises:
         SpecError: from the engine, for a plan that cannot be started.
@@ -63,7 +62,6 @@ def launch_spec(
         line_files=plan.line_files,
         partial_after_s=plan.partial_after_s,
         tells_signals=plan.tells_signals,
-        may_restart=may_restart,
         import_throttle=plan.import_throttle,
     )
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -164,21 +163,6 @@ def test_a_script_observes_the_same(tmp_path: Path, flags: str, way: str) -> Non
     found = differences(plain[0], forked[0])
     assert set(found) - set(DIFFERENT) == set(), found
     assert "textwrap" in found["modules"][1]
-
-
-def test_a_worker_that_was_forked_ahead_observes_the_same(tmp_path: Path) -> None:
-    shutil.copy(OBSERVED, tmp_path)
-    programs = [["observed.py", "a b", "--c"], ["-m", "observed"]]
-    env = environment()
-    with Forks(tmp_path, program=["observed.py"], preload=["textwrap", "decimal"], env=env) as forks:
-        ahead = forks.fork_ahead()
-        *forked, pid = forks.run(*programs, ["-c", "import os; print(os.getpid())"], env={"RANK": "1"})
-        plain = forks.run(*programs, env={"RANK": "1"}, is_forked=False)
-        assert forks.lost is None
-    assert int(pid.out) in ahead
-    for one, other in zip(plain, forked, strict=True):
-        found = differences(one, other)
-        assert set(found) - set(DIFFERENT) == set(), found
 
 
 def test_a_script_at_a_terminal_observes_the_same(tmp_path: Path) -> None:
@@ -508,15 +492,12 @@ os.kill(os.getpid(), signal.SIGUSR1)
 """
 
 
-@pytest.mark.parametrize("when", ["ordered", "ahead"])
-def test_what_imports_do_to_the_process_is_done_to_the_worker(tmp_path: Path, when: str) -> None:
+def test_what_imports_do_to_the_process_is_done_to_the_worker(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "imported.py").write_text(IMPORTED)
     (tmp_path / "use.py").write_text(AFTER_IMPORTS)
     env = environment(GONE="yes", GONE_IN_C="yes", CHANGED="yes")
     with Forks(tmp_path, program=["use.py"], preload=["imported"], env=env) as forks:
-        if when == "ahead":
-            forks.fork_ahead()
         forked = forks.run(["use.py"], ["use.py"], env={"RANK": "1"})
         plain = forks.run(["use.py"], is_forked=False, env={"RANK": "1"})
         assert forks.lost is None
@@ -526,18 +507,6 @@ def test_what_imports_do_to_the_process_is_done_to_the_worker(tmp_path: Path, wh
         in plain[0].out
     )
     assert plain[0].out.endswith("logged!\nusr1\nhook division by zero\nat the end\n")
-
-
-def test_a_signal_that_came_before_the_turn_of_a_worker_is_not_for_it(tmp_path: Path) -> None:
-    """Such as by ``pkill -f``: who is forked ahead has the words of the server, and blocks all signals."""
-    (tmp_path / "use.py").write_text("import os, sys\nprint(os.getpid(), 'decimal' in sys.modules)")
-    with Forks(tmp_path, program=["use.py"], preload=["decimal"], env=environment()) as forks:
-        first = forks.fork_ahead()[0]
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGRTMIN + 3) * 2:
-            os.kill(first, number)
-        (result,) = forks.run(["use.py"])
-        assert forks.lost is None
-    assert result == Result(0, None, f"{first} True\n", "")
 
 
 def test_what_an_import_has_c_print_is_in_no_output_of_a_worker(tmp_path: Path) -> None:

@@ -9,9 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kit import processes
-from kit.waiting import until
-
 import dsl._core
 from dsl._core import (
     Ended,
@@ -20,7 +17,6 @@ from dsl._core import (
     ForkServerLost,
     ForkServerReady,
     LaunchSpec,
-    Started,
     Stdio,
     Supervisor,
     WorkerSpec,
@@ -30,8 +26,6 @@ from dsl.forkserver.command import server_words
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-AHEAD = 32
-"""Workers from which on a server forks ahead."""
 TIMEOUT_S = 25.0
 PACKAGE = str(Path(dsl._core.__file__).parent)
 
@@ -116,23 +110,6 @@ class Forks:
             Result(exits[number].code, exits[number].signal, _text(place / "out"), _text(place / "err"))
             for number, place in enumerate(places)
         ]
-
-    def fork_ahead(self) -> list[int]:
-        """Have the server fork workers ahead, for the programs that run then; their pids."""
-        worker = WorkerSpec(["/bin/sleep", "600"], fork_server=self.number, fork_entry=1)
-        self.supervisor.start(LaunchSpec([worker] * AHEAD, env=self.env, may_restart=True))
-        started: list[int] = []
-        while len(started) < AHEAD:
-            events = self.supervisor.wait(TIMEOUT_S)
-            assert events, "the workers have not started"
-            started += [event.pid for event in events if isinstance(event, Started)]
-        server = processes.find(started[0])
-        assert server is not None
-        until(lambda: len(processes.children(server.ppid)) == 2 * AHEAD, TIMEOUT_S)
-        ahead = sorted(set(processes.children(server.ppid)) - set(started))
-        self.supervisor.stop()
-        self._exits(TIMEOUT_S)
-        return ahead
 
     def wait(self, timeout_s: float = 25.0) -> str | None:
         """Wait until the server is ready or lost; return why it is lost."""

@@ -27,7 +27,6 @@ class Group:
         grace_s: float = 5.0,
         binding: Literal["required", "cpus_required", "wanted"] = "required",
         servers: Sequence[Sequence[str]] = (),
-        may_restart: bool = False,
         import_throttle: int | None = None,
         slow_s: float = 30.0,
     ) -> None:
@@ -45,7 +44,6 @@ class Group:
                 on_failure=on_failure,
                 grace_s=grace_s,
                 binding=binding,
-                may_restart=may_restart,
                 import_throttle=import_throttle,
             )
             self.supervisor.start(spec)
@@ -53,13 +51,11 @@ class Group:
             self.supervisor.close()
             raise
 
-    def again(
-        self, workers: Sequence[WorkerSpec], grace_s: float = 5.0, *, may_restart: bool = False
-    ) -> None:
+    def again(self, workers: Sequence[WorkerSpec], grace_s: float = 5.0) -> None:
         """Start another group under the same supervisor, and forget the events of the one that has ended."""
         self.events = []
         self._size = len(workers)
-        self.supervisor.start(LaunchSpec(workers, grace_s=grace_s, may_restart=may_restart))
+        self.supervisor.start(LaunchSpec(workers, grace_s=grace_s))
 
     def __enter__(self) -> Group:  # noqa: PYI034  typing.Self needs 3.11
         return self

@@ -45,7 +45,6 @@ GROUP: dict[str, tuple[Any, Any]] = {
     "partial_after_s": (None, None),
     "inherits": (True, True),
     "tells_signals": (True, True),
-    "may_restart": (True, True),
     "import_throttle": (3, 3),
     "line_files": ([(2, Path("/f"), ["x", b"\xff"])], [(2, "/f", [b"x", b"\xff"])]),
 }

@@ -20,7 +20,7 @@ def run(supervisor: Supervisor, guard_pid: int) -> None:
         for rank, words in enumerate(json.loads(sys.argv[3]))
     ]
     print(guard_pid, os.getpid(), flush=True)
-    supervisor.start(LaunchSpec(workers, grace_s=0.5, may_restart=True))
+    supervisor.start(LaunchSpec(workers, grace_s=0.5))
     events: list[object] = []
     while not any(isinstance(event, Ended) for event in events):
         events = list(supervisor.wait())

@@ -193,12 +193,7 @@ class Agent:
             self._prewarm(supervisor)
         if plan.fork_servers:
             numbers = [self._serve(one, supervisor) for one in plan.fork_servers]
-            self._spec = launch_spec(
-                plan,
-                stdin_is_terminal=self._stdin_is_terminal,
-                fork_servers=numbers,
-                may_restart=self._history.restarts < self._history.max_restarts,
-            )
+            self._spec = launch_spec(plan, stdin_is_terminal=self._stdin_is_terminal, fork_servers=numbers)
         self._begin_s = time.monotonic()
         supervisor.start(self._spec)
         self._tell(AttemptStarted(self._plan))

@@ -172,8 +172,6 @@ def become_worker(
     an error) is executed plainly.
     """
     _take_randomness()
-    if order.is_ahead:
-        _rehearse(imports)
     order.enter()
     order.show_command(len(sys.orig_argv))
     _take_environment(order.environ)
@@ -198,13 +196,6 @@ def become_worker(
     if _may_end_early():
         order.forget_exit_functions()
     _leave(program, code)
-
-
-def _rehearse(imports: Imports) -> None:
-    """Do what is done for every order, so that the pages for it are this process's own already."""
-    _take_environment([b"=".join(pair) for pair in posix.environ.items()])
-    _renew_main(imports.holders, is_ours=False)
-    streams.reopen(imports.by_line)
 
 
 def _may_end_early() -> bool:

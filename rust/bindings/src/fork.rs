@@ -98,12 +98,6 @@ impl ForkOrder {
         words(py, lock(&self.0).environ())
     }
 
-    /// Whether the order comes later.
-    #[getter]
-    fn is_ahead(&self) -> bool {
-        lock(&self.0).is_ahead()
-    }
-
     /// Make the worker of this process.
     fn enter(&self) {
         lock(&self.0).enter();

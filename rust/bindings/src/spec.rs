@@ -170,7 +170,6 @@ pub(crate) fn fork_server(
         binding: engine::Strictness::Wanted,
         logs: engine::LogOptions::default(),
         tells_signals: false,
-        may_restart: false,
         import_throttle: None,
     })
 }
@@ -194,10 +193,9 @@ pub(crate) struct LaunchSpec(pub(crate) Arc<engine::LaunchSpec>);
 #[pymethods]
 impl LaunchSpec {
     #[new]
-    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, inherits = false, tells_signals = false, may_restart = false, import_throttle = None))]
+    #[pyo3(signature = (workers, *, env = None, on_failure = "stop", grace_s = 30.0, binding = "required", log_max_bytes = None, collapse = false, line_files = None, partial_after_s = 1.0, inherits = false, tells_signals = false, import_throttle = None))]
     #[expect(
         clippy::too_many_arguments,
-        clippy::fn_params_excessive_bools,
         reason = "keyword arguments of a Python constructor"
     )]
     fn new(
@@ -213,7 +211,6 @@ impl LaunchSpec {
         partial_after_s: Option<f64>,
         inherits: bool,
         tells_signals: bool,
-        may_restart: bool,
         import_throttle: Option<usize>,
     ) -> PyResult<Self> {
         let workers = each(workers, |worker| Ok(worker.cast::<WorkerSpec>()?.get().0.clone()))?;
@@ -244,7 +241,6 @@ impl LaunchSpec {
                 partial_after: partial_after_s.map(seconds).transpose()?,
             },
             tells_signals,
-            may_restart,
             import_throttle,
         };
         spec.validate().map_err(spec_error)?;
@@ -315,11 +311,6 @@ impl LaunchSpec {
     }
 
     #[getter]
-    fn may_restart(&self) -> bool {
-        self.0.may_restart
-    }
-
-    #[getter]
     fn import_throttle(&self) -> Option<usize> {
         self.0.import_throttle
     }
@@ -338,7 +329,6 @@ impl LaunchSpec {
         call.keyword("partial_after_s", self.partial_after_s(), Some(1.0))?;
         call.keyword("inherits", self.inherits(), false)?;
         call.keyword("tells_signals", self.tells_signals(), false)?;
-        call.keyword("may_restart", self.may_restart(), false)?;
         call.keyword("import_throttle", self.import_throttle(), None)?;
         Ok(call.finish())
     }
@@ -357,7 +347,6 @@ impl PartialEq for LaunchSpec {
             binding,
             logs,
             tells_signals,
-            may_restart,
             import_throttle,
         } = &*self.0;
         let other = &*other.0;
@@ -374,7 +363,6 @@ impl PartialEq for LaunchSpec {
             && *binding == other.binding
             && *logs == other.logs
             && *tells_signals == other.tells_signals
-            && *may_restart == other.may_restart
             && *import_throttle == other.import_throttle
     }
 }

@@ -249,8 +249,6 @@ pub struct LaunchSpec {
     pub logs: LogOptions,
     /// A signal to the job is told to the owner, and nothing is done about it.
     pub tells_signals: bool,
-    /// The same workers may be started again when these have ended: fork servers may fork them ahead.
-    pub may_restart: bool,
     /// At most so many workers that are executed import at a time, as far as can be seen; the others are started
     /// later.
     pub import_throttle: Option<usize>,
@@ -388,7 +386,6 @@ mod tests {
             binding: Strictness::Required,
             logs: LogOptions::default(),
             tells_signals: false,
-            may_restart: false,
             import_throttle: None,
         };
         launch.validate()

@@ -1,15 +1,13 @@
 //! The server's end of the link.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, WaitOptions, getpid, getrlimit, pidfd_open, setrlimit, waitpid,
-};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit};
 
 use super::message::{Command, Report, VERSION};
 use super::order::{Order, Trace};
@@ -24,13 +22,10 @@ use crate::sys::wait::{Target, try_wait};
 const REFUSAL_BYTES: usize = 1000;
 /// What the poller calls the link; workers go by the numbers of their orders, which begin with 1.
 const LINK: u64 = 0;
-/// Workers for which it pays at once to gather pages, which takes as long as 10 to 40 forks, and to fork the next
-/// ones ahead.
+/// Workers for which it pays to gather pages, which takes as long as 10 to 40 forks.
 const MANY_WORKERS: u64 = 32;
 /// How often a dead worker is looked at that somebody traces: nothing tells that its tracer is done with it.
 const TRACED_POLL: Duration = Duration::from_millis(10);
-/// Time after the last order that belongs to its worker, before others are forked ahead.
-const AHEAD_DELAY: Duration = Duration::from_secs(1);
 
 /// A fork server's connection with the engine. To be used by the thread that forks, which must outlive the workers.
 pub struct Link {
@@ -50,22 +45,10 @@ struct Ends {
     reaped: u64,
     /// Its memory was made cheap to fork.
     is_gathered: bool,
-    /// Children that wait for their orders.
-    spares: VecDeque<Spare>,
-    /// How many of them there shall be.
-    wanted: usize,
-    /// When the next of them is forked. `None`: when an order has come.
-    spare_due: Option<Instant>,
     /// Orders whose workers are dead, which is not shown to us yet.
     traced: Vec<u64>,
     /// When these are looked at again.
     traced_due: Option<Instant>,
-}
-
-/// A child that waits for its order at the other end.
-struct Spare {
-    pid: i32,
-    end: OwnedFd,
 }
 
 struct Worker {
@@ -88,9 +71,6 @@ impl Link {
             workers: BTreeMap::new(),
             reaped: 0,
             is_gathered: false,
-            spares: VecDeque::new(),
-            wanted: 0,
-            spare_due: None,
             traced: Vec::new(),
             traced_due: None,
         };
@@ -127,8 +107,7 @@ impl Link {
         self.ends()?.tell(&Report::Refused { text })
     }
 
-    /// Waits for an order that needs a fork, and tells meanwhile which workers have ended. One that comes ahead of its
-    /// order needs a fork, too. `None`: the engine has hung up.
+    /// Waits for an order, and tells meanwhile which workers have ended. `None`: the engine has hung up.
     pub fn next_order(&mut self) -> Result<Option<Order>, Error> {
         let pid = self.pid;
         let trace = Arc::clone(&self.trace);
@@ -141,29 +120,15 @@ impl Link {
             }
             ends.retry_traced()?;
             match socket::receive(&ends.socket) {
-                Ok(None) => {
-                    if ends.until_spare() == Some(Duration::ZERO) {
-                        match Order::ahead(pid, Arc::clone(&trace)) {
-                            Ok(order) => return Ok(Some(order)),
-                            // It can do without.
-                            Err(_) => ends.expect(0, false),
-                        }
-                    }
-                }
+                Ok(None) => {}
                 Ok(Some((bytes, fds))) => match Command::decode(&bytes) {
                     Some(Command::Start { order }) => {
-                        ends.spare_due = Some(Instant::now() + AHEAD_DELAY);
-                        if let Some(spare) = ends.hand_over(&bytes, &fds) {
-                            drop(fds);
-                            ends.take_in(order, spare)?;
-                            continue;
-                        }
                         return Order::new(order, pid, trace, fds)
                             .map(Some)
                             .map_err(Error::os("read an order"));
                     }
                     Some(Command::Reap { through }) => ends.reap(through),
-                    Some(Command::Expect { workers, again }) => ends.expect(workers, again),
+                    Some(Command::Expect { workers }) => ends.expect(workers),
                     None => return Err(bad_message()),
                 },
                 Err(_) => return Ok(None),
@@ -174,10 +139,6 @@ impl Link {
     /// Says which process was forked for an order.
     pub fn forked(&mut self, order: &mut Order, pid: i32) -> Result<(), Error> {
         let ends = self.ends_mut()?;
-        if let Some(end) = order.take_ahead() {
-            ends.spares.push_back(Spare { pid, end });
-            return Ok(());
-        }
         // Where the child's gate is held open by nobody else, its end tells of the child's.
         order.let_go();
         ends.take_in(order.number(), pid)
@@ -186,11 +147,6 @@ impl Link {
     /// Says that no process could be forked for an order.
     pub fn not_forked(&mut self, order: &mut Order, errno: i32) -> Result<(), Error> {
         let ends = self.ends_mut()?;
-        if order.take_ahead().is_some() {
-            // Nobody needs it yet, and the room that is left may be needed.
-            ends.expect(0, false);
-            return Ok(());
-        }
         order.let_go();
         let order = order.number();
         ends.tell(&Report::NotForked { order, errno })
@@ -226,49 +182,23 @@ impl Drop for Link {
     }
 }
 
-impl Spare {
-    /// Kills and reaps it: nobody has heard of it.
-    fn end(self) {
-        // Our unreaped child pins its pid.
-        let _ = sys::signal::send(self.pid, libc::SIGKILL);
-        let _ = waitpid(Pid::from_raw(self.pid), WaitOptions::empty());
-    }
-}
-
 impl Ends {
     fn tell(&self, report: &Report) -> Result<(), Error> {
         socket::send(&self.socket, &report.encode(), &[], true).map_err(Error::os("speak to the engine"))
     }
 
-    /// Prepares for so many workers. `again`: as many may come later.
-    fn expect(&mut self, workers: u64, again: bool) {
-        let are_many = workers >= MANY_WORKERS;
-        if are_many && !self.is_gathered {
+    /// Prepares for so many workers.
+    fn expect(&mut self, workers: u64) {
+        if workers >= MANY_WORKERS && !self.is_gathered {
             self.is_gathered = true;
             pages::gather();
         }
-        self.wanted = if again && are_many { workers as usize } else { 0 };
-        // What is there already is taken by the orders that come now, or by nobody.
-        self.spare_due = None;
-        let kept = self.spares.len().min(workers as usize);
-        for spare in self.spares.split_off(kept) {
-            spare.end();
-        }
     }
 
-    /// Time until a child is to be forked ahead; `None` for ever.
-    fn until_spare(&self) -> Option<Duration> {
-        let due = self.spare_due.filter(|_| self.spares.len() < self.wanted)?;
-        Some(due.saturating_duration_since(Instant::now()))
-    }
-
-    /// Time until something is to be done unasked; `None` for ever.
+    /// Time until the dead that are traced are looked at again; `None` for ever.
     fn until_due(&self) -> Option<Duration> {
-        let until = |due: Instant| due.saturating_duration_since(Instant::now());
-        [self.until_spare(), self.traced_due.map(until)]
-            .into_iter()
-            .flatten()
-            .min()
+        let due = self.traced_due?;
+        Some(due.saturating_duration_since(Instant::now()))
     }
 
     /// Looks again at the dead that were traced.
@@ -280,18 +210,6 @@ impl Ends {
             }
         }
         Ok(())
-    }
-
-    /// Gives an order to a child that waits for one. Its pid; `None` if none waits.
-    fn hand_over(&mut self, order: &[u8], fds: &[OwnedFd]) -> Option<i32> {
-        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        while let Some(spare) = self.spares.pop_front() {
-            if socket::send(&spare.end, order, &fds, false).is_ok() {
-                return Some(spare.pid);
-            }
-            spare.end();
-        }
-        None
     }
 
     /// Tells of the child that was forked for an order.
@@ -373,81 +291,4 @@ fn own_pid() -> i32 {
 
 fn bad_message() -> Error {
     Error::os("understand the engine")(io::Error::from(io::ErrorKind::InvalidData))
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::disallowed_types, reason = "the processes here stand for children")]
-
-    use std::process;
-
-    use super::*;
-
-    fn ends() -> (Ends, OwnedFd) {
-        let (ours, theirs) = socket::pair().unwrap();
-        let ends = Ends {
-            socket: ours,
-            poller: Poller::new().unwrap(),
-            workers: BTreeMap::new(),
-            reaped: 0,
-            is_gathered: true,
-            spares: VecDeque::new(),
-            wanted: 0,
-            spare_due: None,
-            traced: Vec::new(),
-            traced_due: None,
-        };
-        (ends, theirs)
-    }
-
-    #[test]
-    fn children_are_forked_ahead_where_many_may_come_again_and_have_come() {
-        let before = Instant::now().checked_sub(AHEAD_DELAY);
-        for (workers, again, ordered, expected) in [
-            (MANY_WORKERS, true, before, Some(Duration::ZERO)),
-            (MANY_WORKERS, true, None, None),
-            (MANY_WORKERS, false, before, None),
-            (MANY_WORKERS - 1, true, before, None),
-        ] {
-            let (mut ends, _theirs) = ends();
-            ends.expect(workers, again);
-            assert_eq!(ends.until_spare(), None);
-            ends.spare_due = ordered;
-            assert_eq!(ends.until_spare(), expected, "{workers} {again} {ordered:?}");
-            // Orders that are about to come are not delayed.
-            ends.expect(workers, again);
-            assert_eq!(ends.until_spare(), None);
-        }
-    }
-
-    #[test]
-    fn an_order_goes_to_the_first_that_lives_and_those_beyond_the_workers_end() {
-        let _children = crate::orphans::sharing::beside_others();
-        let (mut ends, _theirs) = ends();
-        let mut children = Vec::new();
-        let mut others = Vec::new();
-        for _ in 0..4 {
-            let child = process::Command::new("sleep").arg("600").spawn().unwrap();
-            let (end, other) = socket::pair().unwrap();
-            let pid = child.id() as i32;
-            ends.spares.push_back(Spare { pid, end });
-            children.push(child);
-            others.push(other);
-        }
-        // It hears nothing any more.
-        drop(others.remove(0));
-        ends.expect(3, true);
-        assert_eq!(ends.spares.len(), 3);
-        let chosen = children.remove(1).id() as i32;
-        assert_eq!(ends.hand_over(b"order", &[]), Some(chosen));
-        assert_eq!(socket::receive(&others[0]).unwrap().unwrap().0, b"order");
-        ends.expect(0, false);
-        assert_eq!(ends.hand_over(b"order", &[]), None);
-        for mut child in children {
-            assert_eq!(child.wait().unwrap_err().raw_os_error(), Some(libc::ECHILD));
-        }
-        assert_eq!(try_wait(Target::Pid(chosen), false).unwrap(), None);
-        let (end, _) = socket::pair().unwrap();
-        Spare { pid: chosen, end }.end();
-    }
 }

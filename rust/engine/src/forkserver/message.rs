@@ -9,7 +9,7 @@ use crate::sys::clone::{Failure, Step};
 use crate::sys::wait::Death;
 
 /// Version of the messages and of the plan.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// From the server to the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,8 +33,8 @@ pub(crate) enum Report {
 pub(crate) enum Command {
     /// Fork a worker. Its plan and its descriptors come with the message.
     Start { order: u64 },
-    /// So many workers are about to be ordered; `again`: maybe so many once more, when they have ended.
-    Expect { workers: u64, again: bool },
+    /// So many workers are about to be ordered.
+    Expect { workers: u64 },
     /// Reap the workers of all orders up to this one, each when it is dead.
     Reap { through: u64 },
 }
@@ -113,7 +113,7 @@ impl Command {
         match self {
             Self::Start { order } => out.byte(0).u64(order),
             Self::Reap { through } => out.byte(1).u64(through),
-            Self::Expect { workers, again } => out.byte(2).u64(workers).flag(again),
+            Self::Expect { workers } => out.byte(2).u64(workers),
         };
         out.0
     }
@@ -127,7 +127,6 @@ impl Command {
             },
             2 => Self::Expect {
                 workers: input.u64()?,
-                again: input.flag()?,
             },
             _ => return None,
         };
@@ -305,10 +304,7 @@ mod tests {
         for command in [
             Command::Start { order: 3 },
             Command::Reap { through: 1 << 40 },
-            Command::Expect {
-                workers: 1 << 33,
-                again: true,
-            },
+            Command::Expect { workers: 1 << 33 },
         ] {
             let bytes = command.encode();
             assert_eq!(Command::decode(&bytes), Some(command));

@@ -7,13 +7,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::fcntl_dupfd_cloexec;
-use rustix::process::{
-    Resource, Rlimit, Signal, fchdir, getppid, set_parent_process_death_signal, setrlimit,
-};
+use rustix::process::{Resource, Rlimit, fchdir, setrlimit};
 
-use super::message::{Command, Entered};
+use super::message::Entered;
 use super::plan::{Plan, Stderr};
 use super::socket;
 use crate::features::Features;
@@ -33,21 +30,13 @@ pub(super) struct Trace {
     pub(super) open_files: Option<Rlimit>,
 }
 
-/// An order of the engine, in the server and in the child that it forks; or the end where one that was forked ahead
-/// waits for its order.
+/// An order of the engine, in the server and in the child that it forks.
 pub struct Order {
     number: u64,
     server: i32,
     trace: Arc<Trace>,
     plan: Plan,
     fds: Option<Descriptors>,
-    ahead: Option<Ahead>,
-}
-
-/// Both ends of what brings an order to a child that was forked ahead.
-struct Ahead {
-    servers: OwnedFd,
-    childs: OwnedFd,
 }
 
 /// The descriptors of an order, in the order in which they come: plan, gate, the engine's directory, streams, the
@@ -82,31 +71,7 @@ impl Order {
             trace,
             plan,
             fds: Some(descriptors),
-            ahead: None,
         })
-    }
-
-    /// For a child whose order comes later.
-    pub(super) fn ahead(server: i32, trace: Arc<Trace>) -> io::Result<Self> {
-        let (servers, childs) = socket::pair()?;
-        Ok(Self {
-            number: 0,
-            server,
-            trace,
-            plan: Plan::default(),
-            fds: None,
-            ahead: Some(Ahead { servers, childs }),
-        })
-    }
-
-    /// The server's end, for an order that comes later. Closes the child's.
-    pub(super) fn take_ahead(&mut self) -> Option<OwnedFd> {
-        self.ahead.take().map(|ahead| ahead.servers)
-    }
-
-    /// Whether the order comes later.
-    pub fn is_ahead(&self) -> bool {
-        self.ahead.is_some()
     }
 
     pub(super) fn number(&self) -> u64 {
@@ -134,17 +99,11 @@ impl Order {
     }
 
     /// Makes the worker of this process, a child that the server has forked, and comes back when the engine
-    /// watches it. One that was forked ahead waits for its order before. Ends the process if that fails. Does
-    /// nothing in the server itself, nor a second time.
+    /// watches it. Ends the process if that fails. Does nothing in the server itself, nor a second time.
     pub fn enter(&mut self) {
         let Some(child) = ForkedChild::of(self.server) else {
             return;
         };
-        if let Some(ahead) = self.ahead.take()
-            && self.await_order(&ahead.childs).is_err()
-        {
-            exit_now(NOT_STARTED);
-        }
         let Some(fds) = self.fds.take() else { return };
         // Above all numbers that the worker's own have, so that none is in another's way.
         let highest = self.plan.kept.last().map_or(2, |fd| *fd);
@@ -165,28 +124,6 @@ impl Order {
         if !is_let_in {
             exit_now(NOT_STARTED);
         }
-    }
-
-    /// Waits for the order, or for the end of the server.
-    fn await_order(&mut self, link: &OwnedFd) -> io::Result<()> {
-        set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The server may have died before the line above took effect.
-        if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(self.server) {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        let (bytes, fds) = loop {
-            rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(link, PollFlags::IN)], None))?;
-            if let Some(message) = socket::receive(link)? {
-                break message;
-            }
-        };
-        let Some(Command::Start { order }) = Command::decode(&bytes) else {
-            return Err(io::ErrorKind::InvalidData.into());
-        };
-        // What somebody has sent while it waited was for no worker.
-        signal::discard_pending();
-        *self = Self::new(order, self.server, Arc::clone(&self.trace), fds)?;
-        Ok(())
     }
 
     fn take_steps(

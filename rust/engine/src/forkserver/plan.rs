@@ -7,17 +7,16 @@ use crate::sys::clone::MemoryPolicy;
 use crate::sys::signal::SignalSet;
 
 /// Where the worker's stderr comes from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stderr {
     /// A descriptor of its own.
-    #[default]
     Own,
     /// Its stdout.
     Stdout,
 }
 
 /// What the child of an order is to do, beside its descriptors.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// The worker's plain command.
     pub(crate) argv: Vec<CString>,

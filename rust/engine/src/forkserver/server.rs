@@ -296,18 +296,14 @@ impl Server {
         if self.state != State::Closed {
             self.state = State::Closed;
             self.news.push(News::Lost(why));
-            // Those forked ahead wait in vain.
-            self.expect(0, false);
         }
     }
 
-    /// Tells it how many workers will be ordered. `again`: as many may be when these have ended.
-    pub(crate) fn expect(&self, workers: usize, again: bool) {
-        if let Some(link) = &self.link {
-            let is_served = self.state != State::Closed;
+    /// Tells it how many workers will be ordered.
+    pub(crate) fn expect(&self, workers: usize) {
+        if let Some(link) = self.link.as_ref().filter(|_| self.state != State::Closed) {
             let expect = Command::Expect {
-                workers: if is_served { workers as u64 } else { 0 },
-                again: again && is_served,
+                workers: workers as u64,
             };
             // It prepares for few if it does not hear of many.
             let _ = socket::send(link, &expect.encode(), &[], false);

@@ -106,7 +106,6 @@ fn start_watched(
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,
-        may_restart: false,
         import_throttle: None,
     };
     let context = AttemptContext {

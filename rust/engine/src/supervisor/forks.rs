@@ -88,13 +88,13 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Tells fork servers how many workers are to come, also those of none: they may have forked ahead.
+    /// Tells fork servers how many workers are to come.
     pub(super) fn tell_servers(&self, spec: &LaunchSpec) {
         for (number, server) in self.servers.iter().enumerate() {
             let forks = spec.workers.iter().filter_map(|worker| worker.fork);
             let workers = forks.filter(|fork| fork.server == number).count();
             if let Some(server) = server {
-                server.expect(workers, spec.may_restart);
+                server.expect(workers);
             }
         }
     }

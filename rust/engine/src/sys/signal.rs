@@ -61,32 +61,6 @@ pub(crate) fn unblock(set: SignalSet) -> SignalSet {
     change_mask(libc::SIG_UNBLOCK, set)
 }
 
-/// Forgets the signals that this thread blocks and that have come meanwhile.
-///
-/// [sigtimedwait(2)](https://man7.org/linux/man-pages/man2/sigtimedwait.2.html)
-pub(crate) fn discard_pending() {
-    let all = SignalSet::ALL;
-    let now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    loop {
-        // SAFETY: set and time are owned by this frame; nothing is written where the information would go.
-        let taken = unsafe {
-            libc::syscall(
-                libc::SYS_rt_sigtimedwait,
-                &raw const all.0,
-                core::ptr::null_mut::<libc::siginfo_t>(),
-                &raw const now,
-                SET_BYTES,
-            )
-        };
-        if taken <= 0 {
-            return;
-        }
-    }
-}
-
 /// Raw, because the C library leaves out the signals that it uses itself.
 fn change_mask(how: i32, set: SignalSet) -> SignalSet {
     let mut old = SignalSet::default();

@@ -62,7 +62,6 @@ pub(crate) fn group(workers: Vec<WorkerSpec>) -> LaunchSpec {
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,
-        may_restart: false,
         import_throttle: None,
     }
 }

@@ -57,7 +57,7 @@ fn it_is_ready_once_and_lost_once() {
         (
             vec![Some(Report::Hello { version: 9 }), Some(Report::Ready)],
             State::Closed,
-            vec![lost("speaks version 9 of the protocol, not 3")],
+            vec![lost(&format!("speaks version 9 of the protocol, not {VERSION}"))],
         ),
         (
             vec![Some(Report::Ready), None],

@@ -61,7 +61,6 @@ fn group(scripts: &[&str]) -> LaunchSpec {
         binding: Strictness::Required,
         logs: LogOptions::default(),
         tells_signals: false,
-        may_restart: false,
         import_throttle: None,
     }
 }
