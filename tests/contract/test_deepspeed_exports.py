@@ -8,7 +8,7 @@ import pytest
 from tests.contract.golden_file import cases
 from tests.support.machine import make_facts
 
-from dsl.devices.table import ACCELERATORS
+from dsl.devices.accelerators import ACCELERATORS
 from dsl.plan.remote import remote_variables
 
 # Env files that DeepSpeed refuses with a traceback, or takes the quotation marks of.

@@ -11,7 +11,7 @@ from tests.support.machine import numa_table
 
 from dsl import runner
 from dsl.binding.deepspeed import CPU_LIMIT, bind_workers, parse_core_list
-from dsl.devices.select import count_numa_nodes
+from dsl.devices.slots import count_numa_nodes
 from dsl.errors import DslError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import Topology

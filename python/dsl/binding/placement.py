@@ -41,7 +41,7 @@ class NodeGroup:
     own: tuple[Mapping[str, str], ...] = ()
     """What each has over it, where each sees one device alone; empty: all see the same."""
     accelerator: str = ""
-    """What their devices are (`dsl.devices.table.ACCELERATORS`); empty: what ``workers`` stands for."""
+    """A name in `dsl.devices.accelerators.ACCELERATORS`; empty: what ``workers`` stands for."""
     workers: str = "auto"
     """``--nproc-per-node``, which may name an accelerator."""
     first_rank: int = 0
@@ -156,14 +156,14 @@ def shown_devices(
         return ()
     name = group.accelerator
     if not name:
-        from dsl.devices.own import node_accelerator
+        from dsl.devices.nproc import node_accelerator
 
         name = node_accelerator(group.workers, group.env, devices)
     gpus = devices.gpus if name == "cuda" else ()
     others = () if gpus or name == "cpu" else devices.located(name, group.env)
     if not gpus and not others:
         return (None,) * group.count
-    from dsl.devices.located import worker_devices
+    from dsl.devices.locations import worker_devices
 
     return worker_devices(name, group.env, group.count, gpus, others, group.own)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.binding.cores import Binding
-from dsl.devices.table import hides_all
+from dsl.devices.accelerators import hides_all
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
 from dsl.model.job import Notice
@@ -121,8 +121,8 @@ def _visible_gpus(count: int, environ: Mapping[str, str], devices: DeviceFacts) 
 
 
 def _shown(value: str | None, gpus: Sequence[Device], devices: DeviceFacts) -> Sequence[Device]:
+    from dsl.devices.masks import read_entries
     from dsl.devices.nvidia import visible_devices
-    from dsl.devices.visible import read_entries
 
     entries = read_entries(value)
     if not entries or not entries[0].startswith("MIG-"):

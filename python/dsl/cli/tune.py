@@ -28,7 +28,7 @@ from dsl.autotune.trials import Runners
 from dsl.autotune.tuner import Tuner
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.process import become, die_of_interrupt, fill_standard_streams
-from dsl.devices.table import ACCELERATORS
+from dsl.devices.accelerators import ACCELERATORS
 from dsl.errors import AutotuningError, FilterError, OptionError
 from dsl.facts import this_machine
 from dsl.lists import shorten

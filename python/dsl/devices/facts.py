@@ -2,7 +2,7 @@
 
 Here is the first look that every launch takes: a few file names. What only some machines need is imported
 there: `dsl.devices.others` (devices other than CUDA's), `dsl.devices.nvidia` (what the driver says),
-`dsl.devices.located` (where a device sits).
+`dsl.devices.locations` (where a device sits).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dsl.devices.located import LocatedDevice
+    from dsl.devices.locations import LocatedDevice
     from dsl.devices.nvidia import Device, Survey
 
 OTHER_FILES = ("davinci", "accel", "hl", "cambricon_dev", "xpu", "tcaicard", "biren")
@@ -60,8 +60,8 @@ class DeviceFacts:
         """Where those devices are, and AMD's as ``cuda``, in the order of their runtime."""
         if name == "cuda" and not os.path.exists(os.path.join(self._root, "dev/kfd")):
             return ()
-        from dsl.devices.located import read_devices
-        from dsl.devices.visible import level_zero_hierarchy
+        from dsl.devices.locations import read_devices
+        from dsl.devices.masks import level_zero_hierarchy
 
         key = (name, level_zero_hierarchy(environ))
         if key not in self._places:

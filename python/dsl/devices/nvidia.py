@@ -20,7 +20,7 @@ from dsl.devices.files import (
     read_fields,
     read_numa_node,
 )
-from dsl.devices.visible import read_entries, resolve
+from dsl.devices.masks import read_entries, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

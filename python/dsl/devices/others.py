@@ -1,8 +1,8 @@
 """How the devices of each accelerator are counted without torch, by the files that their drivers make.
 
-The names are those of `dsl.devices.table.ACCELERATORS`. This is imported only when there may be another than
-an NVIDIA device or the CPU. Where one card may be several
-devices for torch, the accelerator's torch plug-in is asked in a child process.
+The names are those of `dsl.devices.accelerators.ACCELERATORS`. This module is imported only where a device
+may be other than NVIDIA's. Where one card may be several devices for torch, a child process asks the
+accelerator's torch plug-in: we never import torch ourselves.
 
 Sources: the kernel's documentation of its drivers (amdkfd, i915, xe, habanalabs), and the vendors'
 instructions for passing devices into containers.
@@ -14,16 +14,38 @@ import os
 import sys
 
 from dsl._record import record
+from dsl.devices.accelerators import ACCELERATORS
 from dsl.devices.files import has_intel_torch, numbered, read_fact
-from dsl.devices.table import ACCELERATORS
-from dsl.devices.visible import GRAMMARS, count_rocm, count_visible, level_zero_hierarchy
+from dsl.devices.masks import GRAMMARS, count_rocm, count_visible, level_zero_hierarchy
+from dsl.errors import AcceleratorError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import IO
 
     Counter = Callable[[str], int]
     """Number of devices below this root directory."""
+
+
+ASK_TIMEOUT_S = 120.0
+"""Importing torch and a plug-in from a cold network file system takes a minute."""
+
+_PROGRAM = """\
+import sys
+if sys.path[0] == "":
+    del sys.path[0]  # a folder named torch may lie here
+import importlib
+plug_in, function = sys.argv[1:]
+importlib.import_module("torch")
+if plug_in:
+    importlib.import_module(plug_in)
+first, *names = function.split(".")
+found = sys.modules[first]
+for name in names:
+    found = getattr(found, name)
+print("devices", int(found()), flush=True)
+"""
 
 
 def count_davinci(root: str) -> int:
@@ -221,7 +243,7 @@ def count_accelerator(
 ) -> int:
     """Devices of an accelerator on this machine, whatever its own variable hides.
 
-    ``ask`` counts where the files cannot, None: `dsl.devices.ask_torch.ask_plug_in`.
+    ``ask`` counts where the files cannot, None: `ask_plug_in`.
 
     Raises:
         AcceleratorError: the plug-in had to be asked, and did not answer.
@@ -231,9 +253,7 @@ def count_accelerator(
     found = count_intel(root, level_zero_hierarchy(environ)) if name == "xpu" else counting.files(root)
     if found and not counting.exact:
         if ask is None:
-            from dsl.devices import ask_torch
-
-            ask = ask_torch.ask_plug_in
+            ask = ask_plug_in
         shown = {key: environ[key] for key in environ if key != hidden}
         found = ask(counting.plug_in, counting.function, shown)
     variable = SUB_VARIABLES.get(name)
@@ -241,3 +261,62 @@ def count_accelerator(
         return found
     # Module numbers are not indices: a part of the modules may have been given to us under any number.
     return min(found, count_visible(environ[variable], 64, (), GRAMMARS[variable]))
+
+
+def ask_plug_in(
+    plug_in: str,
+    function: str,
+    environ: Mapping[str, str],
+    executable: str = sys.executable,
+    timeout_s: float = ASK_TIMEOUT_S,
+) -> int:
+    """Number of devices that a function of torch or of a plug-in returns, called in a child process.
+
+    ``plug_in``: the package to import besides torch (empty: none); ``function``: its name with that of its
+    module; ``environ``: the child's environment; ``executable``: the interpreter of the workers.
+
+    Raises:
+        AcceleratorError: it cannot be imported, does not end in time, or does not say a number.
+    """
+    import subprocess
+    from signal import SIGKILL
+    from tempfile import TemporaryFile
+
+    name = plug_in or "torch"
+    argv = [executable, "-c", _PROGRAM, plug_in, function]
+    # Files: the end of a pipe comes only when whatever the plug-in has started closes it too.
+    with TemporaryFile() as output, TemporaryFile() as complaint:
+        try:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=complaint,
+                env=dict(environ),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise AcceleratorError(_failure(name, f"{executable}: {error.strerror}")) from None
+        try:
+            child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AcceleratorError(_failure(name, f"no answer in {timeout_s:g} s")) from None
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, SIGKILL)
+                child.wait()
+        answer, errors = (_lines(file) for file in (output, complaint))
+    counts = [line.split()[1] for line in answer if line.startswith("devices ")]
+    if child.returncode or len(counts) != 1 or not counts[0].isdigit():
+        raise AcceleratorError(_failure(name, errors[-1] if errors else f"exit code {child.returncode}"))
+    return int(counts[0])
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    lines = file.read().decode(errors="replace").splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _failure(name: str, why: str) -> str:
+    return f"devices cannot be counted, asking {name} in a child process failed: {why}; give their number"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dsl.devices.select import select_accelerator
-from dsl.devices.table import ACCELERATORS
+from dsl.devices.accelerators import ACCELERATORS
+from dsl.devices.slots import select_accelerator
 from dsl.signals import signal_word
 
 TYPE_CHECKING = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.devices.select import find_devices, visible_override, visible_slots, visible_warning
+from dsl.devices.slots import find_devices, visible_override, visible_slots, visible_warning
 from dsl.errors import FilterError, HostfileError, OptionError
 from dsl.model.job import Host, Notice
 from dsl.model.request import DEFAULT_HOSTFILE
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dsl.devices.select import Devices
+    from dsl.devices.slots import Devices
     from dsl.facts import Facts
     from dsl.model.request import RemoteRequest, Request, ResourceRequest
 

@@ -97,7 +97,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     inherited = inherited_environment(job, facts.environ)
     own: tuple[Mapping[str, str], ...] = ()
     if job.placement.virtual_local_rank:
-        from dsl.devices.own import own_devices
+        from dsl.devices.nproc import own_devices
 
         own = own_devices(job.workers, inherited, count, facts.devices)
     env = group_environment(job, meeting, {**inherited, **pod_variables(job, facts)})

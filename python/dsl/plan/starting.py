@@ -8,7 +8,7 @@ imported. That is any variable but those that tell a worker its place (`is_late`
 from __future__ import annotations
 
 from dsl._record import replace
-from dsl.devices.table import ACCELERATORS
+from dsl.devices.accelerators import ACCELERATORS
 from dsl.forkserver.guess import OTHER_LIBRARIES, TORCH_PACKAGES, find_imports, package_of
 from dsl.lists import format_ranges
 from dsl.model.job import Notice

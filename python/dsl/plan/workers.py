@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dsl.devices.own import count_visible_devices, node_accelerator
-from dsl.devices.table import ACCELERATORS
+from dsl.devices.accelerators import ACCELERATORS
+from dsl.devices.nproc import count_visible_devices, node_accelerator
 from dsl.errors import OptionError
 from dsl.lists import MOST_WORKERS, parse_integer, quote
 

@@ -98,8 +98,8 @@ def _cpus(facts: Facts) -> dict[str, Any]:
 
 def _accelerator(facts: Facts, problems: list[str]) -> dict[str, Any]:
     """What a job on this machine would run on, and what of it the user shows."""
-    from dsl.devices.select import find_devices
-    from dsl.devices.table import ACCELERATORS
+    from dsl.devices.accelerators import ACCELERATORS
+    from dsl.devices.slots import find_devices
 
     try:
         found = find_devices(facts.environ, facts.devices, facts.cpus)

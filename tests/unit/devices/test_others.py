@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.outcome import assert_one_line
 
-from dsl.devices.ask_torch import ask_plug_in
+from dsl.devices.accelerators import ACCELERATORS
 from dsl.devices.facts import OTHER_FILES, count_cuda_devices, find_other_accelerator
 from dsl.devices.others import (
     COUNTINGS,
+    ask_plug_in,
     count_accelerator,
     count_amd,
     count_gaudi,
@@ -22,7 +23,6 @@ from dsl.devices.others import (
     find_accelerator,
     rocm_names,
 )
-from dsl.devices.table import ACCELERATORS
 from dsl.errors import AcceleratorError
 
 if TYPE_CHECKING:

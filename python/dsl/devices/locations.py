@@ -17,11 +17,9 @@ from __future__ import annotations
 import os
 
 from dsl._record import record
+from dsl.devices.accelerators import ACCELERATORS
 from dsl.devices.files import list_names, pci_address, read_fact, read_fields, read_numa_node
-from dsl.devices.nvidia import visible_devices
-from dsl.devices.others import gaudi_folders, intel_cards, rocm_name, rocm_nodes
-from dsl.devices.table import ACCELERATORS
-from dsl.devices.visible import (
+from dsl.devices.masks import (
     GRAMMARS,
     level_zero_hierarchy,
     read_entries,
@@ -29,6 +27,8 @@ from dsl.devices.visible import (
     resolve_level_zero,
     resolve_rocm,
 )
+from dsl.devices.nvidia import visible_devices
+from dsl.devices.others import gaudi_folders, intel_cards, rocm_name, rocm_nodes
 from dsl.model.node import WorkerDevice
 
 TYPE_CHECKING = False

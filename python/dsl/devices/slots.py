@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.devices.table import ACCELERATORS, are_hidden, ends_list
+from dsl.devices.accelerators import ACCELERATORS, are_hidden, ends_list
 from dsl.errors import AcceleratorError, FilterError, NoDevicesError
 from dsl.lists import BEYOND, MOST_WORKERS, parse_integer, parse_number, quote, shorten
 from dsl.resources.filters import check_slots
@@ -21,7 +21,7 @@ class Devices:
     """What this node offers."""
 
     accelerator: str
-    """Name in `dsl.devices.table.ACCELERATORS`."""
+    """Name in `dsl.devices.accelerators.ACCELERATORS`."""
     slots: range
     """The slots it counts."""
     visible: tuple[str, ...] | None
@@ -64,7 +64,7 @@ def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
         return slots
     if devices.accelerator == "cpu":
         raise FilterError(f"{setting} names devices, but none was found on this machine; unset the variable")
-    from dsl.devices.choices import count_named
+    from dsl.devices.masks import count_named
 
     try:
         return list(range(count_named(variable, shown, len(devices.slots))))
@@ -96,7 +96,7 @@ def visible_override(devices: Devices, shown: Sequence[str]) -> str | None:
 def read_slots(value: str | None) -> tuple[str, ...] | None:
     """Words of the visible-devices variable, each once: None when unset, ``()`` when it hides all devices.
 
-    The grammar of `dsl.devices.visible` is not for slots: DeepSpeed makes ``--include localhost:WORDS`` of
+    The grammar of `dsl.devices.masks` is not for slots: DeepSpeed makes ``--include localhost:WORDS`` of
     the value, so a device that comes twice is one slot, and a word that is none has to be refused.
     """
     if value is None:

@@ -10,7 +10,7 @@ from tests.unit.devices.record_nvml import load
 
 from dsl.devices import nvidia
 from dsl.devices.facts import count_cuda_devices
-from dsl.devices.select import (
+from dsl.devices.slots import (
     Devices,
     find_devices,
     read_slots,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.devices.table import ACCELERATORS, PLACEHOLDERS, are_hidden
+from dsl.devices.accelerators import ACCELERATORS, PLACEHOLDERS, are_hidden
 from dsl.errors import AcceleratorError, FilterError, OptionError
 from dsl.lists import MOST_WORKERS
 
@@ -34,7 +34,7 @@ def count_visible_devices(
     value = environ.get(variable)
     if name in PLACEHOLDERS or value is None:
         return count
-    from dsl.devices.visible import GRAMMARS, LEVEL_ZERO_VARIABLE, count_visible, resolve_level_zero
+    from dsl.devices.masks import GRAMMARS, LEVEL_ZERO_VARIABLE, count_visible, resolve_level_zero
 
     if variable == LEVEL_ZERO_VARIABLE:
         return len(resolve_level_zero(environ, count))
@@ -86,7 +86,7 @@ def own_devices(
 
 
 def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[str, str], ...]:
-    from dsl.devices.choices import masks
+    from dsl.devices.masks import masks
 
     variable = HIP_DEVICES_VARIABLE if environ.get(HIP_DEVICES_VARIABLE) else DEVICES_VARIABLE
     value = environ.get(variable)
@@ -98,7 +98,7 @@ def _own_cuda_devices(environ: Mapping[str, str], count: int) -> tuple[Mapping[s
 def _own_values(
     name: str, variable: str, environ: Mapping[str, str], count: int, devices: DeviceFacts
 ) -> Sequence[str]:
-    from dsl.devices.choices import explain_value, worker_choices
+    from dsl.devices.masks import explain_value, worker_choices
 
     try:
         total = devices.other_count(name, environ)

@@ -1,6 +1,6 @@
 """Recording of how many devices torch counts for values of ``CUDA_VISIBLE_DEVICES``.
 
-``PYTHON tests/unit/devices/record_visible.py``, with an interpreter that has torch, writes
+``PYTHON tests/unit/devices/record_masks.py``, with an interpreter that has torch, writes
 ``fixtures/cuda_visible.json``. No GPU is needed: what torch would ask NVML is answered here.
 """
 

@@ -8,8 +8,8 @@ import pytest
 from tests.support.machine import UNASKED, make_facts
 from tests.support.outcome import assert_one_line, error_of
 
+from dsl.devices.nproc import count_visible_devices, node_accelerator, own_devices
 from dsl.devices.nvidia import Device
-from dsl.devices.own import count_visible_devices, node_accelerator, own_devices
 from dsl.errors import AcceleratorError, OptionError
 
 if TYPE_CHECKING:

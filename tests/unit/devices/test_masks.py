@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.devices.choices import count_named, explain_value, masks, worker_choices
-from dsl.devices.table import ACCELERATORS
-from dsl.devices.visible import (
+from dsl.devices.accelerators import ACCELERATORS
+from dsl.devices.masks import (
     ASCEND,
     CUDA,
     GRAMMARS,
@@ -21,13 +20,17 @@ from dsl.devices.visible import (
     NUMBERS,
     ROCR,
     Grammar,
+    count_named,
     count_rocm,
     count_visible,
+    explain_value,
     level_zero_hierarchy,
+    masks,
     read_entries,
     resolve,
     resolve_level_zero,
     resolve_rocm,
+    worker_choices,
 )
 from dsl.errors import FilterError
 
@@ -110,7 +113,7 @@ def test_every_variable_of_an_accelerator_has_a_grammar() -> None:
 
 
 def test_cuda_devices_are_counted_as_torch_counts_them() -> None:
-    """Recorded by `record_visible`. Where torch differs from CUDA it is torch that the scripts ask."""
+    """Recorded by `record_masks`. Where torch differs from CUDA it is torch that the scripts ask."""
     path = Path(__file__).parent / "fixtures" / "cuda_visible.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     counts = data["counts"]
