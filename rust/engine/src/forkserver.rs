@@ -5,9 +5,7 @@
 //! What the engine sees by itself is the worker's pidfd, so deaths keep the kernel's order.
 //!
 //! 1. The server says [`Report::Hello`], and [`Report::Ready`] once it has imported, or [`Report::Refused`].
-//!    [`Command::Expect`] tells it for how many workers that pays which makes forks cheaper, and whether as many may
-//!    come again. It forks those ahead, some time after the others have come: they wait for their orders, which it
-//!    passes on, before they do anything else.
+//!    [`Command::Expect`] tells it how many workers will come, and so whether it pays to make forks cheaper.
 //! 2. [`Command::Start`] comes with a plan in a file, the worker's streams, and one end of a gate. The server forks
 //!    and sends [`Report::Forked`] with the child's pidfd.
 //! 3. The child enters: it takes the steps of every worker, writes into the gate how that went, and waits there

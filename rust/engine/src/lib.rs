@@ -42,6 +42,7 @@ mod signals;
 mod spawn;
 pub mod spec;
 mod stage;
+mod starting;
 mod supervisor;
 mod sys;
 mod token;

@@ -16,11 +16,14 @@ use crate::guard::Agent;
 use crate::mux::{Consoles, Mux};
 use crate::orphans::{Orphans, reap_orphans};
 use crate::poller::Poller;
+use crate::procfs;
 use crate::spawn::{Spawner, open_files_limit};
 use crate::spec::LaunchSpec;
+use crate::starting::Next;
 use crate::sys::signal::{self, SignalSet};
 use crate::token;
 
+mod death_queue;
 mod deaths;
 mod ending;
 mod forks;
@@ -32,7 +35,6 @@ mod pipes;
 mod prepare;
 mod remains;
 mod start;
-mod tokens;
 mod watched;
 
 use guard_link::GuardLink;
@@ -170,7 +172,7 @@ impl Supervisor {
     /// Begins to stop the group.
     pub fn stop(&mut self, signal: i32, grace: Option<Duration>) {
         let Some(job) = &self.job else { return };
-        let grace = grace.unwrap_or(job.spec.grace);
+        let grace = grace.unwrap_or(job.spec().grace);
         self.step(Input::Stop {
             reason: StopReason::Request,
             signal,
@@ -217,7 +219,7 @@ impl Supervisor {
             }
         }
         if self.sweeps {
-            let count = self.job.as_ref().map_or(0, |job| job.workers.len());
+            let count = self.job.as_ref().map_or(0, Job::size);
             for index in 0..count {
                 self.await_key(index, &mut inputs)?;
                 inputs.extend(self.reap(index, now));
@@ -241,12 +243,19 @@ impl Supervisor {
 
     /// More workers are to be started, so the next turn will not wait.
     pub fn is_starting(&self) -> bool {
-        self.may_start() && !self.awaits_server() && !self.awaits_order() && !self.awaits_token()
+        match self.next_start() {
+            Next::Execute(_) => true,
+            Next::Order { .. } => self.job.as_ref().is_some_and(|job| !job.starting().has_orders()),
+            Next::Nothing | Next::Token(_) => false,
+        }
     }
 
-    /// Whether workers may be started now.
-    fn may_start(&self) -> bool {
-        !self.job_control.stands_still() && self.job.as_ref().is_some_and(|job| job.group.may_start())
+    /// When the holders of import tokens are to be looked at, if a worker waits for a token.
+    fn tokens_due(&self) -> Option<Instant> {
+        match self.next_start() {
+            Next::Token(due) => Some(due),
+            _ => None,
+        }
     }
 
     /// How long nothing is due; `None` for ever.
@@ -258,15 +267,14 @@ impl Supervisor {
         let job = self.job.as_ref();
         let polling = job.filter(|_| self.link.is_none());
         let due = [
-            job.and_then(|job| job.group.next_tick()),
-            job.and_then(|job| job.order_due),
-            job.and_then(|job| Some(job.deaths_seen.front()?.due)),
-            job.and_then(|job| job.traced_due),
+            job.and_then(|job| job.group().next_tick()),
+            job.and_then(|job| job.starting().order_due()),
+            job.and_then(|job| job.deaths().due()),
             self.tokens_due(),
             self.orphans_due,
             self.imports_due(),
             polling
-                .filter(|job| job.group.is_clearing())
+                .filter(|job| job.group().is_clearing())
                 .map(|_| now + CLEAR_POLL),
             polling.filter(|_| self.sweeps).map(|_| now + SWEEP_POLL),
         ];
@@ -286,14 +294,16 @@ impl Supervisor {
         if self.imports_due().is_some_and(|due| due <= now) {
             self.look_at_imports(now);
         }
-        if self.tokens_due().is_some_and(|due| due <= now) {
-            self.look_at_tokens(now);
+        if self.tokens_due().is_some_and(|due| due <= now)
+            && let Some(job) = &mut self.job
+        {
+            job.starting_mut().look_at_tokens(now, procfs::activity);
         }
-        let is_late = self.job.as_ref().and_then(|job| job.order_due);
+        let is_late = self.job.as_ref().and_then(|job| job.starting().order_due());
         if is_late.is_some_and(|due| due <= now) {
             self.take_delivered(true);
         }
-        let due = self.job.as_ref().and_then(|job| job.group.next_tick());
+        let due = self.job.as_ref().and_then(|job| job.group().next_tick());
         if due.is_some_and(|due| due <= now) {
             self.step(Input::Tick);
         }
@@ -304,7 +314,7 @@ impl Supervisor {
 
     fn step(&mut self, input: Input) {
         let Some(job) = &mut self.job else { return };
-        let actions = job.group.step(Instant::now(), input);
+        let actions = job.step(Instant::now(), input);
         for action in actions {
             self.act(action);
         }

@@ -1,31 +1,19 @@
 //! Deaths of workers: each is collected in the kernel's order, once all is known of it that will be.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use crate::error::Error;
 use crate::event::{Ending, Event, Exit};
-use crate::forkserver::DEATH_PATIENCE;
 use crate::group::Input;
 use crate::supervisor::Supervisor;
-use crate::supervisor::job::Seen;
+use crate::supervisor::death_queue::{Overdue, Seen};
 use crate::sys::wait::{Target, try_wait};
-
-/// How often a dead worker is looked at that somebody traces: nothing tells that its tracer is done with it.
-const TRACED_POLL: Duration = Duration::from_millis(10);
 
 impl Supervisor {
     /// Notes that a worker has died.
     pub(super) fn note_death(&mut self, worker: usize, time: SystemTime) {
-        let Some(job) = &mut self.job else { return };
-        if let Some(state) = job.workers.get_mut(worker).filter(|state| !state.is_dead) {
-            state.is_dead = true;
-            let due = Instant::now() + DEATH_PATIENCE;
-            job.deaths_seen.push_back(Seen {
-                worker,
-                time,
-                due,
-                is_traced: false,
-            });
+        if let Some(job) = &mut self.job {
+            job.note_death(worker, time);
         }
     }
 
@@ -33,7 +21,9 @@ impl Supervisor {
     pub(super) fn collect_deaths(&mut self, inputs: &mut Vec<Input>) -> Result<(), Error> {
         while let Some(seen) = self.first_death_to_collect() {
             // It may have died of a key that is heard of only now.
-            self.set_dead(seen.worker, false);
+            if let Some(job) = &mut self.job {
+                job.set_dead(seen.worker, false);
+            }
             self.await_key(seen.worker, inputs)?;
             match self.reap(seen.worker, seen.time) {
                 Some(input) => inputs.push(input),
@@ -47,8 +37,8 @@ impl Supervisor {
     pub(super) fn reap(&mut self, index: usize, now: SystemTime) -> Option<Input> {
         let reaped = self.job.as_mut()?.reap(index, now, &self.poller);
         let (exit, input) = reaped.or_else(|| self.collect_forked(index, now))?;
-        if let Some(tokens) = self.job.as_mut().and_then(|job| job.tokens.as_mut()) {
-            tokens.take_back(index);
+        if let Some(job) = &mut self.job {
+            job.starting_mut().ended(index);
         }
         self.events.push(Event::Exited(exit));
         Some(input)
@@ -62,67 +52,44 @@ impl Supervisor {
         if let Some(pidfd) = job.pidfd_of(seen.worker) {
             self.poller.forget(pidfd);
         }
-        job.deaths_traced.push(seen);
-        job.traced_due = Some(Instant::now() + TRACED_POLL);
-        self.set_dead(seen.worker, true);
-    }
-
-    fn set_dead(&mut self, worker: usize, is_dead: bool) {
-        let job = self.job.as_mut();
-        if let Some(state) = job.and_then(|job| job.workers.get_mut(worker)) {
-            state.is_dead = is_dead;
-        }
+        job.deaths_mut().wait_for_tracer(seen, Instant::now());
+        job.set_dead(seen.worker, true);
     }
 
     /// Has traced workers looked at again, before those that died later.
     pub(super) fn retry_traced(&mut self) {
-        let Some(job) = &mut self.job else { return };
-        if job.traced_due.is_some_and(|due| due <= Instant::now()) {
-            job.traced_due = None;
-            for seen in job.deaths_traced.drain(..).rev() {
-                job.deaths_seen.push_front(seen);
-            }
+        if let Some(job) = &mut self.job {
+            job.deaths_mut().retry_traced(Instant::now());
         }
     }
 
     fn first_death_to_collect(&mut self) -> Option<Seen> {
         loop {
             let job = self.job.as_mut()?;
-            let seen = *job.deaths_seen.front()?;
+            let seen = job.deaths().first()?;
             if let Some(origin) = job.origin_of(seen.worker)
                 && let Some(server) = self.servers.get_mut(origin.server).and_then(Option::as_mut)
                 && !server.has_told(origin.order, &self.poller)
             {
-                let now = Instant::now();
-                if now < seen.due {
-                    return None;
-                }
-                if job.is_traced(seen.worker) {
+                match job.look_at_first_death(Instant::now())? {
+                    Overdue::NotYet => return None,
                     // The server is not shown it, either.
-                    job.deaths_seen.pop_front();
-                    self.wait_for_tracer(Seen {
-                        is_traced: true,
-                        ..seen
-                    });
-                    continue;
+                    Overdue::Traced(seen) => {
+                        self.wait_for_tracer(seen);
+                        continue;
+                    }
+                    Overdue::Late => server.is_late(),
                 }
-                if seen.is_traced {
-                    // It may tell now.
-                    job.deaths_seen.front_mut()?.due = now + DEATH_PATIENCE;
-                    job.deaths_seen.front_mut()?.is_traced = false;
-                    return None;
-                }
-                server.is_late();
             }
-            return job.deaths_seen.pop_front();
+            return job.deaths_mut().pop();
         }
     }
 
     /// The deaths that are not collected yet are not to be heard of again and again.
     pub(super) fn let_the_dead_wait(&self) {
         let Some(job) = &self.job else { return };
-        for seen in &job.deaths_seen {
-            if let Some(pidfd) = job.pidfd_of(seen.worker) {
+        for worker in job.deaths().workers() {
+            if let Some(pidfd) = job.pidfd_of(worker) {
                 self.poller.forget(pidfd);
             }
         }
@@ -157,7 +124,7 @@ impl Supervisor {
     /// The signal of which a worker in the terminal's group has died, as it or the kernel says.
     pub(super) fn signal_of_foreground(&mut self, index: usize) -> Option<i32> {
         let job = self.job.as_ref()?;
-        job.spec.workers.get(index).filter(|spec| spec.foreground)?;
+        job.spec().workers.get(index).filter(|spec| spec.foreground)?;
         let death = match job.origin_of(index) {
             Some(origin) => self
                 .servers

@@ -11,7 +11,7 @@ use crate::supervisor::remains::{Group, Remains};
 
 impl Supervisor {
     pub(super) fn cgroup_changed(&mut self) {
-        let cgroup = self.job.as_ref().and_then(|job| job.cgroup.as_ref());
+        let cgroup = self.job.as_ref().and_then(Job::cgroup);
         if let Some(cgroup) = cgroup {
             // Rearms the event, which would come again at once.
             let _ = cgroup.populated();
@@ -20,7 +20,7 @@ impl Supervisor {
     }
 
     pub(super) fn check_if_clearing(&mut self) {
-        if self.job.as_ref().is_some_and(|job| job.group.is_clearing()) {
+        if self.job.as_ref().is_some_and(|job| job.group().is_clearing()) {
             self.act(Action::CheckTree);
         }
     }
@@ -37,9 +37,9 @@ impl Supervisor {
         let servers = self.server_pids();
         let job = self.job.as_ref()?;
         let group = Group {
-            cgroup: job.cgroup.as_ref(),
+            cgroup: job.cgroup(),
             workers: &workers,
-            leaders: &job.leaders,
+            leaders: job.leaders(),
             servers: &servers,
         };
         Some(work(&mut self.remains, group))
@@ -64,7 +64,7 @@ impl Supervisor {
     pub(super) fn terminate_tree(&mut self) {
         let asked = self.with_remains(Remains::terminate).unwrap_or(0);
         if let Some(job) = &mut self.job {
-            job.stragglers = job.stragglers.max(asked);
+            job.note_stragglers(asked);
         }
         self.orphans_due = Some(Instant::now());
     }
@@ -86,7 +86,7 @@ impl Supervisor {
     pub(super) fn end(&mut self, leftovers: bool) {
         let survivors = self.with_remains(|remains, group| remains.survivors(group, leftovers));
         self.survivors = survivors.unwrap_or_default();
-        let count = self.job.as_ref().map_or(0, |job| job.workers.len());
+        let count = self.job.as_ref().map_or(0, Job::size);
         for index in 0..count {
             self.close_pipes(index);
         }
@@ -98,10 +98,10 @@ impl Supervisor {
         let Some(job) = &mut self.job else { return };
         let abandoned = job.abandon(SystemTime::now(), &self.poller);
         self.events.extend(abandoned.into_iter().map(Event::Exited));
-        let is_stopped = job.group.wanted_end().or(self.early_stop).is_some();
+        let is_stopped = job.group().wanted_end().or(self.early_stop).is_some();
         match &mut self.mux {
             Some(mux) => mux.finish(Finish {
-                tail_of: job.first_failure.as_ref().map(|exit| exit.worker),
+                tail_of: job.first_failure().map(|exit| exit.worker),
                 is_stopped,
             }),
             None => self.ended(Vec::new()),
@@ -125,17 +125,11 @@ impl Supervisor {
 
     fn ended(&mut self, tail: Vec<u8>) {
         let Some(job) = self.job.take() else { return };
-        let wanted_end = job.group.wanted_end().or(self.early_stop);
+        let wanted_end = job.group().wanted_end().or(self.early_stop);
         if wanted_end.is_some() {
             self.consoles.end_waiting(wanted_end);
         }
-        self.events.push(Event::Ended {
-            first_failure: job.first_failure,
-            stop_signal: job.group.stop_signal(),
-            stragglers: job.stragglers,
-            survivors: std::mem::take(&mut self.survivors),
-            oom_kills: job.oom_kills,
-            tail,
-        });
+        let survivors = std::mem::take(&mut self.survivors);
+        self.events.push(job.into_ended(survivors, tail));
     }
 }

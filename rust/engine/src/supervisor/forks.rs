@@ -6,16 +6,13 @@ use std::time::{Instant, SystemTime};
 
 use crate::error::Error;
 use crate::event::{Ending, Event, Stage, StartFailure};
-use crate::forkserver::{Delivered, Delivery, Ends, FORK_PATIENCE, News, Ordered, Patience, Server, State};
+use crate::forkserver::{Delivered, Delivery, Ends, News, Ordered, Patience, Server, State};
 use crate::spawn::{AttemptContext, EnvTable, Prepared, Started, Unordered};
 use crate::spec::{LaunchSpec, SpecError, Stdio};
 use crate::supervisor::job::{Awaited, Origin};
 use crate::supervisor::prepare::token_entry;
 use crate::supervisor::{Supervisor, Watched};
 use crate::sys::clone::{Failure, Step};
-
-/// Workers ordered before the first of them is delivered, so that a server forks while its children enter.
-const ORDERS_AHEAD: usize = 16;
 
 /// A worker that is watched and waits at its gate.
 type Ready = (Started, Origin, Ordered);
@@ -99,22 +96,10 @@ impl Supervisor {
         }
     }
 
-    /// Whether a worker that is to be started has a fork server that is importing still.
-    pub(super) fn awaits_server(&self) -> bool {
-        let mut known = self.servers.iter().flatten();
-        let is_preparing = known.any(|server| server.state() == State::Preparing);
-        let Some(job) = self.job.as_ref().filter(|_| is_preparing) else {
-            return false;
-        };
-        let mut servers = job.spec.workers[job.next..]
-            .iter()
-            .filter_map(|worker| worker.fork);
-        servers.any(|fork| self.state_of(fork.server) == State::Preparing)
-    }
-
-    fn state_of(&self, number: usize) -> State {
-        let server = self.servers.get(number).and_then(Option::as_ref);
-        server.map_or(State::Closed, Server::state)
+    /// The states of the fork servers, by their numbers.
+    pub(super) fn server_states(&self) -> Vec<State> {
+        let state = |server: &Option<Server>| server.as_ref().map_or(State::Closed, Server::state);
+        self.servers.iter().map(state).collect()
     }
 
     /// When the first fork server is to be looked at that imports still.
@@ -184,42 +169,22 @@ impl Supervisor {
         self.events.extend(events);
     }
 
-    /// Whether a worker was ordered that has not come to its gate.
-    pub(super) fn awaits_order(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| !job.ordered.is_empty())
-    }
-
-    /// Orders the next workers, as far as their fork servers are ready; whether there were any. They are delivered in
-    /// the order of the group.
-    pub(super) fn order_some(&mut self) -> bool {
-        let mut has_ordered = false;
-        while let Some(job) = &self.job {
-            let (index, count) = (job.next + job.ordered.len(), job.ordered.len());
-            let Some(server) = self.server_for(index).filter(|_| count < ORDERS_AHEAD) else {
-                break;
-            };
-            let Some(awaited) = self.order(index, server) else {
-                self.tell_of_server(server);
-                break;
-            };
-            let Some(job) = &mut self.job else { break };
-            job.order_due
-                .get_or_insert_with(|| Instant::now() + FORK_PATIENCE);
-            job.ordered.push_back(awaited);
-            has_ordered = true;
+    /// Orders the next worker from its fork server. A server that takes no orders is told of, and is closed then.
+    pub(super) fn order_next(&mut self, index: usize, server: usize) {
+        match self.order(index, server) {
+            Some(awaited) => {
+                if let Some(job) = &mut self.job {
+                    job.starting_mut().ordered(awaited, Instant::now());
+                }
+            }
+            None => self.tell_of_server(server),
         }
-        if has_ordered {
-            // One that cannot be started has nobody to wait for.
-            self.take_delivered(false);
-        }
-        has_ordered
     }
 
     /// Lets the workers run that wait at their gates, from the first that was ordered to one that does not wait
     /// there yet. `is_late`: the first is not waited for any longer.
     pub(super) fn take_delivered(&mut self, mut is_late: bool) {
         while let Some((index, outcome)) = self.next_delivered(std::mem::take(&mut is_late)) {
-            self.set_next(index + 1);
             match outcome {
                 Ok((started, origin, gate)) => {
                     gate.open();
@@ -231,9 +196,7 @@ impl Supervisor {
     }
 
     fn next_delivered(&mut self, is_late: bool) -> Option<(usize, Result<Ready, StartFailure>)> {
-        let job = self.job.as_mut()?;
-        let index = job.next;
-        let awaited = job.ordered.front_mut()?;
+        let awaited = self.job.as_mut()?.starting_mut().first_order()?;
         let number = awaited.server;
         let delivery = match &awaited.outcome {
             Err(_) => None,
@@ -258,8 +221,7 @@ impl Supervisor {
                 }
             }
         };
-        let awaited = job.ordered.pop_front()?;
-        job.order_due = (!job.ordered.is_empty()).then(|| Instant::now() + FORK_PATIENCE);
+        let (index, awaited) = self.job.as_mut()?.starting_mut().delivered(Instant::now())?;
         let outcome = match (awaited.outcome, delivery) {
             (Err(failure), _) => Err(failure),
             (Ok((ordered, prepared)), Some(delivery)) => {
@@ -276,8 +238,7 @@ impl Supervisor {
     /// Nobody waits any longer for what was ordered: those workers end at their gates.
     pub(super) fn cancel_orders(&mut self) {
         let Some(job) = &mut self.job else { return };
-        job.order_due = None;
-        for awaited in job.ordered.drain(..) {
+        for awaited in job.starting_mut().take_orders() {
             if let Ok((ordered, _)) = &awaited.outcome {
                 ordered.cancel();
                 if awaited.is_watched {
@@ -287,29 +248,12 @@ impl Supervisor {
         }
     }
 
-    fn set_next(&mut self, next: usize) {
-        if let Some(job) = &mut self.job {
-            job.next = next;
-        }
-    }
-
-    /// The ready fork server of a worker.
-    pub(super) fn server_for(&self, index: usize) -> Option<usize> {
-        let fork = self.job.as_ref()?.spec.workers.get(index)?.fork?;
-        (self.state_of(fork.server) == State::Ready).then_some(fork.server)
-    }
-
     /// Orders a worker. `None`: the server takes no orders.
     fn order(&mut self, index: usize, number: usize) -> Option<Awaited> {
         let job = self.job.as_ref()?;
-        let fork = job.spec.workers[index].fork?;
-        let context = AttemptContext {
-            env: &job.env,
-            cgroup: job.cgroup.as_ref(),
-            foreground_group: self.link.as_ref().map(|link| link.foreground_group),
-            poller: &self.poller,
-        };
-        let outcome = match self.spawner.order(&job.spec, index, fork.entry, &context) {
+        let fork = job.spec().workers[index].fork?;
+        let context = job.context(&self.poller, self.link.as_ref());
+        let outcome = match self.spawner.order(job.spec(), index, fork.entry, &context) {
             Err(Unordered::NoDirectory(error)) => {
                 let server = self.servers.get_mut(number)?.as_mut()?;
                 server.close(format!("cannot be told the working directory: {error}"));

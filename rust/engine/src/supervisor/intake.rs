@@ -8,6 +8,7 @@ use crate::group::Input;
 use crate::mux::Mux;
 use crate::signals::{Meaning, Moment, Verdict};
 use crate::supervisor::guard_link::GuardLink;
+use crate::supervisor::job::Job;
 use crate::supervisor::{ORPHAN_DELAY, Supervisor};
 use crate::sys::signal::Received;
 
@@ -103,7 +104,7 @@ impl Supervisor {
             || self
                 .job
                 .as_ref()
-                .is_some_and(|job| job.group.wanted_end().is_some());
+                .is_some_and(|job| job.group().wanted_end().is_some());
         !is_asked && self.latest.as_ref().is_some_and(|spec| spec.has_log_files())
     }
 
@@ -114,7 +115,7 @@ impl Supervisor {
 
     /// The group's owner decides what a signal does.
     fn only_tells(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| job.group.tells_signals())
+        self.job.as_ref().is_some_and(|job| job.group().tells_signals())
     }
 
     /// Nothing of the job is left but what its workers have said.
@@ -125,7 +126,7 @@ impl Supervisor {
     /// How near its end what a signal now finds is. A job that is to end before its next group is ending.
     fn moment(&self) -> Moment {
         match &self.job {
-            Some(job) => job.group.moment(),
+            Some(job) => job.group().moment(),
             None if self.early_stop.is_some() => Moment::Ending,
             None => Moment::Running,
         }
@@ -141,7 +142,7 @@ impl Supervisor {
         let input = match verdict {
             Verdict::Preempt => Input::Preempt {
                 signal,
-                grace: preempt_grace.unwrap_or(job.spec.grace),
+                grace: preempt_grace.unwrap_or(job.spec().grace),
             },
             _ => Input::Stop {
                 reason: StopReason::Signal(signal),
@@ -149,7 +150,7 @@ impl Supervisor {
                 grace: if verdict == Verdict::Hurry {
                     Duration::ZERO
                 } else {
-                    job.spec.grace
+                    job.spec().grace
                 },
             },
         };
@@ -160,7 +161,7 @@ impl Supervisor {
 
     /// A group that ends for another reason than a signal may be followed by another attempt, which is not to be.
     fn remember(&mut self, signal: i32) {
-        let group = self.job.as_ref().map(|job| &job.group);
+        let group = self.job.as_ref().map(Job::group);
         if self.is_to_end(signal)
             && !self.only_tells()
             && group.is_none_or(|group| group.stop_signal().is_none())

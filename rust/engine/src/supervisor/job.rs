@@ -1,33 +1,34 @@
 //! The workers of one group, and what is known of them.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::cgroup::AttemptCgroup;
-use crate::event::{Ending, Exit, StartFailure};
+use crate::event::{Ending, Event, Exit, StartFailure, Survivor};
 use crate::forkserver::Ordered;
-use crate::group::{Group, Input};
+use crate::group::{Action, Group, Input};
 use crate::poller::{Poller, is_readable};
 use crate::procfs;
-use crate::spawn::{EnvTable, Prepared};
+use crate::spawn::{AttemptContext, EnvTable, Prepared};
 use crate::spec::LaunchSpec;
-use crate::supervisor::tokens::Tokens;
+use crate::starting::Starting;
+use crate::supervisor::death_queue::{DeathQueue, Overdue};
+use crate::supervisor::guard_link::GuardLink;
 use crate::sys::signal;
 use crate::sys::wait::{Death, Target, is_stopped, try_wait};
 
-pub(super) struct Worker {
-    pub(super) state: State,
+struct Worker {
+    state: State,
     /// We have sent it a signal that ends.
-    pub(super) ending: bool,
+    ending: bool,
     /// It is among the deaths that are to be collected.
-    pub(super) is_dead: bool,
+    is_dead: bool,
     /// Read ends of stdout and stderr, where they are pipes and open.
-    pub(super) pipes: [Option<OwnedFd>; 2],
+    pipes: [Option<OwnedFd>; 2],
 }
 
-pub(super) enum State {
+enum State {
     Pending,
     Running {
         pid: i32,
@@ -54,45 +55,24 @@ pub(super) struct Awaited {
     pub(super) is_watched: bool,
 }
 
-/// A death that is to be collected once it is known how the worker ended.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Seen {
-    pub(super) worker: usize,
-    pub(super) time: SystemTime,
-    /// When nobody is waited for any longer who could tell.
-    pub(super) due: Instant,
-    /// A tracer had still to see it when that was over.
-    pub(super) is_traced: bool,
-}
-
 pub(super) struct Job {
-    pub(super) spec: Arc<LaunchSpec>,
-    pub(super) env: EnvTable,
-    pub(super) workers: Vec<Worker>,
+    spec: Arc<LaunchSpec>,
+    env: EnvTable,
+    workers: Vec<Worker>,
     /// Pids of all workers that were started, the dead ones too.
-    pub(super) leaders: Vec<i32>,
-    /// The first worker that has not been tried.
-    pub(super) next: usize,
-    /// What was ordered of fork servers, for the workers from `next` on.
-    pub(super) ordered: VecDeque<Awaited>,
-    /// When the first of these is not waited for any longer.
-    pub(super) order_due: Option<Instant>,
-    /// Workers that have died, in the kernel's order, and are not collected.
-    pub(super) deaths_seen: VecDeque<Seen>,
-    /// Those of them that somebody traces: the kernel shows them to their tracer first.
-    pub(super) deaths_traced: Vec<Seen>,
-    /// When these are tried again.
-    pub(super) traced_due: Option<Instant>,
-    /// Of those that import, if only so many may.
-    pub(super) tokens: Option<Tokens>,
-    pub(super) group: Group,
-    pub(super) first_failure: Option<Exit>,
-    pub(super) stragglers: usize,
-    pub(super) cgroup: Option<AttemptCgroup>,
-    pub(super) oom_kills: u64,
+    leaders: Vec<i32>,
+    /// Which worker may start next.
+    starting: Starting<Awaited>,
+    deaths: DeathQueue,
+    group: Group,
+    first_failure: Option<Exit>,
+    stragglers: usize,
+    cgroup: Option<AttemptCgroup>,
+    oom_kills: u64,
     /// Out-of-memory kills that our cgroup had seen before the first worker was started.
     oom_kills_before: u64,
-    deaths: usize,
+    /// Workers that have ended so far.
+    exits: usize,
 }
 
 impl Job {
@@ -108,6 +88,8 @@ impl Job {
             is_dead: false,
             pipes: [None, None],
         };
+        let forks = spec.workers.iter().map(|worker| worker.fork);
+        let servers = forks.map(|fork| fork.map(|fork| fork.server)).collect();
         Self {
             workers: spec.workers.iter().map(|_| pending()).collect(),
             group: Group::new(
@@ -116,22 +98,159 @@ impl Job {
                 spec.grace,
                 spec.tells_signals,
             ),
-            tokens: spec.import_throttle.map(Tokens::new),
+            starting: Starting::new(servers, spec.import_throttle),
             spec,
             env,
             leaders: Vec::new(),
-            next: 0,
-            ordered: VecDeque::new(),
-            order_due: None,
-            deaths_seen: VecDeque::new(),
-            deaths_traced: Vec::new(),
-            traced_due: None,
+            deaths: DeathQueue::default(),
             first_failure: None,
             stragglers: 0,
             cgroup,
             oom_kills: 0,
             oom_kills_before,
-            deaths: 0,
+            exits: 0,
+        }
+    }
+
+    pub(super) fn spec(&self) -> &LaunchSpec {
+        &self.spec
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Has the group decide what follows from an input.
+    pub(super) fn step(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        self.group.step(now, input)
+    }
+
+    pub(super) fn starting(&self) -> &Starting<Awaited> {
+        &self.starting
+    }
+
+    pub(super) fn starting_mut(&mut self) -> &mut Starting<Awaited> {
+        &mut self.starting
+    }
+
+    pub(super) fn deaths(&self) -> &DeathQueue {
+        &self.deaths
+    }
+
+    pub(super) fn deaths_mut(&mut self) -> &mut DeathQueue {
+        &mut self.deaths
+    }
+
+    pub(super) fn cgroup(&self) -> Option<&AttemptCgroup> {
+        self.cgroup.as_ref()
+    }
+
+    pub(super) fn take_cgroup(&mut self) -> Option<AttemptCgroup> {
+        self.cgroup.take()
+    }
+
+    /// What the start of each worker needs to know of the group.
+    pub(super) fn context<'a>(&'a self, poller: &'a Poller, link: Option<&GuardLink>) -> AttemptContext<'a> {
+        AttemptContext {
+            env: &self.env,
+            cgroup: self.cgroup(),
+            foreground_group: link.map(|link| link.foreground_group),
+            poller,
+        }
+    }
+
+    /// Workers, those that have ended among them.
+    pub(super) fn size(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Pids of all workers that were started, the dead ones too.
+    pub(super) fn leaders(&self) -> &[i32] {
+        &self.leaders
+    }
+
+    /// The first worker that failed by itself.
+    pub(super) fn first_failure(&self) -> Option<&Exit> {
+        self.first_failure.as_ref()
+    }
+
+    /// So many processes have outlived their workers and were asked to end.
+    pub(super) fn note_stragglers(&mut self, count: usize) {
+        self.stragglers = self.stragglers.max(count);
+    }
+
+    /// Notes a worker that has started.
+    pub(super) fn began(
+        &mut self,
+        index: usize,
+        pid: i32,
+        pidfd: Option<OwnedFd>,
+        origin: Option<Origin>,
+        now: SystemTime,
+    ) {
+        self.leaders.push(pid);
+        if origin.is_none() {
+            self.starting.executed(index, pid, Instant::now());
+        }
+        self.workers[index].state = State::Running {
+            pid,
+            pidfd,
+            started: now,
+            origin,
+        };
+    }
+
+    /// Notes that a worker has died, once.
+    pub(super) fn note_death(&mut self, worker: usize, time: SystemTime) {
+        if let Some(state) = self.workers.get_mut(worker).filter(|state| !state.is_dead) {
+            state.is_dead = true;
+            self.deaths.push(worker, time, Instant::now());
+        }
+    }
+
+    /// Whether a worker's death is known that is not collected.
+    pub(super) fn set_dead(&mut self, worker: usize, is_dead: bool) {
+        if let Some(state) = self.workers.get_mut(worker) {
+            state.is_dead = is_dead;
+        }
+    }
+
+    /// What to do about the first death, of which a fork server has not told.
+    pub(super) fn look_at_first_death(&mut self, now: Instant) -> Option<Overdue> {
+        let workers = &self.workers;
+        let is_traced = |index: usize| workers.get(index).is_some_and(Worker::is_traced);
+        self.deaths.look_at_first(now, is_traced)
+    }
+
+    /// Open pipes of workers, as (worker, stream, pipe).
+    pub(super) fn pipes(&self) -> impl Iterator<Item = (usize, usize, &OwnedFd)> {
+        self.workers.iter().enumerate().flat_map(|(index, worker)| {
+            let pipes = worker.pipes.iter().enumerate();
+            pipes.filter_map(move |(stream, pipe)| Some((index, stream, pipe.as_ref()?)))
+        })
+    }
+
+    pub(super) fn pipe(&self, worker: usize, stream: usize) -> Option<&OwnedFd> {
+        self.workers.get(worker)?.pipes[stream].as_ref()
+    }
+
+    pub(super) fn keep_pipe(&mut self, worker: usize, stream: usize, pipe: OwnedFd) {
+        self.workers[worker].pipes[stream] = Some(pipe);
+    }
+
+    pub(super) fn take_pipe(&mut self, worker: usize, stream: usize) -> Option<OwnedFd> {
+        self.workers.get_mut(worker)?.pipes[stream].take()
+    }
+
+    /// The last event of the group.
+    pub(super) fn into_ended(self, survivors: Vec<Survivor>, tail: Vec<u8>) -> Event {
+        Event::Ended {
+            first_failure: self.first_failure,
+            stop_signal: self.group.stop_signal(),
+            stragglers: self.stragglers,
+            survivors,
+            oom_kills: self.oom_kills,
+            tail,
         }
     }
 
@@ -253,12 +372,6 @@ impl Job {
         }
     }
 
-    /// Whether somebody traces a dead worker, who is told of its end before its parent.
-    pub(super) fn is_traced(&self, index: usize) -> bool {
-        let pid = self.workers.get(index).and_then(Worker::pid);
-        pid.is_some_and(procfs::is_traced)
-    }
-
     /// How a worker ended that its living parent has not reaped, as the kernel shows it to everybody. Without usage.
     pub(super) fn death_in_procfs(&self, index: usize) -> Option<Death> {
         let pid = self.workers.get(index)?.pid()?;
@@ -330,8 +443,8 @@ impl Job {
 
     fn record(&mut self, mut exit: Exit, running: bool) -> (Exit, Input) {
         let failed = exit.failed();
-        exit.order = self.deaths;
-        self.deaths += 1;
+        exit.order = self.exits;
+        self.exits += 1;
         self.workers[exit.worker].state = State::Ended;
         if failed && !exit.caused_by_stop && self.first_failure.is_none() {
             self.first_failure = Some(exit.clone());
@@ -346,6 +459,11 @@ impl Worker {
             State::Running { pid, .. } => Some(pid),
             State::Pending | State::Ended => None,
         }
+    }
+
+    /// Whether somebody traces it, who is told of its end before its parent.
+    fn is_traced(&self) -> bool {
+        self.pid().is_some_and(procfs::is_traced)
     }
 
     fn is_stopped(&self) -> bool {

@@ -11,15 +11,12 @@ impl Supervisor {
         }
         self.reading = reading;
         let Some(job) = &self.job else { return };
-        for (index, worker) in job.workers.iter().enumerate() {
-            for (stream, pipe) in worker.pipes.iter().enumerate() {
-                let Some(pipe) = pipe else { continue };
-                if reading {
-                    // Fails only when memory is short; what is left is read when the group ends.
-                    let _ = self.poller.watch(pipe, Watched::Pipe(index, stream).encode());
-                } else {
-                    self.poller.forget(pipe);
-                }
+        for (index, stream, pipe) in job.pipes() {
+            if reading {
+                // Fails only when memory is short; what is left is read when the group ends.
+                let _ = self.poller.watch(pipe, Watched::Pipe(index, stream).encode());
+            } else {
+                self.poller.forget(pipe);
             }
         }
     }
@@ -27,18 +24,13 @@ impl Supervisor {
     /// Takes what there is of a stream, a buffer full at most; how many bytes.
     pub(super) fn read_pipe(&mut self, worker: usize, stream: usize) -> usize {
         let Some(job) = &mut self.job else { return 0 };
-        let Some(slot) = job
-            .workers
-            .get_mut(worker)
-            .map(|worker| &mut worker.pipes[stream])
-        else {
+        let Some(pipe) = job.pipe(worker, stream) else {
             return 0;
         };
-        let Some(pipe) = slot.as_ref() else { return 0 };
         let data = match rustix::io::read(pipe, &mut self.buffer[..]) {
             Ok(0) | Err(rustix::io::Errno::IO | rustix::io::Errno::BADF) => {
                 self.poller.forget(pipe);
-                *slot = None;
+                job.take_pipe(worker, stream);
                 Vec::new()
             }
             Ok(count) => self.buffer[..count].to_vec(),
@@ -65,8 +57,7 @@ impl Supervisor {
                     count => left = left.saturating_sub(count),
                 }
             }
-            let workers = self.job.as_mut().map(|job| &mut job.workers);
-            let pipe = workers.and_then(|workers| workers[worker].pipes[stream].take());
+            let pipe = self.job.as_mut().and_then(|job| job.take_pipe(worker, stream));
             if let Some(pipe) = pipe {
                 self.poller.forget(&pipe);
                 self.push_output(worker, stream, Vec::new());
@@ -76,7 +67,7 @@ impl Supervisor {
 
     fn bytes_waiting(&self, worker: usize, stream: usize) -> usize {
         let job = self.job.as_ref();
-        let pipe = job.and_then(|job| job.workers[worker].pipes[stream].as_ref());
+        let pipe = job.and_then(|job| job.pipe(worker, stream));
         let count = pipe.and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok());
         count.map_or(0, |count| count as usize)
     }

@@ -1,15 +1,16 @@
 //! How a group begins: what is made for it, and the start of each worker.
 
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use crate::cgroup::AttemptCgroup;
 use crate::error::Error;
 use crate::event::{Ending, Event};
 use crate::group::Input;
-use crate::spawn::{AttemptContext, EnvTable, Started};
+use crate::spawn::{EnvTable, Started};
 use crate::spec::{LaunchSpec, Stdio};
-use crate::supervisor::job::{Job, Origin, State};
+use crate::starting::Next;
+use crate::supervisor::job::{Job, Origin};
 use crate::supervisor::prepare::{check_binding, log_stream, log_thread, raise_limits, token_entry};
 use crate::supervisor::{Supervisor, Watched};
 use crate::sys::signal;
@@ -68,37 +69,48 @@ impl Supervisor {
 
     /// The process table is searched from now on.
     pub(super) fn drop_cgroup(&mut self) {
-        let cgroup = self.job.as_mut().and_then(|job| job.cgroup.take());
+        let cgroup = self.job.as_mut().and_then(Job::take_cgroup);
         if let Some(cgroup) = cgroup {
             self.poller.forget(cgroup.events());
             cgroup.remove();
         }
     }
 
+    /// Starts workers, as far as they may start now.
     pub(super) fn start_some(&mut self) {
+        let mut has_ordered = false;
         for _ in 0..SPAWN_SLICE {
-            if !self.may_start() {
-                return;
+            match self.next_start() {
+                Next::Nothing | Next::Token(_) => break,
+                Next::Execute(index) => self.execute_next(index),
+                Next::Order { worker, server } => {
+                    self.order_next(worker, server);
+                    has_ordered = true;
+                }
             }
-            if self.awaits_server() || self.order_some() || self.awaits_order() || self.awaits_token() {
-                return;
-            }
-            self.start_next();
+        }
+        if has_ordered {
+            // An order that could not be given waits for nobody.
+            self.take_delivered(false);
         }
     }
 
-    fn start_next(&mut self) {
+    /// What may start now.
+    pub(super) fn next_start(&self) -> Next {
+        match &self.job {
+            Some(job) if job.group().may_start() && !self.job_control.stands_still() => {
+                job.starting().next(&self.server_states())
+            }
+            _ => Next::Nothing,
+        }
+    }
+
+    fn execute_next(&mut self, index: usize) {
         let Some(job) = &mut self.job else { return };
-        let index = job.next;
-        job.next += 1;
-        let context = AttemptContext {
-            env: &job.env,
-            cgroup: job.cgroup.as_ref(),
-            foreground_group: self.link.as_ref().map(|link| link.foreground_group),
-            poller: &self.poller,
-        };
+        job.starting_mut().execute();
+        let context = job.context(&self.poller, self.link.as_ref());
         let token = Watched::Worker(index).encode();
-        let result = self.spawner.start(&job.spec, index, token, &context);
+        let result = self.spawner.start(job.spec(), index, token, &context);
         let now = SystemTime::now();
         match result {
             Ok(started) => self.worker_started(index, started, None, now),
@@ -120,7 +132,7 @@ impl Supervisor {
         self.sweeps |= started.pidfd.is_none();
         for (stream, (pipe, file)) in started.pipes.into_iter().zip(started.files).enumerate() {
             let Some(pipe) = pipe else { continue };
-            let spec = &job.spec.workers[index];
+            let spec = &job.spec().workers[index];
             if let (Stdio::Log { path, console, .. }, Some(mux)) = (&spec.stdio[stream + 1], &mut self.mux) {
                 // Fails only when memory is short; the stream is lost then, and the worker's writes with it.
                 let _ = mux.add(log_stream(
@@ -135,20 +147,10 @@ impl Supervisor {
                 if self.reading {
                     let _ = self.poller.watch(&pipe, Watched::Pipe(index, stream).encode());
                 }
-                job.workers[index].pipes[stream] = Some(pipe);
+                job.keep_pipe(index, stream, pipe);
             }
         }
-        job.leaders.push(started.pid);
-        if let Some(tokens) = job.tokens.as_mut().filter(|_| origin.is_none()) {
-            tokens.give(index, started.pid, Instant::now());
-        }
-        let worker = &mut job.workers[index];
-        worker.state = State::Running {
-            pid: started.pid,
-            pidfd: started.pidfd,
-            started: now,
-            origin,
-        };
+        job.began(index, started.pid, started.pidfd, origin, now);
         if self.job_control.stands_still() {
             // It waited at its gate when the others were stopped.
             job.signal(libc::SIGTSTP, index);
@@ -179,9 +181,7 @@ impl Supervisor {
         let now = SystemTime::now();
         self.cancel_orders();
         let Some(job) = &mut self.job else { return };
-        let pending = job.next..job.workers.len();
-        job.next = job.workers.len();
-        for index in pending {
+        for index in job.starting_mut().cancel() {
             self.never_ran(index, Ending::Cancelled, now);
         }
     }

@@ -282,7 +282,16 @@ fn what_is_repeated_or_forwarded_during_a_preemption_changes_nothing() {
 #[test]
 fn the_first_stop_signal_of_a_preempted_group_shortens_the_time_and_the_second_ends_it() {
     let mut scene = Scene::started(Some(Duration::from_secs(600)), &[DEAF]);
-    let next_tick = |scene: &Scene| scene.supervisor.job.as_ref().unwrap().group.next_tick().unwrap();
+    let next_tick = |scene: &Scene| {
+        scene
+            .supervisor
+            .job
+            .as_ref()
+            .unwrap()
+            .group()
+            .next_tick()
+            .unwrap()
+    };
     scene.hear(libc::SIGUSR1);
     scene.until(|scene| scene.said(0).contains("usr1"));
     assert!(next_tick(&scene) > Instant::now() + GRACE);

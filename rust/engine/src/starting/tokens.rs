@@ -6,21 +6,19 @@
 use std::time::{Duration, Instant};
 
 use crate::procfs::Activity;
-use crate::supervisor::Supervisor;
-use crate::supervisor::job::Job;
 
 /// How often those who hold a token are looked at while others wait for it.
 const LOOK: Duration = Duration::from_millis(50);
-/// Who has waited for so long, without a processor or a disk, holds its token no more.
+/// A worker that has waited for so long, without a processor or a disk, has done its imports.
 const REST: Duration = Duration::from_millis(100);
-/// Nor does anyone after this time: it may compute, and never wait.
+/// A token expires after this time, in case its holder computes and never waits.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// The tokens of a group.
 pub(super) struct Tokens {
     count: usize,
     held: Vec<Held>,
-    /// When they are to be looked at next.
+    /// When their holders are to be looked at next.
     due: Instant,
 }
 
@@ -28,7 +26,7 @@ struct Held {
     worker: usize,
     pid: i32,
     begin: Instant,
-    /// What was seen of it first of all that is the same as now, and when.
+    /// The oldest observation that equals the latest one, and its time.
     seen: Option<(Activity, Instant)>,
 }
 
@@ -41,8 +39,13 @@ impl Tokens {
         }
     }
 
-    fn are_taken(&self) -> bool {
+    pub(super) fn are_taken(&self) -> bool {
         self.held.len() >= self.count
+    }
+
+    /// When their holders are to be looked at next.
+    pub(super) fn due(&self) -> Instant {
+        self.due
     }
 
     /// Gives one to a worker that has just been started.
@@ -64,8 +67,8 @@ impl Tokens {
     }
 
     /// Takes those of workers that have done their imports, as far as can be seen. `None` is seen of a process that
-    /// has ended, or is hidden: nobody waits for such a one.
-    fn look(&mut self, now: Instant, see: impl Fn(i32) -> Option<Activity>) {
+    /// has ended or is hidden, which gives its token back, too.
+    pub(super) fn look(&mut self, now: Instant, see: impl Fn(i32) -> Option<Activity>) {
         self.held.retain_mut(|held| held.holds_on(now, see(held.pid)));
         self.due = now + LOOK;
     }
@@ -82,39 +85,6 @@ impl Held {
         };
         self.seen = Some((activity, since));
         !(activity.waits && now.saturating_duration_since(since) >= REST)
-    }
-}
-
-impl Job {
-    /// Whether all tokens are taken.
-    pub(super) fn lacks_token(&self) -> bool {
-        self.tokens.as_ref().is_some_and(Tokens::are_taken)
-    }
-}
-
-impl Supervisor {
-    /// Whether the next worker is to be executed and has to wait for a token.
-    pub(super) fn awaits_token(&self) -> bool {
-        self.tokens_due().is_some()
-    }
-
-    /// When those who hold the tokens are to be looked at, if somebody waits for one.
-    pub(super) fn tokens_due(&self) -> Option<Instant> {
-        let job = self
-            .job
-            .as_ref()
-            .filter(|job| job.lacks_token() && self.may_start())?;
-        let is_executed = self.server_for(job.next).is_none();
-        job.tokens
-            .as_ref()
-            .filter(|_| is_executed)
-            .map(|tokens| tokens.due)
-    }
-
-    pub(super) fn look_at_tokens(&mut self, now: Instant) {
-        if let Some(tokens) = self.job.as_mut().and_then(|job| job.tokens.as_mut()) {
-            tokens.look(now, crate::procfs::activity);
-        }
     }
 }
 

@@ -1,0 +1,212 @@
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const READY: State = State::Ready;
+const IMPORTS: State = State::Preparing;
+const GONE: State = State::Closed;
+
+/// Carries out what may start, until nothing may: the workers in the order in which they were tried.
+fn start_all(starting: &mut Starting<usize>, states: &[State], now: Instant) -> Vec<(&'static str, usize)> {
+    let mut done = Vec::new();
+    loop {
+        match starting.next(states) {
+            Next::Nothing | Next::Token(_) => return done,
+            Next::Execute(worker) => {
+                starting.execute();
+                starting.executed(worker, worker as i32, now);
+                done.push(("executed", worker));
+            }
+            Next::Order { worker, .. } => {
+                starting.ordered(worker, now);
+                done.push(("ordered", worker));
+            }
+        }
+    }
+}
+
+#[test]
+fn each_worker_starts_as_its_fork_server_allows() {
+    let now = Instant::now();
+    let executed = |workers: &[usize]| workers.iter().map(|&worker| ("executed", worker)).collect();
+    let ordered = |workers: &[usize]| workers.iter().map(|&worker| ("ordered", worker)).collect();
+    let mixed = vec![("executed", 0), ("ordered", 1), ("ordered", 2)];
+    for (servers, states, expected) in [
+        (vec![None; 3], vec![], executed(&[0, 1, 2])),
+        // A server that nobody needs is not waited for.
+        (vec![None; 3], vec![IMPORTS], executed(&[0, 1, 2])),
+        (vec![Some(0); 3], vec![READY], ordered(&[0, 1, 2])),
+        (vec![Some(0); 3], vec![GONE], executed(&[0, 1, 2])),
+        (vec![Some(3)], vec![READY], executed(&[0])),
+        // The group starts in one go.
+        (vec![None, Some(0)], vec![IMPORTS], vec![]),
+        (vec![Some(0), Some(1)], vec![READY, IMPORTS], vec![]),
+        (vec![Some(0), Some(1)], vec![READY, READY], ordered(&[0, 1])),
+        (vec![None, Some(0), Some(0)], vec![READY], mixed),
+        // Workers start in their order, so what is executed waits for what was ordered before.
+        (vec![Some(0), None], vec![READY], ordered(&[0])),
+        (vec![Some(0), Some(1)], vec![READY, GONE], ordered(&[0])),
+    ] {
+        let mut starting = Starting::new(servers.clone(), None);
+        assert_eq!(
+            start_all(&mut starting, &states, now),
+            expected,
+            "{servers:?} {states:?}"
+        );
+    }
+}
+
+#[test]
+fn orders_are_given_a_few_ahead_and_taken_back_by_the_workers_that_they_were_for() {
+    let now = Instant::now();
+    let mut starting = Starting::new(vec![Some(0); ORDERS_AHEAD + 3], None);
+    assert_eq!(start_all(&mut starting, &[READY], now).len(), ORDERS_AHEAD);
+    assert_eq!(starting.order_due(), Some(now + FORK_PATIENCE));
+    let later = now + Duration::from_secs(1);
+    assert_eq!(starting.delivered(later), Some((0, 0)));
+    assert_eq!(starting.order_due(), Some(later + FORK_PATIENCE));
+    assert_eq!(
+        start_all(&mut starting, &[READY], later),
+        [("ordered", ORDERS_AHEAD)]
+    );
+    assert_eq!(starting.take_orders().len(), ORDERS_AHEAD);
+    assert_eq!((starting.order_due(), starting.has_orders()), (None, false));
+    // The server is closed: all but the delivered worker are executed.
+    assert_eq!(start_all(&mut starting, &[GONE], later).len(), ORDERS_AHEAD + 2);
+    assert_eq!(starting.cancel(), ORDERS_AHEAD + 3..ORDERS_AHEAD + 3);
+}
+
+#[test]
+fn an_executed_worker_waits_for_a_token_and_a_forked_one_does_not() {
+    let now = Instant::now();
+    let mut starting = Starting::new(vec![None, None, None, Some(0)], Some(2));
+    assert_eq!(
+        start_all(&mut starting, &[READY], now),
+        [("executed", 0), ("executed", 1)]
+    );
+    assert!(matches!(starting.next(&[READY]), Next::Token(due) if due > now));
+    starting.look_at_tokens(now, |pid| {
+        (pid == 0).then_some(Activity {
+            waits: false,
+            ticks: 1,
+        })
+    });
+    assert_eq!(
+        start_all(&mut starting, &[READY], now),
+        [("executed", 2), ("ordered", 3)],
+        "worker 1 has ended, worker 0 imports"
+    );
+    assert_eq!(starting.delivered(now), Some((3, 3)));
+    assert_eq!(starting.next(&[READY]), Next::Nothing);
+}
+
+#[test]
+fn nothing_starts_behind_a_cancel() {
+    let now = Instant::now();
+    let mut starting = Starting::new(vec![None, Some(0), Some(0)], None);
+    assert_eq!(start_all(&mut starting, &[READY], now).len(), 3);
+    assert_eq!(starting.take_orders(), [1, 2]);
+    assert_eq!(starting.cancel(), 1..3);
+    assert_eq!(starting.next(&[READY]), Next::Nothing);
+    assert_eq!(starting.cancel(), 3..3);
+}
+
+/// Something that happens while a group starts.
+#[derive(Debug, Clone)]
+enum Happening {
+    /// The supervisor does what may be done.
+    Turn,
+    /// The first order is delivered.
+    Deliver,
+    /// A fork server becomes ready, or closes: what was ordered of it is taken back.
+    Ready(usize),
+    Close(usize),
+    /// A worker that has started ends.
+    End(usize),
+    Cancel,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        8 => Just(Happening::Turn),
+        6 => Just(Happening::Deliver),
+        2 => (0..3_usize).prop_map(Happening::Ready),
+        1 => (0..3_usize).prop_map(Happening::Close),
+        4 => (0..40_usize).prop_map(Happening::End),
+        1 => Just(Happening::Cancel),
+    ]
+}
+
+proptest! {
+    /// Whatever happens in whatever order: each worker is tried once, in its place, in the way that its fork server
+    /// allows, never with more orders or tokens than there may be; and in the end all have been.
+    #[test]
+    fn every_worker_is_tried_once_and_in_its_turn(
+        servers in prop::collection::vec(prop::option::of(0..3_usize), 0..40),
+        throttle in prop::option::of(1..4_usize),
+        history in prop::collection::vec(happening(), 0..200),
+    ) {
+        let now = Instant::now();
+        let mut starting = Starting::new(servers.clone(), throttle);
+        let mut states = [IMPORTS; 3];
+        let mut tried = 0;
+        let mut importing = BTreeSet::new();
+        let mut is_cancelled = false;
+        // All that is open is settled in the end, and nobody keeps a token.
+        let end = (0..3).map(Happening::Ready).chain(
+            (0..40).flat_map(|worker| [Happening::Turn, Happening::Deliver, Happening::End(worker)]),
+        );
+        for one in history.into_iter().chain(end.clone()).chain(end) {
+            match one {
+                Happening::Turn => match starting.next(&states) {
+                    Next::Nothing => {}
+                    Next::Token(_) => prop_assert_eq!(Some(importing.len()), throttle),
+                    Next::Execute(worker) => {
+                        prop_assert_eq!(worker, tried);
+                        prop_assert!(servers[worker].is_none_or(|server| states[server] == GONE));
+                        prop_assert!(!starting.has_orders());
+                        starting.execute();
+                        starting.executed(worker, worker as i32, now);
+                        importing.insert(worker);
+                        prop_assert!(throttle.is_none_or(|most| importing.len() <= most));
+                        tried += 1;
+                    }
+                    Next::Order { worker, server } => {
+                        prop_assert_eq!((servers[worker], states[server]), (Some(server), READY));
+                        prop_assert_eq!(worker, tried + starting.orders.len());
+                        starting.ordered(server, now);
+                        prop_assert!(starting.orders.len() <= ORDERS_AHEAD);
+                    }
+                },
+                Happening::Deliver => {
+                    if let Some((worker, server)) = starting.delivered(now) {
+                        prop_assert_eq!((worker, servers[worker]), (tried, Some(server)));
+                        tried += 1;
+                    }
+                }
+                Happening::Ready(server) if states[server] == IMPORTS => states[server] = READY,
+                Happening::Ready(_) => {}
+                Happening::Close(server) => {
+                    states[server] = GONE;
+                    starting.take_orders();
+                }
+                Happening::End(worker) => {
+                    importing.remove(&worker);
+                    starting.ended(worker);
+                }
+                Happening::Cancel => {
+                    starting.take_orders();
+                    prop_assert_eq!(starting.cancel(), tried..servers.len());
+                    tried = servers.len();
+                    is_cancelled = true;
+                }
+            }
+            prop_assert_eq!(starting.has_orders(), starting.order_due().is_some());
+            prop_assert!(!is_cancelled || starting.next(&states) == Next::Nothing);
+        }
+        prop_assert_eq!(tried, servers.len());
+    }
+}
