@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.agent.planner import Planner
-from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP
+from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
 from dsl.errors import DslError, OptionError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
@@ -121,17 +121,15 @@ class Command:
         script: str,
         script_args: Sequence[str],
         flags: Collection[str],
-        spell: Callable[[str], str] = str,
     ) -> list[Notice]:
         """A warning for the first of ``flags`` that stands after the script and not before it.
 
-        ``script_args`` are the last words of ``argv``. ``spell`` gives an option the spelling of ``flags``.
+        ``script_args`` are the last words of ``argv``. ``flags`` has both spellings of each.
         """
-        own = {spell(word.partition("=")[0]) for word in argv[: len(argv) - len(script_args)]}
+        own = {dashed(word.partition("=")[0]) for word in argv[: len(argv) - len(script_args)]}
         for word in script_args:
             written = word.partition("=")[0]
-            flag = spell(written)
-            if flag in flags and flag not in own:
+            if written in flags and dashed(written) not in own:
                 mend = f"put it before the script if it was meant for {self.name}"
                 return [Notice("warning", f"{written} comes after the script and goes to {script}, {mend}")]
         return []

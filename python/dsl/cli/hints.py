@@ -101,8 +101,9 @@ def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:
     command, sister = ("dsl", "dslrun") if origin == DEEPSPEED else ("dslrun", "dsl")
     word = _word(flag)
     sisters = {_word(name): text for name, text in (DSL_HAS if command == "dsl" else DSLRUN_HAS).items()}
-    spelled = {_word(name): name for name in known}
-    if word in spelled:  # with dashes for underscores, or with one dash
+    options = list(known)
+    spelled = {_word(name): name for name in reversed(options)}
+    if word in spelled:  # with one dash
         return f"did you mean {spelled[word]}?"
     if word in sisters:
         return f"{command} has {sisters[word]}" if sisters[word] else f"only {sister} has it"
@@ -110,7 +111,6 @@ def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:
         return f"did you mean {OTHERS[word][command == 'dslrun']}?"
     from difflib import get_close_matches
 
-    options = list(known)
     close = get_close_matches(flag, options, 1, 0.8)
     theirs = get_close_matches(word, sisters, 1, 0.8)
     if theirs and not close:

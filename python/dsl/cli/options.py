@@ -17,7 +17,7 @@ from dsl.model.request import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from typing import Any, Literal, TypeAlias
 
     Scope: TypeAlias = Literal["job", "node", "launcher"]
@@ -82,6 +82,8 @@ class Option:
     """Scripts rarely have it: where it comes after the script, it most likely was meant for us."""
     bare: str | None = None
     """What it means without a value, which then stands behind ``=`` alone. None: it always has one."""
+    is_text: bool = False
+    """Its value is free text, which may begin with a dash."""
 
 
 @record
@@ -105,6 +107,20 @@ class CommandLine:
         return tuple([name for one in self.options if one.is_slip for name in one.names if name[:2] == "--"])
 
 
+def is_free_text(word: str, known: Container[str]) -> bool:
+    """Whether a word that begins with a dash is the value of the option of free text in front of it.
+
+    As with argparse it is, if it has a blank and is no option with its value behind ``=``. But argparse takes
+    ``-t 7 -u 30`` for ``-t`` with a value, where there is a ``-t``. ``known``: the spellings of all options.
+    """
+    return " " in word and word.partition("=")[0] not in known
+
+
+def dashed(name: str) -> str:
+    """The spelling with dashes."""
+    return name.replace("_", "-")
+
+
 def flag(
     origin: Origin,
     scope: Scope,
@@ -115,7 +131,7 @@ def flag(
     is_slip: bool = False,
 ) -> Option:
     """An option without a value. ``names``: spellings, between blanks; ``text``: its line of the help."""
-    words = _spellings(origin, names)
+    words = _spellings(names)
     return Option(
         origin, scope, group, words, _dest(words), "", text, True, False, bool, None, (), "", is_slip
     )
@@ -136,22 +152,25 @@ def value(
     given: str = "",
     is_slip: bool = False,
     bare: str | None = None,
+    is_text: bool = False,
 ) -> Option:
     """An option with a value. ``names``: spellings, between blanks; ``text``: its line of the help."""
-    words = _spellings(origin, names)
+    words = _spellings(names)
     # By position: a launch makes dozens of them.
     return Option(
         origin, scope, group, words, _dest(words), metavar, text, False, default, read, choices, own_names,
-        given, is_slip, bare,
+        given, is_slip, bare, is_text,
     )  # fmt: skip
 
 
-def _spellings(origin: Origin, names: str) -> tuple[str, ...]:
-    """The names; but for DeepSpeed's own, those with dashes have a sister with underscores."""
+def _spellings(names: str) -> tuple[str, ...]:
+    """The names, and behind them the sisters of the long ones: underscores for dashes, or the reverse."""
     words = names.split()
-    if origin != DEEPSPEED and "-" in names.replace("--", ""):
-        sisters = [f"--{word[2:].replace('-', '_')}" for word in words if word[:2] == "--"]
-        words += [word for word in sisters if word not in words]
+    for word in names.split():
+        if word[:2] == "--":
+            sister = dashed(word) if "_" in word else f"--{word[2:].replace('-', '_')}"
+            if sister not in words:
+                words.append(sister)
     return tuple(words)
 
 
@@ -272,11 +291,11 @@ COMMON = (
     ),
     value(
         TORCHRUN, JOB, _OUTPUT, "--duplicate-stdout-filters", "WORDS",
-        "copy lines of stdout that hold one of these words to filtered_stdout.log", "",
+        "copy lines of stdout that hold one of these words to filtered_stdout.log", "", is_text=True,
     ),
     value(
         TORCHRUN, JOB, _OUTPUT, "--duplicate-stderr-filters", "WORDS",
-        "copy lines of stderr that hold one of these words to filtered_stderr.log", "",
+        "copy lines of stderr that hold one of these words to filtered_stderr.log", "", is_text=True,
     ),
     value(
         OURS, JOB, _OUTPUT, "--tag-output", "",

@@ -100,6 +100,7 @@ _OPTIONS = (
     ),
     value(
         DEEPSPEED, LAUNCHER, _HOSTS, "--launcher_args", "WORDS", "more arguments for the launcher", "",
+        is_text=True,
     ),
     value(
         DEEPSPEED, LAUNCHER, _HOSTS, "--ssh_port", "PORT", "port of the hosts' ssh servers", read=integer,

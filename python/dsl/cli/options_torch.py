@@ -95,6 +95,7 @@ _OPTIONS = (
     value(
         OURS, JOB, _WORKERS, "--log-line-prefix-template", "TEXT",
         "put before each line on the console: ${role_name}, ${rank}, ${local_rank}, ${hostname}", "",
+        is_text=True,
     ),
     value(TORCHRUN, JOB, _WORKERS, "--event-log-handler", "NAME", "has no effect", "null"),
     value(

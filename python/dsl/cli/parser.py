@@ -7,13 +7,13 @@ import os
 
 from dsl import __version__
 from dsl._record import record
-from dsl.cli.options import BadValueError, integer
+from dsl.cli.options import BadValueError, dashed, integer, is_free_text
 from dsl.cli.options_torch import ENVIRONMENT_PREFIX, SHUTDOWN_VARIABLE
 from dsl.lists import quote, shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any, NoReturn
 
     from dsl.cli.options import CommandLine, Option
@@ -28,10 +28,9 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         # One spelling of a word is enough to read, and its value once.
-        names = list(action.option_strings)
-        shown = [name for name in names if not ("_" in name and _dashed(name) in names)]
-        if not names or action.nargs == 0:
-            return ", ".join(shown) if names else super()._format_action_invocation(action)
+        shown = _without_sisters(action.option_strings)
+        if not shown or action.nargs == 0:
+            return ", ".join(shown) if shown else super()._format_action_invocation(action)
         if action.nargs == "?":
             return f"{', '.join(shown)}[={action.metavar}]"
         return f"{', '.join(shown)} {self._format_args(action, action.dest.upper())}"
@@ -41,8 +40,9 @@ class HelpFormatter(argparse.HelpFormatter):
         return f"{action.help} (default: %(default)s)" if shown else action.help
 
 
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
+def _without_sisters(names: Iterable[str]) -> list[str]:
+    """The first spelling of each name, with dashes or with underscores."""
+    return list({dashed(name): name for name in reversed(list(names))}.values())[::-1]
 
 
 def _terminal_width() -> int:
@@ -86,6 +86,7 @@ class Parser(argparse.ArgumentParser):
         )
         self._whole: set[str] = set()
         """Spellings that are taken only as they are, so that others can be shortened."""
+        self._texts = {option.dest for option in line.options if option.is_text}
         self._origin = line.origin
         self._rest = line.rest
         groups: dict[str, Any] = {}
@@ -129,52 +130,95 @@ class Parser(argparse.ArgumentParser):
             item for item in found if item[1] not in self._whole or item[1] == option_string.partition("=")[0]
         ]
         # Two spellings of one option are no reason to ask back.
-        return found[:1] if len({id(item[0]) for item in found}) == 1 else found
+        return list({id(item[0]): item for item in reversed(found)}.values())[::-1]
 
     def error(self, message: str) -> NoReturn:
         """End with 2 and one line; an option that does not exist is likely to be a slip of one that does."""
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            from dsl.cli.hints import hint
+        subject, _, rest = message.partition(": ")
+        names = subject.removeprefix("argument ")
+        if subject == "unrecognized arguments":
+            rest = self._advise(rest.split())
+        elif names != subject:
+            shown = _without_sisters(names.split("/"))
+            subject = f"argument {'/'.join(shown)}"
+            if rest == "expected one argument" and self.option(shown[-1]).dest in self._texts:
+                rest += f", one that begins with a dash stands behind =, as in {shown[-1]}=-x"
+        super().error(f"{subject}: {rest}" if rest else message)
 
-            flag = unknown.split()[0].partition("=")[0]
-            advice = hint(flag, self._origin, self._option_string_actions) or f"see {self.prog} --help"
-            message = f"unrecognized arguments: {shorten(unknown)}, {advice}"
-        super().error(message)
+    def _advise(self, unknown: Iterable[str]) -> str:
+        """Words that are no options, each with what was meant by it."""
+        parts = [(shorten(word), self._hint(word)) for word in dict.fromkeys(unknown)]
+        if not parts[-1][1]:
+            parts[-1] = (parts[-1][0], f"see {self.prog} --help")
+        return "; ".join(", ".join(filter(None, part)) for part in parts)
+
+    def _hint(self, word: str) -> str:
+        from dsl.cli.hints import hint
+
+        return hint(word.partition("=")[0], self._origin, self._option_string_actions)
 
     def parse_script_args(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse up to the script; what follows is kept unchanged. Exits with 2 for bad usage.
 
         As with argparse, the first ``--`` is a separator if it stands before the script or right after it.
         """
-        end = self._find_script(argv) + 1
-        own, rest = argv[:end], argv[end:]
-        namespace = self.parse_args([self._with_value(word) for word in own[:-1]] + list(own[-1:]))
+        own, rest = self._split(argv)
+        namespace, unknown = self.parse_known_args(own)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(self._find_unknown(argv) or unknown)}")
         follows = rest[1:] if rest[:1] == ["--"] and "--" not in own else rest
-        setattr(namespace, self._rest, list(follows))
+        setattr(namespace, self._rest, follows)
         return namespace
 
-    def _with_value(self, word: str) -> str:
-        """The word with its value: argparse would give an option that may lack one the word behind it."""
-        action = self._option_string_actions.get(word)
-        return word if action is None or action.nargs != "?" else f"{word}={action.const}"
+    def _split(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Our own words, the last of which is the script, and what follows. Faults are left to argparse.
 
-    def _find_script(self, argv: Sequence[str]) -> int:
-        """Index of the first word that is neither an option nor its value. Faults are left to argparse."""
-        index = 0
-        while index < len(argv):
-            word = argv[index]
+        Values that argparse would not take for one, or not for the right one, are joined to their options.
+        """
+        own: list[str] = []
+        words = iter(argv)
+        for word in words:
+            own.append(word)
             if word == "--":
-                return index + 1
+                own += [script for script in [next(words, None)] if script is not None]
+                break
             action, has_value = self._read_option(word)
-            if action is None and (word[:1] != "-" or word == "-" or self._is_value(word)):
-                return index
+            if action is None and self._is_value(word):
+                break
+            if action is None or has_value or action.nargs == 0:
+                continue
+            if action.nargs == "?":  # argparse would give it the word behind it
+                own[-1] = f"{word}={action.const}"
+            elif (text := next(words, None)) is not None:
+                joined = action.dest in self._texts and text[:1] == "-"
+                if joined and is_free_text(text, self._option_string_actions):
+                    own[-1] = f"{word}={text}"
+                else:
+                    own.append(text)
+        return own, list(words)
+
+    def _find_unknown(self, argv: Sequence[str]) -> list[str]:
+        """The options that there are not, up to a word that may be the script or a value."""
+        found: list[str] = []
+        takes_next = False
+        for word in argv:
+            if word == "--" or (self._is_value(word) and not takes_next):
+                break
+            if self._is_value(word):
+                takes_next = False
+                continue
+            action, has_value = self._read_option(word)
+            if action is None:
+                found.append(word)
+                meant = self._hint(word).rstrip("?").split()
+                action, has_value = self._option_string_actions.get(meant[-1] if meant else ""), "=" in word
             takes_next = action is not None and action.nargs is None and not has_value
-            index += 2 if takes_next else 1
-        return index
+        return found
 
     def _is_value(self, word: str) -> bool:
-        return " " in word or self._negative_number_matcher.match(word) is not None
+        """Whether argparse takes a word that is no option for a value."""
+        is_number = self._negative_number_matcher.match(word) is not None
+        return word[:1] != "-" or word == "-" or " " in word or is_number
 
     def _read_option(self, word: str) -> tuple[argparse.Action | None, bool]:
         """The last option that argparse sees in a word, if any, and whether the word holds its value too."""

@@ -6,7 +6,7 @@ the same words. It is also the judge: where this one accepts, both mean the same
 
 from __future__ import annotations
 
-from dsl.cli.options import BadValueError
+from dsl.cli.options import BadValueError, is_free_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def read_words(
                 _give(given, option, option.bare)
             else:
                 text = next(words, "--")
-                if not _is_value(text):
+                if not _is_value(text) and not (option.is_text and is_free_text(text, by_name)):
                     return None
                 _give(given, option, text)
         else:

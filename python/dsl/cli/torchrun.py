@@ -55,7 +55,7 @@ def _run(argv: Sequence[str], program: str, local_rank_arg: str) -> int:
     try:
         request, options = read(argv, os.environ, program=program, local_rank_arg=local_rank_arg)
         asked = request.program
-        stray = COMMAND.stray_flags(argv, asked.script, asked.args, COMMAND_LINE.slips, _with_dashes)
+        stray = COMMAND.stray_flags(argv, asked.script, asked.args, COMMAND_LINE.slips)
         COMMAND.show([*stray, *signal_notices(options)], request.log_level)
         return COMMAND.start(request, show_request(options))
     except UsageError as error:
@@ -208,7 +208,3 @@ def signal_notices(options: Options | argparse.Namespace) -> list[Notice]:
     warnings: list[str] = []
     parse_signals(options.signals_to_handle, "--signals-to-handle", warnings=warnings)
     return [Notice("warning", line) for line in warnings]
-
-
-def _with_dashes(option: str) -> str:
-    return f"--{option[2:].replace('_', '-')}" if option.startswith("--") else option

@@ -258,6 +258,8 @@ def test_an_interrupt_before_the_launch_is_130_and_silent(
     [
         ("t.py --master_port 1", "--master_port"),
         ("t.py --num_gpus=2", "--num_gpus"),
+        ("t.py --master-port=1", "--master-port"),
+        ("--num-gpus 1 t.py --num_gpus 2", None),
         ("--num_gpus 1 t.py --num_gpus 2", None),
         ("-q t.py --num_gpus 2", None),
         ("t.py --hostname x --num_gp 2", None),

@@ -43,7 +43,6 @@ def _error(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -
         ("dslrun", "--num_processes 2 t.py", "--num_processes, did you mean --nproc-per-node?"),
         ("dsl", "--nproc-per-node 4 t.py", "--nproc-per-node, dsl has --num_gpus"),
         ("dsl", "--nproc_per_node=4 t.py", "--nproc_per_node=4, dsl has --num_gpus"),
-        ("dsl", "--num-gpus 4 t.py", "--num-gpus, did you mean --num_gpus?"),
         ("dsl", "-num_gpus 4 t.py", "-num_gpus, did you mean --num_gpus?"),
         ("dsl", "--role x t.py", "--role, only dslrun has it"),
         ("dsl", "--nnodes 4 t.py", "--nnodes, dsl has --num_nodes"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dsl.cli.deepspeed import make_parser
 from dsl.cli.options import byte_size
+from dsl.cli.options_deepspeed import COMMAND_LINE
 
 if TYPE_CHECKING:
     import argparse
@@ -93,16 +94,20 @@ def test_one_separator_before_the_script_or_right_after_it(line: str, script: st
         (["--num_gpus", "x", "t.py"], "argument --num_gpus/--num_accelerators: invalid int value: 'x'"),
         (["--num_nodes", "x", "t.py"], "argument --num_nodes: invalid int value, nor MIN:MAX: 'x'"),
         (["--num_gpus"], "expected one argument"),
+        (
+            ["--launcher_args", "-v", "t.py"],
+            "expected one argument, one that begins with a dash stands behind =, as in --launcher_args=-x",
+        ),
         (["--log_level", "loud", "t.py"], "invalid choice: 'loud'"),
         (["--autotuning", "t.py"], "invalid choice: 't.py'"),
         (
             ["--grace", "-1", "t.py"],
-            "argument --grace/--shutdown-timeout/--shutdown_timeout: must be 0 or more seconds: '-1'",
+            "argument --grace/--shutdown-timeout: must be 0 or more seconds: '-1'",
         ),
         (["--grace", "nan", "t.py"], "must be 0 or more seconds"),
         (["--grace", "soon", "t.py"], "invalid seconds value: 'soon'"),
         (["--module=1", "t.py"], "ignored explicit argument '1'"),
-        (["--log-max-size", "63K", "t.py"], "argument --log-max-size/--log_max_size: must be a size of at"),
+        (["--log-max-size", "63K", "t.py"], "argument --log-max-size: must be a size of at"),
         (["--log-max-size", "1.5G", "t.py"], "must be a size of at least 64K, such as 512K, 100M or 2G"),
         (["--log-max-size", "1048577G", "t.py"], "at most 1048576G: '1048577G'"),
         (["--log-max-size", "9" * 5000, "t.py"], "must be a size of at least 64K"),
@@ -152,9 +157,9 @@ def test_the_documentation_names_every_option() -> None:
 
 
 def _spellings() -> set[str]:
-    """Every option, without the second spelling with underscores of one that has dashes."""
-    flags = set(PARSER._option_string_actions)
-    return {flag for flag in flags if flag.replace("_", "-") not in flags - {flag}}
+    """Every option, in the first of its two spellings."""
+    names = [name for option in COMMAND_LINE.options for name in option.names]
+    return {*{name.replace("_", "-"): name for name in reversed(names)}.values(), "-h", "--help", "--version"}
 
 
 def test_whatever_deepspeed_lets_one_shorten_can_be_shortened() -> None:
@@ -184,6 +189,16 @@ def test_whatever_deepspeed_lets_one_shorten_can_be_shortened() -> None:
         (["--num_gpuz", "2", "t.py"], "unrecognized arguments: --num_gpuz, did you mean --num_gpus?"),
         (["--hostfil3=x", "t.py"], "unrecognized arguments: --hostfil3=x, did you mean --hostfile?"),
         (["--zzz", "t.py"], "unrecognized arguments: --zzz, see dsl --help"),
+        (
+            ["--num_gpuz", "2", "--hostfil3=x", "--role", "x", "t.py", "--num_nodez"],
+            "--num_gpuz, did you mean --num_gpus?; --hostfil3=x, did you mean --hostfile?; --role, only dslrun",
+        ),
+        (
+            ["--num-gpuz", "--no-such=1", "t.py", "--num_nodez"],
+            "unrecognized arguments: --num-gpuz, did you mean --num-gpus?; --no-such=1, did you mean --no-ssh?\n",
+        ),
+        (["--verbose", "t.py", "--num_nodez"], "--verbose, did you mean --log_level debug?\n"),
+        (["--num-gpus", "x", "t.py"], "argument --num_gpus/--num_accelerators: invalid int value: 'x'"),
         ([], "the following arguments are required: SCRIPT\n"),
     ],
 )

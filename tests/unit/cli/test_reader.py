@@ -159,6 +159,33 @@ def test_what_is_not_plain_is_left_to_argparse(text: str) -> None:
     assert read_words(text.split(), LINES["dsl"]) is None
 
 
+TEXTS = [(command, option) for command, option in OPTIONS if option.is_text]
+
+
+@pytest.mark.parametrize("text", ["-t 7 -u 30", "-h -q", "--mca a b", "--x=y z", "-3", ""])
+@pytest.mark.parametrize("command, option", TEXTS, ids=[f"{command} {one.dest}" for command, one in TEXTS])
+def test_free_text_may_begin_with_a_dash(command: str, option: Option, text: str) -> None:
+    for words in ([option.names[0], text], [f"{option.names[-1]}={text}"]):
+        argv = [*words, "t.py", "-t 7"]
+        found = read_words(argv, LINES[command])
+        assert found is not None, argv
+        assert getattr(found, option.dest) == text
+        assert _shown(vars(found)) == _shown(vars(PARSERS[command].parse_script_args(argv)))
+
+
+def test_free_text_may_begin_with_a_dash_behind_an_option_that_is_shortened() -> None:
+    assert (
+        PARSERS["dsl"].parse_script_args(["--launcher_a", "-t 7 -u 30", "t.py"]).launcher_args == "-t 7 -u 30"
+    )
+
+
+@pytest.mark.parametrize("word", ["--num_gpus", "--num-gpus=2 3", "-t", "-v", "--"])
+def test_an_option_behind_one_of_free_text_is_not_its_value(word: str) -> None:
+    argv = ["--launcher_args", word, "2", "t.py"]
+    assert read_words(argv, LINES["dsl"]) is None
+    assert _by_argparse(lambda: PARSERS["dsl"].parse_script_args(argv)) is None
+
+
 @pytest.mark.parametrize("argv, rest", [(["t.py", "--", "a"], ["a"]), (["t.py", "a", "--"], ["a", "--"])])
 def test_one_separator_right_after_the_script_is_no_argument(argv: list[str], rest: list[str]) -> None:
     found = read_words(argv, LINES["dsl"])
@@ -168,6 +195,10 @@ def test_one_separator_right_after_the_script_is_no_argument(argv: list[str], re
 
 def test_the_table_never_has_a_spelling_twice() -> None:
     for line in LINES.values():
+        for option in line.options:  # both spellings of each name are there
+            long = [name for name in option.names if name[:2] == "--"]
+            assert {name.replace("_", "-") for name in long} <= {*long}
+            assert {f"--{name[2:].replace('-', '_')}" for name in long} <= {*long}
         names = [name for option in line.options for name in option.names]
         values = [option.dest for option in line.options]
         assert len(set(names)) == len(names)
