@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.errors import LogDirError
-from dsl.model.job import Notice
+from dsl.model.job import Notice, refuse_fallbacks
 from dsl.output.routes import without_files
 from dsl.plan.environ import choose_timer_file
 from dsl.plan.node import AttemptFiles, choose_run_dir, count_workers, plan_node
@@ -69,6 +69,8 @@ class Planner:
         if self._plugin is not None:
             files = replace(files, chosen=self._plugin.ask(plan))
             plan = plan_node(self.job, meeting, files, self._facts)
+        if self.job.is_strict and not attempt:
+            refuse_fallbacks(plan.notices)
         if self.job.log_level == "debug":
             from dsl.plan.account import account
 

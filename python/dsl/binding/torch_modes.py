@@ -223,7 +223,7 @@ def _notices(
     if not gpus:
         over = f"{len(nodes)} NUMA node{'' if len(nodes) == 1 else 's'}"
         text = f"no NVIDIA device can be seen, workers are spread over {over}"
-        notices.append(Notice("info", f"--numa-binding {mode}: {text}"))
+        notices.append(Notice("info", f"--numa-binding {mode}: {text}", is_fallback=True))
     lost = [gpu.address for gpu in gpus if gpu.numa_node is None]
     if lost and len(nodes) > 1:
         text = f"the machine does not tell the NUMA node of {len(lost)} of {len(gpus)} devices"

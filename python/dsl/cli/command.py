@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
 from dsl.errors import DslError, OptionError
 from dsl.facts import this_machine
+from dsl.lists import quote
 from dsl.machine.check import check_program
 from dsl.model.job import Notice
 from dsl.model.request import (
@@ -24,7 +26,7 @@ from dsl.signals import parse_signals, signal_name
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any
 
     from dsl.cli.reader import Options
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from dsl.model.node import NodePlan
     from dsl.model.request import Request
     from dsl.plan.job import JobPlan
+
+STRICT_VARIABLE = "DSL_STRICT"
+"""1: the same as ``--strict``."""
 
 
 class Command:
@@ -215,6 +220,18 @@ def signal_request(
         preempt_grace_s=options.preempt_grace,
         grace_s=options.grace,
     )
+
+
+def with_strictness(request: Request, environ: Mapping[str, str]) -> Request:
+    """The request, strict if it or a variable of ours says so. Raises OptionError for a senseless value."""
+    text = environ.get(STRICT_VARIABLE, "")
+    if text not in ("", "0", "1"):
+        raise OptionError(f"{STRICT_VARIABLE}={quote(text)}: expected 0 or 1")
+    if text != "1" and not request.is_strict:
+        return request
+    asked = request.placement
+    placement = replace(asked, strict=asked.strict or asked.bind == "auto")
+    return replace(request, is_strict=True, placement=placement)
 
 
 def show_request(options: Options | argparse.Namespace) -> ShowRequest:

@@ -13,6 +13,7 @@ from dsl.cli.command import (
     show_request,
     signal_request,
     start_request,
+    with_strictness,
 )
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.reader import Options, read_words
@@ -58,14 +59,14 @@ def _run(argv: Sequence[str]) -> int:
     return COMMAND.start(request, show_request(options))
 
 
-def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Request, Options]:  # noqa: ARG001  as dslrun's
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Request, Options]:
     """What the command line asks for, and the values of its options. Exits with 2 for bad usage.
 
     Raises:
         UsageError: of the kind that fits.
     """
     options = read_words(argv, COMMAND_LINE) or Options(vars(parse_args(argv)))
-    return to_request(options), options
+    return with_strictness(to_request(options), environ), options
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
@@ -136,6 +137,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         max_restarts=options.max_restarts,
         log_level="error" if options.quiet else options.log_level,
         save_pid=options.save_pid,
+        is_strict=options.strict,
     )
 
 

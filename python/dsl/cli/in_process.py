@@ -8,7 +8,7 @@ import sys
 
 from dsl._record import replace
 from dsl.cli import deepspeed, torchrun
-from dsl.cli.command import show_request
+from dsl.cli.command import show_request, with_strictness
 from dsl.cli.options import BadValueError
 from dsl.cli.options_torch import COMMAND_LINE
 from dsl.cli.parser import Parser, inherit, read_inherited
@@ -106,6 +106,7 @@ def _start(
     request: Request, shown: ShowRequest, listener: Callable[[NodePlan], Reporter] | None = None
 ) -> None:
     """Run the job, or show its plan if that is all that is wanted."""
+    request = with_strictness(request, os.environ)
     facts = this_machine()
     least, most = request.resources.min_nodes or 1, request.resources.max_nodes
     nodes = (least, least if most is None else most)

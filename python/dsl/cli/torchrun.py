@@ -13,6 +13,7 @@ from dsl.cli.command import (
     show_request,
     signal_request,
     start_request,
+    with_strictness,
 )
 from dsl.cli.options_torch import (
     COMMAND_LINE,
@@ -23,7 +24,7 @@ from dsl.cli.options_torch import (
 from dsl.cli.reader import Options, read_words
 from dsl.errors import OptionError, UsageError
 from dsl.lists import parse_number, quote
-from dsl.model.job import Notice
+from dsl.model.job import Notice, refuse_fallbacks
 from dsl.model.request import MeetingRequest, ProgramRequest, Request, ResourceRequest
 from dsl.signals import parse_signals
 
@@ -84,7 +85,10 @@ def read(
     if options is None:
         namespace = parse_args(argv, environ, program=program, local_rank_arg=local_rank_arg)
         options = Options(vars(namespace))
-    return to_request(options), options
+    request = with_strictness(to_request(options), environ)
+    if request.is_strict:
+        refuse_fallbacks(signal_notices(options))
+    return request, options
 
 
 def _read_plain(argv: Sequence[str], environ: Mapping[str, str], local_rank_arg: str) -> Options | None:
@@ -165,6 +169,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         max_restarts=options.max_restarts,
         role=options.role,
         log_level=options.log_level,
+        is_strict=options.strict,
     )
 
 

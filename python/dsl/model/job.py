@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dsl._record import record
+from dsl.errors import OptionError
 from dsl.model.request import DebugRequest, OutputRequest, PlacementRequest, SignalRequest, StartRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Literal, TypeAlias
 
     ProgramKind: TypeAlias = Literal["script", "module", "program", "call"]
@@ -25,11 +27,20 @@ class Notice:
     """One line."""
     is_made: bool = False
     """It tells of something that is made for the workers: said when it is there, and not of a dry run."""
+    is_fallback: bool = False
+    """The user does not get what was asked for. So it is with every warning."""
 
     @property
     def line(self) -> str:
         """The text as the user sees it."""
         return f"warning: {self.text}" if self.level == "warning" else self.text
+
+
+def refuse_fallbacks(notices: Iterable[Notice]) -> None:
+    """What ``--strict`` means: raise OptionError for the first fallback."""
+    for notice in notices:
+        if notice.is_fallback or notice.level == "warning":
+            raise OptionError(f"{notice.text} (--strict makes this an error)")
 
 
 @record
@@ -168,6 +179,8 @@ class Job:
     """How much is said."""
     saves_pid: bool = False
     """Each agent keeps its pid in a file while the job runs."""
+    is_strict: bool = False
+    """Fallbacks are errors, see `refuse_fallbacks`."""
 
 
 @record

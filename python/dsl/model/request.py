@@ -272,6 +272,8 @@ class Request:
     """Keep the agent's pid in a file while the job runs."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables over the environment that each node's workers inherit."""
+    is_strict: bool = False
+    """Fallbacks are errors, see `dsl.model.job.refuse_fallbacks`."""
 
 
 @record

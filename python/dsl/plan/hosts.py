@@ -91,6 +91,8 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     if not any(active.values()):
         raise FilterError(f"nothing is left to start: {_filter_text(asked)} leaves no slot")
     hosts = tuple([Host(name, tuple(slots)) for name, slots in active.items()])
+    if devices is not None and devices.accelerator == "cpu":
+        notices += _cpu_notices(asked, devices, facts.environ, len(hosts[0].slots))
     is_remote = _is_remote(remote, hosts, facts, is_named=is_named)
     node_rank = _own_node_rank(request, hosts) if remote.no_ssh else 0
     if not hosts[node_rank].slots:
@@ -138,6 +140,10 @@ def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool |
 
         found = parse_hostfile(text.split("\n"), path)
         return _Pool({name: range(slots) for name, slots in found.items()}, "hostfile", path, text=text)
+    if request.is_strict and path != DEFAULT_HOSTFILE:
+        raise HostfileError(
+            f"hostfile {path} does not exist, correct --hostfile (--strict makes this an error)"
+        )
     notices.append(Notice("debug" if path == DEFAULT_HOSTFILE else "warning", missing_hostfile(path)))
     if path != DEFAULT_HOSTFILE or not any(name in facts.environ for name in ALLOCATION_VARIABLES):
         return None
@@ -219,6 +225,18 @@ def _shown_devices(asked: ResourceRequest, devices: Devices, notices: list[Notic
     return () if option else devices.visible or ()
 
 
+def _cpu_notices(
+    asked: ResourceRequest, devices: Devices, environ: Mapping[str, str], count: int
+) -> list[Notice]:
+    """What runs on the CPU, if nobody has asked for that. Who gives a number of workers knows what runs."""
+    if environ.get("DS_ACCELERATOR") or devices.visible == () or devices.size_from_environment:
+        return []
+    level = "debug" if _picking_option(asked) else "warning"
+    runs = "1 worker runs" if count == 1 else f"{count} workers run"
+    text = f"no accelerator was found, {runs} on the CPU: set DS_ACCELERATOR=cpu if that is meant"
+    return [Notice(level, text, is_fallback=True)]
+
+
 def _picking_option(asked: ResourceRequest) -> str:
     if asked.include or asked.exclude:
         return "--include" if asked.include else "--exclude"
@@ -273,7 +291,7 @@ def _master_address(
     if not is_named:
         if asked not in ("", LOCAL_NAME, LOCAL_ADDRESS):
             text = f"--master_addr {asked} is not used: without a hostfile it is {LOCAL_ADDRESS}"
-            notices.append(Notice("info", text))
+            notices.append(Notice("info", text, is_fallback=True))
         return LOCAL_ADDRESS
     if is_remote:
         return asked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsl._record import record, replace
 from dsl.errors import OptionError, PortError, UnsupportedError
 from dsl.lists import BEYOND, LAST_PORT, MOST_SECONDS, quote
-from dsl.model.job import Job, MeetingPoint, Notice
+from dsl.model.job import Job, MeetingPoint, Notice, refuse_fallbacks
 from dsl.model.request import DebugRequest
 from dsl.output.routes import TEMPLATE_VARIABLE, needs_run_dir
 from dsl.plan.flavours import FLAVOURS
@@ -47,7 +47,10 @@ def plan_job(request: Request, facts: Facts) -> JobPlan:
     Raises:
         UsageError: of the kind that fits.
     """
-    return _with_hosts(request, facts) if request.flavour == "deepspeed" else _with_nodes(request, facts)
+    planned = _with_hosts(request, facts) if request.flavour == "deepspeed" else _with_nodes(request, facts)
+    if request.is_strict:
+        refuse_fallbacks(planned.notices)
+    return planned
 
 
 def _wishes(request: Request) -> dict[str, Any]:
@@ -81,6 +84,7 @@ def _wishes(request: Request) -> dict[str, Any]:
         "debug": request.debug,
         "log_level": request.log_level,
         "saves_pid": request.save_pid,
+        "is_strict": request.is_strict,
     }
 
 

@@ -104,6 +104,7 @@ EXCEPTIONS = {
     "launcher": "each test goes through all of its words",
     "one_agent_per_node": "below, for the launchers that start ranks",
     "no_ssh": "no host is reached then",
+    "strict": "what it does not refuse starts as it does without",
     "node_rank": "it counts with --no_ssh alone",
     "dry_run": "nothing is started",
     "dry_run_json": "nothing is started",
@@ -198,7 +199,7 @@ def test_every_option_has_its_row() -> None:
         for one in (IN_THE_JOB, CHOOSES_HOSTS, IS_TOLD_THE_LAUNCHER, IS_TOLD_THE_AGENTS, EXCEPTIONS, REFUSED)
     ]
     assert sorted(chain(*tables)) == sorted(OPTIONS)
-    unsaid = {"min_elastic_nodes", "max_elastic_nodes"}
+    unsaid = {"min_elastic_nodes", "max_elastic_nodes", "strict"}
     assert {dest for dest, one in OPTIONS.items() if one.scope == "job"} == {*IN_THE_JOB} | unsaid
 
 

@@ -60,6 +60,8 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ("--no_python ./nope", 127, "program './nope' does not exist"),
     ("--no_python ./t.py", 126, "program './t.py' is not executable"),
     ("--no_python --module t", 2, "don't use both"),
+    ("--strict --node_rank 0 t.py", 2, "--node_rank has no effect without --no_ssh (--strict makes this"),
+    ("--strict -H nosuch t.py", 2, "hostfile nosuch does not exist, correct --hostfile (--strict makes this"),
     ("-i gamma t.py", 2, "hostname 'gamma' not found in hostfile, known: localhost"),
     ("-i localhost:4 t.py", 2, "no slot '4' specified on host 'localhost', which has slots 0 to 3"),
     ("-i localhost:x t.py", 2, "bad filter 'localhost:x'"),
@@ -299,6 +301,30 @@ def test_the_log_level_decides_what_is_said(
     said = capfd.readouterr()
     assert said.out == ""
     assert [text[: len(line)] for text, line in zip(said.err.splitlines(), lines, strict=True)] == lines
+
+
+@pytest.mark.parametrize("text, code", [("1", 2), ("0", 7), ("", 7), ("yes", 2)])
+def test_a_variable_makes_all_jobs_strict(
+    text: str, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DSL_STRICT", text)
+    assert deepspeed.main(["--hostfile", "nosuch", "t.py"]) == code
+    said = capfd.readouterr().err.splitlines()
+    expected = {
+        "1": "dsl: error: hostfile nosuch does not exist, correct --hostfile (--strict makes this an error)",
+        "yes": "dsl: error: DSL_STRICT='yes': expected 0 or 1",
+    }
+    warning = (
+        "dsl: warning: unable to find hostfile nosuch, will proceed with training with local resources only"
+    )
+    assert said == [expected.get(text, warning)]
+
+
+def test_strict_binding_is_a_part_of_it() -> None:
+    read = deepspeed.read
+    assert read(["--strict", "--bind", "auto", "t.py"], {})[0].placement.strict
+    assert read(["--bind", "auto", "t.py"], {"DSL_STRICT": "1"})[0].placement.strict
+    assert not read(["--strict", "t.py"], {})[0].placement.strict
 
 
 def test_nobody_has_to_read_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ BOTH = {
     "debug_port": Case("7000"),
     "debug_address": Case("0.0.0.0"),
     "debug_wait": Case(),
+    "strict": Case(),
     "report_bindings": Case(),
     "dry_run": Case(),
     "dry_run_json": Case(),

@@ -27,6 +27,7 @@ OURS = {
     "--report-bindings",
     "--dry-run",
     "--dry-run-json",
+    "--strict",
     "--preload",
     "--prewarm",
     "--import-throttle",

@@ -61,6 +61,17 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ("--no-python --module t", 2, "don't use both the '--no-python' flag and the '--module' flag"),
     ("--run-path --no-python nope.py", 2, "script 'nope.py' does not exist"),
     ("--local-rank-arg dash --no-python ./t.py", 2, "--no-python: a program is not told its local rank"),
+    (
+        "--strict --nnodes 2 --standalone t.py",
+        2,
+        "--nnodes has no effect with --standalone, which is one node",
+    ),
+    ("--strict --signals-to-handle NOPE,TERM t.py", 2, "NOPE"),
+    (
+        "--strict --bind-strict t.py",
+        2,
+        "--bind-strict has no effect without --bind auto (--strict makes this",
+    ),
     ("--nnodes 0 t.py", 2, "--nnodes 0:0: MIN must be at least 1"),
     ("--nnodes 3:2 t.py", 2, "--nnodes 3:2: MIN must be at least 1, and MAX at least MIN"),
     ("--nnodes x t.py", 2, "--nnodes 'x': expected a number of nodes, or MIN:MAX"),

@@ -77,7 +77,61 @@ def test_a_machine_without_a_gpu_runs_one_worker_and_says_nothing() -> None:
         29500,
         1,
     )
-    assert _notices(plan, "info", "warning") == []
+    assert _notices(plan, "info", "warning") == [ON_THE_CPU]
+
+
+ON_THE_CPU = "no accelerator was found, 1 worker runs on the CPU: set DS_ACCELERATOR=cpu if that is meant"
+
+
+@pytest.mark.parametrize(
+    "environ, wish, level",
+    [
+        ({}, {}, "warning"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {}, "warning"),
+        ({"DS_ACCELERATOR": ""}, {}, "warning"),
+        ({}, {"num_gpus": 1}, "debug"),
+        ({}, {"include": "localhost:0"}, "debug"),
+        ({"DS_ACCELERATOR": "cpu"}, {}, ""),
+        ({"LOCAL_SIZE": "1"}, {}, ""),
+        ({"CUDA_VISIBLE_DEVICES": ""}, {}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, {}, ""),
+    ],
+)
+def test_that_a_job_runs_on_the_cpu_is_said_unless_somebody_has_asked_for_it(
+    environ: dict[str, str], wish: dict[str, Any], level: str
+) -> None:
+    notices = [one for one in _node(environ, cuda=0, **wish).notices if "accelerator" in one.text]
+    assert [(one.level, one.text, one.is_fallback) for one in notices] == [(level, ON_THE_CPU, True)] * bool(
+        level
+    )
+
+
+FALLBACKS: list[tuple[dict[str, str], dict[str, Any], str]] = [
+    ({}, {"hostfile": "mine"}, "hostfile mine does not exist, correct --hostfile"),
+    ({}, {"cuda": 0}, "no accelerator was found, 1 worker runs on the CPU"),
+    ({}, {"cuda": 0, "num_gpus": 3}, "no accelerator was found, 3 workers run on the CPU"),
+    ({}, {"master_addr": "m"}, "--master_addr m is not used"),
+    ({}, {"node_rank": 1}, "--node_rank has no effect"),
+    ({}, {"bind_core_list": "0"}, "--bind_core_list has no effect"),
+    ({}, {"preload": ("torch",)}, "--preload has no effect"),
+    ({}, {"max_bytes": 1 << 20}, "--log-max-size has no effect"),
+    ({}, {"strict": True}, "--bind-strict has no effect"),
+]
+
+
+@pytest.mark.parametrize("environ, wish, text", FALLBACKS, ids=[text for _, _, text in FALLBACKS])
+def test_a_fallback_is_an_error_if_the_user_is_strict(
+    environ: dict[str, str], wish: dict[str, Any], text: str
+) -> None:
+    wish = {"cuda": 4, **wish}
+    _node(environ, **wish)
+    with pytest.raises((OptionError, HostfileError), match=rf"^{text}.* \(--strict makes this an error\)$"):
+        _node(environ, is_strict=True, **wish)
+
+
+@pytest.mark.parametrize("environ", [{}, {"CUDA_VISIBLE_DEVICES": "0,1"}])
+def test_a_job_that_gets_what_it_asks_for_runs_under_strict(environ: dict[str, str]) -> None:
+    assert _node(environ, is_strict=True, cuda=4, taken=[29500]).workers
 
 
 @pytest.mark.parametrize("cuda, wish, count", [(4, {}, 4), (4, {"num_gpus": 2}, 2), (0, {"num_gpus": 9}, 9)])
@@ -304,7 +358,7 @@ def test_a_cap_without_files_is_a_slip(wish: dict[str, Any], *, warned: bool) ->
     plan = _node(max_bytes=1 << 20, **wish)
     texts = [text for text in _notices(plan, "warning") if text.startswith("--log-max-size has no effect")]
     assert bool(texts) is warned
-    assert _notices(_node(each_rank_log="old", max_bytes=1 << 20), "warning") == []
+    assert _notices(_node(cuda=1, each_rank_log="old", max_bytes=1 << 20), "warning") == []
 
 
 def test_bound_workers_get_cores_memory_and_as_many_threads() -> None:
