@@ -20,7 +20,8 @@
         |-- NoDevicesError          2    (RuntimeError)
         |-- PlacementError          2    core lists and core binding (ValueError)
         |-- PortError               2    the master port is taken
-        |-- ScriptError             2    the script does not exist
+        |-- ScriptError             2    the script or module does not exist, or is not Python
+        |   `-- ScriptSyntaxError   1    it is not correct Python: the code is Python's own
         |-- LogDirError             2    (ValueError, OSError)
         |-- LauncherError           2    --launcher: unknown, or not installed (NotImplementedError)
         |-- HostNameError           2    a name that a launcher takes for something else (ValueError)
@@ -119,7 +120,13 @@ class PortError(UsageError):
 
 
 class ScriptError(UsageError):
-    """The Python script does not exist or cannot be read."""
+    """The Python script or module does not exist, cannot be read, or is not Python."""
+
+
+class ScriptSyntaxError(ScriptError):
+    """The script is not correct Python. The exit code is that of an interpreter that runs it."""
+
+    exit_code = 1
 
 
 class LogDirError(UsageError, ValueError, OSError):

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import os
+import sys
 
-from dsl.errors import ProgramNotExecutableError, ProgramNotFoundError, ScriptError
+from dsl.errors import (
+    ProgramNotExecutableError,
+    ProgramNotFoundError,
+    ScriptError,
+    ScriptSyntaxError,
+)
+from dsl.lists import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from dsl.model.job import Flavour, Program
 
 
 NO_PYTHON = "--no-python"
 
+LARGEST_SCRIPT = 6 * 1024
+"""Bytes of a script that is compiled for its mistakes: Python compiles four in a microsecond."""
+LARGEST_SHELL_SCRIPT = 256 * 1024
+"""The same of one that names a shell: no compiler gets far in it."""
+LONGEST_ARCHIVE_END = 22 + 0xFFFF
+"""Bytes behind the last file of a zip archive: a record, and a comment."""
+SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh", "fish"})
+
+# With one of these words a package may look for its modules elsewhere than where they lie.
+_MOVES_MODULES = (b"__path__", b"modules", b"meta_path", b"path_hooks")
+
 
 def check_program(program: Program, flavour: Flavour, environ: Mapping[str, str], folder: str = "") -> None:
-    """Refuse a script or program that cannot run. A module is left for Python to find.
+    """Refuse a script, module or program that cannot run.
 
     ``flavour`` is that of the job: messages spell options as its command does. ``folder`` is where relative
-    paths begin; empty: where we are.
+    paths begin; empty: where we are. What only Python can tell is looked at where the workers have our own
+    interpreter.
 
     Raises:
-        ScriptError: the script does not exist, cannot be read, or is a directory without ``__main__.py``.
+        ScriptError: the script or module does not exist, cannot be read, is a directory without
+            ``__main__.py``, or is not Python.
+        ScriptSyntaxError: it is not correct Python.
         ProgramNotFoundError: the program of ``--no_python`` does not exist.
         ProgramNotExecutableError: it may not be executed.
     """
@@ -31,6 +53,12 @@ def check_program(program: Program, flavour: Flavour, environ: Mapping[str, str]
         _check_executable(program.script, flavour, environ, folder)
     elif program.kind == "script":
         _check_script(program.script, flavour, folder)
+    if (environ.get(flavour.interpreter_variable) or sys.executable) != sys.executable:
+        return
+    if program.kind == "script":
+        _check_text(program.script, flavour, folder)
+    elif program.kind == "module":
+        _check_module(program.script, flavour, environ, folder)
 
 
 def find_executable(name: str, environ: Mapping[str, str], folder: str = "") -> str:
@@ -49,6 +77,141 @@ def _check_script(script: str, flavour: Flavour, folder: str) -> None:
         raise ScriptError(f"script {script!r} does not exist{_script_hint(script, flavour)}")
     elif not os.access(path, os.R_OK):
         raise ScriptError(f"script {script!r} cannot be read by this user, check its permissions")
+
+
+def _check_text(script: str, flavour: Flavour, folder: str) -> None:
+    """Look into a script, as far as that costs next to nothing."""
+    path = os.path.join(folder, script)
+    if not os.path.isfile(path):  # a directory, or a pipe that can be read once
+        return
+    try:
+        with open(path, "rb", buffering=0) as file:
+            text = file.read(LARGEST_SCRIPT + 1)
+            kind = _foreign_kind(text)
+            if kind == "ELF":
+                file.seek(max(file.seek(0, os.SEEK_END) - LONGEST_ARCHIVE_END, 0))
+            if kind:
+                text += file.read(LARGEST_SHELL_SCRIPT)
+    except OSError:
+        return
+    if kind == "ELF" and b"PK\5\6" in text:  # an archive is appended, which Python runs
+        return
+    mistake = None
+    if kind != "ELF":
+        if b"\0" in text or len(text) > (LARGEST_SHELL_SCRIPT if kind else LARGEST_SCRIPT):
+            return
+        mistake = _mistake(text, script)
+        if mistake is None:
+            return
+    if kind:
+        program = script if os.sep in script else f"./{script}"
+        marked = "" if os.access(path, os.X_OK) else ", and mark it with chmod +x"
+        raise ScriptError(
+            f"script {script!r} is {'a program' if kind == 'ELF' else f'for {kind}'}, not Python: "
+            f"to run it give {flavour.spell(NO_PYTHON)} {program}{marked}"
+        )
+    assert mistake is not None
+    name = script if script.isprintable() else quote(script)
+    where = f"{name}:{mistake.lineno}" if mistake.lineno else name
+    line = (mistake.text or "").strip()
+    raise ScriptSyntaxError(
+        f"{where}: {type(mistake).__name__}: {mistake.msg}{f': {quote(line)}' if line else ''}"
+    )
+
+
+def _foreign_kind(text: bytes) -> str:
+    """What a text is if it is most likely not Python: ``ELF``, or the shell that it names; else empty."""
+    if text.startswith(b"\x7fELF"):
+        return "ELF"
+    if not text.startswith(b"#!"):
+        return ""
+    words = text[2:].partition(b"\n")[0].decode("ascii", "replace").split()
+    names = [word.rpartition("/")[2] for word in words if word[:1] != "-" and "=" not in word]
+    name = next((name for name in names if name != "env"), "")
+    return name if name in SHELLS else ""
+
+
+def _mistake(text: bytes, name: str) -> SyntaxError | None:
+    """Why Python would not compile a text; None if it would, or if nobody knows."""
+    import _warnings
+
+    # The warnings of a text are for those who run it. Python's own module for that takes long to import.
+    filters: list[Any] = getattr(sys.modules.get("warnings"), "filters", _warnings.filters)
+    ignored = ("ignore", None, Warning, None, 0)
+    filters.insert(0, ignored)
+    try:
+        compile(text, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return error
+    except (ValueError, OverflowError, RecursionError, MemoryError):
+        return None
+    finally:
+        filters.remove(ignored)
+    return None
+
+
+def _check_module(name: str, flavour: Flavour, environ: Mapping[str, str], folder: str) -> None:
+    """Refuse a module that Python will not find, without importing anything."""
+    if sys.flags.isolated or sys.flags.no_site or sys.flags.no_user_site:
+        return  # the workers look in more places
+    try:
+        missing = _missing_module(name, [folder or os.getcwd(), *_python_path(environ, folder), *sys.path])
+    except Exception:  # noqa: BLE001  somebody else's finder, or one that wants a package to be imported
+        return
+    if not missing:
+        return
+    whole = "" if missing == name else f" (there is no {missing!r})"
+    mend = "check the name and the working directory"
+    if os.path.isfile(os.path.join(folder, name)):
+        mend = f"leave out {flavour.spell('--module')} to run the file"
+    raise ScriptError(f"module {name!r} does not exist{whole}, {mend}")
+
+
+def _python_path(environ: Mapping[str, str], folder: str) -> list[str]:
+    return [os.path.join(folder, one) for one in environ.get("PYTHONPATH", "").split(os.pathsep)]
+
+
+def _missing_module(name: str, path: Sequence[str]) -> str:
+    """The first part of a module's name that is surely nowhere; empty if all are there, or nobody knows."""
+    parts = name.split(".")
+    if not all(parts):
+        return name
+    locations: Sequence[str] | None = None
+    for end in range(1, len(parts) + 1):
+        part = ".".join(parts[:end])
+        spec = _find_module(part, path if locations is None else locations, is_top=locations is None)
+        if spec is None:
+            return part
+        locations = spec.submodule_search_locations
+        if locations is None or _may_move(spec):
+            return ""
+        locations = list(locations)
+    found = _find_module(f"{name}.__main__", locations or (), is_top=False)
+    return "" if found else f"{name}.__main__"
+
+
+def _find_module(name: str, path: Sequence[str], *, is_top: bool) -> Any:
+    """Python's own finders, which read directories and nothing else."""
+    for finder in sys.meta_path:
+        places = path if not is_top or getattr(finder, "__name__", "") == "PathFinder" else None
+        spec = finder.find_spec(name, places)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _may_move(spec: Any) -> bool:
+    """Whether the text of a package may change where its modules are looked for."""
+    if not spec.origin:
+        return False  # a folder without a text
+    if not spec.origin.endswith(".py"):
+        return True
+    try:
+        with open(spec.origin, "rb") as file:
+            text = file.read()
+    except OSError:
+        return True
+    return any(word in text for word in _MOVES_MODULES)
 
 
 def _script_hint(script: str, flavour: Flavour) -> str:

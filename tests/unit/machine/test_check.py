@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dsl.errors import DslError, ProgramNotExecutableError, ProgramNotFoundError, ScriptError
-from dsl.machine.check import check_program
+from dsl.errors import (
+    DslError,
+    ProgramNotExecutableError,
+    ProgramNotFoundError,
+    ScriptError,
+    ScriptSyntaxError,
+)
+from dsl.machine.check import LARGEST_SCRIPT, check_program
 from dsl.model.job import Program
 from dsl.plan.flavours import DEEPSPEED, TORCH
 
@@ -35,7 +43,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         Program("script", "train.py"),
         Program("script", "package"),
-        Program("module", "no.such.module"),
+        Program("module", "json.tool"),
+        Program("module", "package"),
         Program("program", "./run.sh"),
         Program("program", "tool"),
     ],
@@ -133,3 +142,154 @@ def test_a_script_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.R_OK)
     with pytest.raises(ScriptError, match=r"'train\.py' cannot be read by this user"):
         check_program(Program("script", "train.py"), DEEPSPEED, {})
+
+
+FOREIGN = {
+    "run.sh": (
+        b"#!/bin/sh\nset -e\nexec ./train\n",
+        "is for sh, not Python: to run it give --no_python ./run.sh",
+    ),
+    "job": (
+        b"#! /usr/bin/env -S bash -e\nif true; then\n echo; fi\n" + b"# long\n" * 2000,
+        "is for bash, not Python: to run it give --no_python ./job, and mark it with chmod +x",
+    ),
+    "bin/elf": (
+        b"\x7fELF\2\1\1\0" + b"\0" * 9000,
+        "is a program, not Python: to run it give --no_python bin/elf, and mark it with chmod +x",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_script_that_is_not_python_is_refused_with_the_command_that_runs_it(
+    folder: Path, name: str
+) -> None:
+    """G8."""
+    text, message = FOREIGN[name]
+    (folder / name).write_bytes(text)
+    with pytest.raises(ScriptError) as caught:
+        check_program(Program("script", name), DEEPSPEED, {})
+    assert str(caught.value) == f"script {name!r} {message}"
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (b"import os\nprint('a'\n", "t.py:2: SyntaxError: '(' was never closed: \"print('a'\""),
+        (b"def f():\npass\n", "t.py:2: IndentationError: expected an indented block after function"),
+        (b"if 1:\n\tx\n        y\n", "t.py:3: TabError: inconsistent use of tabs"),
+        (b"return 1\n", "t.py:1: SyntaxError: 'return' outside function"),
+        (b"x = '\x1b[2J\xe9'\n", "t.py:1: SyntaxError: (unicode error)"),
+        (b"# coding: none-such\n", "t.py: SyntaxError: "),
+        (b"#!/usr/bin/env python3\nx = = 1\n", "t.py:2: SyntaxError: invalid syntax: 'x = = 1'"),
+    ],
+)
+def test_a_mistake_in_a_small_script_is_one_line_and_the_code_of_python(
+    folder: Path, text: bytes, message: str
+) -> None:
+    """G8, G2."""
+    (folder / "t.py").write_bytes(text)
+    with pytest.raises(ScriptSyntaxError) as caught:
+        check_program(Program("script", "t.py"), TORCH, {})
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).isprintable()
+    assert caught.value.exit_code == 1
+
+
+BAD = b"x = = 1\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"#!/bin/sh\n'''exec' python3 \"$0\" \"$@\"\n' '''\nimport os\n",  # as pip writes for a long path
+        b"#!/usr/bin/env python3\nPK\3\4\0 an archive",
+        BAD + b"\0",
+        BAD + b"#" * LARGEST_SCRIPT,
+        b"\x7fELF" + b"\0" * 400_000 + b"and an archive PK\5\6" + b"\0" * 60_000,
+        b"x = '\\d'\nassert (x, 'always')\n",
+        b"x = " + b"(" * 3000,
+        b"",
+    ],
+    ids=range(8),
+)
+def test_what_may_be_python_is_left_to_python(
+    folder: Path, text: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "t.py").write_bytes(text)
+    if text.startswith(b"x = ("):  # too deep for some, never closed for others
+        with contextlib.suppress(ScriptSyntaxError):
+            check_program(Program("script", "t.py"), TORCH, {})
+    else:
+        check_program(Program("script", "t.py"), TORCH, {})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_script_is_not_judged_for_another_interpreter(folder: Path) -> None:
+    (folder / "t.py").write_bytes(BAD)
+    check_program(Program("script", "t.py"), TORCH, {"PYTHON_EXEC": "/opt/python2"})
+    check_program(Program("module", "no.such"), TORCH, {"PYTHON_EXEC": "/opt/python2"})
+    for same in ("", sys.executable):
+        with pytest.raises(ScriptSyntaxError):
+            check_program(Program("script", "t.py"), TORCH, {"PYTHON_EXEC": same})
+
+
+def test_a_pipe_is_not_read(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    check_program(Program("script", "pipe"), TORCH, {})
+
+
+@pytest.fixture
+def modules(folder: Path) -> Path:
+    """Packages and modules of many kinds. To import one of them is a failure."""
+    for name in ("pkg", "pkg/inner", "moves", "lib/far"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
+    (folder / "moves" / "__init__.py").write_text("__path__.append('elsewhere')\n", encoding="utf-8")
+    (folder / "open" / "deep").mkdir(parents=True)
+    (folder / "open" / "deep" / "one.py").touch()
+    for name in ("pkg/train.py", "pkg/inner/__main__.py", "open/one.py", "alone.py", "lib/far/one.py"):
+        (folder / name).write_text("raise SystemExit('imported')\n", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pkg.train",
+        "pkg.inner",
+        "moves.x",
+        "open.one",
+        "open.deep.one",
+        "alone",
+        "alone.x",
+        "far.one",
+        "sys.x",
+    ],
+)
+def test_a_module_that_is_there_is_found_without_importing_it(modules: Path, name: str) -> None:
+    check_program(Program("module", name), DEEPSPEED, {"PYTHONPATH": f"nowhere:{modules}/lib"})
+    check_program(Program("module", name), DEEPSPEED, {"PYTHONPATH": "lib"}, str(modules))
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("nope", "module 'nope' does not exist, check the name and the working directory"),
+        ("pkg.trian", "module 'pkg.trian' does not exist, check the name and the working directory"),
+        ("nope.train", "module 'nope.train' does not exist (there is no 'nope'), check the name and"),
+        ("pkg", "module 'pkg' does not exist (there is no 'pkg.__main__'), check the name and"),
+        (
+            "pkg/train.py",
+            "module 'pkg/train.py' does not exist (there is no 'pkg/train'), leave out --module to",
+        ),
+        (".train", "module '.train' does not exist, check the name"),
+    ],
+)
+def test_a_module_that_does_not_exist_is_refused(modules: Path, name: str, message: str) -> None:
+    """G8."""
+    with pytest.raises(ScriptError) as caught:
+        check_program(Program("module", name), DEEPSPEED, {})
+    assert str(caught.value).startswith(message)
+    assert caught.value.exit_code == 2
