@@ -148,7 +148,9 @@ def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
         allocation = find_allocation(facts.environ, facts.files.read_text)
         pool = None if allocation is None else dict(allocation.hosts)
     if pool is None:
-        raise HostfileError(f"hostfile {options.hostfile} does not exist, name one with -f")
+        is_there = os.path.exists(options.hostfile)
+        why = "names no hosts, it is no regular file:" if is_there else "does not exist,"
+        raise HostfileError(f"hostfile {options.hostfile} {why} name one with -f")
     slots = {host: range(count) for host, count in pool.items()}
     if not options.include and not options.exclude:
         return tuple(slots)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 NO_PYTHON = "--no-python"
 
-LARGEST_SCRIPT = 6 * 1024
-"""Bytes of a script that is compiled for its mistakes: Python compiles four in a microsecond."""
+LARGEST_SCRIPT = 4 * 1024
+"""Bytes of a script that is compiled for its mistakes: Python compiles two to four in a microsecond."""
 LARGEST_SHELL_SCRIPT = 256 * 1024
 """The same of one that names a shell: no compiler gets far in it."""
 LONGEST_ARCHIVE_END = 22 + 0xFFFF

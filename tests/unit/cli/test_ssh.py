@@ -68,6 +68,13 @@ def test_without_a_hostfile_the_hosts_are_those_of_the_scheduler() -> None:
         choose_hosts(parse([]), make_facts())
 
 
+@pytest.mark.parametrize("path", ["/dev/null", "/"])
+def test_what_is_no_file_names_no_hosts(path: str) -> None:
+    message = rf"^hostfile {path} names no hosts, it is no regular file: name one with -f$"
+    with pytest.raises(HostfileError, match=message):
+        choose_hosts(make_parser().parse_args(["-H", path]), make_facts())
+
+
 def test_rounds_have_at_most_so_many_hosts() -> None:
     plans = plan_rounds(("a", "b", "c", "d", "e"), Sent(("ls",), None, 0), 2, {"A": "1"})
     assert [[str(worker.label) for worker in plan.workers] for plan in plans] == [
