@@ -206,5 +206,5 @@ def test_without_debugpy_nothing_is_started_and_one_line_says_what_is_missing(
         check=False,
     )
     assert (result.returncode, result.stdout) == (2, b"")
-    said = f"dslrun: error: --debug needs debugpy, which {bare} does not have: pip install 'dsl[debug]' there"
+    said = f"dslrun: error: --debug needs debugpy, which {bare} does not have: pip install debugpy there"
     assert result.stderr.decode().splitlines() == [said]

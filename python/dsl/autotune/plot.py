@@ -85,7 +85,7 @@ def draw(picture: Picture) -> bytes:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        raise DslError("no plot: matplotlib is not installed (pip install 'dsl[autotune]')") from None
+        raise DslError("no plot: matplotlib is not installed (pip install matplotlib)") from None
     from io import BytesIO
 
     figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")

@@ -1,8 +1,8 @@
-"""What to write instead of an option that a command does not have. Imported only when there is a mistake."""
+"""The short help, and what to write instead of an option that there is not. A launch needs neither."""
 
 from __future__ import annotations
 
-from dsl.cli.options import DEEPSPEED
+from dsl.cli.options import DEEPSPEED, TORCHRUN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,6 +91,52 @@ OTHERS = {
     "restarts": ("--max-restarts", "--max-restarts"),
 }
 """Words of other launchers, and what ``dsl`` and ``dslrun`` have for them."""
+
+
+MORE = "https://github.com/dsl-project/dsl/blob/main/docs/cli.md"
+
+EXAMPLES = {
+    DEEPSPEED: (
+        ("train.py --lr 1e-3", "a worker for each device of this machine"),
+        ("--num_gpus 2 train.py", "two workers"),
+        ("--hostfile hosts train.py", "workers on each host of the file"),
+    ),
+    TORCHRUN: (
+        ("--nproc-per-node 4 train.py --lr 1e-3", "four workers"),
+        ("--nproc-per-node gpu train.py", "one for each GPU"),
+        ("--nnodes 2 --node-rank 0 --master-addr n0 train.py", "node 0 of 2"),
+    ),
+}
+"""Words behind the command, and what they start."""
+
+_ALSO_BRIEF = (
+    ("--module", "run the script as 'python -m' does"),
+    ("--max-restarts N", "start workers that failed again"),
+    ("--log-dir DIR", "keep the output of each worker in files"),
+    ("--bind auto", "give each worker cores beside its device"),
+    ("--start-method forkserver", "import once, then fork the workers"),
+    ("--dry-run", "show what would be started, and start nothing"),
+    ("--strict", "refuse what is only warned of else"),
+)
+BRIEF = {
+    DEEPSPEED: (
+        ("--num_gpus N", "workers on each host"),
+        ("--include HOST:0,1", "use only these slots"),
+        ("--hostfile PATH", "a file of lines 'HOST slots=N'"),
+        ("--num_nodes N", "use the first N hosts"),
+        ("--no_python", "run any program"),
+        *_ALSO_BRIEF,
+    ),
+    TORCHRUN: (
+        ("--nproc-per-node N", "workers on this node: a number, gpu, cpu or auto"),
+        ("--nnodes N", "nodes of the job"),
+        ("--node-rank RANK", "place of this node among them, from 0"),
+        ("--master-addr ADDRESS", "address of node 0"),
+        ("--no-python", "run any program"),
+        *_ALSO_BRIEF,
+    ),
+}
+"""What fits on a screen: options, and what they do."""
 
 
 def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:

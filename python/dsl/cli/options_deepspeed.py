@@ -95,7 +95,8 @@ _OPTIONS = (
     flag(DEEPSPEED, LAUNCHER, _HOSTS, "--force_multi", "treat even one host as remote", is_slip=True),
     value(
         DEEPSPEED, LAUNCHER, _HOSTS, "--launcher", "NAME",
-        "ssh, pdsh, openmpi, mvapich, slurm, mpich or impi; one that is installed if not given",
+        "ssh, pdsh, openmpi, mvapich, slurm, mpich or impi (default: slurm in an allocation of Slurm, else "
+        "pdsh if it is installed, else ssh)",
         "pdsh", given="launcher_given",
     ),
     value(

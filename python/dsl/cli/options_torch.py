@@ -126,5 +126,5 @@ COMMAND_LINE = CommandLine(
     (*_OPTIONS, *COMMON, *_SIGNAL_OPTIONS),
     "training_script",
     "training_script_args",
-    "Run a training script in several workers on this machine, as one of the nodes of a job.",
+    "Run a training script in several workers, as one of the nodes of a job.",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from dsl import __version__
 from dsl._record import record
@@ -17,6 +18,25 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from dsl.cli.options import CommandLine, Option
+
+
+MOST_TOLD = 5
+"""Of options that there are not."""
+
+
+class _BriefAction(argparse.Action):
+    """Show what most jobs need, and end."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002  the signature is argparse's
+        values: str | Sequence[Any] | None,  # noqa: ARG002  as above
+        option_string: str | None = None,  # noqa: ARG002  as above
+    ) -> None:
+        assert isinstance(parser, Parser)
+        print(parser.format_brief(), end="")
+        parser.exit()
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -36,8 +56,14 @@ class HelpFormatter(argparse.HelpFormatter):
         return f"{', '.join(shown)} {self._format_args(action, action.dest.upper())}"
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
         shown = action.default not in (None, False, "", -1, "None", argparse.SUPPRESS)
-        return f"{action.help} (default: %(default)s)" if shown else action.help
+        return f"{text} (default: %(default)s)" if shown and "(default: " not in text else text
+
+
+def _in_columns(rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(left) for left, _ in rows)
+    return "".join(f"  {left.ljust(width)}  {right}\n" for left, right in rows)
 
 
 def _without_sisters(names: Iterable[str]) -> list[str]:
@@ -83,6 +109,7 @@ class Parser(argparse.ArgumentParser):
             usage="%(prog)s [OPTIONS] SCRIPT [ARGUMENTS]",
             description=line.description,
             formatter_class=HelpFormatter,
+            add_help=False,
         )
         self._whole: set[str] = set()
         """Spellings that are taken only as they are, so that others can be shortened."""
@@ -99,6 +126,11 @@ class Parser(argparse.ArgumentParser):
             whole = option.names if option.origin != line.origin else option.own_names
             self._whole.update([name for name in whole if name.startswith("--")])
         self.add_argument(
+            "-h", action=_BriefAction, dest="help", default=argparse.SUPPRESS, nargs=0,
+            help="show what most jobs need, and exit",
+        )  # fmt: skip
+        self.add_argument("--help", action="help", help="show all options, and exit")
+        self.add_argument(
             "--version", action="version", version=f"{prog} {__version__}", help="show the version and exit"
         )
         self._whole.add("--version")
@@ -107,6 +139,21 @@ class Parser(argparse.ArgumentParser):
             line.rest, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
         )
         action.required = False
+
+    def format_brief(self) -> str:
+        """Help for one screen."""
+        from dsl.cli.hints import BRIEF, MORE
+
+        options = _in_columns(BRIEF[self._origin])
+        return (
+            f"{self.format_usage()}\n{self.description}\n\n{self._format_examples()}\n{options}\n"
+            f"{self.prog} --help shows all options, and more is at\n{MORE}\n"
+        )
+
+    def _format_examples(self) -> str:
+        from dsl.cli.hints import EXAMPLES
+
+        return _in_columns([(f"{self.prog} {words}", text) for words, text in EXAMPLES[self._origin]])
 
     def option(self, name: str) -> argparse.Action:
         """The option of that spelling."""
@@ -147,7 +194,7 @@ class Parser(argparse.ArgumentParser):
 
     def _advise(self, unknown: Iterable[str]) -> str:
         """Words that are no options, each with what was meant by it."""
-        parts = [(shorten(word), self._hint(word)) for word in dict.fromkeys(unknown)]
+        parts = [(shorten(word), self._hint(word)) for word in list(dict.fromkeys(unknown))[:MOST_TOLD]]
         if not parts[-1][1]:
             parts[-1] = (parts[-1][0], f"see {self.prog} --help")
         return "; ".join(", ".join(filter(None, part)) for part in parts)
@@ -162,6 +209,10 @@ class Parser(argparse.ArgumentParser):
 
         As with argparse, the first ``--`` is a separator if it stands before the script or right after it.
         """
+        if not argv:
+            self.print_usage(sys.stderr)
+            what = f"the following arguments are required: SCRIPT, see {self.prog} -h"
+            self.exit(2, f"{self._format_examples()}{self.prog}: error: {what}\n")
         own, rest = self._split(argv)
         namespace, unknown = self.parse_known_args(own)
         if unknown:

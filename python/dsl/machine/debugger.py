@@ -37,5 +37,5 @@ def check_debugger(interpreter: str, environ: Mapping[str, str], cwd: str = "") 
         return
     if result.returncode == LACKS:
         raise OptionError(
-            f"--debug needs debugpy, which {interpreter} does not have: pip install 'dsl[debug]' there"
+            f"--debug needs debugpy, which {interpreter} does not have: pip install debugpy there"
         )

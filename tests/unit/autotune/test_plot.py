@@ -67,7 +67,5 @@ def test_without_matplotlib_one_line_says_so(monkeypatch: pytest.MonkeyPatch) ->
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(
-        DslError, match=r"^no plot: matplotlib is not installed \(pip install 'dsl\[autotune\]'\)$"
-    ):
+    with pytest.raises(DslError, match=r"^no plot: matplotlib is not installed \(pip install matplotlib\)$"):
         draw(make_picture(make_summary(TRIALS)))

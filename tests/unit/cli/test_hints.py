@@ -116,3 +116,48 @@ def test_the_version_takes_no_abbreviation_of_another_option() -> None:
     assert deepspeed.parse_args(["--ve", "v", "t.py"]).venv_script == "v"
     assert torchrun.parse_args(["--v", "t.py"], {}).virtual_local_rank
     assert torchrun.parse_args(["t.py"], {"PET_VERSION": "1"}).training_script == "t.py"
+
+
+@pytest.mark.parametrize("command", ["dsl", "dslrun"])
+def test_a_short_help_fits_a_screen_and_names_what_there_is(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        FRONT_ENDS[command].main(["-h"])
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert (caught.value.code, said.err) == (0, "")
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= 80
+    own = {name for names in NAMES[command] for name in names} | {"--help"}
+    named = [word for line in lines for word in line.split() if word[:2] == "--" and word != "--lr"]
+    assert len(named) >= 15
+    assert set(named) - own == set()
+    assert f"{command} --help shows all options" in said.out
+    assert lines[-1].endswith("docs/cli.md")
+
+
+@pytest.mark.parametrize("command", ["dsl", "dslrun"])
+def test_a_command_without_words_shows_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        FRONT_ENDS[command].main([])
+    said = capsys.readouterr()
+    usage, *examples, error = said.err.splitlines()
+    assert (caught.value.code, said.out) == (2, "")
+    assert usage.startswith("usage: ")
+    assert error == f"{command}: error: the following arguments are required: SCRIPT, see {command} -h"
+    assert len(examples) == 3
+    for line in examples:
+        words = line.partition(".py")[0].split()
+        assert words[0] == command
+        front_end = FRONT_ENDS[command]
+        assert front_end.read([*words[1:-1], "t.py"], {})[0].program.script == "t.py"
+
+
+def test_the_default_of_the_launcher_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        deepspeed.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    launcher = text[text.index("--launcher NAME") : text.index("--launcher_args")]
+    assert launcher.count("default") == 1
+    assert "(default: slurm in an allocation of Slurm, else pdsh if it is installed, else ssh)" in launcher

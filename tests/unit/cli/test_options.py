@@ -88,7 +88,7 @@ def test_one_separator_before_the_script_or_right_after_it(line: str, script: st
 @pytest.mark.parametrize(
     "argv, message",
     [
-        ([], "the following arguments are required: SCRIPT"),
+        (["-q"], "the following arguments are required: SCRIPT"),
         (["-num_gpus", "2", "t.py"], "unrecognized arguments: -num_gpus"),
         (["--n", "2", "t.py"], "ambiguous option: --n could match"),
         (["--num_gpus", "x", "t.py"], "argument --num_gpus/--num_accelerators: invalid int value: 'x'"),
@@ -199,7 +199,7 @@ def test_whatever_deepspeed_lets_one_shorten_can_be_shortened() -> None:
         ),
         (["--verbose", "t.py", "--num_nodez"], "--verbose, did you mean --log_level debug?\n"),
         (["--num-gpus", "x", "t.py"], "argument --num_gpus/--num_accelerators: invalid int value: 'x'"),
-        ([], "the following arguments are required: SCRIPT\n"),
+        (["-q"], "the following arguments are required: SCRIPT\n"),
     ],
 )
 def test_a_slip_is_one_line_that_helps(

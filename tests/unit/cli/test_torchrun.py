@@ -143,7 +143,7 @@ def test_bad_input_is_one_line_and_its_exit_code(
 @pytest.mark.parametrize(
     "line, said",
     [
-        ("", "the following arguments are required: SCRIPT"),
+        ("-m", "the following arguments are required: SCRIPT"),
         ("--nodes 2 t.py", "unrecognized arguments: --nodes, did you mean --nnodes?"),
         ("--nproc_per_nod3=2 t.py", "did you mean --nproc_per_node?"),
         ("--start-method thread t.py", "invalid choice: 'thread'"),
