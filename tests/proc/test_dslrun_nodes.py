@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +15,8 @@ from kit import processes
 from kit.waiting import until
 from tests.support.jobs import complete_lines, running
 from tests.support.places import free_port
+
+from dsl import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -217,12 +222,123 @@ def test_a_node_of_another_job_is_refused_in_one_line_with_2(nodes: Nodes) -> No
     assert jobs[1].wait() == 2
     words = "its --rdzv-id is 'other', that of node 0 is 'none'"
     name = os.uname().nodename
-    assert jobs[1].stderr() == f"dslrun: error: node 0 ({name}) refuses this node: {words}\n"
+    (said,) = [line for line in jobs[1].stderr().splitlines() if "waiting for" not in line]
+    assert said.startswith(
+        f"dslrun: error: node 0 at 127.0.0.1:{nodes.port} refuses this node 1, and says why"
+    )
+    assert "none" not in said
     until(lambda: f"warning: node 1 ({name}) at 127.0.0.1 cannot take part: {words}" in jobs[0].stderr())
     (right,) = nodes.start("", first=1, count=3)
     nodes.seen(3)
     nodes.end()
     assert [job.wait() for job in (jobs[0], right, jobs[2])] == [0, 0, 0]
+
+
+HELLO = {
+    "circle": "hello",
+    "dsl": __version__,
+    "run_id": "none",
+    "nodes": 2,
+    "place": 1,
+    "host": "h",
+    "token": "",
+}
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b2J\r\x00\u202e"
+
+
+def call(port: int, *lines: object) -> tuple[bytes, socket.socket]:
+    """Say lines to whoever listens, as soon as somebody does; the first line of the answer, or what there is."""
+
+    def connected() -> socket.socket | None:
+        with contextlib.suppress(ConnectionError):
+            return socket.create_connection(("127.0.0.1", port), timeout=20)
+        return None
+
+    caller = until(connected, timeout_s=20)
+    assert caller is not None
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        caller.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        while not answer.endswith(b"\n") and (more := caller.recv(4096)):
+            answer += more
+    return answer, caller
+
+
+def sit_down(port: int, host: str, *lines: object) -> tuple[bytes, socket.socket]:
+    """Take the place of node 1, where somebody can who is sent on, and say lines; the answer to the last call."""
+    answer, caller = call(port, {**HELLO, "host": host})
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        sent_on = json.loads(answer)
+        inner, token = int(sent_on["port"]), sent_on["token"]
+        caller.close()
+        return call(inner, {**HELLO, "host": host, "token": token}, *lines)
+    return answer, caller
+
+
+def assert_whole(nodes: Nodes, job: Job) -> None:
+    """Node 1 comes, and the job is that of two workers and nobody else."""
+    (other,) = nodes.start("", first=1, count=2)
+    assert [line.split()[0] for line in nodes.seen(2)] == ["0/2", "1/2"]
+    nodes.end()
+    assert [one.wait() for one in (job, other)] == [0, 0], [one.stderr() for one in (job, other)]
+    assert all(line.isprintable() and len(line) < 1000 for line in job.stderr().splitlines())
+
+
+def test_a_stranger_writes_nothing_of_his_to_the_terminal_and_learns_nothing(nodes: Nodes) -> None:
+    """Whatever is wrong with what he says: nobody can find out by trying what is right."""
+    (job,) = nodes.start("", count=2)
+    wrong: list[object] = [{**HELLO, key: f"x{ESCAPES}"} for key in ("dsl", "run_id")]
+    wrong += [
+        {**HELLO, "host": ESCAPES, key: value} for key, value in (("nodes", 3), ("place", 0), ("place", 7))
+    ]
+    wrong += [{**HELLO, "run_id": "x" * 3000}, {**HELLO, "dsl": "0"}]
+    answers = set()
+    for one in wrong:
+        answer, caller = call(nodes.port, one)
+        answers.add(answer)
+        caller.close()
+    assert len(answers) == 1
+    text = b"".join(answers).decode()
+    assert not any(ours in text for ours in (__version__, "none", os.uname().nodename)), text
+    garbage: object
+    for garbage in (ESCAPES, {"circle": ESCAPES}, 10**1000, [[]] * 500):
+        call(nodes.port, garbage)[1].close()
+    sit_down(nodes.port, f"odd{ESCAPES}")[1].close()
+    assert_whole(nodes, job)
+    assert "\x1b" not in job.stderr()
+
+
+@pytest.mark.parametrize("size", [-5, 0, 10**9, 1.5, True, "2", None])
+def test_a_stranger_with_an_impossible_number_of_workers_is_no_node(size: object, nodes: Nodes) -> None:
+    (job,) = nodes.start("", count=2)
+    meet = {"do": "meet", "local_world_size": size, "role": "default", "restarts": 0, "reason": "start"}
+    _, caller = sit_down(nodes.port, "odd", meet)
+    with caller, contextlib.suppress(ConnectionError):
+        while caller.recv(4096):  # until he is sent away
+            pass
+    assert_whole(nodes, job)
+
+
+def test_knocks_lock_no_node_out(nodes: Nodes) -> None:
+    """Somebody asks for a place again and again, and never takes it."""
+    (job,) = nodes.start("", count=2)
+    is_over = threading.Event()
+
+    def knock() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(OSError, AssertionError):
+                call(nodes.port, HELLO)[1].close()
+
+    thread = threading.Thread(target=knock)
+    thread.start()
+    try:
+        (other,) = nodes.start("", first=1, count=2)
+        nodes.seen(2)
+    finally:
+        is_over.set()
+        nodes.end()
+        assert [one.wait() for one in (job, other)] == [0, 0]
+        thread.join()
 
 
 def test_nodes_that_do_not_come_in_time_are_named(nodes: Nodes) -> None:

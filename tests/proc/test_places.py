@@ -246,7 +246,9 @@ def test_a_node_of_another_job_is_told_so_and_harms_nobody(
     with Node() as wrong:
         wrong.open(rank, count, port, run_id=run_id)
         wrong.meet()
-        assert wrong.expect(Refused) == Refused("settings", f"node 0 (n0) refuses this node: {words}")
+        refused = wrong.expect(Refused)
+        assert refused.kind == "settings"
+        assert refused.text.startswith(f"node 0 at 127.0.0.1:{port} refuses this node {rank}, and says why")
         warning = nodes[0].expect(Remark)
         assert warning == Remark("warning", f"node {rank} (n{rank}) at 127.0.0.1 cannot take part: {words}")
         nodes[2].open(2, 3, port)
@@ -300,7 +302,7 @@ def test_strangers_are_sent_away_and_the_job_is_unharmed(nodes: list[Node]) -> N
             if words:
                 nodes[0].heard = [one for one in nodes[0].heard if not isinstance(one, Remark)]
         old = stack.enter_context(call(port, hello_to_line(other_version)))
-        assert b"install the same version on all nodes" in answer_to(old)
+        assert answer_to(old) == b'{"circle":"no"}\n'
         # A place is given to nobody who has not been sent on.
         token = Hello(__version__, "job", 3, 2, "thief")
         sent_on = answer_to(stack.enter_context(call(port, hello_to_line(token))))
@@ -340,6 +342,29 @@ def test_a_node_that_talks_nonsense_loses_its_place(data: bytes, why: str, nodes
     nodes[2].meet()
     for node in nodes:
         node.expect(Met)
+
+
+def test_a_word_that_was_given_to_a_node_is_good_whoever_calls_after_it(nodes: list[Node]) -> None:
+    """Else somebody who asks for a place again and again would lock its node out."""
+    port = open_first_two(nodes)
+    hello = Hello(__version__, "job", 3, 2, "right")
+    with call(port, hello_to_line(hello)) as first, call(port, hello_to_line(hello)) as later:
+        sent_on, _ = json.loads(answer_to(first)), answer_to(later)
+    with call(sent_on["port"], hello_to_line(replace(hello, token=sent_on["token"]))) as inner:
+        assert b'"circle":"seat"' in answer_to(inner)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65_536, 10**30, "7", True])
+def test_a_first_node_that_sends_nodes_to_no_port_is_called_again(port: object, nodes: list[Node]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        nodes[1].open(1, 2, listener.getsockname()[1])
+        nodes[1].meet()
+        for _ in range(2):
+            with listener.accept()[0] as caller:
+                caller.settimeout(20)
+                answer_to(caller)
+                caller.sendall(json.dumps({"circle": "go", "port": port, "token": "x"}).encode() + b"\n")
 
 
 def test_strangers_are_told_of_once(nodes: list[Node]) -> None:

@@ -89,6 +89,7 @@ def meet(nodes: Sequence[Node], port: int, *, round_: int = 0, expected: Any = N
                 restarts=restarts,
                 reason=reason,  # type: ignore[arg-type]
                 hosts=tuple(node.opened.host for node in nodes),
+                nodes=tuple(str(id(node)) for node in nodes),
             )
         )
     return orders

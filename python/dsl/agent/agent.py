@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 LATE_MODULES = (
     "dsl.model.failure",
-    "dsl.report.printable",
+    "dsl.printable",
     "dsl.report.findings",
     "dsl.report.crashes",
     "dsl.report.tracebacks",

@@ -9,7 +9,7 @@ from dsl.agent.gathering import Drop, Reach
 from dsl.agent.head import KEPT_LINES, Head, unreachable
 from dsl.model.job import Notice
 from dsl.plan.reaching import Reaching, plan_reaching
-from dsl.report.printable import printable
+from dsl.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dsl.model.job import Notice
 from dsl.model.outcome import Decision, Membership, Outcome
 from dsl.model.request import LEVELS
 from dsl.plan.reaching import Reaching, plan_reaching
-from dsl.report.printable import printable
+from dsl.printable import printable
 from dsl.report.speak import say
 from dsl.report.verdict import reason
 

@@ -10,7 +10,7 @@ from dsl.autotune.plot import draw, make_picture
 from dsl.autotune.section import read_metric
 from dsl.autotune.table import summary_table, summary_text
 from dsl.errors import DslError
-from dsl.report.printable import printable
+from dsl.printable import printable
 from dsl.report.speak import write
 
 TYPE_CHECKING = False

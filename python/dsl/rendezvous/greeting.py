@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.lists import quote
+from dsl.rendezvous.words import make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
+
+    from dsl.rendezvous.words import Count, Shown
 
 LONGEST_GREETING = 4096
 """Bytes of a line of somebody who has no place yet."""
@@ -24,22 +27,20 @@ ALIVE = OWN + b'"alive"}\n'
 TORCH_STORE = b"\x00\xce\xf7\x85\x3c"
 """How the first words of a client of torch's store begin."""
 
-_FIELDS = {"dsl": str, "run_id": str, "nodes": int, "place": int, "host": str, "token": str}
-
 
 @record
 class Hello:
     """A node, as it calls."""
 
-    dsl: str
+    dsl: Shown
     """Version."""
     run_id: str
     """Name of its job."""
-    nodes: int
+    nodes: Count
     """Number of nodes of that."""
-    place: int
+    place: Count
     """Its node rank."""
-    host: str
+    host: Shown
     """What its user calls it."""
     token: str = ""
     """The word that it was given; empty: none yet."""
@@ -65,24 +66,25 @@ def read(line: bytes) -> Mapping[str, Any]:
 
 def hello_to_line(hello: Hello) -> bytes:
     """Write the first line of a node."""
-    return write("hello", **{name: getattr(hello, name) for name in _FIELDS})
+    return write("hello", **{name: getattr(hello, name) for name in hello.__match_args__})
 
 
 def hello_from_line(line: bytes) -> Hello | None:
     """Read the first line of a node; None: it is something else."""
-    found = read(line)
-    if found.get("circle") != "hello" or found.keys() - {"circle"} != _FIELDS.keys():
+    found = dict(read(line))
+    if found.pop("circle", None) != "hello":
         return None
-    values = [found[name] for name in _FIELDS]
-    if any(type(value) is not kind for value, kind in zip(values, _FIELDS.values(), strict=True)):
+    try:
+        hello: Hello = make(Hello, found)
+    except ValueError:
         return None
-    return Hello(*values) if len(found["host"]) <= LONGEST_HOST else None
+    return hello if len(hello.host) <= LONGEST_HOST else None
 
 
 def objection(hello: Hello, ours: Hello) -> str:
     """Why a node that calls cannot take part in our job; empty: it can. The place may still be taken.
 
-    ``ours`` is what we should say ourselves.
+    ``ours`` is what we should say ourselves. It is for our user: a caller would learn from it what to say.
     """
     if hello.dsl != ours.dsl:
         return (

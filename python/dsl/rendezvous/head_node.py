@@ -123,7 +123,8 @@ class HeadNode:
         hello = self._welcome(caller, line)
         if hello is None:
             return
-        token = self._tokens[hello.place] = os.urandom(16).hex()
+        # The same for all who call for a place: nobody makes the word worthless that another one has.
+        token = self._tokens.setdefault(hello.place, os.urandom(16).hex())
         caller.dismiss(greeting.write("go", port=self._inner_ports[caller.socket.family], token=token))
 
     def _admit(self, caller: Caller, line: bytes, rest: bytes) -> None:
@@ -162,7 +163,7 @@ class HeadNode:
         if not why:
             return hello
         self._warn(f"{node_name(hello.place, hello.host)} at {caller.address} cannot take part: {why}")
-        caller.dismiss(greeting.write("no", text=f"node 0 ({self._ours.host}) refuses this node: {why}"))
+        caller.dismiss(greeting.write("no"))
         return None
 
     def _reject(self, caller: Caller, data: bytes) -> None:

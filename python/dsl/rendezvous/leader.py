@@ -58,6 +58,7 @@ class Leader:
         self.seats: dict[int, Seat] = {}
         self.rounds = 0
         """Rounds that were made."""
+        self._restarts = 0
         self.closed = ""
         """Why there is no further one; empty: there may be."""
         self._address = address
@@ -142,7 +143,8 @@ class Leader:
         number, self.rounds = self.rounds, self.rounds + 1
         sizes = tuple([meet.local_world_size for meet in meets])
         hosts = tuple([self.seats[place].host for place in places])
-        restarts = max([meet.restarts for meet in meets])
+        # A round counts one restart at most, whatever a node says.
+        restarts = self._restarts = min(max([meet.restarts for meet in meets]), self._restarts + (number > 0))
         reason = _reason(meets, is_first=number == 0)
         before: dict[str, int] = {}
         firsts = []
@@ -163,6 +165,7 @@ class Leader:
                     restarts,
                     reason,
                     hosts,
+                    tuple(map(str, places)),
                 ),
             )
             for place in places

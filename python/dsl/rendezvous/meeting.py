@@ -145,6 +145,7 @@ class Meetings:
             restarts=restarts,
             reason=reason,
             hosts=names,
+            nodes=tuple(["_".join(map(str, node)) for node in nodes]),
         )
 
     @property

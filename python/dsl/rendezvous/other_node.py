@@ -10,6 +10,7 @@ import time
 from dsl import __version__
 from dsl._record import replace
 from dsl.errors import RendezvousError
+from dsl.lists import LAST_PORT
 from dsl.rendezvous import greeting
 from dsl.rendezvous.greeting import ALIVE, LONGEST_GREETING, Hello, hello_to_line
 from dsl.rendezvous.leader import node_name
@@ -187,13 +188,13 @@ class OtherNode:
 
         def hear(line: bytes) -> None:
             found = greeting.read(line)
+            port = found.get("port")
             if found.get("circle") == "no":
-                self._hang_up()
-                self._refuse(str(found.get("text")))
-            elif found.get("circle") == "go" and isinstance(found.get("port"), int):
+                self._refuse()
+            elif found.get("circle") == "go" and type(port) is int and 0 < port <= LAST_PORT:
                 self._hang_up()
                 token = str(found.get("token"))
-                place = (where[0], found["port"], *where[2:])
+                place = (where[0], port, *where[2:])
                 self._dial(family, place, lambda sock: self._sit_down(sock, token))
             else:
                 self._fail(self._unknown())
@@ -224,17 +225,19 @@ class OtherNode:
         try:
             answer = answer_from_line(line)
         except RendezvousError:
-            wire = self._wire or self._call
-            if wire is not None:
-                wire.lose("it has sent something that no dslrun says")
+            self._nonsense()
             return
         self._pass_on(answer)
+
+    def _nonsense(self) -> None:
+        wire = self._wire or self._call
+        if wire is not None:
+            wire.lose("it has sent something that no dslrun says")
 
     def _hear_greeting(self, found: Mapping[str, Any]) -> None:
         kind = found.get("circle")
         if kind == "no":
-            self._hang_up()
-            self._refuse(str(found.get("text")))
+            self._refuse()
         elif kind == "seat" and self._call is not None:
             self._wire, self._call = self._call, None
             self._loop.cancel("call")
@@ -248,6 +251,9 @@ class OtherNode:
 
     def _pass_on(self, answer: Answer) -> None:
         if isinstance(answer, Met):
+            if (answer.node_rank, len(answer.hosts)) != (self._terms.node_rank, self._terms.node_count):
+                self._nonsense()
+                return
             self._has_met, self._waits = True, None
             self._loop.cancel("expire")
             answer = replace(answer, address=self._terms.address)
@@ -282,11 +288,16 @@ class OtherNode:
 
     # ---- what the user hears meanwhile
 
-    def _refuse(self, text: str) -> None:
+    def _refuse(self) -> None:
+        """Node 0 does not say why: it cannot know that no stranger asks."""
+        self._hang_up()
         self._was_refused = True
         self._waits = None
         self._loop.cancel("remind")
-        self._answer(Refused("settings", text))
+        place, where = self._terms.node_rank, self._terms.meeting_point
+        text = f"node 0 at {where} refuses this node {place}, and says why in its own output"
+        mend = "the version of dsl, --rdzv-id, --nnodes and --node-rank must fit together"
+        self._answer(Refused("settings", f"{text}: {mend}"))
 
     def _remind(self) -> None:
         self._answer(Remark("info", f"waiting for {self._head}: {self._trouble}"))

@@ -12,20 +12,41 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.errors import RendezvousError
+from dsl.lists import LAST_PORT, MOST_NODES, MOST_WORKERS
+from dsl.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Any, Literal, TypeAlias
 
     Reason: TypeAlias = Literal["start", "failure", "membership"]
     RefusalKind: TypeAlias = Literal[
         "closed", "unneeded", "timeout", "connection", "settings", "clock", "other"
     ]
+    Shown: TypeAlias = str
+    """For the user to read, whoever has written it: printable when it has been read, and of bounded length."""
+    Size: TypeAlias = int
+    """Number of workers, at least 1."""
+    Count: TypeAlias = int
+    """From 0 on."""
+    Rank: TypeAlias = int
+    """Global rank; -1: none."""
+    Code: TypeAlias = int
+    """Exit code, or 128 + the signal."""
+    Port: TypeAlias = int
     Order: TypeAlias = "Open | Meet | Failing | Leave | Finish | Fail"
     Answer: TypeAlias = "Met | Refused | Changed | PeerFailed | Remark | Finished"
 
 MOST_BYTES = 1 << 20
 """A line that is longer is damaged."""
+
+LONGEST_SHOWN = 2000
+"""Characters of a text for the user."""
+
+MOST_RANKS = MOST_NODES * MOST_WORKERS
+MOST_COUNTED = (1 << 31) - 1
+"""Of rounds and restarts."""
 
 REASONS = ("start", "failure", "membership")
 REFUSALS = ("closed", "unneeded", "timeout", "connection", "settings", "clock", "other")
@@ -41,15 +62,15 @@ class Open:
     """Where that is: HOST, HOST:PORT or empty, as the backend reads it."""
     run_id: str
     """Name of the job."""
-    min_nodes: int
+    min_nodes: Count
     """The job runs with so many nodes."""
-    max_nodes: int
+    max_nodes: Count
     """It takes no more."""
     local_addr: str | None
     """By which the others reach this node, and by which the nodes are ordered; None: its name."""
     settings: tuple[tuple[str, str], ...]
     """Settings of the backend."""
-    host: str
+    host: Shown
     """What the user calls this node in messages."""
 
 
@@ -57,11 +78,11 @@ class Open:
 class Meet:
     """agent to delegate: join the next round."""
 
-    local_world_size: int
+    local_world_size: Size
     """Number of workers of this node."""
     role: str
     """What they are called."""
-    restarts: int
+    restarts: Count
     """Restarts that count and that this node knows of, its own failure included."""
     reason: Reason
     """Why it joins, as far as it knows."""
@@ -71,11 +92,11 @@ class Meet:
 class Failing:
     """agent to delegate: a worker failed. Tell the other nodes at once; a restart may follow."""
 
-    rank: int
+    rank: Rank
     """Global rank; -1: it has none."""
-    code: int
+    code: Code
     """Its exit code, or 128 + the signal."""
-    line: str
+    line: Shown
     """One line for the users of the other nodes."""
 
 
@@ -93,11 +114,11 @@ class Finish:
 class Fail:
     """agent to delegate: the job is over, a worker failed and is not started again. Close it, and end."""
 
-    rank: int
+    rank: Rank
     """Global rank; -1: it has none."""
-    code: int
+    code: Code
     """Its exit code, or 128 + the signal."""
-    line: str
+    line: Shown
     """One line for the users of the other nodes."""
 
 
@@ -105,26 +126,28 @@ class Fail:
 class Met:
     """delegate to agent: the round is complete."""
 
-    round: int
+    round: Count
     """Number of the round, from 0."""
-    node_rank: int
+    node_rank: Count
     """Place of this node."""
-    local_world_sizes: tuple[int, ...]
+    local_world_sizes: tuple[Size, ...]
     """Number of workers of each node, by node rank."""
-    first_role_rank: int
+    first_role_rank: Count
     """Rank of this node's first worker among those of its role."""
-    role_world_size: int
+    role_world_size: Count
     """Number of workers of that role over all nodes."""
-    address: str
+    address: Shown
     """Where rank 0 listens."""
-    port: int
+    port: Port
     """Port there."""
-    restarts: int
+    restarts: Count
     """Restarts that count: the most that any node knows of."""
     reason: Reason
     """Why there is this round: a failure anywhere comes before all else."""
-    hosts: tuple[str, ...]
+    hosts: tuple[Shown, ...]
     """Names of the nodes, by node rank; a node that is not ours has the address that torch knows."""
+    nodes: tuple[str, ...]
+    """What tells the nodes apart, by node rank: hosts may have one name. A node keeps it in every round."""
 
 
 @record
@@ -133,7 +156,7 @@ class Refused:
 
     kind: RefusalKind
     """What stands in the way."""
-    text: str
+    text: Shown
     """One line for the user: what, where, how to mend it."""
 
 
@@ -141,27 +164,29 @@ class Refused:
 class Changed:
     """delegate to agent: who takes part has changed. Wire name ``membership``."""
 
-    node_count: int
+    node_count: Count
     """Nodes of the present round that are left."""
-    waiting: int
+    waiting: Count
     """Nodes that wait for the next one."""
     closed: bool
     """No round can follow."""
-    left: tuple[str, ...]
+    left: tuple[Shown, ...]
     """Names of the nodes that have left the round, by themselves or because nothing is heard of them."""
+    has_dropped_us: bool = False
+    """This node is the one that is gone: the others have missed it, and go on."""
 
 
 @record
 class PeerFailed:
     """delegate to agent: a worker of another node failed. Wire name ``peer_failed``."""
 
-    host: str
+    host: Shown
     """Name of that node."""
-    rank: int
+    rank: Rank
     """Global rank; -1: it has none."""
-    code: int
+    code: Code
     """Its exit code, or 128 + the signal."""
-    line: str
+    line: Shown
     """What that node says of it."""
     final: bool
     """The job is over."""
@@ -173,7 +198,7 @@ class Remark:
 
     level: str
     """``info`` or ``warning``."""
-    text: str
+    text: Shown
     """One line."""
 
 
@@ -269,16 +294,33 @@ def _read(key: str, table: dict[str, type], line: bytes, what: str) -> Any:
     kind = table.get(name) if isinstance(name, str) else None
     if kind is None:
         raise _damaged(what, f"it says {name!r:.80}")
+    try:
+        return make(kind, found)
+    except ValueError as error:
+        raise _damaged(what, f"{error} of {name!r}") from None
+
+
+def make(kind: type, found: Mapping[str, Any]) -> Any:
+    """A record of what somebody else has written: every field of its kind, within its bounds, nothing else.
+
+    Raises:
+        ValueError: which field is wrong.
+    """
     wanted = kind.__annotations__
     if found.keys() != wanted.keys():
-        raise _damaged(what, f"the fields of {name!r}")
+        raise ValueError("the fields")
     values = []
     for field, annotation in wanted.items():
         is_right, convert = _KINDS[annotation]
         if not is_right(found[field]):
-            raise _damaged(what, f"{field} of {name!r} is {found[field]!r:.80}")
+            raise ValueError(f"the {field}, {found[field]!r:.80},")
         values.append(convert(found[field]))
-    return kind(*values)
+    made = kind(*values)
+    if isinstance(made, Met):
+        counts = {len(made.local_world_sizes), len(made.hosts), len(made.nodes)}
+        if counts != {len(made.hosts)} or made.node_rank >= len(made.hosts):
+            raise ValueError("the nodes")
+    return made
 
 
 def _damaged(what: str, why: str) -> RendezvousError:
@@ -289,22 +331,42 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _number(least: int, most: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _all(is_one: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_one, value))
 
 
 def _same(value: Any) -> Any:
     return value
 
 
+def _shown(text: str) -> str:
+    return printable(text[:LONGEST_SHOWN])
+
+
+def _all_shown(texts: list[str]) -> tuple[str, ...]:
+    return tuple(map(_shown, texts))
+
+
+_is_size = _number(1, MOST_WORKERS)
+
 # How the values of a field are told from others, and made of what JSON has, by the field's annotation.
 _KINDS: dict[str, tuple[Any, Any]] = {
     "str": (_is_text, _same),
-    "int": (_is_number, _same),
+    "Shown": (_is_text, _shown),
+    "Size": (_is_size, _same),
+    "Count": (_number(0, MOST_COUNTED), _same),
+    "Rank": (_number(-1, MOST_RANKS), _same),
+    "Code": (_number(0, 255), _same),
+    "Port": (_number(0, LAST_PORT), _same),
     "bool": (lambda value: isinstance(value, bool), _same),
     "str | None": (lambda value: value is None or _is_text(value), _same),
-    "tuple[str, ...]": (lambda value: isinstance(value, list) and all(map(_is_text, value)), tuple),
-    "tuple[int, ...]": (lambda value: isinstance(value, list) and all(map(_is_number, value)), tuple),
+    "tuple[str, ...]": (_all(_is_text), tuple),
+    "tuple[Shown, ...]": (_all(_is_text), _all_shown),
+    "tuple[Size, ...]": (_all(_is_size), tuple),
     "tuple[tuple[str, str], ...]": (
         lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
         lambda value: tuple(value.items()),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 from dsl._record import record, replace
+from dsl.printable import printable, without_sequences
 from dsl.report.crashes import find_crashes
 from dsl.report.findings import AFTERMATH, fold
-from dsl.report.printable import printable, without_sequences
 from dsl.report.tracebacks import MAX_EXCEPTION, find_tracebacks
 
 TYPE_CHECKING = False

@@ -10,7 +10,7 @@ instead of shown, very long texts lose their middle, and control characters are 
 from __future__ import annotations
 
 from dsl.model.node import Label
-from dsl.report.printable import printable
+from dsl.printable import printable
 from dsl.report.verdict import name_labels
 from dsl.signals import SIGNALS
 

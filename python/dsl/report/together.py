@@ -144,21 +144,21 @@ def describe_end(event: PeerFailure | MeetingRefused) -> tuple[Notice, int]:
 
 def _told(failure: PeerFailure) -> str:
     """What another node says of a failure, on one printable line."""
-    from dsl.report.printable import printable
+    from dsl.printable import printable
 
     line = " ".join(failure.line.split()) or _blame(failure)
     return printable(line if failure.host in line else f"host {failure.host}: {line}")
 
 
 def _blame(failure: PeerFailure) -> str:
-    from dsl.report.printable import printable
+    from dsl.printable import printable
 
     who = f"rank {failure.rank} on host" if failure.rank >= 0 else "host"
     return printable(f"{who} {failure.host} failed with {failure.code}")
 
 
 def _nodes(names: Sequence[str]) -> str:
-    from dsl.report.printable import printable
+    from dsl.printable import printable
 
     return printable(f"node{'s' if len(names) > 1 else ''} {', '.join(names)}")
 

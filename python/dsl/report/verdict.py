@@ -140,7 +140,7 @@ def _last_words(label: Label, evidence: Evidence) -> list[str]:
 
 
 def _printable(line: str) -> str:
-    from dsl.report.printable import printable
+    from dsl.printable import printable
 
     return printable(line)
 

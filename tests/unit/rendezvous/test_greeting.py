@@ -41,6 +41,8 @@ def test_a_greeting_is_read_as_it_was_written() -> None:
         hello_to_line(THEIRS)[:-1].replace(b'"place":2', b'"place":"2"'),
         hello_to_line(THEIRS)[:-1].replace(b'"place":2', b'"place":true'),
         hello_to_line(THEIRS)[:-1].replace(b'"place"', b'"rank"'),
+        hello_to_line(replace(THEIRS, place=-1))[:-1],
+        hello_to_line(replace(THEIRS, nodes=10**40))[:-1],
         hello_to_line(replace(THEIRS, host="x" * 300))[:-1],
     ],
 )

@@ -75,6 +75,7 @@ def test_a_round_counts_ranks_over_unequal_nodes_and_role_ranks_within_each_role
                 restarts=0,
                 reason="start",
                 hosts=hosts,
+                nodes=("0", "1", "2", "3"),
             )
         ]
         for place, (first, size) in enumerate([(0, 3), (0, 7), (2, 3), (3, 7)])
@@ -85,8 +86,8 @@ def test_a_round_counts_ranks_over_unequal_nodes_and_role_ranks_within_each_role
     "reasons, restarts, reason",
     [
         (("failure", "failure"), (1, 1), "failure"),
-        (("membership", "failure"), (0, 2), "failure"),
-        (("membership", "membership"), (3, 1), "membership"),
+        (("membership", "failure"), (0, 1), "failure"),
+        (("membership", "membership"), (0, 0), "membership"),
     ],
 )
 def test_nodes_count_alike_what_any_of_them_knows(
@@ -99,6 +100,17 @@ def test_nodes_count_alike_what_any_of_them_knows(
         (met,) = found[place]
         assert isinstance(met, Met)
         assert (met.round, met.restarts, met.reason, met.port) == (1, max(restarts), reason, 29501)
+
+
+def test_a_node_that_counts_too_much_costs_one_restart_a_round_at_most() -> None:
+    leader = leader_of(2, met=False)
+    agreed = []
+    for _ in range(3):
+        leader.hear(0, meet())
+        (met,) = told(leader.hear(1, meet(restarts=999_999_999)))[0]
+        assert isinstance(met, Met)
+        agreed.append(met.restarts)
+    assert agreed == [0, 1, 2]
 
 
 def test_a_failure_is_told_to_the_others_at_once() -> None:

@@ -11,6 +11,7 @@ from dsl.errors import RendezvousError
 from dsl.rendezvous import words
 from dsl.rendezvous.words import (
     ANSWERS,
+    LONGEST_SHOWN,
     MOST_BYTES,
     ORDERS,
     Changed,
@@ -39,10 +40,10 @@ OPEN = Open("c10d", "alpha:29400", "job", 1, 4, None, (("join_timeout", "9"), ("
 MEET = Meet(4, "default", 1, "failure")
 ORDER_LIST: list[Order] = [OPEN, MEET, Failing(3, 137, "rank 3 ended"), Leave(), Finish(), Fail(-1, 1, "ü")]
 ANSWER_LIST: list[Answer] = [
-    Met(2, 1, (4, 2), 4, 6, "10.0.0.1", 41000, 1, "membership", ("alpha", "beta")),
+    Met(2, 1, (4, 2), 4, 6, "10.0.0.1", 41000, 1, "membership", ("alpha", "alpha"), ("a", "b")),
     Refused("closed", "the job is over"),
-    Changed(2, 1, False, ("gamma",)),
-    PeerFailed("beta", 5, 1, "\udcff", True),
+    Changed(2, 1, False, ("gamma",), True),
+    PeerFailed("beta", 5, 1, "rank 5 failed\tü", True),
     Remark("info", "waiting for 1 of 2 nodes"),
     Finished(),
 ]
@@ -88,6 +89,7 @@ def test_the_names_and_fields_on_the_wire() -> None:
         "waiting": 1,
         "closed": False,
         "left": [],
+        "has_dropped_us": False,
     }
 
 
@@ -101,6 +103,11 @@ def test_the_names_and_fields_on_the_wire() -> None:
         {"local_world_size": True},
         {"local_world_size": 4.0},
         {"local_world_size": None},
+        {"local_world_size": 0},
+        {"local_world_size": -5},
+        {"local_world_size": 65_537},
+        {"restarts": -1},
+        {"restarts": 1 << 31},
         {"role": 1},
         {"reason": "boredom"},
         {"reason": []},
@@ -121,6 +128,12 @@ def test_a_damaged_order_is_refused(changes: dict[str, object]) -> None:
         {"local_world_sizes": 4},
         {"hosts": [1]},
         {"hosts": "alpha"},
+        {"hosts": ["alpha"]},
+        {"nodes": []},
+        {"local_world_sizes": [4, 0]},
+        {"node_rank": 2},
+        {"node_rank": -1},
+        {"port": 65_536},
         {"reason": ""},
     ],
 )
@@ -128,6 +141,31 @@ def test_a_damaged_answer_is_refused(changes: dict[str, object]) -> None:
     plain = {**json.loads(answer_to_line(ANSWER_LIST[0])), **changes}
     with pytest.raises(RendezvousError, match="an answer is damaged"):
         answer_from_line(json.dumps(plain).encode())
+
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b2J\r\x00\u202e\udcff"
+
+
+@pytest.mark.parametrize(
+    "answer, field",
+    [
+        (ANSWER_LIST[1], "text"),
+        (ANSWER_LIST[2], "left"),
+        (ANSWER_LIST[3], "host"),
+        (ANSWER_LIST[3], "line"),
+        (ANSWER_LIST[4], "text"),
+        (ANSWER_LIST[0], "hosts"),
+    ],
+)
+def test_what_users_read_is_printable_and_short_whoever_has_written_it(answer: Answer, field: str) -> None:
+    plain = json.loads(answer_to_line(answer))
+    text = f"a{ESCAPES}b" + "x" * 100_000
+    plain[field] = [text] * len(plain[field]) if isinstance(plain[field], list) else text
+    found = getattr(answer_from_line(json.dumps(plain).encode()), field)
+    for one in found if isinstance(found, tuple) else (found,):
+        assert one.isprintable()
+        assert one.startswith("a b"), one  # a carriage return is white space
+        assert len(one) <= LONGEST_SHOWN
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b"null", b"7", b'"do"', b"\xff", b"[" * 100_000])
