@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
+import subprocess
 import threading
 from typing import TYPE_CHECKING
 
@@ -56,6 +58,7 @@ class Nodes:
 
     def __init__(self, dslrun: Path, directory: Path, stack: contextlib.ExitStack) -> None:
         self._dslrun = dslrun
+        self.bin = dslrun.parent
         self._directory = directory
         self._stack = stack
         self.port = free_port()
@@ -339,6 +342,35 @@ def test_knocks_lock_no_node_out(nodes: Nodes) -> None:
         nodes.end()
         assert [one.wait() for one in (job, other)] == [0, 0]
         thread.join()
+
+
+def test_a_node_that_waits_says_what_to_type_for_the_other(nodes: Nodes, tmp_path: Path) -> None:
+    """The words are those of the user, but for the place."""
+    program = tmp_path / "the program"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$1/args.$RANK"\n')
+    program.chmod(0o755)
+    words = ("--no-python", str(program), str(tmp_path), "it's", "$HOME", "a  b;", "--node-rank", "7", "")
+    (job,) = nodes.start("--role=some", count=2, program=words)
+    where = re.escape(
+        f"this is node 0, waiting for 1 of 2 nodes: node 1, at 127.0.0.1:{nodes.port} for up to 600 s"
+    )
+    line = until(lambda: re.search(f"{where}; type on this machine: (.*); other machines need", job.stderr()))
+    assert line is not None
+    environ = {**os.environ, "PATH": f"{nodes.bin}:{os.environ['PATH']}"}
+    other = subprocess.run(line[1], shell=True, env=environ, timeout=30, capture_output=True, check=False)
+    assert other.returncode == 0, other.stderr
+    assert job.wait() == 0
+    said = "\n".join(words[2:]) + "\n"
+    assert [(tmp_path / f"args.{rank}").read_text() for rank in (0, 1)] == [said, said]
+
+
+def test_a_node_that_finds_nobody_says_where_and_for_how_long_and_what_to_type(nodes: Nodes) -> None:
+    (job,) = nodes.start("--rdzv-conf=timeout=90", first=1, count=2)
+    where = f"127.0.0.1:{nodes.port}"
+    said = f"dslrun: waiting for node 0 for up to 90 s: nobody listens at {where} yet; type there: dslrun --nnodes=2 "
+    until(lambda: f"{said}--node-rank 0 --master-addr=127.0.0.1 " in job.stderr())
+    os.kill(job.guard, signal.SIGINT)
+    job.wait()
 
 
 def test_nodes_that_do_not_come_in_time_are_named(nodes: Nodes) -> None:

@@ -65,10 +65,18 @@ class Command:
             if LEVELS[notice.level] >= LEVELS[log_level]:
                 self.say(notice.line)
 
-    def start(self, request: Request, show: ShowRequest, facts: Facts | None = None) -> int:
+    def start(
+        self,
+        request: Request,
+        show: ShowRequest,
+        facts: Facts | None = None,
+        *,
+        argv: tuple[str, ...] = (),
+    ) -> int:
         """Plan a job and run this node's part of it, or show what would be started.
 
-        The command's exit code comes back only if nothing was started: a job ends this process.
+        ``argv``: what the user has typed, from the program's name on, for messages that name the same for
+        another node. The command's exit code comes back only if nothing was started: a job ends this process.
 
         Raises:
             DslError: the job cannot be planned or prepared.
@@ -80,7 +88,7 @@ class Command:
         if planned.job.meeting.backend:
             from dsl.cli.dynamic import start_elastic
 
-            return start_elastic(self, planned, request, show, facts)
+            return start_elastic(self, planned, request, show, facts, argv)
         check_program(planned.job.program, planned.job.flavour, facts.environ)
         planner = Planner(planned, facts)
         plan = planner.plan(0)

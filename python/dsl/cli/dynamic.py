@@ -8,6 +8,7 @@ from dsl._record import replace
 from dsl.agent.elastic import Elastic
 from dsl.agent.envoy import Envoy
 from dsl.agent.planner import Planner
+from dsl.cli.options_torch import ENVIRONMENT_PREFIX
 from dsl.cli.process import Crew, channels_of, listen, run_guarded
 from dsl.errors import OptionError
 from dsl.lists import quote
@@ -15,18 +16,19 @@ from dsl.machine.check import check_program
 from dsl.model.job import MeetingPoint, Notice
 from dsl.plan.meeting import LOCAL_ADDRESS, STATIC, STORES
 from dsl.rendezvous import dynamic
+from dsl.rendezvous.terms import LONGEST_COMMAND
 from dsl.report.together import TogetherNarrator, describe_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Protocol
 
     from dsl.facts import Facts
     from dsl.model.job import Job
     from dsl.model.node import NodePlan
-    from dsl.model.request import Request, ShowRequest
+    from dsl.model.request import ProgramRequest, Request, ShowRequest
     from dsl.plan.job import JobPlan
     from dsl.rendezvous.dynamic import Delegate, Dynamic
 
@@ -43,16 +45,25 @@ if TYPE_CHECKING:
 HANDLERS = "torchrun.handlers"
 """The group of entry points that registers other backends with torch."""
 
+RANK_OPTION, SHORTEST_RANK = "--node-rank", "--nod"
+"""The option that says a node's place, and how short it may be written."""
+
 ENDING = (1, 3, 15)
 """SIGHUP, SIGQUIT and SIGTERM: what ends a command that has not started its job."""
 
 
 def start_elastic(
-    command: Speaker, planned: JobPlan, request: Request, show: ShowRequest, facts: Facts
+    command: Speaker,
+    planned: JobPlan,
+    request: Request,
+    show: ShowRequest,
+    facts: Facts,
+    argv: tuple[str, ...] = (),
 ) -> int:
     """Run this node's part of a job whose nodes come and go, or show what is known of it beforehand.
 
-    The command's exit code comes back only if nothing was started.
+    ``argv``: what the user has typed, from the program's name on. The command's exit code comes back only if
+    nothing was started.
 
     Raises:
         DslError: the job cannot be planned or prepared, or the nodes do not meet.
@@ -74,7 +85,8 @@ def start_elastic(
 
                 python = interpreter_of(job.flavour, facts.environ, facts.names.executable)
                 check_debugger(python, facts.environ)
-            rendezvous = dynamic.Dynamic(job, planned.node_rank, facts.names.host, delegate)
+            again = without_place(argv, request.program, facts.environ)
+            rendezvous = dynamic.Dynamic(job, planned.node_rank, facts.names.host, delegate, again)
             planner = Planner(planned, facts, rendezvous)
             command.show(planned.notices, request.log_level)
             over = rendezvous.open(
@@ -180,6 +192,31 @@ def meeting_line(job: Job) -> str:
     return (
         f"{count} will meet through {point.backend}{where} as job {job.run_id}; this node alone would start:"
     )
+
+
+def without_place(
+    argv: tuple[str, ...], program: ProgramRequest, environ: Mapping[str, str]
+) -> tuple[tuple[str, ...], int]:
+    """The command of this node without its place, and before which word the place of another node belongs.
+
+    Options that the environment holds are a part of it.
+    """
+    script = len(argv) - len(program.args) - 1
+    if argv[script:][:1] == ("--",):  # it separates the script from its arguments
+        script -= 1
+    is_long = sum(map(len, argv)) > LONGEST_COMMAND
+    if is_long or script < 0 or argv[script] != program.script:
+        return (), 0
+    place = script
+    rest = tuple(argv[script:])
+    for index, word in enumerate(argv[:script]):
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if len(name) >= len(SHORTEST_RANK) and RANK_OPTION.startswith(name):
+            place, rest = index, tuple(argv[index + (1 if equals else 2) :])
+    held = [f"{name}={value}" for name, value in environ.items() if name.startswith(ENVIRONMENT_PREFIX)]
+    held = [word for word in held if not word.startswith(f"{ENVIRONMENT_PREFIX}NODE_RANK=")]
+    before = (*(("env", *held) if held else ()), *argv[:place])
+    return (*before, *rest), len(before)
 
 
 def _ended_by_signals(delegate: Delegate) -> AbstractContextManager[None]:

@@ -58,7 +58,7 @@ def _run(argv: Sequence[str], program: str, local_rank_arg: str) -> int:
         asked = request.program
         stray = COMMAND.stray_flags(argv, asked.script, asked.args, COMMAND_LINE.slips)
         COMMAND.show([*stray, *signal_notices(options)], request.log_level)
-        return COMMAND.start(request, show_request(options))
+        return COMMAND.start(request, show_request(options), argv=(*program.split(), *argv))
     except UsageError as error:
         from dsl.cli.parser import name_variables
 

@@ -197,8 +197,18 @@ class Delegate:
 class Dynamic:
     """The rendezvous of a job whose nodes come and go, and the channel of what is heard of them."""
 
-    def __init__(self, job: Job, place: int, host: str, delegate: Delegate) -> None:
-        """``place`` is that of this node where nodes have fixed places; ``host`` what it is called."""
+    def __init__(
+        self,
+        job: Job,
+        place: int,
+        host: str,
+        delegate: Delegate,
+        command: tuple[tuple[str, ...], int] = ((), 0),
+    ) -> None:
+        """``place`` is that of this node where nodes have fixed places; ``host`` what it is called.
+
+        ``command``: what to type for another node, and before which of its words that one's place belongs.
+        """
         point = job.meeting
         own = (("node_rank", str(place)),) if point.kind == "static" else ()
         self._place = place if job.hosts else None
@@ -226,6 +236,8 @@ class Dynamic:
                 local_addr=point.local_address or None,
                 settings=(*point.settings, *own),
                 host=host,
+                command=command[0],
+                rank_at=command[1],
             )
         )
 

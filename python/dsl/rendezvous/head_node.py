@@ -12,7 +12,7 @@ import time
 
 from dsl import __version__
 from dsl.errors import PortError, RendezvousError
-from dsl.machine.network import is_own_address, resolve
+from dsl.machine.network import is_loopback, is_own_address, own_addresses, resolve
 from dsl.machine.ports import Ports
 from dsl.rendezvous import greeting
 from dsl.rendezvous.door import Door, listen
@@ -40,7 +40,7 @@ MOST_QUEUED = 1 << 23
 MOST_WARNINGS = 8
 """So many callers who are sent away are told of."""
 
-REMIND_S = 5.0
+REMIND_S = 2.0
 """After so long the users are told whom the job waits for."""
 
 
@@ -186,8 +186,11 @@ class HeadNode:
         self._say(self._leader.hear(place, order))
 
     def _remind(self) -> None:
-        text = self._leader.waiting()
-        self._answer(Remark("info", text + self._doubt()))
+        if self._leader.missing() == [0]:
+            return  # our own agent is not ready yet
+        text, terms = self._leader.waiting(), self._terms
+        here = f"this is node 0, {text}, at {terms.meeting_point} for up to {terms.timeout_s:g} s"
+        self._answer(Remark("info", here + self._doubt() + self._advice()))
         for wire in self._here():
             wire.send(answer_to_line(Remark("info", text)))
 
@@ -200,6 +203,19 @@ class HeadNode:
         if any(map(is_own_address, found)):
             return ""
         return f"; {address} is no address of this machine" if found else f"; {address} is not known here"
+
+    def _advice(self) -> str:
+        """What to type for the nodes that have not come."""
+        absent = [place for place in self._leader.missing() if not self._leader.is_taken(place)]
+        command = self._terms.command_of(absent[0]) if absent else ""
+        if not command:
+            return ""
+        command += ", and so on" if len(absent) > 1 else ""
+        address = self._terms.address
+        if not is_loopback(address):
+            return f"; type there: {command}"
+        better = f"--master-addr {next(iter(own_addresses()), 'ADDRESS')}"
+        return f"; type on this machine: {command}; other machines need {better} here and there"
 
     def _expire(self) -> None:
         self._say(self._leader.expire(self._terms.timeout_s))

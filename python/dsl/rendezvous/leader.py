@@ -115,14 +115,18 @@ class Leader:
 
     def waiting(self) -> str:
         """Whom the next round waits for."""
-        seats = self.seats
-        missing = [place for place in range(self.node_count) if place not in seats or not seats[place].meet]
+        seats, missing = self.seats, self.missing()
         if len(missing) == 1:
             place = missing[0]
             names = self.name(place) if place in seats else f"node {place}"
         else:
             names = f"nodes {format_ranges(missing)}"
         return f"waiting for {len(missing)} of {self.node_count} nodes: {names}"
+
+    def missing(self) -> list[int]:
+        """The places of those whom the next round waits for."""
+        seats = self.seats
+        return [place for place in range(self.node_count) if place not in seats or not seats[place].meet]
 
     def _meet(self, place: int, seat: Seat, meet: Meet) -> Says:
         if self.closed:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dsl.rendezvous.wire import Loop
     from dsl.rendezvous.words import Answer, Order
 
-REMIND_S = 5.0
+REMIND_S = 2.0
 """After so long the user is told that node 0 is not there."""
 
 ANSWER_S = 3.0
@@ -300,7 +300,10 @@ class OtherNode:
         self._answer(Refused("settings", f"{text}: {mend}"))
 
     def _remind(self) -> None:
-        self._answer(Remark("info", f"waiting for {self._head}: {self._trouble}"))
+        command = self._terms.command_of(0)
+        advice = f"; type there: {command}" if command else ""
+        text = f"waiting for {self._head} for up to {self._terms.timeout_s:g} s: {self._trouble}"
+        self._answer(Remark("info", text + advice))
 
     def _expire(self) -> None:
         if self._wire is None and not self._was_refused:

@@ -16,6 +16,9 @@ TIMEOUT_S = 600.0
 SIGN_OF_LIFE_S, MOST_MISSED = 5.0, 3
 """A node that is silent for the product of these is lost; torch's names and values."""
 
+LONGEST_COMMAND = 1500
+"""Characters of a command that a message names."""
+
 BEATS = 6
 """In that time each side says so often that it is alive."""
 
@@ -40,11 +43,22 @@ class Terms:
     """How long it waits for the first round."""
     silence_s: float
     """After so many seconds of silence the other side is lost."""
+    command: tuple[str, ...] = ()
+    """See `dsl.rendezvous.words.Open`."""
+    rank_at: int = 0
 
     @property
     def meeting_point(self) -> str:
         """Address and port as users write them."""
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+    def command_of(self, place: int) -> str:
+        """What to type for another node; empty: nothing that can be said on a line."""
+        from shlex import join
+
+        words = (*self.command[: self.rank_at], "--node-rank", str(place), *self.command[self.rank_at :])
+        line = join(words)
+        return line if self.command and line.isprintable() and len(line) <= LONGEST_COMMAND else ""
 
     @property
     def beat_s(self) -> float:
@@ -78,6 +92,8 @@ def terms_of(order: Open) -> Terms:
         timeout_s=_seconds(settings, "timeout", TIMEOUT_S),
         silence_s=_seconds(settings, "keep_alive_interval", SIGN_OF_LIFE_S)
         * _seconds(settings, "keep_alive_max_attempt", MOST_MISSED),
+        command=order.command,
+        rank_at=order.rank_at,
     )
 
 

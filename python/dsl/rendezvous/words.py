@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         "closed", "unneeded", "timeout", "connection", "settings", "clock", "other"
     ]
     Shown: TypeAlias = str
-    """For the user to read, whoever has written it: printable when it has been read, and of bounded length."""
+    """For the user to read, whoever has written it: read as printable text of bounded length."""
     Size: TypeAlias = int
     """Number of workers, at least 1."""
     Count: TypeAlias = int
@@ -72,6 +72,10 @@ class Open:
     """Settings of the backend."""
     host: Shown
     """What the user calls this node in messages."""
+    command: tuple[str, ...] = ()
+    """The command of this node without its place, for messages; empty: there is none."""
+    rank_at: Count = 0
+    """Before this word of it the place of a node belongs."""
 
 
 @record
