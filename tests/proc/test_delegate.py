@@ -190,6 +190,56 @@ def test_an_agent_that_dies_takes_its_delegate_along_and_the_others_are_told(
     assert [one for one in b.heard if isinstance(one, Remark)][1:] == []
 
 
+def test_nodes_whose_hosts_and_pids_have_one_name_are_two(
+    start: Callable[..., Driven], endpoint: str
+) -> None:
+    """Containers on one machine, or pods with its network: each has a pid namespace, and the machine's name."""
+    a, b = [start("a", "import os; os.getpid = lambda: 7") for _ in range(2)]
+    for one in (a, b):
+        one.tell(opening("a", endpoint, (1, 2)))
+        one.meet()
+    first = met(a, b)
+    assert {one.node_rank for one in first} == {0, 1}
+    assert {one.hosts for one in first} == {("a", "a")}
+    assert len({*first[0].nodes, *first[1].nodes}) == 2
+    b.tell(Failing(1, 7, "rank 1 failed"))
+    assert a.wait(PeerFailed).line == "rank 1 failed"
+    b.tell(Leave())
+    assert a.wait(Changed) == Changed(1, 0, False, ("a",))
+    a.meet(reason="membership")
+    again = met(a)[0]
+    assert again.nodes == (first[0].nodes[first[0].node_rank],)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"is": "left", "node": ["x"]},
+        {"is": "left", "node": [1, 2, 3]},
+        {"is": "over", "node": ["x", 1, 1]},
+        {"is": "over", "node": ["x", 1, 1], "round": 0, "host": 1, "rank": 0, "code": 1, "line": ""},
+        {"is": "failing", "node": ["x", 1, 1], "round": "0", "host": "x", "rank": 0, "code": 1, "line": ""},
+        {"is": "failing", "node": ["x", 1, 1], "round": 0, "host": "x", "rank": 0, "code": 10**9, "line": ""},
+    ],
+)
+def test_news_that_make_no_sense_change_nothing(
+    start: Callable[..., Driven], endpoint: str, item: dict[str, object]
+) -> None:
+    """Whoever reaches the store can write there."""
+    a, b = open_and_meet(start, endpoint, "ab", (2, 2))
+    met(a, b)
+    write = (
+        "import sys, datetime; from torch.distributed import TCPStore; from dsl.rendezvous.news import News; "
+        "host, port = sys.argv[1].split(':'); "
+        "store = TCPStore(host, int(port), is_master=False, wait_for_workers=False); "
+        "News(store, 'job', can_wait=True).post(eval(sys.argv[2]))"
+    )
+    subprocess.run([sys.executable, "-c", write, endpoint, repr(item)], check=True, timeout=60)
+    b.tell(Failing(1, 7, "true"))
+    assert a.wait(PeerFailed).line == "true"
+    assert [one for one in a.heard if isinstance(one, (Remark, Changed))] == []
+
+
 def test_a_node_that_dies_is_missed(start: Callable[..., Driven], endpoint: str) -> None:
     a, b = open_and_meet(start, endpoint, "ab", (1, 2), settings=MORTAL)
     met(a, b)
@@ -205,11 +255,13 @@ def test_a_node_that_was_frozen_is_told_that_the_others_have_gone_on(
     a, b = open_and_meet(start, endpoint, "ab", (1, 2), settings=MORTAL)
     met(a, b)
     b.signal(signal.SIGSTOP)
-    assert a.wait(Changed).left == ("b",)
+    changed = a.wait(Changed)
+    assert (changed.left, changed.has_dropped_us) == (("b",), False)
     a.meet(reason="membership")
     assert met(a)[0].hosts == ("a",)
     b.signal(signal.SIGCONT)
-    assert b.wait(Changed).left == ("b",)
+    changed = b.wait(Changed)
+    assert (changed.left, changed.has_dropped_us) == (("b",), True)
     b.meet(reason="membership")
     assert a.wait(Changed).waiting == 1
     a.meet(reason="membership")

@@ -100,6 +100,9 @@ def test_a_job_grows_restarts_shrinks_and_ends_well(nodes: Nodes) -> None:
     assert a.wait(PATIENCE_S) == 0
     said = [job.stderr() for job in (a, b)]
     assert all("restart 1 of 2: rank 1 on host" in one for one in said), said
+    # Both are on a host of one name.
+    assert f"node {os.uname().nodename} has left the job" in said[0]
+    assert "have missed this one" not in said[0]
 
 
 @pytest.mark.parametrize("victim", ["agent", "guard"])

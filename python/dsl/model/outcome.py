@@ -107,7 +107,9 @@ class MembershipChanged:
 
     membership: Membership
     left: tuple[str, ...] = ()
-    """Names of the nodes that have left."""
+    """Names of the nodes that have left: several may have one name."""
+    has_dropped_us: bool = False
+    """This node is the one that the others have missed."""
 
 
 @record

@@ -10,14 +10,17 @@ from __future__ import annotations
 import json
 
 from dsl._record import record
-from dsl.rendezvous.stores import has_keys
+from dsl.errors import RendezvousError
+from dsl.lists import LAST_PORT, MOST_WORKERS, parse_number
+from dsl.rendezvous.stores import has_keys, read_json
+from dsl.rendezvous.words import make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from dsl.rendezvous.words import Reason
+    from dsl.rendezvous.words import Count, Reason, Shown
 
 FACTS = "dsl/facts/"
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
@@ -44,12 +47,14 @@ class Round:
 class Facts:
     """What a node of ours tells the others of itself."""
 
-    host: str
+    host: Shown
     """What users call it."""
-    restarts: int
+    restarts: Count
     """Restarts that count and that it knows of."""
-    reason: str
+    reason: Reason
     """Why it joins."""
+    node: str
+    """What tells it from all others: hosts may have one name."""
 
 
 def tell_facts(round_: Round, facts: Facts) -> None:
@@ -67,16 +72,23 @@ def _facts_of(round_: Round, rank: int) -> Facts | None:
     key = f"{FACTS}{rank}"
     if not has_keys(round_.store, [key]):
         return None
-    found = json.loads(round_.store.get(key))
-    return Facts(str(found["host"]), int(found["restarts"]), str(found["reason"]))
+    found = read_json(round_.store.get(key))
+    try:
+        facts: Facts = make(Facts, found or {})
+    except ValueError:
+        return None
+    return facts
 
 
-def agree(facts: Sequence[Facts | None]) -> tuple[int, Reason]:
-    """Restarts and reason, the same on all our nodes: the most, and a failure before all else."""
+def agree(facts: Sequence[Facts | None], most: int) -> tuple[int, Reason]:
+    """Restarts and reason, the same on all our nodes: the most, and a failure before all else.
+
+    ``most``: there have been no more restarts, whatever a node says.
+    """
     ours = [one for one in facts if one is not None]
     reasons = {one.reason for one in ours}
     reason: Reason = "failure" if "failure" in reasons else "start" if reasons <= {"start"} else "membership"
-    return max([one.restarts for one in ours], default=0), reason
+    return min(max([one.restarts for one in ours], default=0), most), reason
 
 
 @record
@@ -113,6 +125,9 @@ def read_roles(round_: Round, wait: Callable[[list[str]], None]) -> Roles:
     wait(keys if is_leader or not round_.is_assigned else [f"{ASSIGNED_RANKS}{round_.rank}"])
     infos = [json.loads(store.get(key)) for key in keys]
     sizes = [int(info["local_world_size"]) for info in infos]
+    for rank, size in enumerate(sizes):
+        if not 0 < size <= MOST_WORKERS:
+            raise RendezvousError(f"node {rank} says that it starts {size} workers")
     roles = [str(info["role"]) for info in infos]
     if is_leader:
         for rank in range(count):
@@ -139,7 +154,10 @@ def read_master(store: Any) -> tuple[str, int] | None:
     """Where rank 0 will listen, if that stands in the store of a round."""
     if not has_keys(store, [MASTER[1]]) or not has_keys(store, [MASTER[0]]):
         return None
-    return store.get(MASTER[0]).decode(), int(store.get(MASTER[1]).decode())
+    port = parse_number(store.get(MASTER[1]).decode())
+    if port is None or not 0 < port <= LAST_PORT:
+        raise RendezvousError("the store names no port for rank 0, another program may have written there")
+    return store.get(MASTER[0]).decode(), port
 
 
 def arrive_at_exit(round_: Round) -> None:

@@ -217,6 +217,7 @@ class Dynamic:
         self._membership = Membership(1)
         self.hosts: tuple[str, ...] = ()
         """Names of the nodes of the last round, by node rank."""
+        self._nodes: dict[str, str] = {}
         self._met: Meeting | None = None
         self._events: list[object] = []
         self._local_world_size = 1
@@ -360,7 +361,7 @@ class Dynamic:
                 events.append(refused)
             elif isinstance(answer, Changed):
                 self._membership = Membership(answer.node_count, answer.waiting, answer.closed)
-                events.append(MembershipChanged(self._membership, answer.left))
+                events.append(MembershipChanged(self._membership, answer.left, answer.has_dropped_us))
             elif isinstance(answer, PeerFailed):
                 events.append(PeerFailure(answer.host, answer.rank, answer.code, answer.line, answer.final))
             elif isinstance(answer, Remark):
@@ -389,20 +390,11 @@ class Dynamic:
             role_size=met.role_world_size,
         )
         self._membership = Membership(meeting.node_count)
-        before, self.hosts = self.hosts, met.hosts
-        return NodesMet(meeting, met.hosts, _without(met.hosts, before), _without(before, met.hosts))
-
-
-def _without(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """The names that the others lack, as often as they lack them."""
-    rest = list(others)
-    found = []
-    for name in names:
-        if name in rest:
-            rest.remove(name)
-        else:
-            found.append(name)
-    return tuple(found)
+        now = dict(zip(met.nodes, met.hosts, strict=True))
+        before, self._nodes, self.hosts = self._nodes, now, met.hosts
+        joined = tuple([host for node, host in now.items() if node not in before])
+        left = tuple([host for node, host in before.items() if node not in now])
+        return NodesMet(meeting, met.hosts, joined, left)
 
 
 def _is_readable(fd: int, timeout_ms: float = 0) -> bool:

@@ -11,6 +11,7 @@ what the last attempt has left.
 
 from __future__ import annotations
 
+import os
 import time
 
 from dsl.machine.network import addresses_toward, is_loopback, own_addresses, resolve
@@ -34,7 +35,7 @@ from dsl.rendezvous.settings import number
 from dsl.rendezvous.stores import has_keys
 from dsl.rendezvous.torch_side import clear_store, earlier_stores, host_and_port, is_file, is_here, next_round
 from dsl.rendezvous.view import Circle
-from dsl.rendezvous.words import Met, Remark
+from dsl.rendezvous.words import MOST_COUNTED, Met, Remark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Meetings:
         self._node = node
         self._say = say
         self._check = check
+        self._own = os.urandom(16).hex()
         self._port = 0
         self.round: Round | None = None
         """The last round."""
@@ -105,7 +107,7 @@ class Meetings:
         if len(nodes) != count:
             raise RoundBroken
         round_ = self.round = Round(store, rank, count, is_assigned=site.is_assigned)
-        tell_facts(round_, Facts(site.order.host, order.restarts, order.reason))
+        tell_facts(round_, Facts(site.order.host, order.restarts, order.reason, self._own))
 
         def wait(keys: list[str]) -> None:
             self._wait(round_, nodes, keys)
@@ -133,7 +135,8 @@ class Meetings:
             site.news = News(store, site.order.run_id, can_wait=False)
             self._watcher.node = nodes[rank]
         self._watcher.watch(Circle(self.number, nodes, names), None if site.is_dynamic else site.news)
-        restarts, reason = agree(self.facts)
+        # A round counts one restart at most. Other handlers than torch's own do not number rounds for all.
+        restarts, reason = agree(self.facts, self.number if site.is_dynamic else MOST_COUNTED)
         return Met(
             round=self.number,
             node_rank=rank,
@@ -145,7 +148,12 @@ class Meetings:
             restarts=restarts,
             reason=reason,
             hosts=names,
-            nodes=tuple(["_".join(map(str, node)) for node in nodes]),
+            nodes=tuple(
+                [
+                    "_".join(map(str, node)) if facts is None else facts.node
+                    for facts, node in zip(self.facts, nodes, strict=True)
+                ]
+            ),
         )
 
     @property

@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 
-from dsl.rendezvous.stores import has_keys
+from dsl.rendezvous.stores import has_keys, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class News:
             if has_keys(self._store, [key]):
                 self._gap_since_s = None
                 self._next += 1
-                item = json.loads(self._store.get(key))
-                if isinstance(item, dict):
+                item = read_json(self._store.get(key))
+                if item is not None:
                     found.append(item)
             elif self._is_gap():
                 self._next += 1

@@ -11,6 +11,17 @@ ABSENT = "\x00absent"
 """A value that no key has."""
 
 
+def read_json(text: str | bytes) -> dict[str, Any] | None:
+    """The object that somebody has written; None: something else."""
+    from json import loads
+
+    try:
+        found = loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def has_keys(store: Any, keys: Iterable[str]) -> bool:
     """Whether all keys are there.
 

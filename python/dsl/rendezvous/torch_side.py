@@ -214,6 +214,7 @@ def open_site(order: Open, hooks: Hooks) -> Site:
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
     site.news = News(site.store, order.run_id, can_wait=site.can_wait)
+    _be_unique()
     site.handler = create_handler(site.store, Watched(site.backend, hooks, site.news), parameters())
     _quicken(site.handler, hooks)
     return site
@@ -302,6 +303,15 @@ def _from_registry(parameters: Any) -> Any:
         raise RendezvousError(
             f"there is no rendezvous backend {parameters.backend!r}, torch here knows {names}"
         ) from error
+
+
+def _be_unique() -> None:
+    """Have torch count its nodes from a number of ours: host and pid may be those of another container."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous as module
+
+    names: Any = getattr(getattr(module, "DynamicRendezvousHandler", None), "_node_desc_generator", None)
+    if hasattr(names, "_local_id"):
+        names._local_id = int.from_bytes(os.urandom(4), "little")  # noqa: SLF001 - there is no other way
 
 
 def _quicken(handler: Any, hooks: Hooks) -> None:

@@ -12,7 +12,7 @@ import time
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.torch_side import view_of
 from dsl.rendezvous.view import Circle, Clocks, Pulse, View, missing, names_of
-from dsl.rendezvous.words import Changed, PeerFailed, Remark
+from dsl.rendezvous.words import Changed, PeerFailed, Remark, make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ SURE_S = 1.0
 """A node that is missing without a word may be between two steps of torch's protocol for so long."""
 SURE_ALONE_S = 3.0
 """The same where more depends on it: whether this node goes, or a round begins."""
+MOST_HELD = 256
+"""News of rounds that have not begun here."""
 SILENT_S = 20.0
 """A store that has not answered for so long is as good as gone."""
 
@@ -171,20 +173,22 @@ class Watcher:
             self._say(Remark("warning", _LOST.format(place=self._site.place)))
 
     def _hear(self, item: dict[str, Any]) -> None:
-        kind, node = item.get("is"), item.get("node")
-        if kind == "state" or not isinstance(node, list) or tuple(node) == self.node:
+        kind, node = item.get("is"), _node_of(item)
+        if kind == "state" or node is None or node == self.node:
             return
-        circle = self._circle
+        circle, failure = self._circle, _failure(item, final=kind == "over")
         if kind == "left":
-            self._gone.add((str(node[0]), int(node[1]), int(node[2])))
+            self._gone.add(node)
+        elif failure is None:
+            return
         elif kind == "over":
-            self._say(_failure(item, final=True))
+            self._say(failure)
             self.is_over = True
             self._acknowledge()
-        elif kind == "failing" and circle is not None and item.get("round") == circle.round:
-            self._say(_failure(item, final=False))
-        elif kind == "failing" and (circle is None or int(item.get("round", -1)) > circle.round):
-            self._held.append(item)
+        elif kind == "failing" and circle is not None and item["round"] == circle.round:
+            self._say(failure)
+        elif kind == "failing" and (circle is None or item["round"] > circle.round):
+            self._held = [*self._held, item][-MOST_HELD:]
 
     def _acknowledge(self) -> None:
         if self._site.watch_store is not None:
@@ -209,6 +213,7 @@ class Watcher:
             waiting=sum(has_place or node in circle.nodes for node in view.waiting),
             closed=view.is_closed,
             left=names_of(circle, left),
+            has_dropped_us=self.node in left,
         )
         if changed != self._told:
             self._told = changed
@@ -262,11 +267,19 @@ def describe_clock(host: str, offset_s: float) -> str:
     )
 
 
-def _failure(item: dict[str, Any], *, final: bool) -> PeerFailed:
-    return PeerFailed(
-        host=str(item.get("host", "")),
-        rank=int(item.get("rank", -1)),
-        code=int(item.get("code", 1)),
-        line=str(item.get("line", "")),
-        final=final,
-    )
+def _node_of(item: dict[str, Any]) -> Node | None:
+    """Whose news it is; None: nobody's, whoever has written it."""
+    node = item.get("node")
+    if not isinstance(node, list) or list(map(type, node)) != [str, int, int]:
+        return None
+    return (node[0], node[1], node[2])
+
+
+def _failure(item: dict[str, Any], *, final: bool) -> PeerFailed | None:
+    """The failure that it tells of; None: of none that can be."""
+    found = {name: item.get(name) for name in ("host", "rank", "code", "line")}
+    try:
+        failure: PeerFailed = make(PeerFailed, {**found, "final": final})
+    except ValueError:
+        return None
+    return failure if type(item.get("round")) is int else None

@@ -20,7 +20,6 @@ class TogetherNarrator(Narrator):
 
     def __init__(self, plan: NodePlan) -> None:
         super().__init__(plan)
-        self._own = plan.host
         self._failures: list[PeerFailure] = []
         self._lost: tuple[str, ...] = ()
         self._met: NodesMet | None = None
@@ -37,7 +36,7 @@ class TogetherNarrator(Narrator):
             if event.is_final:
                 self.say(describe_end(event)[0].text, "error")
         elif isinstance(event, MembershipChanged):
-            self._hear_left(tuple(name for name in event.left if name not in self._lost))
+            self._hear_left(event)
         elif isinstance(event, NodesMet):
             self._met = event
         elif isinstance(event, MeetingRefused):
@@ -54,11 +53,12 @@ class TogetherNarrator(Narrator):
         else:
             super().hear(event)
 
-    def _hear_left(self, names: tuple[str, ...]) -> None:
+    def _hear_left(self, event: MembershipChanged) -> None:
+        names = _without(event.left, self._lost)
         self._lost += names
         if not names or self._is_leaving or any(one.is_final for one in self._failures):
             return
-        if self._own in names:
+        if event.has_dropped_us:
             self.say("the other nodes have missed this one and go on without it", "warning")
             return
         self.say(f"{_nodes(names)} {_has(names)} left the job", "warning")
@@ -143,24 +143,30 @@ def describe_end(event: PeerFailure | MeetingRefused) -> tuple[Notice, int]:
 
 
 def _told(failure: PeerFailure) -> str:
-    """What another node says of a failure, on one printable line."""
-    from dsl.printable import printable
-
+    """What another node says of a failure, on one line."""
     line = " ".join(failure.line.split()) or _blame(failure)
-    return printable(line if failure.host in line else f"host {failure.host}: {line}")
+    return line if failure.host in line else f"host {failure.host}: {line}"
 
 
 def _blame(failure: PeerFailure) -> str:
-    from dsl.printable import printable
-
     who = f"rank {failure.rank} on host" if failure.rank >= 0 else "host"
-    return printable(f"{who} {failure.host} failed with {failure.code}")
+    return f"{who} {failure.host} failed with {failure.code}"
 
 
 def _nodes(names: Sequence[str]) -> str:
-    from dsl.printable import printable
+    return f"node{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
-    return printable(f"node{'s' if len(names) > 1 else ''} {', '.join(names)}")
+
+def _without(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """The names that the others lack, as often as they lack them: hosts may have one name."""
+    rest = list(others)
+    found = []
+    for name in names:
+        if name in rest:
+            rest.remove(name)
+        else:
+            found.append(name)
+    return tuple(found)
 
 
 def _has(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from dsl.errors import RendezvousError
 from dsl.rendezvous.circle import (
     Facts,
     Roles,
@@ -87,9 +88,52 @@ def test_where_rank_0_listens() -> None:
 def test_nodes_that_are_not_ours_have_no_facts() -> None:
     store = Store()
     nodes = rounds(store, 3)
-    tell_facts(nodes[0], Facts("alpha", 2, "failure"))
-    tell_facts(nodes[2], Facts("gamma", 1, "membership"))
-    assert read_facts(nodes[1]) == (Facts("alpha", 2, "failure"), None, Facts("gamma", 1, "membership"))
+    alpha, gamma = Facts("alpha", 2, "failure", "a"), Facts("gamma", 1, "membership", "c")
+    tell_facts(nodes[0], alpha)
+    tell_facts(nodes[2], gamma)
+    assert read_facts(nodes[1]) == (alpha, None, gamma)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no",
+        "[]",
+        "[" * 100_000,
+        "{}",
+        '{"host": "a", "restarts": -1, "reason": "start", "node": "x"}',
+        '{"host": "a", "restarts": 1e9, "reason": "start", "node": "x"}',
+        '{"host": "a", "restarts": 1, "reason": "fun", "node": "x"}',
+        '{"host": 1, "restarts": 1, "reason": "start", "node": "x"}',
+    ],
+)
+def test_what_no_node_of_ours_has_written_is_no_fact_and_no_error(text: str) -> None:
+    store = Store()
+    (node,) = rounds(store, 1)
+    store.set("dsl/facts/0", text)
+    assert read_facts(node) == (None,)
+
+
+def test_names_of_hosts_are_printable() -> None:
+    (node,) = rounds(Store(), 1)
+    tell_facts(node, Facts("a\x1b[2Jb", 0, "start", "x"))
+    assert read_facts(node) == (Facts("ab", 0, "start", "x"),)
+
+
+@pytest.mark.parametrize("size", [-5, 0, 65_537])
+def test_no_node_starts_an_impossible_number_of_workers(size: int) -> None:
+    with pytest.raises(RendezvousError, match=f"node 1 says that it starts {size} workers"):
+        roles_of(Store(), [("trainer", 1), ("trainer", size)])
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536", "x", "9" * 5000])
+def test_rank_0_listens_at_a_port(port: str) -> None:
+    store = Store()
+    store.set("MASTER_ADDR", "a")
+    store.set("MASTER_PORT", port)
+    with pytest.raises(RendezvousError, match="names no port for rank 0"):
+        read_master(store)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +146,15 @@ def test_nodes_that_are_not_ours_have_no_facts() -> None:
     ],
 )
 def test_all_nodes_agree_on_the_reason(reasons: str, expected: str) -> None:
-    facts = [Facts("alpha", count, reason) for count, reason in enumerate(reasons.split())]
-    assert agree([*facts, None]) == (1, expected)
+    facts = [Facts("alpha", count, reason, "x") for count, reason in enumerate(reasons.split())]  # type: ignore[arg-type]
+    assert agree([*facts, None], 7) == (1, expected)
+
+
+def test_a_node_cannot_count_more_restarts_than_there_were_rounds() -> None:
+    assert agree([Facts("a", 1, "failure", "x"), Facts("b", 999_999_999, "failure", "y")], 2) == (
+        2,
+        "failure",
+    )
 
 
 @pytest.mark.parametrize("is_assigned", [True, False])
@@ -126,6 +177,15 @@ def test_news_come_in_order_and_only_those_that_come_after_the_reader() -> None:
     assert [item["is"] for item in reader.read()] == [0, 1, 2]
     assert reader.read() == []
     assert stranger.read() == []
+
+
+def test_what_is_no_item_is_passed_over() -> None:
+    store = Store()
+    reader, writer = News(store, "job", can_wait=False), News(store, "job", can_wait=False)
+    for text in ("no", "[]", "\xff", "[" * 100_000):
+        store.set(f"dsl/job/news/{store.add('dsl/job/news', 1)}", text)
+    writer.post({"is": "state"})
+    assert reader.read() == [{"is": "state"}]
 
 
 def test_a_writer_that_died_between_two_steps_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

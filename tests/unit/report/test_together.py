@@ -75,8 +75,14 @@ def restart(attempt: object, decision: Decision) -> AttemptEnded:
             ["node b has left the job", "node c has left the job"],
         ),
         (
-            [MembershipChanged(Membership(2), ("node7",))],
+            [MembershipChanged(Membership(2), ("node7",), has_dropped_us=True)],
             ["the other nodes have missed this one and go on without it"],
+        ),
+        # Another node on a host of the same name: two containers, or two nodes on one machine.
+        ([MembershipChanged(Membership(2), ("node7",))], ["node node7 has left the job"]),
+        (
+            [MembershipChanged(Membership(2), ("b",)), MembershipChanged(Membership(1), ("b", "b"))],
+            ["node b has left the job", "node b has left the job"],
         ),
         ([LAST, Outcome(9, (VICTIM,))], ["the job is over: rank 3 on host b failed: exit code 9"]),
         (
@@ -97,7 +103,7 @@ def restart(attempt: object, decision: Decision) -> AttemptEnded:
             [],
         ),
         (
-            [LAST, AttemptStarted(a_plan(2)), PEER, replace(LAST, line="x\x1b[2J", host="b")],
+            [LAST, AttemptStarted(a_plan(2)), PEER, replace(LAST, line="x\n", host="b")],
             [
                 "the job is over: rank 3 on host b failed: exit code 9",
                 "the job is over: host b: x",
