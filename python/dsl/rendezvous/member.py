@@ -149,6 +149,7 @@ class Member(Hooks):
         if problem:
             self._say(Refused("settings", problem))
             return
+        begin_s = time.monotonic()
         said = threading.Timer(FIRST_WORD_S, self._tell_of_connecting, [order])
         said.daemon = True
         said.start()
@@ -164,12 +165,13 @@ class Member(Hooks):
         except Interrupted:
             return
         except Exception as error:  # noqa: BLE001 - torch has no common class for its errors
-            self._say(refusal(error, order))
+            self._say(refusal(error, order, time.monotonic() - begin_s))
         finally:
             said.cancel()
 
     def _tell_of_connecting(self, order: Open) -> None:
-        self._say(Remark("info", f"still tries: {connection_text(order)}"))
+        time_s = number(order.settings, "read_timeout")
+        self._say(Remark("info", connection_text(order, f"trying for up to {time_s} s")))
 
     def _tell_of_port(self, site: Site) -> None:
         if site.is_host and host_and_port(site.order)[1] == 0:
@@ -201,7 +203,8 @@ class Member(Hooks):
         except Interrupted:
             return
         except Exception as error:  # noqa: BLE001 - torch has no common class for its errors
-            refused = refusal(error, site.order, self._view, site.place, was_spare=self._was_spare)
+            tried_s = time.monotonic() - self._begin_s
+            refused = refusal(error, site.order, tried_s, self._view, site.place, was_spare=self._was_spare)
             if self._was_spare and watcher.is_over and refused.kind == "connection":
                 refused = unneeded(site.order)  # the host of the store went before torch had read the end
             if refused.kind == "unneeded" and not watcher.is_over:

@@ -25,14 +25,22 @@ class Refusal(Exception):  # noqa: N818 - it becomes a `Refused`
 
 
 def refusal(
-    error: Exception, order: Open, view: View | None = None, place: str = "", *, was_spare: bool = False
+    error: Exception,
+    order: Open,
+    tried_s: float,
+    view: View | None = None,
+    place: str = "",
+    *,
+    was_spare: bool = False,
 ) -> Refused:
-    """What to tell of an error. ``view``: the last state that was seen. ``place``: where the store is.
+    """What to tell of an error, after so many seconds.
 
+    ``view``: the last state that was seen; None: there was no connection yet. ``place``: where the store is.
     ``was_spare``: the node had been parked, see `is_spare`.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     place = place or where(order)
+    tried = f"tried for {tried_s:.0f} s"
     if isinstance(error, Refusal):
         return Refused(error.kind, str(error))
     if "RendezvousGracefulExitError" in names or ("RendezvousClosedError" in names and was_spare):
@@ -43,13 +51,14 @@ def refusal(
     if "RendezvousTimeoutError" in names:
         return Refused("timeout", _timeout_text(order, view, place))
     if names & {"RendezvousConnectionError", "DistNetworkError", "DistStoreError", "TimeoutError"}:
-        return Refused("connection", connection_text(order))
+        is_lost = view is not None
+        return Refused("connection", _lost_text(order, place) if is_lost else connection_text(order, tried))
     if isinstance(error, ImportError):
         return Refused("settings", _import_text(error, order))
     if isinstance(error, (ValueError, TypeError, DslError)):
         return Refused("settings", f"rendezvous at {place}: {one_line(error)}")
     if "etcd" in order.backend:
-        return Refused("connection", f"{connection_text(order)} ({one_line(error)})")
+        return Refused("connection", f"{connection_text(order, tried)} ({one_line(error)})")
     return Refused("other", f"rendezvous at {place}: {type(error).__name__}: {one_line(error)}")
 
 
@@ -78,18 +87,28 @@ def _timeout_text(order: Open, view: View | None, place: str) -> str:
     )
 
 
-def connection_text(order: Open) -> str:
-    """Why the store cannot be reached."""
+def connection_text(order: Open, tried: str) -> str:
+    """Why the store cannot be reached. ``tried``: how long that was or is tried, in words."""
     place = where(order)
     if is_file(order):
         return (
             f"the file {place} cannot be used as a store of the rendezvous: check that all nodes may write it"
         )
     why = why_no_connection(*host_and_port(order)) or "it does not answer as a store"
-    time_s = number(order.settings, "read_timeout")
     return (
-        f"no connection to the store of the rendezvous at {place} ({why}), tried for up to {time_s} s: start "
-        "the node that hosts it, or correct the endpoint"
+        f"no connection to the store of the rendezvous at {place} ({why}), {tried}: start the node that "
+        "hosts it, or correct the endpoint"
+    )
+
+
+def _lost_text(order: Open, place: str) -> str:
+    """Why a store cannot be reached any more."""
+    if is_file(order):
+        return connection_text(order, "")
+    why = why_no_connection(*host_and_port(order)) or "what listens there now is another one"
+    return (
+        f"the store of the rendezvous at {place} has ended ({why}) while this node waited for the others: "
+        f"the node that hosts it has gone, or its run id is not {order.run_id}; start it first, then this one"
     )
 
 
