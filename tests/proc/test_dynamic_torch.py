@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,32 @@ def test_a_job_grows_restarts_shrinks_and_ends_well(nodes: Nodes) -> None:
     # Both are on a host of one name.
     assert f"node {os.uname().nodename} has left the job" in said[0]
     assert "have missed this one" not in said[0]
+
+
+def test_a_store_at_a_torchrun_that_ends_well_is_not_missed(nodes: Nodes) -> None:
+    """G3: all is well, and nothing else is said."""
+    words = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.endpoint}", "--rdzv-id=job"]
+    words += ["--local-addr=127.0.0.9", "--no-python", str(nodes.program), str(nodes.directory)]
+    torchrun = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *words], stderr=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: listens(nodes.endpoint), PATIENCE_S)
+        ours = nodes.start("a", 1, nodes="2")
+        nodes.seen("0/2 0 start")
+        nodes.touch("end")
+        assert [ours.wait(PATIENCE_S), torchrun.wait(PATIENCE_S)] == [0, 0]
+    finally:
+        torchrun.kill()
+        torchrun.wait()
+    assert "the store" not in ours.stderr()
+
+
+def listens(endpoint: str) -> bool:
+    host, _, port = endpoint.partition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
+        return True
+    return False
 
 
 @pytest.mark.parametrize("victim", ["agent", "guard"])

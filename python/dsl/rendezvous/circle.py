@@ -160,18 +160,21 @@ def read_master(store: Any) -> tuple[str, int] | None:
     return store.get(MASTER[0]).decode(), port
 
 
-def arrive_at_exit(round_: Round) -> None:
-    """Say that all workers of this node have ended well."""
+def arrive_at_exit(round_: Round) -> bool:
+    """Say that all workers of this node have ended well; whether it is known that no other node has to."""
     store = round_.store
     if not round_.is_assigned:
         store.set(f"{EXIT_BARRIER}{round_.rank}", str(round_.rank))
         store.set(f"{EXIT_BARRIER}{round_.rank}.FIN", "FIN")
-    elif int(store.add(f"{EXIT_BARRIER}/num_members", 1)) == round_.node_count:
+        return False
+    is_last = int(store.add(f"{EXIT_BARRIER}/num_members", 1)) == round_.node_count
+    if is_last:
         store.set(f"{EXIT_BARRIER}/last_member", "<val_ignored>")
+    return is_last
 
 
-def all_at_exit(round_: Round) -> bool:
-    """Whether all nodes have said so."""
+def exit_keys(round_: Round) -> list[str]:
+    """They are in the store of the round when all nodes have said so."""
     if round_.is_assigned:
-        return has_keys(round_.store, [f"{EXIT_BARRIER}/last_member"])
-    return all(has_keys(round_.store, [f"{EXIT_BARRIER}{rank}"]) for rank in range(round_.node_count))
+        return [f"{EXIT_BARRIER}/last_member"]
+    return [f"{EXIT_BARRIER}{rank}" for rank in range(round_.node_count)]

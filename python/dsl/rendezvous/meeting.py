@@ -165,7 +165,7 @@ class Meetings:
         """Wait until all keys are in the store of the round."""
         site, watcher = self._site, self._watcher
         end_s = time.monotonic() + number(site.order.settings, "read_timeout")
-        while not self._have(round_, keys):
+        while not self.have(round_, keys):
             self._check()
             if site.is_dynamic and self._is_broken(watcher.view, nodes):
                 raise RoundBroken
@@ -175,8 +175,8 @@ class Meetings:
                 )
                 raise Refusal("connection" if watcher.is_lost else "timeout", text)
 
-    def _have(self, round_: Round, keys: list[str]) -> bool:
-        """Whether the keys are there; waits a moment for them."""
+    def have(self, round_: Round, keys: list[str]) -> bool:
+        """Whether the keys are there; waits a moment for them. A store that is gone has none."""
         if not self._site.can_wait:
             if has_keys(round_.store, keys):
                 return True
@@ -184,9 +184,12 @@ class Meetings:
             return False
         from datetime import timedelta
 
+        begin_s = time.monotonic()
         try:
             round_.store.wait(keys, timedelta(seconds=ASK_S))
         except Exception:  # noqa: BLE001 - a timeout has another class in each version of torch
+            if time.monotonic() - begin_s < ASK_S / 2:
+                self._watcher.pause(ASK_S)
             return False
         return True
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
-from dsl.rendezvous.circle import Round, all_at_exit, arrive_at_exit
+from dsl.rendezvous.circle import Round, arrive_at_exit, exit_keys
 from dsl.rendezvous.meeting import ASK_S, Meetings, RoundBroken
 from dsl.rendezvous.refusals import (
     Refusal,
@@ -187,6 +188,7 @@ class Member(Hooks):
             return  # it was refused before
         self._expected = watcher.expected()
         watcher.watch(None)
+        watcher.is_finishing = False
         self._begin_s, self._said, self._was_spare = time.monotonic(), "", False
         interval_s = number(site.order.settings, "keep_alive_interval")
         self._clocks = Clocks(max(watcher.expiry_s - interval_s, 1.0))
@@ -266,30 +268,37 @@ class Member(Hooks):
         """Wait until the workers of all nodes have ended, and say so."""
         site, watcher, meetings = self._site, self._watcher, self._meetings
         round_ = meetings.round if meetings is not None else None
-        if site is not None and watcher is not None and round_ is not None and not watcher.is_lost:
+        if site and watcher and meetings and round_ and not watcher.is_lost:
+            has_ended = False
             try:
-                if self._wait_for_exit(site, watcher, round_):
-                    self._close(site)
+                has_ended = self._wait_for_exit(site, watcher, meetings, round_)
             except Interrupted:
                 return
             except Exception:  # noqa: BLE001 - the store is gone, and with it the way to wait
                 watcher.is_lost = True
+            if has_ended:
+                self._close(site)
+            elif watcher.is_lost:
+                self._say(Remark("warning", _ENDED.format(place=site.place)))
         self._say(Finished())
 
-    def _wait_for_exit(self, site: Site, watcher: Watcher, round_: Round) -> bool:
-        """Whether all have come to the end."""
-        arrive_at_exit(round_)
+    def _wait_for_exit(self, site: Site, watcher: Watcher, meetings: Meetings, round_: Round) -> bool:
+        """Whether all have come to the end. Who hosts the store may then go at once."""
+        watcher.is_finishing = True
+        is_last = arrive_at_exit(round_)
         if site.news is not None:
-            site.news.post({"is": "state"})
+            with contextlib.suppress(Exception):  # the host of the store has gone already
+                site.news.post({"is": "state"})
+        if is_last:
+            return True
         end_s = time.monotonic() + EXIT_BARRIER_S
-        while not all_at_exit(round_):
+        while not meetings.have(round_, exit_keys(round_)):
             self.check()
             is_alone = site.is_dynamic and watcher.is_alone
             if watcher.is_lost or watcher.is_over or watcher.view.is_closed or is_alone:
                 return False
             if time.monotonic() > end_s:
                 return False
-            watcher.pause(ASK_S)
         return True
 
     def leave(self) -> None:
@@ -335,6 +344,11 @@ class Member(Hooks):
         if self._watcher is not None:
             self._watcher.ask_if_silent()
 
+
+_ENDED = (
+    "the store of the rendezvous at {place} has ended before all nodes have said that their workers ended "
+    "well: see to the node that hosts it"
+)
 
 _HOSTS = (
     "this node hosts the store of the rendezvous at {place}: it has left the job, and keeps the store until "

@@ -70,6 +70,8 @@ class Watcher:
         """Another node has said that the job is over."""
         self.is_lost = False
         """The store does not answer."""
+        self.is_finishing = False
+        """The workers here have ended well: nothing of theirs depends on the store any more."""
 
     def start(self) -> None:
         """Begin to watch, from now on."""
@@ -169,7 +171,7 @@ class Watcher:
             return
         self.is_lost = True
         self.wake.set()
-        if self._circle is not None and not self.is_over:
+        if self._circle is not None and not self.is_over and not self.is_finishing:
             self._say(Remark("warning", _LOST.format(place=self._site.place)))
 
     def _hear(self, item: dict[str, Any]) -> None:

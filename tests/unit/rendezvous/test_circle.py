@@ -12,8 +12,8 @@ from dsl.rendezvous.circle import (
     Roles,
     Round,
     agree,
-    all_at_exit,
     arrive_at_exit,
+    exit_keys,
     read_facts,
     read_master,
     read_roles,
@@ -159,12 +159,13 @@ def test_a_node_cannot_count_more_restarts_than_there_were_rounds() -> None:
 
 @pytest.mark.parametrize("is_assigned", [True, False])
 def test_all_are_at_the_end_when_the_last_one_is(*, is_assigned: bool) -> None:
-    nodes = rounds(Store(), 2, is_assigned=is_assigned)
-    arrive_at_exit(nodes[1])
-    assert not all_at_exit(nodes[0])
-    arrive_at_exit(nodes[0])
-    assert all_at_exit(nodes[0])
-    assert all_at_exit(nodes[1])
+    store = Store()
+    nodes = rounds(store, 2, is_assigned=is_assigned)
+    assert not arrive_at_exit(nodes[1])
+    assert not store.check(exit_keys(nodes[0]))
+    assert arrive_at_exit(nodes[0]) == is_assigned
+    assert store.check(exit_keys(nodes[0]))
+    assert exit_keys(nodes[0]) == exit_keys(nodes[1])
 
 
 def test_news_come_in_order_and_only_those_that_come_after_the_reader() -> None:

@@ -4,12 +4,60 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from dsl.rendezvous.circle import Round
+from dsl.rendezvous.meeting import Meetings
 from dsl.rendezvous.member import Member
 from dsl.rendezvous.refusals import Refusal
-from dsl.rendezvous.view import Clocks, View
+from dsl.rendezvous.torch_side import Site
+from dsl.rendezvous.view import Circle, Clocks, View
+from dsl.rendezvous.watch import Watcher
+from dsl.rendezvous.words import Finished, Open, Remark
+
+
+class Gone:
+    """A store that ends while a node waits for the end of the others: after all have ended, or before."""
+
+    def __init__(self, *, all_have_ended: bool) -> None:
+        self._all_have_ended = all_have_ended
+        self._is_gone = False
+
+    def add(self, _key: str, _number: int) -> int:
+        return 1
+
+    def wait(self, _keys: list[str], _timeout: object) -> None:
+        if self._is_gone or not self._all_have_ended:
+            raise RuntimeError("the connection has ended")
+        self._is_gone = True
+
+    def check(self, _keys: list[str]) -> bool:
+        raise RuntimeError("the connection has ended")
+
+
+@pytest.mark.parametrize("all_have_ended", [True, False])
+def test_only_a_store_that_ends_before_all_nodes_have_ended_well_is_missed(
+    monkeypatch: pytest.MonkeyPatch, *, all_have_ended: bool
+) -> None:
+    """A torchrun that hosts it goes as soon as all have."""
+    said: list[object] = []
+    member = Member(said.append, lambda: True)
+    site = Site(Open("custom", "h:1", "job", 2, 2, None, (), "a"))
+    site.can_wait, site.handler = True, SimpleNamespace(set_closed=lambda: None)
+    member._site = site
+    member._watcher = watcher = Watcher(site, OURS, said.append)
+    watcher._circle = Circle(0, (OURS, OTHER), ("a", "b"))
+    monkeypatch.setattr(watcher, "pause", lambda _seconds: watcher._lose())  # it has seen it, too
+    member._meetings = Meetings(site, watcher, OURS, said.append, lambda: None)
+    member._meetings.round = Round(Gone(all_have_ended=all_have_ended), 0, 2)
+    member.finish()
+    assert said[-1] == Finished()
+    warnings = [one.text for one in said if isinstance(one, Remark)]
+    assert len(warnings) == (not all_have_ended)
+    assert all("has ended before all nodes" in one for one in warnings)
+
 
 OURS, OTHER = ("a", 1, 0), ("b", 2, 0)
 
