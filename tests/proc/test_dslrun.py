@@ -408,6 +408,93 @@ def test_the_directory_of_a_run_goes_when_the_job_succeeds_even_after_failures(
     assert tree(temporary) == []
 
 
+LONG_AGO_S = 120
+
+
+def start_and_kill_whole(dslrun: Path, tmp_path: Path, temporary: Path) -> Path:
+    """Start a job, kill all its processes at once, and return its directory as if that were some time ago."""
+    (tmp_path / "killed").mkdir(exist_ok=True)
+    script = ("sh", "-c", "touch $TMPDIR/../running; exec sleep 60")
+    with running(line(dslrun, 2, script), tmp_path / "killed") as job:
+        until((tmp_path / "running").exists)
+        (run_dir,) = temporary.glob("dslrun_*")
+        pids = (job.guard, job.agent())
+        for signum in (signal.SIGSTOP, signal.SIGKILL):  # none of them sees the other's end
+            for pid in pids:
+                os.kill(pid, signum)
+        job.wait()
+    age(run_dir)
+    return run_dir
+
+
+def age(run_dir: Path) -> None:
+    past = time.time() - LONG_AGO_S
+    for path in run_dir.iterdir():
+        os.utime(path, (past, past), follow_symlinks=False)
+
+
+def run_something(dslrun: Path) -> None:
+    subprocess.run(line(dslrun, 1, ["true"]), timeout=25, check=True)
+
+
+def test_the_next_run_removes_what_a_killed_one_has_left(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    left = start_and_kill_whole(dslrun, tmp_path, temporary)
+    assert (left / "attempt_0/1").is_dir()
+    (left / "call.pickle").touch()
+    run_something(dslrun)
+    assert tree(temporary) == []
+
+
+@pytest.mark.parametrize("name", ["error.json", "stdout.log"])
+def test_files_that_users_may_want_stay_when_a_run_was_killed(
+    name: str, dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    left = start_and_kill_whole(dslrun, tmp_path, temporary)
+    (left / "attempt_0/1" / name).write_text("x")
+    run_something(dslrun)
+    assert tree(left) == ["attempt_0", "attempt_0/1", f"attempt_0/1/{name}"]
+
+
+def test_directories_that_are_not_those_of_dead_runs_stay(
+    dslrun: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """A run that lives, one that has just begun, another user's, one without a mark, and links to elsewhere."""
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "attempt_0").mkdir(parents=True)
+    (elsewhere / "held").touch()
+    age(elsewhere)
+    (temporary / "dslrun_0000000000000001").symlink_to(elsewhere)
+    for number in range(2, 6):
+        (temporary / f"dslrun_000000000000000{number}" / "attempt_0").mkdir(parents=True)
+    young, unmarked, linked, fifo = [temporary / f"dslrun_000000000000000{one}" for one in range(2, 6)]
+    (young / "held").touch()
+    (linked / "held").symlink_to(elsewhere / "held")
+    os.mkfifo(fifo / "held")
+    for one in (unmarked, linked, fifo):
+        age(one)
+    if os.geteuid() == 0:
+        theirs = temporary / "dslrun_0000000000000006"
+        (theirs / "attempt_0").mkdir(parents=True)
+        (theirs / "held").touch()
+        age(theirs)
+        os.chown(theirs, 12345, 12345)
+        os.chown(theirs / "held", 12345, 12345)
+    before = tree(temporary)
+    with running(line(dslrun, 1, ["sleep", "60"]), tmp_path / "living") as job:
+        until(lambda: len(list(temporary.iterdir())) > len({one.split("/")[0] for one in before}))
+        (living,) = [one for one in temporary.iterdir() if one.name not in before]
+        until(lambda: (living / "held").exists() and processes.children(job.agent()))
+        age(living)
+        run_something(dslrun)
+        assert tree(living) == ["attempt_0", "attempt_0/0", "held"]
+        os.kill(job.guard, signal.SIGTERM)
+        job.wait()
+    assert tree(temporary) == before
+    assert tree(elsewhere) == ["attempt_0", "held"]
+
+
 def test_an_error_file_of_a_job_that_fails_is_kept_and_named(
     dslrun: Path, writer: str, temporary: Path
 ) -> None:

@@ -8,6 +8,7 @@ from dsl.model.job import Notice, refuse_fallbacks
 from dsl.output.routes import without_files
 from dsl.plan.environ import choose_timer_file
 from dsl.plan.node import AttemptFiles, choose_run_dir, count_workers, plan_node
+from dsl.plan.program import CALL_FILE, RESULT_FILE, WORKER_FILE
 from dsl.rendezvous.static import Static
 
 TYPE_CHECKING = False
@@ -102,7 +103,13 @@ class Planner:
         return plan
 
     def _make_dirs(self, plan: NodePlan) -> None:
-        from dsl.output.folders import make_log_dir, make_run_dirs, make_shared_dirs, remake_run_dirs
+        from dsl.output.folders import (
+            hold_run_dir,
+            make_log_dir,
+            make_run_dirs,
+            make_shared_dirs,
+            remake_run_dirs,
+        )
 
         if plan.log_dir is not None and make_log_dir(plan.log_dir):
             self._made_log_dir = plan.log_dir
@@ -112,6 +119,8 @@ class Planner:
             remake_run_dirs(self.run_dir, plan.run_dirs)
         else:
             make_run_dirs(plan.run_dirs)
+            if self.run_dir is not None and self.job.output.log_dir is None and self.job.flavour.keeps_errors:
+                hold_run_dir(self.run_dir)
 
     def _without_files(self, error: LogDirError) -> NodePlan:
         """The plan of the last meeting for workers that leave no files: what would be kept is shown."""
@@ -132,12 +141,15 @@ class Planner:
             self.timers.close()
         if self.run_dir is None:
             return
-        from dsl.output.folders import remove_log_dir, remove_run_dir
+        from dsl.output.folders import let_go_run_dir, remove_dead_runs, remove_log_dir, remove_run_dir
 
+        was_held = let_go_run_dir(self.run_dir)
         succeeded = succeeded and job.output.log_dir is None
         remove_run_dir(self.run_dir, self.attempts, self.local_world_size, succeeded=succeeded)
         if self._made_log_dir is not None:
             remove_log_dir(self._made_log_dir)
+        if was_held:
+            remove_dead_runs(self._facts.names.temp_dir, (CALL_FILE, WORKER_FILE, RESULT_FILE))
 
 
 def _load_plugin(output: OutputRequest) -> LogsPlugin | None:

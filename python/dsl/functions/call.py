@@ -9,7 +9,7 @@ import sys
 from dsl._record import replace
 from dsl.errors import DslError, UsageError
 from dsl.functions import _worker
-from dsl.plan.program import CALL_FILE, RESULT_FILE
+from dsl.plan.program import CALL_FILE, RESULT_FILE, WORKER_FILE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from dsl.model.node import NodePlan
 
 WORKER_PATH = os.path.abspath(_worker.__file__)
-WORKER_FILE = "worker.py"
-"""Below the directory of a run: the program of the workers, if the package is gone."""
 
 
 class EntrypointError(UsageError, TypeError):

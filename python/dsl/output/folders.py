@@ -3,12 +3,112 @@
 from __future__ import annotations
 
 import os
+from time import time
 
 from dsl.errors import LogDirError
+from dsl.output.routes import RUN_PREFIX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
+
+
+HELD = "held"
+"""File in such a directory, locked while the process lives that made it. It goes when the job ends."""
+
+YOUNG_S = 60.0
+"""One that is younger may not be locked yet."""
+
+MOST_LOOKED = 4096
+"""So many names in the directory for temporary files are looked at."""
+
+_held: dict[str, int] = {}  # a process that closes such a file loses its lock
+
+
+def hold_run_dir(run_dir: str) -> None:
+    """Show all other processes that a run lives. Where that cannot be, nobody removes what it leaves."""
+    path = f"{run_dir}/{HELD}"
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError:
+        return
+    try:
+        os.lockf(file, os.F_TLOCK, 0)
+    except OSError:
+        _try(os.unlink, path)
+        os.close(file)
+    else:
+        _held[run_dir] = file
+
+
+def let_go_run_dir(run_dir: str) -> bool:
+    """End that; whether this run was shown to live. The agent may do it for the guard, which has the lock."""
+    file = _held.pop(run_dir, None)
+    if file is None:
+        return False
+    _try(os.unlink, f"{run_dir}/{HELD}")
+    os.close(file)
+    return True
+
+
+def remove_dead_runs(folder: str, scratch: Collection[str]) -> None:
+    """Remove the directories of this user's runs that were killed whole, and what is empty in them.
+
+    ``scratch`` are names of files that go, too. Others stay, and the directories that they are in.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            for count, entry in enumerate(entries):
+                if count == MOST_LOOKED:
+                    return
+                if entry.name.startswith(RUN_PREFIX) and entry.path not in _held:
+                    _remove_if_dead(entry.path, scratch)
+    except OSError:
+        return  # it will be tried again by the next run
+
+
+def _remove_if_dead(run_dir: str, scratch: Collection[str]) -> None:
+    import stat
+
+    try:
+        top = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        file = os.open(HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=top)
+        try:
+            facts = os.fstat(file)
+            owners = {os.fstat(top).st_uid, facts.st_uid}
+            is_young = time() - facts.st_mtime < YOUNG_S
+            if owners != {os.geteuid()} or is_young or not stat.S_ISREG(facts.st_mode):
+                return
+            os.lockf(file, os.F_TLOCK, 0)
+            _empty(top, scratch)
+            os.unlink(HELD, dir_fd=top)
+            os.rmdir(run_dir)
+        finally:
+            os.close(file)
+    except OSError:
+        return  # it lives, has ended by itself, or holds something that is worth keeping
+    finally:
+        os.close(top)
+
+
+def _empty(top: int, scratch: Collection[str], depth: int = 2) -> None:
+    """Remove what is empty in a directory, and files of these names, so many levels deep. Follows no link."""
+    for name in os.listdir(top):
+        try:
+            if name in scratch:
+                os.unlink(name, dir_fd=top)
+            elif depth:
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+                try:
+                    _empty(inner, scratch, depth - 1)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=top)
+        except OSError:
+            continue
 
 
 def make_run_dirs(run_dirs: Sequence[str]) -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from dsl.model.request import OutputRequest
     from dsl.output.answer import StreamFile, StreamFiles
 
+RUN_PREFIX = "dslrun_"
+"""How the name of a run's directory begins where nobody has named a place for it."""
+
 # Of the terminal's eight colours those that are read on black and on white, without red, which means trouble.
 COLOURS = (36, 32, 35, 34, 33)
 TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"

@@ -8,6 +8,7 @@ from dsl.model.job import Notice
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.request import PlacementRequest
 from dsl.output.routes import (
+    RUN_PREFIX,
     LogPlace,
     Shown,
     needs_run_dir,
@@ -78,7 +79,9 @@ def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
     if job.flavour.keeps_errors:
         # A name of the user's may be longer than that of a file can be, and have slashes.
         folder = f"{job.run_id.replace('/', '_')[:128]}_{names.random()[:8]}"
-        return f"{asked.log_dir}/{folder}" if asked.log_dir else f"{names.temp_dir}/dslrun_{names.random()}"
+        return (
+            f"{asked.log_dir}/{folder}" if asked.log_dir else f"{names.temp_dir}/{RUN_PREFIX}{names.random()}"
+        )
     if asked.each_rank_log is not None or not needs_run_dir(asked):
         return None
     # Nodes that share the directory may be containers that start in the same second with the same pid.

@@ -23,6 +23,9 @@ CALL_FILE = "call.pickle"
 RESULT_FILE = "result.pickle"
 """Below the directory of a worker: what the function returned."""
 
+WORKER_FILE = "worker.py"
+"""Below the directory of a run: the program of the workers, if the package is gone."""
+
 
 def plan_program(asked: ProgramRequest, flag: str, module_flag: str) -> Program:
     """Decide the kind of program. ``flag`` and ``module_flag`` are the options as the command spells them.
