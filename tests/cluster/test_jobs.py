@@ -27,7 +27,7 @@ PATIENCE_S = 180.0
 EVEN = "node0 slots=2\nnode1 slots=2\nnode2 slots=2\n"
 UNEVEN = "node2 slots=4\nnode0 slots=2\nnode1 slots=3\n"
 
-NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR")
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR")
 WORKER = f"""
 import os, sys, time
 from pathlib import Path

@@ -1,8 +1,8 @@
 """The two families of launchers as data: what their workers find in the environment and in their arguments.
 
 Sources: the launcher of DeepSpeed 0.19.8 and the agent of torchrun (torch 2.13), whose answers are recorded
-in the contract tests. Scripts written for either find what they look for: DeepSpeed's workers also get
-torchrun's names for the same facts.
+in the contract tests. DeepSpeed sets no NODE_RANK: Lightning reads it, and without it takes each of several
+nodes for the first.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ DEEPSPEED = Flavour(
         ("MASTER_PORT", "master_port"),
         ("WORLD_SIZE", "world_size"),
         ("LOCAL_SIZE", "local_world_size"),
-        ("LOCAL_WORLD_SIZE", "local_world_size"),
         ("CROSS_RANK", "node_rank"),
-        ("GROUP_RANK", "node_rank"),
         ("NODE_RANK", "node_rank"),
         ("CROSS_SIZE", "node_count"),
     ),
@@ -38,6 +36,8 @@ ELASTIC = replace(
     DEEPSPEED,
     group_variables=(
         *DEEPSPEED.group_variables,
+        ("LOCAL_WORLD_SIZE", "local_world_size"),
+        ("GROUP_RANK", "node_rank"),
         ("GROUP_WORLD_SIZE", "node_count"),
         ("ROLE_WORLD_SIZE", "role_size"),
         ("ROLE_NAME", "role"),

@@ -9,8 +9,8 @@ from tests.support.requests import make_request, plan_of
 from dsl.plan.account import MOST_COMMANDS
 
 ALL_WORKERS = (
-    "variables for all workers: CROSS_RANK, CROSS_SIZE, CUDA_VISIBLE_DEVICES, GROUP_RANK, LOCAL_SIZE, "
-    "LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, NODE_RANK, WORLD_SIZE; for each worker: LOCAL_RANK, RANK"
+    "variables for all workers: CROSS_RANK, CROSS_SIZE, CUDA_VISIBLE_DEVICES, LOCAL_SIZE, "
+    "MASTER_ADDR, MASTER_PORT, NODE_RANK, WORLD_SIZE; for each worker: LOCAL_RANK, RANK"
 )
 SECRET = "hf_verysecret"
 

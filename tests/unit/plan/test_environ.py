@@ -44,13 +44,11 @@ def _environment(environ: dict[str, str], visible_devices: str | None = None) ->
     return dict(plan_node(job, meeting, AttemptFiles(None), facts).env)
 
 
-def test_names_of_torchrun_stand_beside_those_of_deepspeed() -> None:
+def test_workers_of_deepspeed_get_no_names_of_torchrun_but_the_one_that_lightning_reads() -> None:
     env = _environment({})
-    assert {name: env[name] for name in ("LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")} == {
-        "LOCAL_WORLD_SIZE": env["LOCAL_SIZE"],
-        "GROUP_RANK": env["CROSS_RANK"],
-        "NODE_RANK": env["CROSS_RANK"],
-    }
+    assert "LOCAL_WORLD_SIZE" not in env
+    assert "GROUP_RANK" not in env
+    assert env["NODE_RANK"] == env["CROSS_RANK"] == "1"
 
 
 def test_what_is_inherited_stays_unless_it_belongs_to_the_job() -> None:

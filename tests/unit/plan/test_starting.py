@@ -82,10 +82,7 @@ def test_restarts_find_the_same_server() -> None:
 @pytest.mark.parametrize(
     "name, late",
     [
-        *[
-            (name, True)
-            for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "GROUP_RANK", "CUDA_VISIBLE_DEVICES")
-        ],
+        *[(name, True) for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")],
         *[(name, True) for name in ("HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "TORCHELASTIC_ERROR_FILE")],
         *[(name, True) for name in ("DSL_JOB_ID", "DSL_ATTEMPT", "DSL_RESTART_REASON")],
         *[(name, False) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")],
