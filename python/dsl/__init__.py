@@ -7,6 +7,18 @@ names that DeepSpeed users import from `dsl.runner` stand on the same engine.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` is made of: it is built in, and has no stub
+import sys
+
+# `python -m dsl.node` and the like: the process is all ours, and Ctrl-C ends it without a traceback. While
+# Python looks for the module, `-m` stands in the place of its name.
+if (
+    getattr(sys, "argv", [])[:1] == ["-m"]
+    and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == __name__
+    and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+):
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
 from dsl._core import (
     EVENT_VERSION,
     BindingError,

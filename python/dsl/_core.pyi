@@ -1,6 +1,6 @@
 """Typed face of the extension module. Kept equal to the built module by ``mypy.stubtest``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, ClassVar, Final, Literal, TypeAlias, final
@@ -731,6 +731,7 @@ class Guard:
         *,
         preempt_grace_s: float | None = None,
         helper: int | None = None,
+        mask: Collection[int] | None = None,
     ) -> Self:
         """Become subreaper, block and take the signals of the job. Call with one thread, then fork.
 
@@ -748,6 +749,9 @@ class Guard:
 
         ``helper``: pid of a child that helps the job and ends by itself when the agent has ended; the guard
         waits some seconds for that, and kills it then. Any other child that there is now is a stranger.
+
+        ``mask``: the signals that were blocked before the caller began to hold signals back for the guard:
+        the workers' mask. None: those that are blocked now.
 
         Raises `SpecError` for an unknown meaning, and for a signal that cannot be taken: SIGKILL, SIGSTOP,
         SIGCHLD, those of a fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS), 32 and 33,

@@ -7,6 +7,7 @@ leaves to Python's own. It can also keep the code of modules that may be needed 
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` is made of: it is built in, and has no stub
 import gc
 import os
 import sys
@@ -25,7 +26,11 @@ _claimed: list[object] = []
 
 
 def claim() -> None:
-    """Collect no garbage, of which there is next to none on the way to the workers, and find modules fast."""
+    """Collect no garbage, of which there is next to none on the way to the workers, and find modules fast.
+
+    SIGINT ends the process as other programs, without a traceback, until there is a guard.
+    """
+    _end_by_interrupt()
     if gc.isenabled():
         gc.disable()
         _claimed.append(gc)
@@ -35,8 +40,20 @@ def claim() -> None:
         _claimed.append(finder)
 
 
+def _end_by_interrupt() -> None:
+    """Whoever has started us ignoring it (nohup) wants that, and a handler that is not Python's own stays."""
+    if _signal.getsignal(_signal.SIGINT) in (_signal.default_int_handler, _signal.SIG_DFL):
+        # The kernel keeps from the first process of a container whatever would end it by default.
+        is_first = os.getpid() == 1
+        _signal.signal(_signal.SIGINT, _exit_by_interrupt if is_first else _signal.SIG_DFL)
+
+
+def _exit_by_interrupt(_signum: int, _frame: object) -> None:
+    raise SystemExit(130)
+
+
 def restore() -> None:
-    """Undo `claim`, if this process was claimed: code that is not ours is about to run in it."""
+    """Undo `claim` for code that is not ours and is about to run here, but for what SIGINT does."""
     for claimed in _claimed:
         if claimed is gc:
             gc.enable()

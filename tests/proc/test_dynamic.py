@@ -373,7 +373,7 @@ def test_a_spare_that_the_job_did_not_need_ends_as_the_job_did(table: Table, *, 
     assert job.stderr() == f"dslrun: {over if has_failed else unneeded}\n"
 
 
-@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, -15), (signal.SIGINT, 130), (signal.SIGHUP, -1)])
+@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, -15), (signal.SIGINT, -2), (signal.SIGHUP, -1)])
 def test_a_signal_ends_the_first_meeting_and_nothing_is_left(
     signum: signal.Signals, code: int, table: Table
 ) -> None:

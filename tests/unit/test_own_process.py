@@ -6,10 +6,11 @@ import compileall
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 def collector() -> Iterator[None]:
     """The collector is on before and after a test."""
     assert gc.isenabled()
+    handler = signal.getsignal(signal.SIGINT)
     yield
     _own_process.restore()
     gc.enable()
+    signal.signal(signal.SIGINT, handler)
 
 
 def test_what_was_claimed_is_restored() -> None:
@@ -34,6 +37,32 @@ def test_what_was_claimed_is_restored() -> None:
     assert not gc.isenabled()
     _own_process.restore()
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    "pid, before, after",
+    [
+        (7, signal.default_int_handler, signal.SIG_DFL),
+        (7, signal.SIG_IGN, signal.SIG_IGN),
+        (7, signal.SIG_DFL, signal.SIG_DFL),
+        (1, signal.SIG_IGN, signal.SIG_IGN),
+    ],
+)
+def test_an_interrupt_of_a_claimed_process_has_its_default_effect(
+    pid: int, before: Any, after: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    signal.signal(signal.SIGINT, before)
+    _own_process.claim()
+    assert signal.getsignal(signal.SIGINT) == after
+
+
+def test_the_first_process_of_a_container_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would not end it by a signal that it leaves alone."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    _own_process.claim()
+    with pytest.raises(SystemExit, match="130"):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_restoring_what_was_never_claimed_changes_nothing() -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any
 
+    from dsl.cli.process import HeldSignals
     from dsl.cli.reader import Options
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
@@ -103,12 +104,17 @@ class Command:
 
             if show_plan(show, plan, facts.environ, self.say):
                 return 0
-        try:
-            plan = planner.prepare(plan)
-            self.show([notice for notice in notices if notice.is_made], request.log_level)
-            return self.run_job(planner, plan, stdin_is_terminal=facts.console.stdin_is_terminal)
-        finally:
-            planner.finish(succeeded=False)  # nothing was started
+        from dsl.cli.process import HeldSignals
+
+        is_terminal = facts.console.stdin_is_terminal
+        with HeldSignals() as held:
+            held.hold()
+            try:
+                plan = planner.prepare(plan)
+                self.show([notice for notice in notices if notice.is_made], request.log_level)
+                return self.run_job(planner, plan, held=held, stdin_is_terminal=is_terminal)
+            finally:
+                planner.finish(succeeded=False)  # nothing was started
 
     def start_remote(self, planned: JobPlan, request: Request, show: ShowRequest, facts: Facts) -> int:
         """Start a job whose hosts have to be reached, or show what would reach them.
@@ -122,11 +128,12 @@ class Command:
         return run_head(planned, show, facts)
 
     @staticmethod
-    def run_job(planner: Planner, plan: NodePlan, *, stdin_is_terminal: bool) -> int:
+    def run_job(planner: Planner, plan: NodePlan, *, held: HeldSignals, stdin_is_terminal: bool) -> int:
         """Start what was planned; see `dsl.cli.process.run_guarded`."""
         from dsl.cli.process import crew_of, run_guarded
 
-        return run_guarded(planner, plan, crew_of(planner, plan), stdin_is_terminal=stdin_is_terminal)
+        crew = crew_of(planner, plan)
+        return run_guarded(planner, plan, crew, held, stdin_is_terminal=stdin_is_terminal)
 
     def stray_flags(
         self,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 from dsl._record import replace
 from dsl.agent.elastic import Elastic
 from dsl.agent.envoy import Envoy
 from dsl.agent.planner import Planner
 from dsl.cli.options_torch import ENVIRONMENT_PREFIX
-from dsl.cli.process import Crew, channels_of, listen, run_guarded
+from dsl.cli.process import Crew, HeldSignals, channels_of, listen, run_guarded
 from dsl.errors import OptionError
 from dsl.lists import quote
 from dsl.machine.check import check_program
@@ -48,8 +49,8 @@ HANDLERS = "torchrun.handlers"
 RANK_OPTION, SHORTEST_RANK = "--node-rank", "--nod"
 """The option that says a node's place, and how short it may be written."""
 
-ENDING = (1, 3, 15)
-"""SIGHUP, SIGQUIT and SIGTERM: what ends a command that has not started its job."""
+ENDING = (1, 2, 3, 15)
+"""SIGHUP, SIGINT, SIGQUIT and SIGTERM: what ends a command that has not started its job."""
 
 
 def start_elastic(
@@ -75,8 +76,8 @@ def start_elastic(
     delegate = dynamic.Delegate(
         dynamic.delegate_words(dynamic.module_of(job.meeting.backend)), shows_errors=job.log_level == "debug"
     )
-    planner: Planner | None = None
-    try:
+    with HeldSignals() as held, ExitStack() as stack:
+        stack.callback(delegate.reap)  # nothing was started
         with _ended_by_signals(delegate):
             check_program(job.program, job.flavour, facts.environ)
             if job.debug.ranks:
@@ -88,6 +89,7 @@ def start_elastic(
             again = without_place(argv, request.program, facts.environ)
             rendezvous = dynamic.Dynamic(job, planned.node_rank, facts.names.host, delegate, again)
             planner = Planner(planned, facts, rendezvous)
+            stack.callback(planner.finish, succeeded=False)
             command.show(planned.notices, request.log_level)
             over = rendezvous.open(
                 planner.local_world_size, lambda one: command.show([one], request.log_level)
@@ -107,14 +109,12 @@ def start_elastic(
                 from dsl.cli.show import show_plan
 
                 show_plan(show, plan, facts.environ, command.say)
+            held.hold()
             plan = planner.prepare(plan)
             command.show(_of_now(plan, made=True), request.log_level)
         crew = ElasticCrew(planner, plan, rendezvous, delegate, gives_up=request.max_restarts is None)
-        return run_guarded(planner, plan, crew, stdin_is_terminal=facts.console.stdin_is_terminal)
-    finally:
-        delegate.reap()  # nothing was started
-        if planner is not None:
-            planner.finish(succeeded=False)
+        is_terminal = facts.console.stdin_is_terminal
+        return run_guarded(planner, plan, crew, held, stdin_is_terminal=is_terminal)
 
 
 class ElasticCrew(Crew):

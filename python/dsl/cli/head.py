@@ -7,7 +7,7 @@ import os
 from dsl import __version__
 from dsl.agent.conductor import Conductor, places_of
 from dsl.agent.head import Head, decide_for
-from dsl.cli.process import Crew, run_guarded
+from dsl.cli.process import Crew, HeldSignals, run_guarded
 from dsl.control.hub import Hub
 from dsl.control.messages import Assignment
 from dsl.errors import LauncherError
@@ -68,16 +68,18 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
     starts = _starts(remote, _agents(job, remote, facts, variables, folder.path, addresses))
     if remote.is_elastic:
         starts = (_kept(starts, facts.names.executable, folder.path),)
-    folder.fill(starts)
-    try:
-        head = _head(job, remote, starts, hub, facts)
-        plan = head.plan(0)
-        assert plan is not None
-        crew = _HeadCrew(head, head.conductor)
-        head.on_finish = folder.remove
-        return run_guarded(head, plan, crew, stdin_is_terminal=False)
-    finally:
-        folder.remove()
+    with HeldSignals() as held:
+        held.hold()
+        try:
+            folder.fill(starts)
+            head = _head(job, remote, starts, hub, facts)
+            plan = head.plan(0)
+            assert plan is not None
+            crew = _HeadCrew(head, head.conductor)
+            head.on_finish = folder.remove
+            return run_guarded(head, plan, crew, held, stdin_is_terminal=False)
+        finally:
+            folder.remove()
 
 
 def _head(job: Job, remote: Remote, starts: Sequence[Start], hub: Hub, facts: Facts) -> Head:

@@ -28,7 +28,7 @@ from dsl.agent.planner import Planner
 from dsl.agent.policy import decide, exit_code
 from dsl.autotune.order import Order, order_of
 from dsl.cli import deepspeed
-from dsl.cli.process import Crew, run_guarded
+from dsl.cli.process import Crew, HeldSignals, run_guarded
 from dsl.errors import DslError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
@@ -315,9 +315,11 @@ def main() -> int:
     jobs.next = orders.first()
     if jobs.next is None:
         return 0
-    try:
-        plan = jobs.prepare(jobs.plan(0))
-    except DslError as error:
-        say("dsl", f"error: {error}")
-        return error.exit_code
-    return run_guarded(jobs, plan, Lane(jobs, orders, plan, own_fd), stdin_is_terminal=False)
+    with HeldSignals() as held:
+        held.hold()
+        try:
+            plan = jobs.prepare(jobs.plan(0))
+        except DslError as error:
+            say("dsl", f"error: {error}")
+            return error.exit_code
+        return run_guarded(jobs, plan, Lane(jobs, orders, plan, own_fd), held, stdin_is_terminal=False)

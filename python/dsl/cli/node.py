@@ -12,7 +12,7 @@ import sys
 from dsl import Supervisor, __version__
 from dsl._record import replace
 from dsl.agent.part import Orders, Part, Reporter, decide
-from dsl.cli.process import Crew, run_guarded, stay_behind
+from dsl.cli.process import Crew, HeldSignals, run_guarded, stay_behind
 from dsl.control.hub import Hub
 from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused, Said
 from dsl.control.stream import FdStream, connect
@@ -151,14 +151,15 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     part = Part(JobPlan(assignment.job, assignment.node_rank), facts, assignment, orders)
     plan = part.plan(0)
     assert plan is not None
-    plan = part.prepare(plan)
-    for notice in announcements(plan, assignment):
-        link.send_now(Said(notice))
-    try:
-        crew = _PartCrew(hub, link, plan, orders, allocation)
-        return run_guarded(part, plan, crew, stdin_is_terminal=False)
-    finally:
-        part.finish(succeeded=False)  # nothing was started
+    with HeldSignals() as held:
+        held.hold()
+        try:
+            plan = part.prepare(plan)
+            crew = _PartCrew(hub, link, plan, orders, allocation)
+            crew.announced = announcements(plan, assignment)
+            return run_guarded(part, plan, crew, held, stdin_is_terminal=False)
+        finally:
+            part.finish(succeeded=False)  # nothing was started
 
 
 def announcements(plan: NodePlan, assignment: Assignment) -> list[Notice]:
@@ -306,6 +307,8 @@ class _PartCrew(Crew):
 
     def __init__(self, hub: Hub, link: Link, plan: NodePlan, orders: Orders, allocation: str = "") -> None:
         super().__init__([Reporter(plan, link.send)], [orders], decide)
+        self.announced: list[Notice] = []
+        """What the head is to say before the first attempt."""
         self._allocation = allocation
         self._hub = hub
         self._link = link
@@ -324,6 +327,8 @@ class _PartCrew(Crew):
             ends.append(read)
         self._hub.relay(self._link, *ends)
         self._hub.start()
+        for notice in self.announced:
+            self._link.send(Said(notice))
 
     def refuse(self, command: str, text: str, code: int) -> None:  # noqa: ARG002  the head has a name of its own
         """The head says it."""

@@ -5,6 +5,8 @@ Only the commands fork and end their process; whoever runs an agent elsewhere ge
 
 from __future__ import annotations
 
+# What `signal` is made of is a part of the interpreter: it is there even if no file is. It has no stub.
+import _signal  # type: ignore[import-not-found]
 import os
 
 from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
@@ -18,8 +20,10 @@ from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import NoReturn, Protocol
+
+    from typing_extensions import Self
 
     from dsl import GuardOutcome
     from dsl.agent.agent import Channel, Listener, Policy, Source
@@ -35,6 +39,33 @@ if TYPE_CHECKING:
 
 SIGINT = 2
 INTERNAL_ERROR = 70  # sysexits.h: an error of our own
+
+
+ENDING = (1, 2, 3, 10, 12, 15)
+"""SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTERM: they end a process, and are for a job to take."""
+
+
+class HeldSignals:
+    """From `hold` on, signals that would end this process wait: for the guard, or for the end of the block.
+
+    What is made for a job is made behind it, so that no signal leaves any of that behind.
+    """
+
+    def __init__(self) -> None:
+        self.mask: Collection[int] = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+        """What was blocked before."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def hold(self) -> None:
+        """Begin."""
+        # While signals still end this process: what stdout has to take it may not take.
+        flush_output()
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING)
+
+    def __exit__(self, *_: object) -> None:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, self.mask)
 
 
 class Crew:
@@ -66,13 +97,14 @@ class Crew:
         return code
 
 
-def run_guarded(planner: Plans, plan: NodePlan, crew: Crew, *, stdin_is_terminal: bool) -> int:
+def run_guarded(
+    planner: Plans, plan: NodePlan, crew: Crew, held: HeldSignals, *, stdin_is_terminal: bool
+) -> int:
     """Run a job whose first attempt is ``plan``, and end this process with the command's exit code (G2).
 
     Forks: the caller becomes the guard, the child the agent. Returns only if one of the two cannot be.
+    ``held``: the block that this is called in.
     """
-    # While signals still end this process: what stdout has to take it may not take.
-    flush_output()
     try:
         # Whatever the child would have to write to memory is made before there is a child: a page that both
         # have costs it several microseconds.
@@ -85,7 +117,7 @@ def run_guarded(planner: Plans, plan: NodePlan, crew: Crew, *, stdin_is_terminal
             stdin_is_terminal=stdin_is_terminal,
             routine=crew.routine,
         )
-        guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=crew.helper)
+        guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=crew.helper, mask=held.mask)
     except EngineError as error:
         return _refuse(crew, plan, error)
     if plan.pid_file is not None:
@@ -230,10 +262,7 @@ def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
 
 def die_of_interrupt() -> None:
     """End as Ctrl-C ends a program, so that a shell's loop stops too. Pid 1 cannot, and goes on."""
-    # What `signal` is made of is a part of the interpreter: it is there even if no file is. It has no stub.
-    import _signal as signal  # type: ignore[import-not-found]
-
     flush_output()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    os.kill(os.getpid(), signal.SIGINT)
+    _signal.signal(SIGINT, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {SIGINT})
+    os.kill(os.getpid(), SIGINT)

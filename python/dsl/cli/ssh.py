@@ -12,10 +12,10 @@ from dsl.agent.agent import Agent
 from dsl.agent.once import Once
 from dsl.cli.command import Command
 from dsl.cli.options import BadValueError, integer
-from dsl.cli.process import die_of_interrupt
+from dsl.cli.process import SIGINT, die_of_interrupt
 from dsl.errors import HostfileError, LauncherError, OptionError
 from dsl.facts import this_machine
-from dsl.functions.signals import HandledSignals, supervise
+from dsl.functions.signals import HandledSignals, SignalException, supervise
 from dsl.launchers.command import LONGEST_LINE, ssh_command
 from dsl.lists import LAST_PORT
 from dsl.machine.check import find_executable
@@ -239,11 +239,12 @@ def _run_rounds(plans: Sequence[NodePlan]) -> int:
     """Run them one after another; the exit code is that of the first failure."""
     code = 0
     try:
-        with HandledSignals(STOP_SIGNALS):
+        with HandledSignals((SIGINT, *STOP_SIGNALS)):
             for plan in plans:
                 outcome = supervise(Agent(Once(plan), plan, (_Teller(plan),)), plan)
                 code = code or outcome.code
-    except KeyboardInterrupt:
-        die_of_interrupt()
-        return 130
+    except SignalException as ended:
+        if ended.sigval == SIGINT:
+            die_of_interrupt()
+        raise
     return code

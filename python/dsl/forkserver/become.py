@@ -171,6 +171,10 @@ def become_worker(
     `compile_program` has returned. A script that `compile` does not take (a folder, an archive, a text with
     an error) is executed plainly.
     """
+    interrupt = _signal.getsignal(_signal.SIGINT)
+    if interrupt is _signal.default_int_handler:
+        # Until its program begins it ends as one that is being executed, and not by a traceback of ours.
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     _take_randomness()
     order.enter()
     order.show_command(len(sys.orig_argv))
@@ -195,7 +199,7 @@ def become_worker(
     streams.reopen(imports.by_line)
     if _may_end_early():
         order.forget_exit_functions()
-    _leave(program, code)
+    _leave(program, code, interrupt)
 
 
 def _may_end_early() -> bool:
@@ -341,7 +345,8 @@ def _take_randomness() -> None:
         threading.main_thread()._set_native_id()  # noqa: SLF001  3.10 to 3.12 leave the server's there
 
 
-def _leave(program: tuple[str, ...], code: CodeType | None) -> NoReturn:
+def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any) -> NoReturn:
+    """``interrupt``: what SIGINT is to do in the program."""
     hook = sys.excepthook
     function: Any = type(_leave)
     is_script = code is not None
@@ -357,11 +362,15 @@ def _leave(program: tuple[str, ...], code: CodeType | None) -> NoReturn:
             trace.tb_frame.clear()
             trace = trace.tb_next
         if is_script:
-            return function(code, vars(sys.modules["__main__"])), ()
-        import runpy
+            start: tuple[Any, tuple[Any, ...]] = function(code, vars(sys.modules["__main__"])), ()
+        else:
+            import runpy
 
-        # What `-m` itself calls.
-        return vars(runpy)["_run_module_as_main"], (program[1], True)
+            # What `-m` itself calls.
+            start = vars(runpy)["_run_module_as_main"], (program[1], True)
+        if interrupt is _signal.default_int_handler:
+            _signal.signal(_signal.SIGINT, interrupt)
+        return start
 
     def settle(is_interrupted: bool) -> None:  # noqa: FBT001  called by the extension
         if is_script:

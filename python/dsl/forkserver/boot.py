@@ -3,7 +3,12 @@
 Imports the server from this file's own package, in an interpreter that need not have it, and leaves no trace.
 """
 
+import _signal  # type: ignore[import-not-found]  # what `signal` is made of, which has no stub
 import sys
+
+interrupt = _signal.getsignal(_signal.SIGINT)
+if interrupt is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # it ends this process without a traceback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +46,8 @@ def start(path: str) -> None:
             del sys.modules[name]
         for name in set(sys.path_importer_cache) - caches:
             del sys.path_importer_cache[name]
+        if interrupt is _signal.default_int_handler:
+            _signal.signal(_signal.SIGINT, interrupt)
 
     serve(sys.argv[1:], forget)
 

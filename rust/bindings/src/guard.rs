@@ -30,9 +30,7 @@ fn table(signals: &Bound<'_, PyAny>) -> PyResult<Table> {
         let (key, value): (Bound<'_, PyAny>, String) = item.extract()?;
         let signal = key.extract::<i32>().map_err(|error| {
             if error.is_instance_of::<PyOverflowError>(key.py()) {
-                spec_error(format!(
-                    "there is no signal {key}: signals have the numbers 1 to 64"
-                ))
+                no_such_signal(&key)
             } else {
                 error
             }
@@ -50,6 +48,23 @@ fn table(signals: &Bound<'_, PyAny>) -> PyResult<Table> {
         entries.push((signal, meaning));
     }
     Table::new(entries).map_err(spec_error)
+}
+
+fn no_such_signal(signal: impl std::fmt::Display) -> PyErr {
+    spec_error(format!(
+        "there is no signal {signal}: signals have the numbers 1 to 64"
+    ))
+}
+
+/// The signal mask that has these signals, as the kernel knows it.
+fn mask_of(signals: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let mut mask = 0;
+    for signal in signals.try_iter()? {
+        let signal: u32 = signal?.extract()?;
+        let bit = signal.checked_sub(1).and_then(|place| 1_u64.checked_shl(place));
+        mask |= bit.ok_or_else(|| no_such_signal(signal))?;
+    }
+    Ok(mask)
 }
 
 /// Python's own handler would note a SIGINT that is not ours to take, and nobody would ever look at the note.
@@ -88,12 +103,13 @@ impl GuardOutcome {
 #[pymethods]
 impl Guard {
     #[new]
-    #[pyo3(signature = (signals = None, *, preempt_grace_s = None, helper = None))]
+    #[pyo3(signature = (signals = None, *, preempt_grace_s = None, helper = None, mask = None))]
     fn new(
         py: Python<'_>,
         signals: Option<&Bound<'_, PyAny>>,
         preempt_grace_s: Option<f64>,
         helper: Option<i32>,
+        mask: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let table = signals.map(table).transpose()?.unwrap_or_default();
         let preempt_grace = preempt_grace_s.map(seconds).transpose()?;
@@ -101,7 +117,8 @@ impl Guard {
             give_back_interrupt(py)?;
         }
         let features = Features::from_environment();
-        let mut engine = Engine::new(features, table, preempt_grace).map_err(to_python)?;
+        let mask = mask.map(mask_of).transpose()?;
+        let mut engine = Engine::new(features, table, preempt_grace, mask).map_err(to_python)?;
         if let Some(helper) = helper {
             engine.tend(helper);
         }

@@ -74,8 +74,14 @@ impl Guard {
     ///
     /// Call it while the process has a single thread. Signals that are ignored (as by `nohup`) stay so, also those
     /// that `table` names: whoever started the job wanted it. `preempt_grace`: time that a preemption leaves the
-    /// workers (`None`: the group's grace).
-    pub fn new(features: Features, table: Table, preempt_grace: Option<Duration>) -> Result<Self, Error> {
+    /// workers (`None`: the group's grace). `mask`: the caller's signal mask, which is to be the workers', if the caller
+    /// has held signals back since (`None`: the present one). What was held back for the job is pending now.
+    pub fn new(
+        features: Features,
+        table: Table,
+        preempt_grace: Option<Duration>,
+        mask: Option<u64>,
+    ) -> Result<Self, Error> {
         fill_standard_streams().map_err(Error::os("open /dev/null"))?;
         set_child_subreaper(Some(getpid())).map_err(Error::os("prctl"))?;
         signal::reset_child_signal().map_err(Error::os("sigaction"))?;
@@ -84,7 +90,13 @@ impl Guard {
         let pid = getpid().as_raw_nonzero().get();
         let cgroup = features.cgroup.then(|| job_cgroup(pid, &job_token)).flatten();
         let stalling = stalling_signals();
-        let mask = signal::block(SignalSet(with(table.taken(), libc::SIGCHLD).0 | stalling.0));
+        let own = with(table.taken(), libc::SIGCHLD).0 | stalling.0;
+        let mask = if let Some(mask) = mask {
+            signal::set_mask(SignalSet(mask | own));
+            SignalSet(mask)
+        } else {
+            signal::block(SignalSet(own))
+        };
         Ok(Self {
             pid,
             group: crate::sys::process_group(),

@@ -11,7 +11,7 @@ from tests.support.events import a_plan
 from dsl import EngineError, SpecError
 from dsl._record import replace
 from dsl.cli import process
-from dsl.cli.process import Crew
+from dsl.cli.process import Crew, HeldSignals
 from dsl.errors import PortError
 from dsl.model.outcome import Membership
 
@@ -109,7 +109,8 @@ def test_a_guard_that_cannot_be_is_one_line(
 ) -> None:
     """G8."""
     monkeypatch.setattr(process, "Guard", failing(error))
-    assert process.run_guarded(Source(), a_plan(2), Crew([]), stdin_is_terminal=False) == code  # type: ignore[arg-type]
+    with HeldSignals() as held:
+        assert process.run_guarded(Source(), a_plan(2), Crew([]), held, stdin_is_terminal=False) == code  # type: ignore[arg-type]
     assert capfd.readouterr().err == said
 
 
@@ -118,7 +119,8 @@ def test_a_process_that_cannot_be_forked_is_one_line(
 ) -> None:
     """G8: not a traceback of ours."""
     monkeypatch.setattr(os, "fork", failing(BlockingIOError(11, "Resource temporarily unavailable")))
-    assert process.run_guarded(Source(), a_plan(2), Crew([]), stdin_is_terminal=False) == 1  # type: ignore[arg-type]
+    with HeldSignals() as held:
+        assert process.run_guarded(Source(), a_plan(2), Crew([]), held, stdin_is_terminal=False) == 1  # type: ignore[arg-type]
     assert capfd.readouterr().err == (
         "dsl: error: cannot start the process that watches the workers: Resource temporarily unavailable, "
         "raise the limit of processes (ulimit -u, pids.max of the control group)\n"

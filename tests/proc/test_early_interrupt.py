@@ -1,0 +1,142 @@
+"""SIGINT from the first byte-code of ours on: no traceback, the exit code of Ctrl-C, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Sends this process SIGINT when it has done so many things that Python tells of, unless a guard has taken over.
+HOOK = """
+import os, signal, sys
+
+at, first, hit = int(os.environ["AT"]), os.environ["FROM"], os.environ["HIT"]
+seen = 0
+
+def hear(event, words):
+    global at, seen
+    if event == "os.fork":
+        at = 0
+    elif seen or (event == "import" and words[0] == first):
+        seen += 1
+        if seen == at:
+            os.close(os.open(hit, os.O_CREAT))
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(hear)
+"""
+POINTS = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 300, 377, 450, 500, 610, 700, 800, 987)
+OURS = re.compile(r'File "[^"]*/(dsl/[^"]*"|dsl(run)?", line ([89]|\d\d))')
+"""A line of a traceback that is ours. A script's first statement, in line 6, has still to be begun."""
+INTERRUPTED = (130, -signal.SIGINT)
+SCRIPT = "dsl"
+"""What an installed command imports first."""
+MODULE = "dsl._core"
+"""What the package imports first, where the interpreter itself runs a module of it."""
+DOORS = {
+    "dsl": (SCRIPT, ("--num_gpus", "2", "--no_python", "/bin/true")),
+    "dslrun": (SCRIPT, ("--nproc-per-node", "2", "--no-python", "/bin/true")),
+    "dsl-report": (SCRIPT, ()),
+    "dsl-elastic": (SCRIPT, ("-c", "config.json")),
+    "dsl-ssh": (SCRIPT, ("--hostfile", "hosts", "true")),
+    "-m dsl": (MODULE, ("--num_gpus", "2", "--no_python", "/bin/true")),
+    "-m dsl.run": (MODULE, ("--nproc-per-node", "2", "--no-python", "/bin/true")),
+    "-m dsl.node": (MODULE, ("--stdio",)),
+}
+
+
+def words_of(door: str, dsl_command: Path) -> list[str]:
+    """The command line of a door, without its arguments."""
+    return [sys.executable, *door.split()] if door.startswith("-m") else [str(dsl_command.with_name(door))]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_interrupt_at_any_step_is_silent_and_leaves_nothing(
+    door: str, dsl_command: Path, temporary: Path, tmp_path: Path
+) -> None:
+    """G1, G2."""
+    first, words = DOORS[door]
+    (tmp_path / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
+    work, hit = tmp_path / "work", tmp_path / "hit"
+    work.mkdir()
+    (work / "config.json").write_text("{}", encoding="utf-8")
+    (work / "hosts").write_text("localhost slots=1\n", encoding="utf-8")
+    before = sorted(work.iterdir())
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "FROM": first, "HIT": str(hit), "DS_ACCELERATOR": "cpu"}
+    hits = 0
+    for at in POINTS:
+        hit.unlink(missing_ok=True)
+        ended = subprocess.run(
+            [*words_of(door, dsl_command), *words],
+            env={**env, "AT": str(at)},
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        if not hit.exists():
+            break
+        hits += 1
+        assert ended.returncode in INTERRUPTED, (at, ended)
+        assert "Traceback" not in ended.stderr, (at, ended.stderr)
+        assert "KeyboardInterrupt" not in ended.stderr, (at, ended.stderr)
+        assert sorted(work.iterdir()) == before, at
+        assert list(temporary.iterdir()) == [], at
+    assert hits >= 8
+
+
+@pytest.mark.parametrize(
+    "count", [8, pytest.param(200, marks=[pytest.mark.stress, pytest.mark.timeout(900)])]
+)
+def test_an_interrupt_at_any_time_is_silent_and_leaves_nothing(
+    count: int, dsl_command: Path, temporary: Path
+) -> None:
+    """G1, G2. What Python says before our first byte-code is its own."""
+    chance = random.Random(23)
+    for _ in range(count):
+        door = chance.choice(["dsl", "dslrun"])
+        options = {
+            "dsl": ["--num_gpus", "2", "--no_local_rank", "--no_python"],
+            "dslrun": ["--nproc-per-node", "2", "--no-python"],
+        }[door]
+        job = subprocess.Popen(
+            [dsl_command.with_name(door), *options, "/bin/sleep", "30"],
+            env={**os.environ, "DS_ACCELERATOR": "cpu"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        delay_s = chance.uniform(0, 0.3)
+        time.sleep(delay_s)  # it is a moment of the clock that is tried, nothing is waited for
+        job.send_signal(signal.SIGINT)
+        _, said = job.communicate(timeout=60)
+        assert not OURS.search(said), (delay_s, said)
+        if "KeyboardInterrupt" not in said:
+            assert job.returncode in INTERRUPTED, (delay_s, said)
+        assert list(temporary.iterdir()) == [], delay_s
+
+
+def test_an_interrupt_that_is_ignored_stays_so(dsl_command: Path) -> None:
+    """As after ``trap '' INT``, or in the background of a shell without job control."""
+    line = f"trap '' INT; {dsl_command} --num_gpus 1 --no_local_rank --no_python /bin/sh -c 'kill -INT $$ && echo lives'"
+    ended = subprocess.run(
+        ["/bin/sh", "-c", line],
+        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "lives\n")
