@@ -33,7 +33,6 @@ PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers")
 PURE_MODULES = (
     "dsl.agent.policy",
     "dsl.agent.elastic",
-    "dsl.agent.progress",
     "dsl.agent.conductor",
     "dsl.agent.gathering",
     "dsl.agent.elastic_conductor",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 from unittest.mock import Mock
 
-from dsl import Ended, Exit, Exited
+from dsl import Ended, Exit, Exited, SignalReceived, Stopping
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.outcome import AttemptOutcome
 
@@ -100,6 +100,16 @@ def end(
 def an_attempt(plan: NodePlan, exits: Sequence[Exit], ended: Ended, **fields: Any) -> AttemptOutcome:
     """How an attempt ended; its cause is the first failure unless the test says otherwise."""
     return AttemptOutcome(plan, tuple(exits), ended, **{"cause": ended.first_failure, **fields})
+
+
+def a_signal(signum: int = 15, action: str = "stop") -> Any:
+    """A signal to the job."""
+    return Mock(spec=SignalReceived, signum=signum, action=action)
+
+
+def a_lost_guard() -> Any:
+    """The guard is gone while no group runs."""
+    return Mock(spec=Stopping, reason="guard_lost")
 
 
 class FakeSupervisor:

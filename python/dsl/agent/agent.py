@@ -9,6 +9,7 @@ from dsl._record import replace
 from dsl.agent.policy import decide
 from dsl.errors import DslError
 from dsl.model.outcome import (
+    KEPT,
     AttemptEnded,
     AttemptOutcome,
     AttemptStarted,
@@ -16,6 +17,7 @@ from dsl.model.outcome import (
     History,
     Outcome,
     OutputCut,
+    PatienceOver,
     RestartFailed,
     TimerExpired,
 )
@@ -80,14 +82,15 @@ LATE_MODULES = (
     "dsl.report.evidence",
     "dsl.report.failures",
     "dsl.report.summary",
-    "dsl.report.loops",
+    "dsl.model.nodes",
+    "dsl.model.progress",
 )
 """What an attempt that fails needs, and one that succeeds does not. The package may be gone by then."""
 
 LONGEST_POLL_MS = (1 << 31) - 1
 
-WAITS = ("meet", "finish", "doubt", "leave")
-"""Decisions after which other nodes have to be waited for."""
+WAITS = ("pause", "meet", "finish", "doubt", "leave")
+"""Decisions after which a time, or other nodes, have to be waited for."""
 
 SILENCE_S = 1.0
 """A group that runs says at once that it is being stopped; after this long, none does."""
@@ -121,6 +124,8 @@ class Agent:
         self._stdin_is_terminal = stdin_is_terminal
         self._history = History(source.max_restarts)
         self._queue: list[tuple[object, bool]] = []
+        self._pause_s: float | None = None
+        """`time.monotonic` when a pause is over; None: there is none."""
         self._fork_servers: list[tuple[ForkServer, int]] = []
         """Those that were started, with the numbers by which the engine knows them."""
         self._prepare(plan)
@@ -156,7 +161,7 @@ class Agent:
             if decision.kind != "restart":
                 return self._end(decision)
             try:
-                plan = self._source.plan(len(history.attempts))
+                plan = self._source.plan(history.count)
                 if plan is None:
                     return self._end(replace(decision, kind="end"))
                 self._prepare(self._source.prepare(plan))
@@ -175,7 +180,11 @@ class Agent:
         if error is not None:
             self._tell(RestartFailed(error))
         self._tell(AttemptEnded(self._history, decision))
-        return Outcome(decision.code, self._history.attempts, error)
+        return self._outcome(decision.code, error)
+
+    def _outcome(self, code: int, error: DslError | EngineError | None) -> Outcome:
+        history = self._history
+        return Outcome(code, history.attempts, error, history.count, history.tried)
 
     def _give_up(self, error: DslError | EngineError, supervisor: Supervisor) -> Outcome:
         """The job ends as its last attempt did: no other one can be begun."""
@@ -185,11 +194,11 @@ class Agent:
         if decision.kind in WAITS:
             decision = self._linger(decision, supervisor)
         self._tell(AttemptEnded(history, decision))
-        return Outcome(decision.code, history.attempts, error)
+        return self._outcome(decision.code, error)
 
     def _start(self, supervisor: Supervisor) -> None:
         plan = self._plan
-        if plan.prewarms and not self._history.attempts:
+        if plan.prewarms and not self._history.count:
             self._prewarm(supervisor)
         if plan.fork_servers:
             numbers = [self._serve(one, supervisor) for one in plan.fork_servers]
@@ -253,8 +262,10 @@ class Agent:
             self._carry_out(decision, supervisor)
 
     def _linger(self, decision: Decision, supervisor: Supervisor) -> Decision:
-        """Wait for other nodes while no worker runs, and say what follows."""
+        """Wait for a time, or for other nodes, while no worker runs, and say what follows."""
         while decision.kind in WAITS:
+            if decision.kind == "pause":
+                self._pause_s = time.monotonic() + decision.within_s
             self._history = replace(self._history, awaits=decision.kind)
             self._tell(Awaiting(self._history, decision))
             following = replace(decision, kind="go_on")
@@ -264,11 +275,15 @@ class Agent:
                 following = self._decide(self._history, event, self._source.membership())
             # How the job ends is decided before its node leaves.
             decision = replace(decision, kind="end") if decision.kind == "leave" else following
+            self._pause_s = None
         return decision
 
     def _next(self, supervisor: Supervisor) -> object:
         """The next event. Those behind it are kept for whoever asks next."""
         while not self._queue:
+            if self._pause_s is not None and time.monotonic() >= self._pause_s:
+                self._pause_s = None
+                return PatienceOver()
             self._take_in(*self._wait(supervisor))
         event, is_news = self._queue.pop(0)
         if is_news:
@@ -293,18 +308,20 @@ class Agent:
         self, supervisor: Supervisor, *, at_once: bool = False
     ) -> tuple[Sequence[object], Sequence[object]]:
         """The events of the channels, and those of the engine. ``at_once``: those that are there."""
+        due = [self._pause_s, *[one.deadline_s for one in self._channels]]
+        due_s = min([one for one in due if one is not None], default=None)
+        left_s = 0.0 if at_once else None if due_s is None else max(due_s - time.monotonic(), 0.0)
         if not self._channels:
-            return (), supervisor.wait(0 if at_once else None, routine=self._routine)
+            return (), supervisor.wait(left_s, routine=self._routine)
         import select
 
         poller = select.poll()
         for fd in (supervisor.fileno(), *[one.fileno() for one in self._channels]):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
-        due_s = min([one.deadline_s for one in self._channels if one.deadline_s is not None], default=None)
-        left_ms = None if due_s is None else (due_s - time.monotonic()) * 1000 + 1
-        left_ms = 0 if at_once else left_ms
-        ready = {fd for fd, _ in poller.poll(left_ms and min(max(left_ms, 0), LONGEST_POLL_MS))}
+        # Rounded up: a moment before it is due there is nothing to be read.
+        left_ms = None if left_s is None else min(left_s * 1000 + (not at_once), LONGEST_POLL_MS)
+        ready = {fd for fd, _ in poller.poll(left_ms)}
         now_s = time.monotonic()
         events = [
             event
@@ -323,7 +340,14 @@ class Agent:
             except Exception as error:  # noqa: BLE001  without error files the first death is the cause
                 complain(attempt.plan.command, error)
         attempt = replace(attempt, cause=cause)
-        self._history = replace(self._history, attempts=(*self._history.attempts, attempt))
+        history = self._history
+        tried = history.tried
+        if tried or cause is not None or attempt.news:
+            from dsl.model.progress import with_attempt
+
+            tried = with_attempt(tried, attempt)
+        kept = (*history.attempts, attempt)[-KEPT:]
+        self._history = replace(history, attempts=kept, count=history.count + 1, tried=tried)
 
     def _tell(self, event: object) -> None:
         for listener in self._listeners:

@@ -26,7 +26,8 @@ from dsl.control.messages import (
 )
 from dsl.lists import format_ranges
 from dsl.model.job import Meeting, Notice
-from dsl.model.outcome import REQUEUE_CODE
+from dsl.model.outcome import REQUEUE_CODE, Tried
+from dsl.model.progress import SAME_HOSTS, add, pause_s
 from dsl.model.request import DEFAULT_MASTER_PORT
 from dsl.signals import signal_name
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.model.job import Job
+    from dsl.model.progress import Patience
     from dsl.model.remote import Remote
 
 START_S = 60.0
@@ -136,6 +138,10 @@ class Conductor:
         self._now_s = now_s
         self._meeting: Meeting | None = None
         self._restarts = 0
+        self._tried: tuple[Tried, ...] = ()
+        self._begun_s = now_s
+        self._pause_s: float | None = None
+        """When another attempt may begin; None: nothing keeps it."""
         self._failing: dict[int, Failing] = {}
         self._is_stopping = False
         self._is_over = self._is_abandoned = False
@@ -153,7 +159,7 @@ class Conductor:
     @property
     def deadline_s(self) -> float | None:
         """When `wait_is_over` has to be asked; None: nothing is due."""
-        return self._deadline_s
+        return self._deadline_s if self._pause_s is None or self._is_over else self._pause_s
 
     @property
     def verdict(self) -> tuple[Notice, ...]:
@@ -248,8 +254,8 @@ class Conductor:
         self._now_s = now_s
         if self._is_over:
             return []
-        if self._meeting is None:
-            if any(agent.problem for agent in self._agents):
+        if not self._runs:
+            if self._meeting is None and any(agent.problem for agent in self._agents):
                 self._has_failed_to_start = True
                 return self._refuse_to_begin()
             self._verdict.append(Notice("critical", f"error: {why}"))
@@ -313,6 +319,8 @@ class Conductor:
     def wait_is_over(self, now_s: float) -> list[object]:
         """What follows when `deadline_s` has passed."""
         self._now_s = now_s
+        if self._pause_s is not None and not self._is_over:
+            return self._meet() if now_s >= self._pause_s else []
         if self._deadline_s is None or now_s < self._deadline_s:
             return []
         self._deadline_s = None
@@ -336,7 +344,7 @@ class Conductor:
 
     @property
     def _runs(self) -> bool:
-        return self._meeting is not None and not self._is_over
+        return self._meeting is not None and not self._is_over and self._pause_s is None
 
     def _greet(self, place: int, agent: _Agent, hello: Hello) -> list[object]:
         agent.hello = hello
@@ -424,6 +432,7 @@ class Conductor:
         """Send everybody into the attempt."""
         assert self._meeting is not None
         self._failing, self._is_stopping, self._begun_by = {}, False, None
+        self._pause_s, self._begun_s = None, self._now_s
         for agent in self._agents:
             agent.report = None
         return [
@@ -546,12 +555,34 @@ class Conductor:
                 self._verdict.append(Notice("error", f"{self._meeting.attempt + 1} attempts have failed"))
             return self._end()
         assert self._meeting is not None
+        self._note_attempt(self._cause_of(code))
         self._restarts += 1
         attempt = self._meeting.attempt + 1
         self._meeting = replace(self._meeting, attempt=attempt, round=attempt, restarts=self._restarts)
+        said = self._say_restart(lines, self._pause(SAME_HOSTS))
+        return said if self._pause_s is not None else [*said, *self._meet()]
+
+    def _note_attempt(self, cause: str) -> None:
+        """Keep what pauses go by: how long the attempt took, and how it failed."""
+        self._tried = add(self._tried, Tried(self._now_s - self._begun_s, cause))
+
+    def _cause_of(self, code: int) -> str:
+        reports = self._reports().values()
+        rank = next((one.rank for one in reports if one.rank >= 0 and one.code == code), -1)
+        return f"rank {rank}, exit code {code}"
+
+    def _pause(self, patience: Patience) -> float:
+        """Let the next attempt wait, if it has to; seconds."""
+        wait_s = pause_s(self._tried, patience)
+        self._pause_s = self._now_s + wait_s if wait_s else None
+        return wait_s
+
+    def _say_restart(self, lines: Sequence[str], wait_s: float) -> list[object]:
         text = f"starting all hosts again, restart {self._restarts} of {self._job.max_restarts}"
+        if wait_s:
+            text += f", in {wait_s:g} s"
         said: list[object] = [Speak(Notice("error", line)) for line in lines[:1]]
-        return [*said, Speak(Notice("warning", text)), *self._meet()]
+        return [*said, Speak(Notice("warning", text))]
 
     def _reports(self) -> dict[int, Report]:
         """How the attempt has ended on each host, as far as that is known, by place."""

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from dsl import Ended, SignalReceived, Stopping
 from dsl._record import replace
-from dsl.agent.policy import GO_ON, exit_code
-from dsl.agent.progress import Tried, is_futile, pause_s
+from dsl.agent.policy import END_ACTIONS, GO_ON, exit_code, signal_code
 from dsl.model.job import Notice
-from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PatienceOver, PeerFailure
-from dsl.model.outcome import REQUEUE_CODE, SIGNAL_CODES, Decision, MembershipChanged, own_code
+from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
+from dsl.model.outcome import REQUEUE_CODE, Decision, MembershipChanged, PatienceOver
+from dsl.model.progress import OTHER_HOSTS, SAME_HOSTS, is_futile, pause_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ DOUBT_S = 25.0
 
 LEAVE_S = 5.0
 """A node takes its leave in this time, unless it says why it stays: others need the store that it holds."""
-
-END_ACTIONS = ("stop", "ignore", "preempt")
-"""What `dsl.SignalReceived.action` is of a signal that ends the job; ``ignore``: its workers were ending."""
 
 
 class Elastic:
@@ -97,11 +94,12 @@ class Elastic:
             if self._may_shrink and not _are_alive(last.news, membership):
                 return Decision("doubt", within_s=DOUBT_S)
             return self._end(last, closes=True)
-        tried = [_tried(attempt) for attempt in history.attempts] if self._may_shrink else []
-        if self._gives_up and is_futile(tried):
+        if self._gives_up and self._may_shrink and is_futile(history.tried):
             why = "attempt after attempt has failed in the same way, soon after its start"
             return self._end(last, closes=True, why=why)
-        return Decision("meet", within_s=pause_s(tried))
+        return Decision(
+            "meet", within_s=pause_s(history.tried, OTHER_HOSTS if self._may_shrink else SAME_HOSTS)
+        )
 
     def _while_waiting(self, history: History, event: object, membership: Membership) -> Decision:
         last = history.attempts[-1]
@@ -159,9 +157,7 @@ class Elastic:
 
     def _end_by_signal(self, news: Sequence[object]) -> Decision:
         asked = [one for one in news if isinstance(one, SignalReceived) and one.action in END_ACTIONS]
-        signum = asked[0].signum
-        is_preempted = signum == self._preempt_signal
-        code = REQUEUE_CODE if is_preempted else SIGNAL_CODES + signum
+        code = signal_code(asked[0].signum, self._preempt_signal)
         return Decision("leave", code=code, within_s=LEAVE_S)
 
     def _end(self, last: AttemptOutcome, *, closes: bool = False, why: str = "") -> Decision:
@@ -199,13 +195,3 @@ def _are_alive(news: Sequence[object], membership: Membership) -> bool:
     """Whether every other node has shown that it is not lost: it waits, or has told of a failure."""
     told = sum(isinstance(one, PeerFailure) for one in news)
     return told + membership.waiting >= membership.node_count - 1
-
-
-def _tried(attempt: AttemptOutcome) -> Tried:
-    """What pauses go by: how the attempt failed, here or elsewhere."""
-    cause = attempt.cause
-    if cause is not None:
-        status = own_code(cause.status, is_stopped=cause.caused_by_stop)
-        return Tried(attempt.duration_s, f"{attempt.plan.workers[cause.worker].label} {status}")
-    told = [one for one in attempt.news if isinstance(one, PeerFailure)]
-    return Tried(attempt.duration_s, f"rank {told[0].rank} {told[0].code}" if told else "")

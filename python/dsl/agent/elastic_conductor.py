@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dsl.agent.conductor import FAILURE, FAREWELL_S, Send, Speak
 from dsl.agent.gathering import LONGEST_RETRY_S, RETRY_S, STEADY_S, Gathering, is_due
-from dsl.agent.progress import Tried, is_futile, pause_s
 from dsl.control.messages import Bye, Checked, Failing, Hello, Lost, Over, Refused, Report, Said
 from dsl.lists import format_ranges
 from dsl.model.job import Notice
 from dsl.model.outcome import REQUEUE_CODE
+from dsl.model.progress import OTHER_HOSTS, is_futile
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
@@ -243,11 +243,7 @@ class ElasticConductor(Gathering):
 
     def _end_by_failure(self, lines: Sequence[str], code: int) -> list[object]:
         """A worker has failed: another attempt, if there are restarts left, or the end."""
-        reports = self._reports()
-        cause = next((one for one in reports.values() if one.rank >= 0 and one.code == code), None)
-        self._tried.append(
-            Tried(self._now_s - self._begun_s, f"rank {cause.rank if cause else -1}, exit code {code}")
-        )
+        self._note_attempt(self._cause_of(code))
         is_futile_ = self._remote.gives_up and is_futile(self._tried)
         if self._restarts >= self._job.max_restarts or is_futile_:
             orders = self._end_with(lines, code)
@@ -259,27 +255,20 @@ class ElasticConductor(Gathering):
             return orders
         self._restarts += 1
         self._reason = "failure"
-        wait_s = pause_s(self._tried)
-        self._pause_s = self._now_s + wait_s if wait_s else None
-        text = f"starting all hosts again, restart {self._restarts} of {self._job.max_restarts}"
-        if wait_s:
-            text += f", in {wait_s:g} s"
-        said: list[object] = [Speak(Notice("error", line)) for line in lines[:1]]
-        said.append(Speak(Notice("warning", text)))
+        said = self._say_restart(lines, self._pause(OTHER_HOSTS))
         self._leave_attempt()
         return [*said, *self._try_to_begin()]
 
     def _regroup(self, lines: Sequence[str], code: int) -> list[object]:
         """The hosts have changed: another attempt with those that are there, which costs no restart."""
         lost = f"{self._names(sorted(self._gone))} lost" if self._gone else ""
-        self._tried.append(Tried(self._now_s - self._begun_s, lost))
+        self._note_attempt(lost)
         if is_futile(self._tried):
             orders = self._end_with(lines, code or FAILURE)
             text = f"{self._names(sorted(self._gone))} was lost over and over as soon as its workers ran"
             self._verdict.append(Notice("error", f"{text}: the job is given up"))
             return orders
-        wait_s = pause_s(self._tried)
-        self._pause_s = self._now_s + wait_s if wait_s else None
+        self._pause(OTHER_HOSTS)
         self._reason = "membership"
         said: list[object] = [Speak(Notice("warning", line)) for line in self._gone.values()]
         self._last_lines = tuple(self._gone.values())

@@ -28,7 +28,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.agent.progress import Tried
     from dsl.control.messages import Assignment
     from dsl.model.job import Job, RestartReason
     from dsl.model.remote import Remote
@@ -107,16 +106,13 @@ class Gathering(Conductor):
         """Of the last attempt, if it has ended because hosts were lost."""
         self._regroups = False
         """The workers are being stopped because more hosts are there."""
-        self._tried: list[Tried] = []
         self._count = 0
         """Attempts that were begun."""
         self._reason: RestartReason = "start"
         self._calls = True
         """Hosts that are starting are waited for a moment before the next attempt."""
-        self._begun_s = 0.0
         self._call_s: float | None = None
         self._company_s: float | None = None
-        self._pause_s: float | None = None
         self._waits_s: float | None = now_s + remote.wait_s
         self._has_said_wait = False
         self._refuse_s: float | None = None

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from dsl import Ended
-from dsl.model.outcome import REQUEUE_CODE, Decision, MembershipChanged, own_code
+from dsl import Ended, SignalReceived, Stopping
+from dsl.model.outcome import (
+    REQUEUE_CODE,
+    SIGNAL_CODES,
+    Decision,
+    MembershipChanged,
+    PatienceOver,
+    own_code,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,16 +21,21 @@ if TYPE_CHECKING:
 
 GO_ON = Decision("go_on")
 
+END_ACTIONS = ("stop", "ignore", "preempt")
+"""What `dsl.SignalReceived.action` is of a signal that ends the job; ``ignore``: its workers were ending."""
+
 
 def decide(history: History, event: object, membership: Membership) -> Decision:
     """What follows from an event.
 
     ``history`` has the attempt that an `Ended` belongs to. An attempt that failed is started again as long as
-    restarts are left, unless somebody asked for an end or something of the group is left. A group whose nodes
-    change is started again without counting.
+    restarts are left, unless somebody asked for an end or something of the group is left; after several that
+    failed at once, with a pause. A group whose nodes change is started again without counting.
     """
     if isinstance(event, Ended):
         return _after(history, membership)
+    if history.awaits:
+        return _while_pausing(history, event)
     if isinstance(event, MembershipChanged):
         if event.membership.is_closed:
             return Decision("stop")
@@ -36,13 +48,30 @@ def _after(history: History, membership: Membership) -> Decision:
     ended = last.ended
     can_go_on = ended.stop_signal is None and not ended.survivors and not membership.is_closed
     if can_go_on and ended.first_failure is not None and history.restarts < history.max_restarts:
-        return Decision("restart")
+        from dsl.model.progress import SAME_HOSTS, pause_s
+
+        wait_s = pause_s(history.tried, SAME_HOSTS)
+        return Decision("pause", within_s=wait_s) if wait_s else Decision("restart")
     was_stopped = any(exit_.caused_by_stop for exit_ in last.exits)
     if can_go_on and ended.first_failure is None and history.regroups and was_stopped:
         return Decision("restart", counted=False)
     if last.is_preempted:
         return Decision("end", code=REQUEUE_CODE)
     return Decision("end", code=exit_code(last.exits, ended, last.cause))
+
+
+def _while_pausing(history: History, event: object) -> Decision:
+    last = history.attempts[-1]
+    if isinstance(event, SignalReceived) and event.action in END_ACTIONS:
+        return Decision("end", code=signal_code(event.signum, last.plan.preempt_signal))
+    if isinstance(event, Stopping):
+        return Decision("end", code=exit_code(last.exits, last.ended, last.cause))
+    return Decision("restart") if isinstance(event, PatienceOver) else GO_ON
+
+
+def signal_code(signum: int, preempt_signal: int | None) -> int:
+    """The exit code of a job that a signal ends while no worker runs (G2)."""
+    return REQUEUE_CODE if signum == preempt_signal else SIGNAL_CODES + signum
 
 
 def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) -> int:

@@ -56,8 +56,3 @@ class MeetingRefused:
     """What was asked for makes no sense."""
     is_unneeded: bool = False
     """The job has ended while this node was a spare: nothing is wrong."""
-
-
-@record
-class PatienceOver:
-    """The time is over that was left to other nodes."""

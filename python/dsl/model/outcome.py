@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     News: TypeAlias = object
     """An event."""
     DecisionKind: TypeAlias = Literal[
-        "go_on", "restart", "stop", "signal", "end", "meet", "finish", "doubt", "leave"
+        "go_on", "restart", "stop", "signal", "end", "pause", "meet", "finish", "doubt", "leave"
     ]
 
 REQUEUE_CODE = 75
 """Exit code of a job that was preempted (``EX_TEMPFAIL`` of sysexits.h): start it again."""
+
+KEPT = 3
+"""How many of the attempts that have ended are kept whole."""
 
 SIGNAL_CODES = 128
 """An exit code above it stands for a signal."""
@@ -44,6 +47,11 @@ class TimerExpired:
     """What it is called."""
     signum: int
     """The signal that was sent to the process; 0: none was asked for."""
+
+
+@record
+class PatienceOver:
+    """The time is over that was to be waited."""
 
 
 @record
@@ -90,6 +98,18 @@ class AttemptOutcome:
 
 
 @record
+class Tried:
+    """Attempts in a row that have ended alike: what is kept of each."""
+
+    duration_s: float
+    """From the first start to the end, of the longest of them."""
+    cause: str = ""
+    """How they failed, in words that are equal for equal failures; empty: no worker failed."""
+    count: int = 1
+    """How many."""
+
+
+@record
 class Membership:
     """Who takes part in the job at this moment."""
 
@@ -119,7 +139,11 @@ class History:
     max_restarts: int
     """How many restarts may be counted."""
     attempts: tuple[AttemptOutcome, ...] = ()
-    """Those that have ended, in order."""
+    """The last of those that have ended, in order: at most `KEPT`."""
+    count: int = 0
+    """How many have ended."""
+    tried: tuple[Tried, ...] = ()
+    """What is kept of all of them."""
     restarts: int = 0
     """Restarts that were counted."""
     regroups: bool = False
@@ -139,9 +163,9 @@ class Decision:
     kind: DecisionKind
     """``go_on``; ``stop``, ``signal`` or ``restart`` the group, stopped if it runs; ``end`` the job.
 
-    Where nodes come and go, once nothing of the group is left: ``meet`` them for another attempt, ``finish``
-    when all have done so, leave them time for word that they are lost (``doubt``), or ``leave`` them before
-    the end."""
+    Once nothing of the group is left: ``pause`` before a restart. Where nodes come and go: ``meet`` them for
+    another attempt, ``finish`` when all have done so, leave them time for word that they are lost
+    (``doubt``), or ``leave`` them before the end."""
     counted: bool = True
     """Of a restart: it is one of those that the user has granted."""
     code: int = 0
@@ -153,7 +177,7 @@ class Decision:
     restarts: int | None = None
     """Of a restart: how many the nodes have counted; None: as many as before, and this one if it counts."""
     within_s: float = 0.0
-    """Of a meeting: seconds to wait before; of a doubt and a leave: most that is waited."""
+    """Of a pause, and of a meeting: seconds to wait before; of a doubt and a leave: most that is waited."""
     closes: bool = False
     """Of a leave: the job is over on the other nodes, too."""
     why: str = ""
@@ -226,9 +250,13 @@ class Outcome:
     code: int
     """Exit code of the command (G2)."""
     attempts: tuple[AttemptOutcome, ...]
-    """All attempts, in order; at least one."""
+    """The last attempts, in order; at least one."""
     error: DslError | EngineError | None = None
     """What kept the group from being started again, if that was to be."""
+    count: int = 1
+    """How many attempts there were."""
+    tried: tuple[Tried, ...] = ()
+    """What is kept of all of them."""
 
     @property
     def last(self) -> AttemptOutcome:

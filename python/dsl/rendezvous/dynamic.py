@@ -20,8 +20,8 @@ import time
 from dsl._record import replace
 from dsl.errors import OptionError, RendezvousError
 from dsl.model.job import Meeting, Notice
-from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PatienceOver, PeerFailure
-from dsl.model.outcome import Membership, MembershipChanged
+from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
+from dsl.model.outcome import Membership, MembershipChanged, PatienceOver
 from dsl.rendezvous.words import (
     Changed,
     Fail,

@@ -19,6 +19,7 @@ from dsl.model.outcome import (
     REQUEUE_CODE,
     AttemptEnded,
     AttemptStarted,
+    Awaiting,
     Outcome,
     OutputCut,
     Prewarmed,
@@ -47,6 +48,7 @@ class Narrator:
         self._plan = plan
         self._ended = 0
         self._dropped = 0
+        self._has_paused = False
         self._is_stopping = False  # somebody has asked for the end, and will insist next time
         self._unbound: set[str] = set()
 
@@ -94,6 +96,8 @@ class Narrator:
         elif isinstance(event, Stopping):
             if event.reason == "guard_lost":
                 self.say("the guard process is gone: killing the job", "info")
+        elif isinstance(event, Awaiting):
+            self._hear_pause(event)
         elif isinstance(event, AttemptEnded):
             if event.decision.kind == "restart":
                 self._hear_restart(event)
@@ -138,6 +142,17 @@ class Narrator:
         strict = ", --bind-strict makes it an error" if self._plan.binding == "wanted" else ""
         self.say(f"warning: {label} {reason} (said once{strict})", "warning")
 
+    def _hear_pause(self, event: Awaiting) -> None:
+        """Say it once: in a crash loop there will be many."""
+        if event.decision.kind != "pause" or self._has_paused:
+            return
+        self._has_paused = True
+        from dsl.model.progress import SAME_HOSTS
+
+        soon_s, longest_s = SAME_HOSTS.within_s, SAME_HOSTS.longest_s
+        text = f"the workers fail within {soon_s:g} s of their start, again and again"
+        self.say(f"{text}: from now on each restart waits, up to {longest_s:g} s (said once)", "warning")
+
     def _hear_signal(self, event: SignalReceived, left: int) -> None:
         plan = self._plan
         name = signal_name(event.signum)
@@ -145,6 +160,8 @@ class Narrator:
         second = "a second Ctrl-C kills at once" if is_key else "a second signal kills at once"
         if event.action == "stop" and self._is_stopping:
             self.say(f"{name} received again: the grace is over", "info")
+        elif event.action == "stop" and not left:
+            self.say(f"{name} received: the workers are not started again", "info")
         elif event.action == "stop":
             hint = f"(grace {plan.grace_s:g} s, {second})"
             self.say(f"{name} received: stopping {_workers(left)} {hint}", "info")
@@ -166,9 +183,9 @@ class Narrator:
             self.say(f"starting {who} again: the nodes of the job have changed", "info")
             return
         self.say(self._verdict(history.attempts[-1])[1][0], "error")
-        from dsl.report.loops import crash_loop
+        from dsl.model.progress import crash_loop
 
-        loop = crash_loop(history.attempts)
+        loop = crash_loop(history.tried)
         text = f"starting {who} again, restart {history.restarts} of {history.max_restarts}"
         self.say(f"{text} ({loop})" if loop else text, "warning")
 
@@ -180,11 +197,10 @@ class Narrator:
         evidence, lines = self._verdict(last)
         for line in lines:
             self.say(line)
-        if len(outcome.attempts) > 1 and last.ended.first_failure is not None:
-            from dsl.report.loops import crash_loop
+        if outcome.count > 1 and last.ended.first_failure is not None:
+            from dsl.model.progress import crash_loop
 
-            loop = crash_loop(outcome.attempts)
-            self.say(loop or f"{len(outcome.attempts)} attempts have failed", "error")
+            self.say(crash_loop(outcome.tried) or f"{outcome.count} attempts have failed", "error")
         if last.failures:
             from dsl.report.failures import root_cause
             from dsl.report.summary import addition

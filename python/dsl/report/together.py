@@ -98,9 +98,9 @@ class TogetherNarrator(Narrator):
             self.say(f"{', '.join(changes) or 'the nodes have changed'}: {again}", "info")
             return
         why = self._why(history.attempts[-1])
-        from dsl.report.loops import crash_loop
+        from dsl.model.progress import crash_loop
 
-        loop = crash_loop(history.attempts)
+        loop = crash_loop(history.tried)
         extra = "".join(f", {change}" for change in changes) + (f" ({loop})" if loop else "")
         number = f"restart {history.restarts} of {history.max_restarts}"
         self.say(f"{number}: {why}, {again}{extra}", "warning")

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.events import FakeSupervisor, a_plan, an_exit, end, exited
+from tests.support.events import FakeSupervisor, a_plan, a_signal, an_exit, end, exited
 
 from dsl import EngineError
 from dsl._record import replace
@@ -15,6 +15,7 @@ from dsl.errors import PortError
 from dsl.model.outcome import (
     AttemptEnded,
     AttemptStarted,
+    Awaiting,
     Membership,
     MembershipChanged,
     Outcome,
@@ -98,6 +99,22 @@ def test_a_group_that_fails_is_planned_prepared_and_started_again() -> None:
         ("restart", 2),
         ("end", 2),
     ]
+
+
+def test_of_many_attempts_the_last_are_kept_and_a_crash_loop_waits() -> None:
+    outcome, supervisor, ear = run(Plans(max_restarts=99), *[BADLY] * 7, WELL)
+    assert (outcome.code, outcome.count, len(supervisor.started)) == (0, 8, 8)
+    assert [attempt.plan.attempt for attempt in outcome.attempts] == [5, 6, 7]
+    assert [(one.cause, one.count) for one in outcome.tried] == [("rank 1 7", 7), ("", 1)]
+    pauses = [one.decision.within_s for one in ear.heard if isinstance(one, Awaiting)]
+    assert pauses == pytest.approx([0.1, 0.2])
+
+
+def test_a_signal_ends_a_job_that_waits_to_be_started_again() -> None:
+    """G2."""
+    outcome, supervisor, ear = run(Plans(max_restarts=99), *[BADLY] * 5, [*BADLY, a_signal(2)])
+    assert (outcome.code, outcome.count, len(supervisor.started)) == (130, 6, 6)
+    assert isinstance(ear.heard[-2], AttemptEnded)
 
 
 def test_without_restarts_left_the_job_ends_with_the_code_of_its_cause() -> None:

@@ -272,6 +272,43 @@ def test_a_failed_attempt_is_started_again_on_all_hosts() -> None:
     assert stage.said[-1] == "2 attempts have failed"
 
 
+def a_crash_loop() -> Stage:
+    """Six attempts have failed at once, and the next one has to wait."""
+    stage = Stage(a_job(1, 1, restarts=99)).begin()
+    for attempt in range(6):
+        assert stage.attempt == attempt
+        stage.fail(0, 0)
+        stage.hear(1, Report(attempt, 1, victims=(1,)))
+    return stage
+
+
+def test_a_crash_loop_waits_longer_and_longer() -> None:
+    stage = a_crash_loop()
+    assert stage.said[-1] == "warning: starting all hosts again, restart 6 of 99, in 0.1 s"
+    assert stage.conductor.deadline_s == pytest.approx(stage.now_s + 0.1)
+    assert stage.later(0.05) == []
+    assert [place for place, _ in messages(stage.later(0.1), Meeting)] == [0, 1]
+    assert stage.attempt == 6
+    assert stage.conductor.deadline_s is None
+    stage.now_s += 2.0
+    stage.fail(0, 0)
+    assert messages(stage.hear(1, Report(6, 1, victims=(1,))), Meeting)
+
+
+def test_a_signal_or_a_lost_host_ends_a_job_that_waits_to_be_started_again() -> None:
+    """G2."""
+    stage = a_crash_loop()
+    orders = stage.conductor.signal(2, "stop", stage.now_s)
+    assert [place for place, _ in messages(orders, Over)] == [0, 1]
+    assert stage.conductor.code == 130
+    stage = a_crash_loop()
+    assert messages(stage.hear(1, Lost("has closed the connection")), Over)
+    assert stage.conductor.code == 7
+    stage = a_crash_loop()
+    assert messages(stage.conductor.starters_lost("pdsh has ended", stage.now_s), Over)
+    assert (stage.conductor.code, stage.conductor.verdict[-1].text) == (1, "error: pdsh has ended")
+
+
 def test_what_an_earlier_attempt_says_late_changes_nothing() -> None:
     stage = Stage(a_job(1, 1, restarts=1)).begin()
     stage.fail(0, 0)

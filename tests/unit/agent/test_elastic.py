@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock
 
 import pytest
-from tests.support.events import a_plan, an_attempt, an_exit, end, exited
+from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_exit, end, exited
 
-from dsl import SignalReceived, Stopping
 from dsl._record import replace
 from dsl.agent.elastic import DOUBT_S, Elastic
 from dsl.model.job import Meeting, Notice
-from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PatienceOver, PeerFailure
-from dsl.model.outcome import REQUEUE_CODE, Decision, History, Membership, MembershipChanged
+from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
+from dsl.model.outcome import (
+    REQUEUE_CODE,
+    Decision,
+    History,
+    Membership,
+    MembershipChanged,
+    PatienceOver,
+    Tried,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,14 +36,6 @@ JOINS = MembershipChanged(Membership(2, waiting=1))
 CLOSED = MembershipChanged(Membership(2, is_closed=True))
 LOST = MeetingRefused("gone", is_lost=True)
 MET = NodesMet(Meeting(0, 0, (2, 2), "a", 7, restarts=4, reason="failure"), ("a", "b"))
-
-
-def a_signal(signum: int = 15, action: str = "stop") -> Any:
-    return Mock(spec=SignalReceived, signum=signum, action=action)
-
-
-def a_lost_guard() -> Any:
-    return Mock(spec=Stopping, reason="guard_lost")
 
 
 def decide(
@@ -274,7 +272,7 @@ def test_attempts_that_get_nowhere_wait_longer_each_time_and_end_one_day() -> No
     attempt = replace(an_attempt(a_plan(2), [FAILED], end(FAILED)), duration_s=1.0)
     pauses = []
     for count in range(1, 11):
-        history = History(99, attempts=(attempt,) * count)
+        history = History(99, (attempt,), count, (Tried(1.0, "rank 0 7", count),))
         pauses.append(Elastic(1, 2, gives_up=True).decide(history, attempt.ended, TWO))
     assert [one.within_s for one in pauses[:5]] == [0, 0, 1, 2, 4]
     assert pauses[-1].kind == "leave"
@@ -283,5 +281,7 @@ def test_attempts_that_get_nowhere_wait_longer_each_time_and_end_one_day() -> No
     # Restarts that were asked for are the user's to spend.
     assert Elastic(1, 2).decide(history, attempt.ended, TWO).kind == "meet"
     # The number of nodes is fixed.
-    history = History(99, attempts=(attempt,) * 10)
+    history = replace(history, max_restarts=99)
     assert Elastic(2, 2).decide(history, attempt.ended, TWO) == Decision("meet")
+    history = replace(history, tried=(Tried(0.5, "rank 0 7", 10),))
+    assert Elastic(2, 2).decide(history, attempt.ended, TWO) == Decision("meet", within_s=1.6)

@@ -16,7 +16,6 @@ from dsl.agent.gathering import (
     Drop,
     Reach,
 )
-from dsl.agent.progress import MOST_FRUITLESS
 from dsl.control.messages import (
     Assignment,
     Bye,
@@ -31,6 +30,7 @@ from dsl.control.messages import (
     Stop,
 )
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program
+from dsl.model.progress import MOST_FRUITLESS
 from dsl.model.remote import Remote
 from dsl.model.request import SignalRequest
 from dsl.plan.flavours import ELASTIC

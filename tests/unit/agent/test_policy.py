@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.events import a_plan, an_attempt, an_exit, end, exited
+from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_exit, end, exited
 
 from dsl.agent.policy import decide, exit_code
-from dsl.model.outcome import REQUEUE_CODE, Decision, History, Membership, MembershipChanged
+from dsl.model.outcome import (
+    REQUEUE_CODE,
+    Decision,
+    History,
+    Membership,
+    MembershipChanged,
+    PatienceOver,
+    Tried,
+)
 
 if TYPE_CHECKING:
     from dsl import Ended, Exit
@@ -24,6 +32,34 @@ def after(
     attempt = an_attempt(plan or a_plan(2), exits, ended)
     history = History(**{"max_restarts": 0, "attempts": (attempt,), **fields})
     return decide(history, ended, membership)
+
+
+def pausing(event: object, **fields: Any) -> Decision:
+    """What follows from an event while a group that fails at once is to be started again later."""
+    attempt = an_attempt(a_plan(2, **fields), [FAILED], end(FAILED))
+    return decide(History(99, (attempt,), 6, awaits="pause"), event, ALONE)
+
+
+def test_a_group_that_fails_at_once_again_and_again_is_started_again_later() -> None:
+    for count, expected in ((5, Decision("restart")), (6, Decision("pause", within_s=0.1))):
+        tried = (Tried(0.2, "rank 1 7", count),)
+        assert after(end(FAILED), FAILED, max_restarts=99, count=count, tried=tried) == expected
+
+
+@pytest.mark.parametrize(
+    "event, expected",
+    [
+        (PatienceOver(), Decision("restart")),
+        (a_signal(2, "stop"), Decision("end", code=130)),
+        (a_signal(15, "ignore"), Decision("end", code=143)),
+        (a_signal(10, "preempt"), Decision("end", code=REQUEUE_CODE)),
+        (a_signal(1, "reopen"), Decision("go_on")),
+        (a_lost_guard(), Decision("end", code=7)),
+    ],
+)
+def test_a_signal_ends_a_pause_at_once(event: object, expected: Decision) -> None:
+    """G2."""
+    assert pausing(event, preempt_signal=10) == expected
 
 
 def test_an_event_before_the_end_changes_nothing() -> None:

@@ -6,12 +6,22 @@ from typing import TYPE_CHECKING
 
 from tests.support.events import a_plan, an_attempt, an_exit, end
 
-from dsl.model.outcome import Outcome
+from dsl.model.outcome import Awaiting, Decision, History, Outcome
 from dsl.report import narrator
 from dsl.report.narrator import Narrator
 
 if TYPE_CHECKING:
     import pytest
+
+
+def test_that_restarts_wait_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    teller, attempt = Narrator(a_plan(1)), an_attempt(a_plan(1), [an_exit(0, code=3)], end())
+    for wait_s in (0.1, 0.2):
+        teller.hear(Awaiting(History(99, (attempt,)), Decision("pause", within_s=wait_s)))
+    assert capfd.readouterr().err == (
+        "dsl: the workers fail within 1 s of their start, again and again: from now on each restart waits, "
+        "up to 5 s (said once)\n"
+    )
 
 
 def test_who_has_failed_is_said_even_if_what_is_known_of_it_cannot_be_had(

@@ -1,0 +1,117 @@
+"""Whether a job that is started again and again gets anywhere: pure rules for whoever starts it again.
+
+Restarts are cheap where a failure is rare. Where each attempt fails soon after its start, the next one waits
+longer each time, and ten that fail in the same way are enough to know that the next one will, too.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record, replace
+from dsl.model.nodes import PeerFailure
+from dsl.model.outcome import Tried, own_code
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl.model.outcome import AttemptOutcome
+
+
+@record
+class Patience:
+    """How long a job waits before it starts again what fails soon after its start."""
+
+    within_s: float
+    """An attempt that has failed before this time has got nowhere."""
+    at_once: int
+    """So many of them in a row are followed by another one without a pause."""
+    first_s: float
+    """The first pause; each further one is twice as long."""
+    longest_s: float
+    """No pause is longer."""
+
+
+SAME_HOSTS = Patience(within_s=1.0, at_once=5, first_s=0.1, longest_s=5.0)
+"""The same workers start again on the same hosts."""
+
+OTHER_HOSTS = Patience(within_s=10.0, at_once=2, first_s=1.0, longest_s=30.0)
+"""Hosts come and go, and have to find each other again."""
+
+MOST_FRUITLESS = 10
+"""So many attempts in a row that failed in the same way, within `OTHER_HOSTS.within_s`, are enough."""
+
+CRASH_LOOP_S = 60.0
+"""A worker that fails sooner after its start has hardly made progress."""
+
+MOST_KEPT = 32
+"""Entries that are kept of the attempts so far: more than any rule looks at."""
+
+
+def with_attempt(tried: Sequence[Tried], attempt: AttemptOutcome) -> tuple[Tried, ...]:
+    """What is kept of the attempts so far, and of one more."""
+    return add(tried, Tried(attempt.duration_s, _cause_of(attempt)))
+
+
+def add(tried: Sequence[Tried], one: Tried) -> tuple[Tried, ...]:
+    """Add an attempt. One that is like the last is counted with it, so that a crash loop takes no memory."""
+    last = tried[-1] if tried else None
+    if last is None or last.cause != one.cause or _pace(last.duration_s) != _pace(one.duration_s):
+        return (*tried, one)[-MOST_KEPT:]
+    longest_s = max(last.duration_s, one.duration_s)
+    return (*tried[:-1], replace(last, duration_s=longest_s, count=last.count + one.count))
+
+
+def pause_s(tried: Sequence[Tried], patience: Patience) -> float:
+    """Seconds to wait before the next attempt; ``tried`` are those so far, the last one last."""
+    extra = _in_a_row(tried, patience.within_s) - patience.at_once
+    if extra <= 0:
+        return 0.0
+    return min(patience.first_s * 2.0 ** min(extra - 1, 64), patience.longest_s)
+
+
+def is_futile(tried: Sequence[Tried]) -> bool:
+    """Whether another attempt is not worth it. Restarts that the user has counted out are his to spend."""
+    return _in_a_row(tried, OTHER_HOSTS.within_s, alike=True) >= MOST_FRUITLESS
+
+
+def crash_loop(tried: Sequence[Tried]) -> str:
+    """One clause if the last attempts failed alike, soon after their start: another is unlikely to help.
+
+    Empty if there is no such pattern.
+    """
+    count = _in_a_row(tried, CRASH_LOOP_S, alike=True)
+    if count < 2:
+        return ""
+    longest_s, left = 0.0, count
+    for one in reversed(tried):
+        if left <= 0:
+            break
+        longest_s, left = max(longest_s, one.duration_s), left - one.count
+    return (
+        f"crash loop: {count} attempts in a row failed the same way within {longest_s:.2g} s of their start"
+    )
+
+
+def _in_a_row(tried: Sequence[Tried], within_s: float, *, alike: bool = False) -> int:
+    """How many attempts in a row, up to the last, have failed before that time; ``alike``: as the last."""
+    count = 0
+    for one in reversed(tried):
+        if not one.cause or one.duration_s >= within_s or (alike and one.cause != tried[-1].cause):
+            break
+        count += one.count
+    return count
+
+
+def _pace(duration_s: float) -> int:
+    """Attempts of one pace are the same to every rule."""
+    return sum(duration_s >= bound for bound in (SAME_HOSTS.within_s, OTHER_HOSTS.within_s, CRASH_LOOP_S))
+
+
+def _cause_of(attempt: AttemptOutcome) -> str:
+    """How an attempt failed, here or elsewhere."""
+    cause = attempt.cause
+    if cause is not None:
+        status = own_code(cause.status, is_stopped=cause.caused_by_stop)
+        return f"{attempt.plan.workers[cause.worker].label} {status}"
+    told = [one for one in attempt.news if isinstance(one, PeerFailure)]
+    return f"rank {told[0].rank} {told[0].code}" if told else ""
