@@ -135,3 +135,56 @@ def test_an_interrupt_that_is_ignored_stays_so(dsl_command: Path) -> None:
         timeout=30,
     )
     assert (ended.returncode, ended.stdout) == (0, "lives\n")
+
+
+# The same in a worker that a fork server has forked, between the fork and its program.
+FORKED_HOOK = """
+import os, signal, sys
+
+at, hit, server, seen = int(os.environ["AT"]), os.environ["HIT"], os.getpid(), 0
+
+def hear(event, words):
+    global seen
+    if os.getpid() != server:
+        seen += 1
+        if seen == at:
+            os.close(os.open(hit, os.O_CREAT))
+            os.kill(os.getpid(), signal.SIGINT)
+
+if any(word.endswith("/boot.py") for word in sys.orig_argv):
+    sys.addaudithook(hear)
+"""
+
+
+@pytest.mark.parametrize("program", ["script", "module"])
+def test_an_interrupt_of_a_forked_worker_before_its_program_is_silent(
+    program: str, dsl_command: Path, tmp_path: Path
+) -> None:
+    """G2. As an executed worker's is until Python has made it an exception."""
+    (tmp_path / "sitecustomize.py").write_text(FORKED_HOOK, encoding="utf-8")
+    (tmp_path / "program.py").write_text("print('begun', flush=True)\n", encoding="utf-8")
+    hit, hits = tmp_path / "hit", 0
+    words = ("--start-method", "forkserver", "--preload", "decimal", "--no_local_rank", "--num_gpus", "1")
+    for at in range(1, 40):
+        hit.unlink(missing_ok=True)
+        ended = subprocess.run(
+            [dsl_command, *words, *(["program.py"] if program == "script" else ["--module", "program"])],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(tmp_path),
+                "AT": str(at),
+                "HIT": str(hit),
+                "DS_ACCELERATOR": "cpu",
+            },
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        if not hit.exists() or (program == "module" and at > 8):  # there the imports of Python's runpy follow
+            break
+        hits += 1
+        assert "dsl/forkserver" not in ended.stderr, (at, ended.stderr)
+        assert ended.returncode == 130, (at, ended.stderr)
+    assert hits >= 3

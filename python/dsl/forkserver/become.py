@@ -171,10 +171,6 @@ def become_worker(
     `compile_program` has returned. A script that `compile` does not take (a folder, an archive, a text with
     an error) is executed plainly.
     """
-    interrupt = _signal.getsignal(_signal.SIGINT)
-    if interrupt is _signal.default_int_handler:
-        # Until its program begins it ends as one that is being executed, and not by a traceback of ours.
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     _take_randomness()
     order.enter()
     order.show_command(len(sys.orig_argv))
@@ -193,13 +189,27 @@ def become_worker(
     if imports.cwd is not None:
         os.chdir(imports.cwd)
     _signal.set_wakeup_fd(-1)
-    order.take_trace()
+    interrupt = _take_trace(order)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, imports.blocked)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, imports.unblocked)
     streams.reopen(imports.by_line)
     if _may_end_early():
         order.forget_exit_functions()
     _leave(program, code, interrupt)
+
+
+def _take_trace(order: ForkOrder) -> Any:
+    """Take what imports have left, and return what SIGINT is to do in the program.
+
+    Until that begins, SIGINT ends this process as one that is being executed, and not by a traceback of ours.
+    """
+    interrupt = _signal.getsignal(_signal.SIGINT)
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGINT})
+    order.take_trace()
+    if interrupt is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+    return interrupt
 
 
 def _may_end_early() -> bool:
