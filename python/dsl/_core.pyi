@@ -615,9 +615,10 @@ class Supervisor:
         ``words``: its command, to which the number of a descriptor is added, for its `ForkLink`. ``env``: its
         whole environment (None: this process's, now), to which the job's token is added. ``cpus`` and
         ``mempolicy``: where it runs and has its memory, as far as the kernel lets it; a worker that has none
-        of its own inherits them. stdin is ``/dev/null``; what it writes is kept for `ForkServerLost`, which
-        quotes the last line. ``slow_s``: `ForkServerSlow` tells of one that is still importing after so many
-        seconds.
+        of its own inherits them. stdin is ``/dev/null``; the end of what it writes is kept for
+        `ForkServerLost`, which quotes the last line. ``slow_s``: `ForkServerSlow` tells of one that is still
+        importing after so many seconds; one that is stopped by a signal then, and still after as much time
+        again, is lost.
 
         Returns its number for `WorkerSpec` at once. `ForkServerReady` or `ForkServerLost` follows; one that
         cannot be executed, or that this kernel has not the means for, is lost, too. It serves one group after

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from dsl._core import (
     Exited,
     ForkServerLost,
     ForkServerReady,
+    ForkServerSlow,
     SpecError,
     Started,
     Stdio,
@@ -324,6 +326,7 @@ def test_what_the_server_has_started_for_itself_ends_with_it_and_not_with_a_grou
     [
         ("refuse", "refused: it is poisoned by a thread"),
         ("exit", "ended with code 3: SomeError: no such module"),
+        ("flood", "ended with code 3: SomeError: no such module (the end of 64 MiB of output)"),
         ("hang-up", "was ended by signal 9"),
         ("barren", "could not fork: Resource temporarily unavailable (os error 11)"),
         ("mute", "forked a worker that came to nothing"),
@@ -350,6 +353,26 @@ def test_a_server_that_cannot_be_executed_is_lost(testchild: Path) -> None:
     assert lost.server == 0
     if FORKS:
         assert lost.text == "could not be started: /absent/python: No such file or directory (os error 2)"
+
+
+@needs_forks
+def test_what_a_server_writes_is_kept_in_no_file(testchild: Path) -> None:
+    """It would lie in memory: an import that prints without end would take all of it."""
+    with Group([forked(testchild, "pause")], servers=[server()]) as group:
+        group.all_started()
+        (pid,) = server_pids()
+        assert [stat.S_ISFIFO(os.stat(f"/proc/{pid}/fd/{fd}").st_mode) for fd in (1, 2)] == [True, True]
+
+
+@needs_forks
+def test_a_server_that_is_stopped_while_it_imports_is_done_without(testchild: Path) -> None:
+    """At the second look that finds it so: a debugger that stops it for a moment is no reason."""
+    with Group([forked(testchild, "exit", "0")], servers=[server("freeze@ready")], slow_s=0.2) as group:
+        ended = group.finish()
+        assert (ended.first_failure, ended.survivors) == (None, [])
+        assert [type(event) for event in group.events[:2]] == [ForkServerSlow, ForkServerLost]
+        assert [event.text for event in group.of(ForkServerLost)] == ["was stopped and did not go on"]
+        assert server_pids() == []
 
 
 @needs_forks

@@ -99,6 +99,17 @@ def switches(pid: int) -> int:
     return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in texts)
 
 
+def waits_for_orders(server: int) -> bool:
+    """It blocks all signals behind its imports, and sleeps then when its trial of a fork is over."""
+    status = Path(f"/proc/{server}/status").read_text()
+    blocked = int(status.partition("\nSigBlk:\t")[2].split()[0], 16)
+    return (
+        blocked >> (signal.SIGTERM - 1) & 1 == 1
+        and switches(server) >= 0
+        and processes.children(server) == []
+    )
+
+
 def test_ctrl_z_while_the_fork_server_imports_holds_the_workers_back(
     terminal: Open, dsl_command: Path, tmp_path: Path
 ) -> None:
@@ -118,6 +129,7 @@ def test_ctrl_z_while_the_fork_server_imports_holds_the_workers_back(
         (server,) = processes.children(agent)
         before = until(lambda: max(switches(agent), 0))
         (tmp_path / "go").touch()
+        until(lambda: waits_for_orders(server))
         # It has heard that the server is ready, and waits again.
         until(lambda: switches(agent) > before)
         assert processes.children(server) == []

@@ -14,6 +14,8 @@ import pytest
 from kit.waiting import until
 from tests.support.jobs import running
 
+from dsl.agent import timers
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -148,6 +150,18 @@ assert os.waitpid(child, 0)[1] == 9
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_in_a_proc_of_another_pid_namespace_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G1: the numbers in it are those of others."""
+    is_descendant = vars(timers)["_is_descendant"]
+    with subprocess.Popen(["/bin/sleep", "600"]) as child:
+        try:
+            assert is_descendant(child.pid)
+            monkeypatch.setattr(os, "readlink", lambda _: "1")
+            assert not is_descendant(child.pid)
+        finally:
+            child.kill()
 
 
 def test_nonsense_in_the_fifo_is_passed_over(dslrun: Path, tmp_path: Path, temporary: Path) -> None:

@@ -1,6 +1,6 @@
 """A fork server without Python's part: a forked child becomes the program that its order names, or runs a script.
 
-argv[1] says what it does: ``serve``; ``refuse``; ``never`` gets ready; ``exit`` at once; ``helper``: serve, with a child
+argv[1] says what it does: ``serve``; ``refuse``; ``never`` gets ready; ``exit`` at once, or after a ``flood`` of words; ``helper``: serve, with a child
 of its own; ``hang-up`` and live on; ``barren``: say that no order can be forked; ``mute``: forked children never enter.
 ``WHAT@STEP``: ``die``, ``freeze`` or ``sleep`` in the middle of the third order, and serve then: before the ``fork``,
 before the ``answer``, ``after`` it; or before it is ``ready``. The last word is the descriptor.
@@ -15,6 +15,7 @@ import time
 
 from dsl import _core
 
+FLOOD_MIB = 64
 STRIKES = {
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
@@ -73,7 +74,9 @@ def main() -> None:
     link = _core.ForkLink(fd)
     if mode == "refuse":
         link.refuse("it is poisoned\nby a thread")
-    elif mode == "exit":
+    elif mode in ("exit", "flood"):
+        for _ in range(FLOOD_MIB if mode == "flood" else 0):
+            os.write(1, b"x" * (1 << 20))
         print("what was printed\nSomeError: no such module", file=sys.stderr, flush=True)
         os._exit(3)
     elif mode == "never":

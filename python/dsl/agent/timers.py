@@ -195,6 +195,9 @@ def _signal(pid: int, timer: _Timer) -> bool:
 
 def _is_descendant(pid: int) -> bool:
     own = os.getpid()
+    # In the /proc of another pid namespace the numbers are others'.
+    if os.readlink("/proc/self") != str(own):
+        return False
     for _ in range(MAX_GENERATIONS):
         fields = _stat(pid)
         if fields is None:

@@ -1,6 +1,6 @@
 //! Children that this process did not make: as subreaper it adopts whatever outlives its own parent.
 
-use crate::sys::wait::{Target, try_wait};
+use crate::sys::wait::{Target, find_dead, try_wait};
 
 /// What a look for dead children has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,11 +16,11 @@ pub(crate) enum Orphans {
 /// Reaps every dead child but the `spared`, which have waiters of their own.
 pub(crate) fn reap_orphans(spared: &[i32]) -> Orphans {
     loop {
-        match try_wait(Target::Any, false) {
-            Ok(Some(death)) if spared.contains(&death.pid) => return Orphans::Hidden,
-            Ok(Some(death)) => {
+        match find_dead() {
+            Ok(Some(pid)) if spared.contains(&pid) => return Orphans::Hidden,
+            Ok(Some(pid)) => {
                 // It is dead, and nobody else waits for it.
-                let _ = try_wait(Target::Pid(death.pid), true);
+                let _ = try_wait(Target::Pid(pid), true);
             }
             Ok(None) => return Orphans::Alive,
             Err(_) => return Orphans::None,

@@ -8,11 +8,11 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, Mode, OFlags, RawDir, SeekFrom};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 
 mod snapshot;
@@ -29,6 +29,21 @@ const ENVIRON_MAX: usize = 8 << 20;
 const EXEC_PATIENCE: Duration = Duration::from_millis(200);
 /// Bytes of directory entries asked for at once.
 const LISTING: usize = 32 * 1024;
+/// How far up the family of a process is followed.
+const GENERATIONS: usize = 64;
+/// Files below `ns` of a process, and what stands in each, those first that numbers of processes depend on.
+const NAMESPACES: [(&str, &str); 10] = [
+    ("pid", "pid namespace"),
+    ("pid_for_children", "pid namespace"),
+    ("user", "user namespace"),
+    ("time", "time namespace"),
+    ("time_for_children", "time namespace"),
+    ("mnt", "mount namespace"),
+    ("cgroup", "cgroup namespace"),
+    ("ipc", "ipc namespace"),
+    ("net", "network namespace"),
+    ("uts", "uts namespace"),
+];
 
 /// Whether an environment block holds `key` with a `:`-separated value one item of which is `token`.
 pub fn environ_carries(environ: &[u8], key: &[u8], token: &[u8]) -> bool {
@@ -44,6 +59,12 @@ pub fn environ_carries(environ: &[u8], key: &[u8], token: &[u8]) -> bool {
 pub(crate) fn is_stopped(pid: i32) -> bool {
     let stat = ProcFs::open().and_then(|mut procfs| procfs.stat(pid));
     stat.is_ok_and(|stat| stat.is_stopped())
+}
+
+/// Whether a signal has stopped a process, and no debugger; false where that cannot be seen.
+pub(crate) fn is_halted(pid: i32) -> bool {
+    let stat = ProcFs::open().and_then(|mut procfs| procfs.stat(pid));
+    stat.is_ok_and(|stat| stat.state == b'T')
 }
 
 /// What a process that runs does now; `None` for one that has ended, and where it cannot be seen.
@@ -86,7 +107,7 @@ impl ProcFs {
     /// Fails with `Unsupported` when it shows another pid namespace than the caller's: its pids would
     /// name strangers.
     pub fn open() -> io::Result<Self> {
-        let procfs = Self::open_at(Path::new("/proc"))?;
+        let mut procfs = Self::open_at(Path::new("/proc"))?;
         procfs.require_own_namespace()?;
         Ok(procfs)
     }
@@ -103,9 +124,15 @@ impl ProcFs {
         })
     }
 
-    fn require_own_namespace(&self) -> io::Result<()> {
-        let own = rustix::fs::readlinkat(&self.dir, "self", Vec::new())?;
-        if number(own.as_bytes()) == Some(rustix::process::getpid().as_raw_pid()) {
+    fn require_own_namespace(&mut self) -> io::Result<()> {
+        let link = rustix::fs::readlinkat(&self.dir, "self", Vec::new())?;
+        let own = rustix::process::getpid().as_raw_pid();
+        // Our number in the namespace that is shown, and in those within it that we are in. Two may be equal.
+        let numbers = read_start(&self.dir, "self/status", &mut self.text)
+            .ok()
+            .and_then(|text| status_value(text, "NSpid"));
+        let is_only = numbers.is_none_or(|text| number(text) == Some(own));
+        if number(link.as_bytes()) == Some(own) && is_only {
             return Ok(());
         }
         let why = "/proc belongs to another pid namespace";
@@ -138,6 +165,64 @@ impl ProcFs {
     pub fn stat(&mut self, pid: i32) -> io::Result<Stat> {
         let text = self.starts(pid, "stat").map_err(gone)?;
         parse_stat(text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    /// The pid of the process behind a pidfd, as this pid namespace counts; `None` when it has ended and was reaped.
+    ///
+    /// Fails with `Unsupported` for a process of a pid namespace that is not below this one, and with `InvalidData`
+    /// for a descriptor of something else.
+    pub(crate) fn pid_of(&mut self, pidfd: BorrowedFd<'_>) -> io::Result<Option<i32>> {
+        self.name.clear();
+        // Writing to a String cannot fail.
+        let _ = write!(self.name, "thread-self/fdinfo/{}", pidfd.as_raw_fd());
+        let text = read_start(&self.dir, &self.name, &mut self.text)?;
+        match status_value(text, "Pid").and_then(number::<i32>) {
+            Some(-1) => Ok(None),
+            Some(0) => Err(io::ErrorKind::Unsupported.into()),
+            pid => pid
+                .filter(|&pid| pid > 0)
+                .map(Some)
+                .ok_or_else(|| io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// What of its surroundings a process does not share with this thread: the first kind of namespace, or the root
+    /// directory; `None` if it shares all of them.
+    pub(crate) fn foreign_place(&mut self, pid: i32) -> io::Result<Option<&'static str>> {
+        for (file, kind) in NAMESPACES {
+            let of = |whose: String| rustix::fs::readlinkat(&self.dir, whose, Vec::new());
+            let own = match of(format!("thread-self/ns/{file}")) {
+                // This kernel has none of that kind.
+                Err(Errno::NOENT) => continue,
+                own => own?,
+            };
+            match of(format!("{pid}/ns/{file}")) {
+                Ok(theirs) if theirs == own => {}
+                // That of children is not there before the first of them.
+                Ok(_) | Err(Errno::NOENT) => return Ok(Some(kind)),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        let root = |whose: String| {
+            let stat = rustix::fs::statat(&self.dir, whose, AtFlags::empty())?;
+            io::Result::Ok((stat.st_dev, stat.st_ino))
+        };
+        let is_shared = root(format!("{pid}/root"))? == root("thread-self/root".to_owned())?;
+        Ok((!is_shared).then_some("root directory"))
+    }
+
+    /// Whether a process is another one, or descends from it.
+    pub(crate) fn descends(&mut self, mut pid: i32, ancestor: i32) -> io::Result<bool> {
+        for _ in 0..GENERATIONS {
+            if pid == ancestor {
+                return Ok(true);
+            }
+            if pid <= 1 {
+                break;
+            }
+            pid = self.stat(pid)?.ppid;
+        }
+        Ok(false)
     }
 
     /// Whether the environment that the process was started with holds `key` with a `:`-separated value

@@ -64,7 +64,9 @@ impl Link {
         let poller = Poller::new()?;
         poller.watch(&socket, LINK)?;
         let hello = Report::Hello { version: VERSION }.encode();
-        socket::send(&socket, &hello, &[], true).map_err(Error::os("speak to the engine"))?;
+        let own =
+            pidfd_open(getpid(), PidfdFlags::empty()).map_err(Error::os("open a descriptor of itself"))?;
+        socket::send(&socket, &hello, &[own.as_fd()], true).map_err(Error::os("speak to the engine"))?;
         let ends = Ends {
             socket,
             poller,
@@ -222,7 +224,7 @@ impl Ends {
                 return self.tell(&Report::NotForked { order, errno });
             }
         };
-        let report = Report::Forked { order, pid }.encode();
+        let report = Report::Forked { order }.encode();
         socket::send(&self.socket, &report, &[pidfd.as_fd()], true)
             .map_err(Error::os("speak to the engine"))?;
         let pidfd = Some(pidfd);

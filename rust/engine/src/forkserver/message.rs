@@ -1,7 +1,8 @@
 //! What engine and fork server tell each other, as bytes.
 //!
 //! Both are the same build of this extension, or the first message says that they are not. Numbers are in the
-//! machine's own byte order.
+//! machine's own byte order. A process is named by a descriptor of it and never by a number, which means another
+//! one in another pid namespace.
 
 use std::time::Duration;
 
@@ -9,19 +10,19 @@ use crate::sys::clone::{Failure, Step};
 use crate::sys::wait::Death;
 
 /// Version of the messages and of the plan.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// From the server to the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// The first message.
+    /// The first message, with a pidfd of the process that sends it.
     Hello { version: u32 },
     /// Orders may come.
     Ready,
     /// There will be no worker, and this is why.
     Refused { text: Vec<u8> },
     /// The child of this order, whose pidfd comes with the message.
-    Forked { order: u64, pid: i32 },
+    Forked { order: u64 },
     /// There is no child for this order.
     NotForked { order: u64, errno: i32 },
     /// The child of this order is a zombie.
@@ -55,12 +56,11 @@ impl Report {
             Self::Hello { version } => out.byte(0).u32(*version),
             Self::Ready => out.byte(1),
             Self::Refused { text } => out.byte(2).bytes(text),
-            Self::Forked { order, pid } => out.byte(3).u64(*order).i32(*pid),
+            Self::Forked { order } => out.byte(3).u64(*order),
             Self::NotForked { order, errno } => out.byte(4).u64(*order).i32(*errno),
             Self::Ended { order, death } => out
                 .byte(5)
                 .u64(*order)
-                .i32(death.pid)
                 .i32(death.status)
                 .flag(death.signaled)
                 .flag(death.core)
@@ -81,10 +81,7 @@ impl Report {
             2 => Self::Refused {
                 text: input.bytes()?.to_vec(),
             },
-            3 => Self::Forked {
-                order: input.u64()?,
-                pid: input.i32()?,
-            },
+            3 => Self::Forked { order: input.u64()? },
             4 => Self::NotForked {
                 order: input.u64()?,
                 errno: input.i32()?,
@@ -92,7 +89,6 @@ impl Report {
             5 => Self::Ended {
                 order: input.u64()?,
                 death: Death {
-                    pid: input.i32()?,
                     status: input.i32()?,
                     signaled: input.flag()?,
                     core: input.flag()?,
@@ -267,7 +263,6 @@ mod tests {
     #[test]
     fn reports_are_read_as_they_were_written_and_never_in_part() {
         let death = Death {
-            pid: 71,
             status: 9,
             signaled: true,
             core: false,
@@ -282,7 +277,7 @@ mod tests {
             Report::Refused {
                 text: b"no\xff module".to_vec(),
             },
-            Report::Forked { order: 0, pid: 12 },
+            Report::Forked { order: 0 },
             Report::NotForked {
                 order: u64::MAX,
                 errno: 11,

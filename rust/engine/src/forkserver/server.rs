@@ -8,15 +8,17 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::delivery::{Delivered, Delivery, Ends, Ordered, has_lost_parent};
+use super::imports::{Imports, Look, OUT_OF_TIME, Patience};
 use super::message::{Command, Entered, Report, VERSION};
 use super::plan::Plan;
 use super::socket::{self, MOST_DESCRIPTORS};
-use super::words;
+use super::speaker::{Child, Distrust, Speaker};
+use super::words::{self, Words};
 use crate::poller::{Poller, is_readable, wait_readable};
-use crate::sys::clone::Step;
+use crate::procfs::ProcFs;
 use crate::sys::signal;
 use crate::sys::wait::{Death, Target, try_wait};
 
@@ -30,28 +32,6 @@ const END_PATIENCE: Duration = Duration::from_millis(100);
 const HANG_UP_PATIENCE: Duration = Duration::from_secs(1);
 /// Time that the kernel gets to carry out SIGKILL.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
-/// What is said of a server that takes too long before it is ready.
-const OUT_OF_TIME: &str = "ran out of time";
-
-/// How long a server may import.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
-    /// Then a line says that it is still importing.
-    pub slow: Duration,
-    /// Then it is done without. Its own timer, which is that of `IMPORT_S` in `dsl.forkserver.become`, rings before,
-    /// unless somebody has stopped it or it hangs in the kernel.
-    pub lost: Duration,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self {
-            slow: Duration::from_secs(30),
-            lost: Duration::from_secs(630),
-        }
-    }
-}
-
 /// What can be had of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
@@ -63,6 +43,11 @@ pub(crate) enum State {
     Closed,
 }
 
+/// What is said of one whose child has ended before it could be watched, which needs no bad intent.
+const BARREN: &str = "forked a worker that came to nothing";
+/// What is said of one whose messages no server of this version sends.
+const NONSENSE: &str = "cannot be understood";
+
 /// What has become known of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum News {
@@ -71,58 +56,10 @@ pub(crate) enum News {
     Lost(String),
 }
 
-/// A worker that a server has forked.
-#[derive(Debug)]
-pub(crate) struct Delivery {
-    pub(crate) pid: i32,
-    pub(crate) pidfd: OwnedFd,
-    pub(crate) entered: Entered,
-}
-
-/// A worker that was ordered, and the gate where it waits until it is watched. It ends if nobody opens.
-#[derive(Debug)]
-pub(crate) struct Ordered {
-    order: u64,
-    gate: OwnedFd,
-}
-
-impl Ordered {
-    pub(crate) fn order(&self) -> u64 {
-        self.order
-    }
-
-    pub(crate) fn gate(&self) -> BorrowedFd<'_> {
-        self.gate.as_fd()
-    }
-
-    /// Lets the worker run.
-    pub(crate) fn open(&self) {
-        // A failure means that it has just died.
-        let _ = socket::send(&self.gate, b"1", &[], false);
-    }
-
-    /// Ends the worker, wherever it is on its way. That does not depend on who else may hold a copy of the gate.
-    pub(crate) fn cancel(&self) {
-        // A failure means that it has ended.
-        let _ = shutdown(&self.gate, Shutdown::Both);
-    }
-}
-
-/// What has come of an order.
-#[derive(Debug)]
-pub(crate) enum Delivered {
-    /// Its worker waits at its gate.
-    Worker(Delivery),
-    /// The server has not answered.
-    Ordered,
-    /// The server has forked, and the child has not come to its gate.
-    Forked,
-    /// There is no worker, and the server takes no more orders.
-    Nothing,
-}
-
 enum Answer {
     Forked(i32, OwnedFd),
+    /// Of a child that has ended and was reaped, or that is not to be acted on.
+    Gone,
     NotForked(i32),
 }
 
@@ -133,13 +70,14 @@ pub(crate) struct Server {
     pidfd: Option<OwnedFd>,
     /// `None` once one side has hung up.
     link: Option<OwnedFd>,
-    /// The file that is its stdout and stderr.
-    words: File,
+    words: Words,
+    procfs: Option<ProcFs>,
+    /// Who has said hello.
+    speaker: Option<Speaker>,
+    /// It is not to be listened to any more.
+    is_distrusted: bool,
     state: State,
-    /// When it was executed.
-    begin: Instant,
-    patience: Patience,
-    is_slow: bool,
+    imports: Imports,
     news: Vec<News>,
     /// Something was heard since this was last asked, whoever listened.
     has_heard: bool,
@@ -152,33 +90,26 @@ pub(crate) struct Server {
     deaths: BTreeMap<u64, Death>,
 }
 
-/// What a server is started with: our end of its link and its own, and the file of its last words.
-pub(crate) struct Ends {
-    pub(crate) ours: OwnedFd,
-    pub(crate) theirs: OwnedFd,
-    pub(crate) words: File,
-}
-
-impl Ends {
-    pub(crate) fn new() -> io::Result<Self> {
-        let (ours, theirs) = socket::pair()?;
-        let words = File::from(memfd_create(c"dsl-fork-server", MemfdFlags::CLOEXEC)?);
-        Ok(Self { ours, theirs, words })
-    }
-}
-
 impl Server {
-    /// A server that was executed with these ends, just now.
-    pub(crate) fn new(pid: i32, pidfd: OwnedFd, ends: Ends, patience: Patience) -> Self {
+    /// A server that was executed with these ends, just now. `output`: the pipe of its stdout and stderr, to be read
+    /// without waiting.
+    pub(crate) fn new(
+        pid: i32,
+        pidfd: OwnedFd,
+        ends: Ends,
+        output: Option<OwnedFd>,
+        patience: Patience,
+    ) -> Self {
         Self {
             pid,
             pidfd: Some(pidfd),
             link: Some(ends.ours),
-            words: ends.words,
+            words: Words::new(output),
+            procfs: ProcFs::open().ok(),
+            speaker: None,
+            is_distrusted: false,
             state: State::Preparing,
-            begin: Instant::now(),
-            patience,
-            is_slow: false,
+            imports: Imports::begin(Instant::now(), patience),
             news: Vec::new(),
             has_heard: false,
             is_silent: false,
@@ -195,27 +126,30 @@ impl Server {
 
     /// When it is to be looked at if it has not imported everything by then.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let Patience { slow, lost } = self.patience;
-        let is_told = self.is_slow || slow >= lost;
-        (self.state == State::Preparing).then(|| self.begin + if is_told { lost } else { slow })
+        (self.state == State::Preparing).then(|| self.imports.due())
     }
 
     /// Tells if its imports take long, and does without it if they take too long. It is killed then: nobody else
     /// can, if it does not hear of its own timer.
     pub(crate) fn look_at_imports(&mut self, now: Instant) {
-        if self.due().is_none_or(|due| now < due) {
+        if self.state != State::Preparing {
             return;
         }
-        let passed = now.saturating_duration_since(self.begin);
-        if passed < self.patience.lost {
-            self.is_slow = true;
-            self.news.push(News::Slow(passed));
-            return;
+        match self.imports.look(self.pid, now) {
+            Look::Nothing => {}
+            Look::Slow(passed) => self.news.push(News::Slow(passed)),
+            Look::Lost(why) => {
+                self.close_with_last_words(why);
+                if self.pidfd.is_some() {
+                    self.kill();
+                }
+            }
         }
-        self.close_with_last_words(OUT_OF_TIME);
-        if self.pidfd.is_some() {
-            self.kill();
-        }
+    }
+
+    /// Whether it is to be ended at once: what it says is not to be believed, or its workers would not be as others.
+    pub(crate) fn is_distrusted(&self) -> bool {
+        self.is_distrusted && self.link.is_some()
     }
 
     /// What is to be watched for it, while it lives.
@@ -240,6 +174,9 @@ impl Server {
     /// Hears what it has said. A server that has hung up is waited for, and is gone then.
     pub(crate) fn listen(&mut self, poller: &Poller) {
         let mut is_dead = false;
+        if self.words.read() == Some(0) {
+            self.close_words(poller);
+        }
         while let Some(link) = &self.link {
             match socket::receive(link) {
                 // Somebody whom it has started may hold the link open.
@@ -261,12 +198,14 @@ impl Server {
         self.is_silent = false;
         self.has_heard = true;
         match report {
-            Some(Report::Hello { version: VERSION }) => {}
+            Some(Report::Hello { version: VERSION }) => self.meet(fds),
             Some(Report::Hello { version }) => {
                 self.close(format!("speaks version {version} of the protocol, not {VERSION}"));
             }
             Some(Report::Ready) => {
-                if self.state == State::Preparing {
+                // What it has imported may have led it elsewhere.
+                let is_here = self.with_speaker(Speaker::check_place).is_some();
+                if is_here && self.state == State::Preparing {
                     self.state = State::Ready;
                     self.news.push(News::Ready);
                 }
@@ -276,10 +215,9 @@ impl Server {
             Some(
                 Report::Forked { order, .. } | Report::NotForked { order, .. } | Report::Ended { order, .. },
             ) if order <= self.reaped => {}
-            Some(Report::Forked { order, pid }) => {
-                if let Some(pidfd) = fds.into_iter().next() {
-                    self.answers.insert(order, Answer::Forked(pid, pidfd));
-                }
+            Some(Report::Forked { order }) => {
+                let answer = self.meet_child(fds);
+                self.answers.insert(order, answer);
             }
             Some(Report::NotForked { order, errno }) => {
                 self.answers.insert(order, Answer::NotForked(errno));
@@ -287,7 +225,52 @@ impl Server {
             Some(Report::Ended { order, death }) => {
                 self.deaths.insert(order, death);
             }
-            None => self.close("cannot be understood".to_owned()),
+            None => self.close(NONSENSE.to_owned()),
+        }
+    }
+
+    /// Hears hello, which comes with a pidfd of the process that says it.
+    fn meet(&mut self, fds: Vec<OwnedFd>) {
+        let (Some(pidfd), None) = (fds.into_iter().next(), &self.speaker) else {
+            return self.close(NONSENSE.to_owned());
+        };
+        let executed = self.pid;
+        let met = self
+            .procfs
+            .as_mut()
+            .map(|procfs| Speaker::meet(procfs, pidfd, executed));
+        self.speaker = met.and_then(|met| met.map_err(|why| self.distrust(why)).ok());
+    }
+
+    /// Hears of a child, which comes as a pidfd.
+    fn meet_child(&mut self, fds: Vec<OwnedFd>) -> Answer {
+        let Some(pidfd) = fds.into_iter().next() else {
+            self.close(NONSENSE.to_owned());
+            return Answer::Gone;
+        };
+        match self.with_speaker(|speaker, procfs| speaker.child(procfs, &pidfd)) {
+            Some(Child::Known(pid)) => Answer::Forked(pid, pidfd),
+            Some(Child::Gone) | None => Answer::Gone,
+        }
+    }
+
+    /// Asks the kernel about what was said. `None`: it is not to be acted on.
+    fn with_speaker<T>(
+        &mut self,
+        ask: impl FnOnce(&Speaker, &mut ProcFs) -> Result<T, Distrust>,
+    ) -> Option<T> {
+        let (Some(speaker), Some(procfs)) = (&self.speaker, &mut self.procfs) else {
+            self.close(NONSENSE.to_owned());
+            return None;
+        };
+        ask(speaker, procfs).map_err(|why| self.distrust(why)).ok()
+    }
+
+    fn distrust(&mut self, why: Distrust) {
+        // Of one that has died is heard next.
+        if let Some(why) = why {
+            self.is_distrusted = self.orders == 0;
+            self.close(why);
         }
     }
 
@@ -350,6 +333,10 @@ impl Server {
         }
         let pid = match self.answers.get(&ordered.order) {
             Some(Answer::Forked(pid, _)) => *pid,
+            Some(Answer::Gone) => {
+                self.close(BARREN.to_owned());
+                return Delivered::Nothing;
+            }
             Some(Answer::NotForked(errno)) => {
                 let error = io::Error::from_raw_os_error(*errno);
                 self.close(format!("could not fork: {error}"));
@@ -369,7 +356,7 @@ impl Server {
         let Some(entered) = entered.filter(|entered| !has_lost_parent(entered)) else {
             // If the server has died, that is the better reason.
             self.listen(poller);
-            self.close("forked a worker that came to nothing".to_owned());
+            self.close(BARREN.to_owned());
             return Delivered::Nothing;
         };
         match self.answers.remove(&ordered.order) {
@@ -435,10 +422,17 @@ impl Server {
             None => "is gone".to_owned(),
         };
         self.close_with_last_words(&how);
+        self.close_words(poller);
+    }
+
+    fn close_words(&mut self, poller: &Poller) {
+        if let Some(pipe) = self.words.take_pipe() {
+            poller.forget(pipe);
+        }
     }
 
     fn close_with_last_words(&mut self, why: &str) {
-        let words = words::last_line(&self.words);
+        let words = self.words.last_line();
         self.close(if words.is_empty() {
             why.to_owned()
         } else {
@@ -458,23 +452,30 @@ impl Server {
     }
 
     /// Waits for its end, now that somebody has hung up. One that imports still has no reason to look.
-    pub(crate) fn end(&mut self) {
-        let is_listening = self.state != State::Preparing;
+    pub(crate) fn end(&mut self, poller: &Poller) {
+        let is_listening = self.state != State::Preparing && !self.is_distrusted;
         self.reap(if is_listening {
             END_PATIENCE
         } else {
             Duration::ZERO
         });
         self.state = State::Closed;
+        self.close_words(poller);
     }
 
     /// Kills and reaps one that was executed and cannot be watched: nobody else reaps it in somebody's program.
-    pub(crate) fn give_up(pid: i32, pidfd: Option<OwnedFd>, ends: Ends, poller: &Poller) {
+    pub(crate) fn give_up(
+        pid: i32,
+        pidfd: Option<OwnedFd>,
+        ends: Ends,
+        output: Option<OwnedFd>,
+        poller: &Poller,
+    ) {
         let open = || pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok();
         if let Some(pidfd) = pidfd.or_else(open) {
-            let mut server = Self::new(pid, pidfd, ends, Patience::default());
+            let mut server = Self::new(pid, pidfd, ends, output, Patience::default());
             server.hang_up(poller);
-            server.end();
+            server.end(poller);
         } else {
             // Our unreaped child pins its pid.
             let _ = signal::send(pid, libc::SIGKILL);
@@ -497,11 +498,6 @@ impl Server {
         let _ = signal::send(-self.pid, libc::SIGKILL);
         let _ = signal::send(self.pid, libc::SIGKILL);
     }
-}
-
-/// Whether a child found its server dead when it entered: no other one would find it alive.
-fn has_lost_parent(entered: &Entered) -> bool {
-    matches!(entered.result, Err(failure) if failure.step == Step::ParentDeath)
 }
 
 #[cfg(test)]

@@ -1,24 +1,60 @@
 //! What a fork server says in words, as text that may stand in a line of ours.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::fd::OwnedFd;
 
-/// Bytes looked at of a server's last words, and shown of them.
-const LAST_WORDS_BYTES: usize = 4096;
+/// Bytes that are kept of what a server writes, and shown of its last line.
+const KEPT_BYTES: usize = 4096;
 const SHOWN_BYTES: usize = 300;
+/// Bytes read at a time, and at most before its last line is quoted: somebody else may write for ever.
+const READ_BYTES: usize = 64 * 1024;
+const LAST_READS: usize = 64;
 
-/// The last line of the file.
-pub(super) fn last_line(file: &File) -> String {
-    let length = file.metadata().map_or(0, |data| data.len());
-    let start = length.saturating_sub(LAST_WORDS_BYTES as u64);
-    let mut bytes = vec![0; LAST_WORDS_BYTES];
-    let count = file.read_at(&mut bytes, start).unwrap_or(0);
-    let text = bytes[..count].trim_ascii_end();
-    let begin = text
-        .iter()
-        .rposition(|&byte| byte == b'\n')
-        .map_or(0, |at| at + 1);
-    one_line(&text[begin..])
+/// The end of what a server has written to stdout and stderr.
+pub(super) struct Words {
+    /// The pipe that is both of them; `None` once it is no longer read.
+    pipe: Option<OwnedFd>,
+    tail: Vec<u8>,
+    /// Bytes that were written before those.
+    dropped: u64,
+}
+
+impl Words {
+    /// `pipe`: does not make its reader wait.
+    pub(super) fn new(pipe: Option<OwnedFd>) -> Self {
+        Self {
+            pipe,
+            tail: Vec::new(),
+            dropped: 0,
+        }
+    }
+
+    /// Reads no more. Whoever writes to it when it is closed is refused.
+    pub(super) fn take_pipe(&mut self) -> Option<OwnedFd> {
+        self.pipe.take()
+    }
+
+    /// Takes in a piece of what is there; how many bytes. 0: nobody holds the other end. `None`: there was nothing.
+    pub(super) fn read(&mut self) -> Option<usize> {
+        let mut piece = vec![0; READ_BYTES];
+        let count = rustix::io::read(self.pipe.as_ref()?, &mut piece[..]).ok()?;
+        self.tail.extend(&piece[..count]);
+        let excess = self.tail.len().saturating_sub(KEPT_BYTES);
+        self.tail.drain(..excess);
+        self.dropped += excess as u64;
+        Some(count)
+    }
+
+    /// The last line, and of how much it is the end if not all was kept; empty if there is none.
+    pub(super) fn last_line(&mut self) -> String {
+        let _ = (0..LAST_READS).all(|_| self.read().is_some_and(|count| count > 0));
+        let text = self.tail.trim_ascii_end();
+        let begin = text.iter().rposition(|&byte| byte == b'\n');
+        let line = one_line(&text[begin.map_or(0, |at| at + 1)..]);
+        match (self.dropped + self.tail.len() as u64) >> 20 {
+            0 => line,
+            written => format!("{line} (the end of {written} MiB of output)"),
+        }
+    }
 }
 
 /// Text of somebody else as one line of ours.
@@ -40,6 +76,8 @@ pub(super) fn one_line(text: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustix::pipe::{PipeFlags, pipe_with};
+
     use super::*;
 
     #[test]
@@ -54,5 +92,26 @@ mod tests {
         }
         assert_eq!(one_line("\u{20ac}".repeat(200).as_bytes()).len(), 300);
         assert_eq!(one_line("x\u{20ac}".repeat(200).as_bytes()).len(), 300);
+    }
+
+    #[test]
+    fn the_end_of_what_is_written_without_end_is_kept_in_bounded_memory() {
+        let (read, write) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+        let mut words = Words::new(Some(read));
+        assert_eq!(words.last_line(), "");
+        let piece = [&[b'x'; 1023][..], b"\n"].concat();
+        for _ in 0..5 << 10 {
+            assert_eq!(rustix::io::write(&write, &piece), Ok(1024));
+            assert_eq!(words.read(), Some(1024));
+            assert!(words.tail.len() <= KEPT_BYTES);
+        }
+        rustix::io::write(&write, b"SomeError: at last\n").unwrap();
+        assert_eq!(
+            words.last_line(),
+            "SomeError: at last (the end of 5 MiB of output)"
+        );
+        assert_eq!(words.read(), None);
+        drop(write);
+        assert_eq!(words.read(), Some(0));
     }
 }

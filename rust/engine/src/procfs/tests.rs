@@ -371,25 +371,74 @@ fn a_command_name_cannot_write_to_the_terminal() {
     );
 }
 
+/// Its number may be the same there by chance.
 #[test]
 fn a_proc_of_another_pid_namespace_is_refused() {
-    let root = FakeRoot::new();
     let own = getpid().as_raw_pid();
-    for (shown, accepted) in [(own, true), (own + 1, false)] {
-        let link = root.path().join("self");
-        symlink(shown.to_string(), &link).unwrap();
-        let procfs = ProcFs::open_at(root.path()).unwrap();
+    let refused = Err(ErrorKind::Unsupported);
+    for (shown, numbers, expected) in [
+        (own, String::new(), Ok(())),
+        (own, format!("NSpid:\t{own}\n"), Ok(())),
+        (own + 1, String::new(), refused),
+        (own + 1, format!("NSpid:\t{}\t{own}\n", own + 1), refused),
+        (own, format!("NSpid:\t{own}\t{own}\n"), refused),
+    ] {
+        let root = FakeRoot::new();
+        root.file(&format!("{shown}/status"), numbers.as_bytes());
+        symlink(shown.to_string(), root.path().join("self")).unwrap();
+        let mut procfs = ProcFs::open_at(root.path()).unwrap();
         let outcome = procfs.require_own_namespace().map_err(|error| error.kind());
-        assert_eq!(
-            outcome,
-            if accepted {
-                Ok(())
-            } else {
-                Err(ErrorKind::Unsupported)
-            }
-        );
-        std::fs::remove_file(link).unwrap();
+        assert_eq!(outcome, expected, "{shown} {numbers}");
     }
+}
+
+#[test]
+fn a_pidfd_tells_a_process_until_it_is_reaped_and_none_of_elsewhere() {
+    let root = FakeRoot::new();
+    let (file, _) = rustix::pipe::pipe().unwrap();
+    let mut procfs = ProcFs::open_at(root.path()).unwrap();
+    for (pid, expected) in [
+        ("17", Ok(Some(17))),
+        ("-1", Ok(None)),
+        ("0", Err(ErrorKind::Unsupported)),
+        ("-2", Err(ErrorKind::InvalidData)),
+        ("", Err(ErrorKind::InvalidData)),
+    ] {
+        let name = format!("thread-self/fdinfo/{}", file.as_raw_fd());
+        root.file(
+            &name,
+            format!("pos:\t0\nflags:\t02000002\nPid:\t{pid}\nNSpid:\t{pid}\n").as_bytes(),
+        );
+        let told = procfs.pid_of(file.as_fd()).map_err(|error| error.kind());
+        assert_eq!(told, expected, "{pid}");
+    }
+}
+
+#[test]
+fn a_namespace_of_its_own_is_named() {
+    let root = FakeRoot::new();
+    for (file, _) in NAMESPACES.iter().filter(|(file, _)| *file != "time") {
+        for who in ["thread-self", "7", "8"] {
+            root.file(&format!("{who}/ns/.keep"), b"");
+            let number = if (who, *file) == ("8", "user") { 2 } else { 1 };
+            let link = root.path().join(format!("{who}/ns/{file}"));
+            symlink(format!("{file}:[{number}]"), link).unwrap();
+        }
+    }
+    for (who, target) in [("thread-self", "."), ("7", "."), ("8", ".")] {
+        symlink(target, root.path().join(format!("{who}/root"))).unwrap();
+    }
+    let mut procfs = ProcFs::open_at(root.path()).unwrap();
+    assert_eq!(procfs.foreign_place(8).unwrap(), Some("user namespace"));
+    assert_eq!(procfs.foreign_place(7).unwrap(), Some("root directory"));
+    // As before the first child in one for children.
+    assert_eq!(procfs.foreign_place(9).unwrap(), Some("pid namespace"));
+    let own = getpid().as_raw_pid();
+    let mut procfs = ProcFs::open().unwrap();
+    assert_eq!(procfs.foreign_place(own).unwrap(), None);
+    let parent = rustix::process::getppid().unwrap().as_raw_pid();
+    assert!(procfs.descends(own, own).unwrap() && procfs.descends(own, parent).unwrap());
+    assert!(!procfs.descends(parent, own).unwrap());
 }
 
 proptest! {

@@ -55,7 +55,7 @@ impl Supervisor {
         let worker = &mut spec.workers[0];
         worker.argv.extend(CString::new(link.to_string()));
         worker.keep_fds = vec![link];
-        worker.stdio = [Stdio::Null, Stdio::Fd(ends.words.as_raw_fd()), Stdio::Stdout];
+        worker.stdio = [Stdio::Null, Stdio::Pipe, Stdio::Stdout];
         let context = AttemptContext {
             env,
             cgroup: None,
@@ -65,11 +65,14 @@ impl Supervisor {
         let token = Watched::ForkServer(number).encode();
         let started = self.spawner.start(&spec, 0, token, &context);
         let started = started.map_err(|failure| failure_text(&failure))?;
+        let [output, _] = started.pipes;
         let watched = self.poller.watch(&ends.ours, token);
+        let watched =
+            watched.and_then(|()| output.iter().try_for_each(|pipe| self.poller.watch(pipe, token)));
         match started.pidfd {
-            Some(pidfd) if watched.is_ok() => Ok(Server::new(started.pid, pidfd, ends, patience)),
+            Some(pidfd) if watched.is_ok() => Ok(Server::new(started.pid, pidfd, ends, output, patience)),
             pidfd => {
-                Server::give_up(started.pid, pidfd, ends, &self.poller);
+                Server::give_up(started.pid, pidfd, ends, output, &self.poller);
                 Err("cannot be watched: memory is short".to_owned())
             }
         }
@@ -167,6 +170,9 @@ impl Supervisor {
             News::Lost(text) => Event::ForkServerLost { server: number, text },
         });
         self.events.extend(events);
+        if server.is_distrusted() {
+            self.end_these_servers(&[number]);
+        }
     }
 
     /// Orders the next worker from its fork server. A server that takes no orders is told of, and is closed then.
@@ -334,16 +340,28 @@ impl Supervisor {
 
     /// Ends all fork servers, and what they have started for themselves.
     pub(super) fn end_servers(&mut self) {
-        let pids = self.server_pids();
-        if pids.is_empty() {
+        let all: Vec<usize> = (0..self.servers.len()).collect();
+        self.end_these_servers(&all);
+    }
+
+    fn end_these_servers(&mut self, numbers: &[usize]) {
+        let mut living: Vec<&mut Server> = self
+            .servers
+            .iter_mut()
+            .enumerate()
+            .filter(|(number, _)| numbers.contains(number))
+            .filter_map(|(_, server)| server.as_mut().filter(|server| server.link().is_some()))
+            .collect();
+        if living.is_empty() {
             return;
         }
+        let pids: Vec<i32> = living.iter().map(|server| server.pid).collect();
         let helpers = self.remains.helpers_of(&pids);
-        for server in self.servers.iter_mut().flatten() {
+        for server in &mut living {
             server.hang_up(&self.poller);
         }
-        for server in self.servers.iter_mut().flatten() {
-            server.end();
+        for server in &mut living {
+            server.end(&self.poller);
         }
         self.remains.kill_known(&helpers);
     }

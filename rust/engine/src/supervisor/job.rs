@@ -377,7 +377,7 @@ impl Job {
         let pid = self.workers.get(index)?.pid()?;
         let status = procfs::exit_status(pid)?;
         // Its parent may have reaped it meanwhile, and the number may be another's.
-        self.workers[index].is_pinned().then(|| Death::of(pid, status))
+        self.workers[index].is_pinned().then(|| Death::of(status))
     }
 
     /// Notes how a worker has ended.

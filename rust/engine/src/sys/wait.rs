@@ -15,15 +15,11 @@ pub(crate) enum Target<'a> {
     PidFd(BorrowedFd<'a>),
     /// The child with this pid.
     Pid(i32),
-    /// Any child: only for a process that owns all its children.
-    Any,
 }
 
 /// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Death {
-    /// Process id, free for reuse by the kernel unless the child was only looked at.
-    pub(crate) pid: i32,
     /// Exit code, or the signal's number.
     pub(crate) status: i32,
     /// Ended by a signal.
@@ -40,10 +36,9 @@ pub(crate) struct Death {
 
 impl Death {
     /// What a status in the form of wait(2) tells, without usage.
-    pub(crate) fn of(pid: i32, status: i32) -> Self {
+    pub(crate) fn of(status: i32) -> Self {
         let signal = status & 0x7f;
         Self {
-            pid,
             status: if signal == 0 { status >> 8 & 0xff } else { signal },
             signaled: signal != 0,
             core: signal != 0 && status & 0x80 != 0,
@@ -60,11 +55,20 @@ impl Death {
 ///
 /// [waitid(2)](https://man7.org/linux/man-pages/man2/waitid.2.html)
 pub(crate) fn try_wait(target: Target<'_>, reap: bool) -> io::Result<Option<Death>> {
-    let (kind, id) = match target {
+    let target = match target {
         Target::PidFd(fd) => (libc::P_PIDFD, fd.as_raw_fd() as u32),
         Target::Pid(pid) => (libc::P_PID, pid as u32),
-        Target::Any => (libc::P_ALL, 0),
     };
+    Ok(wait(target, reap)?.map(|(_, death)| death))
+}
+
+/// The pid of a dead child, which is left as it is: only for a process that owns all its children. `None`: children
+/// exist, none has died. `ECHILD`: there is none.
+pub(crate) fn find_dead() -> io::Result<Option<i32>> {
+    Ok(wait((libc::P_ALL, 0), false)?.map(|(pid, _)| pid))
+}
+
+fn wait((kind, id): (libc::idtype_t, u32), reap: bool) -> io::Result<Option<(i32, Death)>> {
     let mut options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
     if !reap {
         options |= libc::WNOWAIT;
@@ -86,15 +90,15 @@ pub(crate) fn try_wait(target: Target<'_>, reap: bool) -> io::Result<Option<Deat
     }
     // SAFETY: as above.
     let status = unsafe { info.si_status() };
-    Ok(Some(Death {
-        pid,
+    let death = Death {
         status,
         signaled: info.si_code != libc::CLD_EXITED,
         core: info.si_code == libc::CLD_DUMPED,
         user: duration(usage.ru_utime),
         system: duration(usage.ru_stime),
         max_rss: usage.ru_maxrss as u64 * 1024,
-    }))
+    };
+    Ok(Some((pid, death)))
 }
 
 fn duration(time: libc::timeval) -> Duration {
@@ -134,7 +138,7 @@ mod tests {
             (9, (9, true, false)),
             (139, (11, true, true)),
         ] {
-            let death = Death::of(7, status);
+            let death = Death::of(status);
             assert_eq!((death.status, death.signaled, death.core), expected, "{status}");
         }
     }

@@ -57,7 +57,10 @@ fn one_that_is_frozen_while_it_imports_is_done_without_and_killed() {
             _ => None,
         })
         .collect();
-    assert_eq!(texts, ["slow", "ran out of time: while it imported x"]);
+    assert_eq!(
+        texts,
+        ["slow", "was stopped and did not go on: while it imported x"]
+    );
     let process = format!("/proc/{}", pid.trim());
     scene.until(|_| !Path::new(&process).exists());
 }

@@ -2,28 +2,59 @@
 
 use std::process;
 
-use super::*;
-use crate::sys::clone::Failure;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::getpid;
 
-/// A server without a process, and what keeps its link and its life open.
-fn server() -> (Server, [OwnedFd; 2]) {
+use super::*;
+use crate::sys::clone::{Failure, Step};
+
+/// A server without a process, for which this one has said hello, and what keeps its link, its life and its output
+/// open.
+fn server() -> (Server, [OwnedFd; 3]) {
     let (alive, writer) = rustix::pipe::pipe().unwrap();
-    let Ends { ours, theirs, words } = Ends::new().unwrap();
-    let copy = theirs.try_clone().unwrap();
-    (
-        Server::new(0, alive, Ends { ours, theirs, words }, Patience::default()),
-        [copy, writer],
-    )
+    let (output, words) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+    let ends = Ends::new().unwrap();
+    let copy = ends.theirs.try_clone().unwrap();
+    let mut server = Server::new(0, alive, ends, Some(output), Patience::default());
+    server.speaker = Some(Speaker::own());
+    (server, [copy, writer, words])
+}
+
+/// A child of this process, to stand for a worker. Ends with its value.
+struct Child(process::Child);
+
+impl Child {
+    fn new() -> Self {
+        Self(process::Command::new("sleep").arg("600").spawn().unwrap())
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+
+    fn pidfd(&self) -> OwnedFd {
+        open_pidfd(self.pid())
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn open_pidfd(pid: i32) -> OwnedFd {
+    pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap()
 }
 
 fn lost(text: &str) -> News {
     News::Lost(text.to_owned())
 }
 
-fn death(pid: i32) -> Death {
+fn death(status: i32) -> Death {
     Death {
-        pid,
-        status: 0,
+        status,
         signaled: false,
         core: false,
         user: Duration::ZERO,
@@ -39,11 +70,6 @@ fn it_is_ready_once_and_lost_once() {
     };
     for (reports, state, news) in [
         (vec![], State::Preparing, vec![]),
-        (
-            vec![Some(Report::Hello { version: VERSION })],
-            State::Preparing,
-            vec![],
-        ),
         (
             vec![Some(Report::Ready), Some(Report::Ready)],
             State::Ready,
@@ -71,6 +97,118 @@ fn it_is_ready_once_and_lost_once() {
         }
         assert_eq!((server.state(), server.take_news()), (state, news));
     }
+}
+
+#[test]
+fn nobody_is_listened_to_who_has_not_said_who_it_is() {
+    let _children = crate::orphans::sharing::beside_others();
+    let child = Child::new();
+    let hello = || Some(Report::Hello { version: VERSION });
+    for (report, fds) in [
+        (Some(Report::Ready), vec![]),
+        (Some(Report::Forked { order: 1 }), vec![child.pidfd()]),
+        (hello(), vec![]),
+    ] {
+        let (mut server, _open) = server();
+        server.speaker = None;
+        server.hear(report, fds);
+        assert_eq!(
+            (server.state(), server.take_news()),
+            (State::Closed, vec![lost(NONSENSE)])
+        );
+    }
+    // Once is enough.
+    let (mut server, _open) = server();
+    server.hear(hello(), vec![child.pidfd()]);
+    assert_eq!(server.take_news(), [lost(NONSENSE)]);
+}
+
+/// G1: the kernel says who speaks and who was forked, whatever descriptors come.
+#[test]
+fn who_says_hello_is_the_process_that_was_executed_or_descends_from_it() {
+    let _children = crate::orphans::sharing::beside_others();
+    let (child, other) = (Child::new(), Child::new());
+    let own = getpid().as_raw_pid();
+    let another = "is another process than the one that was started";
+    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+    let unknown = "cannot be told from other processes: invalid data";
+    for (executed, fd, why) in [
+        (child.pid(), child.pidfd(), ""),
+        (own, child.pidfd(), ""),
+        (child.pid(), other.pidfd(), another),
+        (child.pid(), open_pidfd(own), another),
+        (child.pid(), pipe, unknown),
+    ] {
+        let (mut server, _open) = server();
+        (server.speaker, server.pid) = (None, executed);
+        server.hear(Some(Report::Hello { version: VERSION }), vec![fd]);
+        let news = if why.is_empty() { vec![] } else { vec![lost(why)] };
+        assert_eq!(
+            (server.take_news(), server.is_distrusted()),
+            (news, !why.is_empty())
+        );
+    }
+}
+
+/// G1: init, the engine itself, a stranger, nothing at all; a worker that has just ended is none of these.
+#[test]
+fn a_server_that_lies_about_whom_it_has_forked_is_closed_and_nobody_gets_that_number() {
+    let _children = crate::orphans::sharing::beside_others();
+    let mut child = Child::new();
+    let stranger = process::Command::new("sh")
+        .args(["-c", "sleep 600 >/dev/null 2>&1 & echo $!"])
+        .output()
+        .unwrap();
+    let stranger: i32 = String::from_utf8(stranger.stdout)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    let gone = Child::new().pidfd();
+    wait_readable(&[gone.as_fd()], Duration::from_secs(10));
+    let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+    let dead = {
+        child.0.kill().unwrap();
+        let fd = child.pidfd();
+        wait_readable(&[fd.as_fd()], Duration::from_secs(10));
+        fd
+    };
+    let named = "named a process that it has not forked";
+    for (fds, why, is_worker) in [
+        (vec![dead], "", true),
+        (vec![gone], BARREN, false),
+        (vec![open_pidfd(1)], named, false),
+        (vec![open_pidfd(getpid().as_raw_pid())], named, false),
+        (vec![open_pidfd(stranger)], named, false),
+        (
+            vec![pipe],
+            "forked a worker that cannot be told from other processes: invalid data",
+            false,
+        ),
+        (vec![], NONSENSE, false),
+    ] {
+        let (mut server, _open) = server();
+        (server.state, server.orders) = (State::Ready, 1);
+        let entered = Entered {
+            in_cgroup: false,
+            result: Ok(None),
+        };
+        let (ours, theirs) = socket::pair().unwrap();
+        let ordered = Ordered { order: 1, gate: ours };
+        socket::send(&theirs, &entered.encode(), &[], false).unwrap();
+        server.hear(Some(Report::Forked { order: 1 }), fds);
+        let delivered = server.deliver(&ordered, false, &Poller::new().unwrap());
+        let news = if why.is_empty() { vec![] } else { vec![lost(why)] };
+        assert_eq!(server.take_news(), news);
+        assert!(match delivered {
+            Delivered::Worker(delivery) => is_worker && delivery.pid == child.pid(),
+            Delivered::Nothing => !is_worker,
+            _ => false,
+        });
+        // It may have workers.
+        assert!(!server.is_distrusted());
+    }
+    let _ = signal::send(stranger, libc::SIGKILL);
 }
 
 #[test]
@@ -119,15 +257,13 @@ fn imports_are_told_of_once_they_are_slow_and_are_waited_for_until_they_are_lost
         (State::Ready, (2, 4), vec![2, 4], vec![], State::Ready),
         (State::Closed, (2, 4), vec![2, 4], vec![], State::Closed),
     ] {
-        let (mut server, _open) = server();
+        let (mut server, [_link, _life, words]) = server();
         // Nobody to be killed.
         server.pidfd = None;
-        (server.state, server.begin) = (state, begin);
-        server.patience = Patience {
-            slow: second(patience.0),
-            lost: second(patience.1),
-        };
-        server.words.write_all_at(b"while it imported x\n", 0).unwrap();
+        server.state = state;
+        let [slow, lost] = [patience.0, patience.1].map(second);
+        server.imports = Imports::begin(begin, Patience { slow, lost });
+        rustix::io::write(&words, b"while it imported x\n").unwrap();
         for look in looks {
             assert_eq!(server.due().is_some(), server.state() == State::Preparing);
             server.look_at_imports(begin + second(look));
@@ -159,16 +295,17 @@ fn answers_to_the_orders_of_a_group_that_has_ended_are_not_kept() {
     let (mut server, _open) = server();
     server.orders = 2;
     server.reap_all();
-    let (pidfd, other) = rustix::pipe::pipe().unwrap();
-    server.hear(Some(Report::Forked { order: 1, pid: 11 }), vec![pidfd]);
+    let _children = crate::orphans::sharing::beside_others();
+    let child = Child::new();
+    server.hear(Some(Report::Forked { order: 1 }), vec![child.pidfd()]);
     server.hear(Some(Report::NotForked { order: 2, errno: 11 }), Vec::new());
-    server.hear(Some(Report::Forked { order: 3, pid: 13 }), vec![other]);
+    server.hear(Some(Report::Forked { order: 3 }), vec![child.pidfd()]);
     assert_eq!(server.answers.keys().copied().collect::<Vec<_>>(), [3]);
 }
 
 #[test]
 fn what_is_heard_by_who_asks_for_something_else_is_to_be_acted_on() {
-    let (mut server, [theirs, _alive]) = server();
+    let (mut server, [theirs, _life, _words]) = server();
     let poller = Poller::new().unwrap();
     assert!(!server.has_told(1, &poller) && !server.has_heard());
     let answer = Report::NotForked { order: 2, errno: 11 };
@@ -182,7 +319,7 @@ fn one_that_cannot_be_watched_leaves_no_zombie() {
     let _children = crate::orphans::sharing::beside_others();
     let mut child = process::Command::new("sleep").arg("600").spawn().unwrap();
     let pid = child.id() as i32;
-    Server::give_up(pid, None, Ends::new().unwrap(), &Poller::new().unwrap());
+    Server::give_up(pid, None, Ends::new().unwrap(), None, &Poller::new().unwrap());
     assert_eq!(child.wait().unwrap_err().raw_os_error(), Some(libc::ECHILD));
 }
 
@@ -196,11 +333,10 @@ fn an_order_comes_to_a_worker_or_to_nothing_and_is_not_waited_for() {
         step: Step::ParentDeath,
         errno: 3,
     };
-    let forked = Report::Forked { order: 1, pid: 77 };
+    let forked = Report::Forked { order: 1 };
     let not_forked = Report::NotForked { order: 1, errno: 11 };
     let late = format!("did not fork in {} s", FORK_PATIENCE.as_secs());
     let barren = "could not fork: Resource temporarily unavailable (os error 11)";
-    let nothing = "forked a worker that came to nothing";
     let good = || Some(entered(Ok(None)).encode());
     let orphan = || Some(entered(Err(lost_parent)).encode());
     let answer = || Some(forked.clone());
@@ -209,11 +345,11 @@ fn an_order_comes_to_a_worker_or_to_nothing_and_is_not_waited_for() {
         (None, None, true, "nothing", late.as_str()),
         (Some(not_forked), None, false, "nothing", barren),
         (answer(), None, false, "forked", ""),
-        (answer(), None, true, "nothing", nothing),
+        (answer(), None, true, "nothing", BARREN),
         (answer(), good(), false, "worker", ""),
         (answer(), good(), true, "worker", ""),
-        (answer(), orphan(), false, "nothing", nothing),
-        (answer(), Some(b"x".to_vec()), false, "nothing", nothing),
+        (answer(), orphan(), false, "nothing", BARREN),
+        (answer(), Some(b"x".to_vec()), false, "nothing", BARREN),
     ] {
         let (mut server, _open) = server();
         server.state = State::Ready;
@@ -235,13 +371,14 @@ fn deliver(
     if let Some(bytes) = gate {
         socket::send(&theirs, &bytes, &[], false).unwrap();
     }
+    let _children = crate::orphans::sharing::beside_others();
+    let child = Child::new();
     if let Some(report) = report {
-        let (pidfd, _) = rustix::pipe::pipe().unwrap();
-        server.hear(Some(report), vec![pidfd]);
+        server.hear(Some(report), vec![child.pidfd()]);
     }
     match server.deliver(&ordered, is_late, &Poller::new().unwrap()) {
         Delivered::Worker(delivery) => {
-            assert_eq!((delivery.pid, delivery.entered.result), (77, Ok(None)));
+            assert_eq!((delivery.pid, delivery.entered.result), (child.pid(), Ok(None)));
             "worker"
         }
         Delivered::Ordered => "ordered",

@@ -144,7 +144,6 @@ fn an_interrupt_is_the_terminals_only_if_the_terminal_made_it() {
 fn the_exit_code_is_the_agents_or_128_and_its_signal() {
     for (status, signaled, code) in [(0, false, 0), (3, false, 3), (9, true, 137), (64, true, 192)] {
         let death = Death {
-            pid: 1,
             status,
             signaled,
             core: false,

@@ -1,0 +1,92 @@
+//! How long a fork server imports, and what is done about one that takes too long.
+
+use std::time::{Duration, Instant};
+
+use crate::procfs;
+
+/// What is said of a server that takes too long before it is ready.
+pub(super) const OUT_OF_TIME: &str = "ran out of time";
+/// And of one that was stopped meanwhile, by itself perhaps.
+const STOPPED: &str = "was stopped and did not go on";
+
+/// The least time between two looks.
+const LEAST_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a server may import.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Then a line says that it is still importing. One that is stopped by a signal then, and still after as much
+    /// time again, is done without.
+    pub slow: Duration,
+    /// Then it is done without. Its own timer, which is that of `IMPORT_S` in `dsl.forkserver.become`, rings before,
+    /// unless it hangs in the kernel.
+    pub lost: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            slow: Duration::from_secs(30),
+            lost: Duration::from_secs(630),
+        }
+    }
+}
+
+/// The time in which a server imports.
+pub(super) struct Imports {
+    /// When it was executed.
+    begin: Instant,
+    patience: Patience,
+    /// `None` for never.
+    next_look: Option<Instant>,
+    was_slow: bool,
+    was_stopped: bool,
+}
+
+/// What a look has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Look {
+    Nothing,
+    /// The first time that it takes long: for so long.
+    Slow(Duration),
+    /// It is done without, and why.
+    Lost(&'static str),
+}
+
+impl Imports {
+    pub(super) fn begin(begin: Instant, patience: Patience) -> Self {
+        Self {
+            begin,
+            patience,
+            next_look: begin.checked_add(patience.slow),
+            was_slow: false,
+            was_stopped: false,
+        }
+    }
+
+    /// When to look.
+    pub(super) fn due(&self) -> Instant {
+        let last = self.begin + self.patience.lost;
+        self.next_look.map_or(last, |look| look.min(last))
+    }
+
+    /// Looks at the process, if that is due.
+    pub(super) fn look(&mut self, pid: i32, now: Instant) -> Look {
+        if now < self.due() {
+            return Look::Nothing;
+        }
+        let passed = now.saturating_duration_since(self.begin);
+        if passed >= self.patience.lost {
+            return Look::Lost(OUT_OF_TIME);
+        }
+        self.next_look = now.checked_add(self.patience.slow.max(LEAST_PAUSE));
+        let is_stopped = procfs::is_halted(pid);
+        if std::mem::replace(&mut self.was_stopped, is_stopped) && is_stopped {
+            return Look::Lost(STOPPED);
+        }
+        if std::mem::replace(&mut self.was_slow, true) {
+            return Look::Nothing;
+        }
+        Look::Slow(passed)
+    }
+}
