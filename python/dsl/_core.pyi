@@ -495,8 +495,17 @@ class ForkServerLost:
     @property
     def server(self) -> int: ...
     @property
+    def pid(self) -> int:
+        """Its process; 0 when it could not be executed."""
+    @property
+    def signum(self) -> int | None:
+        """The signal that has ended it."""
+    @property
     def text(self) -> str:
         """Why, as one line: it has refused, has died, or is of no use."""
+    @property
+    def workers(self) -> list[int]:
+        """Workers that ran and die with it."""
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data that JSON can hold (docs/events.md)."""
     def __eq__(self, other: object, /) -> bool: ...

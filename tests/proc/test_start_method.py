@@ -142,6 +142,15 @@ if not os.path.exists(mark):
 """
 
 
+KILLS_ITS_PARENT = """
+import signal
+if facts["forked"]:
+    if facts["rank"] == "1":
+        os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+"""
+
+
 def warnings_of(result: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in result.stderr.splitlines() if "fork server" in line]
 
@@ -214,8 +223,23 @@ def test_a_fork_server_that_dies_takes_its_workers_and_is_named(
     _, said = running.communicate(timeout=20)
     assert running.returncode == 137
     (line,) = [line for line in said.splitlines() if "fork server" in line]
-    assert "signal 9" in line
-    assert said.index(line) < said.index("rank")
+    whose = rf"the fork server of ranks 0-1 \(pid {server}, host \w+\)"
+    assert re.fullmatch(rf"\w+: {whose} was killed by SIGKILL: its workers died with it", line)
+    # They are victims, and nobody is executed instead.
+    assert "rank 0 (" not in said
+    assert "rank 1 (" not in said
+
+
+def test_workers_whose_fork_server_has_died_are_executed_when_they_start_again(
+    command: list[str], tmp_path: Path
+) -> None:
+    script = script_in(tmp_path, TELL + KILLS_ITS_PARENT)
+    result = run(*command, "--max-restarts", "1", script, str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    verdict, lost = warnings_of(result)
+    assert verdict.endswith("was killed by SIGKILL: its workers died with it")
+    assert lost.endswith("warning: fork server 0 is gone: workers are executed instead")
+    assert [one["forked"] for one in told(tmp_path) if one["attempt"] != "0"] == [False] * 2
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

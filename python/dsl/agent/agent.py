@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dsl import Ended, EngineError, Exited, SignalReceived, Stopping, _own_process
+from dsl import Ended, EngineError, Exited, ForkServerLost, SignalReceived, Stopping, _own_process
 from dsl._record import replace
 from dsl.agent.policy import decide
 from dsl.errors import DslError
@@ -243,16 +243,23 @@ class Agent:
         plan, begin_s = self._plan, self._begin_s
         exits: list[Exit] = []
         timers: list[TimerExpired] = []
+        servers: list[ForkServerLost] = []
         while True:
             event = self._next(supervisor)
             if isinstance(event, Exited):
                 exits.append(event.exit)
             elif isinstance(event, TimerExpired):
                 timers.append(event)
+            elif isinstance(event, ForkServerLost):
+                servers.append(event)
             elif isinstance(event, Ended):
                 duration_s = time.monotonic() - begin_s
                 outcome = AttemptOutcome(plan, tuple(exits), event, begin_s, duration_s)
-                self._note(replace(outcome, timers=tuple(timers), news=self._history.news))
+                self._note(
+                    replace(
+                        outcome, timers=tuple(timers), lost_servers=tuple(servers), news=self._history.news
+                    )
+                )
             self._tell(event)
             if isinstance(event, Ended):
                 self._tell(self._history.attempts[-1])

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
-    from dsl import Ended, EngineError, Exit
+    from dsl import Ended, EngineError, Exit, ForkServerLost
     from dsl.errors import DslError
     from dsl.model.failure import Failure
     from dsl.model.node import Label, NodePlan
@@ -74,6 +74,8 @@ class AttemptOutcome:
     """The failure that the others follow from; None if no worker failed by itself."""
     timers: tuple[TimerExpired, ...] = ()
     """Timers of its workers that have expired."""
+    lost_servers: tuple[ForkServerLost, ...] = ()
+    """Fork servers that were lost meanwhile."""
     news: tuple[News, ...] = ()
     """What came meanwhile from elsewhere than the engine, and signals; see `History.news`."""
 
@@ -90,6 +92,15 @@ class AttemptOutcome:
             return None
         mine = [one for one in self.timers if one.pid == cause.pid and one.signum == cause.signal]
         return mine[0] if mine else None
+
+    @property
+    def cause_server(self) -> ForkServerLost | None:
+        """The fork server whose death took the cause along."""
+        cause = self.cause
+        if cause is None or cause.caused_by_stop or cause.signal != 9:
+            return None
+        taken = [one for one in self.lost_servers if cause.worker in one.workers]
+        return taken[0] if taken else None
 
     @property
     def label(self) -> Label | None:

@@ -84,7 +84,8 @@ class Narrator:
         elif isinstance(event, Unbound):
             self._hear_unbound(event)
         elif isinstance(event, ForkServerLost):
-            self.say(f"warning: {lost_server(event)}", "warning")
+            if not event.workers:  # else the verdict tells
+                self.say(f"warning: {lost_server(event)}", "warning")
         elif isinstance(event, ForkServerSlow):
             self.say(f"warning: {slow_server(event)}", "warning")
         elif isinstance(event, ForkServerReady):
@@ -183,6 +184,11 @@ class Narrator:
             self.say(f"starting {who} again: the nodes of the job have changed", "info")
             return
         self.say(self._verdict(history.attempts[-1])[1][0], "error")
+        for one in history.attempts[-1].lost_servers:
+            if one.workers:
+                self.say(
+                    f"warning: fork server {one.server} is gone: workers are executed instead", "warning"
+                )
         from dsl.model.progress import crash_loop
 
         loop = crash_loop(history.tried)
@@ -253,8 +259,9 @@ def _recorded(attempt: AttemptOutcome, cause: Exit) -> str:
 
 
 def lost_server(event: ForkServerLost) -> str:
-    """That workers come to be in another way than was asked for, and why."""
-    return f"fork server {event.server} {event.text}: workers are executed instead"
+    """That workers come to be in another way than was asked for, or have died, and why."""
+    so = "its workers died with it" if event.workers else "workers are executed instead"
+    return f"fork server {event.server} {event.text}: {so}"
 
 
 def slow_server(event: ForkServerSlow) -> str:

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl import Exit
+    from dsl import Exit, ForkServerLost
     from dsl.model.node import Label, NodePlan, WorkerPlan
     from dsl.model.outcome import AttemptOutcome, TimerExpired
     from dsl.report.excerpt import Excerpt
@@ -69,7 +69,12 @@ def verdict(attempt: AttemptOutcome, evidence: Evidence = NO_EVIDENCE) -> list[s
     workers = attempt.plan.workers
     if cause is not None:
         worker = workers[cause.worker]
-        lines.extend(_blame(attempt.plan, cause, evidence, is_alone=len(exits) == 1))
+        server = attempt.cause_server
+        if server is not None:
+            lines.append(_blame_server(attempt, server, evidence))
+            exits = tuple(one for one in exits if one.signal != 9 or one.worker not in server.workers)
+        else:
+            lines.extend(_blame(attempt.plan, cause, evidence, is_alone=len(exits) == 1))
         lines.extend(_debugger_hint(attempt.plan, worker, evidence.tail))
         others = [exit_ for exit_ in exits if exit_.status and not exit_.caused_by_stop]
         others = [exit_ for exit_ in others if workers[exit_.worker] is not worker]
@@ -109,6 +114,18 @@ def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -
     is_reason = bool(said) and len(said) <= SHORT and not evidence.known and cause.signal != 9
     line = f"{worker.label} ({place}) failed{first}: {why}{': ' + said if is_reason else ''}"
     return [line, *([f"  {said}"] if said and not is_reason else []), *output]
+
+
+def _blame_server(attempt: AttemptOutcome, server: ForkServerLost, evidence: Evidence) -> str:
+    """The fork server that died, and with it the worker that died first."""
+    plan = attempt.plan
+    whose = name_labels([plan.workers[number].label for number in server.workers])
+    how = server.text if server.signum is None else f"was killed by {signal_name(server.signum)}"
+    known = evidence.known and f" ({evidence.known})"
+    return (
+        f"the fork server of {whose} (pid {server.pid}, host {plan.host}) {how}{known}: "
+        "its workers died with it"
+    )
 
 
 def _debugger_hint(plan: NodePlan, worker: WorkerPlan, tail: bytes) -> list[str]:

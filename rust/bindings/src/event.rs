@@ -103,7 +103,10 @@ pub(crate) struct ForkServerSlow {
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct ForkServerLost {
     server: usize,
+    pid: i32,
+    signum: Option<i32>,
     text: String,
+    workers: Vec<usize>,
 }
 
 /// Last event of a group.
@@ -209,7 +212,7 @@ record! {
     LogNotice { kind, worker, path, errno, count }
     ForkServerReady { server }
     ForkServerSlow { server, pid, import_s }
-    ForkServerLost { server, text }
+    ForkServerLost { server, pid, signum, text, workers }
     Ended { first_failure, stop_signal, stragglers, survivors, oom_kills, tail }
 }
 

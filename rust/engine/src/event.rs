@@ -275,8 +275,14 @@ pub enum Event {
     ForkServerLost {
         /// Its number.
         server: usize,
+        /// Its process; 0 when it never ran.
+        pid: i32,
+        /// The signal that has ended it.
+        signal: Option<i32>,
         /// Why: one line.
         text: String,
+        /// Workers that ran and die with it.
+        workers: Vec<usize>,
     },
     /// The last event of a group.
     Ended {

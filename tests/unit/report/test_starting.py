@@ -13,7 +13,8 @@ from dsl.functions.launcher import _Log
 from dsl.model.outcome import Prewarmed
 from dsl.report.narrator import Narrator
 
-LOST: Any = Mock(spec=ForkServerLost, server=1, text="refused: a thread runs")
+LOST: Any = Mock(spec=ForkServerLost, server=1, text="refused: a thread runs", workers=[])
+KILLED: Any = Mock(spec=ForkServerLost, server=1, text="was ended by signal 9", workers=[0, 1])
 READY: Any = Mock(spec=ForkServerReady, server=1)
 SLOW: Any = Mock(spec=ForkServerSlow, server=1, pid=77, import_s=30.01)
 SLOW_LINE = (
@@ -28,6 +29,8 @@ LOST_LINE = "fork server 1 refused: a thread runs: workers are executed instead"
     [
         (LOST, "info", [f"dsl: warning: {LOST_LINE}"]),
         (LOST, "error", []),
+        # The verdict tells of it.
+        (KILLED, "info", []),
         (SLOW, "info", [f"dsl: warning: {SLOW_LINE}"]),
         (SLOW, "error", []),
         (READY, "info", []),

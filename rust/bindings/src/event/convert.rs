@@ -111,9 +111,23 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
             )?
             .into_any()
         }
-        engine::Event::ForkServerLost { server, text } => {
-            Py::new(py, ForkServerLost { server, text })?.into_any()
-        }
+        engine::Event::ForkServerLost {
+            server,
+            pid,
+            signal,
+            text,
+            workers,
+        } => Py::new(
+            py,
+            ForkServerLost {
+                server,
+                pid,
+                signum: signal,
+                text,
+                workers,
+            },
+        )?
+        .into_any(),
         engine::Event::Ended {
             first_failure,
             stop_signal,

@@ -74,6 +74,8 @@ pub(crate) struct Server {
     procfs: Option<ProcFs>,
     /// Who has said hello.
     speaker: Option<Speaker>,
+    /// The signal that has ended it.
+    fatal_signal: Option<i32>,
     /// It is not to be listened to any more.
     is_distrusted: bool,
     state: State,
@@ -107,6 +109,7 @@ impl Server {
             words: Words::new(output),
             procfs: ProcFs::open().ok(),
             speaker: None,
+            fatal_signal: None,
             is_distrusted: false,
             state: State::Preparing,
             imports: Imports::begin(Instant::now(), patience),
@@ -155,6 +158,10 @@ impl Server {
     /// What is to be watched for it, while it lives.
     pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
         self.link.as_ref().map(AsFd::as_fd)
+    }
+
+    pub(crate) fn fatal_signal(&self) -> Option<i32> {
+        self.fatal_signal
     }
 
     pub(crate) fn take_news(&mut self) -> Vec<News> {
@@ -414,7 +421,9 @@ impl Server {
     fn bury(&mut self, poller: &Poller) {
         self.has_heard = true;
         self.hang_up(poller);
-        let how = match self.reap(HANG_UP_PATIENCE) {
+        let death = self.reap(HANG_UP_PATIENCE);
+        self.fatal_signal = death.filter(|death| death.signaled).map(|death| death.status);
+        let how = match death {
             // By its own timer.
             Some(death) if death.signaled && death.status == libc::SIGALRM => OUT_OF_TIME.to_owned(),
             Some(death) if death.signaled => format!("was ended by signal {}", death.status),

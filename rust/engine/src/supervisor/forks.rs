@@ -30,7 +30,10 @@ impl Supervisor {
         if let Err(text) = &server {
             self.events.push(Event::ForkServerLost {
                 server: number,
+                pid: 0,
+                signal: None,
                 text: text.clone(),
+                workers: Vec::new(),
             });
         }
         self.servers.push(server.ok());
@@ -159,7 +162,13 @@ impl Supervisor {
         let Some(Some(server)) = self.servers.get_mut(number) else {
             return;
         };
-        let pid = server.pid;
+        let (pid, signal) = (server.pid, server.fatal_signal());
+        let forked = || self.job.iter().flat_map(|job| job.forked_by(number));
+        let workers: Vec<usize> = if server.link().is_none() {
+            forked().collect()
+        } else {
+            Vec::new()
+        };
         let events = server.take_news().into_iter().map(|news| match news {
             News::Slow(after) => Event::ForkServerSlow {
                 server: number,
@@ -167,7 +176,13 @@ impl Supervisor {
                 after,
             },
             News::Ready => Event::ForkServerReady { server: number },
-            News::Lost(text) => Event::ForkServerLost { server: number, text },
+            News::Lost(text) => Event::ForkServerLost {
+                server: number,
+                pid,
+                signal,
+                text,
+                workers: workers.clone(),
+            },
         });
         self.events.extend(events);
         if server.is_distrusted() {

@@ -365,6 +365,15 @@ impl Job {
         }
     }
 
+    /// Workers that a fork server has forked and that were not buried.
+    pub(super) fn forked_by(&self, server: usize) -> impl Iterator<Item = usize> {
+        let of = move |index| {
+            self.origin_of(index)
+                .is_some_and(|origin| origin.server == server)
+        };
+        (0..self.workers.len()).filter(move |index| of(*index))
+    }
+
     pub(super) fn pidfd_of(&self, index: usize) -> Option<BorrowedFd<'_>> {
         match &self.workers.get(index)?.state {
             State::Running { pidfd, .. } => pidfd.as_ref().map(AsFd::as_fd),

@@ -53,7 +53,7 @@ fn one_that_is_frozen_while_it_imports_is_done_without_and_killed() {
             Event::ForkServerSlow {
                 server: 0, pid: slow, ..
             } => (slow.to_string() == pid.trim()).then_some("slow"),
-            Event::ForkServerLost { server: 0, text } => Some(text.as_str()),
+            Event::ForkServerLost { server: 0, text, .. } => Some(text.as_str()),
             _ => None,
         })
         .collect();
