@@ -226,6 +226,7 @@ class LaunchSpec:
         collapse: bool = False,
         line_files: Sequence[tuple[Literal[1, 2], _Path, Sequence[str | bytes]]] | None = None,
         partial_after_s: float | None = 1.0,
+        relayed: bool = False,
         inherits: bool = False,
         tells_signals: bool = False,
         import_throttle: int | None = None,
@@ -244,7 +245,8 @@ class LaunchSpec:
         ``collapse`` shows equal lines of several workers once, with a count; ``line_files`` are
         (1 for stdout or 2 for stderr, path, words): lines that hold one of the words are copied to the path;
         ``partial_after_s``: seconds without output after which an unfinished line is shown where there is no
-        terminal, twice as long if it goes on (None: never).
+        terminal, twice as long if it goes on (None: never); ``relayed``: the caller reads this process's
+        stdout and stderr, and is told there which lines are shown unfinished (`dsl.control.relay`).
 
         ``tells_signals``: a signal to the job (see `Guard`) does nothing by itself. `SignalReceived` tells
         of it, with what would have been done; the caller acts by `Supervisor.signal`, ``stop`` and ``kill``.
@@ -276,6 +278,8 @@ class LaunchSpec:
     def line_files(self) -> list[tuple[Literal[1, 2], str, list[bytes]]]: ...
     @property
     def partial_after_s(self) -> float | None: ...
+    @property
+    def relayed(self) -> bool: ...
     @property
     def inherits(self) -> bool: ...
     @property

@@ -61,6 +61,7 @@ def launch_spec(
         collapse=plan.collapse,
         line_files=plan.line_files,
         partial_after_s=plan.partial_after_s,
+        relayed=plan.is_conducted,
         tells_signals=plan.tells_signals,
         import_throttle=plan.import_throttle,
     )

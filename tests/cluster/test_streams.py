@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -39,6 +40,21 @@ def test_every_line_of_every_rank_arrives_whole_and_tagged(
     assert found == Found(TOTAL // 6 * 6, 0, 0, 0, 0)
 
 
+@pytest.mark.stress
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ways", ["ssh", "pdsh"], indirect=True)
+@pytest.mark.parametrize("run", range(10))
+def test_three_million_lines_arrive_and_no_fragment_of_one(
+    hosts: Cluster, launch: Launch, ways: Ways, testchild: Path, run: int
+) -> None:
+    """G6: what stands still between a worker's pipe and the console makes no line unfinished."""
+    with launch(numbered(500_000), ways, name=f"run{run}") as job:
+        assert job.wait(240) == 0, job.stderr
+        gone_within(hosts)
+    data = (job.folder / "stdout").read_bytes()
+    assert check(testchild.with_name("dsl-linecheck"), data) == Found(3_000_000, 0, 0, 0, 0)
+
+
 def _without_tags(data: bytes) -> bytes:
     """The lines without ``[rank 3] ``, which must name the rank that they begin with."""
     lines = []
@@ -54,6 +70,31 @@ def test_both_streams_of_a_worker_come_home_apart(hosts: Cluster, launch: Launch
         assert job.wait() == 0
         gone_within(hosts)
     assert sorted(job.stdout.splitlines()) == [f"out of {rank}" for rank in range(6)]
+    assert sorted(job.stderr.splitlines()) == [f"err of {rank}" for rank in range(6)]
+
+
+def test_a_silent_worker_shows_what_it_has_said_and_its_line_comes_again_whole(
+    hosts: Cluster, launch: Launch
+) -> None:
+    """G6, for one worker a host, which is not alone all the same."""
+    words = (
+        *("only", "0", "[", "raw", "loading", "wait", "{}/said", "raw", " done\\n", "touch", "{}/done", "]"),
+        *("only", "1", "[", "wait", "{}/shown", "say", "rank %r"),
+        *("touch", "{}/said", "wait", "{}/done", "]"),
+    )
+    with launch(words, SSH, hosts=hosts.hosts[:2], slots=1) as job:
+        until(lambda: job.stdout == "loading")
+        (job.folder / "shown").touch()
+        assert job.wait() == 0
+        gone_within(hosts)
+    assert job.stdout == "loading\u2026\nrank 1\nloading done\n"
+
+
+def test_a_stream_that_nobody_sees_holds_up_no_other(hosts: Cluster, launch: Launch) -> None:
+    words = ("raw", "x" * 100_000, "complain", "err of %r")
+    with launch(words, SSH, stdout=subprocess.DEVNULL) as job:
+        assert job.wait() == 0
+        gone_within(hosts)
     assert sorted(job.stderr.splitlines()) == [f"err of {rank}" for rank in range(6)]
 
 

@@ -29,11 +29,12 @@ def hello(place: int = 0) -> Hello:
 class Ends:
     """A head, an agent, and what the head shows."""
 
-    def __init__(self, head_s: float = LONG_S, agent_s: float = LONG_S) -> None:
+    def __init__(self, head_s: float = LONG_S, agent_s: float = LONG_S, *, joined: bool = False) -> None:
+        """``joined``: what the head shows of both streams goes to one place."""
         self.shown, write_out = os.pipe()
         self.shown_err, write_err = os.pipe()
         self._fds = [self.shown, self.shown_err, write_out, write_err]
-        self.head = Hub(head_s, show=True, console=(write_out, write_err))
+        self.head = Hub(head_s, show=True, console=(write_out, write_out if joined else write_err))
         self.agent = Hub(agent_s)
         self._hubs = [self.head, self.agent]
 

@@ -43,6 +43,7 @@ GROUP: dict[str, tuple[Any, Any]] = {
     "log_max_bytes": (1 << 20, 1 << 20),
     "collapse": (True, True),
     "partial_after_s": (None, None),
+    "relayed": (True, True),
     "inherits": (True, True),
     "tells_signals": (True, True),
     "import_throttle": (3, 3),

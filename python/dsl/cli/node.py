@@ -155,7 +155,7 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
         held.hold()
         try:
             plan = part.prepare(plan)
-            crew = _PartCrew(hub, link, plan, orders, allocation)
+            crew = _PartCrew(hub, link, plan, orders, facts.console, allocation)
             crew.announced = announcements(plan, assignment)
             return run_guarded(part, plan, crew, held, stdin_is_terminal=False)
         finally:
@@ -300,15 +300,18 @@ class _Hubbub:
 
 
 class _PartCrew(Crew):
-    """The crew of a part: all that is said goes to the head.
+    """The crew of a part: all that is said goes to the head, which has this console.
 
     ``allocation``: the job of Slurm that was made for this job alone, for this agent to end with a lost head.
     """
 
-    def __init__(self, hub: Hub, link: Link, plan: NodePlan, orders: Orders, allocation: str = "") -> None:
+    def __init__(
+        self, hub: Hub, link: Link, plan: NodePlan, orders: Orders, console: Console, allocation: str = ""
+    ) -> None:
         super().__init__([Reporter(plan, link.send)], [orders], decide)
         self.announced: list[Notice] = []
         """What the head is to say before the first attempt."""
+        self._console = console
         self._allocation = allocation
         self._hub = hub
         self._link = link
@@ -318,10 +321,13 @@ class _PartCrew(Crew):
         self._hub.disown()
 
     def enter(self, supervisor: Supervisor) -> None:  # noqa: ARG002  as every crew
-        """What this process and its workers write goes to the head."""
+        """What this process and its workers write goes to the head, unless nobody looks at it there."""
         ends = []
-        for fd in (1, 2):
+        for fd, kind in ((1, self._console.stdout), (2, self._console.stderr)):
             read, write = os.pipe2(os.O_CLOEXEC)
+            if kind == "null":
+                os.close(write)
+                write = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(write, fd)
             os.close(write)
             ends.append(read)

@@ -1,13 +1,16 @@
-"""Takes the output of a node's workers out of two pipes and sends it to the head, as fast as that lets it."""
+"""Takes the output of a node's workers out of two pipes and sends it to the head, as fast as that lets it.
+
+The engine writes to the pipes, and tells in them which lines it shows before they are finished, because a
+worker was silent in the middle of one. The rest of any other line follows, however long that takes: it may
+stand in front of a full pipe, or wait for a processor.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-import select
 import termios
-import time
 from array import array
 
 from dsl.control import frames
@@ -19,17 +22,18 @@ if TYPE_CHECKING:
 READ = 64 << 10
 """Most bytes that are read at once."""
 
-PIECE = 32 << 10
-"""A longer line is sent in pieces of this size. It is half of the least that the head gives leave for."""
+PIECE = 16 << 10
+"""A longer line is sent in pieces of this size. It is a quarter of the least that the head gives leave for:
+so much of each pipe may wait here, and the head gives more leave all the same.
+"""
 
 BACKLOG = 256 << 10
 """Bytes of frames that may wait for the connection. The rest waits in the pipe, and then the workers wait."""
 
-PATIENCE_S = 0.05
-"""So long the rest of a line is waited for before its beginning is sent."""
-
-FLOOD_PATIENCE_S = 1.0
-"""The same where so much was read at once that the writer has waited for it, and goes on when it can."""
+SIGN, UNFINISHED, ITSELF = b"\x10", b"\x10.", b"\x10-"
+"""What begins each sign of the engine (``mux/compose/relayed.rs``), and the signs: what stands before it is
+shown before its line is finished; the byte that begins a sign.
+"""
 
 
 class Pipe:
@@ -39,12 +43,12 @@ class Pipe:
         self.fd, self.stream = fd, stream
         os.set_blocking(fd, False)
         self.tail = b""
-        self.due_s: float | None = None
-        """When the tail is sent even without a newline; None: there is none."""
         self.owed = 0
         """Bytes of it that somebody waits for."""
         self.is_ended = False
         """Nobody can write to it any more."""
+        self.is_begun = False
+        """The head has the begin of the line whose next bytes come, and shows nothing else before its end."""
 
     def owe(self) -> None:
         """Somebody waits for what is in it now."""
@@ -60,16 +64,18 @@ class Relay:
         self.link = link
         self.pipes = (Pipe(stdout_fd, frames.STDOUT), Pipe(stderr_fd, frames.STDERR))
 
-    def room(self) -> int:
-        """Bytes that may be read now."""
+    def room(self, pipe: Pipe) -> int:
+        """Bytes that may be read now. Where the head waits for the rest of a line, all leave is for that."""
         if self.link.is_lost:
             return READ
+        if any(other.is_begun and not other.is_ended for other in self.pipes if other is not pipe):
+            return 0
         held = sum(len(pipe.tail) for pipe in self.pipes)
         return max(min(self.link.credit - held, BACKLOG - self.link.output_bytes), 0)
 
     def pump(self, pipe: Pipe) -> None:
         """Read once, and queue the whole lines of it."""
-        room = min(self.room(), READ)
+        room = min(self.room(pipe), READ)
         if not room:
             return
         try:
@@ -79,28 +85,24 @@ class Relay:
             return
         if not data:
             pipe.owed, pipe.is_ended = 0, True
-            self._flush(pipe)
+            self.flush(pipe)
             return
         pipe.owed = max(pipe.owed - len(data), 0)
         if self.link.is_lost:
             return
         data = pipe.tail + data
         cut = data.rfind(b"\n") + 1
-        rest = data[cut:]
+        mark = data.rfind(UNFINISHED, cut)
+        if mark >= 0:
+            cut = mark + len(UNFINISHED)
         if cut:
-            self.link.queue_output(frames.output(pipe.stream, data[:cut]), cut)
+            self._send(pipe, data[:cut])
+        rest = data[cut:]
         while len(rest) > PIECE:  # something is left for a last piece, which says that it is the last
-            piece, rest = rest[:PIECE], rest[PIECE:]
-            self.link.queue_output(frames.output(pipe.stream, piece, unfinished=True), PIECE)
+            end = PIECE - rest.startswith(SIGN, PIECE - 1)
+            self._send(pipe, rest[:end], begins=True)
+            rest = rest[end:]
         pipe.tail = rest
-        patience_s = PATIENCE_S if len(data) < READ // 2 else FLOOD_PATIENCE_S
-        pipe.due_s = time.monotonic() + patience_s if rest else None
-
-    def flush_due(self, now_s: float, *, emptied: bool = False) -> None:
-        """Send the beginnings of lines that have waited long enough; ``emptied``: or are all there is."""
-        for pipe in self.pipes:
-            if pipe.due_s is not None and (pipe.due_s <= now_s or (emptied and not pipe.owed)):
-                self._flush(pipe)
 
     def is_done(self) -> bool:
         """Nothing of what somebody waits for is left here; or nobody takes it any more."""
@@ -109,27 +111,22 @@ class Relay:
         is_empty = not any(pipe.owed or pipe.tail for pipe in self.pipes)
         return is_empty and self.link.is_idle and not self.link.waits_to_write
 
-    def _flush(self, pipe: Pipe) -> None:
-        if pipe.tail and not self.link.is_lost:
-            # More of the line lies there, and will be sent when the head has leave for it.
-            unfinished = not self.room() and _holds_bytes(pipe.fd)
-            self.link.queue_output(
-                frames.output(pipe.stream, pipe.tail, unfinished=unfinished), len(pipe.tail)
-            )
-        pipe.tail, pipe.due_s = b"", None
+    def flush(self, pipe: Pipe) -> None:
+        """Send what there is of a line: nothing more of it comes, or nobody waits for it."""
+        if not self.link.is_lost:
+            self._send(pipe, pipe.tail)
+        pipe.tail = b""
 
-    def due_s(self) -> float | None:
-        """When something has to be sent at the latest."""
-        return min([pipe.due_s for pipe in self.pipes if pipe.due_s is not None], default=None)
+    def _send(self, pipe: Pipe, data: bytes, *, begins: bool = False) -> None:
+        """``begins``: the rest of the line follows in the next frames."""
+        if SIGN in data:
+            data = data.replace(UNFINISHED, b"").replace(ITSELF, SIGN)
+        if data or pipe.is_begun:
+            self.link.queue_output(frames.output(pipe.stream, data, unfinished=begins), len(data))
+            pipe.is_begun = begins
 
     def close(self) -> None:
         """Close both pipes."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 os.close(pipe.fd)
-
-
-def _holds_bytes(fd: int) -> bool:
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return any(mask & select.POLLIN for _, mask in poller.poll(0))

@@ -144,15 +144,13 @@ class Server:
         if self.door is not None:
             self.door.expire(now_s)
         if self.relay is not None:
-            self._serve_relay(self.relay, now_s)
+            self._serve_relay(self.relay)
         self._seen_s = now_s
 
     def _due_s(self) -> float:
         due = [self._tick_s]
         if self.door is not None and self.door.due_s is not None:
             due.append(self.door.due_s)
-        if self.relay is not None and (relay_s := self.relay.due_s()) is not None:
-            due.append(relay_s)
         return min(due)
 
     # Links.
@@ -298,14 +296,15 @@ class Server:
 
     # The output of an agent.
 
-    def _serve_relay(self, relay: Relay, now_s: float) -> None:
+    def _serve_relay(self, relay: Relay) -> None:
         if self._drained:
             for pipe in relay.pipes:
                 for _ in range(_DRAIN_READS):
-                    if not pipe.owed or not relay.room():
+                    if not pipe.owed or not relay.room(pipe):
                         break
                     relay.pump(pipe)
-        relay.flush_due(now_s, emptied=bool(self._drained))
+                if not pipe.owed:
+                    relay.flush(pipe)
         self._attend(relay.link)
         if self._drained and relay.is_done():
             self._tell_drained()
@@ -313,7 +312,7 @@ class Server:
             self._aim_pipe(relay, pipe)
 
     def _aim_pipe(self, relay: Relay, pipe: Pipe) -> None:
-        wants = relay.room() > 0 and not pipe.is_ended
+        wants = relay.room(pipe) > 0 and not pipe.is_ended
         if self._drained and not pipe.owed:
             wants = False  # somebody writes on, and is not waited for
         if wants and pipe.fd not in self._watched:

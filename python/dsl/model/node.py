@@ -197,7 +197,7 @@ class NodePlan:
     on_failure: Literal["stop", "report"] = "stop"
     """What a worker that failed means for the others."""
     is_conducted: bool = False
-    """A head on another host compares its failures with those of the other nodes."""
+    """A head on another host shows its output and compares its failures, beside those of the other nodes."""
     fork_servers: tuple[ForkServer, ...] = ()
     """Processes that fork workers. An attempt uses those that are there, if they are equal."""
     prewarms: bool = False

@@ -135,6 +135,8 @@ pub struct LogOptions {
     /// An unfinished line is shown after this time without more of it where there is no terminal, and after twice as
     /// long if it goes on; `None`: once it is finished.
     pub partial_after: Option<Duration>,
+    /// Our stdout and stderr are read by a part of this program that shows them beside those of others.
+    pub relayed: bool,
 }
 
 /// Kind of a NUMA memory policy.

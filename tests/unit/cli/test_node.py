@@ -12,6 +12,7 @@ from dsl.cli import node
 from dsl.cli.node import Options, _place, announcements
 from dsl.control.messages import Assignment
 from dsl.errors import DslError
+from dsl.machine.process import Console
 from dsl.model.job import Host, Job, MeetingPoint, Notice, Program
 from dsl.model.request import PlacementRequest
 from dsl.plan.flavours import DEEPSPEED
@@ -74,7 +75,7 @@ def test_the_allocation_of_a_job_ends_with_a_lost_head_alone(
 ) -> None:
     found: list[str] = []
     monkeypatch.setattr(node, "end_allocation", found.append)
-    crew = node._PartCrew(Mock(), Mock(is_lost=is_lost), a_plan(1), Mock(), "77")
+    crew = node._PartCrew(Mock(), Mock(is_lost=is_lost), a_plan(1), Mock(), Console(), "77")
     assert crew.leave(7) == 0
     assert found == ended
 

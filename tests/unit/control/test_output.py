@@ -14,6 +14,7 @@ from dsl.control import hub as hub_module
 from dsl.control.console import Console
 from dsl.control.link import FIRST_WINDOW
 from dsl.control.messages import Bye, Said, Stop
+from dsl.control.relay import ITSELF, PIECE, UNFINISHED
 from dsl.model.job import Notice
 
 if TYPE_CHECKING:
@@ -111,8 +112,60 @@ def test_an_unfinished_line_is_marked_where_another_has_to_come_and_shown_again_
 
 def test_an_unfinished_line_is_shown_without_waiting_for_its_end(ends: Ends) -> None:
     ((_, _, _, out, _),) = agents(ends, 1)
-    os.write(out, b"Password: ")
+    os.write(out, b"Password: " + UNFINISHED)
     assert bytes_of(ends.shown, 10) == b"Password: "
+
+
+def test_a_line_is_not_unfinished_because_its_rest_is_held_up_on_the_way(ends: Ends) -> None:
+    """G6: only a worker's own silence ends a line before its end, and that the engine tells."""
+    (_, _, _, out, _), (_, _, _, other, _) = agents(ends, 2)
+    os.write(out, b"0 1\n0 5")
+    assert bytes_of(ends.shown, 4) == b"0 1\n"
+    assert not select.select([ends.shown], [], [], 0.3)[0]
+    os.write(other, b"1 1\n")
+    assert bytes_of(ends.shown, 4) == b"1 1\n"
+    os.write(out, b"55\n")
+    assert bytes_of(ends.shown, 6) == b"0 555\n"
+
+
+def test_a_line_that_the_engine_shows_unfinished_is_shown_and_its_signs_are_not(ends: Ends) -> None:
+    (_, _, _, out, _), (_, _, _, other, _) = agents(ends, 2)
+    os.write(out, b"a" + ITSELF + b".b\nlo" + UNFINISHED + b"ad" + UNFINISHED)
+    assert bytes_of(ends.shown, 9) == b"a\x10.b\nload"
+    os.write(other, b"hello\n")
+    assert bytes_of(ends.shown, 10) == "\u2026\nhello\n".encode()
+    os.write(out, b"ing" + ITSELF)
+    os.write(out, b"\n")
+    assert bytes_of(ends.shown, 9) == b"loading\x10\n"
+
+
+def test_a_long_line_is_sent_in_pieces_that_cut_no_sign(ends: Ends) -> None:
+    (_, _, _, out, _), (_, _, _, other, _) = agents(ends, 2)
+    for length in (PIECE - 1, PIECE):
+        text = b"x" * length
+        os.write(out, text + ITSELF * 2 + text)
+        os.write(out, UNFINISHED)
+        assert bytes_of(ends.shown, 2 * length + 2) == text + b"\x10\x10" + text
+        os.write(out, b"\n")
+        assert bytes_of(ends.shown, 1) == b"\n"
+    os.write(other, b"hello\n")
+    assert bytes_of(ends.shown, 6) == b"hello\n"
+
+
+def test_long_lines_of_both_streams_share_a_console_and_the_leave_to_send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """G6: the rest of the line that the head waits for is sent before anything else."""
+    monkeypatch.setattr(hub_module, "OUTPUT_BYTES", 1)
+    ends = Ends(joined=True)
+    ((_, _, _, out, err),) = agents(ends, 1)
+    lines = [b"o" * 300_000 + b"\n", b"e" * 300_000 + b"\n"]
+    threads = [written(out, lines[0] * 4), written(err, lines[1] * 4)]
+    shown = bytes_of(ends.shown, 8 * 300_001)
+    assert sorted(shown.splitlines(keepends=True)) == sorted(lines * 4)
+    for thread in threads:
+        thread.join(10)
+    ends.close()
 
 
 def test_bytes_that_are_no_text_arrive_as_they_are(ends: Ends) -> None:
@@ -133,7 +186,9 @@ def test_a_console_that_takes_nothing_stops_the_writer_and_nothing_else(
     text = b"".join(b"%d\n" % at for at in range(500_000))
     assert len(text) > 2 << 20
     writer = written(out, text)
-    wait_until(lambda: on_head.leave == on_agent.credit == 0 and on_head.outstanding > FIRST_WINDOW)
+    wait_until(
+        lambda: on_head.leave == on_agent.credit < len(b"499999\n") and on_head.outstanding > FIRST_WINDOW
+    )
     assert not agent.drain(0.05)
     on_agent.send(Said(Notice("info", "still here")))
     assert messages(ends.head, 1) == [Said(Notice("info", "still here"))]
@@ -188,7 +243,7 @@ def test_nothing_is_held_up_by_an_agent_that_is_lost_in_the_middle_of_a_line(end
     on_agent.queue_output = queue  # type: ignore[method-assign]
     written(out, b"x" * 60_000)  # a piece, whose rest never comes
     assert begun.wait(10)
-    assert bytes_of(ends.shown, 32 << 10) == b"x" * (32 << 10)
+    assert bytes_of(ends.shown, PIECE) == b"x" * PIECE
     os.write(other, b"hello\n")
     on_head._hub._server.do(lambda: on_head._hub._server._drop(on_head, "is lost"))  # type: ignore[attr-defined]
     assert bytes_of(ends.shown, 7) == b"\nhello\n"

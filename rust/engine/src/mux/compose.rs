@@ -5,7 +5,8 @@
 //! traceback that is still being written, or equal lines of other workers are waited for.
 //!
 //! A line that stays unfinished is shown as far as it is. If another worker's line has to come before it goes on, it
-//! ends there with a mark ([`CUT`]), and comes again, whole, when it is finished.
+//! ends there with a mark ([`CUT`]), and comes again, whole, when it is finished. Only a worker's own silence makes a
+//! line unfinished: what has not been read for another reason is read first.
 
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use crate::mux::screen::{Screen, Size};
 
 mod clock;
 mod inline;
+mod relayed;
 
 use inline::{Inline, is_plain};
 
@@ -93,6 +95,8 @@ pub(super) struct Composer {
     to_come: usize,
     /// An unfinished line is shown after this time without more of it; `None`: once it is finished.
     partial_after: Option<Duration>,
+    /// Somebody passes on what comes out, beside the lines of others.
+    is_relayed: bool,
 }
 
 impl Composer {
@@ -108,6 +112,11 @@ impl Composer {
     /// When unfinished lines are shown where there is no terminal; `None`: never.
     pub(super) fn show_partial_after(&mut self, pause: Option<Duration>) {
         self.partial_after = pause.map(|pause| pause.min(LONGEST_PAUSE));
+    }
+
+    /// Whoever passes on what comes out is told where a line was shown before it was finished ([`relayed`]).
+    pub(super) fn tell_unfinished(&mut self) {
+        self.is_relayed = true;
     }
 
     /// More streams will be added.
@@ -405,6 +414,7 @@ impl Composer {
     pub(super) fn take(&mut self, spare: Vec<u8>, now: Instant) -> Vec<u8> {
         let out = std::mem::replace(&mut self.out, spare);
         match &mut self.screen {
+            None if self.is_relayed => relayed::marked(out, self.open.is_some()),
             None => out,
             Some(screen) => screen.frame(out, self.open.is_some(), now),
         }
@@ -426,7 +436,7 @@ impl Composer {
             self.close(stream, now);
         }
         self.show_folded(None);
-        self.tick(now);
+        self.tick(now, |_| false);
     }
 }
 

@@ -185,6 +185,9 @@ impl Reader {
         let streams = std::mem::take(&mut self.link.mailbox().streams);
         for stream in streams {
             let feed = self.feed(stream);
+            if let Some((side, _)) = feed.shown {
+                self.sides[side].tokens.push(self.feeds.len());
+            }
             self.feeds.push(feed);
         }
     }
@@ -240,6 +243,9 @@ impl Reader {
             let composer = &mut self.sides[side].composer;
             composer.expect(self.expected[index]);
             composer.show_partial_after(self.options.partial_after);
+            if self.options.relayed {
+                composer.tell_unfinished();
+            }
             self.side_of[index] = Some(side);
         }
         self.side_of[index]
@@ -364,7 +370,8 @@ impl Reader {
             }
         }
         for side in &mut self.sides {
-            if let Some(next) = side.composer.tick(now) {
+            let has_more = |stream: usize| holds_bytes(self.feeds[side.tokens[stream]].fd.as_ref());
+            if let Some(next) = side.composer.tick(now, has_more) {
                 self.next = Some(self.next.map_or(next, |known| known.min(next)));
             }
             side.hand_over(now);
@@ -443,6 +450,12 @@ impl Reader {
             .next_back()
             .unwrap_or_default()
     }
+}
+
+/// Something can be read, or the other end is closed.
+fn holds_bytes(fd: Option<&OwnedFd>) -> bool {
+    let is_ready = |fd| poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default()));
+    fd.is_some_and(|fd| is_ready(fd) == Ok(1))
 }
 
 fn notify(link: &Link, notice: LogNotice) {

@@ -30,6 +30,8 @@ pub(super) struct Side {
     place: Place,
     writer: Writer,
     pub(super) composer: Composer,
+    /// Which of the reader's streams each of the composer's is.
+    pub(super) tokens: Vec<usize>,
     spare: Vec<u8>,
     kind: Kind,
     dropping: bool,
@@ -94,6 +96,7 @@ impl Side {
             place,
             writer,
             composer: Composer::new(size, fold),
+            tokens: Vec::new(),
             spare: Vec::new(),
             kind,
             dropping: false,

@@ -53,7 +53,7 @@ impl Composer {
     }
 
     fn is_alone(&self) -> bool {
-        self.living + self.to_come == 1
+        self.living + self.to_come == 1 && !self.is_relayed
     }
 
     /// A stream is not read for now: its silence does not count.
@@ -72,8 +72,9 @@ impl Composer {
         }
     }
 
-    /// Does what is due; when there is something to do again.
-    pub(in crate::mux) fn tick(&mut self, now: Instant) -> Option<Instant> {
+    /// Does what is due; when there is something to do again. `has_more` says whether bytes of a stream wait to be
+    /// read, which comes first then: nobody has been silent who has written.
+    pub(in crate::mux) fn tick(&mut self, now: Instant, has_more: impl Fn(usize) -> bool) -> Option<Instant> {
         self.show_folded(Some(now));
         let mut next: Option<Instant> = self.fold.as_ref().and_then(Fold::due);
         if let Some(wake) = self.wake.filter(|wake| now < *wake && self.screen.is_none()) {
@@ -84,7 +85,7 @@ impl Composer {
         for stream in std::mem::take(&mut self.listed) {
             self.streams[stream].listed = false;
             let due = self.due(stream);
-            if due.is_some_and(|due| due <= now) {
+            if due.is_some_and(|due| due <= now && !(self.is_of_silence(stream, due) && has_more(stream))) {
                 self.overdue(stream, now, &mut bars);
             }
             if let Some(due) = self.due(stream) {
@@ -111,6 +112,11 @@ impl Composer {
             }
         }
         next
+    }
+
+    /// It is due because nothing was read; what became due before the last read stays so whatever comes.
+    fn is_of_silence(&self, stream: usize, due: Instant) -> bool {
+        self.streams[stream].touched.is_some_and(|touched| touched < due)
     }
 
     fn overdue(&mut self, stream: usize, now: Instant, bars: &mut Vec<usize>) {

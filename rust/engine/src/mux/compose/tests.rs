@@ -63,17 +63,17 @@ fn an_unfinished_line_is_shown_after_a_pause_and_nothing_is_due_then() {
     let mut composer = composer(&["[0] ", "[1] "]);
     let now = Instant::now();
     composer.feed(0, b"loading", now);
-    assert_eq!(composer.tick(now), Some(now + PAUSE));
+    assert_eq!(composer.tick(now, |_| false), Some(now + PAUSE));
     assert!(!composer.is_ready(now));
     let later = now + PAUSE;
     assert_eq!(
-        composer.tick(later),
+        composer.tick(later, |_| false),
         None,
         "no clock runs for what has been shown"
     );
     assert_eq!(shown(&mut composer, later), "[0] loading");
     composer.feed(0, b" more", later);
-    composer.tick(later + PAUSE);
+    composer.tick(later + PAUSE, |_| false);
     composer.feed(0, b" done\nnext\n", later + PAUSE);
     assert_eq!(
         shown(&mut composer, later),
@@ -88,13 +88,13 @@ fn an_unfinished_line_that_is_interrupted_comes_again_whole() {
         let mut composer = composer(&[prefix, "[1] "]);
         let now = Instant::now();
         composer.feed(0, b"loading", now);
-        composer.tick(now + PAUSE);
+        composer.tick(now + PAUSE, |_| false);
         composer.feed(1, b"other\n", now + PAUSE);
         assert_eq!(
             shown(&mut composer, now),
             format!("{prefix}loading\u{2026}\n[1] other\n")
         );
-        assert_eq!(composer.tick(now + 9 * PAUSE), None);
+        assert_eq!(composer.tick(now + 9 * PAUSE, |_| false), None);
         composer.feed(0, b" done\n", now + 9 * PAUSE);
         assert_eq!(shown(&mut composer, now), format!("{prefix}loading done\n"));
     }
@@ -106,7 +106,7 @@ fn an_unfinished_line_that_has_been_shown_is_not_said_again_at_its_end() {
     let now = Instant::now();
     composer.feed(0, b"last words", now);
     composer.feed(1, b"mine", now);
-    composer.tick(now + PAUSE);
+    composer.tick(now + PAUSE, |_| false);
     assert_eq!(shown(&mut composer, now), "[0] last words\u{2026}\n[1] mine");
     composer.close(0, now + PAUSE);
     composer.close(1, now + PAUSE);
@@ -120,7 +120,7 @@ fn a_line_that_grows_and_grows_is_shown_although_there_is_no_pause() {
     let mut now = begin;
     while now <= begin + PAUSE * BUSY_FACTOR {
         composer.feed(0, b".", now);
-        composer.tick(now);
+        composer.tick(now, |_| false);
         now += PAUSE / 2;
     }
     assert_eq!(shown(&mut composer, now), "[0] .....");
@@ -132,7 +132,7 @@ fn a_pause_of_ages_is_never_over() {
     composer.show_partial_after(Some(Duration::MAX));
     let now = Instant::now();
     composer.feed(0, b"half", now);
-    assert!(composer.tick(now).is_some());
+    assert!(composer.tick(now, |_| false).is_some());
     assert!(!composer.is_ready(now + 1000 * PAUSE));
 }
 
@@ -142,10 +142,10 @@ fn whoever_wants_whole_lines_gets_whole_lines() {
     composer.show_partial_after(None);
     let now = Instant::now();
     composer.feed(0, b"half\r50%", now);
-    assert_eq!(composer.tick(now + 100 * PAUSE), None);
+    assert_eq!(composer.tick(now + 100 * PAUSE, |_| false), None);
     assert!(!composer.is_ready(now + 100 * PAUSE));
     composer.close(1, now);
-    assert_eq!(composer.tick(now + 100 * PAUSE), None);
+    assert_eq!(composer.tick(now + 100 * PAUSE, |_| false), None);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_line_that_is_too_long_to_be_repeated_is_shown_when_it_is_whole() {
         let now = Instant::now();
         let long = "x".repeat(REPEATED_BYTES + 1);
         composer.feed(1, long.as_bytes(), now);
-        assert_eq!(composer.tick(now + 100 * PAUSE), None);
+        assert_eq!(composer.tick(now + 100 * PAUSE, |_| false), None);
         composer.feed(0, b"other\n", now + PAUSE);
         composer.feed(1, b"yy\n", now + PAUSE);
         assert_eq!(shown(&mut composer, now), format!("[0] other\n{long}yy\n"));
@@ -172,7 +172,7 @@ fn a_long_unfinished_line_of_the_only_stream_is_shown() {
     let now = Instant::now();
     let long = "x".repeat(REPEATED_BYTES + 1);
     composer.feed(0, long.as_bytes(), now);
-    composer.tick(now + PAUSE);
+    composer.tick(now + PAUSE, |_| false);
     composer.feed(0, b"yy\n", now + PAUSE);
     assert_eq!(shown(&mut composer, now), format!("{long}yy\n"));
 }
@@ -184,11 +184,59 @@ fn the_silence_of_a_stream_that_is_not_read_does_not_count() {
     composer.feed(0, b"half", now);
     for second in 1..10 {
         composer.hold(0, now + second * PAUSE);
-        composer.tick(now + second * PAUSE);
+        composer.tick(now + second * PAUSE, |_| false);
     }
     assert_eq!(shown(&mut composer, now), "");
-    composer.tick(now + 10 * PAUSE);
+    composer.tick(now + 10 * PAUSE, |_| false);
     assert_eq!(shown(&mut composer, now), "[0] half");
+}
+
+#[test]
+fn what_waits_to_be_read_is_read_before_a_line_counts_as_unfinished() {
+    let mut composer = composer(&["[0] ", "[1] "]);
+    let now = Instant::now();
+    composer.feed(0, b"ha", now);
+    let later = now + 10 * PAUSE;
+    let has_more = |stream| stream == 0;
+    composer.tick(later, has_more);
+    assert_eq!(
+        shown(&mut composer, later),
+        "",
+        "we did not read, it was not silent"
+    );
+    composer.feed(0, b"lf\n", later);
+    assert_eq!(shown(&mut composer, later), "[0] half\n");
+
+    composer.feed(0, b".", now);
+    composer.feed(0, b".", later);
+    composer.tick(later, has_more);
+    assert_eq!(
+        shown(&mut composer, later),
+        "[0] ..",
+        "it goes on and on, and was read"
+    );
+}
+
+#[test]
+fn who_passes_a_console_on_is_told_which_lines_are_shown_unfinished() {
+    let mut composer = composer(&["", ""]);
+    composer.tell_unfinished();
+    let now = Instant::now();
+    composer.feed(0, b"a \x10 b\nhalf", now);
+    assert_eq!(shown(&mut composer, now), "a \x10- b\n");
+    composer.tick(now + PAUSE, |_| false);
+    assert_eq!(shown(&mut composer, now), "half\x10.");
+    composer.feed(0, b" done\n", now + PAUSE);
+    assert_eq!(shown(&mut composer, now), " done\n");
+}
+
+#[test]
+fn the_only_stream_of_a_console_that_is_passed_on_is_not_alone() {
+    let mut composer = composer(&[""]);
+    composer.tell_unfinished();
+    let now = Instant::now();
+    composer.feed(0, b"half", now);
+    assert_eq!(composer.tick(now + PROMPT_PAUSE, |_| false), Some(now + PAUSE));
 }
 
 #[test]
@@ -196,7 +244,7 @@ fn what_is_dropped_ends_an_unfinished_line_with_a_mark() {
     let mut composer = composer(&["", "[1] "]);
     let now = Instant::now();
     composer.feed(0, b"begin", now);
-    composer.tick(now + PAUSE);
+    composer.tick(now + PAUSE, |_| false);
     composer.skip(0, b" of it\n");
     composer.feed(0, b"next\n", now);
     assert_eq!(shown(&mut composer, now), "begin\u{2026}\nnext\n");
@@ -207,10 +255,10 @@ fn the_only_stream_shows_its_prompt_after_a_pause() {
     let mut composer = composer(&["[0] "]);
     let now = Instant::now();
     composer.feed(0, b"name? ", now);
-    assert_eq!(composer.tick(now), Some(now + PROMPT_PAUSE));
+    assert_eq!(composer.tick(now, |_| false), Some(now + PROMPT_PAUSE));
     assert_eq!(shown(&mut composer, now), "");
     let later = now + PROMPT_PAUSE;
-    assert_eq!(composer.tick(later), None);
+    assert_eq!(composer.tick(later, |_| false), None);
     assert_eq!(shown(&mut composer, later), "[0] name? ");
     composer.feed(0, b"hello\nnext\n", later);
     assert_eq!(
@@ -231,7 +279,7 @@ fn somebody_elses_line_does_not_continue_a_prompt() {
     let now = Instant::now();
     composer.feed(0, b"(Pdb) ", now);
     let later = now + PROMPT_PAUSE;
-    composer.tick(later);
+    composer.tick(later, |_| false);
     composer.feed(1, b"busy\n", later);
     composer.feed(0, b"x = 1\n", later);
     assert_eq!(
@@ -251,9 +299,9 @@ fn equal_lines_of_all_workers_become_one() {
         composer.feed(stream, b"loading\n", now);
     }
     composer.feed(1, b"mine\n", now);
-    composer.tick(now);
+    composer.tick(now, |_| false);
     assert_eq!(shown(&mut composer, now), "[3 workers] loading\n");
-    assert!(composer.tick(now).is_some());
+    assert!(composer.tick(now, |_| false).is_some());
     composer.finish(now);
     assert_eq!(shown(&mut composer, now), "[1] mine\n");
 }
@@ -278,13 +326,13 @@ fn nothing_that_is_shown_with_a_tag_reaches_beyond_its_line() {
     for stream in 0..2 {
         folding.feed(stream, &[attack, &b"\n"[..]].concat(), now);
     }
-    folding.tick(now);
+    folding.tick(now, |_| false);
     assert_eq!(
         shown(&mut folding, now),
         "[2 workers] red\x1b[31m\x1b[0m\r[2 workers] \x1b[31mb\x1b[0m\n"
     );
     on_screen.feed(0, b"\r\x1b[2K\x1b]0;x\x07\x1b[31m50%", now);
-    on_screen.tick(now);
+    on_screen.tick(now, |_| false);
     assert_eq!(shown(&mut on_screen, now), "[0] \x1b[31m50%\x1b[0m", "a bar");
     on_screen.feed(
         1,
@@ -303,7 +351,7 @@ fn a_progress_bar_in_a_pipe_becomes_a_line_every_second_or_two() {
     let mut out = String::new();
     for percent in 0..10 {
         composer.feed(0, format!("\r {percent}%").as_bytes(), now);
-        composer.tick(now);
+        composer.tick(now, |_| false);
         out += &shown(&mut composer, now);
         now += PAUSE / 2;
     }
@@ -317,10 +365,10 @@ fn a_progress_bar_that_rests_is_shown_and_never_repeated() {
     let mut composer = composer(&["", "[1] "]);
     let now = Instant::now();
     composer.feed(0, b"\r 1%\r 2%", now);
-    composer.tick(now + PAUSE);
+    composer.tick(now + PAUSE, |_| false);
     composer.feed(1, b"other\n", now + PAUSE);
     composer.feed(0, b"\r 3%", now + PAUSE);
-    composer.tick(now + 2 * PAUSE);
+    composer.tick(now + 2 * PAUSE, |_| false);
     assert_eq!(shown(&mut composer, now), "\r 1%\r 2%\n[1] other\n\r 3%");
 }
 
@@ -336,12 +384,12 @@ fn bars_of_several_workers_stand_below_the_lines_of_a_terminal() {
     let now = Instant::now();
     composer.feed(0, b"\r 1%", now);
     composer.feed(1, b"\r 7%\rline\r\n 8%\r", now);
-    composer.tick(now);
+    composer.tick(now, |_| false);
     assert_eq!(shown(&mut composer, now), "[1] line\n[0]  1%\n[1]  8%");
     let later = now + Duration::from_secs(1);
     composer.feed(0, b"\r 2%", later);
     composer.feed(1, b"\rdone\n", later);
-    composer.tick(later);
+    composer.tick(later, |_| false);
     assert_eq!(shown(&mut composer, later), "\r\x1b[1A\x1b[J[1] done\n[0]  2%");
     composer.finish(later);
     assert_eq!(shown(&mut composer, later), "\r\x1b[J[0]  2%\n");
@@ -388,7 +436,7 @@ fn a_line_of_ours_stands_alone() {
     let mut composer = composer(&["[0] "]);
     let now = Instant::now();
     composer.feed(0, b"prompt", now);
-    composer.tick(now + PROMPT_PAUSE);
+    composer.tick(now + PROMPT_PAUSE, |_| false);
     composer.note("note");
     assert_eq!(shown(&mut composer, now), "[0] prompt\u{2026}\nnote\n");
 }
@@ -453,7 +501,7 @@ proptest! {
             rest[stream] = later;
             composer.feed(stream, piece, now);
             now += halves * PAUSE / 2;
-            composer.tick(now);
+            composer.tick(now, |_| false);
         }
         for (stream, piece) in rest.into_iter().enumerate() {
             composer.feed(stream, piece, now);

@@ -28,10 +28,10 @@ fn prompt_beside_a_bar(now: Instant) -> Composer {
     });
     composer.add(style("[1] "));
     composer.feed(1, b"\r 10%", now);
-    composer.tick(now);
+    composer.tick(now, |_| false);
     assert_eq!(shown(&mut composer, now), "[1]  10%");
     composer.feed(0, b"(Pdb) ", now);
-    composer.tick(now + PROMPT_PAUSE);
+    composer.tick(now + PROMPT_PAUSE, |_| false);
     assert_eq!(shown(&mut composer, now + PROMPT_PAUSE), "\r\x1b[J(Pdb) ");
     composer
 }
@@ -42,9 +42,9 @@ fn nothing_is_to_be_drawn_while_a_prompt_has_the_last_line() {
     let mut composer = prompt_beside_a_bar(now);
     let later = now + PAUSE;
     assert!(!composer.is_ready(later));
-    assert!(composer.tick(later).is_none_or(|next| next > later));
+    assert!(composer.tick(later, |_| false).is_none_or(|next| next > later));
     composer.feed(1, b"\r 20%", later);
-    assert!(composer.tick(later).is_none_or(|next| next > later));
+    assert!(composer.tick(later, |_| false).is_none_or(|next| next > later));
     assert!(!composer.is_ready(later));
 }
 
@@ -54,12 +54,12 @@ fn bars_come_back_when_the_prompt_is_answered() {
     let mut composer = prompt_beside_a_bar(now);
     let later = now + PAUSE;
     composer.feed(1, b"\r 20%", later);
-    composer.tick(later);
+    composer.tick(later, |_| false);
     composer.feed(0, b"c\n", later);
-    composer.tick(later);
+    composer.tick(later, |_| false);
     assert!(composer.is_ready(later));
     assert_eq!(shown(&mut composer, later), "c\n[1]  20%");
-    assert_eq!(composer.tick(later), None);
+    assert_eq!(composer.tick(later, |_| false), None);
     assert!(!composer.is_ready(later + PAUSE));
 }
 
@@ -69,7 +69,7 @@ fn bars_come_back_when_whoever_was_at_the_prompt_ends() {
     let mut composer = prompt_beside_a_bar(now);
     let later = now + PAUSE;
     composer.close(0, later);
-    composer.tick(later);
+    composer.tick(later, |_| false);
     assert!(composer.is_ready(later));
     assert_eq!(shown(&mut composer, later), "\n[1]  10%");
 }
@@ -86,14 +86,14 @@ fn an_unfinished_line_behind_a_traceback_is_shown_right_after_it() {
         let mut composer = grouped(terminal);
         let now = Instant::now();
         composer.feed(0, format!("{text}{rest}").as_bytes(), now);
-        assert_eq!(composer.tick(now), Some(now + pause));
+        assert_eq!(composer.tick(now, |_| false), Some(now + pause));
         let before = now + pause / 2;
-        assert_eq!(composer.tick(before), Some(now + pause));
+        assert_eq!(composer.tick(before, |_| false), Some(now + pause));
         assert!(!composer.is_ready(before));
-        composer.tick(now + pause);
+        composer.tick(now + pause, |_| false);
         let expected = format!("{text}{}", rest.trim_start_matches('\r'));
         assert_eq!(shown(&mut composer, now + pause), expected);
-        assert_eq!(composer.tick(now + pause), None);
+        assert_eq!(composer.tick(now + pause, |_| false), None);
     }
 }
 
@@ -118,7 +118,10 @@ fn a_traceback_stays_together() {
     composer.feed(0, b"ValueError: bad\n", now);
     assert_eq!(shown(&mut composer, now), "[0] before\n[1] other\n");
     let after = now + AFTER_PAUSE;
-    assert!(composer.tick(after).is_some(), "the other one is inside still");
+    assert!(
+        composer.tick(after, |_| false).is_some(),
+        "the other one is inside still"
+    );
     assert_eq!(
         shown(&mut composer, after),
         "[0] Traceback (most recent call last):\n[0]   File \"train.py\", line 3, in f\n[0] ValueError: bad\n"
@@ -144,7 +147,7 @@ fn a_traceback_without_end_is_shown_as_far_as_it_is() {
     while now < begin + TRACEBACK_TIME {
         now += Duration::from_millis(100);
         composer.feed(0, b"  File\n", now);
-        composer.tick(now);
+        composer.tick(now, |_| false);
     }
     assert!(shown(&mut composer, now).starts_with("Traceback"));
 }
