@@ -28,7 +28,8 @@ CLASSES = {
 }
 HOW = (
     "the runner classes, with exports, given the options of each case and pool and active resources as main makes "
-    "them: the slots of each host, the words of the command before the interpreter, and the variables that it sets"
+    "them: the slots of each host, the words of the command before the interpreter, those behind it (of the first rank, "
+    "where each has its own), and the variables that it sets"
 )
 
 
@@ -48,9 +49,13 @@ def command(runner: Any, case: LauncherCase) -> dict[str, Any]:
     environ = dict(case.environ)
     found = instance.get_cmd(environ, active)
     words = found[0] if case.launcher == "pdsh" else found
+    python = words.index(sys.executable)
+    end = words.index(":", python) if ":" in words else len(words)
+    home = os.path.dirname(runner.__file__)
     return {
         "slots": [[name, len(slots)] for name, slots in active.items()],
-        "argv": words[: words.index(sys.executable)],
+        "argv": words[:python],
+        "program": [word.replace(home, "/LAUNCHER") for word in words[python + 1 : end]],
         "env": {name: value for name, value in environ.items() if dict(case.environ).get(name) != value},
     }
 

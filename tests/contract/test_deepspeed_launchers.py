@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 from tests.contract.golden_file import cases
-from tests.contract.launcher_inputs import CASES, LauncherCase
+from tests.contract.launcher_inputs import CASES, LAUNCHERS, LauncherCase
 from tests.support.launchers import FOLDER, WORDS, start
+from tests.support.machine import make_facts
+from tests.support.requests import make_request
+
+from dsl.plan.job import plan_job
+from dsl.plan.remote import PROGRAMS
 
 GOLDENS = list(zip(CASES, cases("launchers"), strict=True))
 DROPPED = {
@@ -95,6 +100,20 @@ def test_the_variables_are_those_of_deepspeed(case: LauncherCase, answer: Any) -
     expected = theirs.get("PDSH_SSH_ARGS_APPEND", "").split()
     words = found["PDSH_SSH_ARGS_APPEND"].split()
     assert [word for word in words if not word.startswith("-o")] == expected
+
+
+@pytest.mark.parametrize("case, answer", GOLDENS[: len(LAUNCHERS)])
+def test_a_worker_is_told_its_local_rank_where_deepspeeds_own_program_starts_it(
+    case: LauncherCase, answer: Any
+) -> None:
+    """Else the launcher's tasks are the script, and all of them have the same words."""
+    is_told = "deepspeed.launcher.launch" in answer["result"]["program"]
+    hostfile = "".join(f"{name} slots={count}\n" for name, count in answer["result"]["slots"])
+    programs = {program for some in PROGRAMS.values() for program in some}
+    facts = make_facts(files={"H": hostfile}, programs=tuple(programs))
+    request = make_request("deepspeed", "train.py", hostfile="H", launcher=case.launcher)
+    assert plan_job(request, facts).job.program.local_rank_option == ("--local_rank" if is_told else "")
+    assert answer["result"]["program"][-1] == "train.py"
 
 
 def test_what_deepspeed_refuses() -> None:

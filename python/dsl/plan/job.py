@@ -126,9 +126,12 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     notices = (*unused, *active.notices)
     if not active.is_remote:
         return JobPlan(job, active.node_rank, notices)
+    from dsl.model.remote import RANK_LAUNCHERS
     from dsl.plan.remote import plan_remote, remote_variables
 
     remote = plan_remote(request, active, facts)
+    if remote.launcher in RANK_LAUNCHERS:  # with DeepSpeed their tasks are the script, with the same words
+        job = replace(job, program=replace(job.program, local_rank_option=""))
     if job.debug.ranks and not is_elastic:
         from dsl.plan.debugging import attach_everywhere
 
