@@ -15,11 +15,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.agent.head import Program
+    from dsl.agent.head import HeadDecided, Program
     from dsl.model.node import NodePlan
 
 BY_SSH = ("ssh", "pdsh")
 """Launchers whose last words are those of ssh."""
+
+RETRY_S = 0.05
+"""A program that takes no orders for now is asked again after this."""
 
 
 class ElasticHead(Head):
@@ -38,6 +41,11 @@ class ElasticHead(Head):
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._orders = ours
+        self._waiting: dict[str, None] = {}
+        """Orders that it has not taken; equal ones count once, so there are few of each host."""
+        self._begun = b""
+        """The rest of one that it has taken in part."""
+        self._retry_s: float | None = None
         self._said: dict[int, list[str]] = {}
         (program,) = self._programs
         program.fds.append(theirs.detach())
@@ -50,6 +58,16 @@ class ElasticHead(Head):
         """In the process that watches: the connections are for the other one."""
         super().disown()
         self._orders.close()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """`time.monotonic` when something is due."""
+        return min([one for one in (super().deadline_s, self._retry_s) if one is not None], default=None)
+
+    def read(self) -> list[HeadDecided]:
+        """Go on with orders that wait, and do what any head does."""
+        self._send_orders()
+        return super().read()
 
     def _obey(self, orders: Sequence[object]) -> None:
         for order in orders:
@@ -70,10 +88,23 @@ class ElasticHead(Head):
         self._dismissal_s = time.monotonic() + within_s
 
     def _order(self, line: str) -> None:
+        self._waiting[line] = None
+        self._send_orders()
+
+    def _send_orders(self) -> None:
+        self._retry_s = None
         try:
-            self._orders.send(f"{line}\n".encode())
-        except OSError:
-            return  # it is gone, and so is the job, or it will be asked again
+            while self._begun or self._waiting:
+                if not self._begun:
+                    line = next(iter(self._waiting))
+                    del self._waiting[line]
+                    self._begun = f"{line}\n".encode()
+                self._begun = self._begun[self._orders.send(self._begun) :]
+        except BlockingIOError:
+            self._retry_s = time.monotonic() + RETRY_S
+        except OSError:  # it is gone, and so is the job
+            self._begun = b""
+            self._waiting.clear()
 
     def _hear_line(self, program: Program, text: str) -> None:
         from json import loads

@@ -12,7 +12,8 @@ import pytest
 
 from dsl import Output
 from dsl.agent.elastic_conductor import ElasticConductor
-from dsl.agent.elastic_head import ElasticHead
+from dsl.agent.elastic_head import RETRY_S, ElasticHead
+from dsl.agent.gathering import Reach
 from dsl.control.messages import Assignment, Bye, Checked, Hello, Lost, Report
 from dsl.launchers.base import Start
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program
@@ -124,6 +125,35 @@ def test_at_the_end_programs_whose_agents_have_said_goodbye_are_left_to_end(stag
     stage.hears((link, Report(0, 0)), (link, Bye(0)))
     assert stage.conductor.is_done
     assert stage.orders() == [{"end": [1]}]
+
+
+def test_orders_that_are_taken_in_part_arrive_whole_and_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have to wait are few, however often they are given."""
+    taken, room = bytearray(), 0
+
+    def send(data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise BlockingIOError
+        count = min(room, len(data))
+        taken.extend(data[:count])
+        room -= count
+        return count
+
+    orders = stage.head._orders
+    monkeypatch.setattr(stage.head, "_orders", Mock(send=send, close=orders.close))
+    room = 5
+    for _ in range(1000):
+        stage.head._obey([Reach(0), Reach(1)])
+    deadline_s = stage.head.deadline_s
+    assert deadline_s is not None
+    assert deadline_s <= time.monotonic() + RETRY_S
+    for _ in range(20):
+        room = 5
+        stage.head.read()
+    assert [json.loads(line) for line in taken.splitlines()] == [{"reach": 0}, {"reach": 1}, {"reach": 0}]
 
 
 def test_what_is_not_an_answer_of_its_program_is_kept_as_a_word_of_it(stage: Stage) -> None:
