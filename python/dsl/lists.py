@@ -1,6 +1,6 @@
 """Numbers as users write them, one grammar and one bound for all: counts, seconds, sizes, lists (``0-3,8``).
 
-Also the one name of the variable that counts threads.
+Also the one name of the variable that counts threads, and which colons may stand in the name of a host.
 """
 
 from __future__ import annotations
@@ -73,6 +73,20 @@ def shorten(text: str, longest: int = LONGEST_SHOWN) -> str:
 def quote(text: str) -> str:
     """The same in quotation marks."""
     return repr(shorten(text))
+
+
+def has_odd_colon(name: str) -> bool:
+    """Whether ``:`` stands in a name that is no IPv6 address: a port, or a word for a launcher."""
+    if ":" not in name:
+        return False
+    from _socket import AF_INET6, inet_pton  # `socket` takes ten times as long to import
+
+    address, percent, zone = name.partition("%")
+    try:
+        inet_pton(AF_INET6, address)
+    except OSError:
+        return True
+    return bool(percent) and (not zone or ":" in zone)
 
 
 def parse_range(text: str) -> tuple[int, int] | None:

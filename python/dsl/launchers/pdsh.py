@@ -30,9 +30,7 @@ def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     """
     if agents.variables:
         raise ValueError("pdsh carries no variables")
-    names = tuple(bare(name) for name in host_names(agents, "pdsh", also="@:%[]+"))
-    for name in names:
-        _check_user(name)
+    names = tuple(_host(name) for name in host_names(agents, "pdsh", also="@:%[]+"))
     port = () if remote.ssh_port is None else ("-p", str(remote.ssh_port))
     # What the user has in it comes first, and so it holds.
     ssh_args = (dict(agents.environ).get(PDSH_SSH_ARGS, "").strip(), *SSH_OPTIONS, *port)
@@ -42,16 +40,17 @@ def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     return (Start(argv=argv, env=env),)
 
 
-def _check_user(name: str) -> None:
-    """pdsh takes ``USER@HOST``, but drops a host whose name has an address behind the ``@``."""
-    user, _, host = name.rpartition("@")
-    if "@" in user or (user and ":" in host):
+def _host(given: str) -> str:
+    """How pdsh has to be told of a host: it takes what stands before a ``:`` for the way to reach it."""
+    name = bare(given)
+    if name.count("@") > 1:
         raise HostNameError(
-            f"host name {name!a} cannot be given to pdsh: write it into ~/.ssh/config under a plain name, "
+            f"host name {given!a} cannot be given to pdsh: write it into ~/.ssh/config under a plain name, "
             "or use --launcher ssh"
         )
     if "[" in name or "]" in name:
-        raise HostNameError(f"host name {name!a} cannot be given to pdsh: it is no host, but a list")
+        raise HostNameError(f"host name {given!a} cannot be given to pdsh: it is no host, but a list")
+    return f"ssh:{name}" if ":" in name else name
 
 
 def _line(remote: Remote, agents: Agents) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsl.errors import HostNameError, UsageError
+from dsl.lists import has_odd_colon
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def host_names(agents: Agents, launcher: str, *, also: str = "") -> tuple[str, .
     """The hosts' names, once it is sure that none means something else to the launcher.
 
     A name is letters, digits, dots, hyphens and underscores, and begins with no hyphen. ``also`` are other
-    marks that the launcher takes: ``@`` behind the name of a user, ``:`` and ``%`` in an address.
+    marks that the launcher takes: ``@`` behind the name of a user, ``:`` and ``%`` in an IPv6 address.
 
     Raises:
         HostNameError: a name is none of those.
@@ -113,6 +114,11 @@ def _check(name: str, launcher: str, also: str) -> None:
         raise HostNameError(f"{shown}: {odd!r} means something else to it, give a name without it")
     if odd:
         raise HostNameError(f"{shown}: {odd!a} is no part of a name")
+    user, _, host = bare(name).rpartition("@")
+    if ":" in user or has_odd_colon(host):
+        raise HostNameError(
+            f"{shown}: ':' stands in IPv6 addresses alone, and a port has an option of its own"
+        )
     if not all(name.split("@")):
         raise HostNameError(f"{shown}: a part of it is empty")
 

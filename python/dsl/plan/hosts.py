@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.devices.slots import find_devices, visible_override, visible_slots, visible_warning
 from dsl.errors import FilterError, HostfileError, OptionError
+from dsl.lists import has_odd_colon, quote
 from dsl.model.job import Host, Notice
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.resources.filters import apply_filters, trim
@@ -286,6 +287,10 @@ def _master_address(
     request: Request, hosts: Sequence[Host], *, is_named: bool, is_remote: bool, notices: list[Notice]
 ) -> str:
     asked = request.meeting.master_addr or ""
+    if has_odd_colon(asked.strip("[]")):
+        raise OptionError(
+            f"--master_addr {quote(asked)}: expected a host name or an address, --master_port has the port"
+        )
     if request.elastic.training and not is_remote:
         return asked
     if not is_named:

@@ -8,7 +8,7 @@ find each other through a store; where only one can take part, and torch has the
 from __future__ import annotations
 
 from dsl.errors import OptionError, PortError
-from dsl.lists import LAST_PORT, MOST_NODES, parse_number, quote
+from dsl.lists import LAST_PORT, MOST_NODES, has_odd_colon, parse_number, quote
 from dsl.model.job import MeetingPoint, Notice
 from dsl.model.request import DEFAULT_MASTER_PORT
 
@@ -172,7 +172,8 @@ def _bare(host: str) -> str:
 
 def _is_host(text: str) -> bool:
     # A zone (fe80::1%eth0) belongs to an address.
-    return text.strip(":") != "" and all(letter.isalnum() or letter in "_.:-%" for letter in text)
+    is_name = text.strip(":") != "" and all(letter.isalnum() or letter in "_.:-%" for letter in text)
+    return is_name and not has_odd_colon(text)
 
 
 def run_id(asked: MeetingRequest, nodes: NodeRange, random: Callable[[], str]) -> str:

@@ -71,6 +71,12 @@ BAD_INPUT: list[tuple[str, int, str]] = [
     ("-H bad t.py", 2, "bad line 2: hostfile contains a bad entry: 'beta'"),
     ("-H two -i alphq t.py", 2, "hostname 'alphq' not found in hostfile, did you mean 'alpha'?"),
     ("-H two --num_nodes 3 t.py", 2, "--num_nodes 3 is more than the hosts"),
+    ("-H two -i exec:alpha t.py", 2, "bad filter 'exec:alpha'"),
+    (
+        "-H two --master_addr alpha:29500 t.py",
+        2,
+        "--master_addr 'alpha:29500': expected a host name or an address",
+    ),
     ("-H two --no_ssh t.py", 2, "--node_rank is not set correctly"),
     ("--num_nodes 2 t.py", 2, "num nodes is >1 but no extra nodes available"),
     ("--num_nodes 1:2 t.py", 2, "MIN:MAX format is only supported in elastic training"),

@@ -69,6 +69,17 @@ def test_a_name_that_is_none_is_refused_in_one_line(launcher: Any, name: str) ->
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "name", ["exec:n1", "ssh:n1", "exec:me@n1", "n1:22", "me@n1:22", "1:2", "fd00::1%", "::g"]
+)
+def test_a_colon_stands_in_ipv6_addresses_alone(launcher: Any, name: str) -> None:
+    """pdsh would run the command on this host for ``exec:n1``."""
+    with pytest.raises(HostNameError, match=r"'[:%@]'") as caught:
+        starts(launcher, {"good": 1, name: 1})
+    assert_one_line(str(caught.value))
+
+
 @pytest.mark.parametrize(
     "launcher, name",
     [

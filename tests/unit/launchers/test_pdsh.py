@@ -66,13 +66,20 @@ def test_a_script_is_sourced_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "name, given", [("me@a", "me@a"), ("fd00::2", "fd00::2"), ("[fe80::1%eth0]", "fe80::1%eth0")]
+    "name, given",
+    [
+        ("me@a", "me@a"),
+        ("fd00::2", "ssh:fd00::2"),
+        ("2001:db8::2", "ssh:2001:db8::2"),
+        ("me@[2001:db8::2]", "ssh:me@2001:db8::2"),
+        ("[fe80::1%eth0]", "ssh:fe80::1%eth0"),
+    ],
 )
 def test_users_and_addresses(name: str, given: str) -> None:
     assert start("pdsh", {name: 1}).argv[5] == given
 
 
-@pytest.mark.parametrize("name", ["me@fd00::2", "me@realm@gate", "a[1-3]", "[a", "a,b", "^a", "/a/"])
+@pytest.mark.parametrize("name", ["me@realm@gate", "a[1-3]", "[a", "a,b", "^a", "/a/"])
 def test_what_pdsh_would_take_for_something_else_is_refused(name: str) -> None:
     with pytest.raises(HostNameError, match="cannot be given to pdsh"):
         start("pdsh", {name: 1})

@@ -90,6 +90,16 @@ def test_the_kind_of_a_job_and_its_meeting_point(
         ({**NODES, "rdzv_endpoint": "[::1]"}, OptionError, "the port is missing"),
         ({**NODES, "master_addr": ""}, OptionError, "--master-addr '': expected a host name or an address"),
         ({**NODES, "master_addr": "h h"}, OptionError, "--master-addr 'h h'"),
+        (
+            {**NODES, "master_addr": "h:7"},
+            OptionError,
+            "--master-addr 'h:7': expected a host name or an address",
+        ),
+        (
+            {**NODES, "rdzv_endpoint": "exec:h:7"},
+            OptionError,
+            "--rdzv-endpoint 'exec:h:7': expected HOST:PORT",
+        ),
         ({**NODES, "master_addr": "http://h"}, OptionError, "--master-addr 'http://h'"),
         (
             {"rdzv_conf": "timeout"},
