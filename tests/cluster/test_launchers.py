@@ -13,7 +13,7 @@ import pytest
 from kit.cluster import MPI, find_mpi
 from tests.support.launchers import starts
 
-from dsl.launchers.base import PLACE
+from dsl.launchers.base import ENDED, PLACE
 from dsl.model.remote import RANK_LAUNCHERS
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def output(host: Host, start: Start, transport: Transport) -> list[str]:
         Path(path).write_text(text, encoding="utf-8")
     env = {**transport.env, **dict(start.env)}
     result = host.run([*transport.before, *start.argv], env=env, check=True)
-    return result.stdout.splitlines()
+    return [line for line in result.stdout.splitlines() if ENDED not in line]
 
 
 def read(launcher: str, line: str) -> Said:

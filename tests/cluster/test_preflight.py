@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.fleet import gone_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from kit.cluster import Cluster
+    from tests.conftest import WaitUntil
 
     Launch = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -112,3 +115,41 @@ def test_a_host_that_does_not_answer_does_not_hide_the_problems_of_others(
         "error: hosts node0, node1: script 'missing.py' does not exist, "
         "check the path and the working directory"
     )
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "pdsh"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_agent_that_ends_at_once_is_noticed_at_once(
+    hosts: Cluster, pdsh: dict[str, str], dsl_command: Path, tmp_path: Path, launcher: str, code: int
+) -> None:
+    """Also where the other agents wait for the start of the job, so that the launcher goes on."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexit {code}\n")
+    python.chmod(0o755)
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(f"node0 slots=1\nnode1 slots=1 python={python}\nnode2 slots=1\n")
+    words: list[str | Path] = [dsl_command, "-H", hostfile, "--launcher", launcher, "--no_python", "true"]
+    begin_s = time.monotonic()
+    result = hosts[0].run(words, env={**pdsh, "DS_ACCELERATOR": "cpu"})
+    assert time.monotonic() - begin_s < 20
+    assert result.returncode == 1
+    assert told(result) == [
+        f"error: host node1: its agent did not start: nothing was said (exit code {code})"
+    ]
+
+
+def test_an_agent_that_hangs_before_it_connects_ends_with_the_command(
+    hosts: Cluster, pdsh: dict[str, str], dsl_command: Path, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    """G1. The fixture finds whatever is left on the host."""
+    begun, python = tmp_path / "begun", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ntrap '' TERM HUP INT PIPE\ntouch {begun}\nsleep 1000\n")
+    python.chmod(0o755)
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(f"node0 slots=1\nnode1 slots=1 python={python}\n")
+    words: list[str | Path] = [dsl_command, "-H", hostfile, "--launcher", "pdsh", "--no_python", "true"]
+    with hosts[0].start(words, env={**pdsh, "DS_ACCELERATOR": "cpu"}, stderr=subprocess.DEVNULL) as process:
+        wait_until(begun.exists)
+        process.terminate()
+        assert process.wait(20) == 143
+    gone_within(hosts)

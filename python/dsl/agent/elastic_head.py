@@ -7,6 +7,7 @@ import time
 
 from dsl.agent.gathering import Drop, Reach
 from dsl.agent.head import KEPT_LINES, Head, unreachable
+from dsl.launchers.base import ENDED
 from dsl.model.job import Notice
 from dsl.plan.reaching import Reaching, plan_reaching
 from dsl.printable import printable
@@ -117,7 +118,7 @@ class ElasticHead(Head):
             return
         if "status" in said:
             self._hear_status(place, said["status"])
-        elif not self._hear_announcement(program, said["line"]):
+        elif ENDED not in said["line"] and not self._hear_announcement(program, said["line"]):
             self._keep(place, printable(said["line"]))
 
     def _keep(self, place: int, line: str) -> None:

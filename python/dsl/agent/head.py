@@ -14,6 +14,7 @@ from dsl._record import record
 from dsl.agent.conductor import Clocks, Dismiss, Send, Speak
 from dsl.agent.policy import GO_ON
 from dsl.control.messages import Hello, Lost
+from dsl.launchers.base import ENDED
 from dsl.model.job import Notice
 from dsl.model.outcome import Decision, Membership, Outcome
 from dsl.model.request import LEVELS
@@ -332,7 +333,7 @@ class Head:
         for line in lines:
             text = line.decode(errors="replace").strip("\r")
             heard = self._hear_announcement(program, text) or self._hear_unreachable(program, text)
-            if not heard and text.strip():
+            if not heard and not self._hear_agent_ended(program, text) and text.strip():
                 self._hear_line(program, printable(text[:LONGEST_LINE]))
         program.rest[stream] = program.rest[stream][-LONGEST_LINE:] if data else b""
         if not data and stream == STDERR:
@@ -351,6 +352,17 @@ class Head:
             return False
         if place.isdecimal() and int(place) in program.places and len(data) == 32:
             self._hub.expect(int(place), data)
+        return True
+
+    def _hear_agent_ended(self, program: Program, text: str) -> bool:
+        """``[HOST: ]dsl-agent-ended PLACE CODE``. Of codes but 0 the launcher tells, with the reason."""
+        words = text.split()[-3:]
+        if len(words) < 3 or words[0] != ENDED or not (words[1].isdecimal() and words[2].isdecimal()):
+            return False
+        place = int(words[1])
+        if place in program.places and words[2] == "0":
+            host = self.job.hosts[self.conductor.places[place].node_rank].name
+            self._obey(self.conductor.starter_ended([place], unreachable(host, (), 0), time.monotonic()))
         return True
 
     def _hear_unreachable(self, program: Program, text: str) -> bool:

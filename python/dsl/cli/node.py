@@ -231,6 +231,8 @@ def _link(hub: Hub, options: Options, place: int) -> Link:
         secret = os.urandom(32)
         os.write(1, f"dsl-agent {place} {secret.hex()}\n".encode())
     stream = connect(options.addresses, secret, place, CONNECT_S)
+    if not key:
+        os.setpgid(0, 0)  # from now on the head ends us, not the end of the connection that started us
     return hub.add(stream, "the head")
 
 

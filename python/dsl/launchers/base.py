@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 PLACE = "--place"
 """Option by which an agent is told its node rank, where the launcher can tell it apart."""
 
+ENDED = "dsl-agent-ended"
+"""First word of the line that tells place and exit code of an agent, where its launcher does not."""
 
 FIRST_PLACE = "--first-place"
 """Option by which it is told the place of the first host that its launcher knows."""

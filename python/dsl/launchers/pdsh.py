@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.errors import HostNameError
-from dsl.launchers.base import PLACE, Start
+from dsl.launchers.base import ENDED, PLACE, Start
 from dsl.launchers.words import agent_command, bare, host_names, shell_word
 from dsl.model.remote import PDSH_SSH_ARGS
 
@@ -20,6 +20,16 @@ SSH_OPTIONS = ("-oBatchMode=yes", "-oClearAllForwardings=yes", "-oControlMaster=
 """As `dsl.launchers.ssh` has them, too."""
 
 _PLACE = "%n"
+
+# pdsh tells nothing of an agent that ends with 0, and sshd tells what it has started that the connection is
+# gone by nothing but the end of its input. So a shell stays with the agent: it says how that ended, and both
+# end with their connection until the agent has connected to the head, and has a process group of its own.
+_WATCH = (
+    "exec 3<&0 </dev/null; "
+    '(while read -r dsl_word; do :; done; kill -s KILL -- "-$$") <&3 >/dev/null 2>&1 & '
+    'dsl_watch=$!; exec 3<&-; "$@"; dsl_code=$?; '
+    f'kill -s KILL "$dsl_watch" 2>/dev/null; echo "{ENDED} $0 $dsl_code"; exit "$dsl_code"'
+)
 
 
 def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
@@ -57,5 +67,6 @@ def _line(remote: Remote, agents: Agents) -> str:
     """The command for the login shell of each host, as one word."""
     agent = replace(agents, words=(*agents.words, PLACE, _PLACE))
     words = agent_command(remote, agent, place="$0", name=_PLACE)
+    words = ("sh", "-c", _WATCH, _PLACE, *words)
     shown = (word if word == _PLACE else shell_word(word).replace("%", "%%") for word in words)
     return " ".join(("exec", *shown))

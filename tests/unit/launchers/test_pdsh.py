@@ -11,20 +11,23 @@ from dsl.errors import HostNameError
 
 OWN = "-oBatchMode=yes -oClearAllForwardings=yes -oControlMaster=no"
 HOSTS = {"a": 2, "b": 1}
-WORDS = ["exec", "/opt/py", "-m", "dsl.node", "--connect", "10.0.0.1:7", "--place", "%n"]
+WORDS = ["/opt/py", "-m", "dsl.node", "--connect", "10.0.0.1:7", "--place"]
 
 
 def read(word: str, place: int) -> list[str]:
-    """The words that the shell of a host gets, once pdsh has put in its place."""
+    """The words of the agent that the shell of a host gets, once pdsh has put in its place."""
     kept = word.replace("%%", "\0").replace("%n", str(place))
     assert "%" not in kept, "pdsh may read it in some way"
-    return shlex.split(kept.replace("\0", "%"))
+    words = shlex.split(kept.replace("\0", "%"))
+    assert words[:3] == ["exec", "sh", "-c"]
+    assert words[4] == str(place)
+    return words[5:]
 
 
 def test_one_command_whose_place_pdsh_fills_in() -> None:
     one = start("pdsh", HOSTS)
     assert list(one.argv[:-1]) == ["pdsh", "-S", "-f", "1024", "-w", "a,b"]
-    assert shlex.split(one.argv[-1]) == WORDS
+    assert read(one.argv[-1], 1) == [*WORDS, "1"]
     assert dict(one.env) == {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": OWN}
     assert (one.node_rank, one.speaks, one.files) == (None, False, ())
 
@@ -47,22 +50,22 @@ def test_all_hosts_are_reached_at_once() -> None:
 
 def test_a_percent_sign_is_no_place() -> None:
     one = start("pdsh", {"a": 1}, python="/opt/100%n/py")
-    assert read(one.argv[-1], 7)[1] == "/opt/100%n/py"
+    assert read(one.argv[-1], 7)[0] == "/opt/100%n/py"
 
 
 def test_interpreters_that_differ_are_chosen_there() -> None:
     one = start("pdsh", {"a": 1, "b": 1, "c": 1, "d": 1}, pythons=("/1", "/x%n y", "/x%n y", "/3"))
     words = read(one.argv[-1], 2)
-    assert words[:3] == ["exec", "sh", "-c"]
-    assert words[3] == (
+    assert words[:2] == ["sh", "-c"]
+    assert words[2] == (
         '[ "$0" -ge 1 ] || exec /1 "$@"; [ "$0" -ge 3 ] || exec \'/x%n y\' "$@"; exec /3 "$@"'
     )
-    assert words[4:] == ["2", "-m", "dsl.node", "--connect", "10.0.0.1:7", "--place", "2"]
+    assert words[3:] == ["2", "-m", "dsl.node", "--connect", "10.0.0.1:7", "--place", "2"]
 
 
 def test_a_script_is_sourced_first() -> None:
     one = start("pdsh", {"a": 1}, venv_script="/e/activate")
-    assert read(one.argv[-1], 0)[4:7] == ["dsl", "/e/activate", "/opt/py"]
+    assert read(one.argv[-1], 0)[3:6] == ["dsl", "/e/activate", "/opt/py"]
 
 
 @pytest.mark.parametrize(
