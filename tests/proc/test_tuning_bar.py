@@ -16,12 +16,13 @@ TUNING = """
 import sys
 from dsl.autotune.board import Board
 from dsl.autotune.experiment import Experiment, Resources, Result, Summary
+from dsl.autotune.files import Folder
 from dsl.autotune.section import Section
 
 def say(text):
     print("SAID", text, file=sys.stderr, flush=True)
 
-board = Board(say, Section(), sys.argv[1], Resources(1, 1, 1, None), is_quiet="quiet" in sys.argv)
+board = Board(say, Section(), Folder(sys.argv[1]), Resources(1, 1, 1, None), is_quiet="quiet" in sys.argv)
 first, second = (Experiment(f"z0_gas1_tmbspg{n}", {}, "run", "z0") for n in (1, 2))
 board.began(first, "localhost:0")
 input()

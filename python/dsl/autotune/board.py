@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl.autotune.experiment import Experiment, Resources, Result, Summary
+    from dsl.autotune.files import Folder
     from dsl.autotune.section import Section
 
 TABLE = "summary.txt"
@@ -36,7 +37,7 @@ class Board:
         self,
         say: Callable[[str], None],
         section: Section,
-        results_dir: str,
+        results: Folder,
         size: Resources,
         *,
         is_quiet: bool = False,
@@ -44,7 +45,7 @@ class Board:
         """``say`` takes a line for the user; ``is_quiet``: there is no bar."""
         self._say = say
         self._section = section
-        self._results_dir = results_dir
+        self._results = results
         self._size = size
         self._started_s = time.monotonic()
         self._running: dict[str, str] = {}
@@ -82,15 +83,15 @@ class Board:
             self._say(note)
         self._say(summary.ended)
         section, size, reused = self._section, self._size, self._reused
-        makers: dict[str, Callable[[], bytes]] = {
-            TABLE: lambda: summary_text(summary, elapsed_s).encode(),
-            DIGEST: lambda: summary_json(summary, section, size, elapsed_s, reused).encode(),
+        makers: dict[str, Callable[[], str | bytes]] = {
+            TABLE: lambda: summary_text(summary, elapsed_s),
+            DIGEST: lambda: summary_json(summary, section, size, elapsed_s, reused),
             PLOT: lambda: draw(make_picture(summary)),
         }
         written = [name for name, make in makers.items() if self._write(name, make)]
         _print(f"{summary_table(summary)}\n")
         if written:
-            self._say(f"{', '.join(written)} in {self._results_dir}")
+            self._say(f"{', '.join(written)} in {self._results.path}")
 
     def pause(self) -> None:
         """Take the bar away and give the cursor back, until `go_on`."""
@@ -135,20 +136,14 @@ class Board:
             best = f"{self._best[0]} {self._section.metric} {self._best[1]:g}"
         self._bar.show(f"{self._count} done", best, running or "nothing")
 
-    def _write(self, name: str, make: Callable[[], bytes]) -> bool:
+    def _write(self, name: str, make: Callable[[], str | bytes]) -> bool:
         """Whether the file is there, whole."""
-        path = os.path.join(self._results_dir, name)
         try:
-            data = make()
-            with open(f"{path}.new", "wb") as file:
-                file.write(data)
-            os.replace(f"{path}.new", path)
-        except OSError as error:
-            self._say(f"warning: {path} cannot be written: {(error.strerror or '').lower()}")
+            self._results.write(name, make())
         except DslError as error:
             self._say(f"warning: {error}")
         except Exception as error:  # noqa: BLE001  a picture is not worth the tuning; libraries raise what they like
-            self._say(f"warning: {path} was not made: {type(error).__name__}: {error}")
+            self._say(f"warning: {self._results.path}/{name} was not made: {type(error).__name__}: {error}")
         else:
             return True
         return False

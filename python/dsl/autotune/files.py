@@ -1,10 +1,16 @@
-"""Files that are whole or not there, and folders that one command at a time uses."""
+"""Files that are whole or not there, in folders of ours that one command at a time uses.
+
+What lies in a folder of a tuning decides which command runs later. So only what this user has made counts,
+and no link is followed to it.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import stat
+from contextlib import contextmanager, suppress
+from errno import EINVAL, ENOTSUP
 from json import dumps, loads
 from shutil import rmtree
 
@@ -12,65 +18,260 @@ from dsl.errors import AutotuningError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Iterator
+    from typing import Any, BinaryIO
 
 MARKER = ".dsl-autotuning"
 """A file by which dsl knows a folder that it has made."""
 
-MOST_CHARACTERS = 1 << 24
+SCRATCH = ".dsl-exp-"
+"""Begin of the name of what is being made or removed."""
+
+MOST_BYTES = 1 << 24
 """Of a file, as many are read: no config or file of metrics has so many, and a slip does no harm."""
 
-
-def write(path: str, text: str) -> None:
-    """Write a file that is whole or not there. Raises OSError."""
-    scratch = f"{path}.new"
-    try:
-        with open(scratch, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-        os.replace(scratch, path)
-    except BaseException:
-        remove(scratch)
-        raise
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a link",
+}
 
 
-def check(name: str, path: str) -> None:
-    """Refuse a folder of others."""
-    try:
-        if os.path.lexists(path) and not os.path.exists(f"{path}/{MARKER}") and os.listdir(path):
+class Folder:
+    """A folder of ours that is there. Names in it may lead one level below: ``exp.json``, ``z0/exp.json``."""
+
+    def __init__(self, path: str) -> None:
+        """Open it. Raises OSError."""
+        self.path = path
+        self._fd = os.open(path, _FOLDER)
+        self._lock_fd = -1
+        self._owner = os.geteuid()
+
+    def close(self) -> None:
+        """Let others use it."""
+        for fd in (self._fd, self._lock_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._lock_fd = -1
+
+    def names(self) -> list[str]:
+        """What lies in it. Raises AutotuningError."""
+        with self._telling(""):
+            return os.listdir(self._fd)
+
+    def has(self, name: str) -> bool:
+        """Whether something has that name, whatever it is."""
+        try:
+            with self._below(name) as (fd, last):
+                os.lstat(last, dir_fd=fd)
+        except OSError:
+            return False
+        return True
+
+    def open(self, name: str) -> BinaryIO:
+        """A file to be read. Raises OSError for everything but a file of ours.
+
+        A script may leave anything there: nobody waits for the writer of a pipe, and no device is opened.
+        """
+        with self._below(name) as (fd, last):
+            kind = stat.S_IFMT(os.lstat(last, dir_fd=fd).st_mode)
+            if kind != stat.S_IFREG:
+                raise _StrangeError(_KINDS.get(kind, "no file"))
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            opened = os.open(last, flags, dir_fd=fd)
+        try:
+            self._check_owner(opened)
+            return open(opened, "rb")
+        except BaseException:
+            os.close(opened)
+            raise
+
+    def read(self, name: str) -> str | None:
+        """The text of a file, up to `MOST_BYTES`; None: it cannot be read, or is no file of ours."""
+        try:
+            with self.open(name) as file:
+                return file.read(MOST_BYTES).decode(errors="replace")
+        except OSError:
+            return None
+
+    def read_object(self, name: str) -> dict[str, Any]:
+        """What a file of JSON holds; empty if it is no object, or no file of ours."""
+        try:
+            found = loads(self.read(name) or "null")
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def write(self, name: str, data: str | bytes) -> None:
+        """Write a file that is whole or not there, even if the machine fails. Raises AutotuningError."""
+        data = data if isinstance(data, bytes) else data.encode(errors="surrogateescape")
+        with self._telling(name), self._below(name) as (fd, last):
+            scratch = f"{last}.new"
+            with suppress(FileNotFoundError):
+                os.unlink(scratch, dir_fd=fd)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            try:
+                with open(os.open(scratch, flags, 0o666, dir_fd=fd), "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    _sync(file.fileno())
+                os.replace(scratch, last, src_dir_fd=fd, dst_dir_fd=fd)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(scratch, dir_fd=fd)
+                raise
+            _sync(fd)
+
+    def make(self, name: str) -> None:
+        """Make a folder in it. Raises AutotuningError."""
+        with self._telling(name):
+            os.mkdir(name, dir_fd=self._fd)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give something another name beside it, even if the machine fails. Raises AutotuningError."""
+        with self._telling(new), self._below(old) as (fd, last):
+            os.rename(last, new.rpartition("/")[2], src_dir_fd=fd, dst_dir_fd=fd)
+            _sync(fd)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there. Raises AutotuningError."""
+        with self._telling(name), suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._fd)
+
+    def clear(self, name: str) -> None:
+        """Remove what an earlier command has left at a place of ours. Raises AutotuningError."""
+        path = f"{self.path}/{name}"
+        if os.path.islink(path) or not os.path.isdir(path):
+            self.remove(name)
+            return
+        with self._telling(name):
+            rmtree(path)
+
+    def mark(self, line: str) -> None:
+        """Write a line into the marker. Raises AutotuningError."""
+        data = line.encode()
+        with self._telling(MARKER):
+            os.pwrite(self._lock_fd, data, 0)  # first: a full disk has room for what was there
+            os.ftruncate(self._lock_fd, len(data))
+            _sync(self._lock_fd)
+
+    def check(self, key: str) -> None:
+        """Refuse a folder in which others may write. Raises AutotuningError; ``key``: its one in the section.
+
+        A folder that a group may write to is taken: with a umask of 002 each is. What others put there does
+        not count.
+        """
+        found = os.fstat(self._fd)
+        if found.st_uid == self._owner and not found.st_mode & stat.S_IWOTH:
+            return
+        with self._telling(""):
+            made = self._probe()
+        if found.st_uid != made.st_uid:
             raise AutotuningError(
-                f"{path} holds files that no tuning has written, name another folder as autotuning.{name}"
+                f"{self.path} belongs to another user (uid {found.st_uid}), name another folder as "
+                f"autotuning.{key}"
             )
+        if found.st_mode & ~made.st_mode & stat.S_IWOTH:
+            raise AutotuningError(
+                f"{self.path} may be written by every user, take that away (chmod o-w) or name another "
+                f"folder as autotuning.{key}"
+            )
+        self._owner = made.st_uid
+
+    def lock(self, key: str) -> None:
+        """Mark it as ours and keep other commands out. Raises AutotuningError; ``key`` as for `check`."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with self._telling(MARKER):
+            self._lock_fd = os.open(MARKER, flags, 0o644, dir_fd=self._fd)
+            self._check_owner(self._lock_fd)
+        if not stat.S_ISREG(os.fstat(self._lock_fd).st_mode):
+            raise AutotuningError(f"cannot write {self.path}: it holds a {MARKER} that is no file")
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AutotuningError(
+                f"another command is tuning in {self.path}, wait for it or name another folder as "
+                f"autotuning.{key}"
+            ) from None
+
+    def _probe(self) -> os.stat_result:
+        """How a file is that we make there: some file systems know one owner and one mode for all."""
+        name = f"{SCRATCH}{os.urandom(4).hex()}"
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+            os.unlink(name, dir_fd=self._fd)
+
+    def _check_owner(self, fd: int) -> None:
+        owner = os.fstat(fd).st_uid
+        if owner != self._owner:
+            raise _StrangeError(f"something of another user (uid {owner})")
+
+    @contextmanager
+    def _below(self, name: str) -> Iterator[tuple[int, str]]:
+        """The folder around a name while the block runs, and the last part of the name. Raises OSError."""
+        head, _, last = name.rpartition("/")
+        if not head:
+            yield self._fd, last
+            return
+        fd = os.open(head, _FOLDER | os.O_NOFOLLOW, dir_fd=self._fd)
+        try:
+            self._check_owner(fd)
+            yield fd, last
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _telling(self, name: str) -> Iterator[None]:
+        """An error of the system in the block is one of ours."""
+        try:
+            yield
+        except OSError as error:
+            raise refusal(error, f"{self.path}/{name}".rstrip("/")) from None
+
+
+class _StrangeError(OSError):
+    """What is no file of ours; the text says what it is."""
+
+
+def check(key: str, path: str) -> None:
+    """Refuse a folder of others, if there is one. Raises AutotuningError; ``key``: its one in the section."""
+    try:
+        folder = Folder(path)
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise refusal(error, path) from None
+    try:
+        folder.check(key)
+        if not folder.has(MARKER) and folder.names():
+            raise AutotuningError(
+                f"{path} holds files that no tuning has written, name another folder as autotuning.{key}"
+            )
+    finally:
+        folder.close()
 
 
-def claim(name: str, path: str) -> int:
-    """Make or take a folder, and lock its marker, whose descriptor this is."""
+def claim(key: str, path: str) -> Folder:
+    """Make or take a folder, until it is closed. Raises AutotuningError; ``key``: its one in the section."""
     try:
         os.makedirs(path, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(f"{path}/{MARKER}", flags, 0o644)
+        folder = Folder(path)
     except OSError as error:
         raise refusal(error, path) from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise AutotuningError(f"cannot write {path}: it holds a {MARKER} that is no file")
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise AutotuningError(
-            f"another command is tuning in {path}, wait for it or name another folder as autotuning.{name}"
-        ) from None
-    return fd
-
-
-def clear(path: str) -> None:
-    """Remove what an earlier command has left at a place of ours. Raises OSError."""
-    if os.path.islink(path) or not os.path.isdir(path):
-        remove(path)
-    else:
-        rmtree(path)
+        folder.check(key)
+        folder.lock(key)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
 
 
 def refusal(error: OSError, path: object) -> AutotuningError:
@@ -78,37 +279,15 @@ def refusal(error: OSError, path: object) -> AutotuningError:
     return AutotuningError(f"cannot write {path}: {error.strerror or error}")
 
 
-def read(path: str) -> str | None:
-    """The text of a file, up to `MOST_CHARACTERS`; None: it cannot be read, or is no file.
-
-    A script may leave anything there: nobody waits for the writer of a pipe, and no device is read.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, encoding="utf-8", errors="replace") as file:
-            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-            return file.read(MOST_CHARACTERS) if is_file else None
-    except OSError:
-        return None
-
-
-def remove(path: str) -> None:
-    """Remove a file, if it is there."""
-    try:
-        os.unlink(path)
-    except OSError:
-        return
-
-
-def read_object(path: str) -> dict[str, Any]:
-    """What a file of JSON holds; empty if it is no object, or not there."""
-    try:
-        found = loads(read(path) or "null")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def as_json(value: object) -> str:
     """A value as the text of a file."""
     return dumps(value, indent=2) + "\n"
+
+
+def _sync(fd: int) -> None:
+    """Let a file, or the names in a folder, outlive the machine. Raises OSError."""
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (EINVAL, ENOTSUP):  # some file systems cannot do that with a folder
+            raise

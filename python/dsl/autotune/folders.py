@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from shutil import rmtree
 
 from dsl._record import record
 from dsl.autotune.experiment import Result
-from dsl.autotune.files import MARKER, as_json, check, claim, clear, read, read_object, refusal, remove, write
+from dsl.autotune.files import MARKER, SCRATCH, as_json, check, claim, refusal
 from dsl.autotune.section import AUTOTUNING
 from dsl.errors import AutotuningError
 
@@ -24,15 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsl.autotune.experiment import Experiment
+    from dsl.autotune.files import Folder
 
 RESULT = "result.json"
 DESCRIPTION = "exp.json"
 CONFIG = "ds_config.json"
 OPTIMAL_CONFIG = "ds_config_optimal.json"
 OPTIMAL_COMMAND = "cmd_optimal.txt"
-SCRATCH = ".dsl-exp-"
-"""Begin of the name of a folder that is being made or removed."""
-
 TABLES = (OPTIMAL_CONFIG, OPTIMAL_COMMAND, "summary.txt", "summary.json", "summary.png")
 """What stands beside the folders of the experiments when a tuning has ended."""
 
@@ -76,33 +73,36 @@ class Folders:
             AutotuningError: one cannot be made, holds what dsl has not written, or is in use.
         """
         try:
-            self.results_dir = os.path.abspath(os.path.expanduser(results_dir))
-            self.exps_dir = os.path.abspath(os.path.expanduser(exps_dir))
+            paths = {
+                key: os.path.abspath(os.path.expanduser(path))
+                for key, path in (("exps_dir", exps_dir), ("results_dir", results_dir))
+            }
         except OSError as error:  # the working directory is gone
             raise refusal(error, results_dir) from None
-        paths = {self.exps_dir: "exps_dir", self.results_dir: "results_dir"}
-        for path, name in paths.items():  # before one is made, which may lie in the other
-            check(name, path)
-        self._locks: dict[str, int] = {}
+        self.exps_dir, self.results_dir = paths.values()
+        for key, path in paths.items():  # before one is made, which may lie in the other
+            check(key, path)
+        self._claimed: dict[str, Folder] = {}
         try:
-            for path, name in paths.items():
-                self._locks[path] = claim(name, path)
+            for key, path in paths.items():
+                if path not in self._claimed:
+                    self._claimed[path] = claim(key, path)
         except BaseException:
             self.close()
             raise
+        self._exps, self.results = self._claimed[self.exps_dir], self._claimed[self.results_dir]
         self._token = os.urandom(4).hex()
         mark = self._mark()
         self._round, self._memory = mark.round, mark.memory
         # Where no experiment ran well, the next tuning tries again what failed.
-        if mark.state == "finished" and not os.path.exists(f"{self.results_dir}/{OPTIMAL_CONFIG}"):
+        if mark.state == "finished" and not self.results.has(OPTIMAL_CONFIG):
             self._round += 1
             self._memory = ()
 
     def close(self) -> None:
         """Let others use the folders."""
-        for fd in self._locks.values():
-            os.close(fd)
-        self._locks.clear()
+        for folder in self._claimed.values():
+            folder.close()
 
     def is_finished(self) -> bool:
         """Whether the last tuning here came to its end."""
@@ -123,13 +123,7 @@ class Folders:
     def mark(self, *, is_finished: bool) -> None:
         """Note whether the tuning has come to its end. Raises AutotuningError if it cannot be written."""
         words = ("finished" if is_finished else "unfinished", str(self._round), *self._memory)
-        line = f"{' '.join(words)}\n".encode()
-        fd = self._locks[self.results_dir]
-        try:
-            os.pwrite(fd, line, 0)  # first: a full disk has room for what was there
-            os.ftruncate(fd, len(line))
-        except OSError as error:
-            raise refusal(error, f"{self.results_dir}/{MARKER}") from None
+        self.results.mark(f"{' '.join(words)}\n")
 
     def empty(self) -> None:
         """Remove what tunings have written, and nothing else.
@@ -138,23 +132,16 @@ class Folders:
             AutotuningError: something of it cannot be removed.
         """
         self._memory = ()
-        try:
-            for entry in list(os.scandir(self.results_dir)):
-                if made := _made(entry.path):
-                    # Half of a folder would be nobody's: a command that is killed meanwhile leaves none.
-                    old = f"{self.results_dir}/{SCRATCH}old-{entry.name}"
-                    clear(old)
-                    os.rename(entry.path, old)
-                    rmtree(old)
-                    description = f"{self.exps_dir}/{entry.name}.json"
-                    if read_object(description).get("name") == made[0]:
-                        remove(description)
-                elif entry.name.startswith(SCRATCH) and entry.is_dir(follow_symlinks=False):
-                    clear(entry.path)
-                elif entry.name in TABLES:
-                    os.unlink(entry.path)
-        except OSError as error:
-            raise refusal(error, error.filename or self.results_dir) from None
+        for name in self.results.names():
+            if made := self._made(name):
+                # Half of a folder would be nobody's: a command that is killed meanwhile leaves none.
+                self._clear(name)
+                if self._describes(name, made[0]):
+                    self._exps.remove(f"{name}.json")
+            elif name.startswith(SCRATCH):
+                self.results.clear(name)
+            elif name in TABLES:
+                self.results.remove(name)
 
     def folder(self, experiment: Experiment) -> str:
         """Where the files of an experiment lie."""
@@ -166,8 +153,8 @@ class Folders:
         Its name is of this command alone. A run of a command that was killed may live on for its grace
         period: what it writes is taken for nobody else's.
         """
-        stem, ending = os.path.splitext(self._kept(experiment))
-        return f"{stem}-{self._token}{ending}"
+        stem, ending = os.path.splitext(_kept_name(experiment))
+        return f"{self.folder(experiment)}/{stem}-{self._token}{ending}"
 
     def begin(
         self,
@@ -186,28 +173,22 @@ class Folders:
         Raises:
             AutotuningError: the files cannot be written, or something of others has their names.
         """
-        folder, described = self.folder(experiment), f"{self.exps_dir}/{experiment.name}.json"
-        new, old = [f"{self.results_dir}/{SCRATCH}{word}-{experiment.name}" for word in ("new", "old")]
+        name, new = experiment.name, f"{SCRATCH}new-{experiment.name}"
         made = self._made_here(experiment)
-        if os.path.lexists(described) and read_object(described).get("name") != experiment.name:
-            raise _not_ours(described, "exps_dir")
-        try:
-            for path in (new, old):
-                clear(path)
-            if made and made[1] != exp["fingerprint"]:
-                self._put_aside(*made)
-                made = None
-            os.mkdir(new)
-            write(f"{new}/{DESCRIPTION}", as_json(exp))
-            write(f"{new}/{CONFIG}", as_json(description["ds_config"]))
-            write(f"{new}/cmd.txt", command + "\n")
-            write(described, as_json(description))
-            if made:
-                os.rename(folder, old)
-                rmtree(old)
-            os.rename(new, folder)
-        except OSError as error:
-            raise refusal(error, error.filename or folder) from None
+        if self._exps.has(f"{name}.json") and not self._describes(name, name):
+            raise _not_ours(f"{self.exps_dir}/{name}.json", "exps_dir")
+        self.results.clear(new)
+        if made and made[1] != exp["fingerprint"]:
+            self._put_aside(*made)
+            made = None
+        self.results.make(new)
+        self.results.write(f"{new}/{DESCRIPTION}", as_json(exp))
+        self.results.write(f"{new}/{CONFIG}", as_json(description["ds_config"]))
+        self.results.write(f"{new}/cmd.txt", command + "\n")
+        self._exps.write(f"{name}.json", as_json(description))
+        if made:
+            self._clear(name)
+        self.results.rename(new, name)
 
     def save(self, experiment: Experiment, fingerprint: str, result: Result) -> None:
         """Keep what became of an experiment. Raises AutotuningError if it cannot be written."""
@@ -222,11 +203,7 @@ class Folders:
             "exit_code": result.exit_code,
             "elapsed_s": result.elapsed_s,
         }
-        path = f"{self.folder(experiment)}/{RESULT}"
-        try:
-            write(path, as_json(known))
-        except OSError as error:
-            raise refusal(error, path) from None
+        self.results.write(f"{experiment.name}/{RESULT}", as_json(known))
 
     def load(self, experiment: Experiment, fingerprint: str) -> Result | None:
         """What became of an experiment of the same content; None: it has not run, or has to run again.
@@ -235,7 +212,7 @@ class Folders:
             AutotuningError: its files were put aside and cannot come back.
         """
         self._bring_back(experiment, fingerprint)
-        known = read_object(f"{self.folder(experiment)}/{RESULT}")
+        known = self.results.read_object(f"{experiment.name}/{RESULT}")
         try:
             outcome = known["outcome"]
             if known["fingerprint"] != fingerprint or outcome not in _KEPT:
@@ -254,30 +231,29 @@ class Folders:
 
     def text(self, experiment: Experiment) -> str | None:
         """What an experiment has written; None: nothing."""
-        return self._take(experiment, self.written(experiment))
+        return self._take(experiment, os.path.basename(self.written(experiment)))
 
     def left(self, experiment: Experiment, fingerprint: str) -> str | None:
         """What a run of the same content has written whose end nobody has noted; None: nothing."""
-        folder = self.folder(experiment)
-        exp = read_object(f"{folder}/{DESCRIPTION}")
-        is_known = os.path.exists(f"{folder}/{RESULT}") or os.path.exists(f"{folder}/{PAUSED}")
+        exp = self.results.read_object(f"{experiment.name}/{DESCRIPTION}")
+        is_known = any(self.results.has(f"{experiment.name}/{name}") for name in (RESULT, PAUSED))
         if exp.get("fingerprint") != fingerprint or is_known:
             return None
         try:
             path = exp["ds_config"][AUTOTUNING][PATH_KEYS[experiment.kind]]
-            return self._take(experiment, f"{folder}/{os.path.basename(path)}")
+            return self._take(experiment, os.path.basename(path))
         except (KeyError, TypeError):
             return None
 
     def distrust(self, experiment: Experiment) -> None:
         """What the run of an experiment will have written counts only if its end is noted."""
-        with suppress(OSError):  # a full disk costs a run less than a tuning
-            write(f"{self.folder(experiment)}/{PAUSED}", "")
+        with suppress(AutotuningError):  # a full disk costs a run less than a tuning
+            self.results.write(f"{experiment.name}/{PAUSED}", "")
 
     def tail(self, experiment: Experiment, stream: str) -> str:
         """The last part of its ``stdout`` or ``stderr``."""
         try:
-            with open(f"{self.folder(experiment)}/{stream}.log", "rb") as file:
+            with self.results.open(f"{experiment.name}/{stream}.log") as file:
                 file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
                 return file.read(TAIL_BYTES).decode(errors="replace")
         except OSError:
@@ -285,35 +261,23 @@ class Folders:
 
     def save_optimal(self, config: Mapping[str, object], command: str) -> None:
         """Write the best config, and the command that trains with it. Raises AutotuningError."""
-        try:
-            write(f"{self.results_dir}/{OPTIMAL_CONFIG}", as_json(config))
-            write(f"{self.results_dir}/{OPTIMAL_COMMAND}", command + "\n")
-        except OSError as error:
-            raise refusal(error, error.filename or self.results_dir) from None
+        self.results.write(OPTIMAL_CONFIG, as_json(config))
+        self.results.write(OPTIMAL_COMMAND, command + "\n")
 
     def forget_optimal(self) -> None:
         """Remove what an earlier tuning has found, as this one has found nothing. Raises AutotuningError."""
         for name in (OPTIMAL_CONFIG, OPTIMAL_COMMAND):
-            try:
-                os.unlink(f"{self.results_dir}/{name}")
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise refusal(error, f"{self.results_dir}/{name}") from None
-
-    def _kept(self, experiment: Experiment) -> str:
-        """Where the file of an experiment lies when it has ended."""
-        return f"{self.folder(experiment)}/{'model_info' if experiment.kind == 'profile' else 'metrics'}.json"
+            self.results.remove(name)
 
     def _take(self, experiment: Experiment, written: str) -> str | None:
-        kept = self._kept(experiment)
-        with suppress(OSError):  # it has written nothing
-            os.replace(written, kept)
-        return read(kept)
+        kept = f"{experiment.name}/{_kept_name(experiment)}"
+        with suppress(AutotuningError):  # it has written nothing
+            self.results.rename(f"{experiment.name}/{written}", kept)
+        return self.results.read(kept)
 
     def _mark(self) -> _Mark:
         """What the marker says."""
-        words = (read(f"{self.results_dir}/{MARKER}") or "").split()
+        words = (self.results.read(MARKER) or "").split()
         state, count = (*words, "", "")[:2]
         memory = tuple(words[2:4])
         return _Mark(
@@ -322,61 +286,72 @@ class Folders:
 
     def _made_here(self, experiment: Experiment) -> tuple[str, str] | None:
         """Name and fingerprint of what has the name of an experiment; None: nothing has."""
-        folder = self.folder(experiment)
-        made = _made(folder)
-        if os.path.lexists(folder) and (made is None or made[0] != experiment.name):
-            raise _not_ours(folder, "results_dir")
+        made = self._made(experiment.name)
+        if self.results.has(experiment.name) and (made is None or made[0] != experiment.name):
+            raise _not_ours(self.folder(experiment), "results_dir")
         return made
 
+    def _made(self, folder: str) -> tuple[str, str] | None:
+        """Name and fingerprint of the experiment whose folder dsl has made there; None: it is none of ours.
+
+        A copy under another name is none: what it is for only its owner knows.
+        """
+        exp = self.results.read_object(f"{folder}/{DESCRIPTION}")
+        name, fingerprint = exp.get("name"), exp.get("fingerprint")
+        if not isinstance(name, str) or not isinstance(fingerprint, str):
+            return None
+        return (name, fingerprint) if folder in (name, _aside(name, fingerprint)) else None
+
+    def _describes(self, described: str, name: str) -> bool:
+        """Whether a description of that name is of this experiment."""
+        return bool(self._exps.read_object(f"{described}.json").get("name") == name)
+
+    def _clear(self, name: str) -> None:
+        """Remove the folder of an experiment, of which half is never left."""
+        old = f"{SCRATCH}old-{name}"
+        self.results.clear(old)
+        self.results.rename(name, old)
+        self.results.clear(old)
+
     def _put_aside(self, name: str, fingerprint: str) -> None:
-        """Let the files of an experiment make room for another one of its name. Raises OSError."""
-        aside = f"{name}{_ASIDE}{fingerprint[:_ASIDE_LETTERS]}"
-        if os.path.lexists(f"{self.results_dir}/{aside}"):
+        """Let the files of an experiment make room for another one of its name."""
+        aside = _aside(name, fingerprint)
+        if self.results.has(aside):
             raise _not_ours(f"{self.results_dir}/{aside}", "results_dir")
-        os.rename(f"{self.results_dir}/{name}", f"{self.results_dir}/{aside}")
-        self._move_description(name, name, aside)
+        self._move(name, name, aside)
 
     def _bring_back(self, experiment: Experiment, fingerprint: str) -> None:
         """Give an experiment the files that it had before another one of its name."""
         name = experiment.name
-        aside = f"{name}{_ASIDE}{fingerprint[:_ASIDE_LETTERS]}"
-        if _made(f"{self.results_dir}/{aside}") != (name, fingerprint):
+        aside = _aside(name, fingerprint)
+        if self._made(aside) != (name, fingerprint):
             return
         made = self._made_here(experiment)
         if made and made[1] == fingerprint:
             return
-        try:
-            if made:
-                self._put_aside(*made)
-            os.rename(f"{self.results_dir}/{aside}", self.folder(experiment))
-            self._move_description(name, aside, name)
-        except OSError as error:
-            raise refusal(error, error.filename or self.folder(experiment)) from None
+        if made:
+            self._put_aside(*made)
+        self._move(name, aside, name)
 
-    def _move_description(self, name: str, old: str, new: str) -> None:
-        path, target = f"{self.exps_dir}/{old}.json", f"{self.exps_dir}/{new}.json"
-        is_free = not os.path.lexists(target) or read_object(target).get("name") == name
-        if read_object(path).get("name") == name and is_free:
-            os.replace(path, target)
+    def _move(self, name: str, old: str, new: str) -> None:
+        """Give the files of an experiment another name."""
+        self.results.rename(old, new)
+        is_free = not self._exps.has(f"{new}.json") or self._describes(new, name)
+        if self._describes(old, name) and is_free:
+            self._exps.rename(f"{old}.json", f"{new}.json")
+
+
+def _kept_name(experiment: Experiment) -> str:
+    """Where the file of an experiment lies in its folder when it has ended."""
+    return "model_info.json" if experiment.kind == "profile" else "metrics.json"
+
+
+def _aside(name: str, fingerprint: str) -> str:
+    return f"{name}{_ASIDE}{fingerprint[:_ASIDE_LETTERS]}"
 
 
 def _is_count(word: str) -> bool:
     return word.isascii() and word.isdecimal() and len(word) < 20
-
-
-def _made(path: str) -> tuple[str, str] | None:
-    """Name and fingerprint of the experiment whose folder dsl has made there; None: it is none of ours.
-
-    A copy under another name is none: what it is for only its owner knows.
-    """
-    if os.path.islink(path):
-        return None
-    exp = read_object(f"{path}/{DESCRIPTION}")
-    name, fingerprint = exp.get("name"), exp.get("fingerprint")
-    if not isinstance(name, str) or not isinstance(fingerprint, str):
-        return None
-    is_named = os.path.basename(path) in (name, f"{name}{_ASIDE}{fingerprint[:_ASIDE_LETTERS]}")
-    return (name, fingerprint) if is_named else None
 
 
 def _not_ours(path: str, name: str) -> AutotuningError:

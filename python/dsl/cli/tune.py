@@ -93,7 +93,7 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     _begin(setup, config)  # what cannot be tuned at all is said before anything is made
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
     tell, is_quiet = _teller(command, request.log_level)
-    board = Board(tell, setup.section, folders.results_dir, setup.size, is_quiet=is_quiet)
+    board = Board(tell, setup.section, folders.results, setup.size, is_quiet=is_quiet)
     try:
         if setup.section.overwrite and folders.is_finished():
             folders.empty()

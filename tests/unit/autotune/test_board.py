@@ -11,6 +11,7 @@ from tests.support.summaries import make_summary, make_trial
 from dsl.autotune import board as module
 from dsl.autotune.board import Board
 from dsl.autotune.experiment import Resources
+from dsl.autotune.files import Folder
 from dsl.autotune.section import Section
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Told:
 
     def __init__(self, folder: Path, **section: Any) -> None:
         self.lines: list[str] = []
-        self.board = Board(self.lines.append, Section(**section), str(folder), SIZE)
+        self.board = Board(self.lines.append, Section(**section), Folder(str(folder)), SIZE)
 
     def run(self, *trials: Trial, is_reused: bool = False) -> list[str]:
         for one in trials:
@@ -112,7 +113,7 @@ def test_what_cannot_be_written_is_said_and_the_rest_is_written(
     told = Told(tmp_path)
     told.board.finish(make_summary([]))
     assert told.lines[1:] == [
-        f"warning: {tmp_path}/summary.json cannot be written: is a directory",
+        f"warning: cannot write {tmp_path}/summary.json: Is a directory",
         f"warning: {tmp_path}/summary.png was not made: RuntimeError: no fonts",
         f"summary.txt in {tmp_path}",
     ]

@@ -13,7 +13,7 @@ import pytest
 
 from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Result
-from dsl.autotune.files import MARKER, MOST_CHARACTERS
+from dsl.autotune.files import MARKER, MOST_BYTES
 from dsl.autotune.folders import Folders
 from dsl.errors import AutotuningError
 
@@ -161,7 +161,7 @@ def test_emptying_that_is_interrupted_leaves_no_half_of_an_experiment(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dsl.autotune.folders.rmtree", interrupted)
+        patched.setattr("dsl.autotune.files.rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             folders.empty()
     assert folders.load(experiment(), "f") is None
@@ -407,7 +407,7 @@ def test_what_is_no_file_of_metrics_holds_nobody_up(folders: Folders, kind: str)
         written.touch()
         os.truncate(written, 1 << 40)
     text = folders.text(experiment())
-    assert text is None or len(text) == MOST_CHARACTERS
+    assert text is None or len(text) == MOST_BYTES
 
 
 def test_the_home_of_the_user_can_be_written_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,3 +415,163 @@ def test_the_home_of_the_user_can_be_written_short(tmp_path: Path, monkeypatch: 
     folders = Folders("~/results", "~/exps")
     folders.close()
     assert names(tmp_path) == ["exps", "results"]
+
+
+def of_another_user(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+    """Let files look as if another user had made them."""
+    real, inodes = os.fstat, [path.stat().st_ino for path in paths]
+
+    def looks(fd: int) -> os.stat_result:
+        found = real(fd)
+        if found.st_ino not in inodes:
+            return found
+        return os.stat_result([*found[:4], found.st_uid + 7, *found[5:]])
+
+    monkeypatch.setattr("os.fstat", looks)
+
+
+@pytest.mark.parametrize("name", ["results", "exps"])
+def test_a_folder_that_another_user_has_prepared_is_refused(
+    folders: Folders, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results would decide which command runs."""
+    folders.close()
+    of_another_user(monkeypatch, tmp_path / name)
+    with pytest.raises(
+        AutotuningError, match=rf"{name} belongs to another user \(uid \d+\), name another folder as"
+    ):
+        Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+
+
+def test_a_folder_that_every_user_may_write_to_is_refused(folders: Folders, tmp_path: Path) -> None:
+    folders.close()
+    (tmp_path / "results").chmod(0o777)
+    with pytest.raises(AutotuningError, match=r"may be written by every user, take that away \(chmod o-w\)"):
+        Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    (tmp_path / "results").chmod(0o775)  # what a umask of 002 makes
+    Folders(str(tmp_path / "results"), str(tmp_path / "exps")).close()
+
+
+def test_a_file_system_that_names_one_user_for_all_is_no_stranger(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network's that maps root to nobody, or one in user space."""
+    begin(folders, experiment())
+    folders.save(experiment(), "f", OK)
+    folders.close()
+    monkeypatch.setattr("os.geteuid", lambda: (tmp_path / "results").stat().st_uid + 7)
+    again = Folders(str(tmp_path / "results"), str(tmp_path / "exps"))
+    assert again.load(experiment(), "f") == OK
+    assert names(tmp_path / "results") == [MARKER, experiment().name]
+    again.close()
+
+
+@pytest.mark.parametrize("what", ["", "result.json"])
+def test_a_result_of_another_user_does_not_count(
+    folders: Folders, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(folders, experiment())
+    folders.save(experiment(), "f", OK)
+    of_another_user(monkeypatch, Path(folders.folder(experiment()), what))
+    assert folders.load(experiment(), "f") is None
+
+
+@pytest.mark.parametrize("what", ["result.json", "exp.json", "metrics", "folder"])
+def test_no_link_is_followed_to_a_result(folders: Folders, tmp_path: Path, what: str) -> None:
+    begin(folders, experiment())
+    folders.save(experiment(), "f", OK)
+    folder = Path(folders.folder(experiment()))
+    if what == "metrics":
+        put(tmp_path / "elsewhere", "{}")
+        Path(folders.written(experiment())).symlink_to(tmp_path / "elsewhere")
+        assert folders.text(experiment()) is None
+        return
+    path = folder if what == "folder" else folder / what
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    if what == "exp.json":
+        with pytest.raises(AutotuningError, match="is not of a tuning, move it away"):
+            begin(folders, experiment())
+    else:
+        assert folders.load(experiment(), "f") is None
+
+
+def test_no_link_is_followed_to_write(folders: Folders, tmp_path: Path) -> None:
+    put(tmp_path / "mine")
+    begin(folders, experiment())
+    Path(folders.folder(experiment()), "result.json.new").symlink_to(tmp_path / "mine")
+    folders.save(experiment(), "f", OK)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert folders.load(experiment(), "f") == OK
+
+
+def test_a_pipe_where_a_file_is_written_or_read_holds_nobody_up(folders: Folders) -> None:
+    begin(folders, experiment())
+    for name in ("result.json.new", "stdout.log"):
+        os.mkfifo(f"{folders.folder(experiment())}/{name}")
+    folders.save(experiment(), "f", OK)
+    assert folders.load(experiment(), "f") == OK
+    assert folders.tail(experiment(), "stdout") == ""
+
+
+def test_what_is_whole_or_not_there_is_so_after_a_power_cut(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is on the disk before it gets its name, and the name before anything follows from it."""
+    done: list[tuple[str, str]] = []
+    sync, rename, replace = os.fsync, os.rename, os.replace
+
+    def synced(fd: int) -> None:
+        done.append(("sync", os.readlink(f"/proc/self/fd/{fd}").removeprefix(f"{tmp_path}/")))
+        sync(fd)
+
+    def renamed(old: str, new: str, **where: Any) -> None:
+        done.append(("rename", new))
+        (replace if old.endswith(".new") else rename)(old, new, **where)
+
+    for name, stand_in in (("fsync", synced), ("rename", renamed), ("replace", renamed)):
+        monkeypatch.setattr(f"os.{name}", stand_in)
+    begin(folders, experiment())
+    folders.save(experiment(), "f", OK)
+    folders.mark(is_finished=True)
+    folder, made = f"results/{experiment().name}", f"results/.dsl-exp-new-{experiment().name}"
+    whole = [
+        (f"{made}/exp.json", made),
+        (f"{made}/ds_config.json", made),
+        (f"{made}/cmd.txt", made),
+        (f"exps/{experiment().name}.json", "exps"),
+    ]
+    expected = [
+        step
+        for path, around in whole
+        for step in (("sync", f"{path}.new"), ("rename", Path(path).name), ("sync", around))
+    ]
+    assert done == [
+        *expected,
+        *(("rename", experiment().name), ("sync", "results")),
+        *(("sync", f"{folder}/result.json.new"), ("rename", "result.json"), ("sync", folder)),
+        ("sync", f"results/{MARKER}"),
+    ]
+
+
+def test_a_file_system_that_cannot_sync_a_folder_is_used_all_the_same(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(_fd: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr("os.fsync", cannot)
+    begin(folders, experiment())
+    folders.save(experiment(), "f", OK)
+    assert folders.load(experiment(), "f") == OK
+
+
+def test_a_disk_that_fails_is_one_line(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    begin(folders, experiment())
+    monkeypatch.setattr("os.fsync", fails)
+    with pytest.raises(AutotuningError, match=r"cannot write .*/result\.json: Input/output error"):
+        folders.save(experiment(), "f", OK)
+    assert not any("result.json" in one for one in os.listdir(folders.folder(experiment())))
