@@ -88,6 +88,24 @@ def test_what_goes_wrong_is_recorded_as_what_it_is(tuning: Tuning, options: tupl
     assert tuning.best()["act"] in ("ok", "noisy")
 
 
+@pytest.mark.parametrize("options", STARTS)
+def test_an_experiment_that_removes_its_folder_or_writes_no_file_costs_itself_alone(
+    tuning: Tuning, options: tuple[str, ...]
+) -> None:
+    tuning.configure(act=["tidy", "pipe", "folder", "ok"], n=[5])
+    result = tuning.run("tune", *options)
+    assert result.returncode == 0, result.stderr
+    trials = json.loads((tuning.results / "summary.json").read_text())["trials"]
+    assert {one["config"]["act"]: one["reason"] for one in trials} == {
+        "tidy": "it ended well and wrote no metrics: its folder is gone",
+        "pipe": "it ended well and wrote no metrics: a pipe is at autotuning.metric_path",
+        "folder": "it ended well and wrote no metrics: a folder is at autotuning.metric_path",
+        "ok": None,
+    }
+    assert tuning.run("tune", *options).returncode == 0
+    assert len(tuning.runs("begin")) == 4
+
+
 def test_a_tuning_in_which_nothing_runs_ends_with_a_failure(tuning: Tuning) -> None:
     tuning.configure(act=["crash", "oom"], n=[5])
     result = tuning.run("run")

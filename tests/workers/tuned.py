@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -84,6 +85,12 @@ def main() -> None:
             print("Error: an ERROR about errors, none of them real", file=sys.stderr)
         if act == "torn":
             Path(CONFIG["autotuning"]["metric_path"]).write_text('{"throughput": 12')  # type: ignore[index]
+        elif act == "pipe":
+            os.mkfifo(CONFIG["autotuning"]["metric_path"])  # type: ignore[index]
+        elif act == "folder":
+            os.mkdir(CONFIG["autotuning"]["metric_path"])  # type: ignore[index]
+        elif act == "tidy":
+            shutil.rmtree(Path(CONFIG["autotuning"]["metric_path"]).parent)  # type: ignore[index]
         elif act == "other":
             write_metric('{"loss": 1.5}')
         elif act != "silent" and os.environ["RANK"] == "0":

@@ -31,8 +31,10 @@ MOST_BYTES = 1 << 24
 """Of a file, as many are read: no config or file of metrics has so many, and a slip does no harm."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+A_FILE, A_FOLDER = "a file", "a folder"
 _KINDS = {
-    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: A_FILE,
+    stat.S_IFDIR: A_FOLDER,
     stat.S_IFIFO: "a pipe",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
@@ -63,24 +65,25 @@ class Folder:
         with self._telling(""):
             return os.listdir(self._fd)
 
-    def has(self, name: str) -> bool:
-        """Whether something has that name, whatever it is."""
+    def what(self, name: str) -> str:
+        """What has that name, such as `A_FILE` or ``a pipe``; empty: nothing."""
         try:
             with self._below(name) as (fd, last):
-                os.lstat(last, dir_fd=fd)
+                found = os.lstat(last, dir_fd=fd)
         except OSError:
-            return False
-        return True
+            return ""
+        if found.st_uid != self._owner:
+            return _strange(found.st_uid)
+        return _KINDS.get(stat.S_IFMT(found.st_mode), "no file")
 
     def open(self, name: str) -> BinaryIO:
         """A file to be read. Raises OSError for everything but a file of ours.
 
         A script may leave anything there: nobody waits for the writer of a pipe, and no device is opened.
         """
+        if self.what(name) != A_FILE:
+            raise FileNotFoundError(name)
         with self._below(name) as (fd, last):
-            kind = stat.S_IFMT(os.lstat(last, dir_fd=fd).st_mode)
-            if kind != stat.S_IFREG:
-                raise _StrangeError(_KINDS.get(kind, "no file"))
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             opened = os.open(last, flags, dir_fd=fd)
         try:
@@ -211,7 +214,7 @@ class Folder:
     def _check_owner(self, fd: int) -> None:
         owner = os.fstat(fd).st_uid
         if owner != self._owner:
-            raise _StrangeError(f"something of another user (uid {owner})")
+            raise PermissionError(_strange(owner))
 
     @contextmanager
     def _below(self, name: str) -> Iterator[tuple[int, str]]:
@@ -236,10 +239,6 @@ class Folder:
             raise refusal(error, f"{self.path}/{name}".rstrip("/")) from None
 
 
-class _StrangeError(OSError):
-    """What is no file of ours; the text says what it is."""
-
-
 def check(key: str, path: str) -> None:
     """Refuse a folder of others, if there is one. Raises AutotuningError; ``key``: its one in the section."""
     try:
@@ -250,7 +249,7 @@ def check(key: str, path: str) -> None:
         raise refusal(error, path) from None
     try:
         folder.check(key)
-        if not folder.has(MARKER) and folder.names():
+        if not folder.what(MARKER) and folder.names():
             raise AutotuningError(
                 f"{path} holds files that no tuning has written, name another folder as autotuning.{key}"
             )
@@ -282,6 +281,10 @@ def refusal(error: OSError, path: object) -> AutotuningError:
 def as_json(value: object) -> str:
     """A value as the text of a file."""
     return dumps(value, indent=2) + "\n"
+
+
+def _strange(owner: int) -> str:
+    return f"something of another user (uid {owner})"
 
 
 def _sync(fd: int) -> None:

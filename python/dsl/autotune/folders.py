@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from dsl._record import record
 from dsl.autotune.experiment import Result
-from dsl.autotune.files import MARKER, SCRATCH, as_json, check, claim, refusal
+from dsl.autotune.files import A_FILE, A_FOLDER, MARKER, SCRATCH, as_json, check, claim, refusal
 from dsl.autotune.section import AUTOTUNING
 from dsl.errors import AutotuningError
 
@@ -91,11 +91,13 @@ class Folders:
             self.close()
             raise
         self._exps, self.results = self._claimed[self.exps_dir], self._claimed[self.results_dir]
+        self._begun: dict[str, str] = {}
+        """What is written down of each experiment of this command, by name."""
         self._token = os.urandom(4).hex()
         mark = self._mark()
         self._round, self._memory = mark.round, mark.memory
         # Where no experiment ran well, the next tuning tries again what failed.
-        if mark.state == "finished" and not self.results.has(OPTIMAL_CONFIG):
+        if mark.state == "finished" and not self.results.what(OPTIMAL_CONFIG):
             self._round += 1
             self._memory = ()
 
@@ -175,14 +177,15 @@ class Folders:
         """
         name, new = experiment.name, f"{SCRATCH}new-{experiment.name}"
         made = self._made_here(experiment)
-        if self._exps.has(f"{name}.json") and not self._describes(name, name):
+        if self._exps.what(f"{name}.json") and not self._describes(name, name):
             raise _not_ours(f"{self.exps_dir}/{name}.json", "exps_dir")
         self.results.clear(new)
         if made and made[1] != exp["fingerprint"]:
             self._put_aside(*made)
             made = None
         self.results.make(new)
-        self.results.write(f"{new}/{DESCRIPTION}", as_json(exp))
+        self._begun[name] = as_json(exp)
+        self.results.write(f"{new}/{DESCRIPTION}", self._begun[name])
         self.results.write(f"{new}/{CONFIG}", as_json(description["ds_config"]))
         self.results.write(f"{new}/cmd.txt", command + "\n")
         self._exps.write(f"{name}.json", as_json(description))
@@ -191,9 +194,18 @@ class Folders:
         self.results.rename(new, name)
 
     def save(self, experiment: Experiment, fingerprint: str, result: Result) -> None:
-        """Keep what became of an experiment. Raises AutotuningError if it cannot be written."""
-        if result.outcome not in _KEPT:
+        """Keep what became of an experiment. Raises AutotuningError if it cannot be written.
+
+        A script may have removed its folder: it is made anew. Where something else is, nothing is kept.
+        """
+        name = experiment.name
+        found = self.results.what(name)
+        if result.outcome not in _KEPT or found not in ("", A_FOLDER):
             return
+        if not found:
+            self.results.make(name)
+        if self._made(name) is None and name in self._begun:
+            self.results.write(f"{name}/{DESCRIPTION}", self._begun[name])
         known = {
             "fingerprint": fingerprint,
             "round": self._round,
@@ -203,7 +215,7 @@ class Folders:
             "exit_code": result.exit_code,
             "elapsed_s": result.elapsed_s,
         }
-        self.results.write(f"{experiment.name}/{RESULT}", as_json(known))
+        self.results.write(f"{name}/{RESULT}", as_json(known))
 
     def load(self, experiment: Experiment, fingerprint: str) -> Result | None:
         """What became of an experiment of the same content; None: it has not run, or has to run again.
@@ -233,10 +245,21 @@ class Folders:
         """What an experiment has written; None: nothing."""
         return self._take(experiment, os.path.basename(self.written(experiment)))
 
+    def instead(self, experiment: Experiment) -> str:
+        """What there is in place of a file that an experiment had to write; empty: nothing."""
+        folder = self.results.what(experiment.name)
+        if folder != A_FOLDER:
+            return f"its folder is now {folder}" if folder else "its folder is gone"
+        for name in (self.written(experiment), _kept_name(experiment)):
+            found = self.results.what(f"{experiment.name}/{os.path.basename(name)}")
+            if found not in ("", A_FILE):
+                return f"{found} is at {AUTOTUNING}.{PATH_KEYS[experiment.kind]}"
+        return ""
+
     def left(self, experiment: Experiment, fingerprint: str) -> str | None:
         """What a run of the same content has written whose end nobody has noted; None: nothing."""
         exp = self.results.read_object(f"{experiment.name}/{DESCRIPTION}")
-        is_known = any(self.results.has(f"{experiment.name}/{name}") for name in (RESULT, PAUSED))
+        is_known = any(self.results.what(f"{experiment.name}/{name}") for name in (RESULT, PAUSED))
         if exp.get("fingerprint") != fingerprint or is_known:
             return None
         try:
@@ -287,7 +310,7 @@ class Folders:
     def _made_here(self, experiment: Experiment) -> tuple[str, str] | None:
         """Name and fingerprint of what has the name of an experiment; None: nothing has."""
         made = self._made(experiment.name)
-        if self.results.has(experiment.name) and (made is None or made[0] != experiment.name):
+        if self.results.what(experiment.name) and (made is None or made[0] != experiment.name):
             raise _not_ours(self.folder(experiment), "results_dir")
         return made
 
@@ -316,7 +339,7 @@ class Folders:
     def _put_aside(self, name: str, fingerprint: str) -> None:
         """Let the files of an experiment make room for another one of its name."""
         aside = _aside(name, fingerprint)
-        if self.results.has(aside):
+        if self.results.what(aside):
             raise _not_ours(f"{self.results_dir}/{aside}", "results_dir")
         self._move(name, name, aside)
 
@@ -336,7 +359,7 @@ class Folders:
     def _move(self, name: str, old: str, new: str) -> None:
         """Give the files of an experiment another name."""
         self.results.rename(old, new)
-        is_free = not self._exps.has(f"{new}.json") or self._describes(new, name)
+        is_free = not self._exps.what(f"{new}.json") or self._describes(new, name)
         if self._describes(old, name) and is_free:
             self._exps.rename(f"{old}.json", f"{new}.json")
 

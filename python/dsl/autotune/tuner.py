@@ -282,6 +282,7 @@ class Tuner:
             exit_code=done.exit_code,
             elapsed_s=done.elapsed_s,
             written=folders.text(experiment),
+            instead=folders.instead(experiment),
             stdout=folders.tail(experiment, "stdout") if failed else "",
             stderr=folders.tail(experiment, "stderr") if failed else "",
             stop=done.stop,

@@ -45,6 +45,8 @@ class Ending:
     """From start to end, in seconds."""
     written: str | None
     """Text of the file that it had to write; None: there is none."""
+    instead: str = ""
+    """What there is in place of that file, in words; empty: nothing."""
     stdout: str = ""
     """Last part of its stdout."""
     stderr: str = ""
@@ -68,13 +70,14 @@ def _judge(ending: Ending, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, f
         return "timeout", {}, f"it did not end in {ending.limit_s:g} s (autotuning.exp_timeout_s)"
     if ending.exit_code:
         return _failure(ending)
+    if ending.written is None:
+        instead = f": {ending.instead}" if ending.instead else ""
+        return "no metric", {}, f"it ended well and wrote no metrics{instead}"
     return read_metrics(ending.written, keys)
 
 
-def read_metrics(text: str | None, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, float], str]:
+def read_metrics(text: str, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, float], str]:
     """The numbers in a file that an experiment wrote, or what is wrong with it."""
-    if text is None:
-        return "no metric", {}, "it ended well and wrote no metrics"
     from json import loads
 
     try:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -393,21 +394,73 @@ def test_a_working_directory_that_is_gone_is_one_line(
         Folders("results", "exps")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "huge"])
-def test_what_is_no_file_of_metrics_holds_nobody_up(folders: Folders, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "socket"])
+def test_what_is_no_file_of_metrics_holds_nobody_up_and_is_named(folders: Folders, kind: str) -> None:
     begin(folders, experiment())
     written = Path(folders.written(experiment()))
+    assert folders.instead(experiment()) == ""
     if kind == "pipe":
         os.mkfifo(written)
-    elif kind == "device":
+    elif kind == "link":
         written.symlink_to("/dev/zero")
     elif kind == "folder":
         written.mkdir()
     else:
-        written.touch()
-        os.truncate(written, 1 << 40)
-    text = folders.text(experiment())
-    assert text is None or len(text) == MOST_BYTES
+        os.mknod(written, stat.S_IFSOCK | 0o600)
+    assert folders.text(experiment()) is None
+    assert folders.instead(experiment()) == f"a {kind} is at autotuning.metric_path"
+
+
+def test_a_file_of_metrics_without_an_end_is_read_to_a_bound(folders: Folders) -> None:
+    begin(folders, experiment())
+    written = Path(folders.written(experiment()))
+    written.touch()
+    os.truncate(written, 1 << 40)
+    assert len(folders.text(experiment()) or "") == MOST_BYTES
+    assert folders.instead(experiment()) == ""
+
+
+def test_what_became_of_an_experiment_is_kept_though_it_has_removed_its_folder(
+    folders: Folders, tmp_path: Path
+) -> None:
+    failed = Result("no metric", {}, "why", 0, 2.0)
+    begin(folders, experiment())
+    shutil.rmtree(folders.folder(experiment()))
+    assert folders.text(experiment()) is None
+    assert folders.instead(experiment()) == "its folder is gone"
+    folders.save(experiment(), "f", failed)
+    assert folders.load(experiment(), "f") == failed
+    begin(folders, experiment(), "another")
+    folders.empty()
+    assert names(tmp_path / "results") == [MARKER]
+
+
+def test_an_experiment_may_clean_its_folder_before_it_writes(folders: Folders, tmp_path: Path) -> None:
+    begin(folders, experiment())
+    shutil.rmtree(folders.folder(experiment()))
+    put(Path(folders.written(experiment())), "{}")
+    assert folders.text(experiment()) == "{}"
+    folders.save(experiment(), "f", OK)
+    begin(folders, experiment(), "another")  # what is there is known to be of a tuning
+    assert folders.load(experiment(), "f") == OK
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_has_taken_the_place_of_a_folder_costs_its_experiment_alone(
+    folders: Folders, tmp_path: Path, kind: str
+) -> None:
+    begin(folders, experiment())
+    folder = Path(folders.folder(experiment()))
+    shutil.rmtree(folder)
+    if kind == "file":
+        folder.touch()
+    else:
+        folder.symlink_to(tmp_path)
+    assert folders.text(experiment()) is None
+    assert folders.instead(experiment()) == f"its folder is now a {kind}"
+    folders.save(experiment(), "f", Result("no metric", {}, "why", 0, 2.0))
+    assert folders.load(experiment(), "f") is None
+    begin(folders, experiment("z1_gas1_tmbspg1"))
 
 
 def test_the_home_of_the_user_can_be_written_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

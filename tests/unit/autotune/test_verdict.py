@@ -47,6 +47,14 @@ def test_a_metric_that_is_missing_is_told_from_one_that_is_torn(
     assert words in result.reason
 
 
+def test_what_is_there_in_place_of_metrics_is_said() -> None:
+    result = judge(ending(written=None, instead="a pipe is at autotuning.metric_path"), KEYS)
+    assert (result.outcome, result.reason) == (
+        "no metric",
+        "it ended well and wrote no metrics: a pipe is at autotuning.metric_path",
+    )
+
+
 @pytest.mark.parametrize(
     "said",
     [
