@@ -22,7 +22,8 @@ from dsl.autotune.section import Section
 def say(text):
     print("SAID", text, file=sys.stderr, flush=True)
 
-board = Board(say, Section(), Folder(sys.argv[1]), Resources(1, 1, 1, None), is_quiet="quiet" in sys.argv)
+expected = int(sys.argv[2]) if sys.argv[2].isdecimal() else None
+board = Board(say, Section(), Folder(sys.argv[1]), Resources(1, 1, 1, None), expected, is_quiet="quiet" in sys.argv)
 first, second = (Experiment(f"z0_gas1_tmbspg{n}", {}, "run", "z0") for n in (1, 2))
 board.began(first, "localhost:0")
 input()
@@ -37,7 +38,7 @@ say("the end")
 
 
 def test_a_bar_shows_the_best_so_far_and_what_runs_and_goes_without_a_trace(tmp_path: Path) -> None:
-    line = [sys.executable, "-c", TUNING, str(tmp_path)]
+    line = [sys.executable, "-c", TUNING, str(tmp_path), "?"]
     with terminal(line, {"TERM": "xterm", "COLUMNS": "120"}) as screen:
         screen.showed("0 done")
         screen.showed("best: none yet; runs: z0_gas1_tmbspg1")
@@ -51,8 +52,22 @@ def test_a_bar_shows_the_best_so_far_and_what_runs_and_goes_without_a_trace(tmp_
         screen.reported("ended 0")
 
 
+def test_a_bar_that_knows_how_many_there_are_shows_the_time_left(tmp_path: Path) -> None:
+    line = [sys.executable, "-c", TUNING, str(tmp_path), "3"]
+    with terminal(line, {"TERM": "xterm", "COLUMNS": "120"}) as screen:
+        screen.showed("0 of 3 done")
+        assert b"left" not in screen.shown()
+        screen.press(b"\n")
+        screen.showed("1 of 3 done")
+        screen.showed("0:00:0")  # what two more take
+        screen.showed(" left")
+        screen.press(b"\n")
+        screen.showed("2 of 3 done")
+        screen.reported("ended 0")
+
+
 def test_a_terminal_that_cannot_redraw_a_line_gets_plain_ones(tmp_path: Path) -> None:
-    line = [sys.executable, "-c", TUNING, str(tmp_path)]
+    line = [sys.executable, "-c", TUNING, str(tmp_path), "?"]
     with terminal(line, {"TERM": "dumb"}) as screen:
         screen.press(b"\n")
         screen.showed("SAID z0_gas1_tmbspg1: throughput 8.25, the best so far")
@@ -63,7 +78,7 @@ def test_a_terminal_that_cannot_redraw_a_line_gets_plain_ones(tmp_path: Path) ->
 
 
 def test_a_quiet_tuning_has_no_bar(tmp_path: Path) -> None:
-    line = [sys.executable, "-c", TUNING, str(tmp_path), "quiet"]
+    line = [sys.executable, "-c", TUNING, str(tmp_path), "?", "quiet"]
     with terminal(line, {"TERM": "xterm", "COLUMNS": "120"}) as screen:
         screen.press(b"\n")
         screen.showed("SAID z0_gas1_tmbspg1: throughput 8.25, the best so far")

@@ -6,9 +6,9 @@ import os
 import time
 
 from dsl.autotune.digest import summary_json
-from dsl.autotune.plot import draw, make_picture
+from dsl.autotune.plot import can_draw, draw, make_picture
 from dsl.autotune.section import read_metric
-from dsl.autotune.table import summary_table, summary_text
+from dsl.autotune.table import duration, summary_table, summary_text
 from dsl.errors import DslError
 from dsl.printable import printable
 from dsl.report.speak import write
@@ -39,10 +39,14 @@ class Board:
         section: Section,
         results: Folder,
         size: Resources,
+        expected: int | None = None,
         *,
         is_quiet: bool = False,
     ) -> None:
-        """``say`` takes a line for the user; ``is_quiet``: there is no bar."""
+        """``say`` takes a line for the user; ``is_quiet``: there is no bar.
+
+        ``expected``: how many configs will be tried; None: nobody knows.
+        """
         self._say = say
         self._section = section
         self._results = results
@@ -50,9 +54,14 @@ class Board:
         self._started_s = time.monotonic()
         self._running: dict[str, str] = {}
         self._reused: set[str] = set()
-        self._count = 0
+        self._expected = expected
+        self._count = self._repeats = self._fresh = 0
+        self._left = _Left()
         self._best: tuple[str, float] | None = None
-        self._bar = None if is_quiet else _Bar.open()
+        self._bar = None if is_quiet else _Bar.open(expected)
+        self._draws = can_draw()
+        if not self._draws:
+            say("warning: matplotlib is not installed, so there will be no plot: pip install matplotlib")
 
     def began(self, experiment: Experiment, place: str) -> None:
         """An experiment was started on these slots."""
@@ -62,9 +71,14 @@ class Board:
     def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
         """It is known how an experiment went; ``is_reused``: from an earlier tuning."""
         self._running.pop(experiment.name, None)
-        self._count += experiment.kind == "run"
+        is_run = experiment.kind == "run"
+        self._count += is_run and not experiment.repeat
+        self._repeats += is_run and experiment.repeat > 0
         if is_reused:
             self._reused.add(experiment.name)
+        elif self._expected is not None and not experiment.repeat:
+            self._fresh += 1
+            self._left.estimate(self._fresh, self._expected - self._count)
         line = self._line(experiment, result)
         if is_reused:
             line += ", known from before"
@@ -86,7 +100,7 @@ class Board:
         makers: dict[str, Callable[[], str | bytes]] = {
             TABLE: lambda: summary_text(summary, elapsed_s),
             DIGEST: lambda: summary_json(summary, section, size, elapsed_s, reused),
-            PLOT: lambda: draw(make_picture(summary)),
+            **({PLOT: lambda: draw(make_picture(summary))} if self._draws else {}),
         }
         written = [name for name, make in makers.items() if self._write(name, make)]
         _print(f"{summary_table(summary)}\n")
@@ -134,7 +148,12 @@ class Board:
         best = "none yet"
         if self._best is not None:
             best = f"{self._best[0]} {self._section.metric} {self._best[1]:g}"
-        self._bar.show(f"{self._count} done", best, running or "nothing")
+        if self._expected is None:
+            done = f"{self._count + self._repeats} done"
+        else:
+            done = f"{self._count} of {self._expected} done"
+            done += f", {self._repeats} again" if self._repeats else ""
+        self._bar.show(self._count, done=done, left=self._left, best=best, runs=running or "nothing")
 
     def _write(self, name: str, make: Callable[[], str | bytes]) -> bool:
         """Whether the file is there, whole."""
@@ -150,10 +169,10 @@ class Board:
 
 
 class _Bar:
-    """A bar on the terminal's last line. Nobody knows beforehand how many experiments it will take."""
+    """A bar on the terminal's last line."""
 
     @staticmethod
-    def open() -> _Bar | None:
+    def open(expected: int | None) -> _Bar | None:
         """None where stderr is no terminal that can redraw a line, or rich is not installed."""
         if not os.isatty(2):
             return None
@@ -162,9 +181,9 @@ class _Bar:
         except ImportError:
             return None
         console = Console(file=_Stderr(), force_terminal=True)  # type: ignore[arg-type]  # it needs no more
-        return None if console.is_dumb_terminal else _Bar(console)
+        return None if console.is_dumb_terminal else _Bar(console, expected)
 
-    def __init__(self, console: Any) -> None:
+    def __init__(self, console: Any, expected: int | None) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         # Names are the user's: nothing in them is markup.
@@ -172,17 +191,21 @@ class _Bar:
             *(TextColumn("tuning", markup=False), BarColumn(bar_width=20)),
             TextColumn("{task.fields[done]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("best: {task.fields[best]}; runs: {task.fields[runs]}", markup=False),
+            TextColumn(
+                "{task.fields[left]}best: {task.fields[best]}; runs: {task.fields[runs]}", markup=False
+            ),
         ]
         self._progress = Progress(
             *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
         )
-        self._task = self._progress.add_task("", total=None, done="0 done", best="none yet", runs="nothing")
+        self._task = self._progress.add_task(
+            "", total=expected, done="0 done", left="", best="none yet", runs="nothing"
+        )
         self._progress.start()
 
-    def show(self, done: str, best: str, runs: str) -> None:
-        """What stands beside the bar."""
-        self._progress.update(self._task, done=done, best=best, runs=runs)
+    def show(self, count: int, **beside: Any) -> None:
+        """How far it is, and what stands beside the bar."""
+        self._progress.update(self._task, completed=count, **beside)
 
     def tell(self, line: str) -> None:
         """A line above the bar."""
@@ -195,6 +218,23 @@ class _Bar:
     def close(self) -> None:
         """Take the bar away and give the cursor back."""
         self._progress.stop()
+
+
+class _Left:
+    """The time that a tuning will take yet, as text: it shrinks while an experiment runs."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._ends_s = 0.0
+
+    def estimate(self, done: int, left: int) -> None:
+        """Take it from those that this command has run."""
+        now_s = time.monotonic()
+        self._ends_s = now_s + (now_s - self._began_s) * left / done
+
+    def __str__(self) -> str:
+        left_s = self._ends_s - time.monotonic()
+        return f"{duration(round(left_s)).partition('.')[0]} left; " if left_s > 0 else ""
 
 
 class _Stderr:

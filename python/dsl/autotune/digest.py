@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.autotune.table import count_runs
+from dsl.autotune.section import AUTOTUNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Grows with every change by which a reader of the earlier form would be misled."""
-
-AUTOTUNING = "autotuning"
-"""Key of the section that has no part in training."""
 
 
 def summary_json(
@@ -35,9 +32,8 @@ def summary_data(
     summary: Summary, section: Section, size: Resources, elapsed_s: float, reused: Collection[str]
 ) -> dict[str, object]:
     """The same as data; docs/autotuning.md has the meaning of each key."""
-    runs = [one for one in summary.trials if one.experiment.kind == "run"]
-    configs = differences([one.experiment.config for one in runs])
-    by_name = {one.experiment.name: config for one, config in zip(runs, configs, strict=True)}
+    configs = differences([one.experiment.config for one in summary.runs])
+    by_name = {one.experiment.name: config for one, config in zip(summary.runs, configs, strict=True)}
     return {
         "format": FORMAT,
         "metric": summary.metric,
@@ -45,7 +41,7 @@ def summary_data(
         "seed": section.seed,
         "ended": summary.ended,
         "elapsed_s": round(elapsed_s, 3),
-        "experiments": count_runs(summary),
+        "experiments": len(summary.runs),
         "resources": {
             "nodes": size.nodes,
             "slots_per_node": size.slots_per_node,

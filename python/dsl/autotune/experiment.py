@@ -127,3 +127,8 @@ class Summary:
     """Why the search ended, in one line."""
     notes: tuple[str, ...] = ()
     """Decisions worth telling, a line each, in order: stages left out, and why."""
+
+    @property
+    def runs(self) -> tuple[Trial, ...]:
+        """What measured something: repeats are runs of their own, and the profile is none."""
+        return tuple([one for one in self.trials if one.experiment.kind == "run"])

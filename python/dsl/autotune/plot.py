@@ -1,22 +1,29 @@
-"""The picture of a tuning: the metric over the micro batch, a line for each ZeRO stage."""
+"""The picture of a tuning: the metric over what varies in the config."""
 
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.errors import DslError
+from dsl.autotune.config import MICRO_BATCH
+from dsl.autotune.digest import differences
+from dsl.lists import shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from dsl.autotune.experiment import Experiment, Summary, Trial
+    from dsl.autotune.experiment import Summary, Trial
 
-MICRO_BATCH = "train_micro_batch_size_per_gpu"
 INCHES = (8.0, 5.0)
 DOTS_PER_INCH = 120
 FAILED_HEIGHT = 0.03
 """Where those of the first line that failed are marked, as a share of the height: they have no value."""
+
+MOST_NAMES = 24
+"""So many experiments have their names below the axis."""
+
+LONGEST_NAME = 32
+"""Characters of what is written in the picture, for each name."""
 
 
 @record
@@ -28,7 +35,7 @@ class Line:
     points: tuple[tuple[float, float], ...]
     """Every run that has a value: place and value, in the order of the places."""
     tops: tuple[tuple[float, float], ...]
-    """The best value at each place, which the line joins."""
+    """The best value at each place, which the line joins; empty: the places have no order."""
     failed: tuple[float, ...]
     """Places of the runs that have none."""
 
@@ -37,56 +44,69 @@ class Line:
 class Picture:
     """What is to be drawn, with no decision left."""
 
+    title: str
+    """What stands above it."""
     across: str
-    """Label of the horizontal axis."""
+    """Label of the horizontal axis: the keys of the config that vary."""
     up: str
     """Label of the vertical axis."""
     lines: tuple[Line, ...]
     """In the order in which they were tried."""
     best: tuple[float, float] | None
     """Place and value of the best config."""
+    names: tuple[str, ...] = ()
+    """Of what is at the places 1, 2 and so on; empty: the places are numbers."""
 
 
 def make_picture(summary: Summary) -> Picture:
-    """Decide what is drawn: over the micro batch if each run has one and they differ, else over the order."""
-    runs = [one for one in summary.trials if one.experiment.kind == "run"]
-    sizes = [_micro_batch(one.experiment) for one in runs]
-    has_sizes = None not in sizes and len({*sizes}) > 1 and _tunes_stages(summary)
-    places = [float(size) for size in sizes if size is not None] if has_sizes else []
-    places = places or [float(number) for number in range(1, len(runs) + 1)]
-    names = list(dict.fromkeys(_name(one, by_stage=has_sizes) for one in runs))
-    lines = []
-    for name in names:
-        members = [
-            (place, one)
-            for place, one in zip(places, runs, strict=True)
-            if _name(one, by_stage=has_sizes) == name
-        ]
-        lines.append(_line(name, members, min if summary.is_minimised else max))
-    best = None
+    """Decide what is drawn: over the number that varies, or the micro batch of stages, else in no order."""
+    runs = summary.runs
+    configs = differences([one.experiment.config for one in runs])
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    by_stage = any(_stage(one) is not None for one in summary.trials)
+    across = MICRO_BATCH if by_stage and MICRO_BATCH in keys else keys[0] if len(keys) == 1 else ""
+    places = _numbers(configs, across)
+    names: tuple[str, ...] = ()
+    is_ordered = bool(places)
+    if not is_ordered:
+        places = [float(number) for number in range(1, len(runs) + 1)]
+        across = ", ".join(keys) or "experiment"
+        names = tuple([shorten(one.experiment.name, LONGEST_NAME) for one in runs])
+        if len(names) > MOST_NAMES:
+            names, across = (), f"{across} (in the order of the experiments)"
+    groups: dict[str, list[tuple[float, Trial]]] = {}
+    for place, one in zip(places, runs, strict=True):
+        name = f"ZeRO stage {_stage(one)}" if across == MICRO_BATCH and by_stage else one.experiment.space
+        groups.setdefault(name, []).append((place, one))
+    better = min if summary.is_minimised else max
+    lines = [_line(name, group, better, is_ordered=is_ordered) for name, group in groups.items()]
+    title, best = f"{summary.metric} of {len(runs)} experiments", None
     if summary.best is not None and summary.value is not None:
-        found = [
-            place for place, one in zip(places, runs, strict=True) if one.experiment.name == summary.best.name
-        ]
-        best = (found[0], summary.value) if found else None
-    across = "micro batch of a worker" if has_sizes else "experiment"
-    better = "less is better" if summary.is_minimised else "more is better"
-    return Picture(across, f"{summary.metric} ({better})", tuple(lines), best)
+        name = summary.best.name
+        title += f", the best: {shorten(name, LONGEST_NAME)} with {summary.value:g}"
+        at = [place for place, one in zip(places, runs, strict=True) if one.experiment.name == name]
+        best = (at[0], summary.value) if at else None
+    hint = "less is better" if summary.is_minimised else "more is better"
+    return Picture(title, across, f"{summary.metric} ({hint})", tuple(lines), best, names)
+
+
+def can_draw() -> bool:
+    """Whether what draws is installed."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec("matplotlib") is not None
+    except ValueError:  # something that is no module has its name
+        return False
 
 
 def draw(picture: Picture) -> bytes:
-    """The picture as PNG.
-
-    Raises:
-        DslError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError:
-        raise DslError("no plot: matplotlib is not installed (pip install matplotlib)") from None
+    """The picture as PNG."""
     from io import BytesIO
+
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
@@ -95,14 +115,22 @@ def draw(picture: Picture) -> bytes:
         _draw_line(axes, line, f"C{index % 10}", FAILED_HEIGHT * (1 + index))
     if picture.best is not None:
         axes.plot(*picture.best, marker="*", markersize=16, color="black", linestyle="", label="best")
-    axes.set_xlabel(picture.across)
-    axes.set_ylabel(picture.up)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    # Names are the user's: nothing in them is a formula.
+    figure.suptitle(picture.title, fontsize="large", parse_math=False)
+    axes.set_xlabel(shorten(picture.across, 3 * LONGEST_NAME), parse_math=False)
+    axes.set_ylabel(shorten(picture.up, 2 * LONGEST_NAME), parse_math=False)
+    if picture.names:
+        axes.set_xticks(
+            range(1, len(picture.names) + 1), picture.names, rotation=45, ha="right", parse_math=False
+        )
+    elif all(place.is_integer() for line in picture.lines for place, _ in line.points):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=True, alpha=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside right upper", frameon=False)
+        for text in figure.legend(loc="outside right upper", frameon=False).get_texts():
+            text.set_parse_math(False)
     file = BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()
@@ -110,46 +138,37 @@ def draw(picture: Picture) -> bytes:
 
 def _draw_line(axes: Any, line: Line, color: str, height: float) -> None:
     if line.points:
-        axes.plot(*zip(*line.points, strict=True), "o", markersize=4, alpha=0.5, color=color)
+        label = None if line.tops else line.name
+        axes.plot(*zip(*line.points, strict=True), "o", markersize=4, alpha=0.5, color=color, label=label)
+    if line.tops:
         axes.plot(*zip(*line.tops, strict=True), "-", color=color, label=line.name)
     if line.failed:
         low = [height] * len(line.failed)
         label = f"{line.name}, failed"
-        axes.plot(
-            line.failed,
-            low,
-            "x",
-            color=color,
-            label=label,
-            transform=axes.get_xaxis_transform(),
-            clip_on=False,
-        )
+        transform = axes.get_xaxis_transform()
+        axes.plot(line.failed, low, "x", color=color, label=label, transform=transform, clip_on=False)
 
 
-def _line(name: str, members: Sequence[tuple[float, Trial]], better: Callable[..., float]) -> Line:
+def _line(
+    name: str, members: Sequence[tuple[float, Trial]], better: Callable[..., float], *, is_ordered: bool
+) -> Line:
     points = sorted((place, one.value) for place, one in members if one.value is not None)
     tops = [
         (place, better(value for at, value in points if at == place))
         for place in dict.fromkeys(place for place, _ in points)
+        if is_ordered
     ]
     failed = sorted({place for place, one in members if one.value is None})
     return Line(name, tuple(points), tuple(tops), tuple(failed))
 
 
-def _micro_batch(experiment: Experiment) -> int | None:
-    size = experiment.config.get(MICRO_BATCH)
-    return size if isinstance(size, int) and not isinstance(size, bool) else None
+def _numbers(configs: Sequence[Mapping[str, object]], key: str) -> list[float]:
+    """What each config has at a key; empty unless all of that are numbers."""
+    values = [config.get(key) for config in configs]
+    numbers = [float(one) for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+    return numbers if len(numbers) == len(configs) else []
 
 
-def _tunes_stages(summary: Summary) -> bool:
-    return any(_stage(one.experiment) is not None for one in summary.trials)
-
-
-def _stage(experiment: Experiment) -> object:
-    zero = experiment.config.get("zero_optimization")
+def _stage(trial: Trial) -> object:
+    zero = trial.experiment.config.get("zero_optimization")
     return zero.get("stage") if isinstance(zero, dict) else None
-
-
-def _name(trial: Trial, *, by_stage: bool) -> str:
-    stage = _stage(trial.experiment)
-    return f"ZeRO stage {stage}" if by_stage and stage is not None else trial.experiment.space

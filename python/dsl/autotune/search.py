@@ -9,7 +9,7 @@ from dsl.autotune.experiment import PROFILE_NAME, Experiment
 from dsl.autotune.memory import estimate, read_model
 from dsl.autotune.micro_batch import Failed, Stage, read_batches, with_batch, with_stage
 from dsl.autotune.section import AUTOTUNING, show
-from dsl.autotune.spaces import Grid, first_config, own_grid, zero_grid
+from dsl.autotune.spaces import Grid, count_own, first_config, own_grid, zero_grid
 from dsl.autotune.tuners import make_tuner
 from dsl.errors import AutotuningError
 
@@ -56,6 +56,13 @@ def search(section: Section, config: Mapping[str, object], resources: Resources)
     except Stopped:
         ended = "stopped before everything was tried"
     return book.summarise(ended)
+
+
+def count_configs(section: Section) -> int | None:
+    """How many configs the search will try; None: that follows from results."""
+    if section.space is None or section.tuner_early_stopping:
+        return None
+    return min(count_own(section.space), section.tuner_num_trials)
 
 
 def _own_section(config: Mapping[str, object]) -> Mapping[str, object]:

@@ -204,6 +204,11 @@ def own_grid(config: Mapping[str, object], space: Mapping[str, tuple[object, ...
     return Grid("space", axes, tuple(points))
 
 
+def count_own(space: Mapping[str, tuple[object, ...]]) -> int:
+    """How many configs `own_grid` makes of that."""
+    return prod([len(_different(values)) for values in space.values()])
+
+
 def _sizes_of(stage: int, hidden_size: int) -> dict[str, object]:
     if stage < 3 or not hidden_size:
         return {}

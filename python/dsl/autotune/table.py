@@ -41,13 +41,9 @@ def summary_table(summary: Summary) -> str:
 
 def summary_text(summary: Summary, elapsed_s: float) -> str:
     """The whole file: the table, a blank line, and how long it took and how many runs."""
-    ended = f"Tuning completed in {duration(elapsed_s)}. Total number of experiments: {count_runs(summary)}."
+    count = len(summary.runs)
+    ended = f"Tuning completed in {duration(elapsed_s)}. Total number of experiments: {count}."
     return f"{summary_table(summary)}\n\n{ended}\n"
-
-
-def count_runs(summary: Summary) -> int:
-    """Runs that measured something: repeats are runs of their own, and the profile is none."""
-    return sum(one.experiment.kind == "run" for one in summary.trials)
 
 
 def duration(seconds: float) -> str:

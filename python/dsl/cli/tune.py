@@ -21,7 +21,7 @@ from dsl.autotune.experiment import Resources
 from dsl.autotune.folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
 from dsl.autotune.order import GRACE_S
 from dsl.autotune.places import count_lanes
-from dsl.autotune.search import search
+from dsl.autotune.search import count_configs, search
 from dsl.autotune.section import find_slips, read_section
 from dsl.autotune.setup import START, Setup, digest_of, dsl_words
 from dsl.autotune.trials import Runners
@@ -93,7 +93,8 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     _begin(setup, config)  # what cannot be tuned at all is said before anything is made
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
     tell, is_quiet = _teller(command, request.log_level)
-    board = Board(tell, setup.section, folders.results, setup.size, is_quiet=is_quiet)
+    expected = count_configs(setup.section)
+    board = Board(tell, setup.section, folders.results, setup.size, expected, is_quiet=is_quiet)
     try:
         if setup.section.overwrite and folders.is_finished():
             folders.empty()

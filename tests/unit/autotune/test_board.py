@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,7 +39,7 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module._Bar, "open", staticmethod(lambda: None))
+    monkeypatch.setattr(module._Bar, "open", staticmethod(lambda _: None))
 
 
 def test_a_line_for_each_experiment_with_the_best_so_far(tmp_path: Path) -> None:
@@ -100,6 +101,18 @@ def test_a_closed_stdout_costs_nothing_but_the_table(tmp_path: Path, monkeypatch
     monkeypatch.setattr("sys.stdout", None)  # as Python has it where it was closed before the start
     told.board.finish(make_summary([make_trial("z0_gas1_tmbspg1", 5.0)]))
     assert (tmp_path / "summary.txt").exists()
+
+
+def test_without_matplotlib_a_line_says_so_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    told = Told(tmp_path)
+    assert told.lines == [
+        "warning: matplotlib is not installed, so there will be no plot: pip install matplotlib"
+    ]
+    told.board.finish(make_summary([]))
+    assert told.lines[1:] == ["all stages are tried", f"summary.txt, summary.json in {tmp_path}"]
 
 
 def test_what_cannot_be_written_is_said_and_the_rest_is_written(

@@ -13,6 +13,8 @@ from tests.support.searching import ONE, OOM, PROFILE, STOPPED, crash, ok, play,
 from dsl._record import replace
 from dsl.autotune.config import fingerprint, without_tuning
 from dsl.autotune.experiment import Experiment, Resources, Result
+from dsl.autotune.search import count_configs
+from dsl.autotune.section import read_section
 from dsl.errors import AutotuningError
 
 if TYPE_CHECKING:
@@ -614,3 +616,21 @@ def test_a_config_that_fails_when_it_is_run_again_gives_way_to_one_as_good() -> 
     found = play(tuned, answer).summary
     assert found.best is not None
     assert found.best.config["n"] == 100
+
+
+@pytest.mark.parametrize(
+    "section, count",
+    [
+        ({"space": {"a": [1, 2, 2], "b": [1, 2, 3]}}, 6),
+        ({"space": {"a": [1, 2], "b": [1, 2, 3]}, "tuner_num_trials": 4, "tuner_type": "random"}, 4),
+        ({"space": {"a": [1, 2]}, "tuner_early_stopping": 2}, None),
+        ({}, None),
+    ],
+)
+def test_how_many_configs_will_be_tried_is_known_where_no_result_decides(
+    section: dict[str, object], count: int | None
+) -> None:
+    config = {"a": 0, "b": 0, "autotuning": {"repeats": 0, "metric": "value", **section}}
+    assert count_configs(read_section(config)) == count
+    if count is not None:
+        assert len(play(config, lambda _: ok(value=1.0)).ran) == count
