@@ -58,10 +58,10 @@ class Board:
         self._count = self._repeats = self._fresh = 0
         self._left = _Left()
         self._best: tuple[str, float] | None = None
-        self._bar = None if is_quiet else _Bar.open(expected)
         self._draws = can_draw()
         if not self._draws:
             say("warning: matplotlib is not installed, so there will be no plot: pip install matplotlib")
+        self._bar = None if is_quiet else _Bar.open(expected)
 
     def began(self, experiment: Experiment, place: str) -> None:
         """An experiment was started on these slots."""

@@ -173,18 +173,12 @@ class _Process:
             os.close(fd)
 
 
-class _Single:
-    """One experiment, on a thread that supervises its command."""
+class _Runner:
+    """A command that runs experiments, with the time that it has."""
 
-    def __init__(self, order: Order, done: Callable[[Done], None]) -> None:
+    def __init__(self, order: Order) -> None:
         self._leash = _Leash(order)
         self._process = _Process()
-        self._thread = threading.Thread(target=self._run, args=(order, done), name=order.name)
-        self._thread.start()
-
-    def stop(self, *, at_once: bool) -> None:
-        """End it."""
-        self._leash.pull(at_once=at_once)
 
     def pause(self) -> None:
         """Stop its processes and its clock, until `go_on`."""
@@ -195,6 +189,19 @@ class _Single:
         """Continue them."""
         self._process.tell(signal.SIGCONT)
         self._leash.go_on()
+
+
+class _Single(_Runner):
+    """One experiment, on a thread that supervises its command."""
+
+    def __init__(self, order: Order, done: Callable[[Done], None]) -> None:
+        super().__init__(order)
+        self._thread = threading.Thread(target=self._run, args=(order, done), name=order.name)
+        self._thread.start()
+
+    def stop(self, *, at_once: bool) -> None:
+        """End it."""
+        self._leash.pull(at_once=at_once)
 
     def settle(self) -> None:
         """After its end."""
@@ -208,11 +215,12 @@ class _Single:
         done(Done(order, code, time.monotonic() - begin_s, self._leash.reason, error))
 
 
-class _Lane:
+class _Lane(_Runner):
     """Experiments one after another, on a thread that supervises the lane."""
 
     def __init__(self, order: Order, done: Callable[[Done], None]) -> None:
         """Start the lane with its first experiment."""
+        super().__init__(replace(order, limit_s=0.0))
         self._done = done
         self._lock = threading.Lock()
         self._order: Order | None = order
@@ -222,8 +230,6 @@ class _Lane:
         self._is_over = False
         """It takes no more orders."""
         self._rest = b""
-        self._leash = _Leash(replace(order, limit_s=0.0))
-        self._process = _Process()
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
         host = replace(order, name=f"lane of {order.name}", argv=order.lane, stdout="", stderr=os.devnull)
         self._thread = threading.Thread(target=self._run, args=(host,), name=host.name)
@@ -252,16 +258,6 @@ class _Lane:
             self._leash.pull(at_once=True)
         else:
             self._write(dumps({"stop": order.grace_s}).encode() + b"\n")
-
-    def pause(self) -> None:
-        """Stop its processes and its clock, until `go_on`."""
-        self._leash.pause()
-        self._process.tell(_SUSPEND)
-
-    def go_on(self) -> None:
-        """Continue them."""
-        self._process.tell(signal.SIGCONT)
-        self._leash.go_on()
 
     def settle(self) -> None:
         """After the end of an experiment."""
