@@ -6,6 +6,7 @@ import os
 import time
 
 from dsl.autotune.digest import summary_json
+from dsl.autotune.files import SUMMARIES
 from dsl.autotune.plot import can_draw, draw, make_picture
 from dsl.autotune.section import read_metric
 from dsl.autotune.table import duration, summary_table, summary_text
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from dsl.autotune.experiment import Experiment, Resources, Result, Summary
     from dsl.autotune.files import Folder
     from dsl.autotune.section import Section
-
-TABLE = "summary.txt"
-DIGEST = "summary.json"
-PLOT = "summary.png"
 
 SHOWN_RUNNING = 2
 """Experiments that the bar names; the others it counts."""
@@ -97,10 +94,11 @@ class Board:
             self._say(note)
         self._say(summary.ended)
         section, size, reused = self._section, self._size, self._reused
+        table, digest, plot = SUMMARIES
         makers: dict[str, Callable[[], str | bytes]] = {
-            TABLE: lambda: summary_text(summary, elapsed_s),
-            DIGEST: lambda: summary_json(summary, section, size, elapsed_s, reused),
-            **({PLOT: lambda: draw(make_picture(summary))} if self._draws else {}),
+            table: lambda: summary_text(summary, elapsed_s),
+            digest: lambda: summary_json(summary, section, size, elapsed_s, reused),
+            **({plot: lambda: draw(make_picture(summary))} if self._draws else {}),
         }
         written = [name for name, make in makers.items() if self._write(name, make)]
         _print(f"{summary_table(summary)}\n")

@@ -27,6 +27,9 @@ MARKER = ".dsl-autotuning"
 SCRATCH = ".dsl-exp-"
 """Begin of the name of what is being made or removed."""
 
+SUMMARIES = ("summary.txt", "summary.json", "summary.png")
+"""What a tuning has found: for people, for programs, and as a picture."""
+
 MOST_BYTES = 1 << 24
 """Of a file, as many are read: no config or file of metrics has so many, and a slip does no harm."""
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from dsl._record import record
 from dsl.autotune.experiment import Result
-from dsl.autotune.files import A_FILE, A_FOLDER, MARKER, SCRATCH, as_json, check, claim, refusal
+from dsl.autotune.files import A_FILE, A_FOLDER, MARKER, SCRATCH, SUMMARIES, as_json, check, claim, refusal
 from dsl.autotune.section import AUTOTUNING
 from dsl.errors import AutotuningError
 
@@ -30,7 +30,7 @@ DESCRIPTION = "exp.json"
 CONFIG = "ds_config.json"
 OPTIMAL_CONFIG = "ds_config_optimal.json"
 OPTIMAL_COMMAND = "cmd_optimal.txt"
-TABLES = (OPTIMAL_CONFIG, OPTIMAL_COMMAND, "summary.txt", "summary.json", "summary.png")
+TABLES = (OPTIMAL_CONFIG, OPTIMAL_COMMAND, *SUMMARIES)
 """What stands beside the folders of the experiments when a tuning has ended."""
 
 PATH_KEYS = {"run": "metric_path", "profile": "model_info_path"}
