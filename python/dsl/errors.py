@@ -7,8 +7,8 @@
     |-- ControlError                1    head and agent of a job cannot reach each other
     |-- RendezvousError             1    the nodes of a job do not meet
     |-- ProgramError
-    |   |-- ProgramNotFoundError    127
-    |   `-- ProgramNotExecutableError 126
+    |   |-- ProgramNotFoundError    127  (FileNotFoundError)
+    |   `-- ProgramNotExecutableError 126  (PermissionError)
     `-- UsageError                  2
         |-- OptionError             2    options that exclude or need one another (ValueError)
         |-- NumNodesError           2    --num_nodes (RuntimeError, ValueError)
@@ -23,6 +23,7 @@
         |-- ScriptError             2    the script or module does not exist, or is not Python
         |   `-- ScriptSyntaxError   1    it is not correct Python: the code is Python's own
         |-- LogDirError             2    (ValueError, OSError)
+        |   `-- LogDirIsFileError   2    (NotADirectoryError)
         |-- LauncherError           2    --launcher: unknown, or not installed (NotImplementedError)
         |-- HostNameError           2    a name that a launcher takes for something else (ValueError)
         |-- JobFormatError          2    the description of a job that came from another host (ValueError)
@@ -63,13 +64,13 @@ class ProgramError(DslError):
     exit_code = 126
 
 
-class ProgramNotFoundError(ProgramError):
+class ProgramNotFoundError(ProgramError, FileNotFoundError):
     """The program of ``--no_python`` does not exist, or is not on ``PATH``."""
 
     exit_code = 127
 
 
-class ProgramNotExecutableError(ProgramError):
+class ProgramNotExecutableError(ProgramError, PermissionError):
     """The program of ``--no_python`` exists but may not be executed."""
 
 
@@ -131,6 +132,10 @@ class ScriptSyntaxError(ScriptError):
 
 class LogDirError(UsageError, ValueError, OSError):
     """A directory for logs is a file, or cannot be made or written."""
+
+
+class LogDirIsFileError(LogDirError, NotADirectoryError):
+    """A directory for logs is a file, or lies below one."""
 
 
 class LauncherError(UsageError, NotImplementedError):

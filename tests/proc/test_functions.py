@@ -20,7 +20,7 @@ from kit.waiting import until
 from tests.support import functions
 from tests.support.jobs import TOKEN
 
-from dsl.errors import DslError, RendezvousError
+from dsl.errors import DslError, ProgramNotExecutableError, ProgramNotFoundError, RendezvousError
 from dsl.functions.launcher import (
     ChildFailedError,
     EntrypointError,
@@ -184,10 +184,33 @@ def test_the_last_words_of_a_program_are_evidence() -> None:
     assert "ValueError: of a program" in str(error)
 
 
-def test_a_program_that_does_not_exist_is_a_failure() -> None:
-    error = fails("no-such-program")
-    assert error.exit_code == 127
-    assert "not on PATH" in str(error)
+def test_a_program_that_cannot_be_executed_is_found_before_the_start(tmp_path: Path, temp_dir: Path) -> None:
+    """As torch has it: FileNotFoundError and PermissionError, and nothing is left."""
+    assert "'no-such-program' is not on PATH" in refuses(ProgramNotFoundError, "no-such-program")
+    (tmp_path / "plain").touch()
+    said = refuses(ProgramNotExecutableError, f"{tmp_path}/plain")
+    assert said == f"program '{tmp_path}/plain' is not executable, mark it with chmod +x"
+    assert issubclass(ProgramNotFoundError, FileNotFoundError)
+    assert issubclass(ProgramNotExecutableError, PermissionError)
+    assert list(temp_dir.iterdir()) == []
+
+
+def test_a_program_is_looked_up_on_the_path_of_the_workers(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("#!/bin/sh\n")
+    (tmp_path / "mine").chmod(0o755)
+    assert launch("mine", env={"PATH": f"{tmp_path}:/bin"}) == [None]
+
+
+def test_nodes_without_a_name_for_their_job_get_one_and_are_warned(caplog: pytest.LogCaptureFixture) -> None:
+    fields: dict[str, Any] = {"rdzv_endpoint": "localhost:0", "rdzv_configs": {"last_call_timeout": 1}}
+    made = LaunchConfig(1, 2, 1, **fields)
+    assert elastic_launch(made, functions.add)(1, 2) == {0: 3}
+    assert made.run_id
+    (said,) = [one for one in caplog.messages if "run_id" in one]
+    assert said == (
+        f"the config has no run_id, {made.run_id} was made up: nodes meet only under the same one, "
+        "so give it to every node"
+    )
 
 
 def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank() -> None:

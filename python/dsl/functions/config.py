@@ -53,7 +53,8 @@ class LaunchConfig:
     min_nodes, max_nodes: nodes that take part. With ``rdzv_backend="static"`` the numbers must be equal.
     nproc_per_node: workers on this node; also ``"gpu"``, ``"cpu"`` or ``"auto"`` as on the command line.
     logs_specs: name of a ``--logs-specs`` plug-in; for torch's objects see log_dir, redirects and tee.
-    run_id: name of the job (default: a random one, for static nodes ``none``).
+    run_id: name of the job (default: a random one, which the config has after the launch, for static nodes
+    ``none``).
     role: what a prefix template calls the workers.
     rdzv_backend, rdzv_endpoint, rdzv_configs: with ``static`` ``"HOST:PORT"`` where the workers meet and
     ``{"rank": NODE_RANK}``; else several nodes find each other there, and rdzv_configs are the settings of
@@ -173,7 +174,7 @@ def to_request(config: LaunchConfig, program: ProgramRequest, source: str = "") 
             backend=STATIC if is_static else config.rdzv_backend if is_dynamic else "c10d",
             endpoint=config.rdzv_endpoint if is_static or is_dynamic else "",
             settings=_settings(config) if most > 1 else "",
-            run_id=config.run_id or (STATIC_RUN_ID if most > 1 else _random_id()),
+            run_id=config.run_id or (STATIC_RUN_ID if most > 1 and not is_dynamic else _random_id()),
         ),
         signals=SignalRequest(stop=_signals(config.signals_to_handle), grace_s=_grace_s(config)),
         output=_output(config),
@@ -265,8 +266,6 @@ def _check_nodes(config: LaunchConfig) -> None:
             f"min_nodes {least}, max_nodes {most}: nodes of rdzv_backend 'static' cannot join later, use "
             "equal numbers, or rdzv_backend='c10d'"
         )
-    if most > 1 and not is_static and not config.run_id:
-        raise OptionError(f"max_nodes {most}: run_id is missing, the same name of the job on every node")
     if most > 1 and is_static and not config.rdzv_endpoint:
         raise OptionError(f"max_nodes {most}: rdzv_endpoint is missing, 'HOST:PORT' on the first node")
     if config.logs_specs is not None and not isinstance(config.logs_specs, str):
@@ -358,8 +357,13 @@ def refuse_nameless(numbers: Sequence[int], where: str) -> None:
             raise OptionError(f"{where}: Python has no name for {number}, choose another")
 
 
-def signal_warnings(config: LaunchConfig) -> list[str]:
-    """One line for each word of ``signals_to_handle`` that is no signal."""
+def warnings_of(config: LaunchConfig, request: Request) -> list[str]:
+    """What the user should know of a config and of what was made of it, a line each."""
     warnings: list[str] = []
     _signals(config.signals_to_handle, warnings)
+    if not config.run_id and config.max_nodes > 1 and config.rdzv_backend != STATIC:
+        warnings.append(
+            f"the config has no run_id, {request.meeting.run_id} was made up: nodes meet only under the same "
+            "one, so give it to every node"
+        )
     return warnings

@@ -31,11 +31,11 @@ from dsl.functions.call import (
     refuse_while_importing,
     source_of,
 )
-from dsl.functions.config import LaunchConfig, signal_warnings, to_request
+from dsl.functions.config import LaunchConfig, to_request, warnings_of
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.outcome import failure_of
 from dsl.functions.signals import HandledSignals, SignalException, supervise
-from dsl.machine.check import check_program
+from dsl.machine.check import NO_PYTHON, check_program
 from dsl.model.job import Notice
 from dsl.model.outcome import AttemptEnded, AttemptStarted, OutputCut
 from dsl.model.request import ProgramRequest
@@ -114,21 +114,23 @@ def launch_agent(
     ``entrypoint`` is a function, whose results these are, or a program, looked up on ``PATH``, with its
     arguments as text, whose result is None. ``${local_rank}`` in a text argument becomes the worker's. It may
     be called from any thread, and from several at once. An exception that is raised while it waits, such as
-    KeyboardInterrupt, ends the workers first.
+    KeyboardInterrupt, ends the workers first. A config without a run_id has one afterwards.
 
     Raises:
         ChildFailedError: a worker failed, and all restarts are spent.
         ResultError: a worker ended well, but there is no result of it that can be read.
         EntrypointError: the function or an argument cannot be sent to a worker.
         SignalException: a signal of ``config.signals_to_handle`` arrived.
+        ProgramError: the program is not there (FileNotFoundError), or may not be executed (PermissionError).
         UsageError: the config asks for something that cannot be done.
         EngineError: the workers cannot be started on this machine.
     """
     refuse_while_importing()
     program = _program(entrypoint, args)
     request = to_request(config, program, source_of(entrypoint))
-    for line in signal_warnings(config):
+    for line in warnings_of(config, request):
         log("warning", line)
+    config.run_id = request.meeting.run_id
     call = (entrypoint, tuple(args)) if callable(entrypoint) else None
     return run_request(request, this_machine(), call)
 
@@ -148,15 +150,16 @@ def run_request(
     results are None. ``listener`` makes, of the first plan, who tells the user (default: the logger ``dsl``).
     ``preview`` is shown the first plan before anything is made; if it returns true, nothing is started.
     ``stdin_is_terminal``: the worker that reads our stdin gets the terminal. Raises what `launch_agent`
-    raises, and ProgramError or ScriptError for a program that is not there.
+    raises, and ScriptError for a script that is not there.
     """
     planned = plan_job(request, facts)
     if planned.remote is not None:
         raise UnsupportedError(
             "other hosts would have to be reached, which a program cannot do from within: use the command dsl"
         )
-    if request.flavour != "functions":
-        check_program(planned.job.program, planned.job.flavour, facts.environ)
+    environ = {**facts.environ, **dict(request.env)}
+    option = "" if request.flavour == "functions" else NO_PYTHON
+    check_program(planned.job.program, planned.job.flavour, environ, option=option)
     with HandledSignals(request.signals.stop or ()), contextlib.ExitStack() as stack:
         together = stack.enter_context(_together(planned, facts))
         source = _Source(planned, facts, call, together)

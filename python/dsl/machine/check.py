@@ -35,12 +35,19 @@ SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh", "f
 _MOVES_MODULES = (b"__path__", b"modules", b"meta_path", b"path_hooks")
 
 
-def check_program(program: Program, flavour: Flavour, environ: Mapping[str, str], folder: str = "") -> None:
+def check_program(
+    program: Program,
+    flavour: Flavour,
+    environ: Mapping[str, str],
+    folder: str = "",
+    *,
+    option: str = NO_PYTHON,
+) -> None:
     """Refuse a script, module or program that cannot run.
 
     ``flavour`` is that of the job: messages spell options as its command does. ``folder`` is where relative
-    paths begin; empty: where we are. What only Python can tell is looked at where the workers have our own
-    interpreter.
+    paths begin; empty: where we are. ``option`` makes a program of a script; empty: nothing has to. What only
+    Python can tell is looked at where the workers have our own interpreter.
 
     Raises:
         ScriptError: the script or module does not exist, cannot be read, is a directory without
@@ -50,7 +57,7 @@ def check_program(program: Program, flavour: Flavour, environ: Mapping[str, str]
         ProgramNotExecutableError: it may not be executed.
     """
     if program.kind == "program":
-        _check_executable(program.script, flavour, environ, folder)
+        _check_executable(program.script, option and flavour.spell(option), environ, folder)
     elif program.kind == "script":
         _check_script(program.script, flavour, folder)
     if (environ.get(flavour.interpreter_variable) or sys.executable) != sys.executable:
@@ -224,14 +231,14 @@ def _script_hint(script: str, flavour: Flavour) -> str:
     return ", check the path" if os.path.isabs(script) else ", check the path and the working directory"
 
 
-def _check_executable(program: str, flavour: Flavour, environ: Mapping[str, str], folder: str) -> None:
+def _check_executable(program: str, option: str, environ: Mapping[str, str], folder: str) -> None:
     existing = [path for path in _candidates(program, environ, folder) if os.path.exists(path)]
     if any(_is_executable(path) for path in existing):
         return
     if existing:
         if os.path.isdir(existing[0]):
             raise ProgramNotExecutableError(f"program {existing[0]!r} is a directory")
-        mend = f"mark it with chmod +x or leave out {flavour.spell(NO_PYTHON)}"
+        mend = "mark it with chmod +x" + (f" or leave out {option}" if option else "")
         raise ProgramNotExecutableError(f"program {existing[0]!r} is not executable, {mend}")
     if os.sep in program:
         raise ProgramNotFoundError(f"program {program!r} does not exist, check the path")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from time import time
 
-from dsl.errors import LogDirError
+from dsl.errors import LogDirError, LogDirIsFileError
 from dsl.output.routes import RUN_PREFIX
 
 TYPE_CHECKING = False
@@ -207,12 +207,13 @@ def make_log_dir(log_dir: str) -> bool:
     try:
         os.makedirs(log_dir, exist_ok=True)
     except FileExistsError:
-        raise LogDirError(
+        raise LogDirIsFileError(
             f"{log_dir!r} should not be a file, it should be a directory for the rank logs"
         ) from None
     except OSError as error:
         reason = os.strerror(error.errno or 0).lower()
-        raise LogDirError(f"unable to create directory {log_dir!r} for each rank log: {reason}") from None
+        kind = LogDirIsFileError if isinstance(error, NotADirectoryError) else LogDirError
+        raise kind(f"unable to create directory {log_dir!r} for each rank log: {reason}") from None
     if not os.access(log_dir, os.W_OK | os.X_OK):
         raise LogDirError(f"directory {log_dir!r} for each rank log cannot be written by this user")
     return is_new

@@ -257,7 +257,6 @@ def test_jobs_without_a_name_get_different_ones() -> None:
         (OptionError, {"min_nodes": 2}, "min_nodes 2, max_nodes 1"),
         (OptionError, {"min_nodes": 0}, "min_nodes 0"),
         (OptionError, {"max_nodes": 4, "rdzv_backend": "static"}, "rdzv_backend='c10d'"),
-        (OptionError, {"max_nodes": 2}, "max_nodes 2: run_id is missing"),
         (OptionError, {"min_nodes": 2, "max_nodes": 2, "rdzv_backend": "static"}, "rdzv_endpoint is missing"),
         (
             OptionError,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dsl.errors import LogDirError
+from dsl.errors import LogDirError, LogDirIsFileError
 from dsl.output.folders import make_log_dir, make_run_dirs, remake_run_dirs
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def test_the_directory_is_made_with_its_parents_and_kept_when_there(tmp_path: Pa
 
 def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").touch()
-    with pytest.raises(LogDirError, match="should not be a file, it should be a directory"):
+    with pytest.raises(LogDirIsFileError, match="should not be a file, it should be a directory"):
         make_log_dir(str(tmp_path / "f"))
     with pytest.raises(
-        LogDirError, match=r"unable to create directory '.*f/sub' for each rank log: not a directory"
+        LogDirIsFileError, match=r"unable to create directory '.*f/sub' for each rank log: not a directory"
     ):
         make_log_dir(str(tmp_path / "f" / "sub"))
 
