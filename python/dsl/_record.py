@@ -9,7 +9,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any, TypeVar
 
     from typing_extensions import dataclass_transform
@@ -134,6 +134,18 @@ def record(cls: type[_T]) -> type[_T]:
     for name, member in (*_METHODS.items(), ("__match_args__", names), ("_defaults", defaults)):
         setattr(cls, name, member)
     return cls
+
+
+def fields(kind: type) -> Mapping[str, str]:
+    """The fields of a record in their order, each with its annotation as it is written."""
+    return kind.__annotations__
+
+
+def scope(kind: type) -> Mapping[str, Any]:
+    """What the names in the annotations of a record stand for: those of its module."""
+    import sys
+
+    return vars(sys.modules[kind.__module__])
 
 
 def replace(instance: _T, **changes: Any) -> _T:

@@ -6,7 +6,9 @@ from dsl import Ended, Exited
 from dsl._record import record, replace
 from dsl.agent.planner import Planner
 from dsl.agent.policy import GO_ON, exit_code
+from dsl.control.checks import meeting_problem
 from dsl.control.messages import Failing, Forward, Lost, Over, Report, Running, Said, Stop
+from dsl.errors import ControlError
 from dsl.model.job import Meeting, Notice
 from dsl.model.outcome import AttemptOutcome, AttemptStarted, Decision, Membership, own_code
 from dsl.report.narrator import Narrator
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
     from dsl.model.outcome import History
+    from dsl.model.request import Level
     from dsl.plan.job import JobPlan
 
     class Conversation(Protocol):
@@ -59,7 +62,7 @@ class Orders:
 
     def __init__(self, conversation: Conversation, first: Meeting) -> None:
         self._conversation = conversation
-        self._meetings = [first]
+        self._meeting, self._met = first, 1
         self._events: list[HeadSaid] = []
         self._stale = 0
         """So many of them came before the last meeting."""
@@ -84,21 +87,20 @@ class Orders:
 
     def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the head knows
         """The meeting of an attempt, which the head has made. Call `await_word` before."""
-        meeting = self._meetings[-1]
-        assert meeting.attempt == attempt
-        return meeting
+        assert self._meeting.attempt == attempt
+        return self._meeting
 
     def await_word(self, count: int) -> Meeting | None:
         """Wait for the meeting that follows so many others; None if the head wants none.
 
         What it wants of workers that have ended already is done.
         """
-        while len(self._meetings) <= count and not self.is_over:
+        while self._met <= count and not self.is_over:
             self._conversation.wait()
             self._take()
         del self._events[: self._stale]
         self._stale = 0
-        return None if self.is_over else self._meetings[-1]
+        return None if self.is_over else self._meeting
 
     def membership(self) -> Membership:
         """All nodes: the head says which attempt they are in."""
@@ -107,7 +109,7 @@ class Orders:
     def _take(self) -> None:
         for message in self._conversation.receive():
             if isinstance(message, Meeting):
-                self._meetings.append(message)
+                self._meeting, self._met = message, self._met + 1
                 self._stale = len(self._events)
             elif isinstance(message, (Stop, Forward, Over, Lost)):
                 self.is_over |= isinstance(message, (Over, Lost))
@@ -151,6 +153,9 @@ class Part:
         meeting = self._orders.await_word(attempt)
         if meeting is None:
             return None
+        problem = meeting_problem(meeting, self._planner.job)
+        if problem:
+            raise ControlError(f"the head of the job has said what cannot be: {problem}")
         return conducted(self._planner.plan(meeting.attempt), self._task, self._environ.get("PMI_FD", ""))
 
     def prepare(self, plan: NodePlan) -> NodePlan:
@@ -206,7 +211,7 @@ class Reporter(Narrator):
         super().__init__(plan)
         self._send = send
 
-    def say(self, text: str, level: str = "critical") -> None:
+    def say(self, text: str, level: Level = "critical") -> None:
         """Leave it to the head to say it, if the user wants to hear what is of this level."""
         self._send(Said(Notice(level, f"host {self._plan.host}: {text}")))
 

@@ -13,6 +13,7 @@ from dsl import Supervisor, __version__
 from dsl._record import replace
 from dsl.agent.part import Orders, Part, Reporter, decide
 from dsl.cli.process import Crew, HeldSignals, run_guarded, stay_behind
+from dsl.control.checks import assignment_problem
 from dsl.control.hub import Hub
 from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused, Said
 from dsl.control.stream import FdStream, connect
@@ -131,6 +132,9 @@ def _run(options: Options) -> int:
 def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, str], allocation: str) -> int:
     from dsl.agent.preflight import look
 
+    problem = assignment_problem(assignment)
+    if problem:
+        raise DslError(f"the head of the job has said what cannot be: {problem}")
     facts = Facts(
         environ=environ,
         names=_PartNames(assignment),

@@ -14,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl.control.messages import Checked, Hello
+    from dsl.control.messages import Assignment, Checked, Hello
+    from dsl.model.job import Job, Meeting
 
 MOST_SKEW_NS = 1_000_000_000
 """Clocks that differ by more are worth a word, in nanoseconds."""
@@ -86,6 +87,28 @@ def master_problem(found: MasterAddress, *, is_first: bool) -> str:
     shown = f"{found.address} ({real[0]})" if real[0] != found.address else found.address
     if found.blocked:
         return f"there is no way to master address {shown}: {found.blocked}, give another with {found.option}"
+    return ""
+
+
+def assignment_problem(assignment: Assignment) -> str:
+    """Why nobody can have this part of a job; empty: it is one."""
+    hosts, node_rank, task = assignment.job.hosts, assignment.node_rank, assignment.task
+    if node_rank >= len(hosts):
+        return f"the job has no host {node_rank}"
+    if task is not None and task >= len(hosts[node_rank].slots):
+        return f"host {hosts[node_rank].name} has no local rank {task}"
+    return ""
+
+
+def meeting_problem(meeting: Meeting, job: Job) -> str:
+    """Why the nodes of a job cannot meet so; empty: they can."""
+    if meeting.node_rank >= meeting.node_count:
+        return f"node {meeting.node_rank} is none of {meeting.node_count}"
+    if meeting.host_index >= len(job.hosts):
+        return f"the job has no host {meeting.host_index}"
+    host, count = job.hosts[meeting.host_index], meeting.local_world_size
+    if count != len(host.slots):
+        return f"host {host.name} has {len(host.slots)} slots, not {count}"
     return ""
 
 

@@ -13,8 +13,8 @@ import time
 from functools import partial
 
 from dsl.control import frames
-from dsl.control.frames import Damaged, Decoder
-from dsl.control.messages import Hello, Refused, message_from_bytes, message_to_bytes
+from dsl.control.frames import Decoder
+from dsl.control.messages import TO_HEAD, Hello, Refused, message_from_bytes, message_to_bytes
 from dsl.control.stream import MAGIC, OPENING_BYTES, PREAMBLE, answer
 from dsl.errors import JobFormatError
 
@@ -63,6 +63,7 @@ class _Caller:
 
     def __init__(self, sock: socket.socket, address: str, now_s: float) -> None:
         self.socket, self.address = sock, address
+        self.fd = sock.fileno()
         self.host = address.rpartition(":")[0]
         self.deadline_s = now_s + HANDSHAKE_S
         self.data = b""
@@ -174,24 +175,29 @@ class Door:
         self._paused_until_s = time.monotonic() + _PAUSE_S
 
     def _read(self, caller: _Caller, _mask: int) -> None:
+        """Hear a caller. What goes wrong is the end of that caller, and of nobody else."""
         try:
-            if caller.stream is not None:
-                self._read_hello(caller)
-                return
-            if (
-                len(caller.data) >= OPENING_BYTES
-            ):  # its key is not known yet: it has nothing to say before the answer
-                if caller.socket.recv(1) == b"":
-                    self._drop(caller)
-                else:
-                    self._refuse(caller)
-                return
-            data = caller.socket.recv(OPENING_BYTES - len(caller.data))
+            self._hear(caller)
         except BlockingIOError:
             return
-        except (OSError, Damaged):
-            self._refuse(caller)
+        except Exception:  # noqa: BLE001  whatever a stranger sends
+            if self._callers.get(caller.fd) is caller:
+                self._refuse(caller)
+            else:
+                caller.socket.close()
+
+    def _hear(self, caller: _Caller) -> None:
+        if caller.stream is not None:
+            self._read_hello(caller)
             return
+        if len(caller.data) >= OPENING_BYTES:
+            # Its key is not known yet: it has nothing to say before the answer.
+            if caller.socket.recv(1) == b"":
+                self._drop(caller)
+            else:
+                self._refuse(caller)
+            return
+        data = caller.socket.recv(OPENING_BYTES - len(caller.data))
         caller.data += data
         if not MAGIC.startswith(caller.data[: len(MAGIC)]):
             self._refuse(caller)
@@ -214,10 +220,10 @@ class Door:
             caller.stream = answer(caller.socket, key, caller.data)
             caller.stream.chunk = _FEW
             self._forget_host(caller)
-            self._answered[caller.socket.fileno()] = caller
+            self._answered[caller.fd] = caller
             if len(self._answered) > self._most():
                 self._refuse(next(iter(self._answered.values())))
-        except (Damaged, OSError):
+        except Exception:  # noqa: BLE001  as in `_read`
             self._refuse(caller)
 
     def _read_hello(self, caller: _Caller) -> None:
@@ -232,7 +238,7 @@ class Door:
             return
         kind, payload = arrived[0]
         try:
-            hello = message_from_bytes(payload) if kind == frames.MESSAGE else None
+            hello = message_from_bytes(payload, TO_HEAD) if kind == frames.MESSAGE else None
         except JobFormatError:
             hello = None
         if not isinstance(hello, Hello) or hello.place != caller.place:
@@ -247,19 +253,19 @@ class Door:
             )
             return
         self._forget(caller)
-        caller.decoder.longest, caller.stream.chunk = frames.LONGEST, _MANY
+        caller.decoder.longest, caller.stream.chunk = frames.LONGEST_OF_AGENTS, _MANY
         self._host.admit(caller.stream, caller.address, caller.place, caller.decoder, arrived)
 
     def _forget(self, caller: _Caller) -> None:
-        fd = caller.socket.fileno()
+        fd = caller.fd
         del self._callers[fd]
         if self._answered.pop(fd, None) is None:
             self._forget_host(caller)
-        self._host.unwatch(caller.socket.fileno())
+        self._host.unwatch(caller.fd)
 
     def _forget_host(self, caller: _Caller) -> None:
         of_host = self._of_host[caller.host]
-        del of_host[caller.socket.fileno()]
+        del of_host[caller.fd]
         if not of_host:
             del self._of_host[caller.host]
 

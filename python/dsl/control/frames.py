@@ -21,7 +21,10 @@ MESSAGE, PING, PONG, OUTPUT, CREDIT = 1, 2, 3, 4, 5
 KINDS = frozenset((MESSAGE, PING, PONG, OUTPUT, CREDIT))
 
 LONGEST = 64 << 20
-"""Bytes of payload that anybody may send who is known. The environment of a job has its place in it."""
+"""Bytes of payload that a head may send. The environment of a job has its place in it."""
+
+LONGEST_OF_AGENTS = 1 << 20
+"""The same of an agent, whose words are few: there may be many of them."""
 
 LONGEST_OF_STRANGERS = 64 << 10
 """The same before the other side has shown who it is."""

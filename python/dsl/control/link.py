@@ -10,7 +10,7 @@ from collections import deque
 
 from dsl.control import clock, frames
 from dsl.control.frames import Damaged, Decoder
-from dsl.control.messages import Hello, message_from_bytes
+from dsl.control.messages import TO_AGENT, TO_HEAD, Hello, message_from_bytes
 from dsl.errors import ControlError, JobFormatError
 
 TYPE_CHECKING = False
@@ -92,7 +92,7 @@ class Link:
         """Head: the same, and those that have arrived and are not shown."""
         self.samples: tuple[Sample, ...] = ()
         self._hub = hub
-        self._decoder = decoder or Decoder()
+        self._decoder = decoder or Decoder(frames.LONGEST_OF_AGENTS if hub.is_head else frames.LONGEST)
         self._chunk = memoryview(b"")
         self._lock = threading.Lock()
 
@@ -270,7 +270,7 @@ class Link:
 
     def _deliver(self, payload: bytes) -> None:
         try:
-            message = message_from_bytes(payload)
+            message = message_from_bytes(payload, TO_HEAD if self._hub.is_head else TO_AGENT)
         except JobFormatError as error:
             raise Damaged(f"has sent something that cannot be read: {error}") from None
         if isinstance(message, Hello) and self.place < 0:
@@ -297,4 +297,6 @@ def reason_of(error: Exception) -> str:
         if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.EBADF):
             return CLOSED
         return f"cannot be reached any more ({error.strerror})"
-    return str(error)
+    if isinstance(error, Damaged):
+        return str(error)
+    return f"has sent something that cannot be dealt with: {type(error).__name__}: {error}"

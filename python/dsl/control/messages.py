@@ -6,16 +6,21 @@ The bytes of a message are those of `dsl.model.codec`, so nothing that arrives c
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.errors import JobFormatError
-from dsl.model.codec import RECORDS as JOB_RECORDS
-from dsl.model.codec import from_plain, to_plain
+from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.job import Job, Meeting, Notice
+from dsl.model.request import Count, Port, Seconds, Signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal, TypeAlias
+    from collections.abc import Mapping
+    from typing import Annotated, Literal, TypeAlias
 
-    StreamKind: TypeAlias = Literal["terminal", "null", "other"]
+# Text, as in `dsl.model.request`.
+StreamKind: TypeAlias = "Literal['terminal', 'null', 'other']"
+Code: TypeAlias = "Annotated[int, 0, 255]"
+FailureCode: TypeAlias = "Annotated[int, 1, 255]"
+Moment: TypeAlias = "Annotated[int, 0, 9_223_372_036_854_775_807]"
+RankOrNone: TypeAlias = "Annotated[int, -1, 999_999_999]"
 
 
 @record
@@ -26,13 +31,13 @@ class Assignment:
     """Version of dsl on the head; an agent of another version refuses."""
     job: Job
     """The job, byte for byte as it was planned."""
-    node_rank: int
+    node_rank: Count
     """The host of the job that this agent serves."""
-    task: int | None = None
+    task: Count | None = None
     """The one local rank that it starts; None: all of the node."""
     cwd: str = ""
     """Directory to run in."""
-    pid: int = 0
+    pid: Count = 0
     """Pid of the command on the head: names of files are made of it, the same on every node."""
     stamp: str = ""
     """Local time on the head as YYYYmmddHHMMSS, for the same names."""
@@ -54,15 +59,15 @@ class Hello:
 
     version: str
     """Version of dsl there."""
-    place: int
+    place: Count
     """The node rank that it was started as, or the rank if it is a task of one rank."""
     host: str
     """Name of the machine (``uname -n``)."""
-    pid: int
+    pid: Count
     """Its pid."""
     is_task: bool = False
     """It is a task of one rank, which its launcher has counted."""
-    local_rank: int = 0
+    local_rank: Count = 0
     """Of such a task: its place on its host, as its launcher counts."""
     python: str = ""
     """Its interpreter."""
@@ -78,7 +83,7 @@ class Checked:
     """Addresses of its machine, the one that the head reached it by first."""
     is_port_free: bool = True
     """Whether the master port of the job can be taken there (of node 0)."""
-    free_port: int = 0
+    free_port: Port = 0
     """Another port that is free there (of node 0)."""
     accelerator: str = ""
     """What the slots of its host stand for: ``cuda``, ``cpu`` and so on; empty: nobody has looked."""
@@ -90,19 +95,19 @@ class Checked:
 class Running:
     """agent to head: the workers of an attempt are being started."""
 
-    attempt: int
-    pids: tuple[int, ...] = ()
+    attempt: Count
+    pids: tuple[Count, ...] = ()
 
 
 @record
 class Failing:
     """agent to head, at once: a worker has failed by itself. The `Report` follows when its node has ended."""
 
-    attempt: int
-    rank: int
-    status: int
+    attempt: Count
+    rank: RankOrNone
+    status: FailureCode
     """Its exit code, or 128 + the signal."""
-    ended_ns: int
+    ended_ns: Moment
     """CLOCK_REALTIME of that host when the death was noticed."""
 
 
@@ -110,22 +115,22 @@ class Failing:
 class Report:
     """agent to head: an attempt has ended on its node, and nothing of its workers is left."""
 
-    attempt: int
-    code: int
+    attempt: Count
+    code: Code
     """The exit code that the node alone would give (G2)."""
-    failed_ns: int = 0
+    failed_ns: Moment = 0
     """CLOCK_REALTIME of that host when the first failure was noticed; 0: no worker failed by itself."""
-    rank: int = -1
+    rank: RankOrNone = -1
     """Of the cause; -1 without one."""
     lines: tuple[str, ...] = ()
     """The verdict, as the node alone would give it."""
-    victims: tuple[int, ...] = ()
+    victims: tuple[Count, ...] = ()
     """Ranks that were stopped."""
     is_preempted: bool = False
     """The scheduler had announced the end."""
-    stop_signal: int | None = None
+    stop_signal: Signal | None = None
     """The signal by which a user or scheduler ended it there."""
-    survivors: int = 0
+    survivors: Count = 0
     """Processes that would not die."""
 
 
@@ -138,11 +143,11 @@ class Said:
 
 @record
 class Refused:
-    """agent to head: it cannot start its part."""
+    """agent to head: it cannot start its part. head to agent: it is not wanted."""
 
     text: str
     """One line: what, where, how to mend it."""
-    code: int = 1
+    code: FailureCode = 1
     """Exit code for the command."""
 
 
@@ -150,16 +155,16 @@ class Refused:
 class Bye:
     """agent to head, last: all of its output is sent, and it ends."""
 
-    code: int
+    code: Code
 
 
 @record
 class Stop:
     """head to agent: stop the workers."""
 
-    signum: int
+    signum: Signal
     """The signal to send to them."""
-    grace_s: float
+    grace_s: Seconds
     """Seconds until SIGKILL; 0 at once."""
     is_preemption: bool = False
     """It is the notice of a preemption."""
@@ -171,7 +176,7 @@ class Stop:
 class Forward:
     """head to agent: pass a signal on to the workers."""
 
-    signum: int
+    signum: Signal
 
 
 @record
@@ -187,50 +192,26 @@ class Lost:
     """Why, in words that follow the name of the other side: ``has closed the connection``."""
 
 
-RECORDS: dict[str, type] = {
-    **JOB_RECORDS,
-    **{
-        one.__name__: one
-        for one in (
-            Assignment,
-            Hello,
-            Checked,
-            Meeting,
-            Notice,
-            Running,
-            Failing,
-            Report,
-            Said,
-            Refused,
-            Bye,
-            Stop,
-            Forward,
-            Over,
-        )
-    },
+TO_HEAD: Mapping[str, type] = {
+    one.__name__: one for one in (Hello, Checked, Running, Failing, Report, Said, Refused, Bye)
 }
+"""What an agent may say, by name."""
+
+TO_AGENT: Mapping[str, type] = {
+    one.__name__: one for one in (Assignment, Meeting, Stop, Forward, Over, Refused)
+}
+"""What a head may say, by name."""
 
 
 def message_to_bytes(message: object) -> bytes:
-    """Write a message: JSON in ASCII."""
-    from json import dumps
-
-    return dumps(to_plain(message, RECORDS), separators=(",", ":")).encode("ascii")
+    """Write a message."""
+    return to_json(to_plain(message))
 
 
-def message_from_bytes(data: bytes) -> object:
-    """Read a message.
+def message_from_bytes(data: bytes, kinds: Mapping[str, type]) -> object:
+    """Read a message of one of these kinds, `TO_HEAD` or `TO_AGENT`.
 
     Raises:
-        JobFormatError: these are not the bytes of a message.
+        JobFormatError: these are not the bytes of one; why, in a clause.
     """
-    from json import loads
-
-    try:
-        found = loads(data.decode("ascii"))
-    except (ValueError, RecursionError):
-        raise JobFormatError("a message is damaged: it is not JSON") from None
-    message = from_plain(found, RECORDS)
-    if type(message).__name__ not in RECORDS:
-        raise JobFormatError("a message is damaged: it is no message")
-    return message
+    return from_plain(from_json(data), kinds)

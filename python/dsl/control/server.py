@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 
-from dsl.control.frames import Damaged
 from dsl.control.link import QUEUE_BYTES, reason_of
 from dsl.control.messages import Lost
 
@@ -186,12 +185,9 @@ class Server:
         """Do something for a link. What goes wrong is the end of that link, and of no other."""
         try:
             work()
-        except Damaged as error:
-            self._drop(link, str(error))
-        except OSError as error:
-            self._drop(link, self._last_words(link) or reason_of(error))
         except Exception as error:  # noqa: BLE001  what one agent sends must not end the others
-            self._drop(link, f"has sent something that cannot be read: {type(error).__name__}: {error}")
+            said = self._last_words(link) if isinstance(error, OSError) else ""
+            self._drop(link, said or reason_of(error))
 
     def _last_words(self, link: Link) -> str:
         """Take what has arrived on a link that cannot be written; returns why no more comes, if known."""
@@ -200,10 +196,10 @@ class Server:
                 if not _is_ready(link.fds[0], select.POLLIN):
                     break
                 link.take()
-        except Damaged as error:
-            return str(error)
         except OSError:
-            pass
+            return ""
+        except Exception as error:  # noqa: BLE001  as in `guard`
+            return reason_of(error)
         return ""
 
     def _attend(self, link: Link) -> None:

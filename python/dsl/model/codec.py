@@ -1,47 +1,49 @@
-"""A `Job` as bytes and back: how it travels from the host that planned it to the others.
+"""Records as JSON and back, checked: how a `Job` and the messages about it travel between hosts.
 
 The bytes are JSON in ASCII: a record is an object whose one key is its class, a tuple a list. Bytes of argv
 and environment that are no UTF-8 travel as the surrogates by which Python holds them. Nothing of it can run
-code.
+code. What is read has the fields of its record, and each fits its annotation; a number has a bound in any
+case. An annotation may name another one, which stands in the module of its record as text.
 """
 
 from __future__ import annotations
 
+from dsl._record import fields, scope
 from dsl.errors import JobFormatError
-from dsl.model.job import Flavour, Host, Job, MeetingPoint, Program
-from dsl.model.request import DebugRequest, OutputRequest, PlacementRequest, SignalRequest, StartRequest
+from dsl.model.job import Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from _ast import expr
+    from collections.abc import Callable, Mapping
+    from typing import Any, TypeAlias, TypeVar
+
+    Reader: TypeAlias = Callable[[Any], Any]
+    """Makes a value of what JSON has. Raises `_Unfit`."""
+    _T = TypeVar("_T")
 
 FORMAT = 1
 """Grows with every change by which one version of dsl cannot read what another has written."""
 
-RECORDS: dict[str, type] = {
-    one.__name__: one
-    for one in (
-        Job,
-        Flavour,
-        Program,
-        MeetingPoint,
-        Host,
-        SignalRequest,
-        OutputRequest,
-        PlacementRequest,
-        StartRequest,
-        DebugRequest,
-    )
-}
+DEEPEST = 16
+"""So many lists and objects may stand in one another. A message has half as many."""
+
+LONGEST_NUMBER = 32
+"""Characters of a number."""
+
+BIGGEST = 2**63 - 1
+"""No number is further from 0."""
+
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class _Unfit(Exception):  # noqa: N818  it says what a value is
+    """A value does not fit; the text shows it."""
 
 
 def job_to_bytes(job: Job) -> bytes:
     """Write a job. The reverse is `job_from_bytes`."""
-    from json import dumps
-
-    text = dumps({"format": FORMAT, "job": to_plain(job, RECORDS)}, separators=(",", ":"))
-    return text.encode("ascii")
+    return to_json({"format": FORMAT, "job": to_plain(job)})
 
 
 def job_from_bytes(data: bytes) -> Job:
@@ -50,48 +52,256 @@ def job_from_bytes(data: bytes) -> Job:
     Raises:
         JobFormatError: these are not the bytes of a job, or another version has written them.
     """
-    from json import loads
-
     try:
-        found = loads(data.decode("ascii"))
-    except (ValueError, RecursionError):
-        raise JobFormatError("the description of the job is damaged: it is not JSON") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        found = from_json(data)
         theirs = found.get("format") if isinstance(found, dict) else None
-        raise JobFormatError(
-            f"the description of the job has format {theirs!r}, expected {FORMAT}: "
-            "install the same version of dsl on every host"
-        )
-    job = from_plain(found.get("job"), RECORDS)
-    if not isinstance(job, Job):
-        raise JobFormatError("the description of the job is damaged: there is no job in it")
-    return job
+        if theirs == FORMAT:
+            job: Job = from_plain(found.get("job"), {"Job": Job})
+            return job
+    except JobFormatError as error:
+        raise JobFormatError(f"the description of the job is damaged: {error}") from None
+    raise JobFormatError(
+        f"the description of the job has format {_shown(theirs)}, expected {FORMAT}: "
+        "install the same version of dsl on every host"
+    )
 
 
-def to_plain(value: Any, records: Mapping[str, type]) -> Any:
-    """A value as JSON can hold it. ``records``: the classes that it may be made of, by name."""
-    if isinstance(value, tuple):
-        return [to_plain(item, records) for item in value]
-    name = type(value).__name__
-    if name in records:
-        return {name: {field: to_plain(getattr(value, field), records) for field in value.__match_args__}}
-    return value
+def to_json(value: object) -> bytes:
+    """JSON in ASCII."""
+    from json import dumps
+
+    return dumps(value, separators=(",", ":")).encode("ascii")
 
 
-def from_plain(value: Any, records: Mapping[str, type]) -> Any:
-    """The reverse of `to_plain`.
+def from_json(data: bytes) -> Any:
+    """The reverse of `to_json`.
 
     Raises:
-        JobFormatError: a part is none of ``records``, or has other fields.
+        JobFormatError: this is no JSON, it nests too deep, or a number is too long or none at all. The text
+            is a clause, as that of all errors from here.
     """
-    if isinstance(value, list):
-        return tuple([from_plain(item, records) for item in value])
-    if not isinstance(value, dict):
-        return value
-    name, fields = next(iter(value.items()), ("", None))
-    if len(value) != 1 or name not in records or not isinstance(fields, dict):
-        raise JobFormatError(f"the description of the job is damaged: {name!r:.40} is none of its parts")
+    from json import loads
+
+    if _is_deep(data):
+        raise JobFormatError(f"it nests deeper than {DEEPEST}, or is not JSON")
     try:
-        return records[name](**{field: from_plain(inner, records) for field, inner in fields.items()})
+        return loads(data.decode("ascii"), parse_int=_integer, parse_float=_fraction, parse_constant=_refuse)
+    except ValueError:
+        raise JobFormatError("it is not JSON") from None
+
+
+def to_plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    if isinstance(value, tuple):
+        return [to_plain(item) for item in value]
+    if not hasattr(value, "__match_args__"):
+        return value
+    return {type(value).__name__: {name: to_plain(getattr(value, name)) for name in value.__match_args__}}
+
+
+def from_plain(value: Any, kinds: Mapping[str, type]) -> Any:
+    """Read a record of one of these classes: the reverse of `to_plain`.
+
+    Raises:
+        JobFormatError: it is none of them, or a part of it does not fit.
+    """
+    name = next(iter(value), "") if isinstance(value, dict) else value
+    if not isinstance(value, dict) or len(value) != 1 or name not in kinds:
+        raise JobFormatError(f"{_shown(name)} is none of {', '.join(kinds)}")
+    return fields_from_plain(value[name], kinds[name])
+
+
+def fields_from_plain(found: Any, kind: type[_T]) -> _T:
+    """Make a record of its fields as JSON has them.
+
+    Raises:
+        JobFormatError: a field is missing, unknown or not of its kind.
+    """
+    readers = _READERS.get(kind)
+    if readers is None:
+        names = scope(kind)
+        readers = _READERS[kind] = {field: _reader(text, names) for field, text in fields(kind).items()}
+    if not isinstance(found, dict):
+        raise JobFormatError(f"{_shown(found)} is no {kind.__name__}")
+    values = {}
+    for field, value in found.items():
+        reader = readers.get(field)
+        if reader is None:
+            raise JobFormatError(f"{kind.__name__} has no field {_shown(field)}")
+        try:
+            values[field] = reader(value)
+        except _Unfit as error:
+            raise JobFormatError(f"{field} of {kind.__name__} is {error}") from None
+    try:
+        return kind(**values)
     except TypeError as error:
-        raise JobFormatError(f"the description of the job is damaged: {error}") from None
+        raise JobFormatError(str(error)) from None
+
+
+_READERS: dict[type, dict[str, Reader]] = {}
+"""Of the records that were read before: what reads each field."""
+
+
+# What reads a value, made of its annotation.
+
+
+def _reader(annotation: str, names: Mapping[str, Any]) -> Reader:
+    from _ast import PyCF_ONLY_AST
+
+    # As `ast.parse` does, whose module takes longer to import than all annotations to read.
+    tree: Any = compile(annotation, "", "eval", PyCF_ONLY_AST)
+    return _reader_of(tree.body, names)
+
+
+def _reader_of(node: expr, names: Mapping[str, Any]) -> Reader:
+    """``names``: what a name in an annotation stands for."""
+    from _ast import BinOp, Constant, Name, Subscript
+
+    if isinstance(node, Constant):
+        return _one_of(None)
+    if isinstance(node, BinOp):
+        return _either(_reader_of(node.left, names), _reader_of(node.right, names))
+    if isinstance(node, Subscript):
+        assert isinstance(node.value, Name)
+        inner = list(getattr(node.slice, "elts", (node.slice,)))
+        if node.value.id == "Literal":
+            return _one_of(*map(_constant, inner))
+        if node.value.id == "Annotated":
+            return _between(_reader_of(inner[0], names), *map(_constant, inner[1:]))
+        assert node.value.id == "tuple", node.value.id
+        if isinstance(inner[-1], Constant):
+            return _many(_reader_of(inner[0], names))
+        return _each([_reader_of(one, names) for one in inner])
+    assert isinstance(node, Name)
+    if node.id in _PLAIN:
+        return _PLAIN[node.id]
+    named = names[node.id]
+    return _reader(named, names) if isinstance(named, str) else _record_of(named)
+
+
+def _constant(node: Any) -> Any:
+    return -node.operand.value if hasattr(node, "operand") else node.value
+
+
+def _text(value: Any) -> Any:
+    if type(value) is str:
+        return value
+    raise _Unfit(_shown(value))
+
+
+def _flag(value: Any) -> Any:
+    if type(value) is bool:
+        return value
+    raise _Unfit(_shown(value))
+
+
+def _whole(value: Any) -> Any:
+    if type(value) is int and -BIGGEST <= value <= BIGGEST:
+        return value
+    raise _Unfit(_shown(value))
+
+
+def _number(value: Any) -> Any:
+    if type(value) in (int, float) and -BIGGEST <= value <= BIGGEST:
+        return value
+    raise _Unfit(_shown(value))
+
+
+_PLAIN: dict[str, Reader] = {"str": _text, "bool": _flag, "int": _whole, "float": _number}
+
+
+def _one_of(*values: object) -> Reader:
+    def read(value: Any) -> Any:
+        for one in values:
+            if type(one) is type(value) and one == value:
+                return value
+        raise _Unfit(_shown(value))
+
+    return read
+
+
+def _either(one: Reader, other: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        try:
+            return one(value)
+        except _Unfit:
+            return other(value)
+
+    return read
+
+
+def _between(reader: Reader, least: float, most: float) -> Reader:
+    def read(value: Any) -> Any:
+        if least <= reader(value) <= most:
+            return value
+        raise _Unfit(_shown(value))
+
+    return read
+
+
+def _many(reader: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is list:
+            return tuple([reader(item) for item in value])
+        raise _Unfit(_shown(value))
+
+    return read
+
+
+def _each(readers: list[Reader]) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is list and len(value) == len(readers):
+            return tuple([reader(item) for reader, item in zip(readers, value, strict=True)])
+        raise _Unfit(_shown(value))
+
+    return read
+
+
+def _record_of(kind: type) -> Reader:
+    kinds = {kind.__name__: kind}
+
+    def read(value: Any) -> Any:
+        if type(value) is dict:
+            return from_plain(value, kinds)
+        raise _Unfit(_shown(value))
+
+    return read
+
+
+# What is no value of ours before it is looked at.
+
+
+def _is_deep(data: bytes) -> bool:
+    """Whether it nests deeper than `DEEPEST`, seen without recursion. What has no end may count as deep."""
+    outside = data.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]
+    marks = b"".join(outside).translate(None, _NOT_BRACKETS)
+    for _ in range(DEEPEST):
+        if not marks:
+            return False
+        marks = marks.replace(b"[]", b"").replace(b"{}", b"")
+    return bool(marks)
+
+
+def _integer(text: str) -> int:
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError(text[:LONGEST_NUMBER])
+    return int(text)
+
+
+def _fraction(text: str) -> float:
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError(text[:LONGEST_NUMBER])
+    return float(text)
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(text)
+
+
+def _shown(value: Any) -> str:
+    """A value in one short line, however large it is."""
+    if isinstance(value, str):
+        return repr(value[:40])
+    if isinstance(value, list):
+        return "a list"
+    return "an object" if isinstance(value, dict) else repr(value)

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.errors import OptionError
-from dsl.model.request import DebugRequest, OutputRequest, PlacementRequest, SignalRequest, StartRequest
+from dsl.model.request import (
+    Count,
+    DebugRequest,
+    Level,
+    OutputRequest,
+    PlacementRequest,
+    Port,
+    SignalRequest,
+    StartRequest,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal, TypeAlias
 
-    ProgramKind: TypeAlias = Literal["script", "module", "program", "call"]
-    MeetingKind: TypeAlias = Literal["alone", "static", "dynamic"]
-    RestartReason: TypeAlias = Literal["", "start", "failure", "membership"]
-    Pairs: TypeAlias = tuple[tuple[str, str], ...]
+# Text, as in `dsl.model.request`.
+ProgramKind: TypeAlias = "Literal['script', 'module', 'program', 'call']"
+MeetingKind: TypeAlias = "Literal['alone', 'static', 'dynamic']"
+RestartReason: TypeAlias = "Literal['', 'start', 'failure', 'membership']"
+Pairs: TypeAlias = "tuple[tuple[str, str], ...]"
 
 
 @record
 class Notice:
     """Something to tell the user before the workers start."""
 
-    level: str
-    """Word of `dsl.model.request.LEVELS`."""
+    level: Level
+    """How much it weighs."""
     text: str
     """One line."""
     is_made: bool = False
@@ -111,7 +121,7 @@ class Host:
     """A machine that takes part by name, and the slots that it gives. Its place is its node rank."""
 
     name: str
-    slots: tuple[int, ...]
+    slots: tuple[Count, ...]
 
 
 @record
@@ -123,7 +133,7 @@ class MeetingPoint:
     ``dynamic``: nodes that find each other through a store."""
     address: str
     """Where rank 0 listens; of a dynamic job empty: the nodes decide in each round."""
-    port: int | None
+    port: Port | None
     """Port there; 0: any free one for each attempt; None: the usual one, or another if that is taken."""
     backend: str = ""
     """Where nodes tell each other of themselves: ``static``, or torch's name of what holds the store."""
@@ -131,7 +141,7 @@ class MeetingPoint:
     """Where that is, as the backend reads it."""
     settings: Pairs = ()
     """Settings of the backend."""
-    least_nodes: int = 1
+    least_nodes: Count = 1
     """Where there is a backend: the job runs with so many nodes, up to `Job.node_count`."""
     local_address: str = ""
     """By which the others reach this node; empty: its name."""
@@ -153,7 +163,7 @@ class Job:
     """What the workers are called."""
     hosts: tuple[Host, ...] = ()
     """The nodes, where they are named; a node without a name counts its workers itself."""
-    node_count: int = 1
+    node_count: Count = 1
     """Number of nodes."""
     workers: str = ""
     """How many workers such a node has: a number, ``auto``, ``cpu``, ``gpu`` or an accelerator."""
@@ -175,7 +185,7 @@ class Job:
     """Wishes about how workers come to be."""
     debug: DebugRequest = DebugRequest()
     """Which workers run under debugpy."""
-    log_level: str = "info"
+    log_level: Level = "info"
     """How much is said."""
     saves_pid: bool = False
     """Each agent keeps its pid in a file while the job runs."""
@@ -187,29 +197,29 @@ class Job:
 class Meeting:
     """One round of a job: who takes part, in which place, and where the workers meet."""
 
-    attempt: int
+    attempt: Count
     """How often the group was started before."""
-    node_rank: int
+    node_rank: Count
     """Place of this node."""
-    local_world_sizes: tuple[int, ...]
+    local_world_sizes: tuple[Count, ...]
     """Number of workers of each node, by node rank."""
     address: str
     """Where rank 0 listens."""
-    port: int
+    port: Port
     """Port there."""
-    round: int = 0
+    round: Count = 0
     """How often the nodes have met; grows without an attempt that counts when a node joins or leaves."""
     notices: tuple[Notice, ...] = ()
     """What the user should know of it."""
-    restarts: int = 0
+    restarts: Count = 0
     """Restarts that were counted so far, the same on all nodes."""
     reason: RestartReason = ""
     """Why there is this round, where the nodes tell each other."""
-    first_role_rank: int | None = None
+    first_role_rank: Count | None = None
     """Rank of this node's first worker among those of its role; None: all workers have the same role."""
-    role_size: int | None = None
+    role_size: Count | None = None
     """Number of workers of that role over all nodes; None: all."""
-    host: int | None = None
+    host: Count | None = None
     """Place of this node among `Job.hosts`, of which not all need take part; None: its node rank."""
 
     @property

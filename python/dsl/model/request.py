@@ -10,11 +10,18 @@ from dsl._record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal, TypeAlias
+    from typing import Annotated, Literal, TypeAlias
 
     FlavourName: TypeAlias = Literal["deepspeed", "torch", "functions"]
-    StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver", "auto"]
     BindingRule: TypeAlias = Literal["required", "cpus_required", "wanted"]
+
+# Text, so that the codec can read it: nobody else asks for it when the code runs.
+StartMethod: TypeAlias = "Literal['spawn', 'fork', 'forkserver', 'auto']"
+Level: TypeAlias = "Literal['debug', 'info', 'warning', 'error', 'critical']"
+Count: TypeAlias = "Annotated[int, 0, 999_999_999]"
+Seconds: TypeAlias = "Annotated[float, 0, 1_000_000_000]"
+Port: TypeAlias = "Annotated[int, 0, 65_535]"
+Signal: TypeAlias = "Annotated[int, 1, 64]"
 
 DEFAULT_HOSTFILE = "/job/hostfile"
 DEFAULT_MASTER_PORT = 29500
@@ -120,15 +127,15 @@ class RemoteRequest:
 class SignalRequest:
     """What signals mean, by number, and how long workers get to obey."""
 
-    stop: tuple[int, ...] | None = None
+    stop: tuple[Signal, ...] | None = None
     """Signals that are passed on and end the job; None: the engine's usual table."""
-    forward: tuple[int, ...] = ()
+    forward: tuple[Signal, ...] = ()
     """Signals that are passed on, and no more."""
-    preempt: int | None = None
+    preempt: Signal | None = None
     """The signal by which a scheduler announces the end."""
-    preempt_grace_s: float | None = None
+    preempt_grace_s: Seconds | None = None
     """Seconds between the preempt signal and SIGKILL; None: as ``grace_s``."""
-    grace_s: float = DEFAULT_GRACE_S
+    grace_s: Seconds = DEFAULT_GRACE_S
     """Seconds between the stop signal and SIGKILL."""
 
 
@@ -156,7 +163,7 @@ class OutputRequest:
     """Prefix template with ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${hostname}``."""
     collapse: bool = False
     """Show equal lines of several workers once."""
-    partial_after_s: float | None = DEFAULT_PARTIAL_S
+    partial_after_s: Seconds | None = DEFAULT_PARTIAL_S
     """Seconds without output after which an unfinished line is shown, if not on a terminal; None: never."""
     stdin: str = ""
     """Rank of the worker that reads stdin, or ``none``."""
@@ -222,7 +229,7 @@ class DebugRequest:
 
     ranks: str = ""
     """``all``, or a list of ranks such as ``0,2-3``; empty: none."""
-    port: int = DEFAULT_DEBUG_PORT
+    port: Port = DEFAULT_DEBUG_PORT
     """Port of local rank 0 on each node; those of the others follow."""
     address: str = DEFAULT_DEBUG_ADDRESS
     """Where they listen."""
@@ -266,7 +273,7 @@ class Request:
     """How often a group that failed is started again."""
     role: str = "default"
     """What the workers are called."""
-    log_level: str = "info"
+    log_level: Level = "info"
     """Word of `LEVELS`."""
     save_pid: bool = False
     """Keep the agent's pid in a file while the job runs."""

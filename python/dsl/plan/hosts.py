@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dsl.devices.slots import Devices
     from dsl.facts import Facts
-    from dsl.model.request import RemoteRequest, Request, ResourceRequest
+    from dsl.model.request import Level, RemoteRequest, Request, ResourceRequest
 
 LOCAL_NAME = "localhost"
 LOCAL_ADDRESS = "127.0.0.1"
@@ -232,7 +232,7 @@ def _cpu_notices(
     """What runs on the CPU, if nobody has asked for that. Who gives a number of workers knows what runs."""
     if environ.get("DS_ACCELERATOR") or devices.visible == () or devices.size_from_environment:
         return []
-    level = "debug" if _picking_option(asked) else "warning"
+    level: Level = "debug" if _picking_option(asked) else "warning"
     runs = "1 worker runs" if count == 1 else f"{count} workers run"
     text = f"no accelerator was found, {runs} on the CPU: set DS_ACCELERATOR=cpu if that is meant"
     return [Notice(level, text, is_fallback=True)]

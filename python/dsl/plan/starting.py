@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dsl.machine.cpus import NumaNode
     from dsl.model.job import Flavour, Job
     from dsl.model.node import NodePlan, WorkerPlan
+    from dsl.model.request import Level
 
 SERVED = ("forkserver", "auto")
 """Start methods that may need a fork server."""
@@ -232,6 +233,6 @@ def _difference(plan: NodePlan, classes: Sequence[tuple[tuple[str, str], ...]]) 
     return f"{servers}{left}: the workers differ in {', '.join(names)}"
 
 
-def _with_notice(plan: NodePlan, level: str, text: str) -> NodePlan:
+def _with_notice(plan: NodePlan, level: Level, text: str) -> NodePlan:
     """Said once, before the first attempt."""
     return plan if plan.attempt else replace(plan, notices=(*plan.notices, Notice(level, text)))

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dsl.model.failure import Failure
+    from dsl.model.request import Level
 
 
 class HandedError:
     """A listener that leaves the record when the job has failed; ``warn`` is told if that cannot be."""
 
-    def __init__(self, path: str, warn: Callable[[str, str], None]) -> None:
+    def __init__(self, path: str, warn: Callable[[str, Level], None]) -> None:
         self._path = path
         self._warn = warn
 

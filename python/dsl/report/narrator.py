@@ -26,7 +26,7 @@ from dsl.model.outcome import (
     RestartFailed,
     TimerExpired,
 )
-from dsl.model.request import LEVELS
+from dsl.model.request import LEVELS, Level
 from dsl.report.speak import complain, say, write
 from dsl.report.verdict import NO_EVIDENCE, Evidence, file_error, timer_evidence, verdict
 from dsl.signals import signal_name
@@ -52,7 +52,7 @@ class Narrator:
         self._is_stopping = False  # somebody has asked for the end, and will insist next time
         self._unbound: set[str] = set()
 
-    def say(self, text: str, level: str = "critical") -> None:
+    def say(self, text: str, level: Level = "critical") -> None:
         """One line, if the user wants to hear what is of this level."""
         if LEVELS[level] >= LEVELS[self._plan.log_level]:
             say(self._plan.command, text)

@@ -10,7 +10,7 @@ from tests.support.machine import FREE_PORT, OWN_ADDRESSES, UNASKED, make_facts
 
 from dsl._record import replace
 from dsl.agent.preflight import look
-from dsl.control.messages import Assignment, Checked, message_from_bytes, message_to_bytes
+from dsl.control.messages import TO_HEAD, Assignment, Checked, message_from_bytes, message_to_bytes
 from dsl.errors import OptionError, PortError
 from dsl.machine import debugger
 from dsl.model.job import Host, Job, MeetingPoint, Program
@@ -62,7 +62,7 @@ def test_a_host_in_order_has_no_problem(folder: Path) -> None:
     named = replace(named, job=replace(named.job, flavour=TORCH))
     checked = look(named, facts)
     assert checked.problems == ()
-    assert message_from_bytes(message_to_bytes(checked)) == checked
+    assert message_from_bytes(message_to_bytes(checked), TO_HEAD) == checked
 
 
 def test_all_problems_come_at_once_and_nothing_is_made(folder: Path) -> None:

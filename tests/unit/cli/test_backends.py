@@ -12,7 +12,7 @@ from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.cli import deepspeed
 from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.control.messages import Assignment, message_from_bytes, message_to_bytes
+from dsl.control.messages import TO_AGENT, Assignment, message_from_bytes, message_to_bytes
 from dsl.errors import UnsupportedError
 from dsl.launchers.base import Agents
 from dsl.launchers.each import each_host
@@ -166,7 +166,7 @@ def without_and_with(launcher: str, dest: str, case: Case) -> tuple[JobPlan, Job
 
 def arrived(job: Job) -> Job:
     """The job as an agent reads it from the bytes that the head sends."""
-    message = message_from_bytes(message_to_bytes(Assignment("0", job, 1)))
+    message = message_from_bytes(message_to_bytes(Assignment("0", job, 1)), TO_AGENT)
     assert isinstance(message, Assignment)
     return message.job
 

@@ -8,14 +8,56 @@ import pytest
 
 from dsl.control.checks import (
     MasterAddress,
+    assignment_problem,
     compare,
     master_problem,
+    meeting_problem,
     skew_notice,
     slot_problem,
     version_problem,
 )
-from dsl.control.messages import Checked, Hello
-from dsl.model.job import Notice
+from dsl.control.messages import Assignment, Checked, Hello
+from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice, Program
+from dsl.plan.flavours import DEEPSPEED
+
+JOB = Job(
+    DEEPSPEED,
+    Program("script", "train.py"),
+    MeetingPoint("static", "", None),
+    hosts=(Host("a", (0, 1)), Host("b", (0,))),
+)
+
+
+@pytest.mark.parametrize(
+    "node_rank, task, problem",
+    [
+        (0, None, ""),
+        (1, 0, ""),
+        (2, None, "the job has no host 2"),
+        (1, 1, "host b has no local rank 1"),
+    ],
+)
+def test_a_part_of_a_job_is_one_that_the_job_has(node_rank: int, task: int | None, problem: str) -> None:
+    assert assignment_problem(Assignment("1", JOB, node_rank, task)) == problem
+
+
+@pytest.mark.parametrize(
+    "node_rank, sizes, host, problem",
+    [
+        (0, (2, 1), None, ""),
+        (0, (1,), 1, ""),
+        (2, (2, 1), None, "node 2 is none of 2"),
+        (0, (), None, "node 0 is none of 0"),
+        (2, (2, 1, 1), None, "the job has no host 2"),
+        (0, (2,), 7, "the job has no host 7"),
+        (0, (1, 2), None, "host a has 2 slots, not 1"),
+        (0, (999_999_999,), None, "host a has 2 slots, not 999999999"),
+    ],
+)
+def test_nodes_meet_as_their_job_has_them(
+    node_rank: int, sizes: tuple[int, ...], host: int | None, problem: str
+) -> None:
+    assert meeting_problem(Meeting(0, node_rank, sizes, "", 1, host=host), JOB) == problem
 
 
 @pytest.mark.parametrize(

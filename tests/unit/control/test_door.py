@@ -158,6 +158,13 @@ BAD_STARTS: dict[str, bytes] = {
     "a heartbeat": frames.ping(1, 2),
     "too long": frames.frame(frames.MESSAGE, bytes(65537))[:100],
     "no message": frames.frame(frames.MESSAGE, b"[1"),
+    "nested 700 deep": frames.frame(frames.MESSAGE, b'{"Hello":{"place":' + b"[" * 700 + b"]" * 700 + b"}}"),
+    "a place that is a text": frames.frame(
+        frames.MESSAGE, message_to_bytes(hello(7)).replace(b'"place":7', b'"place":"7"')
+    ),
+    "a place that is a truth": frames.frame(
+        frames.MESSAGE, message_to_bytes(hello(7)).replace(b'"place":7', b'"place":true')
+    ),
 }
 
 

@@ -110,10 +110,10 @@ def test_links_that_are_closed_deliver_what_was_queued_and_are_not_lost(ends: En
     on_head, on_agent = ends.by_tcp()
     ends.agent.start()
     for number in range(100):
-        on_head.send(Said(Notice("info", f"{number} " + "x" * 10_000)))
+        on_head.send(Stop(15, 1.0, why=f"{number} " + "x" * 10_000))
     on_head.close()
     found = messages(ends.agent, 101)
-    assert [int(one.notice.text.split()[0]) for one in found[:100]] == list(range(100))
+    assert [int(one.why.split()[0]) for one in found[:100]] == list(range(100))
     assert found[100] == Lost("has closed the connection")
     assert ends.head.read() == []
     assert on_agent.is_lost
@@ -124,7 +124,7 @@ def test_the_last_word_over_tcp_arrives_though_the_agent_leaves_bytes_unread() -
         ends = Ends()
         on_head, on_agent = ends.by_tcp()
         for _ in range(50):
-            on_head.send(Said(Notice("info", "x" * 1000)))
+            on_head.send(Stop(15, 1.0, why="x" * 1000))
         on_agent.send(Bye(3))
         ends.agent.close(5)
         assert messages(ends.head, 2) == [Bye(3), Lost("has closed the connection")]
@@ -167,7 +167,7 @@ def test_who_reads_nothing_is_given_up_though_it_talks() -> None:
     on_agent.send_now(hello())
     messages(ends.head, 1)
     for _ in range(20):
-        on_head.send(Said(Notice("info", "x" * 100_000)))
+        on_head.send(Stop(15, 1.0, why="x" * 100_000))
     deadline_s = time.monotonic() + 10
     while not select.select([ends.head], [], [], 0.05)[0]:
         assert time.monotonic() < deadline_s
@@ -181,6 +181,8 @@ def test_a_flood_of_messages_waits_in_the_connection_and_all_of_it_arrives(ends:
     on_head, on_agent = ends.by_descriptors()
     ends.head.start()
     ends.agent.start()
+    on_agent.send(hello())
+    messages(ends.head, 1)
     count = 20_000
     for number in range(count):
         on_agent.send(Said(Notice("info", f"{number} " + "x" * 200)))
@@ -235,7 +237,7 @@ def test_a_file_is_no_connection() -> None:
     "sent, reason",
     [
         (b"\0\0\0\1\x63x", "has sent something that is no message (kind 99)"),
-        (b"\xff\xff\xff\xff\1", "has sent a message of 4294967295 bytes, more than the 67108864 allowed"),
+        (b"\xff\xff\xff\xff\1", "has sent a message of 4294967295 bytes, more than the 1048576 allowed"),
         (b"\0\0\0\3\1[1]", "has sent something that cannot be read: "),
         (b"\0\0\0\1\3x", "has sent a damaged message"),
         (b"\0\0\0\1\4\1" + b"", "?"),
@@ -254,3 +256,44 @@ def test_what_is_no_message_ends_the_link_and_is_told(ends: Ends, sent: bytes, r
     assert lost.reason.startswith(expected)
     on_head.send(Over())
     assert ends.head.read() == []
+
+
+NO_WORDS_OF_AN_AGENT: dict[str, tuple[bytes, str]] = {
+    "nested": (b'{"Said":' * 700 + b"1" + b"}" * 700, "it nests deeper than 16"),
+    "an order": (message_to_bytes(Stop(15, 1.0)), "'Stop' is none of Hello, "),
+    "a part of a message": (message_to_bytes(Notice("info", "x")), "'Notice' is none of Hello, "),
+    "a code": (b'{"Bye":{"code":256}}', "code of Bye is 256"),
+    "a truth for a number": (b'{"Bye":{"code":true}}', "code of Bye is True"),
+    "a success that is refused": (b'{"Refused":{"text":"x","code":0}}', "code of Refused is 0"),
+    "a level": (b'{"Said":{"notice":{"Notice":{"level":"loud","text":"x"}}}}', "level of Notice is 'loud'"),
+    "a text for lines": (b'{"Report":{"attempt":0,"code":1,"lines":"abc"}}', "lines of Report is 'abc'"),
+    "a rank": (b'{"Report":{"attempt":0,"code":1,"victims":[-1]}}', "victims of Report is -1"),
+    "no number": (b'{"Report":{"attempt":NaN,"code":1}}', "it is not JSON"),
+    "a number of 5000 digits": (b'{"Bye":{"code":' + b"1" * 5000 + b"}}", "it is not JSON"),
+}
+
+
+@pytest.mark.parametrize("payload, why", NO_WORDS_OF_AN_AGENT.values(), ids=NO_WORDS_OF_AN_AGENT)
+def test_what_no_agent_may_say_costs_its_own_link_and_no_other(ends: Ends, payload: bytes, why: str) -> None:
+    on_head, on_agent = ends.by_descriptors()
+    _, on_other = ends.by_descriptors(ends.another_agent())
+    ends.head.start()
+    on_agent.send_now(hello(0))
+    on_other.send_now(hello(1))
+    assert sorted(one.place for one in messages(ends.head, 2)) == [0, 1]
+    os.write(on_agent.stream.fds()[1], frames.frame(frames.MESSAGE, payload))
+    ((link, lost),) = until(ends.head, bool)
+    assert link is on_head
+    assert why in lost.reason
+    on_other.send_now(Bye(0))
+    assert messages(ends.head, 1) == [Bye(0)]
+
+
+def test_a_head_says_nothing_that_only_agents_say(ends: Ends) -> None:
+    on_head, on_agent = ends.by_descriptors()
+    ends.head.start()
+    ends.agent.start()
+    on_head.send(Bye(0))
+    ((link, lost),) = until(ends.agent, bool)
+    assert link is on_agent
+    assert "'Bye' is none of Assignment, Meeting" in lost.reason

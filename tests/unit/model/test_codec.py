@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.outcome import assert_one_line, error_of
 
+from dsl._record import fields, record, scope
+from dsl.control.messages import TO_AGENT, TO_HEAD
 from dsl.errors import JobFormatError
-from dsl.model.codec import RECORDS, job_from_bytes, job_to_bytes
-from dsl.model.job import Host, Job, MeetingPoint, Program
-from dsl.model.request import DebugRequest, OutputRequest, PlacementRequest, SignalRequest, StartRequest
+from dsl.model.codec import _reader, from_json, from_plain, job_from_bytes, job_to_bytes, to_json, to_plain
+from dsl.model.job import Host, Job, MeetingPoint, Notice, Pairs, Program
+from dsl.model.request import (
+    LEVELS,
+    Count,
+    DebugRequest,
+    Level,
+    OutputRequest,
+    PlacementRequest,
+    Port,
+    Seconds,
+    SignalRequest,
+    StartRequest,
+)
 from dsl.plan.flavours import FLAVOURS
 
 # What an argument or a variable can hold: any bytes but NUL, as Python gives them to us.
@@ -57,7 +70,7 @@ JOBS = st.builds(
     run_id=TEXTS,
     role=TEXTS,
     hosts=HOSTS,
-    node_count=NUMBERS,
+    node_count=st.integers(0, 10**9 - 1),
     workers=TEXTS,
     accelerator=TEXTS,
     visible_devices=st.none() | WORDS,
@@ -82,8 +95,10 @@ JOBS = st.builds(
         server_per=st.sampled_from(["node", "numa"]),
         import_throttle=st.none() | NUMBERS,
     ),
-    debug=st.builds(DebugRequest, ranks=TEXTS, port=NUMBERS, address=TEXTS, waits=st.booleans()),
-    log_level=TEXTS,
+    debug=st.builds(
+        DebugRequest, ranks=TEXTS, port=st.integers(0, 65535), address=TEXTS, waits=st.booleans()
+    ),
+    log_level=st.sampled_from(list(LEVELS)),
     saves_pid=st.booleans(),
 )
 
@@ -101,26 +116,22 @@ def test_a_job_comes_back_as_it_was_written(job: Job) -> None:
     ]
 
 
-def test_every_part_of_a_job_can_be_written() -> None:
-    """A record that is added to a job has to be added to the codec, too."""
-    job = Job(
-        FLAVOURS["torch"], Program("script", "t"), MeetingPoint("alone", "a", 0), hosts=(Host("h", (0,)),)
-    )
-    found: set[str] = set()
+def test_what_a_job_may_hold_can_be_read_by_the_annotation_of_each_field() -> None:
+    """A field of a new kind has to be one that the codec can read."""
+    found: set[type] = set()
 
-    def walk(value: Any) -> None:
-        if isinstance(value, tuple):
-            for item in value:
-                walk(item)
-        elif hasattr(value, "__match_args__") and not isinstance(value, str):
-            found.add(type(value).__name__)
-            for name in value.__match_args__:
-                walk(getattr(value, name))
-        else:
-            assert value is None or isinstance(value, (str, int, float, bool))
+    def walk(kind: type) -> None:
+        found.add(kind)
+        for annotation in fields(kind).values():
+            _reader(annotation, scope(kind))
+            for name in re.findall(r"\w+", annotation):
+                inner = scope(kind).get(name)
+                if isinstance(inner, type) and inner not in found:
+                    walk(inner)
 
-    walk(job)
-    assert found == set(RECORDS)
+    for kind in (Job, *TO_HEAD.values(), *TO_AGENT.values()):
+        walk(kind)
+    assert {Job, Host, Notice, SignalRequest} < found
 
 
 @pytest.mark.parametrize(
@@ -128,15 +139,26 @@ def test_every_part_of_a_job_can_be_written() -> None:
     [
         (b"", "it is not JSON"),
         (b"\xff", "it is not JSON"),
-        (b"[" * 100_000, "it is not JSON"),
+        (b"[" * 100_000, "it nests deeper than 16, or is not JSON"),
+        (b'{"a":' * 700 + b"1" + b"}" * 700, "it nests deeper than 16"),
+        (b"[]" * 100_000, "it is not JSON"),
+        (b'{"format":NaN}', "it is not JSON"),
+        (b'{"format":' + b"9" * 5000 + b"}", "it is not JSON"),
+        (b'{"format":[1]}', "has format a list, expected 1"),
         (b"[]", "has format None, expected 1: install the same version of dsl on every host"),
         (b'{"format":2,"job":{}}', "has format 2, expected 1"),
-        (b'{"format":1}', "there is no job in it"),
-        (b'{"format":1,"job":{"os.system":{}}}', "'os.system' is none of its parts"),
-        (b'{"format":1,"job":{"Host":{"name":"a","slots":[]}}}', "there is no job in it"),
-        (b'{"format":1,"job":{"Host":{"name":"a"}}}', "Host needs the field 'slots'"),
-        (b'{"format":1,"job":{"Host":{"name":"a","slots":[],"x":1}}}', "Host has no free field 'x'"),
-        (b'{"format":1,"job":{"Host":3}}', "'Host' is none of its parts"),
+        (b'{"format":1}', "None is none of Job"),
+        (b'{"format":1,"job":{"os.system":{}}}', "'os.system' is none of Job"),
+        (b'{"format":1,"job":{"Host":{"name":"a","slots":[]}}}', "'Host' is none of Job"),
+        (b'{"format":1,"job":{"Job":{}}}', "Job needs the field 'flavour'"),
+        (b'{"format":1,"job":{"Job":{"hosts":[{"Host":{"name":"a"}}]}}}', "Host needs the field 'slots'"),
+        (
+            b'{"format":1,"job":{"Job":{"hosts":[{"Host":{"name":"a","slots":[],"x":1}}]}}}',
+            "Host has no field 'x'",
+        ),
+        (b'{"format":1,"job":{"Job":{"hosts":[{"Host":3}]}}}', "3 is no Host"),
+        (b'{"format":1,"job":{"Job":{"hosts":[3]}}}', "hosts of Job is 3"),
+        (b'{"format":1,"job":{"Job":3}}', "3 is no Job"),
     ],
 )
 def test_bytes_that_are_no_job_are_refused_in_one_line(data: bytes, said: str) -> None:
@@ -151,3 +173,80 @@ def test_bytes_that_are_no_job_are_refused_in_one_line(data: bytes, said: str) -
 def test_whatever_bytes_come_they_are_read_or_refused(data: bytes) -> None:
     message = error_of(JobFormatError, job_from_bytes, data)
     assert message is None or "\n" not in message
+
+
+@record
+class Sample:
+    """A field of each kind that records have."""
+
+    text: str = ""
+    flag: bool = False
+    whole: int = 0
+    number: float = 0.0
+    port: Port | None = None
+    seconds: Seconds = 0.0
+    word: Level = "info"
+    counts: tuple[Count, ...] = ()
+    pairs: Pairs = ()
+    notice: Notice | None = None
+    notices: tuple[Notice, ...] = ()
+
+
+@pytest.mark.parametrize(
+    "field, value, shown",
+    [
+        ("text", 1, "1"),
+        ("text", None, "None"),
+        ("flag", 1, "1"),
+        ("flag", "true", "'true'"),
+        ("whole", True, "True"),
+        ("whole", 1.0, "1.0"),
+        ("whole", 2**63, str(2**63)),
+        ("whole", -(10**30), str(-(10**30))),
+        ("number", False, "False"),
+        ("number", 1e300, "1e+300"),
+        ("number", "1", "'1'"),
+        ("port", -1, "-1"),
+        ("port", 65_536, "65536"),
+        ("port", False, "False"),
+        ("seconds", -0.5, "-0.5"),
+        ("seconds", 1e10, "10000000000.0"),
+        ("word", "loud", "'loud'"),
+        ("word", ["info"], "a list"),
+        ("counts", "12", "'12'"),
+        ("counts", [1, -1], "-1"),
+        ("counts", [[1]], "a list"),
+        ("counts", 3, "3"),
+        ("pairs", [["a"]], "a list"),
+        ("pairs", [["a", 1]], "1"),
+        ("pairs", {"a": "b"}, "an object"),
+        ("text", "x" * 10**6, ""),
+        ("notice", 3, "3"),
+        ("notices", [None], "None"),
+    ],
+)
+def test_a_value_that_does_not_fit_its_annotation_is_named(field: str, value: object, shown: str) -> None:
+    plain = from_json(to_json({"Sample": {field: value}}))
+    error = error_of(JobFormatError, from_plain, plain, {"Sample": Sample})
+    assert error == (f"{field} of Sample is {shown}" if shown else None)
+
+
+def test_a_record_of_each_kind_of_field_comes_back_as_it_was_written() -> None:
+    notice = Notice("warning", "odd")
+    sample = Sample("a", True, -1, 2.5, 80, 3, "error", (0, 5), (("a", "b"),), notice, (notice,))
+    for one in (sample, Sample()):
+        assert from_plain(from_json(to_json(to_plain(one))), {"Sample": Sample}) == one
+
+
+@pytest.mark.parametrize("bad", ["1" * 33, "1." + "0" * 40, "NaN", "-Infinity", "1e999"])
+def test_a_number_without_a_bound_is_none(bad: str) -> None:
+    data = b'{"Sample":{"number":' + bad.encode() + b"}}"
+    error = error_of(JobFormatError, lambda: from_plain(from_json(data), {"Sample": Sample}))
+    assert error in ("it is not JSON", "number of Sample is inf")
+
+
+def test_what_stands_in_a_text_is_not_counted_as_depth() -> None:
+    texts = ["[" * 1000, '\\"[' * 100, "\\" * 7 + '"' + "{" * 50]
+    assert from_json(to_json(texts)) == texts
+    assert from_json(b"[" * 16 + b"]" * 16)
+    assert error_of(JobFormatError, from_json, b"[" * 17 + b"]" * 17)
