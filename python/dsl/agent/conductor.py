@@ -181,6 +181,10 @@ class Conductor:
         """Whether every agent has said that it ends: what started them will end by itself."""
         return all(agent.has_ended for agent in self._agents)
 
+    def expects(self, place: int) -> bool:
+        """Whether an agent may come and say who it is: one for each place."""
+        return not self.has_greeted(place)
+
     def has_greeted(self, place: int) -> bool:
         """Whether an agent has said who it is."""
         return self._agents[place].hello is not None

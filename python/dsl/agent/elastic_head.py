@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import time
 
+from dsl._record import record
 from dsl.agent.gathering import Drop, Reach
 from dsl.agent.head import KEPT_LINES, Head, unreachable
+from dsl.errors import JobFormatError
 from dsl.launchers.base import ENDED
+from dsl.model.codec import fields_from_plain, from_json
 from dsl.model.job import Notice
+from dsl.model.request import Count
 from dsl.plan.reaching import Reaching, plan_reaching
 from dsl.printable import printable
 
@@ -24,6 +28,20 @@ BY_SSH = ("ssh", "pdsh")
 
 RETRY_S = 0.05
 """A program that takes no orders for now is asked again after this."""
+
+
+@record
+class Word:
+    """What its one program says of one that reaches a host (`dsl.cli.starters`)."""
+
+    place: Count
+    """Of the host."""
+    line: str = ""
+    """What that has said, if it has not ended."""
+    stream: Count = 1
+    """Its stdout or stderr."""
+    status: Count | None = None
+    """With what it has ended."""
 
 
 class ElasticHead(Head):
@@ -108,18 +126,20 @@ class ElasticHead(Head):
             self._waiting.clear()
 
     def _hear_line(self, program: Program, text: str) -> None:
-        from json import loads
-
         try:
-            said = loads(text)
-            place = said["place"]
-        except (ValueError, KeyError, TypeError):
+            word = fields_from_plain(from_json(text.encode("ascii")), Word)
+        except (JobFormatError, UnicodeEncodeError):
             super()._hear_line(program, text)
             return
-        if "status" in said:
-            self._hear_status(place, said["status"])
-        elif ENDED not in said["line"] and not self._hear_announcement(program, said["line"]):
-            self._keep(place, printable(said["line"]))
+        if word.place >= len(self.conductor.places):
+            return
+        if word.status is not None:
+            self._keyed.discard(word.place)
+            self._hear_status(word.place, word.status)
+        elif ENDED not in word.line and not (
+            self.launcher in BY_SSH and self._take_key([word.place], word.line)
+        ):
+            self._keep(word.place, printable(word.line))
 
     def _keep(self, place: int, line: str) -> None:
         """A program that reaches a host has said something."""

@@ -139,6 +139,11 @@ class Gathering(Conductor):
 
     # ------------------------------------------------------------------ hosts that come
 
+    def expects(self, place: int) -> bool:
+        """Whether an agent may come and say who it is: one after the other."""
+        agent = self._agents[place]
+        return agent.hello is None or agent.is_gone or agent.has_ended
+
     def _greet_host(self, place: int, hello: Hello) -> list[object]:
         agent = self._agents[place] = _Agent()
         agent.hello = hello

@@ -13,8 +13,10 @@ from dsl import Ended, Exited, Output, SignalReceived, Started, Stopping
 from dsl._record import record
 from dsl.agent.conductor import Clocks, Dismiss, Send, Speak
 from dsl.agent.policy import GO_ON
+from dsl.control.hub import KEY_BYTES
 from dsl.control.messages import Hello, Lost
 from dsl.launchers.base import ENDED
+from dsl.lists import parse_number
 from dsl.model.job import Notice
 from dsl.model.outcome import Decision, Membership, Outcome
 from dsl.model.request import LEVELS
@@ -81,9 +83,17 @@ def decide_for(conductor: Conductor) -> Policy:
 class Program:
     """One of the programs that reach the hosts, and what it has said."""
 
-    def __init__(self, start: Start, places: Sequence[int]) -> None:
+    def __init__(self, start: Start, places: Mapping[int, int]) -> None:
+        """``places``: those of its agents, each with its node rank."""
         self.start = start
-        self.places = places
+        self.places = tuple(places)
+        self.labels: dict[str, list[int]] = {}
+        """What it writes before the lines of a host, and the places there."""
+        of_host: dict[int, list[int]] = {}
+        for place, node_rank in places.items():
+            of_host.setdefault(node_rank, []).append(place)
+        for label, node_rank in start.labels:
+            self.labels.setdefault(label, []).extend(of_host.get(node_rank, ()))
         self.lines: list[str] = []
         self.rest = {1: b"", 2: b""}
         self.fds: list[int] = []
@@ -118,12 +128,15 @@ class Head:
         self._guard = 0
         self.on_finish: Callable[[], None] | None = None
         """Removes what was made for the programs."""
+        self._keyed: set[int] = set()
+        """Places whose agents have told their keys."""
+        self._has_warned = False
         for start in starts:
-            mine = [
-                place
+            mine = {
+                place: one.node_rank
                 for place, one in enumerate(conductor.places)
                 if start.node_rank in (None, one.node_rank)
-            ]
+            }
             program = Program(start, mine)
             if start.speaks:
                 self._connect(program)
@@ -215,9 +228,8 @@ class Head:
             return
         place = link.place
         if isinstance(message, Hello):
-            place = message.place
-            if not 0 <= place < len(self.conductor.places):
-                link.close()
+            if place >= len(self.conductor.places) or not self.conductor.expects(place):
+                self._refuse(link)
                 return
             self._links[place] = link
         if self._links.get(place) is not link:
@@ -226,6 +238,18 @@ class Head:
             return  # its program ends, and says why
         self._note_clock(place, link)
         self._obey(self.conductor.hear(place, message, time.monotonic()))
+
+    def _refuse(self, link: Link) -> None:
+        """It speaks for a place that is no place, or that another agent has or had."""
+        text = f"an agent for place {link.place} has connected from {link.name}, where none is expected"
+        self._warn(text)
+        link.close()
+
+    def _warn(self, text: str) -> None:
+        """Tell of somebody who is where nobody should be: once, however often it happens."""
+        if not self._has_warned:
+            self._has_warned = True
+            self._speak(Notice("warning", f"{text}: it was refused"))
 
     def _is_unknown(self, place: int) -> bool:
         return not self.conductor.has_greeted(place) and any(
@@ -334,33 +358,47 @@ class Head:
             text = line.decode(errors="replace").strip("\r")
             heard = self._hear_announcement(program, text) or self._hear_unreachable(program, text)
             if not heard and not self._hear_agent_ended(program, text) and text.strip():
-                self._hear_line(program, printable(text[:LONGEST_LINE]))
-        program.rest[stream] = program.rest[stream][-LONGEST_LINE:] if data else b""
+                self._hear_line(program, printable(text[: self.longest_line]))
+        program.rest[stream] = program.rest[stream][-self.longest_line :] if data else b""
         if not data and stream == STDERR:
             program.is_silent = True
             self._conclude(program)
 
     def _hear_announcement(self, program: Program, text: str) -> bool:
-        """``[HOST: ]dsl-agent PLACE KEY``, which has come through the launcher's ssh."""
+        """``HOST: dsl-agent PLACE KEY``, which has come through the launcher's ssh."""
+        label, _, said = text.partition(": ")
+        places = program.labels.get(label)
+        return places is not None and self._take_key(places, said)
+
+    def _take_key(self, places: Sequence[int], text: str) -> bool:
+        """``dsl-agent PLACE KEY``, said where the agents of these places run: each has one key."""
         words = text.split()
-        if len(words) < 3 or words[-3] != ANNOUNCEMENT or program.start.speaks:
+        if len(words) < 3 or words[-3] != ANNOUNCEMENT:
             return False
-        place, key = words[-2], words[-1]
+        place = parse_number(words[-2])
         try:
-            data = bytes.fromhex(key)
+            key = bytes.fromhex(words[-1])
         except ValueError:
             return False
-        if place.isdecimal() and int(place) in program.places and len(data) == 32:
-            self._hub.expect(int(place), data)
+        if place is None or len(key) != KEY_BYTES:
+            return False
+        if place not in places or place in self._keyed:
+            name = self.conductor.name(places[0]) if places else "a host"
+            what = "a second key" if place in places else "the key of another place"
+            self._warn(f"{name} has told {what}")
+            return True
+        self._keyed.add(place)
+        self._hub.expect(place, key)
         return True
 
     def _hear_agent_ended(self, program: Program, text: str) -> bool:
-        """``[HOST: ]dsl-agent-ended PLACE CODE``. Of codes but 0 the launcher tells, with the reason."""
-        words = text.split()[-3:]
-        if len(words) < 3 or words[0] != ENDED or not (words[1].isdecimal() and words[2].isdecimal()):
+        """``HOST: dsl-agent-ended PLACE CODE``. Of codes but 0 the launcher tells, with the reason."""
+        label, _, said = text.partition(": ")
+        words = said.split()
+        if len(words) != 3 or words[0] != ENDED:
             return False
-        place = int(words[1])
-        if place in program.places and words[2] == "0":
+        place, code = parse_number(words[1]), parse_number(words[2])
+        if place is not None and place in program.labels.get(label, ()) and code == 0:
             host = self.job.hosts[self.conductor.places[place].node_rank].name
             self._obey(self.conductor.starter_ended([place], unreachable(host, (), 0), time.monotonic()))
         return True
@@ -368,12 +406,12 @@ class Head:
     def _hear_unreachable(self, program: Program, text: str) -> bool:
         """``dsl-unreachable PLACE STATUS LAST-WORDS``, of the program that reaches many hosts by ssh."""
         words = text.split(maxsplit=3)
-        if len(words) < 3 or words[0] != UNREACHABLE or program.start.speaks:
+        if len(words) < 3 or words[0] != UNREACHABLE or not program.start.lingers:
             return False
-        if words[1].isdecimal() and words[2].isdecimal() and int(words[1]) in program.places:
-            place = int(words[1])
+        place, status = parse_number(words[1]), parse_number(words[2])
+        if place is not None and place in program.places and status is not None:
             name = self.job.hosts[self.conductor.places[place].node_rank].name
-            why = unreachable(name, [printable(word) for word in words[3:]], int(words[2]))
+            why = unreachable(name, [printable(word) for word in words[3:]], status)
             self._obey(self.conductor.starter_ended([place], why, time.monotonic()))
         return True
 
@@ -384,24 +422,13 @@ class Head:
             del program.lines[KEPT_LINES]
         host = self._host(program) or os.path.basename(program.start.argv[0])
         self._speak(Notice("debug", f"{host}: {line}"))
-        failed = self._failed_host(program, line)
-        if failed is not None:
-            name = self.job.hosts[failed].name
-            mine = [one for one in program.places if self.conductor.places[one].node_rank == failed]
+        name, status = _failed_host(line)
+        failed = program.labels.get(name)
+        if failed and status is not None:
             said = [one for one in program.lines if one.startswith(f"{name}: ")]
             said = [one.removeprefix(f"{name}: ") for one in said]
-            why = unreachable(name, said, int(line.rpartition(" ")[2]))
-            self._obey(self.conductor.starter_ended(mine, why, time.monotonic()))
-
-    def _failed_host(self, program: Program, line: str) -> int | None:
-        """The host of ``pdsh@HERE: HOST: ssh exited with exit code N``."""
-        head, middle, code = line.rpartition(": ssh exited with exit code ")
-        if not middle or not code.isdecimal() or not head.startswith("pdsh@"):
-            return None
-        name = head.partition(": ")[2]
-        names = [self.job.hosts[self.conductor.places[place].node_rank].name for place in program.places]
-        names = [one.rpartition("@")[2] for one in names]
-        return self.conductor.places[program.places[names.index(name)]].node_rank if name in names else None
+            why = unreachable(self.job.hosts[self.conductor.places[failed[0]].node_rank].name, said, status)
+            self._obey(self.conductor.starter_ended(failed, why, time.monotonic()))
 
     def _speak(self, notice: Notice) -> None:
         if LEVELS[notice.level] >= LEVELS[self.job.log_level]:
@@ -456,6 +483,12 @@ class Head:
         for notice in () if self._is_orphan else self.conductor.verdict:
             self._speak(notice)
         self._hub.close(0.0)
+
+
+def _failed_host(line: str) -> tuple[str, int | None]:
+    """Host and code of ``pdsh@HERE: HOST: ssh exited with exit code N``."""
+    head, _, code = line.rpartition(": ssh exited with exit code ")
+    return head.partition(": ")[2] if head.startswith("pdsh@") else "", parse_number(code)
 
 
 def _why(program: Program, exit_: Exit, host: str) -> str:

@@ -72,6 +72,8 @@ class Link:
         self.stream = stream
         self.fds = stream.fds()
         self.is_lost = self.is_closing = self.is_finished = self.is_heard = False
+        self.is_greeted = False
+        """Head: its agent has said who it is."""
         self.is_paused = self.is_deaf = False
         """Too many of its messages wait to be read; it is not read from."""
         self.unread = self.unread_bytes = 0
@@ -273,9 +275,21 @@ class Link:
             message = message_from_bytes(payload, TO_HEAD if self._hub.is_head else TO_AGENT)
         except JobFormatError as error:
             raise Damaged(f"has sent something that cannot be read: {error}") from None
-        if isinstance(message, Hello) and self.place < 0:
-            self.place = message.place
+        if self._hub.is_head:
+            self._check_greeting(message)
         self._hub.deliver(self, message, len(payload))
+
+    def _check_greeting(self, message: object) -> None:
+        """An agent says first, and once, that it is the one who is expected. Raises Damaged."""
+        if not self.is_greeted and not isinstance(message, Hello):
+            raise Damaged(f"has not said who it is before it sent {type(message).__name__}")
+        if not isinstance(message, Hello):
+            return
+        if self.is_greeted:
+            raise Damaged("has said twice who it is")
+        if self.place not in (-1, message.place):
+            raise Damaged(f"has said that it is that of place {message.place}, not {self.place}")
+        self.is_greeted, self.place = True, message.place
 
     def ping(self) -> None:
         """Queue a heartbeat."""

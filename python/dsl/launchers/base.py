@@ -62,6 +62,9 @@ class Start:
     """It does not end by itself when all agents have ended: it is stopped then."""
     speaks: bool = False
     """Its stdin and stdout are the connection to the agent (ssh); else the agents connect by themselves."""
+    labels: tuple[tuple[str, int], ...] = ()
+    """What it writes before ``: `` and a line of a host, with the node rank of that. Only by such a line an
+    agent can tell its key."""
 
 
 if TYPE_CHECKING:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dsl._record import replace
-from dsl.errors import HostNameError
+from dsl.errors import HostNameError, LauncherError
 from dsl.launchers.base import ENDED, PLACE, Start
 from dsl.launchers.words import agent_command, bare, host_names, shell_word
 from dsl.model.remote import PDSH_SSH_ARGS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dsl.launchers.base import Agents
     from dsl.model.remote import Remote
 
@@ -18,6 +20,9 @@ FANOUT = 1024
 
 SSH_OPTIONS = ("-oBatchMode=yes", "-oClearAllForwardings=yes", "-oControlMaster=no")
 """As `dsl.launchers.ssh` has them, too."""
+
+SSH_MODULE = "ssh:"
+"""Before an address with colons: what stands before the first one names a module of pdsh."""
 
 _PLACE = "%n"
 
@@ -37,7 +42,13 @@ def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
 
     Raises:
         HostNameError: the name of a host means something else to pdsh.
+        LauncherError: the user wants no labels.
     """
+    if "-N" in remote.args:
+        raise LauncherError(
+            "-N lets pdsh leave out the names by which dsl tells the lines of hosts apart: "
+            "take it out of the words for the launcher"
+        )
     if agents.variables:
         raise ValueError("pdsh carries no variables")
     names = tuple(_host(name) for name in host_names(agents, "pdsh", also="@:%[]+"))
@@ -47,7 +58,23 @@ def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
     fanout = str(max(FANOUT, len(names)))
     argv = ("pdsh", "-S", "-f", fanout, "-w", ",".join(names), *remote.args, _line(remote, agents))
     env = (("PDSH_RCMD_TYPE", "ssh"), (PDSH_SSH_ARGS, " ".join(filter(None, ssh_args))))
-    return (Start(argv=argv, env=env),)
+    return (Start(argv=argv, env=env, labels=_labels(names)),)
+
+
+def _labels(names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """What pdsh calls each host: its name, or where all have one domain what stands before that.
+
+    The short name is taken for that of a host only if it is no other's.
+    """
+    hosts = [name.removeprefix(SSH_MODULE).rpartition("@")[2] for name in names]
+    shorts = [host if host[:1].isdigit() else host.partition(".")[0] for host in hosts]
+    of_short: dict[str, set[int]] = {}
+    for node_rank, both in enumerate(zip(hosts, shorts, strict=True)):
+        for name in both:
+            of_short.setdefault(name, set()).add(node_rank)
+    labels = [(host, node_rank) for node_rank, host in enumerate(hosts)]
+    more = [(short, node_rank) for node_rank, short in enumerate(shorts) if of_short[short] == {node_rank}]
+    return tuple(dict.fromkeys((*labels, *more)))
 
 
 def _host(given: str) -> str:
@@ -60,7 +87,7 @@ def _host(given: str) -> str:
         )
     if "[" in name or "]" in name:
         raise HostNameError(f"host name {given!a} cannot be given to pdsh: it is no host, but a list")
-    return f"ssh:{name}" if ":" in name else name
+    return f"{SSH_MODULE}{name}" if ":" in name else name
 
 
 def _line(remote: Remote, agents: Agents) -> str:

@@ -160,3 +160,46 @@ def test_what_is_not_an_answer_of_its_program_is_kept_as_a_word_of_it(stage: Sta
     event: Any = Mock(spec=Output, worker=0, stream=2, data=b"Traceback\n[1, 2]\n")
     stage.head.hear(event)
     assert stage.head._programs[0].lines == ["Traceback", "[1, 2]"]
+
+
+def test_a_host_tells_one_key_for_each_time_that_it_is_reached_and_none_of_another(stage: Stage) -> None:
+    stage.says(place=1, line=f"dsl-agent 0 {'ab' * 32}", stream=1)
+    stage.hub.expect.assert_not_called()
+    stage.says(place=1, line=f"dsl-agent 1 {'ab' * 32}", stream=1)
+    stage.says(place=1, line=f"dsl-agent 1 {'cd' * 32}", stream=1)
+    stage.hub.expect.assert_called_once_with(1, b"\xab" * 32)
+    stage.says(place=1, status=255)
+    stage.says(place=1, line=f"dsl-agent 1 {'cd' * 32}", stream=1)
+    assert stage.hub.expect.call_args[0] == (1, b"\xcd" * 32)
+
+
+def test_a_long_line_of_a_host_is_heard_whole(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
+    stage.says(place=1, line="x" * 1000 + " ends here", stream=2)
+    stage.says(place=1, status=1)
+    assert "ends here (exit code 1)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"place": 9, "status": 1},
+        {"place": True, "status": 1},
+        {"place": "1", "line": "x"},
+        {"place": 1, "status": "1"},
+        {"place": 1, "line": [1]},
+        {"place": 1.5},
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_no_word_of_its_program(stage: Stage, said: dict[str, Any]) -> None:
+    stage.says(**said)
+    stage.says(place=1, status=255)
+
+
+def test_an_agent_of_an_elastic_job_is_replaced_by_none_while_it_is_there(stage: Stage) -> None:
+    first = stage.come(1)
+    second = Mock(place=1, clock=None)
+    stage.hears((second, Hello("1", 1, "h", 1)))
+    second.close.assert_called_once_with()
+    stage.hears((first, Lost("has closed the connection")))
+    third = stage.come(1)
+    third.close.assert_not_called()

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STDERR = 2
+STDOUT = 1
 
 
 class Stage:
     """A head of two hosts with a hub that only takes notes."""
 
-    def __init__(self, *, speaks: bool) -> None:
-        launcher: Any = "ssh" if speaks else "pdsh"
+    def __init__(self, *, speaks: bool, launcher: Any = "pdsh") -> None:
+        launcher = "ssh" if speaks else launcher
         hosts = (Host("n0", (0,)), Host("n1", (0,)))
         job = Job(
             flavour=DEEPSPEED,
@@ -40,7 +41,12 @@ class Stage:
             node_count=2,
         )
         starts = [
-            Start(argv=(launcher,), node_rank=rank if speaks else None, speaks=speaks)
+            Start(
+                argv=(launcher,),
+                node_rank=rank if speaks else None,
+                speaks=speaks,
+                labels=(("n0", 0), ("n1", 1)) if launcher == "pdsh" else (),
+            )
             for rank in range(2 if speaks else 1)
         ]
         self.hub = Mock(read=Mock(return_value=[]))
@@ -48,9 +54,9 @@ class Stage:
         self.conductor = Conductor(job, Remote(launcher), Assignment("1", job, 0), 0.0)
         self.head = Head(job, self.conductor, starts, self.hub, {})
 
-    def says(self, program: int, data: bytes) -> None:
+    def says(self, program: int, data: bytes, stream: int = STDERR) -> None:
         """A program writes to stderr; nothing: that is its end."""
-        event: Any = Mock(spec=Output, worker=program, stream=STDERR, data=data)
+        event: Any = Mock(spec=Output, worker=program, stream=stream, data=data)
         self.head.hear(event)
 
     def begin(self) -> list[Mock]:
@@ -172,3 +178,76 @@ def test_a_launcher_that_is_killed_is_the_cause_of_what_its_helpers_do_to_the_ag
     stage.head.read()
     assert stage.conductor.code == 1
     assert stage.verdict == ["pdsh was killed by SIGKILL (signal 9)", "stopped by dsl: ranks 0-1"]
+
+
+def key_line(place: int, key: str = "ab" * 32) -> bytes:
+    return f"dsl-agent {place} {key}\n".encode()
+
+
+def test_an_agent_tells_its_key_over_pdsh_by_a_line_of_its_own_host() -> None:
+    stage = Stage(speaks=False)
+    stage.says(0, b"n1: Welcome! " + key_line(1) + b"n0: " + key_line(0, "cd" * 32), STDOUT)
+    assert [call[0] for call in stage.hub.expect.call_args_list] == [(1, b"\xab" * 32), (0, b"\xcd" * 32)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"n0: " + key_line(1),
+        b"n0: n1: " + key_line(1),
+        key_line(1),
+        b"n2: " + key_line(1),
+        b"n0: " + key_line(5),
+        b"n0: dsl-agent " + b"9" * 5000 + b" " + b"ab" * 32 + b"\n",
+        b"n0: dsl-agent 0 abab\n",
+    ],
+)
+def test_a_host_cannot_tell_the_key_of_another(line: bytes) -> None:
+    stage = Stage(speaks=False)
+    stage.says(0, line, STDOUT)
+    stage.hub.expect.assert_not_called()
+
+
+def test_a_place_has_one_key_and_a_second_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(speaks=False)
+    stage.says(0, b"n1: " + key_line(1), STDOUT)
+    for _ in range(5):
+        stage.says(0, b"n1: " + key_line(1, "cd" * 32), STDOUT)
+    stage.hub.expect.assert_called_once_with(1, b"\xab" * 32)
+    assert capfd.readouterr().err == "dsl: warning: host n1 has told a second key: it was refused\n"
+
+
+def test_what_a_rank_of_an_mpi_says_is_no_word_of_ours() -> None:
+    stage = Stage(speaks=False, launcher="openmpi")
+    stage.says(0, b"dsl-unreachable 1 255 gone\n" + key_line(1) + b"n1: " + key_line(1), STDOUT)
+    stage.says(0, b"dsl-unreachable 1 " + b"9" * 5000 + b" gone\n", STDOUT)
+    stage.hub.expect.assert_not_called()
+    assert stage.conductor.is_awaited(1)
+
+
+def test_a_host_whose_ssh_failed_is_known_by_what_pdsh_calls_it() -> None:
+    stage = Stage(speaks=False)
+    stage.says(0, b"n1: no route\npdsh@here: n1: ssh exited with exit code 255\n")
+    stage.says(0, b"pdsh@here: n0: ssh exited with exit code " + b"9" * 400 + b"\n")
+    assert not stage.conductor.is_awaited(1)
+    assert stage.conductor.is_awaited(0)
+
+
+def test_the_place_of_an_agent_is_taken_by_no_other(capfd: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(speaks=False)
+    first, other = stage.begin()
+    second, third = Mock(place=0, clock=None), Mock(place=9, clock=None)
+    second.name = third.name = "10.0.0.9:1"
+    stage.hub.read.return_value = [
+        (second, Hello("1", 0, "h", 1)),
+        (second, Report(0, 0)),
+        (third, Hello("1", 9, "h", 1)),
+    ]
+    stage.head.read()
+    second.close.assert_called_once_with()
+    third.close.assert_called_once_with()
+    second.send.assert_not_called()
+    stage.hub.read.return_value = [(first, Report(0, 3)), (other, Report(0, 0))]
+    stage.head.read()
+    assert stage.conductor.code == 3
+    assert capfd.readouterr().err.count("refused") == 1

@@ -259,6 +259,8 @@ def test_what_is_no_message_ends_the_link_and_is_told(ends: Ends, sent: bytes, r
 
 
 NO_WORDS_OF_AN_AGENT: dict[str, tuple[bytes, str]] = {
+    "a second greeting": (message_to_bytes(hello(0)), "has said twice who it is"),
+    "the greeting of another": (message_to_bytes(hello(1)), "has said twice who it is"),
     "nested": (b'{"Said":' * 700 + b"1" + b"}" * 700, "it nests deeper than 16"),
     "an order": (message_to_bytes(Stop(15, 1.0)), "'Stop' is none of Hello, "),
     "a part of a message": (message_to_bytes(Notice("info", "x")), "'Notice' is none of Hello, "),
@@ -287,6 +289,22 @@ def test_what_no_agent_may_say_costs_its_own_link_and_no_other(ends: Ends, paylo
     assert why in lost.reason
     on_other.send_now(Bye(0))
     assert messages(ends.head, 1) == [Bye(0)]
+
+
+def test_an_agent_that_does_not_say_first_who_it_is_is_not_heard(ends: Ends) -> None:
+    on_head, on_agent = ends.by_descriptors()
+    ends.head.start()
+    on_agent.send_now(Bye(0))
+    assert until(ends.head, bool) == [(on_head, Lost("has not said who it is before it sent Bye"))]
+
+
+def test_the_agent_of_a_host_speaks_for_no_other(ends: Ends) -> None:
+    """Over ssh the head knows whom it has reached."""
+    on_head, on_agent = ends.by_descriptors()
+    on_head.place = 2
+    ends.head.start()
+    on_agent.send_now(hello(1))
+    assert until(ends.head, bool) == [(on_head, Lost("has said that it is that of place 1, not 2"))]
 
 
 def test_a_head_says_nothing_that_only_agents_say(ends: Ends) -> None:

@@ -7,7 +7,7 @@ import shlex
 import pytest
 from tests.support.launchers import start
 
-from dsl.errors import HostNameError
+from dsl.errors import HostNameError, LauncherError
 
 OWN = "-oBatchMode=yes -oClearAllForwardings=yes -oControlMaster=no"
 HOSTS = {"a": 2, "b": 1}
@@ -86,3 +86,28 @@ def test_users_and_addresses(name: str, given: str) -> None:
 def test_what_pdsh_would_take_for_something_else_is_refused(name: str) -> None:
     with pytest.raises(HostNameError, match="cannot be given to pdsh"):
         start("pdsh", {name: 1})
+
+
+@pytest.mark.parametrize(
+    "hosts, labels",
+    [
+        (["n1", "u@n2", "10.0.0.1", "fe80::1"], {"n1": [0], "n2": [1], "10.0.0.1": [2], "fe80::1": [3]}),
+        (["n1.a.com", "n2.a.com"], {"n1.a.com": [0], "n2.a.com": [1], "n1": [0], "n2": [1]}),
+        (["n1.a.com", "n1.b.com"], {"n1.a.com": [0], "n1.b.com": [1]}),
+        (["n1", "n1.a.com"], {"n1": [0], "n1.a.com": [1]}),
+        (["a@n1", "b@n1"], {"n1": [0, 1]}),
+    ],
+)
+def test_a_host_is_known_by_what_pdsh_writes_before_its_lines(
+    hosts: list[str], labels: dict[str, list[int]]
+) -> None:
+    """As pdsh 2.34 does with ``-R exec``: names of one domain lose it, but those that begin with a digit."""
+    found: dict[str, list[int]] = {}
+    for label, node_rank in start("pdsh", dict.fromkeys(hosts, 1)).labels:
+        found.setdefault(label, []).append(node_rank)
+    assert found == labels
+
+
+def test_lines_without_the_names_of_their_hosts_are_refused() -> None:
+    with pytest.raises(LauncherError, match="-N lets pdsh leave out the names"):
+        start("pdsh", HOSTS, args=("-N",))
