@@ -118,6 +118,7 @@ class Head:
         self.job = job
         self.conductor = conductor
         self._hub = hub
+        hub.agents = len(conductor.places)
         self._environ = environ
         self._links: dict[int, Link] = {}
         self._programs = []

@@ -30,6 +30,9 @@ CUT = "\u2026".encode()
 LONGEST_BEGUN = 64 << 10
 """A longer line is not shown again from its begin."""
 
+LONGEST_BEGUN_OF_ALL = 4 << 20
+"""Where all of them together are longer, the line that goes on is not."""
+
 
 class _Target:
     """One file, pipe or terminal; stdout and stderr may be the same one."""
@@ -44,6 +47,7 @@ class _Target:
         """Who has spoken last."""
         self._begun: dict[Speaker, bytes] = {}
         """Lines that are not finished, as far as they were shown; empty: it is not shown again."""
+        self._begun_bytes = 0
 
     def begin(self, speaker: Speaker) -> bytes:
         """What comes before the next bytes of somebody: the end of another's line, the begin of their own."""
@@ -53,7 +57,7 @@ class _Target:
         if self._speaker is not None and (theirs := self._begun.get(self._speaker)) is not None:
             is_bar = b"\r" in theirs
             if is_bar or not theirs:
-                self._begun[self._speaker] = b""
+                self._keep(self._speaker, b"")
                 before = b"\n"
             else:
                 before = CUT + b"\n"
@@ -64,20 +68,27 @@ class _Target:
         """Note what was written."""
         cut = data.rfind(b"\n") + 1
         if cut == len(data):
-            self._begun.pop(speaker, None)
+            self._keep(speaker, None)
         elif cut or speaker not in self._begun:
-            self._begun[speaker] = data[cut:]
+            self._keep(speaker, data[cut:])
         elif before := self._begun[speaker]:
-            self._begun[speaker] = before + data
-        if len(self._begun.get(speaker, b"")) > LONGEST_BEGUN:
-            self._begun[speaker] = b""
+            self._keep(speaker, before + data)
+
+    def _keep(self, speaker: Speaker, begun: bytes | None) -> None:
+        """Note the line of somebody as far as it was shown; None: there is none."""
+        self._begun_bytes -= len(self._begun.pop(speaker, b""))
+        if begun is None:
+            return
+        all_bytes = self._begun_bytes + len(begun)
+        if len(begun) > LONGEST_BEGUN or all_bytes > LONGEST_BEGUN_OF_ALL:
+            begun = b""
+        self._begun[speaker] = begun
+        self._begun_bytes += len(begun)
 
     def forget(self, who: object) -> None:
         """Nobody goes on with the lines of somebody."""
         for speaker in [one for one in self._begun if one[0] is who]:
-            del self._begun[speaker]
-            if speaker == self._speaker:
-                self._begun[speaker] = b""
+            self._keep(speaker, b"" if speaker == self._speaker else None)
         if self.holder is not None and self.holder[0] is who:
             self.holder = None
 

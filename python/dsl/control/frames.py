@@ -34,6 +34,9 @@ class Damaged(Exception):  # noqa: N818  it says what has happened to the connec
     """Nothing more can be read from a connection; why, in words that follow the name of the other side."""
 
 
+OUTPUT_COST = 192
+"""What a piece of output counts for beyond its bytes: so much does a head need to keep it."""
+
 _HEAD = Struct(">IB")
 _PING = Struct(">QQ")
 _PONG = Struct(">QQQQ")

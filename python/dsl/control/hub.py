@@ -13,7 +13,7 @@ from dsl.control import frames
 from dsl.control.console import Console
 from dsl.control.door import Door
 from dsl.control.frames import Damaged
-from dsl.control.link import FIRST_WINDOW, Link
+from dsl.control.link import Link
 from dsl.control.mailbox import Mailbox
 from dsl.control.messages import message_to_bytes
 from dsl.control.relay import Relay
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 
 OUTPUT_BYTES = 32 << 20
 """Bytes of output of all agents that may be on their way or wait for the console."""
+
+FIRST_WINDOW = 64 << 10
+"""Most bytes of output that an agent may send before the first of them is shown."""
+
+LEAST_WINDOW = 2 << 10
+"""An agent may have so many, however many others there are."""
+
+USUAL_AGENTS = 16
 
 KEY_BYTES = 32
 
@@ -55,6 +63,9 @@ class Hub:
         self._console = Console(*console, self._taken, self._tell) if show else None
         self._early: list[Link] = []
         self._encoded: tuple[object, bytes] = (None, b"")
+        self.agents = USUAL_AGENTS
+        """Head: how many of them share what output may take of our memory."""
+        self._granted = 0
 
     def add(self, stream: Stream, name: str) -> Link:
         """Serve a connection; ``name`` is what the user knows the other side by."""
@@ -193,27 +204,41 @@ class Hub:
         if self._console is None:
             raise Damaged("has sent output to an agent")
         with self._server.lock:
-            link.leave -= len(data)
+            link.leave -= len(data) + frames.OUTPUT_COST
         if link.leave < 0:
             raise Damaged("has sent more output than it has leave for")
         self._console.put(link, fd, data, unfinished=unfinished)
+
+    def grant(self, link: Link, most: int = FIRST_WINDOW) -> None:
+        """Let an agent send more: ``most``, or its share of `OUTPUT_BYTES`, if so much is free."""
+        share = max(OUTPUT_BYTES // max(self.agents, len(self._server.links)), LEAST_WINDOW)
+        with self._server.lock:
+            free = max(OUTPUT_BYTES - self._granted, LEAST_WINDOW - link.outstanding)
+            more = min(min(share, most) - link.outstanding, free)
+            has_enough = link.outstanding > LEAST_WINDOW // 2 and more < share // 4
+            if has_enough or more <= 0 or link.is_lost:
+                return
+            self._grant(link, more)
+            link.leave += more
+        link.owe(more)
+        self._server.call(link)
+
+    def _grant(self, link: Link, count: int) -> None:
+        link.outstanding += count
+        self._granted += count
 
     def _taken(self, who: object, count: int) -> None:
         """The console has shown bytes of an agent: it may send others."""
         link = who
         assert isinstance(link, Link)
-        window = max(OUTPUT_BYTES // max(len(self._server.links), 1), FIRST_WINDOW)
         with self._server.lock:
-            link.outstanding -= count
-            more = window - link.outstanding
-            if more < window // 4:
-                return
-            link.outstanding += more
-            link.leave += more
-        link.queue_control(frames.credit(more))
-        self._server.call(link)
+            self._grant(link, -count - frames.OUTPUT_COST)
+        self.grant(link, OUTPUT_BYTES)
 
     def _gone(self, link: Link) -> None:
+        with self._server.lock:
+            self._grant(link, -link.leave)
+            link.leave = 0
         if self._console is not None:
             self._console.end(link)
 

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
         def deliver(self, link: Link, message: object, size: int) -> None:
             """Keep a message for whoever reads."""
 
+        def grant(self, link: Link) -> None:
+            """Let an agent send more output, as far as there is room for it."""
+
         def first_message_of(self, link: Link) -> object:
             """Take the first message of a link out of those that are kept; None: there is none."""
 
@@ -48,9 +51,6 @@ CLOSED = "has closed the connection"
 
 QUEUE_BYTES = 2 * frames.LONGEST
 """More than this does not wait for a peer that reads nothing."""
-
-FIRST_WINDOW = 64 << 10
-"""Bytes of output that an agent may send before the first of them is shown."""
 
 CHUNK = 64 << 10
 _FIRST_PINGS = 4
@@ -76,7 +76,7 @@ class Link:
         """Head: its agent has said who it is."""
         self.is_paused = self.is_deaf = False
         """Too many of its messages wait to be read; it is not read from."""
-        self.unread = self.unread_bytes = 0
+        self.unread_bytes = 0
         self.waits_to_write = False
         self.stuck_since_s: float | None = None
         self.last_sent_s = self.last_heard_s
@@ -84,14 +84,19 @@ class Link:
         self.linger_until_s = 0.0
         self.control: deque[bytes] = deque()
         self.control_bytes = 0
+        self._pong = b""
+        """The answer to the last heartbeat that came. There is one, whoever asks how often."""
+        self._is_ping_due = False
+        self._owed = 0
+        """Head: leave that the agent has not been told of."""
         self.output: deque[bytes] = deque()
         self.output_bytes = 0
         self.credit = 0
-        """Agent: bytes of output that we may still send."""
+        """Agent: bytes of output that we may still send, with what each piece of it costs."""
         self.leave = 0
-        """Head: bytes of output that the agent may still send."""
+        """Head: the same of the agent."""
         self.outstanding = 0
-        """Head: the same, and those that have arrived and are not shown."""
+        """Head: the same, and what has arrived and is not shown."""
         self.samples: tuple[Sample, ...] = ()
         self._hub = hub
         self._decoder = decoder or Decoder(frames.LONGEST_OF_AGENTS if hub.is_head else frames.LONGEST)
@@ -173,17 +178,22 @@ class Link:
     # What follows is called on the thread of the hub, or before that is started.
 
     def queue_control(self, frame: bytes) -> None:
-        """Queue a frame that waits for no output. From any thread."""
+        """Queue a message, which waits for no output. From any thread."""
         with self._lock:
             if not self.is_lost:
                 self.control.append(frame)
                 self.control_bytes += len(frame)
 
+    def owe(self, count: int) -> None:
+        """Tell the agent soon that it may send so much more. From any thread."""
+        with self._lock:
+            self._owed += count
+
     def queue_output(self, frame: bytes, count: int) -> None:
-        """Queue a frame that costs so many bytes of credit."""
+        """Queue a frame of so many bytes of output."""
         self.output.append(frame)
         self.output_bytes += len(frame)
-        self.credit -= count
+        self.credit -= count + frames.OUTPUT_COST
 
     def lose(self) -> None:
         """Forget what waits: nobody will take it."""
@@ -191,13 +201,15 @@ class Link:
             self.is_lost = True
             self.control.clear()
             self.output.clear()
-            self.control_bytes = self.output_bytes = 0
+            self.control_bytes = self.output_bytes = self._owed = 0
+            self._pong, self._is_ping_due = b"", False
         self._chunk = memoryview(b"")
 
     @property
     def is_idle(self) -> bool:
         """Nothing waits to be sent."""
-        return not (self.control or self.output or self._chunk)
+        beats = self._pong or self._is_ping_due or self._owed
+        return not (self.control or self.output or self._chunk or beats)
 
     def flush(self) -> bool:
         """Write what the connection takes; say whether it has to be waited for. Raises OSError."""
@@ -218,9 +230,9 @@ class Link:
 
     def _next_chunk(self) -> bytes:
         """Frames to write at once: all that control has, and output only behind it."""
-        parts: list[bytes] = []
         size = 0
         with self._lock:
+            parts = self._beats()
             while self.control and size < CHUNK:
                 parts.append(self.control.popleft())
                 size += len(parts[-1])
@@ -230,6 +242,18 @@ class Link:
             size += len(parts[-1])
             self.output_bytes -= len(parts[-1])
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _beats(self) -> list[bytes]:
+        """Heartbeats and leave. They are made when they can go, so nobody makes us keep many of them."""
+        parts = []
+        if self._pong:
+            parts.append(self._pong)
+        if self._is_ping_due:
+            parts.append(frames.ping(time.monotonic_ns(), time.time_ns()))
+        if self._owed:
+            parts.append(frames.credit(self._owed))
+        self._pong, self._is_ping_due, self._owed = b"", False, 0
+        return parts
 
     def take(self) -> bool:
         """Read once and handle the frames of it; say whether there was something. Raises OSError, Damaged."""
@@ -254,7 +278,7 @@ class Link:
                 self._deliver(payload)
             elif kind == frames.PING:
                 heard_ns = time.time_ns()
-                self.queue_control(frames.pong(payload, heard_ns, time.time_ns()))
+                self._pong = frames.pong(payload, heard_ns, time.time_ns())
             elif kind == frames.PONG:
                 self._measure(payload)
             elif kind == frames.CREDIT:
@@ -266,8 +290,7 @@ class Link:
     def _greet(self) -> None:
         """The head answers the first word with leave to send output, and a look at the clock."""
         if self._hub.is_head:
-            self.leave = self.outstanding = FIRST_WINDOW
-            self.queue_control(frames.credit(FIRST_WINDOW))
+            self._hub.grant(self)
             self.ping()
 
     def _deliver(self, payload: bytes) -> None:
@@ -292,9 +315,9 @@ class Link:
         self.is_greeted, self.place = True, message.place
 
     def ping(self) -> None:
-        """Queue a heartbeat."""
+        """Send a heartbeat as soon as one can go."""
         self.last_measured_s = time.monotonic()
-        self.queue_control(frames.ping(time.monotonic_ns(), time.time_ns()))
+        self._is_ping_due = True
 
     def _measure(self, payload: bytes) -> None:
         sent_ns, a_ns, b_ns, c_ns = frames.read_pong(payload)

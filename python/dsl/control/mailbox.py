@@ -13,11 +13,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl.control.link import Link
 
-UNREAD_MESSAGES = 4096
-"""A link is not read from while so many of its messages wait here."""
+UNREAD_BYTES = frames.LONGEST_OF_AGENTS
+"""A link is not read from while so many bytes of its messages wait here."""
 
-UNREAD_BYTES = frames.LONGEST
-"""The same in bytes."""
+UNREAD_BYTES_OF_ALL = 64 * UNREAD_BYTES
+"""The same of all links that have sent something."""
+
+MESSAGE_COST = 512
+"""What a message counts for beyond its bytes."""
 
 
 class Mailbox:
@@ -27,14 +30,15 @@ class Mailbox:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._items: deque[tuple[Link | None, object, int]] = deque()
+        self._bytes = 0
 
     def put(self, link: Link | None, message: object, size: int = 0) -> None:
         """Keep a message that took so many bytes. A link that has sent too many is marked as paused."""
         with self._lock:
             if link is not None:
-                link.unread += 1
-                link.unread_bytes += size
-                link.is_paused = link.unread >= UNREAD_MESSAGES or link.unread_bytes >= UNREAD_BYTES
+                size += MESSAGE_COST
+                self._note(link, size)
+                link.is_paused = link.unread_bytes >= UNREAD_BYTES or self._bytes >= UNREAD_BYTES_OF_ALL
             if not self._items:
                 os.eventfd_write(self.fd, 1)
             self._items.append((link, message, size))
@@ -47,9 +51,8 @@ class Mailbox:
             resumed = []
             for link, _, size in items:
                 if link is not None:
-                    link.unread -= 1
-                    link.unread_bytes -= size
-                    if link.is_paused and not link.unread:
+                    self._note(link, -size)
+                    if link.is_paused and not link.unread_bytes:
                         link.is_paused = False
                         resumed.append(link)
         return [(link, message) for link, message, _ in items], resumed
@@ -60,12 +63,16 @@ class Mailbox:
             for at, (whose, message, size) in enumerate(self._items):
                 if whose is link:
                     del self._items[at]
-                    link.unread -= 1
-                    link.unread_bytes -= size
+                    self._note(link, -size)
+                    link.is_paused = False
                     if not self._items:
                         self._hush()
                     return message
         return None
+
+    def _note(self, link: Link, size: int) -> None:
+        link.unread_bytes += size
+        self._bytes += size
 
     def _hush(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -23,9 +23,7 @@ READ = 64 << 10
 """Most bytes that are read at once."""
 
 PIECE = 16 << 10
-"""A longer line is sent in pieces of this size. It is a quarter of the least that the head gives leave for:
-so much of each pipe may wait here, and the head gives more leave all the same.
-"""
+"""A longer line is sent in pieces of this size, or of less where the head gives less leave."""
 
 BACKLOG = 256 << 10
 """Bytes of frames that may wait for the connection. The rest waits in the pipe, and then the workers wait."""
@@ -34,6 +32,11 @@ SIGN, UNFINISHED, ITSELF = b"\x10", b"\x10.", b"\x10-"
 """What begins each sign of the engine (``mux/compose/relayed.rs``), and the signs: what stands before it is
 shown before its line is finished; the byte that begins a sign.
 """
+
+
+def reserve(credit: int) -> int:
+    """Leave that is kept for what the frames of one reading cost, and the tails of both pipes."""
+    return (4 + min(credit, READ) // PIECE) * frames.OUTPUT_COST
 
 
 class Pipe:
@@ -68,13 +71,31 @@ class Relay:
         """Bytes that may be read now. Where the head waits for the rest of a line, all leave is for that."""
         if self.link.is_lost:
             return READ
-        if any(other.is_begun and not other.is_ended for other in self.pipes if other is not pipe):
+        if self._is_behind(pipe):
             return 0
-        held = sum(len(pipe.tail) for pipe in self.pipes)
-        return max(min(self.link.credit - held, BACKLOG - self.link.output_bytes), 0)
+        credit = self.link.credit
+        return max(min(credit - self._held() - reserve(credit), BACKLOG - self.link.output_bytes), 0)
+
+    def _held(self) -> int:
+        return sum(len(pipe.tail) for pipe in self.pipes)
+
+    def _is_behind(self, pipe: Pipe) -> bool:
+        """Whether the head waits for the rest of a line of the other pipe."""
+        return any(other.is_begun and not other.is_ended for other in self.pipes if other is not pipe)
+
+    def is_full(self, pipe: Pipe) -> bool:
+        """Whether beginnings of lines take up the leave: the head gives no more until it has one of them."""
+        if pipe.tail in (b"", SIGN) or self.room(pipe) or self._is_behind(pipe):
+            return False
+        return 4 * self._held() >= self.link.credit
 
     def pump(self, pipe: Pipe) -> None:
-        """Read once, and queue the whole lines of it."""
+        """Read once, and queue the whole lines of it; or the begin of a line that takes up the leave."""
+        if self.is_full(pipe):
+            end = len(pipe.tail) - pipe.tail.endswith(SIGN)
+            self._send(pipe, pipe.tail[:end], begins=True)
+            pipe.tail = pipe.tail[end:]
+            return
         room = min(self.room(pipe), READ)
         if not room:
             return

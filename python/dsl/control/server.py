@@ -308,7 +308,7 @@ class Server:
             self._aim_pipe(relay, pipe)
 
     def _aim_pipe(self, relay: Relay, pipe: Pipe) -> None:
-        wants = relay.room(pipe) > 0 and not pipe.is_ended
+        wants = (relay.room(pipe) > 0 or relay.is_full(pipe)) and not pipe.is_ended
         if self._drained and not pipe.owed:
             wants = False  # somebody writes on, and is not waited for
         if wants and pipe.fd not in self._watched:

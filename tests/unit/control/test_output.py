@@ -12,9 +12,8 @@ from tests.support.links import LONG_S, Ends, bytes_of, hello, messages, until
 
 from dsl.control import hub as hub_module
 from dsl.control.console import Console
-from dsl.control.link import FIRST_WINDOW
 from dsl.control.messages import Bye, Said, Stop
-from dsl.control.relay import ITSELF, PIECE, UNFINISHED
+from dsl.control.relay import ITSELF, PIECE, UNFINISHED, reserve
 from dsl.model.job import Notice
 
 if TYPE_CHECKING:
@@ -92,6 +91,22 @@ def test_a_line_that_is_longer_than_any_buffer_is_not_torn_by_others(ends: Ends)
         thread.join(10)
 
 
+@pytest.mark.parametrize("count", [10_000, 100_000])
+def test_the_small_share_of_one_among_many_agents_tears_no_line(ends: Ends, count: int) -> None:
+    """G6."""
+    ends.head.agents = count
+    (_, on_head, _, long, _), (_, _, _, short, _) = agents(ends, 2)
+    line = b"0 " + b"x" * 200_000 + b"\n"
+    text = b"".join(b"1 %d\n" % at for at in range(20_000))
+    threads = [written(long, line), written(short, text)]
+    shown = bytes_of(ends.shown, len(line) + len(text))
+    assert shown_of(shown, 0) == [line]
+    assert b"".join(shown_of(shown, 1)) == text
+    assert on_head.outstanding <= max(hub_module.OUTPUT_BYTES // count, hub_module.LEAST_WINDOW)
+    for thread in threads:
+        thread.join(10)
+
+
 def test_an_unfinished_line_is_marked_where_another_has_to_come_and_shown_again_whole(ends: Ends) -> None:
     """G6."""
     (one, _, _, of_one, _), (other, _, _, of_other, _) = agents(ends, 2)
@@ -152,12 +167,11 @@ def test_a_long_line_is_sent_in_pieces_that_cut_no_sign(ends: Ends) -> None:
     assert bytes_of(ends.shown, 6) == b"hello\n"
 
 
-def test_long_lines_of_both_streams_share_a_console_and_the_leave_to_send(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_long_lines_of_both_streams_share_a_console_and_the_leave_to_send(count: int) -> None:
     """G6: the rest of the line that the head waits for is sent before anything else."""
-    monkeypatch.setattr(hub_module, "OUTPUT_BYTES", 1)
     ends = Ends(joined=True)
+    ends.head.agents = count
     ((_, _, _, out, err),) = agents(ends, 1)
     lines = [b"o" * 300_000 + b"\n", b"e" * 300_000 + b"\n"]
     threads = [written(out, lines[0] * 4), written(err, lines[1] * 4)]
@@ -182,12 +196,16 @@ def test_a_console_that_takes_nothing_stops_the_writer_and_nothing_else(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
 ) -> None:
     monkeypatch.setattr(hub_module, "OUTPUT_BYTES", 1 << 20)
+    ends.head.agents = 1
     ((agent, on_head, on_agent, out, _),) = agents(ends, 1)
     text = b"".join(b"%d\n" % at for at in range(500_000))
     assert len(text) > 2 << 20
     writer = written(out, text)
     wait_until(
-        lambda: on_head.leave == on_agent.credit < len(b"499999\n") and on_head.outstanding > FIRST_WINDOW
+        lambda: (
+            on_head.leave == on_agent.credit <= reserve(0) + len(b"499999\n")
+            and on_head.outstanding > hub_module.FIRST_WINDOW
+        )
     )
     assert not agent.drain(0.05)
     on_agent.send(Said(Notice("info", "still here")))
