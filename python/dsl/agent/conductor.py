@@ -231,8 +231,9 @@ class Conductor:
         if isinstance(message, Report):
             return self._hear_report(place, agent, message)
         if isinstance(message, Bye):
+            orders = [] if self._is_over else self._hear_lost(place, agent, "has ended before its time")
             agent.has_ended = True
-            return self._finish_if_done()
+            return [*orders, *self._finish_if_done()]
         if isinstance(message, Lost):
             return self._hear_lost(place, agent, message.reason)
         assert isinstance(message, Running), message

@@ -433,7 +433,7 @@ class Head:
 
     def _speak(self, notice: Notice) -> None:
         if LEVELS[notice.level] >= LEVELS[self.job.log_level]:
-            say(self.job.flavour.command, notice.line)
+            say(self.job.flavour.command, printable(notice.line))
 
     # ------------------------------------------------------------------ processes
 

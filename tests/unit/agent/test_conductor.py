@@ -396,6 +396,31 @@ def test_agents_that_do_not_end_are_not_waited_for_longer_than_that() -> None:
     assert stage.conductor.code == 0
 
 
+def test_an_agent_that_says_goodbye_before_the_start_does_not_take_part() -> None:
+    stage = Stage(a_job(1, 1))
+    stage.hear(1, Hello("1", 1, "h", 1))
+    stage.hear(1, Bye(0))
+    stage.hear(1, Lost("has closed the connection"))
+    stage.hear(0, Hello("1", 0, "h", 1))
+    stage.hear(0, Checked())
+    assert stage.conductor.code == 2
+    assert stage.said == ["error: host n1: has ended before its time"]
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_an_agent_that_says_goodbye_while_its_workers_run_is_lost(restarts: int) -> None:
+    """Nobody waits for its report."""
+    stage = Stage(a_job(1, 1, restarts=restarts)).begin()
+    orders = stage.hear(1, Bye(0))
+    assert [place for place, _ in messages(orders, Stop)] == [0]
+    stage.hear(0, Report(0, 143, victims=(0,)))
+    assert stage.conductor.code == 1
+    assert stage.said[-2:] == [
+        "host n1 (rank 1) was lost: it has ended before its time",
+        "stopped by dsl: rank 0",
+    ]
+
+
 def test_what_an_agent_says_is_said_here() -> None:
     stage = Stage(a_job(1, 1)).begin()
     stage.hear(1, Said(Notice("warning", "host n1: look")))

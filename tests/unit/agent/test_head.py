@@ -14,9 +14,9 @@ from dsl import Ended, Output, SignalReceived
 from dsl.agent import head as head_module
 from dsl.agent.conductor import Conductor
 from dsl.agent.head import Head
-from dsl.control.messages import Assignment, Bye, Checked, Hello, Over, Report, Stop
+from dsl.control.messages import Assignment, Bye, Checked, Hello, Over, Report, Said, Stop
 from dsl.launchers.base import Start
-from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program
+from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice, Program
 from dsl.model.remote import Remote
 from dsl.plan.flavours import DEEPSPEED
 
@@ -251,3 +251,19 @@ def test_the_place_of_an_agent_is_taken_by_no_other(capfd: pytest.CaptureFixture
     stage.head.read()
     assert stage.conductor.code == 3
     assert capfd.readouterr().err.count("refused") == 1
+
+
+def test_what_an_agent_says_does_nothing_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(speaks=False)
+    first, second = stage.begin()
+    text = "\x1b]0;mine\x07\x1b[2Jhost n0:\r\nok\x9b1m"
+    stage.hub.read.return_value = [
+        (first, Said(Notice("info", text))),
+        (first, Report(0, 3, 1, 0, (text,))),
+        (second, Report(0, 143)),
+    ]
+    stage.head.read()
+    stage.head._end()
+    said = capfd.readouterr().err
+    assert said.count("host n0:  ok") == 2
+    assert said.replace("\n", "").isprintable()
