@@ -17,7 +17,7 @@ OWN_TYPES = {"num_nodes": "node_count"}
 # What its type is called there: the same, with a bound.
 SAME_TYPES = {"integer": "int"}
 OWN_ATTRIBUTES = {
-    *("master_port_given", "launcher_given", "grace"),
+    *("master_port_given", "launcher_given", "log_level_given", "grace"),
     *("elastic_training", "min_elastic_nodes", "max_elastic_nodes"),
 }
 # DeepSpeed up to 0.19.7 (spec of the removed flags: a word, and its default).

@@ -217,4 +217,4 @@ def _told(wish: PlacementRequest, bindings: Sequence[Binding], group: NodeGroup)
     shown = f"{least}" if least == most else f"{least} to {most}"
     # Only DeepSpeed's binding takes a core without the other threads of it.
     noun = "cores" if wish.bind_cores_to_rank else "CPUs"
-    return [Notice("info", f"{noun} bound to each worker: {shown}"), *table]
+    return [Notice("detail", f"{noun} bound to each worker: {shown}"), *table]

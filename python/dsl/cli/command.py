@@ -40,6 +40,10 @@ STRICT_VARIABLE = "DSL_STRICT"
 """1: the same as ``--strict``."""
 
 
+def _with_details(level: str) -> str:
+    return "detail" if level == "info" else level
+
+
 class Command:
     """A command by the name that its messages start with."""
 
@@ -83,6 +87,8 @@ class Command:
             DslError: the job cannot be planned or prepared.
         """
         facts = this_machine() if facts is None else facts
+        if show.is_asked:
+            request = replace(request, log_level=_with_details(request.log_level))
         planned = plan_job(request, facts)
         if planned.remote is not None:
             return self.start_remote(planned, request, show, facts)
@@ -247,6 +253,11 @@ def with_strictness(request: Request, environ: Mapping[str, str]) -> Request:
     asked = request.placement
     placement = replace(asked, strict=asked.strict or asked.bind == "auto")
     return replace(request, is_strict=True, placement=placement)
+
+
+def log_level(options: Options | argparse.Namespace) -> str:
+    """How much is said. Who names the usual level wants to know the details."""
+    return _with_details(options.log_level) if options.log_level_given else options.log_level
 
 
 def show_request(options: Options | argparse.Namespace) -> ShowRequest:

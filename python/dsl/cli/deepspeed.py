@@ -8,6 +8,7 @@ import sys
 from dsl.cli.command import (
     Command,
     debug_request,
+    log_level,
     output_request,
     placement_request,
     show_request,
@@ -135,7 +136,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         start=start_request(options),
         debug=debug_request(options),
         max_restarts=options.max_restarts,
-        log_level="error" if options.quiet else options.log_level,
+        log_level="error" if options.quiet else log_level(options),
         save_pid=options.save_pid,
         is_strict=options.strict,
     )

@@ -17,7 +17,7 @@ from dsl.cli.options import (
     value,
 )
 from dsl.lists import parse_integer, quote
-from dsl.model.request import DEFAULT_HEARTBEAT_S, DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LEVELS
+from dsl.model.request import DEFAULT_HEARTBEAT_S, DEFAULT_HOSTFILE, DEFAULT_MASTER_PORT, LOG_LEVELS
 
 
 def node_count(text: str) -> int | str:
@@ -146,7 +146,7 @@ _OPTIONS = (
     ),
     value(
         DEEPSPEED, JOB, _WORKERS, "--log_level", "", "how much dsl says about what it does",
-        "info", choices=tuple(LEVELS),
+        "info", choices=LOG_LEVELS, given="log_level_given",
     ),
     flag(DEEPSPEED, JOB, _WORKERS, "-q --quiet", "the same as --log_level error"),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from dsl.cli.options import (
     seconds,
     value,
 )
-from dsl.model.request import LEVELS
+from dsl.model.request import LOG_LEVELS
 
 ENVIRONMENT_PREFIX = "PET_"
 """``PET_NAME`` is the default of ``--name``."""
@@ -117,7 +117,7 @@ _SIGNAL_OPTIONS = (
     ),
     value(
         OURS, JOB, _SIGNALS, "--log-level", "", "how much dslrun says about what it does",
-        "info", choices=tuple(LEVELS),
+        "info", choices=LOG_LEVELS, given="log_level_given",
     ),
 )  # fmt: skip
 

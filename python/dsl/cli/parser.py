@@ -94,6 +94,10 @@ class _GivenAction(argparse.Action):
         option_string: str | None = None,  # noqa: ARG002  as above
     ) -> None:
         setattr(namespace, self.dest, values)
+        self.note(namespace)
+
+    def note(self, namespace: argparse.Namespace) -> None:
+        """Note that there is a value."""
         setattr(namespace, self._given, True)
 
 
@@ -336,6 +340,8 @@ def read_inherited(parser: Parser, namespace: argparse.Namespace) -> None:
         value = getattr(namespace, action.dest)
         if isinstance(value, _Inherited):
             setattr(namespace, action.dest, _read_inherited(parser, action, value))
+            if isinstance(action, _GivenAction):
+                action.note(namespace)
 
 
 def name_variables(parser: Parser, argv: Sequence[str], message: str) -> str:

@@ -8,6 +8,7 @@ import sys
 from dsl.cli.command import (
     Command,
     debug_request,
+    log_level,
     output_request,
     placement_request,
     show_request,
@@ -168,7 +169,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
         debug=debug_request(options),
         max_restarts=options.max_restarts,
         role=options.role,
-        log_level=options.log_level,
+        log_level=log_level(options),
         is_strict=options.strict,
     )
 

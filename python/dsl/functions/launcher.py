@@ -38,7 +38,7 @@ from dsl.functions.signals import HandledSignals, SignalException, supervise
 from dsl.machine.check import NO_PYTHON, check_program
 from dsl.model.job import Notice
 from dsl.model.outcome import AttemptEnded, AttemptStarted, OutputCut
-from dsl.model.request import ProgramRequest
+from dsl.model.request import LEVELS, ProgramRequest
 from dsl.plan.job import plan_job
 from dsl.report.speak import flush_output
 
@@ -374,4 +374,4 @@ def log(level: str, text: str) -> None:
     """Tell the logger ``dsl``."""
     import logging
 
-    logging.getLogger("dsl").log(getattr(logging, level.upper()), "%s", text)
+    logging.getLogger("dsl").log(logging.INFO if level == "detail" else LEVELS[level], "%s", text)

@@ -31,8 +31,14 @@ DEFAULT_HEARTBEAT_S = 15.0
 DEFAULT_DEBUG_PORT = 5678
 DEFAULT_DEBUG_ADDRESS = "127.0.0.1"
 
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-"""Words of ``--log_level`` and how much each weighs."""
+LEVELS = {"debug": 10, "detail": 15, "info": 20, "warning": 30, "error": 40, "critical": 50}
+"""What is said has one of these levels; the number is its weight.
+
+``detail`` is what a healthy job has to tell, too. It is shown where ``--log_level info`` is given, and in a
+dry run, but not where the level is left at its default, which is ``info``, too.
+"""
+LOG_LEVELS = tuple([word for word in LEVELS if word != "detail"])
+"""Words of ``--log_level``."""
 
 
 @record

@@ -300,7 +300,7 @@ def _notices(
     if not (placement and placement.threads):
         crowd = flavour.crowd_defaults if meeting.local_world_size > 1 else ()
         threads = [
-            Notice("info", f"{name}={value} for each worker, set it to choose another number of threads")
+            Notice("detail", f"{name}={value} for each worker, set it to choose another number of threads")
             for name, value in crowd
             if name not in inherited
         ]

@@ -63,7 +63,7 @@ def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
         why_not = _why_executed(plan, job, facts)
         chosen = "spawn" if why_not else "forkserver"
         reason = why_not or f"{len(plan.workers)} workers that import torch"
-        plan = _with_notice(plan, "info", f"start method auto: {chosen}, {reason}")
+        plan = _with_notice(plan, "detail", f"start method auto: {chosen}, {reason}")
         if why_not:
             return plan
     elif job.program.kind == "program":

@@ -339,7 +339,7 @@ def test_a_command_may_announce_how_much_each_worker_got(wish: PlacementRequest,
     group = NodeGroup(2, {}, first_rank=4, noun="rank", announces=True)
     notices = place(wish, group, facts).notices
     assert [(one.level, one.text.partition(", ")[0].partition(": cores")[0]) for one in notices] == [
-        ("info", said),
+        ("detail", said),
         ("debug", "rank 4"),
         ("debug", "rank 5"),
     ]

@@ -287,8 +287,9 @@ def test_an_option_of_ours_after_the_script_is_passed_on_with_a_warning(
 @pytest.mark.parametrize(
     "options, lines",
     [
+        ([], ["dsl: warning: --node_rank has no effect without --no_ssh"]),
         (
-            [],
+            ["--log_level", "info"],
             [
                 "dsl: warning: --node_rank has no effect without --no_ssh",
                 "dsl: detected CUDA_VISIBLE_DEVICES=1",

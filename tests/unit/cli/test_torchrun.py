@@ -314,6 +314,31 @@ def test_notices_are_as_loud_as_the_user_wants(
     assert ("warning: --node-rank has no effect with one node" in said) == shown
 
 
+@pytest.mark.parametrize(
+    "variables, options, shown",
+    [
+        ({}, [], False),
+        ({}, ["--log-level=info"], True),
+        ({}, ["--log-level=warning"], False),
+        ({"PET_LOG_LEVEL": "info"}, [], True),
+        ({}, ["--dry-run"], True),
+    ],
+)
+def test_a_healthy_small_job_says_nothing_unless_it_is_asked(
+    variables: dict[str, str],
+    options: list[str],
+    *,
+    shown: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    torchrun.main(["--nproc-per-node", "2", *options, "t.py"])
+    threads = "dslrun: OMP_NUM_THREADS=1 for each worker, set it to choose another number of threads"
+    assert capfd.readouterr().err.splitlines() == ([threads] if shown else [])
+
+
 def test_a_directory_for_logs_alone_keeps_nothing_and_what_is_missing_is_said(
     machine: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

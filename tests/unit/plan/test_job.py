@@ -183,7 +183,7 @@ def test_visible_devices(value: str, wish: dict[str, Any], slots: tuple[int, ...
     ],
 )
 def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], notices: list[str]) -> None:
-    assert _notices(_node(environ, **{"cuda": 4, **wish}), "info", "warning") == notices
+    assert _notices(_node(environ, **{"cuda": 4, **wish}), "detail", "info", "warning") == notices
 
 
 @pytest.mark.parametrize(
