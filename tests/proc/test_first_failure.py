@@ -81,7 +81,7 @@ def test_the_command_blames_the_cause_and_lists_the_victims(
     with running(dsl_line(dsl_command, 4, [str(testchild), *words]), tmp_path / "job") as job:
         code = job.wait()
     assert code == 3
-    cause, victims = job.stderr().splitlines()
+    cause, victims, followers = job.stderr().splitlines()
     assert re.fullmatch(r"dsl: rank 3 \(local rank 3, pid \d+, host \S+\) failed first: exit code 3", cause)
-    stopped = victims.removeprefix("dsl: stopped by dsl: ").split(", ")
-    assert sorted(stopped) == ["rank 0 (exit code 5)", "ranks 1-2 (SIGTERM)"]
+    assert victims == "dsl: stopped by dsl: ranks 1-2 (SIGTERM)"
+    assert followers == "dsl: ended because of it: rank 0 (exit code 5)"

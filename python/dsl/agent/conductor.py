@@ -26,14 +26,16 @@ from dsl.control.messages import (
 )
 from dsl.lists import format_ranges
 from dsl.model.job import Meeting, Notice
+from dsl.model.node import Label
 from dsl.model.outcome import REQUEUE_CODE, Tried
 from dsl.model.progress import SAME_HOSTS, add, pause_s
 from dsl.model.request import DEFAULT_MASTER_PORT
+from dsl.report.verdict import end_on_request, name_labels
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dsl.model.job import Job
     from dsl.model.progress import Patience
@@ -149,6 +151,7 @@ class Conductor:
         self._fault = ""
         self._begun_by: int | None = None
         self._user_signal: int | None = None
+        self._is_key = False
         self._is_preempted = False
         self._verdict: list[Notice] = []
         self.code: int | None = None
@@ -275,8 +278,8 @@ class Conductor:
         self._is_stopping = True
         return self._to_all(Stop(SIGTERM, grace_s, why=why))
 
-    def signal(self, signum: int, action: str, now_s: float) -> list[object]:
-        """The user or a scheduler wants something of the job."""
+    def signal(self, signum: int, action: str, now_s: float, *, is_key: bool = False) -> list[object]:
+        """The user or a scheduler wants something of the job. ``is_key``: by a key of the terminal."""
         self._now_s = now_s
         job = self._job
         if action == "forward":
@@ -295,7 +298,9 @@ class Conductor:
         if self._is_over:
             return [] if self.is_done else self.cut_output(signum)
         name = signal_name(signum)
-        insists, self._user_signal = self._user_signal is not None, self._user_signal or signum
+        insists = self._user_signal is not None
+        if not insists:
+            self._user_signal, self._is_key = signum, is_key
         self._is_stopping = True
         if not self._runs:
             return self._give_up(128 + signum)
@@ -599,13 +604,12 @@ class Conductor:
         causes = [
             (place, report) for place, report in reports.items() if report.code and self._is_cause(report)
         ]
-        victims = sorted({rank for report in reports.values() for rank in report.victims})
-        stopped = _stopped(self._job.flavour.command, victims)
+        stopped = self._victims(reports.values())
         if self._fault:
             return [self._fault, *stopped], FAILURE
         if not causes:
             if self._user_signal is not None:
-                return stopped, 128 + self._user_signal
+                return self._ended(self._user_signal), 128 + self._user_signal
             return self._judge_stopped(stopped)
         # Without a worker that failed by itself it is a host that was lost, which is seen last.
         causes.sort(key=lambda cause: self._moment(*cause))
@@ -615,7 +619,6 @@ class Conductor:
         if len(self._agents) > 1 or self._sizes[0] > 1:
             how = " failed: " if rivals else " failed first: "
             lines[:1] = [line.replace(" failed: ", how, 1) for line in lines[:1]]
-        lines = [line for line in lines if not line.startswith("stopped by ")]
         if rivals:
             lines.append(
                 "which of these was first cannot be known, the clocks of their hosts are too far apart:"
@@ -632,12 +635,33 @@ class Conductor:
         failed = [report for report in reports.values() if report.code]
         for report in failed:
             if report.stop_signal is not None:  # it has been said who received it
-                return stopped, 128 + report.stop_signal
+                return self._ended(report.stop_signal), 128 + report.stop_signal
         first = None if self._begun_by is None else reports.get(self._begun_by)
         if self._begun_by is None or first is None:
+            preempt = self._job.signals.preempt if self._is_preempted else None
+            stopped = stopped if preempt is None else self._ended(preempt)
             return stopped, failed[0].code if failed else FAILURE
         text = f"{self.name(self._begun_by)} has stopped its workers, exit code {first.code}"
         return [text, *stopped], first.code
+
+    def _victims(self, reports: Iterable[Report]) -> list[str]:
+        """Lines on the workers that a failure elsewhere has ended."""
+        reports = list(reports)
+        return [
+            f"{who}: {_name_ranks(ranks)}"
+            for who, ranks in (
+                (f"stopped by {self._job.flavour.command}", [one.victims for one in reports]),
+                ("ended because of it", [one.followers for one in reports]),
+            )
+            if any(ranks)
+        ]
+
+    def _ended(self, signum: int) -> list[str]:
+        """The line on the workers that a user or a scheduler has ended."""
+        ranks = [one.victims + one.followers for one in self._reports().values()]
+        is_key = self._is_key and signum == self._user_signal
+        what = end_on_request(signum, is_key=is_key, is_preemption=self._is_preempted)
+        return [f"{what}: {_name_ranks(ranks)} ended"] if any(ranks) else []
 
     def _is_cause(self, report: Report) -> bool:
         """It is not only that we have stopped it."""
@@ -687,11 +711,8 @@ class Conductor:
         ]
 
 
-def _stopped(command: str, ranks: Sequence[int]) -> list[str]:
-    if not ranks:
-        return []
-    noun = "rank" if len(ranks) == 1 else "ranks"
-    return [f"stopped by {command}: {noun} {format_ranges(ranks)}"]
+def _name_ranks(ranks: Iterable[Iterable[int]]) -> str:
+    return name_labels([Label("rank", str(rank)) for rank in sorted({one for some in ranks for one in some})])
 
 
 def clocks_of(found: Mapping[int, tuple[int, int]]) -> dict[int, Clocks]:

@@ -290,7 +290,7 @@ class Head:
                 self._speak(Notice("info", "the guard process is gone: ending the job on all hosts"))
         elif isinstance(event, SignalReceived):
             now_s = time.monotonic()
-            self._obey(self.conductor.signal(event.signum, event.action, now_s))
+            self._obey(self.conductor.signal(event.signum, event.action, now_s, is_key=event.from_terminal))
         elif isinstance(event, Output):
             self._hear_output(self._programs[event.worker], event.stream, event.data)
         elif isinstance(event, Started):

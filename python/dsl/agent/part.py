@@ -12,15 +12,17 @@ from dsl.errors import ControlError
 from dsl.model.job import Meeting, Notice
 from dsl.model.outcome import AttemptOutcome, AttemptStarted, Decision, Membership, own_code
 from dsl.report.narrator import Narrator
+from dsl.report.verdict import is_stopped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
+    from dsl import Exit
     from dsl.control.messages import Assignment
     from dsl.facts import Facts
-    from dsl.model.node import NodePlan
+    from dsl.model.node import NodePlan, WorkerPlan
     from dsl.model.outcome import History
     from dsl.model.request import Level
     from dsl.plan.job import JobPlan
@@ -238,7 +240,8 @@ class Reporter(Narrator):
             failed_ns=0 if cause is None else cause.ended_ns,
             rank=-1 if cause is None else workers[cause.worker].rank,
             lines=tuple(self._verdict(attempt)[1]),
-            victims=tuple([workers[exit_.worker].rank for exit_ in stopped]),
+            victims=_ranks(workers, [exit_ for exit_ in stopped if is_stopped(exit_, attempt.ended)]),
+            followers=_ranks(workers, [exit_ for exit_ in stopped if not is_stopped(exit_, attempt.ended)]),
             stop_signal=attempt.ended.stop_signal,
             survivors=len(attempt.ended.survivors),
         )
@@ -249,3 +252,7 @@ class Reporter(Narrator):
     def _hear_outcome(self, outcome: object) -> None:  # noqa: ARG002  it is in the report
         """The head gives the verdict."""
         self._say_dropped()
+
+
+def _ranks(workers: Sequence[WorkerPlan], exits: Sequence[Exit]) -> tuple[int, ...]:
+    return tuple([workers[exit_.worker].rank for exit_ in exits])

@@ -123,9 +123,11 @@ class Report:
     rank: RankOrNone = -1
     """Of the cause; -1 without one."""
     lines: tuple[str, ...] = ()
-    """The verdict, as the node alone would give it."""
+    """The verdict on its own workers, but for what became of those that did not fail."""
     victims: tuple[Count, ...] = ()
-    """Ranks that were stopped."""
+    """Ranks that died of a stop, or were not started because of it."""
+    followers: tuple[Count, ...] = ()
+    """Ranks that ended with a code of their own after the stop had begun."""
     is_preempted: bool = False
     """The scheduler had announced the end."""
     stop_signal: Signal | None = None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dsl import SignalReceived
 from dsl._record import kept, record
 from dsl.lists import format_ranges
+from dsl.model.outcome import SIGNAL_CODES
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsl import Exit, ForkServerLost
+    from dsl import Ended, Exit, ForkServerLost
     from dsl.model.node import Label, NodePlan, WorkerPlan
     from dsl.model.outcome import AttemptOutcome, TimerExpired
     from dsl.report.excerpt import Excerpt
@@ -22,6 +24,10 @@ BINDING_STAGES = ("affinity", "affinity-check", "mempolicy", "mempolicy-check")
 # The kernel's, as on every Linux.
 EPERM = 1
 EACCES = 13
+
+SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15
+KEYS = {SIGINT: "Ctrl-C", SIGQUIT: "Ctrl-\\"}
+"""Keys by which a terminal sends signals."""
 
 # Characters of an exception that still fit behind the exit code; a longer one gets a line of its own.
 SHORT = 160
@@ -79,15 +85,73 @@ def verdict(attempt: AttemptOutcome, evidence: Evidence = NO_EVIDENCE) -> list[s
         others = [exit_ for exit_ in exits if exit_.status and not exit_.caused_by_stop]
         others = [exit_ for exit_ in others if workers[exit_.worker] is not worker]
         lines.extend(_also_failed(workers, cause, others))
-    victims: dict[str, list[Label]] = {}
-    for exit_ in exits:
-        if exit_.caused_by_stop and exit_ is not cause:
-            victims.setdefault(_ending(exit_), []).append(workers[exit_.worker].label)
-    if victims and (cause is not None or ended.stop_signal is not None):
-        groups = [f"{name_labels(labels)} ({how})" for how, labels in victims.items()]
-        lines.append(f"stopped by {attempt.plan.command}: {', '.join(groups)}")
+    if not attempt.plan.is_conducted:  # the head tells it of all hosts together
+        lines.extend(_victims(attempt))
     lines.extend(survivor(*one) for one in ended.survivors)
     return [line if line.isprintable() else _printable(line) for line in lines]
+
+
+def _victims(attempt: AttemptOutcome) -> list[str]:
+    """How the workers ended that did not end the job: what we did to them, and what they did."""
+    ended, workers = attempt.ended, attempt.plan.workers
+    by_us: dict[str, list[Label]] = {}
+    others: dict[str, list[Label]] = {}
+    asked: dict[str, list[Label]] = {}
+    for exit_ in attempt.exits:
+        if exit_.caused_by_stop and exit_ is not attempt.cause:
+            label = workers[exit_.worker].label
+            (by_us if is_stopped(exit_, ended) else others).setdefault(_ending(exit_), []).append(label)
+            asked.setdefault(_answer(exit_, ended), []).append(label)
+    if attempt.cause is not None:
+        lines = ((f"stopped by {attempt.plan.command}", by_us), ("ended because of it", others))
+        return [
+            f"{who}: {', '.join([f'{name_labels(labels)} ({how})' for how, labels in groups.items()])}"
+            for who, groups in lines
+            if groups
+        ]
+    if ended.stop_signal is None or not asked:
+        return []
+    is_key = any(
+        isinstance(event, SignalReceived) and event.signum == ended.stop_signal and event.from_terminal
+        for event in attempt.news
+    )
+    what = end_on_request(ended.stop_signal, is_key=is_key, is_preemption=attempt.is_preempted)
+    return [f"{what}: {', '.join([f'{name_labels(labels)} {how}' for how, labels in asked.items()])}"]
+
+
+def is_stopped(exit_: Exit, ended: Ended) -> bool:
+    """Whether a worker that did not end before the stop died of a signal of ours, or was never started.
+
+    One with an exit code of its own may have lost its peer, or have taken our signal for a wish.
+    """
+    ours = (SIGTERM, SIGKILL, ended.stop_signal)
+    return exit_.exec_stage == "cancelled" or _ended_by(exit_) in ours
+
+
+def _ended_by(exit_: Exit) -> int:
+    """The signal that has ended it, or that its exit code stands for, as a shell has it; below 1: none."""
+    return exit_.signal if exit_.signal is not None else (exit_.code or 0) - SIGNAL_CODES
+
+
+def _answer(exit_: Exit, ended: Ended) -> str:
+    """What a worker made of a signal by which somebody has ended the job."""
+    if exit_.exec_stage == "cancelled":
+        return "not started"
+    if exit_.signal == SIGKILL:
+        return "killed (SIGKILL)"
+    if _ended_by(exit_) == ended.stop_signal:
+        return "ended"
+    return f"ended ({_ending(exit_)})"
+
+
+def end_on_request(signum: int, *, is_key: bool, is_preemption: bool = False) -> str:
+    """What ended a job: ``interrupted (Ctrl-C)``, ``terminated (SIGTERM)``.
+
+    ``is_key``: a key of the terminal has sent the signal. ``is_preemption``: it has announced the end.
+    """
+    name = KEYS.get(signum) if is_key else None
+    what = "interrupted" if signum == SIGINT else "terminated"
+    return f"{'preempted' if is_preemption else what} ({name or signal_name(signum)})"
 
 
 def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -> list[str]:

@@ -216,7 +216,7 @@ def test_the_verdict_names_the_first_cause_its_code_and_the_victims() -> None:
     stage.conductor.clocks.update({0: Clocks(0, 1), 1: Clocks(0, 1), 2: Clocks(0, 1)})
     stage.fail(1, 1, status=9, at_ms=1)
     stage.fail(2, 2, status=1, at_ms=5)
-    orders = stage.hear(0, Report(0, 1, victims=(0,)))
+    orders = stage.hear(0, Report(0, 1, victims=(0,), followers=(3,)))
     assert len(messages(orders, Over)) == 3
     assert stage.conductor.code == 9
     assert stage.said == [
@@ -224,6 +224,7 @@ def test_the_verdict_names_the_first_cause_its_code_and_the_victims() -> None:
         "last output of rank",
         "also failed: rank 2 (host n2) failed: exit code 1",
         "stopped by dsl: rank 0",
+        "ended because of it: rank 3",
     ]
 
 
@@ -349,7 +350,15 @@ def test_a_signal_stops_all_hosts_and_the_second_ends_the_grace() -> None:
     stage.hear(0, Report(0, 1, victims=(0,)))
     stage.hear(1, Report(0, 1, victims=(1,)))
     assert stage.conductor.code == 130
-    assert stage.said[-1] == "stopped by dsl: ranks 0-1"
+    assert stage.said[-1] == "interrupted (SIGINT): ranks 0-1 ended"
+
+
+def test_the_key_by_which_the_user_ended_the_job_is_named() -> None:
+    stage = Stage(a_job(1, 1)).begin()
+    stage.conductor.signal(2, "stop", stage.now_s, is_key=True)
+    stage.hear(0, Report(0, 1, victims=(0,)))
+    stage.hear(1, Report(0, 1, followers=(1,)))
+    assert stage.said[-1] == "interrupted (Ctrl-C): ranks 0-1 ended"
 
 
 def test_a_job_whose_workers_end_well_after_a_signal_still_ends_by_it() -> None:
@@ -523,9 +532,9 @@ def test_a_host_that_stops_for_a_reason_of_its_own_is_named() -> None:
 
 def test_a_signal_of_the_scheduler_to_a_host_is_the_code_of_the_job() -> None:
     stage = Stage(a_job(1, 1)).begin()
-    stage.hear(1, Report(0, 143, stop_signal=15, victims=(1,), lines=("stopped by dsl: rank 1",)))
+    stage.hear(1, Report(0, 143, stop_signal=15, victims=(1,)))
     stage.hear(0, Report(0, 1, victims=(0,)))
-    assert (stage.conductor.code, stage.said) == (143, ["stopped by dsl: ranks 0-1"])
+    assert (stage.conductor.code, stage.said) == (143, ["terminated (SIGTERM): ranks 0-1 ended"])
 
 
 def test_agents_whose_output_nobody_reads_are_waited_for() -> None:

@@ -140,18 +140,21 @@ class Sent:
 def test_the_head_hears_of_a_failure_at_once_and_has_the_verdict_later() -> None:
     """G3, G4."""
     send = Sent()
-    plan = replace(a_plan(2), is_conducted=True)
+    plan = replace(a_plan(3), is_conducted=True)
     cause = an_exit(1, code=7)
     reporter = Reporter(plan, send)
     reporter.hear(AttemptStarted(plan))
     reporter.hear(exited(cause))
     reporter.hear(exited(an_exit(0, signal=15, by_us=True)))
-    reporter.hear(an_attempt(plan, [cause, an_exit(0, signal=15, by_us=True)], end(cause)))
+    others = [an_exit(0, signal=15, by_us=True), an_exit(2, code=1, by_us=True)]
+    reporter.hear(an_attempt(plan, [cause, *others], end(cause)))
     assert send.messages[:2] == [Running(0), Failing(0, 1, 7, cause.ended_ns)]
     report = send.messages[2]
     assert isinstance(report, Report)
     assert (report.code, report.rank, report.failed_ns, report.victims) == (7, 1, cause.ended_ns, (0,))
+    assert report.followers == (2,)
     assert " failed: exit code 7" in report.lines[0]
+    assert len(report.lines) == 1
 
 
 def test_what_is_said_here_is_said_by_the_head() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from tests.support.events import a_plan, an_attempt, an_exit, end
 
+from dsl import SignalReceived
 from dsl._record import replace
 from dsl.agent.policy import exit_code
 from dsl.model.node import Label
@@ -65,7 +67,7 @@ def test_the_cause_comes_first_with_rank_host_pid_and_reason() -> None:
     assert lines[1] == "stopped by dsl: rank 8 (SIGTERM)"
 
 
-def test_victims_are_grouped_by_how_they_ended() -> None:
+def test_what_we_did_to_the_others_is_told_from_what_they_did() -> None:
     cause = an_exit(0, signal=11, core=True)
     exits = [
         cause,
@@ -73,13 +75,22 @@ def test_victims_are_grouped_by_how_they_ended() -> None:
         an_exit(4, signal=9, by_us=True),
         an_exit(5, code=0, by_us=True),
         an_exit(6, by_us=True, failed_at=("cancelled", 0, None)),
+        an_exit(8, code=1, by_us=True),
+        an_exit(9, signal=6, by_us=True),
+        an_exit(10, code=143, by_us=True),
     ]
-    first, second = judge(a_plan(8), exits, end(cause))
+    first, second, third = judge(a_plan(11), exits, end(cause))
     assert first.endswith("killed by SIGSEGV (signal 11, core dumped)")
-    assert (
-        second
-        == "stopped by dsl: ranks 1-3,7 (SIGTERM), rank 4 (SIGKILL), rank 5 (exit code 0), rank 6 (not started)"
+    assert second == (
+        "stopped by dsl: ranks 1-3,7 (SIGTERM), rank 4 (SIGKILL), rank 6 (not started), rank 10 (exit code 143)"
     )
+    assert third == "ended because of it: rank 5 (exit code 0), rank 8 (exit code 1), rank 9 (SIGABRT)"
+
+
+def test_how_the_others_ended_on_several_hosts_is_told_by_their_head() -> None:
+    exits = [an_exit(0, code=3), an_exit(1, signal=15, by_us=True)]
+    (line,) = judge(a_plan(2, is_conducted=True), exits, end(exits[0]))
+    assert line.endswith("failed: exit code 3")
 
 
 def test_later_failures_of_their_own_are_told_with_their_delay() -> None:
@@ -95,11 +106,32 @@ def test_a_crowd_of_failures_stays_short() -> None:
     assert lines[-1] == "also failed: ranks 9-999"
 
 
-def test_a_user_who_stopped_the_job_hears_how_the_workers_took_it() -> None:
-    exits = [an_exit(0, signal=2, by_us=True), an_exit(1, code=0, by_us=True)]
-    assert judge(a_plan(2), exits, end(stop_signal=2)) == [
-        "stopped by dsl: rank 0 (SIGINT), rank 1 (exit code 0)"
+@pytest.mark.parametrize(
+    "signum, is_key, line",
+    [
+        (2, True, "interrupted (Ctrl-C): ranks 0,4 ended"),
+        (2, False, "interrupted (SIGINT): ranks 0,4 ended"),
+        (3, True, "terminated (Ctrl-\\): ranks 0,4 ended"),
+        (15, False, "terminated (SIGTERM): ranks 0,4 ended"),
+        (10, False, "preempted (SIGUSR1): ranks 0,4 ended"),
+    ],
+)
+def test_a_user_who_ended_the_job_hears_how_the_workers_took_it(
+    signum: int, line: str, *, is_key: bool
+) -> None:
+    exits = [
+        an_exit(0, signal=signum, by_us=True),
+        an_exit(1, code=0, by_us=True),
+        an_exit(2, signal=9, by_us=True),
+        an_exit(3, by_us=True, failed_at=("cancelled", 0, None)),
+        an_exit(4, code=128 + signum, by_us=True),
     ]
+    signal = Mock(spec=SignalReceived, signum=signum, from_terminal=is_key)
+    attempt = an_attempt(
+        a_plan(5, preempt_signal=10), exits, end(stop_signal=signum), news=(object(), signal)
+    )
+    rest = "rank 1 ended (exit code 0), rank 2 killed (SIGKILL), rank 3 not started"
+    assert verdict(attempt) == [f"{line}, {rest}"]
 
 
 def test_what_would_not_die_is_named() -> None:
