@@ -380,8 +380,9 @@ def test_log_files_lie_where_torchrun_puts_them(
     command = [str(dslrun), *options, "-r", "1", "-t", "0:2", writer, "1"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False)
     assert result.returncode == 0, result.stderr
-    (run,) = logs.iterdir()
-    assert re.fullmatch(r"job7_\w{8}", run.name)
+    assert sorted(path.name for path in logs.iterdir())[1] == "latest"
+    run = logs / os.readlink(logs / "latest")
+    assert re.fullmatch(r"job7_\d{14}_\w{8}", run.name)
     assert [path for path in tree(run) if not (run / path).is_dir()] == [
         *(
             "attempt_0/0/stderr.log",

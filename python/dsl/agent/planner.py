@@ -49,6 +49,7 @@ class Planner:
         self._shares_dirs = shares_dirs
         self.attempts = 0
         self._made_log_dir: str | None = None
+        self._latest: str | None = None
         self._rendezvous = rendezvous or Static(job, planned.node_rank, facts.ports)
         self.local_world_size = count_workers(job, planned.node_rank, facts)
         self.run_dir = choose_run_dir(job, planned.node_rank, facts.names)
@@ -105,6 +106,7 @@ class Planner:
     def _make_dirs(self, plan: NodePlan) -> None:
         from dsl.output.folders import (
             hold_run_dir,
+            link_latest,
             make_log_dir,
             make_run_dirs,
             make_shared_dirs,
@@ -121,6 +123,9 @@ class Planner:
             make_run_dirs(plan.run_dirs)
             if self.run_dir is not None and self.job.output.log_dir is None and self.job.flavour.keeps_errors:
                 hold_run_dir(self.run_dir)
+        if plan.attempt == 0 and plan.run_dirs and self.job.output.log_dir is not None:
+            self._latest = f"latest_node{plan.node_rank}" if plan.node_rank else "latest"
+            link_latest(plan.run_dirs[0], self._latest)
 
     def _without_files(self, error: LogDirError) -> NodePlan:
         """The plan of the last meeting for workers that leave no files: what would be kept is shown."""
@@ -141,11 +146,19 @@ class Planner:
             self.timers.close()
         if self.run_dir is None:
             return
-        from dsl.output.folders import let_go_run_dir, remove_dead_runs, remove_log_dir, remove_run_dir
+        from dsl.output.folders import (
+            let_go_run_dir,
+            remove_dead_runs,
+            remove_log_dir,
+            remove_run_dir,
+            unlink_latest,
+        )
 
         was_held = let_go_run_dir(self.run_dir)
         succeeded = succeeded and job.output.log_dir is None
         remove_run_dir(self.run_dir, self.attempts, self.local_world_size, succeeded=succeeded)
+        if self._latest is not None:
+            unlink_latest(self.run_dir, self._latest)
         if self._made_log_dir is not None:
             remove_log_dir(self._made_log_dir)
         if was_held:

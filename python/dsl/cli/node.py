@@ -170,7 +170,10 @@ def announcements(plan: NodePlan, assignment: Assignment) -> list[Notice]:
     """What the user should know before the first attempt, for the head to say: once for each host."""
     if assignment.task:
         return []
-    said = [replace(notice, text=f"host {plan.host}: {notice.text}") for notice in plan.notices]
+    # In a directory that the user has named, the first host's files tell where the others' are.
+    is_known = assignment.node_rank > 0 and assignment.job.output.log_dir is not None
+    notices = [notice for notice in plan.notices if not (is_known and notice.is_made)]
+    said = [replace(notice, text=f"host {plan.host}: {notice.text}") for notice in notices]
     if assignment.is_elastic and assignment.job.debug.ranks:
         from dsl.plan.debugging import attach_notices
 

@@ -192,6 +192,44 @@ def _try(call: Callable[[str], None], path: str) -> None:
         return  # it is not there, or holds something that is worth keeping
 
 
+def link_latest(run_dir: str, name: str) -> None:
+    """Let ``name``, beside a run's directory, lead to it. What is there and is no link of ours stays.
+
+    It is replaced in one step, so whoever follows it at any time finds a run.
+    """
+    folder, _, target = run_dir.rpartition("/")
+    link, spare = f"{folder}/{name}", f"{folder}/.{name}_{target}"
+    try:
+        if not _may_link(link):
+            return
+        os.symlink(target, spare)
+        try:
+            os.rename(spare, link)
+        except OSError:
+            os.unlink(spare)
+    except OSError:
+        return  # the file system knows no links, or somebody else was faster
+
+
+def _may_link(link: str) -> bool:
+    """Whether nothing is there, or a link to the directory of a run beside it: its name has a time."""
+    try:
+        known = os.readlink(link)
+    except OSError:
+        return not os.path.lexists(link)
+    return "/" not in known and any(len(part) == 14 and part.isdecimal() for part in known.split("_"))
+
+
+def unlink_latest(run_dir: str, name: str) -> None:
+    """Take the link away again if its run's directory is gone."""
+    folder, _, target = run_dir.rpartition("/")
+    try:
+        if os.readlink(f"{folder}/{name}") == target and not os.path.lexists(run_dir):
+            os.unlink(f"{folder}/{name}")
+    except OSError:
+        return  # it is not there
+
+
 def remove_log_dir(log_dir: str) -> None:
     """Remove the directory, unless there is something in it."""
     _try(os.rmdir, log_dir)

@@ -82,10 +82,12 @@ TORCH = Flavour(
     keeps_errors=True,
     hands_on_errors=True,
     has_timers=True,
+    logs_by_folder=True,
 )
 
-# torch's launcher, called from Python, leaves the number of threads alone, and records to its caller.
-FUNCTIONS = replace(TORCH, crowd_defaults=(), hands_on_errors=False)
+# torch's launcher, called from Python, leaves the number of threads alone, records to its caller, and keeps
+# what the maps say.
+FUNCTIONS = replace(TORCH, crowd_defaults=(), hands_on_errors=False, logs_by_folder=False)
 
 FLAVOURS = {"deepspeed": DEEPSPEED, "torch": TORCH, "functions": FUNCTIONS}
 """By the word of `dsl.model.request.Request.flavour`."""

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from dsl.machine.process import Names
     from dsl.model.job import Job, Meeting
     from dsl.model.node import SignalMeaning
-    from dsl.model.request import OutputRequest
     from dsl.output.answer import StreamFiles
     from dsl.output.routes import OutputPlan
 
@@ -78,10 +77,13 @@ def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
     asked = job.output
     if job.flavour.keeps_errors:
         # A name of the user's may be longer than that of a file can be, and have slashes.
-        folder = f"{job.run_id.replace('/', '_')[:128]}_{names.random()[:8]}"
-        return (
-            f"{asked.log_dir}/{folder}" if asked.log_dir else f"{names.temp_dir}/{RUN_PREFIX}{names.random()}"
-        )
+        if not asked.log_dir:
+            return f"{names.temp_dir}/{RUN_PREFIX}{names.random()}"
+        from dsl.plan.meeting import is_random_id
+
+        # A random name says nothing, and would spoil the order by time.
+        name = "" if is_random_id(job.run_id) else f"{job.run_id.replace('/', '_')[:128]}_"
+        return f"{asked.log_dir}/{name}{names.stamp()}_{names.random()[:8]}"
     if asked.each_rank_log is not None or not needs_run_dir(asked):
         return None
     # Nodes that share the directory may be containers that start in the same second with the same pid.
@@ -131,7 +133,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
         line_files=output.line_files,
         partial_after_s=job.output.partial_after_s,
         log_level=job.log_level,
-        notices=() if meeting.attempt else _notices(job, meeting, files, inherited, placement),
+        notices=() if meeting.attempt else _notices(job, meeting, files, inherited, placement, output),
         command=flavour.command,
         name=job.program.name,
         attempt=meeting.attempt,
@@ -244,7 +246,7 @@ def _plan_output(
     if asked.logs_specs is not None:
         asked = without_files(asked)
     elif not job.flavour.logs_by_folder:
-        # Without maps torchrun writes no files, wherever they would lie.
+        # Without maps torch's functions write no files, wherever they would lie.
         asked = replace(asked, log_dir=None)
     each_rank_logs: tuple[str, ...] = ()
     if asked.each_rank_log is not None:
@@ -292,10 +294,15 @@ def signal_meanings(job: Job) -> dict[int, SignalMeaning] | None:
 
 
 def _notices(
-    job: Job, meeting: Meeting, files: AttemptFiles, inherited: Mapping[str, str], placement: Placement | None
+    job: Job,
+    meeting: Meeting,
+    files: AttemptFiles,
+    inherited: Mapping[str, str],
+    placement: Placement | None,
+    output: OutputPlan,
 ) -> tuple[Notice, ...]:
     """What the user should know before the first attempt."""
-    asked, flavour = job.output, job.flavour
+    flavour = job.flavour
     threads: list[Notice] = []
     if not (placement and placement.threads):
         crowd = flavour.crowd_defaults if meeting.local_world_size > 1 else ()
@@ -309,20 +316,21 @@ def _notices(
         *meeting.notices,
         *threads,
         *placed,
-        *_log_notices(asked, files, by_folder=flavour.logs_by_folder),
+        *_log_notices(job, files, output),
     )
 
 
-def _log_notices(asked: OutputRequest, files: AttemptFiles, *, by_folder: bool) -> list[Notice]:
-    if asked.logs_specs is not None:
+def _log_notices(job: Job, files: AttemptFiles, output: OutputPlan) -> list[Notice]:
+    asked = job.output
+    if asked.logs_specs is not None or asked.each_rank_log is not None:
         return []
-    if needs_run_dir(replace(asked, log_dir=None)) and files.run_dir is not None:
-        is_known = by_folder and asked.log_dir is not None
-        return [] if is_known else [Notice("info", f"log files are in {files.run_dir}", is_made=True)]
+    routes = [route for both in output.routes for route in both if route is not None]
+    if output.line_files or any(route.path is not None for route in routes):
+        return [Notice("info", f"log files are in {files.run_dir}", is_made=True)]
     notices = []
-    if asked.log_dir is not None and not (by_folder or asked.redirects or asked.tee):
-        text = f"no output goes to {asked.log_dir}: that takes --tee 3, or --redirects 3"
+    if asked.log_dir is not None and not (job.flavour.logs_by_folder or asked.redirects or asked.tee):
+        text = f"no output goes to {asked.log_dir}: that takes tee, or redirects"
         notices.append(Notice("info", text, is_made=True))
-    if asked.max_bytes is not None and not by_folder:
-        notices.append(Notice("warning", "--log-max-size has no effect without log files, such as --tee 3"))
+    if asked.max_bytes is not None and job.flavour.keeps_errors:
+        notices.append(Notice("warning", "--log-max-size has no effect without log files, such as --log-dir"))
     return notices

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dsl.cli import torchrun
+from dsl.cli import deepspeed, torchrun
 from dsl.cli.command import Command
 from dsl.model.node import NodePlan
 from dsl.model.request import OutputRequest
 from dsl.signals import parse_signals
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from types import ModuleType
 
     from dsl.agent.planner import Planner
 
@@ -43,6 +45,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     def run_job(planner: Planner, plan: NodePlan, **_facts: object) -> int:
         assert all(os.path.isdir(folder) for folder in plan.run_dirs)
         jobs.append((plan, planner))
+        for worker in plan.workers:  # what the engine opens
+            for route in (worker.stdout, worker.stderr):
+                if route is not None and route.path is not None:
+                    Path(route.path).touch()
         return 7
 
     monkeypatch.setattr(Command, "run_job", staticmethod(run_job))
@@ -339,22 +345,32 @@ def test_a_healthy_small_job_says_nothing_unless_it_is_asked(
     assert capfd.readouterr().err.splitlines() == ([threads] if shown else [])
 
 
-def test_a_directory_for_logs_alone_keeps_nothing_and_what_is_missing_is_said(
+def test_a_directory_of_which_the_maps_make_no_use_stays_as_it_was(
     machine: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As with torchrun no output goes there; but no empty folders stay."""
+    """No empty folders stay, nor a link to one."""
     before = _tree(machine)
-    assert torchrun.main(["--log-dir", "logs", "t.py"]) == 7
-    said = "dslrun: no output goes to logs: that takes --tee 3, or --redirects 3"
-    assert capfd.readouterr().err.splitlines() == [said]
+    assert torchrun.main(["--log-dir", "logs", "-r", "0", "t.py"]) == 7
+    assert capfd.readouterr().err == ""
     assert _tree(machine) == before
     os.mkdir("logs")
-    assert torchrun.main(["--log-dir", "logs", "t.py"]) == 7
+    assert torchrun.main(["--log-dir", "logs", "-r", "0", "t.py"]) == 7
     assert os.listdir("logs") == []
-    capfd.readouterr()
-    for options in (["--tee", "3"], ["-r", "0"], ["--duplicate-stdout-filters", "x"]):
-        torchrun.main(["--log-dir", "logs", *options, "t.py"])
-        assert "no output goes to" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", [deepspeed, torchrun])
+def test_a_log_directory_says_where_the_files_are_and_has_a_link_to_the_newest(
+    command: ModuleType, machine: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs = machine / "work" / "logs"
+    logs.mkdir()
+    (logs / "latest").symlink_to("20250102030405_1")
+    assert command.main(["--log-dir", "logs", "t.py"]) == 7
+    run = os.readlink(logs / "latest")
+    assert f": log files are in logs/{run}\n" in capfd.readouterr().err
+    assert (logs / "latest" / "attempt_0" / "0").is_dir()
+    assert sorted(os.listdir(logs)) == [run, "latest"]
+    assert re.match(r"20\d{12}_", run)
 
 
 def test_a_dry_run_announces_no_files(capfd: pytest.CaptureFixture[str], machine: Path) -> None:

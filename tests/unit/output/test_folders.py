@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.errors import LogDirError, LogDirIsFileError
-from dsl.output.folders import make_log_dir, make_run_dirs, remake_run_dirs
+from dsl.output.folders import link_latest, make_log_dir, make_run_dirs, remake_run_dirs, unlink_latest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,3 +67,38 @@ def test_the_directory_of_a_run_that_is_not_ours_any_more_is_refused(kind: str, 
     with pytest.raises(LogDirError, match="unable to create the directory of this run"):
         remake_run_dirs(str(run), [str(run / "attempt_1")])
     assert list(target.iterdir()) == []
+
+
+RUN = "20260102030405_77"
+
+
+@pytest.mark.parametrize("target", ["", "job_20250102030405_0123abcd", "20250102030405_5_node1"])
+def test_the_link_leads_to_the_newest_run(target: str, tmp_path: Path) -> None:
+    if target:
+        (tmp_path / "latest").symlink_to(target)
+    link_latest(f"{tmp_path}/{RUN}", "latest")
+    assert os.readlink(tmp_path / "latest") == RUN
+    assert os.listdir(tmp_path) == ["latest"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "best", "/20260102030405_77", "../20260102030405_77"])
+def test_what_has_the_name_of_the_link_and_is_not_ours_stays(kind: str, tmp_path: Path) -> None:
+    latest = tmp_path / "latest"
+    if kind == "file":
+        latest.write_text("mine")
+    elif kind == "folder":
+        latest.mkdir()
+    else:
+        latest.symlink_to(kind)
+    before = os.lstat(latest)
+    link_latest(f"{tmp_path}/{RUN}", "latest")
+    assert os.lstat(latest) == before
+    assert os.listdir(tmp_path) == ["latest"]
+
+
+def test_a_link_to_a_run_that_left_nothing_goes_with_it_and_no_other(tmp_path: Path) -> None:
+    link_latest(f"{tmp_path}/{RUN}", "latest")
+    unlink_latest(f"{tmp_path}/20260102030405_78", "latest")
+    assert os.readlink(tmp_path / "latest") == RUN
+    unlink_latest(f"{tmp_path}/{RUN}", "latest")
+    assert os.listdir(tmp_path) == []

@@ -308,7 +308,7 @@ def test_log_files_lie_in_a_directory_of_this_run() -> None:
     run = "logs/20260102030405_77"
     assert (plan.log_dir, plan.run_dirs[0], plan.log_max_bytes) == ("logs", run, 1 << 20)
     assert plan.workers[1].log_path == f"{run}/attempt_0/1/stderr.log"
-    assert _notices(plan, "info", "warning") == []
+    assert _notices(plan, "info", "warning") == [f"log files are in {run}"]
 
 
 def test_nodes_that_share_a_log_directory_have_runs_of_their_own() -> None:

@@ -117,17 +117,22 @@ def test_restarts_are_not_negative() -> None:
 
 
 def test_files_lie_in_a_directory_of_the_run_below_the_one_that_was_named() -> None:
-    """torchrun's layout: LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK."""
+    """torchrun's layout, LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK, with the time in the name."""
     job = planner(log_dir="/logs", redirects="3", rdzv_backend="c10d", rdzv_id="a/b")
-    assert job.run_dir == "/logs/a_b_01234567"
+    run = "/logs/a_b_20260102030405_01234567"
+    assert job.run_dir == run
     plan = job.plan(2)
     assert plan.log_dir == "/logs"
-    assert plan.workers[1].stdout.path == "/logs/a_b_01234567/attempt_2/1/stdout.log"
+    assert plan.workers[1].stdout.path == f"{run}/attempt_2/1/stdout.log"
     assert plan.workers[1].stderr is not None
-    assert plan.workers[1].stderr.path == "/logs/a_b_01234567/attempt_2/1/stderr.log"
+    assert plan.workers[1].stderr.path == f"{run}/attempt_2/1/stderr.log"
     assert [notice.text for notice in job.plan(0).notices if "log files" in notice.text] == [
-        "log files are in /logs/a_b_01234567"
+        f"log files are in {run}"
     ]
+
+
+def test_runs_without_a_name_of_their_own_are_in_the_order_of_their_times() -> None:
+    assert planner(log_dir="/logs").run_dir == "/logs/20260102030405_01234567"
 
 
 def test_a_name_of_the_job_that_is_too_long_for_a_file_is_cut_there_only() -> None:
@@ -137,11 +142,16 @@ def test_a_name_of_the_job_that_is_too_long_for_a_file_is_cut_there_only() -> No
     assert job.plan(0).env["TORCHELASTIC_RUN_ID"] == "x" * 1000
 
 
-def test_without_maps_there_are_no_log_files_as_with_torchrun() -> None:
+def test_a_log_directory_alone_keeps_what_the_console_shows_and_says_where() -> None:
     plan = attempt(log_dir="/logs")
+    assert plan.has_log_files
+    for worker in plan.workers:
+        assert (worker.stdout.console, worker.prefix) == (1, "")
+    assert sum("log files are in /logs/" in notice.text for notice in plan.notices) == 1
+    assert attempt(tee="0:3").has_log_files
+    plan = attempt(log_dir="/logs", redirects="0")
     assert not plan.has_log_files
     assert not any("log files" in notice.text for notice in plan.notices)
-    assert attempt(tee="0:3").has_log_files
 
 
 def test_without_a_log_directory_the_run_has_one_for_its_time() -> None:
