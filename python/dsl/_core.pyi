@@ -548,6 +548,9 @@ class Ended:
 
         Of its stderr, if that is a `Stdio.log` stream; else empty.
         """
+    @property
+    def shown_since(self) -> int | None:
+        """Lines that a terminal has shown since the last one of that stream; None: none of it was shown."""
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data that JSON can hold (docs/events.md)."""
     def __eq__(self, other: object, /) -> bool: ...

@@ -185,7 +185,7 @@ def test_a_repr_names_the_class_and_its_fields(testchild: Path) -> None:
         f"Exited(exit=Exit(worker=0, pid={started.pid}, code=0, "
     )
     assert repr(events[-1]) == (
-        "Ended(first_failure=None, stop_signal=None, stragglers=0, survivors=[], oom_kills=0, tail=b'')"
+        "Ended(first_failure=None, stop_signal=None, stragglers=0, survivors=[], oom_kills=0, tail=b'', shown_since=None)"
     )
     with Group([[str(testchild), "pause"]]) as group:
         group.supervisor.stop(grace_s=2.5)

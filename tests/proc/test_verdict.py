@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from kit.waiting import until
 from tests.support.places import free_port
+from tests.support.terminal import terminal as a_terminal
 
 SCRIPT = """
 import os, sys, time
@@ -115,3 +118,115 @@ def test_on_one_node_of_several_the_verdict_speaks_for_this_one(dslrun: Path, tm
         text = said(line, tmp_path, SCRIPT.replace("rank == 1", "rank == 3"))
         assert first.wait(20) == 1
     assert "failed first on this node: exit code 1: ValueError" in text
+
+
+FULL = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    try:
+        with open(sys.argv[-1] + "/fill", "ab", buffering=0) as file:
+            while True:
+                file.write(bytes(1024))
+    except OSError:
+        raise ValueError("batch 40 holds NaN") from None
+time.sleep(1000)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_full_at_first", [False, True])
+@pytest.mark.parametrize("name", ["dsl", "dslrun"])
+def test_a_full_disk_is_named_and_the_last_words_have_room_that_was_taken_before(
+    name: str, dsl_command: Path, tmp_path: Path, *, is_full_at_first: bool
+) -> None:
+    """G3"""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (tmp_path / "train.py").write_text(FULL)
+    fill = f"dd if=/dev/zero of={logs}/fill bs=1k 2>/dev/null; " if is_full_at_first else ""
+    script = f'mount -t tmpfs -o size=256k none {logs} || exit 99; {fill}exec "$@"'
+    count = "--num_gpus=2" if name == "dsl" else "--nproc-per-node=2"
+    own = [str(dsl_command.with_name(name)), count, "--redirects", "3", "--log-dir", str(logs), "train.py"]
+    command = ["unshare", "--mount", "/bin/sh", "-c", script, "sh", *own, str(logs)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=25, check=False, cwd=tmp_path)
+    assert result.returncode == 1, result.stderr
+    said = r"/attempt_0/1/stderr\.log may lack its last words: No space left on device, make room on its disk"
+    assert re.search(said, result.stderr), result.stderr
+    assert (REASON in result.stderr) != is_full_at_first, result.stderr
+
+
+def test_what_the_screen_shows_is_not_quoted_and_the_cause_is_its_last_line(
+    dsl_command: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    line = [str(dsl_command), "--num_gpus=2", str(tmp_path / "train.py")]
+    with a_terminal(line, {"TERM": "xterm", "NO_COLOR": "1"}) as screen:
+        screen.reported("ended 1")
+        lines = screen.shown().decode().split("\r\n")
+    assert sum("Traceback" in line for line in lines) == 1
+    assert lines[-3:-1] == [
+        "dsl: stopped by dsl: rank 0 (SIGTERM)",
+        next(line for line in lines if "failed first: exit code 1: ValueError: batch 40 holds NaN" in line),
+    ]
+
+
+MUCH = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    try:
+        raise ValueError("batch 40 holds NaN")
+    except ValueError:
+        import traceback
+        traceback.print_exc()
+    open("written", "w").close()
+    while not os.path.exists("read"): time.sleep(0.01)
+    sys.exit(1)
+while not os.path.exists("written"): time.sleep(0.01)
+time.sleep(0.3)
+for number in range(30): print("step", number)
+sys.stdout.flush()
+open("read", "w").close()
+time.sleep(1000)
+"""
+
+
+def test_what_has_gone_off_the_screen_is_quoted(
+    dsl_command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(MUCH)
+    monkeypatch.chdir(tmp_path)
+    with a_terminal(
+        [str(dsl_command), "--num_gpus=2", "train.py"], {"TERM": "xterm", "NO_COLOR": "1"}
+    ) as screen:
+        screen.reported("ended 1")
+        lines = screen.shown().decode().split("\r\n")
+    assert sum("Traceback" in line for line in lines) == 2
+    assert "failed first: exit code 1" in lines[-2]
+
+
+INTERRUPTED = """
+import os, time
+open("ready" + os.environ["RANK"], "w").close()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("name", ["dsl", "dslrun"])
+def test_ctrl_c_shows_one_traceback_for_all_ranks_and_says_who_has_interrupted_the_job(
+    name: str, dsl_command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G6: what is not shown again is equal; the files have all of it."""
+    (tmp_path / "train.py").write_text(INTERRUPTED)
+    monkeypatch.chdir(tmp_path)
+    count = "--num_gpus=3" if name == "dsl" else "--nproc-per-node=3"
+    line = [str(dsl_command.with_name(name)), count, "--stdin=none", "--log-dir=logs", "train.py"]
+    with a_terminal(line, {"TERM": "xterm", "NO_COLOR": "1"}) as screen:
+        until(lambda: len(list(tmp_path.glob("ready*"))) == 3)
+        screen.press(b"\x03")
+        screen.reported("ended -2")
+        lines = screen.shown().decode().split("\r\n")
+    assert [line for line in lines if "KeyboardInterrupt" in line] == ["[rank 0-2] KeyboardInterrupt"]
+    assert lines[-2] == f"{name}: interrupted (Ctrl-C): ranks 0-2 ended"
+    files = list((tmp_path / "logs").rglob("stderr.log"))
+    assert len({path.read_text() for path in files}) == 1
+    assert [path.read_text().count("KeyboardInterrupt") for path in files] == [1, 1, 1]

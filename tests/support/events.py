@@ -83,6 +83,7 @@ def end(
     stop_signal: int | None = None,
     survivors: Sequence[tuple[int, str, str, str | None, int | None]] = (),
     tail: bytes = b"",
+    shown_since: int | None = None,
 ) -> Ended:
     """The last event of a group."""
     event: Any = Mock(
@@ -93,6 +94,7 @@ def end(
         stragglers=0,
         oom_kills=0,
         tail=tail,
+        shown_since=shown_since,
     )
     return event  # type: ignore[no-any-return]
 

@@ -23,7 +23,7 @@ from dsl.model.request import LEVELS
 from dsl.plan.reaching import Reaching, plan_reaching
 from dsl.printable import printable
 from dsl.report.speak import say
-from dsl.report.verdict import reason
+from dsl.report.verdict import cause_last, reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -481,7 +481,12 @@ class Head:
 
     def _end(self) -> None:
         """Say how the job has ended."""
-        for notice in () if self._is_orphan else self.conductor.verdict:
+        notices = [] if self._is_orphan else list(self.conductor.verdict)
+        if self.conductor.has_begun and os.isatty(STDERR):
+            told = [notice.text for notice in notices if notice.level == "critical"]
+            notices = [notice for notice in notices if notice.level != "critical"]
+            notices += [Notice("critical", text) for text in cause_last(told)]
+        for notice in notices:
             self._speak(notice)
         self._hub.close(0.0)
 

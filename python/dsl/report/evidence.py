@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 OOM_WORDS = ("oom-kill:", "Killed process", "Out of memory", "Memory cgroup out of memory")
@@ -58,6 +59,28 @@ def last_bytes(path: str, count: int = 16384) -> bytes:
         return b""
     finally:
         os.close(file)
+
+
+def space_problem(path: str) -> str:
+    """Why nothing more fits beside this file, in words; empty if something does, or that cannot be tried.
+
+    What tells is a file without a name: unlike the counts of the file system it knows quotas, too.
+    """
+    try:
+        file = os.open(os.path.dirname(path) or ".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return _if_full(error)
+    try:
+        os.write(file, bytes(8192))
+    except OSError as error:
+        return _if_full(error)
+    finally:
+        os.close(file)
+    return ""
+
+
+def _if_full(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
 
 
 def without_lost_record(tail: bytes, error_file: str | None) -> bytes:

@@ -15,6 +15,7 @@ from dsl import (
     Stopping,
     Unbound,
 )
+from dsl._record import replace
 from dsl.model.outcome import (
     REQUEUE_CODE,
     AttemptEnded,
@@ -28,7 +29,7 @@ from dsl.model.outcome import (
 )
 from dsl.model.request import LEVELS, Level
 from dsl.report.speak import complain, say, write
-from dsl.report.verdict import NO_EVIDENCE, Evidence, file_error, timer_evidence, verdict
+from dsl.report.verdict import NO_EVIDENCE, Evidence, cause_last, file_error, timer_evidence, verdict
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from dsl.model.outcome import AttemptOutcome
 
 LONGEST_MESSAGE = 300
+STDERR = 2
+USUAL_ROWS = 24
+OWN_LINES = 4
+"""Of a verdict on a terminal, with the prompt behind it."""
 
 
 class Narrator:
@@ -201,7 +206,8 @@ class Narrator:
         if last.is_preempted:
             self.say(f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again", "info")
         evidence, lines = self._verdict(last)
-        for line in lines:
+        is_screen = os.isatty(STDERR)
+        for line in () if is_screen else lines:
             self.say(line)
         if outcome.count > 1 and last.ended.first_failure is not None:
             from dsl.model.progress import crash_loop
@@ -214,6 +220,8 @@ class Narrator:
             box = addition(self._plan.name, last.failures, root_cause(last.failures), evidence.said)
             if box:
                 write(box + "\n")
+        for line in cause_last(lines) if is_screen else ():
+            self.say(line)
         self._say_dropped()
 
     def _verdict(self, attempt: AttemptOutcome) -> tuple[Evidence, list[str]]:
@@ -228,15 +236,16 @@ class Narrator:
     def _evidence(self, attempt: AttemptOutcome) -> Evidence:
         """What is known of the cause."""
         cause, ended = attempt.cause, attempt.ended
-        memory, tail, path = "", b"", None
+        memory, tail, path, problem = "", b"", None, ""
         if cause is not None and ended.first_failure is not None:
             tail = ended.tail if cause.worker == ended.first_failure.worker else b""
             worker = attempt.plan.workers[cause.worker]
             path = worker.log_path
             if path is not None or tail:
-                from dsl.report.evidence import last_bytes, without_lost_record
+                from dsl.report.evidence import last_bytes, space_problem, without_lost_record
 
                 tail = without_lost_record(tail or last_bytes(path or ""), worker.error_file)
+                problem = space_problem(path) if path is not None else ""
         if attempt.cause_timer is not None:
             memory = timer_evidence(attempt.cause_timer)
         elif cause is not None and cause.signal == 9:
@@ -247,7 +256,19 @@ class Narrator:
         known = memory
         if cause is not None and not tail and not memory:
             known = _recorded(attempt, cause)
-        return Evidence(known, tail, path)
+        evidence = Evidence(known, tail, path, problem)
+        return replace(evidence, is_on_screen=_is_on_screen(evidence, ended.shown_since))
+
+
+def _is_on_screen(evidence: Evidence, shown_since: int | None) -> bool:
+    """Whether the lines to quote, and what the terminal has shown since, fit on its screen together."""
+    if shown_since is None or evidence.words is None:
+        return False
+    try:
+        rows = os.get_terminal_size(STDERR).lines or USUAL_ROWS
+    except OSError:
+        return False
+    return len(evidence.words.lines) + shown_since + OWN_LINES <= rows
 
 
 def _recorded(attempt: AttemptOutcome, cause: Exit) -> str:

@@ -43,6 +43,10 @@ class Evidence:
     """The end of what the worker wrote."""
     log_path: str | None = None
     """The file that holds all of it."""
+    log_problem: str = ""
+    """Why that file may lack the end of it."""
+    is_on_screen: bool = False
+    """The user still sees it."""
 
     @kept
     def words(self) -> Excerpt | None:
@@ -217,7 +221,20 @@ def _last_words(label: Label, evidence: Evidence) -> list[str]:
     """The lines that show the worker's last output."""
     shown = () if evidence.words is None else evidence.words.lines
     lines = [f"last output of {label}:", *[f"  | {line}".rstrip() for line in shown]] if shown else []
-    return [*lines, *([f"full log: {evidence.log_path}"] if evidence.log_path else [])]
+    if evidence.is_on_screen:
+        lines = []
+    path, problem = evidence.log_path, evidence.log_problem
+    if path and problem:
+        lines.append(f"{path} may lack its last words: {problem}, make room on its disk")
+    elif path:
+        lines.append(f"full log: {path}")
+    return lines
+
+
+def cause_last(lines: Sequence[str]) -> list[str]:
+    """The lines of a verdict for a terminal: what is read first there stands last."""
+    count = 2 if len(lines) > 1 and lines[1].startswith("  ") else 1  # a long exception has its own line
+    return [*lines[count:], *lines[:count]]
 
 
 def _printable(line: str) -> str:

@@ -118,6 +118,7 @@ pub(crate) struct Ended {
     survivors: Vec<Survivor>,
     oom_kills: u64,
     tail: PyBackedBytes,
+    shown_since: Option<u64>,
 }
 
 /// Something that happened to output that the engine passes on.
@@ -213,7 +214,7 @@ record! {
     ForkServerReady { server }
     ForkServerSlow { server, pid, import_s }
     ForkServerLost { server, pid, signum, text, workers }
-    Ended { first_failure, stop_signal, stragglers, survivors, oom_kills, tail }
+    Ended { first_failure, stop_signal, stragglers, survivors, oom_kills, tail, shown_since }
 }
 
 impl PartialEq for Exited {
@@ -254,6 +255,7 @@ impl PartialEq for Ended {
             && self.survivors == other.survivors
             && self.oom_kills == other.oom_kills
             && self.tail == other.tail
+            && self.shown_since == other.shown_since
     }
 }
 

@@ -299,6 +299,8 @@ pub enum Event {
         oom_kills: u64,
         /// Last output of the worker that failed first: of its stderr, if the engine passes that on.
         tail: Vec<u8>,
+        /// Lines that a terminal has shown since the last one of that stream; `None`: it has shown none of it.
+        shown_since: Option<u64>,
     },
 }
 

@@ -67,10 +67,13 @@ pub(crate) struct Stream {
 pub(crate) struct Outcome {
     /// Last bytes of the worker that was asked for.
     pub(crate) tail: Vec<u8>,
+    /// How many lines a terminal has shown since the last one of that stream; `None`: it has shown none of it.
+    pub(crate) shown_since: Option<u64>,
 }
 
 enum Order {
     Reopen,
+    Interrupt,
     Resize {
         from_terminal: bool,
     },
@@ -170,6 +173,11 @@ impl Mux {
     /// Opens the log files anew.
     pub(crate) fn reopen(&self) {
         self.order(Order::Reopen);
+    }
+
+    /// Somebody has interrupted the workers.
+    pub(crate) fn interrupt(&self) {
+        self.order(Order::Interrupt);
     }
 
     /// The size of our terminal has changed.

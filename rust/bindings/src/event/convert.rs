@@ -135,6 +135,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
             survivors: left,
             oom_kills,
             tail,
+            shown_since,
         } => {
             let first_failure = first_failure.map(|exit| Py::new(py, Exit(exit))).transpose()?;
             Py::new(
@@ -146,6 +147,7 @@ pub(crate) fn to_python(py: Python<'_>, event: engine::Event) -> PyResult<Py<PyA
                     survivors: survivors(left),
                     oom_kills,
                     tail: PyBytes::new(py, &tail).into(),
+                    shown_since,
                 },
             )?
             .into_any()

@@ -1,8 +1,9 @@
 //! What one console shows, made from the bytes of many streams: whole lines with their prefixes, in the order
 //! in which they became whole.
 //!
-//! Pure: bytes and the time in, bytes out. Three things delay a line: it is not finished, it belongs to a
-//! traceback that is still being written, or equal lines of other workers are waited for.
+//! Pure: bytes and the time in, bytes out. Four things delay a line: it is not finished, it belongs to a
+//! traceback that is still being written, equal lines of other workers are waited for, or equal tracebacks
+//! ([`held`]).
 //!
 //! A line that stays unfinished is shown as far as it is. If another worker's line has to come before it goes on, it
 //! ends there with a mark ([`CUT`]), and comes again, whole, when it is finished. Only a worker's own silence makes a
@@ -16,10 +17,14 @@ use crate::mux::fold::Fold;
 use crate::mux::screen::{Screen, Size};
 
 mod clock;
+mod held;
 mod inline;
 mod relayed;
+mod tag;
 
+use held::Held;
 use inline::{Inline, is_plain};
+use tag::Tag;
 
 /// A traceback that grows beyond this is shown as far as it is.
 const TRACEBACK_BYTES: usize = 256 * 1024;
@@ -64,6 +69,12 @@ struct Shown {
     has_bar: bool,
     /// The begin of the present line was dropped, so its rest is too.
     skipping: bool,
+    /// What its prefix says, if it names one of several.
+    tag: Option<Tag>,
+    /// Lines behind a traceback of it that waits for its like.
+    behind: Option<Vec<u8>>,
+    /// The number of its last line among those of the console; 0: there is none.
+    last: u64,
     /// It is in the list of streams that the clock matters to.
     listed: bool,
     closed: bool,
@@ -93,6 +104,10 @@ pub(super) struct Composer {
     living: usize,
     /// Streams that are still to be added.
     to_come: usize,
+    /// Lines that were shown, where there is a screen.
+    lines: u64,
+    /// Tracebacks that wait for their like, once somebody has interrupted the workers.
+    held: Option<Held>,
     /// An unfinished line is shown after this time without more of it; `None`: once it is finished.
     partial_after: Option<Duration>,
     /// Somebody passes on what comes out, beside the lines of others.
@@ -128,6 +143,7 @@ impl Composer {
     pub(super) fn add(&mut self, style: Style) -> usize {
         self.to_come = self.to_come.saturating_sub(1);
         self.streams.push(Shown {
+            tag: Tag::read(&style.prefix),
             style,
             ..Shown::default()
         });
@@ -243,11 +259,18 @@ impl Composer {
         }
         let this = &mut self.streams[stream];
         this.told = 0;
-        let text = if self.screen.is_some() {
+        let mut text = if self.screen.is_some() {
             visible(text)
         } else {
             text
         };
+        if this.style.grouped {
+            text = this.tag.as_ref().map_or(text, |tag| tag.without_mark(text));
+        }
+        if this.behind.is_some() {
+            self.put_behind(stream, text);
+            return;
+        }
         if this.style.grouped && (this.traceback.is_some() || starts_traceback(text)) {
             let traceback = this.traceback.get_or_insert_with(|| Traceback {
                 text: Vec::new(),
@@ -258,7 +281,7 @@ impl Composer {
             traceback.text.extend_from_slice(text);
             traceback.text.push(b'\n');
             if traceback.text.len() > TRACEBACK_BYTES {
-                self.show_traceback(stream);
+                self.show_traceback(stream, now);
             } else {
                 self.list(stream);
             }
@@ -282,6 +305,8 @@ impl Composer {
             this.inline.end(&mut self.out);
         }
         self.out.push(b'\n');
+        self.lines += 1;
+        this.last = self.lines;
         this.told = 0;
         this.is_long = false;
         self.open = None;
@@ -321,15 +346,28 @@ impl Composer {
             this.inline.rewind();
         }
         self.out.push(b'\n');
+        self.lines += 1;
     }
 
-    fn show_traceback(&mut self, stream: usize) {
+    fn show_traceback(&mut self, stream: usize, now: Instant) {
         self.show_folded(None);
-        if let Some(traceback) = self.streams[stream].traceback.take() {
-            for line in traceback.text.split_inclusive(|byte| *byte == b'\n') {
-                self.show(stream, line.strip_suffix(b"\n").unwrap_or(line), false);
-            }
+        if let Some(traceback) = self.streams[stream].traceback.take()
+            && !self.hold_traceback(stream, &traceback.text, now)
+        {
+            self.show_lines(stream, &traceback.text);
         }
+    }
+
+    fn show_lines(&mut self, stream: usize, text: &[u8]) {
+        for line in text.split_inclusive(|byte| *byte == b'\n') {
+            self.show(stream, line.strip_suffix(b"\n").unwrap_or(line), false);
+        }
+    }
+
+    /// How many lines a screen has shown since the last one of this stream; `None` without a screen, or a line.
+    pub(super) fn shown_since(&self, stream: usize) -> Option<u64> {
+        let last = self.streams[stream].last;
+        (self.screen.is_some() && last > 0).then(|| self.lines - last)
     }
 
     fn show_folded(&mut self, now: Option<Instant>) {
@@ -338,18 +376,8 @@ impl Composer {
             if let [stream] = folded.streams[..] {
                 self.show(stream, &folded.text, false);
             } else {
-                self.end_open();
                 let prefix = format!("[{} workers] ", folded.streams.len());
-                self.out.extend_from_slice(prefix.as_bytes());
-                let is_tagged = |stream: &usize| !self.streams[*stream].style.prefix.is_empty();
-                if folded.streams.iter().any(is_tagged) && !is_plain(&folded.text) {
-                    let mut inline = Inline::default();
-                    inline.pass(&folded.text, prefix.as_bytes(), &mut self.out);
-                    inline.end(&mut self.out);
-                } else {
-                    self.out.extend_from_slice(&folded.text);
-                }
-                self.out.push(b'\n');
+                self.show_of_many(&folded.streams, prefix.as_bytes(), &folded.text);
             }
         }
     }
@@ -391,13 +419,14 @@ impl Composer {
         let this = &mut self.streams[stream];
         (this.told, this.is_long) = (0, false);
         if self.streams[stream].traceback.is_some() {
-            self.show_traceback(stream);
+            self.show_traceback(stream, now);
         }
         let this = &mut self.streams[stream];
         if !std::mem::replace(&mut this.closed, true) {
             self.living -= 1;
             self.wake = None; // whoever is alone now waits for less
         }
+        self.show_held_if_complete();
         if self.open == Some(stream) {
             self.end_open();
         }
@@ -408,6 +437,7 @@ impl Composer {
         self.end_open();
         self.out.extend_from_slice(text.as_bytes());
         self.out.push(b'\n');
+        self.lines += 1;
     }
 
     /// What is to be written now; `spare` becomes the next buffer.
@@ -435,6 +465,7 @@ impl Composer {
         for stream in 0..self.streams.len() {
             self.close(stream, now);
         }
+        self.show_held();
         self.show_folded(None);
         self.tick(now, |_| false);
     }

@@ -149,6 +149,7 @@ impl Reader {
         for order in orders {
             match order {
                 Order::Reopen => self.reopen(),
+                Order::Interrupt => self.sides.iter_mut().for_each(|side| side.composer.interrupt()),
                 Order::Resize { from_terminal } => {
                     self.resize();
                     self.link.mailbox().resized = Some(from_terminal);
@@ -409,6 +410,10 @@ impl Reader {
             until: Instant::now() + LAST_OUTPUT,
             is_stopped: finish.is_stopped,
         };
+        let now = Instant::now();
+        self.sides.iter_mut().for_each(|side| side.composer.finish(now));
+        let last = finish.tail_of.and_then(|worker| self.shown_tail(worker));
+        let shown_since = last.and_then(|(side, stream)| self.sides[side].composer.shown_since(stream));
         let consoles = &self.link.consoles;
         let given_up = || consoles.is_over() || self.link.hurry.load(Ordering::SeqCst);
         for side in self.sides.drain(..) {
@@ -418,7 +423,13 @@ impl Reader {
             }
         }
         let tail = finish.tail_of.map_or_else(Vec::new, |worker| self.tail(worker));
-        Outcome { tail }
+        Outcome { tail, shown_since }
+    }
+
+    /// Where the stream is shown whose last bytes a worker would complain with.
+    fn shown_tail(&self, worker: usize) -> Option<(usize, usize)> {
+        let is_asked_for = |feed: &&Feed| feed.worker == worker && feed.tail.is_some();
+        self.feeds.iter().rev().find(is_asked_for)?.shown
     }
 
     fn drain(&mut self, token: usize) {

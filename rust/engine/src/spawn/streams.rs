@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate};
 use rustix::io::{DupFlags, Errno, dup3, fcntl_dupfd_cloexec, ioctl_fionbio};
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -12,6 +12,9 @@ use crate::event::{Stage, StartFailure};
 use crate::mux::{open_log, open_output, open_terminal};
 use crate::spec::{Stdio, WorkerSpec};
 use crate::sys::clone::StdioSource;
+
+/// What fits a traceback, with one of torch's behind it.
+const LAST_WORDS_BYTES: u64 = 16 * 1024;
 
 /// Our ends of a worker's output.
 #[derive(Default)]
@@ -84,6 +87,10 @@ impl Slots {
             Stdio::Null => {}
             Stdio::File { path, append } => {
                 let file = open_stream(path, stream == 0, *append)?;
+                let has_errors = stream == 2 || (stream == 1 && spec.stdio[2] == Stdio::Stdout);
+                if *append && has_errors {
+                    reserve(&file);
+                }
                 self.fill_slot(stream, file.as_fd())?;
             }
             Stdio::Fd(fd) => {
@@ -145,6 +152,12 @@ fn open_stream(path: &CStr, input: bool, append: bool) -> Result<OwnedFd, Errno>
     };
     ioctl_fionbio(&file, false)?;
     Ok(file)
+}
+
+/// Takes room for a worker's last words while there is some: nobody else has them if the disk is full by then.
+fn reserve(file: &OwnedFd) {
+    // It is no condition: some file systems cannot, and a full one has none to give.
+    let _ = fallocate(file, FallocateFlags::KEEP_SIZE, 0, LAST_WORDS_BYTES);
 }
 
 /// A copy of a descriptor that the caller named by number.

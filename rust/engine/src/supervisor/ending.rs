@@ -4,7 +4,7 @@ use std::time::{Instant, SystemTime};
 
 use crate::event::Event;
 use crate::group::{Action, Input};
-use crate::mux::Finish;
+use crate::mux::{Finish, Outcome};
 use crate::supervisor::Supervisor;
 use crate::supervisor::job::Job;
 use crate::supervisor::remains::{Group, Remains};
@@ -49,6 +49,9 @@ impl Supervisor {
     pub(super) fn tell_to_end(&mut self, signal: i32) {
         self.with_remains(Remains::remember);
         self.resume_servers();
+        if let Some(mux) = self.mux.as_ref().filter(|_| signal == libc::SIGINT) {
+            mux.interrupt();
+        }
         let Some(job) = &mut self.job else { return };
         job.mark_ending();
         job.broadcast(signal, self.from_terminal);
@@ -104,7 +107,7 @@ impl Supervisor {
                 tail_of: job.first_failure().map(|exit| exit.worker),
                 is_stopped,
             }),
-            None => self.ended(Vec::new()),
+            None => self.ended(Outcome::default()),
         }
     }
 
@@ -119,17 +122,17 @@ impl Supervisor {
         self.events.extend(notices.into_iter().map(Event::Log));
         if let Some(outcome) = outcome {
             self.mux = None;
-            self.ended(outcome.tail);
+            self.ended(outcome);
         }
     }
 
-    fn ended(&mut self, tail: Vec<u8>) {
+    fn ended(&mut self, output: Outcome) {
         let Some(job) = self.job.take() else { return };
         let wanted_end = job.group().wanted_end().or(self.early_stop);
         if wanted_end.is_some() {
             self.consoles.end_waiting(wanted_end);
         }
         let survivors = std::mem::take(&mut self.survivors);
-        self.events.push(job.into_ended(survivors, tail));
+        self.events.push(job.into_ended(survivors, output));
     }
 }

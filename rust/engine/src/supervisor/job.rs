@@ -8,6 +8,7 @@ use crate::cgroup::AttemptCgroup;
 use crate::event::{Ending, Event, Exit, StartFailure, Survivor};
 use crate::forkserver::Ordered;
 use crate::group::{Action, Group, Input};
+use crate::mux::Outcome;
 use crate::poller::{Poller, is_readable};
 use crate::procfs;
 use crate::spawn::{AttemptContext, EnvTable, Prepared};
@@ -243,14 +244,15 @@ impl Job {
     }
 
     /// The last event of the group.
-    pub(super) fn into_ended(self, survivors: Vec<Survivor>, tail: Vec<u8>) -> Event {
+    pub(super) fn into_ended(self, survivors: Vec<Survivor>, output: Outcome) -> Event {
         Event::Ended {
             first_failure: self.first_failure,
             stop_signal: self.group.stop_signal(),
             stragglers: self.stragglers,
             survivors,
             oom_kills: self.oom_kills,
-            tail,
+            tail: output.tail,
+            shown_since: output.shown_since,
         }
     }
 

@@ -33,6 +33,7 @@ fn end() -> Event {
         survivors: Vec::new(),
         oom_kills: 0,
         tail: Vec::new(),
+        shown_since: None,
     }
 }
 

@@ -23,6 +23,9 @@ impl Composer {
     /// When the clock has something to do for a stream.
     pub(super) fn due(&self, stream: usize) -> Option<Instant> {
         let this = &self.streams[stream];
+        if this.behind.is_some() {
+            return self.held_due();
+        }
         let touched = this.touched?;
         let traceback = this.traceback.as_ref().map(|traceback| {
             let pause = if traceback.inside {
@@ -120,8 +123,14 @@ impl Composer {
     }
 
     fn overdue(&mut self, stream: usize, now: Instant, bars: &mut Vec<usize>) {
+        if self.streams[stream].behind.is_some() {
+            self.show_held();
+            if self.due(stream).is_none_or(|due| due > now) {
+                return;
+            }
+        }
         if self.streams[stream].traceback.is_some() {
-            self.show_traceback(stream);
+            self.show_traceback(stream, now);
             if self.due(stream).is_none_or(|due| due > now) {
                 return;
             }

@@ -528,3 +528,105 @@ proptest! {
         }
     }
 }
+
+const INTERRUPTED: &str = "Traceback (most recent call last):\n  File \"t.py\", line 3\nKeyboardInterrupt\n";
+
+/// A composer of tagged streams of errors.
+fn tagged(count: usize) -> Composer {
+    let mut composer = Composer::new(None, false);
+    for rank in 0..count {
+        composer.add(Style {
+            prefix: format!("\x1b[3{rank}m[rank {rank}]\x1b[0m ").into_bytes(),
+            grouped: true,
+            ..Style::default()
+        });
+    }
+    composer
+}
+
+fn lines(composer: &mut Composer, now: Instant) -> Vec<String> {
+    let text = shown(composer, now);
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn equal_tracebacks_of_an_interrupt_become_one_with_their_ranks() {
+    let (mut composer, now) = (tagged(4), Instant::now());
+    composer.interrupt();
+    for rank in [2, 0, 3, 1] {
+        let text = INTERRUPTED.replace("Traceback", &format!("[rank{rank}]: Traceback"));
+        let text = text.replace("  File", &format!("[rank{rank}]:   File"));
+        let text = text.replace("Keyb", &format!("[rank{rank}]: Keyb"));
+        let text = if rank == 3 {
+            text.replace("line 3", "line 4")
+        } else {
+            text
+        };
+        composer.feed(rank, text.as_bytes(), now);
+        composer.feed(rank, format!("{rank} goes\n").as_bytes(), now);
+        composer.close(rank, now);
+    }
+    assert_eq!(
+        lines(&mut composer, now),
+        [
+            "[rank 0-2] Traceback (most recent call last):",
+            "[rank 0-2]   File \"t.py\", line 3",
+            "[rank 0-2] KeyboardInterrupt",
+            "\u{1b}[33m[rank 3]\u{1b}[0m Traceback (most recent call last):",
+            "\u{1b}[33m[rank 3]\u{1b}[0m   File \"t.py\", line 4",
+            "\u{1b}[33m[rank 3]\u{1b}[0m KeyboardInterrupt",
+            "\u{1b}[30m[rank 0]\u{1b}[0m 0 goes",
+            "\u{1b}[31m[rank 1]\u{1b}[0m 1 goes",
+            "\u{1b}[32m[rank 2]\u{1b}[0m 2 goes",
+            "\u{1b}[33m[rank 3]\u{1b}[0m 3 goes",
+        ]
+    );
+}
+
+#[test]
+fn a_traceback_waits_for_its_like_for_a_bounded_time() {
+    let (mut composer, now) = (tagged(3), Instant::now());
+    composer.interrupt();
+    composer.feed(0, INTERRUPTED.as_bytes(), now);
+    composer.feed(1, INTERRUPTED.as_bytes(), now);
+    let due = composer.tick(now).unwrap();
+    assert!(due < now + held::LONGEST);
+    let due = composer.tick(due).unwrap();
+    assert_eq!(lines(&mut composer, due), Vec::<String>::new());
+    composer.feed(0, b"more\n", due);
+    composer.tick(due);
+    assert_eq!(lines(&mut composer, due).len(), 4);
+    composer.feed(2, INTERRUPTED.as_bytes(), due);
+    composer.finish(due);
+    assert_eq!(lines(&mut composer, due).len(), 3);
+}
+
+#[test]
+fn tracebacks_are_not_folded_unless_somebody_has_interrupted_the_workers() {
+    let (mut composer, now) = (tagged(2), Instant::now());
+    for rank in 0..2 {
+        composer.feed(rank, INTERRUPTED.as_bytes(), now);
+        composer.close(rank, now);
+    }
+    assert_eq!(lines(&mut composer, now).len(), 6);
+}
+
+#[test]
+fn a_screen_counts_the_lines_since_the_last_one_of_a_stream() {
+    let size = Size {
+        rows: 24,
+        columns: 80,
+    };
+    let mut composer = Composer::new(Some(size), false);
+    composer.add(style("[0] "));
+    composer.add(style("[1] "));
+    let now = Instant::now();
+    assert_eq!(composer.shown_since(0), None);
+    composer.feed(0, b"one\n", now);
+    composer.feed(1, b"two\nthree\nfour", now);
+    composer.close(1, now);
+    assert_eq!(
+        (composer.shown_since(0), composer.shown_since(1)),
+        (Some(3), Some(0))
+    );
+}

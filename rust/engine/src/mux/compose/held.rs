@@ -1,0 +1,143 @@
+//! Equal tracebacks of workers that somebody has interrupted become one, with the numbers of all.
+//!
+//! From the interrupt on, the first traceback of each tagged stream waits for those of the others, and so do the
+//! lines behind it: until every stream has one or has ended, for [`LONGEST`] at most, and for so many bytes.
+
+use std::time::{Duration, Instant};
+
+use super::{Composer, Inline, TRACEBACK_BYTES, is_indented, is_plain, starts_traceback};
+
+/// The longest time that a traceback waits for its like.
+pub(super) const LONGEST: Duration = Duration::from_secs(1);
+
+/// The tracebacks that wait.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    since: Option<Instant>,
+    /// Each text, and the streams that it came from.
+    tracebacks: Vec<(Vec<u8>, Vec<usize>)>,
+}
+
+impl Composer {
+    /// Somebody has interrupted the workers: their tracebacks will tell that, and little else.
+    pub(in crate::mux) fn interrupt(&mut self) {
+        self.held.get_or_insert_default();
+    }
+
+    /// Keeps a traceback for a while; false if it is to be shown now.
+    pub(super) fn hold_traceback(&mut self, stream: usize, text: &[u8], now: Instant) -> bool {
+        let Some(held) = &mut self.held else { return false };
+        let this = &self.streams[stream];
+        let Some(tag) = this.tag.as_ref().filter(|_| this.behind.is_none()) else {
+            return false;
+        };
+        if text.len() > TRACEBACK_BYTES {
+            return false;
+        }
+        let (text, behind) = text.split_at(end_of_traceback(text));
+        let is_like = |other: &usize| {
+            let other = self.streams[*other].tag.as_ref();
+            other.is_some_and(|other| other.is_like(tag))
+        };
+        let like = held
+            .tracebacks
+            .iter_mut()
+            .find(|(known, streams)| known == text && streams.iter().all(is_like));
+        match like {
+            Some((_, streams)) => streams.push(stream),
+            None => held.tracebacks.push((text.to_vec(), vec![stream])),
+        }
+        held.since.get_or_insert(now);
+        self.streams[stream].behind = Some(behind.to_vec());
+        self.list(stream);
+        self.show_held_if_complete();
+        true
+    }
+
+    /// Keeps a line behind the traceback that its stream has waiting.
+    pub(super) fn put_behind(&mut self, stream: usize, text: &[u8]) {
+        let behind = self.streams[stream].behind.get_or_insert_default();
+        behind.extend_from_slice(text);
+        behind.push(b'\n');
+        if behind.len() > TRACEBACK_BYTES {
+            self.show_held();
+        }
+    }
+
+    pub(super) fn held_due(&self) -> Option<Instant> {
+        self.held.as_ref()?.since.map(|since| since + LONGEST)
+    }
+
+    /// Shows what waits if nobody can say the same any more.
+    pub(super) fn show_held_if_complete(&mut self) {
+        let may_come = self.streams.iter().any(|stream| {
+            stream.style.grouped && stream.tag.is_some() && stream.behind.is_none() && !stream.closed
+        });
+        if !may_come && self.to_come == 0 {
+            self.show_held();
+        }
+    }
+
+    /// A line of several workers, with a prefix of its own.
+    pub(super) fn show_of_many(&mut self, streams: &[usize], prefix: &[u8], text: &[u8]) {
+        self.end_open();
+        self.out.extend_from_slice(prefix);
+        let is_tagged = |stream: &usize| !self.streams[*stream].style.prefix.is_empty();
+        if streams.iter().any(is_tagged) && !is_plain(text) {
+            let mut inline = Inline::default();
+            inline.pass(text, prefix, &mut self.out);
+            inline.end(&mut self.out);
+        } else {
+            self.out.extend_from_slice(text);
+        }
+        self.out.push(b'\n');
+        self.lines += 1;
+        for &stream in streams {
+            self.streams[stream].last = self.lines;
+        }
+    }
+
+    /// Shows what waits.
+    pub(super) fn show_held(&mut self) {
+        let Some(held) = &mut self.held else { return };
+        held.since = None;
+        for (text, streams) in std::mem::take(&mut held.tracebacks) {
+            if let [stream] = streams[..] {
+                self.show_lines(stream, &text);
+            } else {
+                let tags = streams
+                    .iter()
+                    .filter_map(|&stream| self.streams[stream].tag.as_ref());
+                let mut numbers: Vec<u32> = tags.map(|tag| tag.number).collect();
+                let tag = self.streams[streams[0]].tag.as_ref();
+                let prefix = tag.map(|tag| tag.of_many(&mut numbers)).unwrap_or_default();
+                for line in text.split_inclusive(|byte| *byte == b'\n') {
+                    let line = line.strip_suffix(b"\n").unwrap_or(line);
+                    self.show_of_many(&streams, &prefix, line);
+                }
+            }
+        }
+        for stream in 0..self.streams.len() {
+            if let Some(behind) = self.streams[stream].behind.take() {
+                self.show_lines(stream, &behind);
+                self.list(stream);
+            }
+        }
+    }
+}
+
+/// Behind the line that says what was raised; of several tracebacks, that of the last one.
+fn end_of_traceback(text: &[u8]) -> usize {
+    let (mut at, mut end) = (0, 0);
+    let mut is_inside = false;
+    for line in text.split_inclusive(|byte| *byte == b'\n') {
+        at += line.len();
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        if starts_traceback(line) {
+            is_inside = true;
+        } else if is_inside && !is_indented(line) {
+            (is_inside, end) = (false, at);
+        }
+    }
+    if is_inside { text.len() } else { end }
+}
