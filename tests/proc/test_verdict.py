@@ -206,8 +206,7 @@ def test_what_has_gone_off_the_screen_is_quoted(
 
 INTERRUPTED = """
 import os, time
-open("ready" + os.environ["RANK"], "w").close()
-time.sleep(1000)
+open("ready" + os.environ["RANK"], "w").close(), time.sleep(1000)
 """
 
 
@@ -220,7 +219,7 @@ def test_ctrl_c_shows_one_traceback_for_all_ranks_and_says_who_has_interrupted_t
     monkeypatch.chdir(tmp_path)
     count = "--num_gpus=3" if name == "dsl" else "--nproc-per-node=3"
     line = [str(dsl_command.with_name(name)), count, "--stdin=none", "--log-dir=logs", "train.py"]
-    with a_terminal(line, {"TERM": "xterm", "NO_COLOR": "1"}) as screen:
+    with a_terminal(line, {"TERM": "xterm", "NO_COLOR": "1", "PYTHONNODEBUGRANGES": "1"}) as screen:
         until(lambda: len(list(tmp_path.glob("ready*"))) == 3)
         screen.press(b"\x03")
         screen.reported("ended -2")
