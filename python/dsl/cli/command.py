@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from dsl.cli.reader import Options
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
-    from dsl.model.request import Request
+    from dsl.model.request import Level, Request
     from dsl.plan.job import JobPlan
 
 STRICT_VARIABLE = "DSL_STRICT"
 """1: the same as ``--strict``."""
 
 
-def _with_details(level: str) -> str:
+def _with_details(level: Level) -> Level:
     return "detail" if level == "info" else level
 
 
@@ -255,9 +255,10 @@ def with_strictness(request: Request, environ: Mapping[str, str]) -> Request:
     return replace(request, is_strict=True, placement=placement)
 
 
-def log_level(options: Options | argparse.Namespace) -> str:
-    """How much is said. Who names the usual level wants to know the details."""
-    return _with_details(options.log_level) if options.log_level_given else options.log_level
+def log_level(options: Options | argparse.Namespace) -> Level:
+    """How much is said. The usual level, if it is named, stands for the details, too."""
+    level: Level = options.log_level
+    return _with_details(level) if options.log_level_given else level
 
 
 def show_request(options: Options | argparse.Namespace) -> ShowRequest:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Text, so that the codec can read it: nobody else asks for it when the code runs.
 StartMethod: TypeAlias = "Literal['spawn', 'fork', 'forkserver', 'auto']"
-Level: TypeAlias = "Literal['debug', 'info', 'warning', 'error', 'critical']"
+Level: TypeAlias = "Literal['debug', 'detail', 'info', 'warning', 'error', 'critical']"
 Count: TypeAlias = "Annotated[int, 0, 999_999_999]"
 Seconds: TypeAlias = "Annotated[float, 0, 1_000_000_000]"
 Port: TypeAlias = "Annotated[int, 0, 65_535]"

@@ -220,7 +220,7 @@ def _shown_devices(asked: ResourceRequest, devices: Devices, notices: list[Notic
         notices.append(Notice("warning", warning))
     if devices.visible:
         fate = f"but ignoring it because {option} was given" if option else "and using only those devices"
-        level = "info" if option else "detail"
+        level: Level = "info" if option else "detail"
         notices.append(Notice(level, f"detected {devices.visible_setting} {fate}"))
     elif devices.size_from_environment and not asked.num_gpus:
         notices.append(Notice("detail", f"LOCAL_SIZE={len(devices.slots)} sets the number of workers"))

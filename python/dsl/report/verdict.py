@@ -90,18 +90,18 @@ def verdict(attempt: AttemptOutcome, evidence: Evidence = NO_EVIDENCE) -> list[s
         others = [exit_ for exit_ in others if workers[exit_.worker] is not worker]
         lines.extend(_also_failed(workers, cause, others))
     if not attempt.plan.is_conducted:  # the head tells it of all hosts together
-        lines.extend(_victims(attempt))
+        lines.extend(_victims(attempt, exits))
     lines.extend(survivor(*one) for one in ended.survivors)
     return [line if line.isprintable() else _printable(line) for line in lines]
 
 
-def _victims(attempt: AttemptOutcome) -> list[str]:
+def _victims(attempt: AttemptOutcome, exits: Sequence[Exit]) -> list[str]:
     """How the workers ended that did not end the job: what we did to them, and what they did."""
     ended, workers = attempt.ended, attempt.plan.workers
     by_us: dict[str, list[Label]] = {}
     others: dict[str, list[Label]] = {}
     asked: dict[str, list[Label]] = {}
-    for exit_ in attempt.exits:
+    for exit_ in exits:
         if exit_.caused_by_stop and exit_ is not attempt.cause:
             label = workers[exit_.worker].label
             (by_us if is_stopped(exit_, ended) else others).setdefault(_ending(exit_), []).append(label)

@@ -589,12 +589,12 @@ fn a_traceback_waits_for_its_like_for_a_bounded_time() {
     composer.interrupt();
     composer.feed(0, INTERRUPTED.as_bytes(), now);
     composer.feed(1, INTERRUPTED.as_bytes(), now);
-    let due = composer.tick(now).unwrap();
+    let due = composer.tick(now, |_| false).unwrap();
     assert!(due < now + held::LONGEST);
-    let due = composer.tick(due).unwrap();
+    let due = composer.tick(due, |_| false).unwrap();
     assert_eq!(lines(&mut composer, due), Vec::<String>::new());
     composer.feed(0, b"more\n", due);
-    composer.tick(due);
+    composer.tick(due, |_| false);
     assert_eq!(lines(&mut composer, due).len(), 4);
     composer.feed(2, INTERRUPTED.as_bytes(), due);
     composer.finish(due);
