@@ -85,6 +85,10 @@ docs: ## write docs/api.md anew; check links, headings and guarantees of the doc
 	$(RUN) python scripts/api_docs.py
 	$(RUN) python scripts/check_docs.py
 
+.PHONY: guarantees
+guarantees: ## list the guarantees of docs/design.md, each with the tests that hold it
+	@python3 scripts/guarantees.py
+
 .PHONY: bench
 bench: ## compare with torchrun, deepspeed and the bare kernel; results in bench-results/
 	$(RUN) python benches/run.py

@@ -39,6 +39,7 @@ MARKERS = {
     "stress": "too long for every run; `make stress` runs it",
     "torch": "needs torch",
     "root": "needs root",
+    "guarantee": "holds guarantees of docs/design.md, named by their numbers; `make guarantees` lists them",
 }
 
 # A test may be skipped only for what no set-up step can install.

@@ -1,4 +1,4 @@
-"""The example is a real training: it learns, resumes where it stopped, and its failures are told truly (G2)."""
+"""The example is a real training: it learns, resumes where it stopped, and its failures are told truly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_ddp.py"
 
 # Importing torch takes many seconds on a cold disk.
-pytestmark = [pytest.mark.torch, pytest.mark.proc, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.proc, pytest.mark.timeout(180), pytest.mark.guarantee("G2")]
 
 
 class Ended(NamedTuple):
@@ -73,10 +73,11 @@ def test_a_resumed_job_ends_like_one_that_never_stopped(dsl_command: Path, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
 
 
+@pytest.mark.guarantee("G2")
 def test_a_terminated_job_saves_its_work_first(
     dsl_command: Path, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
-    """G2: 143, although every worker ended in order."""
+    """143, although every worker ended in order."""
     checkpoint, log = tmp_path / "model.pt", tmp_path / "log"
     endless = ["--steps", "1000000000", "--log-every", "10", "--checkpoint", str(checkpoint)]
     with log.open("w") as file, subprocess.Popen(command(dsl_command, *endless), stdout=file) as job:
@@ -91,8 +92,9 @@ def test_a_terminated_job_saves_its_work_first(
     assert checkpoint.exists()
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_the_rank_that_fails_gives_the_job_its_exit_code(dsl_command: Path) -> None:
-    """G2, G3: the code is the failed rank's, and the verdict names it, not the rank that lost its peer."""
+    """The code is the failed rank's, and the verdict names it, not the rank that lost its peer."""
     result = run(dsl_command, "--fail-rank", "1", "--fail-at-step", "3", "--fail-code", "42")
     assert result.returncode == 42
     verdict = [line for line in result.stderr.splitlines() if "rank 1" in line and "42" in line]

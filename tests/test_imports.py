@@ -282,6 +282,7 @@ def brought_by(code: str, *argv: str) -> set[str]:
     return imports_of(code, *argv) - imports_of("import os, sys")
 
 
+@pytest.mark.guarantee("G7")
 @pytest.mark.engine
 @pytest.mark.proc
 @pytest.mark.parametrize(
@@ -292,7 +293,7 @@ def brought_by(code: str, *argv: str) -> set[str]:
     ],
 )
 def test_a_launch_on_one_node_imports_few_modules_and_light_ones(command: str, options: str) -> None:
-    """G7: from the command line to the exit code, in the guard and in the agent."""
+    """From the command line to the exit code, in the guard and in the agent."""
     code = f"import sys; from {command}; sys.exit(main())"
     names = brought_by(code, *options.split(), "/bin/true")
     ours = {name for name in names if name.split(".")[0] == "dsl"}

@@ -225,11 +225,12 @@ def test_a_drained_pod_takes_all_pods_along_and_they_go_on_where_they_were(
     assert len(set(ends)) == 1
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.torch
 @pytest.mark.proc
 @pytest.mark.timeout(300)
 def test_a_failure_is_the_exit_code_of_its_pod(pods: Pods) -> None:
-    """G2: dslrun ends with the worker's own code, for which the Job ends."""
+    """Dslrun ends with the worker's own code, for which the Job ends."""
     running = pods.start("--fail-rank=3", "--fail-at-step=3", "--fail-code=42")
     codes = [one.wait(120) for one in running]
     assert codes[1] == 42

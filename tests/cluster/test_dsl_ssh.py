@@ -82,8 +82,8 @@ def test_the_output_of_each_host_carries_its_name(hosts: Cluster, dsl_ssh: str, 
     assert some.stdout == "node1: node1\n"
 
 
+@pytest.mark.guarantee("G5")
 def test_arguments_arrive_byte_for_byte(hosts: Cluster, dsl_ssh: str, hostfile: str) -> None:
-    """G5."""
     generator = random.Random(11)
     alphabet = [chr(code) for code in range(1, 128)] + ["\u00e9", "\udcfe"]
     words = [*NASTY, *["".join(generator.choices(alphabet, k=generator.randrange(40))) for _ in range(500)]]
@@ -98,10 +98,11 @@ def test_a_command_of_one_word_is_a_line_for_the_shell(hosts: Cluster, dsl_ssh: 
     assert result.stdout.split() == ["node1:", "1", "node1:", "b"]
 
 
+@pytest.mark.guarantee("G2")
 def test_the_exit_code_is_that_of_the_first_host_that_failed(
     hosts: Cluster, dsl_ssh: str, hostfile: str, tmp_path: Path
 ) -> None:
-    """G2. The others go on."""
+    """The others go on."""
     flag, done = tmp_path / "flag", tmp_path / "done"
     script = (
         f"case $(hostname) in node2) touch {flag}; exit 7;; esac; "
@@ -127,6 +128,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_the_others_have_run(
     assert "dsl-ssh: host no-such-host: ssh has failed, the host cannot be reached\n" in result.stderr
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize(
     "signum, code",
     [(signal.SIGINT, -2), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)],
@@ -134,7 +136,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_the_others_have_run(
 def test_however_it_ends_so_do_the_commands_on_all_hosts(
     hosts: Cluster, dsl_ssh: str, hostfile: str, signum: signal.Signals, code: int
 ) -> None:
-    """G1. The fixture finds what is left, also a command that ignores SIGTERM."""
+    """The fixture finds what is left, also a command that ignores SIGTERM."""
     script = "trap '' TERM; echo ready; while :; do sleep 1; done"
     process = hosts[0].start(
         [dsl_ssh, "-f", hostfile, "sh", "-c", script],
@@ -170,8 +172,8 @@ def test_no_more_hosts_at_once_than_asked_for(
     ]
 
 
+@pytest.mark.guarantee("G6")
 def test_lines_of_hosts_are_whole(hosts: Cluster, dsl_ssh: str, hostfile: str) -> None:
-    """G6."""
     script = 'x=$(printf "%0300d" 7); i=0; while [ $i -lt 500 ]; do echo "$x"; i=$((i+1)); done'
     result = hosts[0].run([dsl_ssh, "-f", hostfile, script], check=True)
     lines = sorted(result.stdout.splitlines())

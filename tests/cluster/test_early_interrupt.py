@@ -23,6 +23,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@pytest.mark.guarantee("G1", "G2")
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
     "count",
@@ -34,7 +35,7 @@ COMMANDS = {
 def test_an_interrupt_at_any_time_is_silent_and_leaves_nothing(
     count: int, command: str, hosts: Cluster, dsl_command: Path, tmp_path: Path
 ) -> None:
-    """G1, G2. The fixture finds processes that are left."""
+    """The fixture finds processes that are left."""
     (tmp_path / "hosts").write_text("".join(f"{name} slots=2\n" for name in hosts.names), encoding="utf-8")
     chance = random.Random(23)
     for _ in range(count):

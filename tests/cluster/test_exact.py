@@ -1,4 +1,4 @@
-"""G5 on several hosts: each byte of words and variables arrives in every rank, and no host shows a secret."""
+"""On several hosts each byte of words and variables arrives in every rank, and no host shows a secret."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from kit.cluster import Cluster
     from tests.support.backends import Backend
+
+pytestmark = pytest.mark.guarantee("G5")
 
 HOSTFILE = "node1 slots=1\nnode0 slots=1\nnode2 slots=2\n"
 RANKS = 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -33,8 +35,8 @@ def test_every_rank_runs_where_it_belongs(hosts: Cluster, dsl_command: Path, tmp
     assert (ended.returncode, sorted(ended.stdout.splitlines()), ended.stderr) == (0, expected, "")
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_a_failure_is_told_as_with_few_hosts(hosts: Cluster, dsl_command: Path, tmp_path: Path) -> None:
-    """G2, G3."""
     path = hostfile(tmp_path, *hosts.names)
     words: list[str | Path] = [dsl_command, "-H", path, "--launcher", "ssh", tmp_path / "worker.py", "3"]
     ended = hosts[0].run(words, env=ENV, check=False)
@@ -43,8 +45,9 @@ def test_a_failure_is_told_as_with_few_hosts(hosts: Cluster, dsl_command: Path, 
     assert "host node1) failed first: exit code 7" in ended.stderr
 
 
+@pytest.mark.guarantee("G8")
 def test_hosts_that_cannot_be_reached_are_named(hosts: Cluster, dsl_command: Path, tmp_path: Path) -> None:
-    """G8: one line a problem, and nothing is left where an agent had come up."""
+    """One line a problem, and nothing is left where an agent had come up."""
     path = hostfile(tmp_path, "node0", "nowhere", "node1", "nobody")
     words: list[str | Path] = [dsl_command, "-H", path, "--launcher", "ssh", tmp_path / "worker.py"]
     ended = hosts[0].run(words, env=ENV, check=False)

@@ -1,4 +1,4 @@
-"""G1-G4 on several hosts: whatever fails, the job ends everywhere, at once, and says which rank, host and code."""
+"""On several hosts, whatever fails, the job ends everywhere, at once, and says which rank, host and code."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from kit.cluster import Slurm
     from tests.conftest import WaitUntil
+
+pytestmark = pytest.mark.guarantee("G1", "G2", "G3", "G4")
 
 LAUNCHERS = ("ssh", "pdsh", *MPI, "slurm")
 

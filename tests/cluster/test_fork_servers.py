@@ -148,11 +148,11 @@ def test_through_each_launcher_the_workers_are_those_that_would_be_executed(
     assert {host: len(pids) for host, pids in parents(workers).items()} == {f"node{n}": 1 for n in range(3)}
 
 
+@pytest.mark.guarantee("G1", "G2", "G3")
 @pytest.mark.parametrize("ways, own", LAUNCHERS[::3], indirect=["ways"], ids=["ssh", "slurm"])
 def test_a_failure_stops_all_hosts_and_is_named(
     hosts: Cluster, dsl_command: Path, tmp_path: Path, ways: Ways, own: tuple[str, ...]
 ) -> None:
-    """G1, G2, G3."""
     folder = tmp_path / "job"
     with job(hosts, dsl_command, folder, ways, *own) as fleet:
         until_told(folder, 0, 6, fleet)
@@ -163,11 +163,11 @@ def test_a_failure_stops_all_hosts_and_is_named(
     assert "host node1) failed first: exit code 7" in fleet.stderr
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("ways", ["ssh", "slurm"], indirect=True)
 def test_a_killed_head_leaves_no_worker_and_no_fork_server(
     hosts: Cluster, dsl_command: Path, tmp_path: Path, ways: Ways
 ) -> None:
-    """G1."""
     own = ("--one-agent-per-node",) if ways.launcher == "slurm" else ()
     folder = tmp_path / "job"
     with job(hosts, dsl_command, folder, ways, *own) as fleet:
@@ -176,10 +176,10 @@ def test_a_killed_head_leaves_no_worker_and_no_fork_server(
         gone_within(hosts, 15)
 
 
+@pytest.mark.guarantee("G1", "G3")
 def test_a_fork_server_that_is_killed_ends_the_job_and_is_named_with_its_host(
     hosts: Cluster, dsl_command: Path, tmp_path: Path
 ) -> None:
-    """G1, G3."""
     folder = tmp_path / "job"
     with job(hosts, dsl_command, folder, SSH) as fleet:
         workers = until_told(folder, 0, 6, fleet)

@@ -42,12 +42,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.guarantee("G5")
 @pytest.mark.usefixtures("slurm")
 @pytest.mark.parametrize("launcher", ["ssh", "pdsh", "slurm"])
 def test_variables_travel_byte_for_byte(
     launcher: str, hosts: Cluster, pdsh: dict[str, str], dsl_command: Path, folder: Path
 ) -> None:
-    """G5."""
     (folder / "hosts").write_text("node0 slots=1\nnode1 slots=1\nnode2 slots=1\n", encoding="utf-8")
     (hosts.home / ".deepspeed_env").write_text("FROM_HOME=1\nBOTH=home\n", encoding="utf-8")
     text = "# a note\n\nexport BOTH='here'\nFILLED=\"/x:$HIDDEN\"\n"

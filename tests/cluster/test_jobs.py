@@ -74,10 +74,11 @@ def lines(*hosts: tuple[str, str], master: str) -> list[str]:
     )
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_chosen_slots_have_their_ranks_and_devices_and_a_failure_its_code(
     hosts: Cluster, backend: Backend, jobs: Jobs
 ) -> None:
-    """G2, G3: nothing of what the launcher itself says about the failure is shown."""
+    """Nothing of what the launcher itself says about the failure is shown."""
     where = "node2:1,3@node0:1@node1:0,2"
     words = ("--include", where, "worker.py", "3")
     result = jobs.run(backend, UNEVEN, *words)

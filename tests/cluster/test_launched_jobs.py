@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -62,10 +64,11 @@ def test_a_program_that_uses_mpi_keeps_its_ranks(
     assert sorted(result.stdout.splitlines()) == sorted(f"{place} 6 15 {place[-1]}" for place in places)
 
 
+@pytest.mark.guarantee("G2", "G3", "G4")
 def test_a_failure_ends_the_launcher_at_once(
     hosts: Cluster, dsl_command: Path, tmp_path: Path, mpi: Mpi
 ) -> None:
-    """G2, G3, G4: of a task that ends with a code Open MPI 4 would make three seconds."""
+    """Of a task that ends with a code Open MPI 4 would make three seconds."""
     words, env = command(dsl_command, tmp_path, mpi, FAIL)
     result = hosts[0].run(words, env=env, cwd=tmp_path)
     took_s = time.time() - float(result.stdout)

@@ -1,4 +1,4 @@
-"""G1, G2 on several hosts: a host that is lost is named in time, a head that is lost leaves nothing behind."""
+"""A host that is lost is named in time, a head that is lost leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kit.cluster import Cluster, Host
+
+pytestmark = pytest.mark.guarantee("G1", "G2")
 
 GRACE_S = 0.5
 SOON_S = 5.0

@@ -138,10 +138,11 @@ def test_an_agent_that_ends_at_once_is_noticed_at_once(
     ]
 
 
+@pytest.mark.guarantee("G1")
 def test_an_agent_that_hangs_before_it_connects_ends_with_the_command(
     hosts: Cluster, pdsh: dict[str, str], dsl_command: Path, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
-    """G1. The fixture finds whatever is left on the host."""
+    """The fixture finds whatever is left on the host."""
     begun, python = tmp_path / "begun", tmp_path / "python"
     python.write_text(f"#!/bin/sh\ntrap '' TERM HUP INT PIPE\ntouch {begun}\nsleep 1000\n")
     python.chmod(0o755)

@@ -1,4 +1,4 @@
-"""G8 on several hosts: agents that cannot be started are told of before the job starts, a line for each host."""
+"""Agents that cannot be started are told of before the job starts, a line for each host."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from kit.cluster import Cluster
 
     Refused = Callable[..., list[str]]
+
+pytestmark = pytest.mark.guarantee("G8")
 
 # An interpreter whose dsl says that it is another version.
 OTHER = f"""#!/bin/sh

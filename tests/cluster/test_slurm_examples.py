@@ -70,10 +70,11 @@ def test_a_training_runs_on_the_nodes_of_its_allocation(
     assert facts["NumNodes"] == "2"
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_the_job_has_the_exit_code_of_the_worker_that_failed_first(
     hosts: Cluster, slurm: Slurm, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
-    """G2, G3: on the other node, and Slurm's record of the job has it."""
+    """On the other node, and Slurm's record of the job has it."""
     failing = ["--fail-rank=3", "--fail-at-step=3", "--fail-code=42"]
     job = Batch(hosts, tmp_path, "dsl.sbatch", TRAINING, "--device=cpu", *failing)
     facts = wait_until(job.ended, timeout_s=120)
@@ -132,10 +133,11 @@ time.sleep(600)
 """
 
 
+@pytest.mark.guarantee("G1")
 def test_a_cancelled_job_has_its_grace_although_slurm_signals_every_process_of_it(
     hosts: Cluster, slurm: Slurm, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
-    """G1: dsl, its agents and the workers hear of it by Slurm and by each other; that is one request."""
+    """Dsl, its agents and the workers hear of it by Slurm and by each other; that is one request."""
     script = tmp_path / "worker.py"
     script.write_text(SAVER, encoding="utf-8")
     job = Batch(hosts, tmp_path, "dsl.sbatch", str(script))

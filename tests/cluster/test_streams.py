@@ -1,4 +1,4 @@
-"""G6 on several hosts: no line is lost, torn or given to another rank, and nobody who reads slowly holds the end."""
+"""On several hosts no line is lost, torn or given to another rank, and nobody who reads slowly holds the end."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kit.cluster import Cluster
+
+pytestmark = pytest.mark.guarantee("G6")
 
 TOTAL = 100_000
 LAUNCHERS = ("ssh", "pdsh", "openmpi5", "mpich5", "slurm")
@@ -40,6 +42,7 @@ def test_every_line_of_every_rank_arrives_whole_and_tagged(
     assert found == Found(TOTAL // 6 * 6, 0, 0, 0, 0)
 
 
+@pytest.mark.guarantee("G6")
 @pytest.mark.stress
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ways", ["ssh", "pdsh"], indirect=True)
@@ -47,7 +50,7 @@ def test_every_line_of_every_rank_arrives_whole_and_tagged(
 def test_three_million_lines_arrive_and_no_fragment_of_one(
     hosts: Cluster, launch: Launch, ways: Ways, testchild: Path, run: int
 ) -> None:
-    """G6: what stands still between a worker's pipe and the console makes no line unfinished."""
+    """What stands still between a worker's pipe and the console makes no line unfinished."""
     with launch(numbered(500_000), ways, name=f"run{run}") as job:
         assert job.wait(240) == 0, job.stderr
         gone_within(hosts)
@@ -73,10 +76,11 @@ def test_both_streams_of_a_worker_come_home_apart(hosts: Cluster, launch: Launch
     assert sorted(job.stderr.splitlines()) == [f"err of {rank}" for rank in range(6)]
 
 
+@pytest.mark.guarantee("G6")
 def test_a_silent_worker_shows_what_it_has_said_and_its_line_comes_again_whole(
     hosts: Cluster, launch: Launch
 ) -> None:
-    """G6, for one worker a host, which is not alone all the same."""
+    """For one worker a host, which is not alone all the same."""
     words = (
         *("only", "0", "[", "raw", "loading", "wait", "{}/said", "raw", " done\\n", "touch", "{}/done", "]"),
         *("only", "1", "[", "wait", "{}/shown", "say", "rank %r"),

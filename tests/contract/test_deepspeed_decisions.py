@@ -78,9 +78,10 @@ LEFT_BEHIND = {"PYTORCH_NVML_BASED_CUDA_CHECK"}
 OURS = {"NODE_RANK"}
 
 
+@pytest.mark.guarantee("G5")
 @pytest.mark.parametrize("case", cases("workers"), ids=lambda case: f"{case[0]} {case[1]} {case[2]}")
 def test_arguments_and_environment_of_workers(case: list[Any]) -> None:
-    """G5. Local ranks are ours: DeepSpeed rotates them on nodes of unequal size (docs/compat.md)."""
+    """Local ranks are ours: DeepSpeed rotates them on nodes of unequal size (docs/compat.md)."""
     world, node_rank, options, workers = case
     script = "dump" if "--module" in options else "SCRIPT"
     request = to_request(parse_args([*options, script, "a b", ""]))

@@ -92,11 +92,12 @@ def expected(label: str, text: str) -> str:
     return text
 
 
+@pytest.mark.guarantee("G3")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_the_summary_has_the_bytes_of_torch(
     case: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G3: what people and their log parsers look for stands where they look for it."""
+    """What people and their log parsers look for stands where they look for it."""
     monkeypatch.chdir(tmp_path)
     label, name, workers, answer = case
     failures = failures_of(workers)

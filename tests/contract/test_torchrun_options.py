@@ -95,9 +95,10 @@ def _filled_in(answer: list[str] | None) -> list[str] | None:
     return answer and [word.replace("${local_rank}", "0") for word in answer]
 
 
+@pytest.mark.guarantee("G5")
 @pytest.mark.parametrize("case", cases(NAME, "words"), ids=_id)
 def test_the_words_of_a_worker_are_those_of_torchrun(case: Case) -> None:
-    """G5: PYTHON_EXEC, modules, programs, and the macro for the local rank."""
+    """PYTHON_EXEC, modules, programs, and the macro for the local rank."""
     argv, env, answer = case
     assert _words(argv, env) == _filled_in(answer.get("result"))
 

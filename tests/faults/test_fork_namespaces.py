@@ -1,4 +1,4 @@
-"""G1: an interpreter that enters namespaces of its own leads no signal to a stranger, and its workers run."""
+"""An interpreter that enters namespaces of its own leads no signal to a stranger, and its workers run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.needs_pidfd,
     pytest.mark.root,
     pytest.mark.skipif(kernel_interfaces()["pidfd"] != "", reason="needs a kernel with pidfds"),
+    pytest.mark.guarantee("G1"),
 ]
 
 SCENARIO = Path(__file__).parent.parent / "workers" / "among_strangers.py"
@@ -67,11 +68,12 @@ def among_strangers(wrapper: str, testchild: Path, folder: Path) -> dict[str, An
     return found
 
 
+@pytest.mark.guarantee("G1", "G2")
 @pytest.mark.parametrize("kind", WRAPPERS)
 def test_no_stranger_is_signalled_for_an_interpreter_in_other_namespaces(
     kind: str, testchild: Path, tmp_path: Path, repeats: int
 ) -> None:
-    """G1, G2: the numbers of its workers there are those of strangers here, who are asked for nothing."""
+    """The numbers of its workers there are those of strangers here, who are asked for nothing."""
     wrapper, said = WRAPPERS[kind]
     for run in range(repeats):
         folder = tmp_path / str(run)

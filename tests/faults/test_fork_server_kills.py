@@ -1,4 +1,4 @@
-"""G1 with a fork server: guard, agent or server is killed at a random moment while workers are forked."""
+"""With a fork server, guard, agent or server is killed at a random moment while workers are forked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.fork_server import Command, leaver, server_pids
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G1")]
 
 RUNS = 5
 """Random moments in one run of the tests; multiplied by ``--repeats``."""

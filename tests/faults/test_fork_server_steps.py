@@ -86,10 +86,11 @@ def test_a_failure_is_heard_of_while_a_server_is_frozen_at_the_start_of_others(
     assert (ended.first_failure.worker, ended.first_failure.code) == (0, 7)
 
 
+@pytest.mark.guarantee("G2")
 def test_how_workers_ended_is_known_although_their_server_does_not_tell(
     testchild: Path, tmp_path: Path
 ) -> None:
-    """The kernel shows it, after the time in which the server may tell. Others are heard of meanwhile. G2."""
+    """The kernel shows it, after the time in which the server may tell. Others are heard of meanwhile."""
     end, say = tmp_path / "end", tmp_path / "say"
     workers = [
         forked(testchild, "wait", str(end), "exit", "5"),
@@ -157,21 +158,22 @@ def test_a_server_that_is_killed_at_a_step_is_named_and_nothing_is_left(testchil
         assert ended.first_failure.signal == signal.SIGKILL
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("how, target", [("guarded", "guard"), ("guarded", "agent"), ("embedded", "agent")])
 def test_who_is_killed_while_a_server_is_frozen_leaves_nothing(
     testchild: Path, step: str, how: str, target: str
 ) -> None:
-    """G1."""
     with Command(testchild, *[["pause"]] * 6, how=how, mode=f"freeze@{step}") as command:
         until_frozen(command.agent)
         os.kill(getattr(command, target), signal.SIGKILL)
         until(command.is_gone)
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("step", STEPS)
 def test_a_signal_while_a_server_is_frozen_leaves_nothing(testchild: Path, step: str) -> None:
-    """G1, and what was ordered is not waited for."""
+    """And what was ordered is not waited for."""
     with Command(testchild, *[["pause"]] * 6, mode=f"freeze@{step}") as command:
         until_frozen(command.agent)
         command.process.terminate()

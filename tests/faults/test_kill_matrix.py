@@ -1,4 +1,4 @@
-"""G1, G2: whoever is killed, however the workers behave, nothing of the job is left and nobody else is touched."""
+"""Whoever is killed, however the workers behave, nothing of the job is left and nobody else is touched."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
     from tests.support.arena import Arena
     from tests.support.bystanders import Bystanders
+
+pytestmark = pytest.mark.guarantee("G1", "G2")
 
 GRACE_S = 0.4
 

@@ -1,4 +1,4 @@
-"""G1 at any moment: the command is struck at a random point between its start and the last worker's."""
+"""The command is struck at a random point between its start and the last worker's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.support.bystanders import Bystanders
     from tests.support.jobs import Job
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600), pytest.mark.guarantee("G1")]
 
 GRACE_S = 0.4
 RUNS = 8

@@ -126,9 +126,10 @@ def assert_same(theirs: list[Answer], ours: list[Answer]) -> None:
         assert other.shared == pytest.approx(one.shared, rel=1e-6)
 
 
+@pytest.mark.guarantee("G1", "G5")
 @pytest.mark.parametrize("script", CASES)
 def test_a_script_learns_the_same_as_under_torchrun(script: str, tmp_path: Path, temp_dir: Path) -> None:
-    """G5; and G1: nothing of ours stays in the directory for temporary files. Forked or executed, it is the same."""
+    """Nothing of ours stays in the directory for temporary files. Forked or executed, it is the same."""
     theirs = train(TORCHRUN, script, tmp_path / "theirs")
     ours = train(DSLRUN, script, tmp_path / "ours")
     assert_same(theirs, ours)
@@ -165,8 +166,9 @@ def test_a_deepspeed_script_learns_the_same_as_under_deepspeed(master_port: str,
     assert [answer.saw["local_rank_argument"] for answer in ours] == [0, 1]
 
 
+@pytest.mark.guarantee("G3")
 def test_a_recorded_error_lies_where_the_worker_was_told(tmp_path: Path) -> None:
-    """G3: the file outlives the job, and holds what it holds under torchrun."""
+    """The file outlives the job, and holds what it holds under torchrun."""
     told = []
     for name, command in (("theirs", TORCHRUN), ("ours", DSLRUN), ("forked", (*DSLRUN, *FORKED))):
         out = tmp_path / name

@@ -1,4 +1,4 @@
-"""G8: bad input gives one clear line and the right code, starts nothing, and leaves nothing."""
+"""Bad input gives one clear line and the right code, starts nothing, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from tests.support.jobs import running
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.guarantee("G8")
 
 OPTIONS = {
     "hostfile-line": ["--hostfile", "DIR/bad-hostfile"],

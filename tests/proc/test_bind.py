@@ -54,11 +54,12 @@ def test_workers_have_the_cpus_the_memory_and_the_threads_of_the_plan(
         )
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_too_many_workers_share_with_a_warning_or_are_refused(
     command: str, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G8: refused in one line, and nothing has been started."""
+    """Refused in one line, and nothing has been started."""
     own = str(ALLOWED[-1])
     for options, code in ((["--bind=auto"], 0), (["--bind=auto", "--bind-strict"], 2)):
         folder = tmp_path / str(code)

@@ -49,13 +49,14 @@ sys.exit(7)
 """
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize(
     "handler", ["", "signal.signal(15, lambda *_: sys.exit(143))"], ids=["dies-of-it", "handles-it"]
 )
 def test_the_stop_of_a_cause_that_still_cleaned_up_is_not_the_exit_code(
     handler: str, dslrun: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    """G2: nobody has asked for an end, so the code is 1, as that of an exception, and not 143."""
+    """Nobody has asked for an end, so the code is 1, as that of an exception, and not 143."""
     script = a_script(tmp_path, CLEANS_UP.format(handler=handler))
     result = run([dslrun, "--nproc-per-node=2", script, tmp_path / "gate"])
     assert result.returncode == 1, result.stderr
@@ -123,11 +124,12 @@ def test_log_files_lie_in_their_cleaned_directory_again(
     ]
 
 
+@pytest.mark.guarantee("G6")
 @pytest.mark.parametrize("code", [0, 5])
 def test_files_that_cannot_be_had_any_more_are_named_and_cost_no_attempt(
     code: int, dslrun: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    """G6: what would only have been in the files is shown instead."""
+    """What would only have been in the files is shown instead."""
     logs = tmp_path / "logs"
     options = ["--nproc-per-node=2", "--max-restarts=1", f"--log-dir={logs}", "-r", "3"]
     result = run([dslrun, *options, a_script(tmp_path, CLEANED), logs, "file", code])
@@ -147,10 +149,11 @@ except ValueError:
 """
 
 
+@pytest.mark.guarantee("G3")
 def test_an_error_file_that_was_cleaned_away_is_not_the_reason(
     dslrun: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    """G3: torch's `@record` fails to write it, and says so last."""
+    """Torch's `@record` fails to write it, and says so last."""
     result = run([dslrun, "--nproc-per-node=1", "--tee", "3", a_script(tmp_path, LOST), temporary])
     assert result.returncode == 1
     (first,) = [line for line in result.stderr.splitlines() if line.startswith("dslrun: rank ")]

@@ -1,4 +1,4 @@
-"""G6: control sequences in a worker's output reach neither another worker's line nor the terminal (tags on)."""
+"""Control sequences in a worker's output reach neither another worker's line nor the terminal (tags on)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tests.support.terminal import terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.guarantee("G6")
 
 # Rank 1 writes a line before and one after rank 0 does its worst, in pieces that are read one by one.
 WORKER = r"""

@@ -39,6 +39,7 @@ def run(*words: str) -> str:
     return result.stdout.decode()
 
 
+@pytest.mark.guarantee("G5")
 @settings(max_examples=25)
 @given(
     words=st.lists(
@@ -48,7 +49,6 @@ def run(*words: str) -> str:
     )
 )
 def test_several_words_arrive_byte_for_byte(words: list[bytes]) -> None:
-    """G5."""
     said = run(sys.executable, "-c", SHOW, *map(os.fsdecode, words))
     assert said == b"\0".join(words).hex() + "\n"
 
@@ -108,8 +108,8 @@ def refusal(dsl_ssh: Path, *words: str, **environ: str) -> str:
     return result.stderr.splitlines()[-1]
 
 
+@pytest.mark.guarantee("G8")
 def test_mistakes_are_one_line(dsl_ssh: Path, tmp_path: Path) -> None:
-    """G8."""
     hosts = tmp_path / "hosts"
     hosts.write_text("n1 slots=2\n")
     named = ("-f", str(hosts))

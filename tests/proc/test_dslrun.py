@@ -53,9 +53,10 @@ def tree(root: Path) -> list[str]:
 # The environment.
 
 
+@pytest.mark.guarantee("G5")
 @pytest.mark.parametrize("case", cases("torchrun_environment"), ids=lambda case: case[0])
 def test_real_workers_find_what_torchruns_workers_find(case: Any, dslrun: Path, tmp_path: Path) -> None:
-    """G5. All that is inherited is there, all that torchrun adds is there, and nothing else but the job's token."""
+    """All that is inherited is there, all that torchrun adds is there, and nothing else but the job's token."""
     _, options, given, workers = case
     recorded = re.search(r"\b296\d\d\b", options)
     if recorded and "standalone" not in options:
@@ -145,11 +146,12 @@ def _lives(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
     return found
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.engine
 def test_a_group_that_fails_is_ended_whole_and_started_again(
     dslrun: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    """G1: nothing of an attempt lives when the next begins, not even what was deaf in a session of its own."""
+    """Nothing of an attempt lives when the next begins, not even what was deaf in a session of its own."""
     folder = tmp_path / "job"
     folder.mkdir()
     script = [str(WORKERS / "restarted.py"), str(folder), "2"]
@@ -171,10 +173,11 @@ def test_a_group_that_fails_is_ended_whole_and_started_again(
     assert tree(temporary) == []
 
 
+@pytest.mark.guarantee("G2")
 def test_restarts_come_to_an_end_with_the_code_of_the_last_failure(
     dslrun: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G2, and the crash loop is called one."""
+    """And the crash loop is called one."""
     words = ["note", tmp_path / "lives", "%r", "only", "1", "[", "exit", "7", "]", "pause"]
     with running(line(dslrun, 2, [testchild, *words], "--max-restarts=2"), tmp_path) as job:
         assert job.wait() == 7
@@ -266,11 +269,12 @@ ENDINGS = [
 ]
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("ending", ENDINGS, ids=[ending.name for ending in ENDINGS])
 def test_the_exit_code_is_true(
     ending: Ending, dslrun: Path, testchild: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    """G2. torchrun ends with 1 whatever the worker's code was. Restarts that are left change nothing for a signal."""
+    """Torchrun ends with 1 whatever the worker's code was. Restarts that are left change nothing for a signal."""
     text = ending.words.replace("READY", f"note {tmp_path}/job/ready R")
     words = ["%r %p" if word == "R" else word for word in text.split()]
     restarts = ["--max-restarts=3"] if ending.signals else []
@@ -285,10 +289,10 @@ def test_the_exit_code_is_true(
     assert tree(temporary) == []
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_an_interpreter_that_does_not_exist(
     dslrun: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G2, G3."""
     monkeypatch.setenv("PYTHON_EXEC", "/nowhere/python")
     script = tmp_path / "t.py"
     script.touch()
@@ -300,11 +304,12 @@ def test_an_interpreter_that_does_not_exist(
     assert tree(temporary) == []
 
 
+@pytest.mark.guarantee("G4")
 @pytest.mark.engine
 def test_three_deaf_workers_are_ended_when_the_shutdown_timeout_is_over(
     dslrun: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G4: torchrun takes its 30 s all the same when a worker has failed."""
+    """Torchrun takes its 30 s all the same when a worker has failed."""
     ready = tmp_path / "ready"
     words = [
         *("ignore", "TERM", "note", ready, "%r %p"),
@@ -321,13 +326,14 @@ def test_three_deaf_workers_are_ended_when_the_shutdown_timeout_is_over(
     assert "dslrun: rank 2 (local rank 2, " in job.stderr()
 
 
+@pytest.mark.guarantee("G3")
 @pytest.mark.needs_pidfd
 @pytest.mark.needs_close_range
 @pytest.mark.parametrize("apart_ms", [1, 40])
 def test_of_two_failures_the_first_is_the_root_cause(
     apart_ms: int, dslrun: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G3: torchrun compares whole seconds, and names the lower rank. 10 runs each."""
+    """Torchrun compares whole seconds, and names the lower rank. 10 runs each."""
     for run in range(10):
         folder = tmp_path / str(run)
         gate, victim = folder / "gate", folder / "victim"
@@ -365,10 +371,10 @@ def writer(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.guarantee("G6")
 def test_log_files_lie_where_torchrun_puts_them(
     dslrun: Path, writer: str, tmp_path: Path, temporary: Path
 ) -> None:
-    """G6."""
     logs = tmp_path / "logs"
     options = [
         "--nproc-per-node=2",
@@ -513,8 +519,9 @@ def test_an_error_file_of_a_job_that_fails_is_kept_and_named(
 # The launcher.
 
 
+@pytest.mark.guarantee("G7")
 def test_a_launch_needs_no_torch_and_nothing_heavy(dslrun: Path) -> None:
-    """G7: alone. `python -X importtime` names what is imported."""
+    """Alone. `python -X importtime` names what is imported."""
     heavy = {
         "torch",
         "numpy",

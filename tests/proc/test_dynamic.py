@@ -166,12 +166,13 @@ def test_a_node_that_joins_and_leaves_costs_no_restart(table: Table) -> None:
     assert job.wait() == 0
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("moment", ["running", "meeting", "finishing"])
 def test_a_signal_ends_the_part_of_one_node_and_leaves_the_job_to_the_others(
     moment: str, signum: signal.Signals, code: int, table: Table
 ) -> None:
-    """G2. Between two attempts the signal is heard, too."""
+    """Between two attempts the signal is heard, too."""
     job, a = table.node("a", "--max-restarts", "3")
     meet([a], PORT)
     table.seen(1)
@@ -199,10 +200,11 @@ def test_a_preempted_node_leaves_and_can_be_queued_again(table: Table) -> None:
     assert job.wait() == 75
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("moment", ["running", "meeting", "finishing"])
 @pytest.mark.parametrize("victim", ["agent", "guard"])
 def test_nothing_is_left_when_guard_or_agent_is_killed(victim: str, moment: str, table: Table) -> None:
-    """G1: neither workers nor delegate."""
+    """Neither workers nor delegate."""
     job, a = table.node("a", "--max-restarts", "3")
     meet([a], PORT)
     workers = table.pids(1)
@@ -226,8 +228,8 @@ def test_nothing_is_left_when_guard_or_agent_is_killed(victim: str, moment: str,
     assert [one for one in found if one is not None and one.state != "Z"] == []
 
 
+@pytest.mark.guarantee("G1")
 def test_a_delegate_that_hangs_does_not_outlive_the_command(table: Table) -> None:
-    """G1."""
     job, a = table.node("a")
     meet([a], PORT)
     table.seen(1)
@@ -239,10 +241,11 @@ def test_a_delegate_that_hangs_does_not_outlive_the_command(table: Table) -> Non
     assert_nothing_left(job)
 
 
+@pytest.mark.guarantee("G1")
 def test_what_was_a_child_of_the_command_before_is_no_business_of_the_job(
     table: Table, tmp_path: Path
 ) -> None:
-    """G1: nor is it ended by an agent that is killed."""
+    """Nor is it ended by an agent that is killed."""
     before = ("/bin/sh", "-c", 'sleep 77 & echo $! > "$0"; exec "$@"', str(tmp_path / "stranger"))
     job = table.command("a", before=before)
     a = table.hub.node()
@@ -268,8 +271,8 @@ def test_workers_outlive_a_delegate_that_crashes(table: Table) -> None:
     assert len(table.seen(1)) == 1
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_a_final_failure_of_another_node_ends_this_one_with_its_code_and_names_it(table: Table) -> None:
-    """G2, G3."""
     job, a = table.node("a")
     meet([a], PORT)
     table.seen(1)
@@ -345,9 +348,9 @@ def test_a_node_that_holds_the_store_stays_until_its_delegate_goes_or_a_second_s
     assert job_b.wait() == 143
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize("kind, code", [("timeout", 1), ("settings", 2)])
 def test_nodes_that_do_not_meet_are_one_line(kind: str, code: int, table: Table) -> None:
-    """G8."""
     job, a = table.node("a")
     a.expect(Meet)
     a.say(Remark("info", "waiting for 1 of 2 nodes"))
@@ -359,9 +362,9 @@ def test_nodes_that_do_not_meet_are_one_line(kind: str, code: int, table: Table)
     ]
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("has_failed", [False, True])
 def test_a_spare_that_the_job_did_not_need_ends_as_the_job_did(table: Table, *, has_failed: bool) -> None:
-    """G2."""
     job, a = table.node("a")
     a.expect(Meet)
     if has_failed:
@@ -373,11 +376,11 @@ def test_a_spare_that_the_job_did_not_need_ends_as_the_job_did(table: Table, *, 
     assert job.stderr() == f"dslrun: {over if has_failed else unneeded}\n"
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("signum, code", [(signal.SIGTERM, -15), (signal.SIGINT, -2), (signal.SIGHUP, -1)])
 def test_a_signal_ends_the_first_meeting_and_nothing_is_left(
     signum: signal.Signals, code: int, table: Table
 ) -> None:
-    """G1."""
     job, a = table.node("a")
     a.expect(Meet)
     os.kill(job.guard, signum)
@@ -387,8 +390,8 @@ def test_a_signal_ends_the_first_meeting_and_nothing_is_left(
     assert job.stderr() == ""
 
 
+@pytest.mark.guarantee("G8")
 def test_a_delegate_that_dies_at_once_is_one_line(table: Table) -> None:
-    """G8."""
     job, a = table.node("a")
     a.hang_up()
     assert job.wait() == 1

@@ -106,8 +106,9 @@ def test_a_job_grows_restarts_shrinks_and_ends_well(nodes: Nodes) -> None:
     assert "have missed this one" not in said[0]
 
 
+@pytest.mark.guarantee("G3")
 def test_a_store_at_a_torchrun_that_ends_well_is_not_missed(nodes: Nodes) -> None:
-    """G3: all is well, and nothing else is said."""
+    """All is well, and nothing else is said."""
     words = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.endpoint}", "--rdzv-id=job"]
     words += ["--local-addr=127.0.0.9", "--no-python", str(nodes.program), str(nodes.directory)]
     torchrun = subprocess.Popen(
@@ -132,11 +133,12 @@ def listens(endpoint: str) -> bool:
     return False
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("victim", ["agent", "guard"])
 def test_the_others_go_on_without_a_node_that_was_killed_and_nothing_of_it_is_left(
     victim: str, nodes: Nodes
 ) -> None:
-    """G1. The first node holds the store: the other one is killed."""
+    """The first node holds the store: the other one is killed."""
     a = nodes.start("a", 1)
     nodes.seen("0/1 0 start")
     b = nodes.start("b", 2)
@@ -149,9 +151,9 @@ def test_the_others_go_on_without_a_node_that_was_killed_and_nothing_of_it_is_le
     assert a.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.guarantee("G2", "G3")
 @pytest.mark.parametrize("count, restarts", [("2", "0"), ("1:2", "0"), ("2", "1")])
 def test_a_final_failure_ends_both_nodes_with_its_code(count: str, restarts: str, nodes: Nodes) -> None:
-    """G2, G3."""
     options = ("--max-restarts", restarts)
     jobs = [nodes.start(name, place, *options, nodes=count) for place, name in enumerate("ab", 1)]
     for failed in range(int(restarts) + 1):
@@ -206,8 +208,9 @@ def test_functions_on_two_nodes_have_results_of_the_same_attempt(nodes: Nodes, t
         assert [job.stdout() for job in jobs] == ["{0: '0/2 1'}\n", "{1: '1/2 1'}\n"]
 
 
+@pytest.mark.guarantee("G8")
 def test_a_node_of_another_job_does_not_join(nodes: Nodes) -> None:
-    """G8: MIN is never reached, and that is one line."""
+    """MIN is never reached, and that is one line."""
     a = nodes.start("a", 1, "--rdzv-conf", "join_timeout=3,read_timeout=15", nodes="2")
     b = nodes.start("b", 2, "--rdzv-conf", "join_timeout=3,read_timeout=15", nodes="2", run_id="other")
     assert [job.wait(PATIENCE_S) for job in (a, b)] == [1, 1]

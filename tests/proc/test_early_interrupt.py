@@ -57,11 +57,11 @@ def words_of(door: str, dsl_command: Path) -> list[str]:
     return [sys.executable, *door.split()] if door.startswith("-m") else [str(dsl_command.with_name(door))]
 
 
+@pytest.mark.guarantee("G1", "G2")
 @pytest.mark.parametrize("door", DOORS)
 def test_an_interrupt_at_any_step_is_silent_and_leaves_nothing(
     door: str, dsl_command: Path, temporary: Path, tmp_path: Path
 ) -> None:
-    """G1, G2."""
     first, words = DOORS[door]
     (tmp_path / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
     work, hit = tmp_path / "work", tmp_path / "hit"
@@ -94,13 +94,13 @@ def test_an_interrupt_at_any_step_is_silent_and_leaves_nothing(
     assert hits >= 8
 
 
+@pytest.mark.guarantee("G1", "G2")
 @pytest.mark.parametrize(
     "count", [8, pytest.param(200, marks=[pytest.mark.stress, pytest.mark.timeout(900)])]
 )
 def test_an_interrupt_at_any_time_is_silent_and_leaves_nothing(
     count: int, dsl_command: Path, temporary: Path
 ) -> None:
-    """G1, G2."""
     chance = random.Random(23)
     for _ in range(count):
         door = chance.choice(["dsl", "dslrun"])
@@ -156,11 +156,12 @@ if any(word.endswith("/boot.py") for word in sys.orig_argv):
 """
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("program", ["script", "module"])
 def test_an_interrupt_of_a_forked_worker_before_its_program_is_silent(
     program: str, dsl_command: Path, tmp_path: Path
 ) -> None:
-    """G2. As an executed worker's is until Python has made it an exception."""
+    """As an executed worker's is until Python has made it an exception."""
     (tmp_path / "sitecustomize.py").write_text(FORKED_HOOK, encoding="utf-8")
     (tmp_path / "program.py").write_text("print('begun', flush=True)\n", encoding="utf-8")
     hit, hits = tmp_path / "hit", 0

@@ -131,11 +131,12 @@ def test_another_thread_may_stop_what_one_waits_for(testchild: Path) -> None:
         timer.join()
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("manner", ["fall-off", "raise", "exit", "kill"])
 def test_the_group_ends_with_the_program_that_started_it(
     manner: str, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: without close(), by an exception, even by SIGKILL: the workers do not outlive their owner."""
+    """Without close(), by an exception, even by SIGKILL: the workers do not outlive their owner."""
     token = f"{manner}-{os.getpid()}-{time.monotonic_ns()}"
     program = _program("embed_exit.py", manner, str(testchild), "pause", token=token)
     program.communicate(timeout=20)
@@ -163,6 +164,7 @@ def _start(make: Callable[[str], LaunchSpec], program: str) -> None:
         supervisor.close()
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "make",
     [
@@ -195,7 +197,6 @@ def _start(make: Callable[[str], LaunchSpec], program: str) -> None:
 def test_a_spec_that_cannot_work_is_refused_before_anything_starts(
     make: Callable[[str], LaunchSpec], testchild: Path
 ) -> None:
-    """G8"""
     before = _children()
     with pytest.raises((SpecError, ValueError)) as caught:
         _start(make, str(testchild))

@@ -1,4 +1,4 @@
-"""G6 at the end of a job: what is shown only in a pipe or socket waits for its reader, as `cat` would."""
+"""What is shown only in a pipe or socket waits for its reader, as `cat` would."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from tests.support.logs import Found, check
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+pytestmark = pytest.mark.guarantee("G6")
 
 TOTAL_LINES = 40_000
 LINE_BYTES = 100
@@ -113,10 +115,11 @@ def test_a_reader_that_pauses_for_a_minute_at_the_end_gets_every_line(
     _pause(kind, workers, LONG_S, dsl_command, testchild, tmp_path)
 
 
+@pytest.mark.guarantee("G3")
 def test_the_verdict_does_not_wait_for_a_stalled_stdout(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G3: stderr is a place of its own, so the user hears of the failure while the pager stands."""
+    """Stderr is a place of its own, so the user hears of the failure while the pager stands."""
     words = _numbered(testchild, 2, tmp_path, *_second_fails(tmp_path))
     job = Paused(dsl_line(dsl_command, 2, words), tmp_path)
     try:
@@ -146,10 +149,11 @@ def test_the_verdict_comes_behind_the_output_in_the_same_pipe(
         job.close()
 
 
+@pytest.mark.guarantee("G6")
 def test_a_restart_does_not_wait_for_a_stalled_stdout(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G6: the lines of the first attempt come first, and none is lost."""
+    """The lines of the first attempt come first, and none is lost."""
     gate = '"$0.$TORCHELASTIC_RESTART_COUNT"'
     script = f'exec "$@" only 0 [ touch {gate} ] only 1 [ wait {gate} exit 3 ]'
     each = 10_000
@@ -169,11 +173,12 @@ def test_a_restart_does_not_wait_for_a_stalled_stdout(
         job.close()
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_waiting_and_the_last_word_is_the_count(
     signum: signal.Signals, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G2: lines are missing because somebody ended the job, so the code is not 0."""
+    """Lines are missing because somebody ended the job, so the code is not 0."""
     job = Paused(dsl_line(dsl_command, 2, _numbered(testchild, 2, tmp_path)), tmp_path)
     try:
         job.workers_ended()
@@ -192,11 +197,12 @@ def test_a_signal_ends_the_waiting_and_the_last_word_is_the_count(
         job.close()
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.timeout(90)  # a job that a signal has ended writes for half a minute, to whoever goes on reading
 def test_a_stop_while_nobody_reads_ends_with_its_own_code(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G2: the job is ended by a signal while much output waits; the guard lets the agent end as it means to."""
+    """The job is ended by a signal while much output waits; the guard lets the agent end as it means to."""
     words = [*_numbered(testchild, 2, tmp_path), "note", str(tmp_path / "ready"), "%r", "pause"]
     job = Paused(dsl_line(dsl_command, 2, words, 0.5), tmp_path)
     trickle = threading.Thread(target=_trickle, args=(job.reader,), daemon=True)

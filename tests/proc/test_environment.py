@@ -1,4 +1,4 @@
-"""G5: what a rank finds in its environment and its arguments, through the real command."""
+"""What a rank finds in its environment and its arguments, through the real command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G5")]
 
 
 def _dumps(
@@ -147,10 +147,11 @@ def test_a_python_script_runs_unbuffered_with_its_own_arguments(dsl_command: Pat
     assert job.stdout() == "['--local_rank=0', '--lr', '1'] True\n"
 
 
+@pytest.mark.guarantee("G1")
 def test_every_worker_carries_the_token_of_the_job(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: the token by which stray processes are found is the same for the group and new for each job."""
+    """The token by which stray processes are found is the same for the group and new for each job."""
     tokens: list[str] = []
     for run in range(2):
         dumps = _dumps(dsl_command, testchild, tmp_path / str(run), 2)
@@ -160,8 +161,9 @@ def test_every_worker_carries_the_token_of_the_job(
     assert tokens[0] != tokens[1]
 
 
+@pytest.mark.guarantee("G1")
 def test_a_job_inside_a_job_carries_both_tokens(dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
-    """G1: a sweep for the outer job must find what the inner one started."""
+    """A sweep for the outer job must find what the inner one started."""
     given = {"DSL_JOB_ID": "of-an-outer-job"}
     (dump,) = _dumps(dsl_command, testchild, tmp_path, 1, environ=given)
     outer, _, own = _environment(dump)["DSL_JOB_ID"].partition(":")
@@ -169,11 +171,12 @@ def test_a_job_inside_a_job_carries_both_tokens(dsl_command: Path, testchild: Pa
     assert own
 
 
+@pytest.mark.guarantee("G5")
 @pytest.mark.parametrize("command", ["dsl", "dslrun"])
 def test_entries_that_no_mapping_can_hold_arrive_as_they_are(
     command: str, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G5: variables that are set twice, and entries without a name or without a value."""
+    """Variables that are set twice, and entries without a name or without a value."""
     entries = ["TWICE=1", "=nameless", "=C:=C:\\", "no equals sign", "TWICE=2", "TWICE=1", "RANK=7", "RANK=8"]
     words = [str(testchild), "dump", str(tmp_path / "dump.%r"), "exit", "0"]
     line = dsl_line(dsl_command, 2, words)

@@ -1,4 +1,4 @@
-"""A worker that cannot be executed: which step, which errno, which path, and what the command makes of it (G2, G3)."""
+"""A worker that cannot be executed: which step, which errno, which path, and what the command makes of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G2", "G3")]
 
 
 def _missing(directory: Path) -> str:

@@ -1,4 +1,4 @@
-"""G2: the exit-code table. Every way in which a job can end, and what the shell sees."""
+"""The exit-code table. Every way in which a job can end, and what the shell sees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.jobs import Job
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G2")]
 
 
 class Ending(NamedTuple):
@@ -153,11 +153,12 @@ def test_usage_has_its_own_code(name: str, dsl_command: Path, tmp_path: Path) ->
     assert "Traceback" not in job.stderr()
 
 
+@pytest.mark.guarantee("G3")
 @pytest.mark.root
 def test_a_worker_that_the_kernel_kills_for_memory(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G3: out of memory is said to be that, not just signal 9."""
+    """Out of memory is said to be that, not just signal 9."""
     from tests.support.memory import memory_limit
 
     words = ["only", "1", "[", "alloc", "400", "]", "pause"]

@@ -1,4 +1,4 @@
-"""G3: the first failure is the first death the kernel saw, not the lowest rank found in one look."""
+"""The first failure is the first death the kernel saw, not the lowest rank found in one look."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dsl._core import WorkerSpec
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G3")]
 
 
 def _after(directory: Path, testchild: Path, rank: int, cause: int | None, *end: str) -> WorkerSpec:

@@ -521,8 +521,9 @@ def test_nothing_is_left_when_the_program_of_an_embedded_supervisor_is_killed(te
         until(command.is_gone)
 
 
+@pytest.mark.guarantee("G5")
 def test_entries_that_no_mapping_can_hold_arrive_as_they_are(testchild: Path, tmp_path: Path) -> None:
-    """G5, as for workers that are executed. The program that is forked is executed with a mapping: so a script looks."""
+    """As for workers that are executed. The program that is forked is executed with a mapping: so a script looks."""
     entries = ["TWICE=1", "=nameless", "no equals sign", "TWICE=2", "RANK=7", "RANK=8"]
     script = tmp_path / "script.py"
     script.write_text(

@@ -140,8 +140,8 @@ def test_log_files_stay_and_what_was_passed_does_not(
 # Failures
 
 
+@pytest.mark.guarantee("G3")
 def test_an_exception_names_its_rank_and_shows_only_the_users_frames() -> None:
-    """G3."""
     error = fails(functions.fail_in, 1, nproc_per_node=3)
     assert (error.name, list(error.failures)) == ("fail_in", [1])
     rank, failure = error.get_first_failure()
@@ -162,24 +162,25 @@ def test_what_the_function_has_recorded_itself_is_kept() -> None:
     assert failure.message == "its own words"
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("code, exitcode", [(3, 3), ("a message", 1)])
 def test_an_exit_code_is_kept(code: object, exitcode: int) -> None:
-    """G2."""
     error = fails(functions.exit_in, 1, code)
     assert error.exit_code == exitcode
     assert {rank: failure.exitcode for rank, failure in error.failures.items()} == {1: exitcode}
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_a_signal_death_is_told_as_one() -> None:
-    """G2, G3."""
     error = fails(functions.kill_in, 0, signal.SIGKILL)
     _, failure = error.get_first_failure()
     assert (failure.exitcode, failure.signal_name(), error.exit_code) == (-9, "SIGKILL", 137)
     assert failure.message == f"Signal 9 (SIGKILL) received by PID {failure.pid}"
 
 
+@pytest.mark.guarantee("G3")
 def test_the_last_words_of_a_program_are_evidence() -> None:
-    """G3: the program knows nothing of error files."""
+    """The program knows nothing of error files."""
     error = fails(sys.executable, "-c", "raise ValueError('of a program')")
     assert "ValueError: of a program" in str(error)
 
@@ -220,15 +221,15 @@ def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank() -> None:
     assert said["extraInfo"]["py_callstack"].count("\n") == 1
 
 
+@pytest.mark.guarantee("G8")
 def test_a_result_that_is_missing_or_unreadable_is_one_line() -> None:
-    """G8."""
     text = refuses(ResultError, functions.leave_without_result)
     assert "rank 0 of leave_without_result ended with exit code 0 before" in text
     assert "RuntimeError: not here" in refuses(ResultError, functions.make_unreadable)
 
 
+@pytest.mark.guarantee("G8")
 def test_what_cannot_be_sent_is_one_line_that_says_how_to_mend_it(temp_dir: Path) -> None:
-    """G8."""
     text = refuses(EntrypointError, lambda: 1)
     assert "<lambda> cannot be sent to the workers: " in text
     assert "top level of a module, or install cloudpickle" in text
@@ -261,10 +262,11 @@ def test_cloudpickle_sends_what_pickle_cannot(tmp_path: Path, monkeypatch: pytes
 # Restarts
 
 
+@pytest.mark.guarantee("G1")
 def test_the_second_attempt_starts_when_nothing_of_the_first_is_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """G1: a daemon of each worker, in a session of its own and deaf to SIGTERM, is gone before."""
+    """A daemon of each worker, in a session of its own and deaf to SIGTERM, is gone before."""
     results = elastic_launch(config(max_restarts=1, grace_s=0.2), functions.fail_once)(str(tmp_path))
     assert results == {0: ("1", True), 1: ("1", True)}
     assert "rank 0 failed: exit code 3: starting all workers again, restart 1 of 1" in caplog.text
@@ -333,8 +335,9 @@ def test_the_caller_is_left_as_it_was() -> None:
     assert result.stdout == "None False\n"
 
 
+@pytest.mark.guarantee("G1")
 def test_the_callers_own_children_are_left_to_it() -> None:
-    """G1: neither reaped nor ended."""
+    """Neither reaped nor ended."""
     own = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(17)"])
     daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
@@ -447,14 +450,14 @@ def test_functions_and_classes_of_the_main_program_are_known_to_workers() -> Non
     assert output == "[5, 5]\n", errors
 
 
+@pytest.mark.guarantee("G8")
 def test_a_lambda_of_the_main_program_is_refused_in_one_line() -> None:
-    """G8."""
     _, errors = program("launch_program.py", "lambda").communicate(timeout=20)
     assert "install cloudpickle" in errors.splitlines()[-1]
 
 
+@pytest.mark.guarantee("G8")
 def test_a_function_of_a_program_without_a_file_is_refused_in_one_line() -> None:
-    """G8."""
     code = "from dsl.functions.launcher import launch\ndef f(): return 1\nlaunch(f)"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
@@ -463,8 +466,9 @@ def test_a_function_of_a_program_without_a_file_is_refused_in_one_line() -> None
     assert result.stderr.splitlines()[-1].endswith(f"EntrypointError: {expected}")
 
 
+@pytest.mark.guarantee("G8")
 def test_a_program_without_a_guard_does_not_start_workers_of_workers() -> None:
-    """G8: as with multiprocessing, but said where it helps."""
+    """As with multiprocessing, but said where it helps."""
     started = program("launch_unguarded.py")
     _, errors = started.communicate(timeout=20)
     assert started.returncode == 1
@@ -481,8 +485,8 @@ def test_ctrl_c_lets_the_workers_finish_and_then_raises(folder: Path) -> None:
     assert {path.name: path.read_text() for path in folder.glob("heard*")} == {"heard0": "2", "heard1": "2"}
 
 
+@pytest.mark.guarantee("G1")
 def test_deaf_workers_are_killed_after_the_grace(folder: Path, temp_dir: Path) -> None:
-    """G1."""
     token = f"grace-{os.getpid()}-{time.monotonic_ns()}"
     job = program("launch_program.py", "deaf", str(folder), "0.2", token=token)
     ready(folder)
@@ -494,8 +498,8 @@ def test_deaf_workers_are_killed_after_the_grace(folder: Path, temp_dir: Path) -
     assert list(temp_dir.iterdir()) == []
 
 
+@pytest.mark.guarantee("G1")
 def test_a_second_ctrl_c_does_not_wait(folder: Path) -> None:
-    """G1."""
     token = f"twice-{os.getpid()}-{time.monotonic_ns()}"
     job = program("launch_program.py", "deaf", str(folder), "600", token=token)
     ready(folder)
@@ -507,8 +511,8 @@ def test_a_second_ctrl_c_does_not_wait(folder: Path) -> None:
     assert gone(token)
 
 
+@pytest.mark.guarantee("G1", "G2")
 def test_sigterm_ends_the_workers_first_and_gives_143(folder: Path) -> None:
-    """G1, G2."""
     job = program("launch_program.py", "polite", str(folder))
     ready(folder)
     job.send_signal(signal.SIGTERM)
@@ -525,8 +529,8 @@ def test_sigterm_can_be_caught_as_an_exception(folder: Path) -> None:
     assert (job.returncode, output) == (0, "SIGTERM ended the job True True\n"), errors
 
 
+@pytest.mark.guarantee("G1")
 def test_what_a_handler_of_the_program_raises_ends_the_workers_first(folder: Path) -> None:
-    """G1"""
     job = program("launch_program.py", "raising", str(folder))
     ready(folder)
     job.send_signal(signal.SIGALRM)
@@ -535,8 +539,9 @@ def test_what_a_handler_of_the_program_raises_ends_the_workers_first(folder: Pat
     assert [path.read_text() for path in folder.glob("heard*")] == ["15", "15"]
 
 
+@pytest.mark.guarantee("G1")
 def test_workers_do_not_outlive_a_program_that_is_killed(folder: Path) -> None:
-    """G1: SIGKILL of the launching program."""
+    """SIGKILL of the launching program."""
     token = f"kill-{os.getpid()}-{time.monotonic_ns()}"
     job = program("launch_program.py", "deaf", str(folder), "600", token=token)
     ready(folder)

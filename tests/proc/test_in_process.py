@@ -110,8 +110,8 @@ def test_it_may_be_called_from_any_thread(tmp_path: Path) -> None:
     assert sorted(told(tmp_path)) == [0]
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_a_failure_is_an_exception_with_the_code_and_its_own_words(tmp_path: Path) -> None:
-    """G2, G3"""
     path = script(tmp_path, "import os, sys\nif os.environ['RANK'] == '1': sys.exit('no data')\nsys.exit(0)")
     with pytest.raises(ChildFailedError) as caught:
         dsl.run.main(["--nproc-per-node", "2", path])
@@ -132,8 +132,8 @@ def test_a_program_that_lets_a_failure_pass_ends_as_it_does_with_torch(tmp_path:
     assert "exitcode  : 42" in result.stderr
 
 
+@pytest.mark.guarantee("G1", "G2")
 def test_a_signal_to_the_program_ends_the_job_and_is_its_exit_code(tmp_path: Path) -> None:
-    """G1, G2"""
     path = script(
         tmp_path,
         "import os, pathlib, sys, time\npathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\ntime.sleep(1000)",
@@ -167,6 +167,7 @@ def test_a_variable_is_the_default_of_an_option(tmp_path: Path, monkeypatch: pyt
     assert sorted(told(tmp_path)) == [0, 1]
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "kind, values, text",
     [
@@ -183,7 +184,6 @@ def test_a_variable_is_the_default_of_an_option(tmp_path: Path, monkeypatch: pyt
 def test_what_cannot_be_done_is_refused_in_one_line(
     kind: type[Exception], values: dict[str, str], text: str
 ) -> None:
-    """G8"""
     with pytest.raises(kind, match=text) as caught:
         dsl.run.run(argparse.Namespace(**values))
     assert "\n" not in str(caught.value)
@@ -206,10 +206,11 @@ def test_the_runners_main_returns_after_a_job_that_ended_well(tmp_path: Path) ->
     assert {parent for parent, *_ in found.values()} == {os.getpid()}
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_the_runners_main_exits_with_the_code_of_a_job_that_failed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """G2, G3: and says what the command says."""
+    """And says what the command says."""
     path = script(tmp_path, "import os, sys\nsys.exit(7 if os.environ['RANK'] == '1' else 0)")
     with pytest.raises(SystemExit) as caught:
         dsl.runner.main(["--num_gpus", "2", "--save_pid", path])
@@ -233,10 +234,10 @@ def test_what_is_no_signal_is_passed_over_with_a_warning(
     assert "'SIGFOO' is no signal and has no effect" in caplog.text
 
 
+@pytest.mark.guarantee("G3")
 def test_a_rank_that_is_not_shown_says_why_it_failed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """G3"""
     with pytest.raises(ChildFailedError, match=r"KeyError: 'loss' \(train.py:1 in <module>\)") as caught:
         dsl.run.main(["--local-ranks-filter", "1", script(tmp_path, "raise KeyError('loss')")])
     assert "To enable traceback" not in str(caught.value)

@@ -86,6 +86,7 @@ def open_gate(job: Job, package: Path, take: Callable[[Path], None], folder: Pat
     (folder / "gate").touch()
 
 
+@pytest.mark.guarantee("G2", "G3")
 @WAYS
 @pytest.mark.parametrize("module", ["dsl", "dsl.run"])
 @pytest.mark.parametrize(
@@ -101,7 +102,6 @@ def test_a_failure_has_its_code_and_its_verdict(
     end: str, code: int, words: tuple[str, ...], module: str, take: Callable[[Path], None], package: Path,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """G2, G3."""
     with running(
         job_of(module, tmp_path, ["--tee", "3"] if module == "dsl.run" else [], end), tmp_path
     ) as job:
@@ -113,11 +113,11 @@ def test_a_failure_has_its_code_and_its_verdict(
         assert "rror: " not in said.replace("ValueError: bad batch", "")
 
 
+@pytest.mark.guarantee("G3")
 @WAYS
 def test_a_record_is_read_and_restarts_go_on(
     take: Callable[[Path], None], package: Path, tmp_path: Path
 ) -> None:
-    """G3."""
     options = ["--max-restarts", "2"]
     with running(job_of("dsl.run", tmp_path, options, "raise", "kill", "record"), tmp_path) as job:
         open_gate(job, package, take, tmp_path)
@@ -152,8 +152,8 @@ def test_an_interrupt_ends_the_job_as_ever(
         assert "SIGTERM received: stopping 2 workers" in job.stderr()
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_a_worker_may_take_the_package_away_as_its_first_act(package: Path, tmp_path: Path) -> None:
-    """G2, G3."""
     script = tmp_path / "worker.py"
     script.write_text("import shutil, sys; shutil.rmtree(sys.argv[1]); raise ValueError('bad batch')")
     command = [

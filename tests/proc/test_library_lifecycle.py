@@ -232,8 +232,9 @@ def test_waiting_returns_nothing_when_nothing_happens(testchild: Path) -> None:
         assert time.monotonic() - begin >= 0.05
 
 
+@pytest.mark.guarantee("G1")
 def test_what_a_worker_leaves_behind_is_ended_and_counted(testchild: Path, tmp_path: Path) -> None:
-    """G1: embedded too, a descendant in its own session goes with the group."""
+    """Embedded too, a descendant in its own session goes with the group."""
     pid_file = tmp_path / "left"
     left = ["setsid", "ignore", "TERM,INT,HUP", "touch", str(pid_file), "pause"]
     with Group([[str(testchild), "child", "[", *left, "]", "wait", str(pid_file), "exit", "0"]]) as group:
@@ -275,8 +276,9 @@ def _is_waiting(thread: threading.Thread) -> bool:
     return "poll" in wchan
 
 
+@pytest.mark.guarantee("G1")
 def test_a_with_block_ends_what_runs_and_closes(testchild: Path) -> None:
-    """G1: however the block is left."""
+    """However the block is left."""
     with Supervisor() as supervisor:
         supervisor.start(LaunchSpec([WorkerSpec([str(testchild), "ignore", "TERM", "pause"])]))
         (started,) = [event for event in supervisor.wait(10) if isinstance(event, Started)]

@@ -23,8 +23,9 @@ def _piped(group: Group, worker: int, stream: int) -> bytes:
     return b"".join(e.data for e in group.of(Output) if (e.worker, e.stream) == (worker, stream))
 
 
+@pytest.mark.guarantee("G6")
 def test_pipes_bring_every_byte_and_the_end_of_each_stream(testchild: Path) -> None:
-    """G6: the streams of a worker stay apart and lose nothing."""
+    """The streams of a worker stay apart and lose nothing."""
     words = ["lines", "3000", "90", "complain", "to stderr", "say", "last"]
     spec = WorkerSpec([str(testchild), *words], env={"RANK": "5"}, stdout=Stdio.pipe(), stderr=Stdio.pipe())
     with Group([spec, spec]) as group:
@@ -39,8 +40,9 @@ def test_pipes_bring_every_byte_and_the_end_of_each_stream(testchild: Path) -> N
             assert b"" not in ends[:-1]
 
 
+@pytest.mark.guarantee("G6")
 def test_output_written_just_before_the_end_is_not_lost(testchild: Path) -> None:
-    """G6: 60 kB sit in the pipe when the worker is already dead."""
+    """60 kB sit in the pipe when the worker is already dead."""
     spec = WorkerSpec([str(testchild), "lines", "600", "95", "raise", "KILL"], stdout=Stdio.pipe())
     with Group([spec]) as group:
         group.finish()

@@ -1,4 +1,4 @@
-"""G6: what a log file may be, and what becomes of the files of others beside it."""
+"""What a log file may be, and what becomes of the files of others beside it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tests.support.logs import LogGroup
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.guarantee("G6")
 
 FIFO_FILE = """
 import sys

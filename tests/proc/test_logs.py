@@ -1,4 +1,4 @@
-"""G6: no line is lost, torn or given to another rank, files are byte-exact, and nobody waits for a console."""
+"""No line is lost, torn or given to another rank, files are byte-exact, and nobody waits for a console."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.logs import Found, LogGroup, check, is_full
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G6")]
 
 BIG = 10 << 20
 

@@ -51,8 +51,8 @@ def test_the_memory_of_a_job_does_not_grow_with_its_attempts(
     assert grown <= (2 * MIB if attempts > 1000 else MIB / 4)
 
 
+@pytest.mark.guarantee("G2")
 def test_a_crash_loop_slows_down_and_a_signal_ends_it_at_once(dsl_command: Path, tmp_path: Path) -> None:
-    """G2."""
     starts = tmp_path / "starts"
     with subprocess.Popen(
         [

@@ -80,10 +80,10 @@ def test_no_mode_leaves_the_inherited_mask(
     assert dump["Cpus_allowed_list"] == own
 
 
+@pytest.mark.guarantee("G8")
 def test_what_cannot_be_bound_is_one_line_and_nothing_starts(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G8."""
     line = _line(dsl_command, "exclusive", 2, [testchild, "touch", tmp_path / "started"])
     command = [sys.executable, "-c", RESTRICT, str(ALLOWED[0]), *line]
     with running(command, tmp_path / "job", environ=NO_DEVICES) as job:

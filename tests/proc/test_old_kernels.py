@@ -35,9 +35,9 @@ def _without(testchild: Path, errno: str, calls: str, line: Sequence[str]) -> li
     return [str(testchild.with_name("dsl-deny")), errno, calls, *line]
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("errno, calls", DENIED)
 def test_codes_are_true(errno: str, calls: str, dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
-    """G2"""
     words = ["only", "2", "[", "exit", "7", "]", "pause"]
     line = dsl_line(dsl_command, 4, [str(testchild), *words])
     with running(_without(testchild, errno, calls, line), tmp_path) as job:
@@ -45,9 +45,10 @@ def test_codes_are_true(errno: str, calls: str, dsl_command: Path, testchild: Pa
         assert job.left() == []
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("errno, calls", DENIED)
 def test_nothing_survives(errno: str, calls: str, dsl_command: Path, testchild: Path, tmp_path: Path) -> None:
-    """G1: deaf workers with a daemon each, ended through the command."""
+    """Deaf workers with a daemon each, ended through the command."""
     deaf = ["ignore", "TERM,INT,HUP", "note", str(tmp_path / "ready")]
     words = ["daemon", "[", *deaf, "d%p %p", "pause", "]", *deaf, "%r %p", "pause"]
     line = dsl_line(dsl_command, 2, [str(testchild), *words], 0.3)

@@ -1,4 +1,4 @@
-"""What a user of the command sees of the workers' output, on a terminal, in a pipe and in files (G3, G6)."""
+"""What a user of the command sees of the workers' output, on a terminal, in a pipe and in files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Open = Callable[..., AbstractContextManager[Terminal]]
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G3", "G6")]
 
 FAILING = """
 import os, sys
@@ -241,10 +241,11 @@ def test_each_rank_log_is_written_by_the_worker_itself(
         assert _only_log(tmp_path, f"*_rank{rank}.log").read_text() == "one\ntwo\n"
 
 
+@pytest.mark.guarantee("G4")
 def test_ctrl_c_works_while_nobody_reads_the_output(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G4: the console is stopped and full; the job is interrupted and over at once all the same."""
+    """The console is stopped and full; the job is interrupted and over at once all the same."""
     ready = tmp_path / "ready"
     words = [str(testchild), "note", str(ready), "%r", "flood", "1000000", "100", "4000"]
     process = subprocess.Popen(

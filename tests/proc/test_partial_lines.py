@@ -1,4 +1,4 @@
-"""Lines that are not finished, of several workers in a pipe: shown after a while, and never torn (G6)."""
+"""Lines that are not finished, of several workers in a pipe: shown after a while, and never torn."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tests.support.command import dsl_line
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.guarantee("G6")
 
 MARK = "\u2026".encode()
 

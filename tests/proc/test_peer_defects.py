@@ -73,10 +73,11 @@ def test_m5_a_killed_launcher_leaves_nobody(dsl_command: Path, testchild: Path, 
         until(lambda: not job.left(), timeout_s=10)
 
 
+@pytest.mark.guarantee("G4")
 def test_m6_the_deaf_are_ended_together_at_one_deadline(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G4: deepspeed waits its 30 s for each deaf worker in turn, torchrun ignores the time that was asked for."""
+    """Deepspeed waits its 30 s for each deaf worker in turn, torchrun ignores the time that was asked for."""
     grace_s = 2.0
     words = [
         "ignore",

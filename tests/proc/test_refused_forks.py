@@ -22,12 +22,13 @@ def _cgroups(job: Job) -> list[str]:
     return [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/dsl-{job.guard}-*")]
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize("command", ["dsl", "dslrun"])
 @pytest.mark.parametrize("limit", range(1, 8))
 def test_a_refused_fork_is_one_clear_line(
     limit: int, command: str, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G8: the agent, the engine's threads and the workers are refused in turn."""
+    """The agent, the engine's threads and the workers are refused in turn."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     line = dsl_line(dsl_command, 2, [str(testchild), "exit", "0"])
@@ -54,8 +55,8 @@ def test_a_refused_fork_is_one_clear_line(
             assert _cgroups(job) == []
 
 
+@pytest.mark.guarantee("G8")
 def test_the_process_limit_of_an_ordinary_user_is_one_clear_line(testchild: Path, tmp_path: Path) -> None:
-    """G8"""
     options = ["--no_python", "--no_local_rank", "--num_gpus", "1"]
     line = as_ordinary_user([*options, str(testchild), "exit", "0"], tmp_path, limit=1)
     with running(line, tmp_path / "job") as job:

@@ -140,8 +140,9 @@ def test_a_worker_that_fails_after_a_preemption_is_no_cause_and_stops_nobody(
     assert (tmp_path / "checkpoint").read_text().split() == ["1"]
 
 
+@pytest.mark.guarantee("G1")
 def test_who_does_not_end_in_the_time_of_a_preemption_is_killed(testchild: Path, tmp_path: Path) -> None:
-    """G1: the whole tree of a deaf worker, in a session of its own too, while the grace is ten minutes."""
+    """The whole tree of a deaf worker, in a session of its own too, while the grace is ten minutes."""
     inner = ["daemon", "[", "ignore", "TERM,USR1", "setsid", "touch", str(tmp_path / "inner"), "pause", "]"]
     words = worker(testchild, tmp_path, "USR1,TERM", "only", "0", "[", *inner, "]", "pause")
     with guarded(tmp_path, words, {USR1: "preempt"}, preempt_grace_s=0.4) as command:
@@ -210,12 +211,13 @@ def test_a_preemption_between_two_groups_ends_the_next_before_it_begins(
     assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1"]
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("number", [TERM, signal.SIGINT, signal.SIGALRM])
 @pytest.mark.parametrize("target", ["guard", "agent"])
 def test_a_signal_that_is_not_in_the_table_ends_guard_or_agent_and_with_it_the_job(
     number: signal.Signals, target: str, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: workers that ignore everything and a daemon in a session of its own go too."""
+    """Workers that ignore everything and a daemon in a session of its own go too."""
     daemon = ["daemon", "[", "setsid", "touch", str(tmp_path / "daemon"), "pause", "]"]
     words = [str(testchild), "ignore", "TERM,INT,HUP,ALRM", "only", "0", "[", *daemon, "]"]
     words += ["note", str(tmp_path / "ready"), "%r %p", "pause"]
@@ -228,8 +230,9 @@ def test_a_signal_that_is_not_in_the_table_ends_guard_or_agent_and_with_it_the_j
         until(lambda: command.job.left() == [])
 
 
+@pytest.mark.guarantee("G1")
 def test_a_guard_that_dies_between_two_groups_takes_the_next_with_it(testchild: Path, tmp_path: Path) -> None:
-    """G1: the workers of the second group would wait for ever, and nobody would end them."""
+    """The workers of the second group would wait for ever, and nobody would end them."""
     gate = tmp_path / "gate"
     may_end = tmp_path / "may_end"
     may_end.touch()
@@ -282,11 +285,11 @@ def test_copies_of_a_signal_that_is_only_told_are_one(testchild: Path, tmp_path:
         assert command.caught(TERM) == 0
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("target", ["guard", "agent"])
 def test_a_dead_guard_or_agent_ends_also_a_group_whose_signals_are_only_told(
     target: str, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1."""
     words = worker(testchild, tmp_path, "TERM", "pause")
     with guarded(tmp_path, words, {TERM: "stop"}, acts=[]) as command:
         command.job.ready(2)

@@ -349,10 +349,11 @@ def test_an_orphan_is_reaped_while_the_job_runs(dsl_command: Path, testchild: Pa
         assert len(processes.children(job.agent())) == 2
 
 
+@pytest.mark.guarantee("G1")
 def test_a_child_that_the_shell_had_before_is_not_of_the_job(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: with `monitor & exec dsl …` the command is born with a child. It is not ours to signal."""
+    """With `monitor & exec dsl …` the command is born with a child. It is not ours to signal."""
     tmp_path.joinpath("job").mkdir()
     note = str(tmp_path / "monitor")
     script = 'monitor=$1; note=$2; shift 2; "$monitor" touch "$note" pause & exec "$@"'

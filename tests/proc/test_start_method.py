@@ -105,11 +105,11 @@ def neutral(text: str) -> str:
     return re.sub(r"after [\d.]+ m?s", "after TIME", text)
 
 
+@pytest.mark.guarantee("G2", "G3")
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_an_end_has_the_code_and_the_verdict_of_an_executed_worker(
     ending: str, command: list[str], tmp_path: Path
 ) -> None:
-    """G2, G3."""
     text = f"import os, signal\nif os.environ['RANK'] == '1':\n    {ENDINGS[ending] or 'pass'}\n"
     if ending != "well":
         text += "else:\n    signal.pause()\n"
@@ -242,11 +242,11 @@ def test_workers_whose_fork_server_has_died_are_executed_when_they_start_again(
     assert [one["forked"] for one in told(tmp_path) if one["attempt"] != "0"] == [False] * 2
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_workers_and_fork_server(
     signum: signal.Signals, running: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """G1."""
     (parent,) = {one["parent"] for one in told(tmp_path)}
     server = processes.find(parent)
     assert server is not None
@@ -255,11 +255,11 @@ def test_a_signal_ends_workers_and_fork_server(
     until(lambda: not processes.alive(server), 5)
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("victim", ["guard", "agent"])
 def test_what_kills_the_command_leaves_no_fork_server(
     victim: str, running: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """G1."""
     (parent,) = {one["parent"] for one in told(tmp_path)}
     server = processes.find(parent)
     assert server is not None
@@ -269,8 +269,8 @@ def test_what_kills_the_command_leaves_no_fork_server(
     until(lambda: not processes.alive(server), 10)
 
 
+@pytest.mark.guarantee("G6")
 def test_input_and_output_go_where_they_always_go(command: list[str], tmp_path: Path) -> None:
-    """G6."""
     text = "import os, sys\nprint(os.environ['RANK'], sys.stdin.read())\nprint('e', file=sys.stderr)\n"
     words = [
         "--log-dir",

@@ -1,4 +1,4 @@
-"""G1, both ways: what a stranger's child leaves behind is no business of ours, what a worker leaves behind is."""
+"""Both ways: what a stranger's child leaves behind is no business of ours, what a worker leaves behind is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kit.processes import Process
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G1")]
 
 # `helper & exec dsl …`: the helper is a child of the command, and not of the job.
 WITH_HELPER = 'child=$1; words=$2; shift 2; "$child" $words & exec "$@"'
@@ -36,11 +36,12 @@ def _seen(path: Path, count: int = 1) -> list[Process]:
     return [one for one in found if one is not None]
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("end", ["itself", "signal", "agent killed"])
 def test_what_a_stranger_leaves_while_the_job_runs_is_left_alone(
     end: str, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: the command adopts the helper's orphans, one with a session of its own and one without."""
+    """The command adopts the helper's orphans, one with a session of its own and one without."""
     begun, orphans, go = tmp_path / "begun", tmp_path / "orphans", tmp_path / "go"
     leave = ["note", str(orphans), "%p", "pause"]
     helper = ["wait", str(begun), "daemon", "[", *leave, "]", "child", "[", *leave, "]", "exit", "0"]
@@ -63,10 +64,11 @@ def test_what_a_stranger_leaves_while_the_job_runs_is_left_alone(
         assert [found.state for one in left if (found := processes.find(one.pid))] == ["S", "S"]
 
 
+@pytest.mark.guarantee("G1")
 def test_what_a_killed_agent_leaves_is_ended_beside_a_stranger(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: a daemon of a worker, and its child in a session and with an environment of its own, die; the helper lives."""
+    """A daemon of a worker, and its child in a session and with an environment of its own, die; the helper lives."""
     ready, helper = tmp_path / "ready", tmp_path / "helper"
     deaf = ["ignore", "TERM,INT,HUP", "note", str(ready), "%p"]
     bare = ["setsid", "exec", "/usr/bin/env", "-i", str(testchild), *deaf, "pause"]

@@ -69,11 +69,12 @@ def test_a_key_reaches_each_worker_once(
     assert _caught(tmp_path) == Counter({(pid, number): 1 for pid in pids})
 
 
+@pytest.mark.guarantee("G3")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_program_that_ctrl_c_ends_at_once_has_not_failed(
     workers: int, terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G3: the worker that has the terminal dies of the key itself, often before the agent hears of the key."""
+    """The worker that has the terminal dies of the key itself, often before the agent hears of the key."""
     for run in range(5):
         ready = tmp_path / str(run)
         words = [str(testchild), "note", str(ready), "%r", "pause"]
@@ -154,10 +155,11 @@ def test_a_suspended_job_can_be_interrupted_once_it_is_back(
         screen.reported("ended -2")
 
 
+@pytest.mark.guarantee("G1")
 def test_a_terminal_that_hangs_up_ends_the_job(
     terminal: Open, dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: closing the window sends SIGHUP to the command only; its workers must end all the same."""
+    """Closing the window sends SIGHUP to the command only; its workers must end all the same."""
     with terminal(_line(dsl_command, testchild, tmp_path, "await", "HUP", "1", "exit", "0")) as screen:
         pids = _pids(tmp_path)
         found = [processes.find(pid) for pid in pids]
@@ -167,11 +169,12 @@ def test_a_terminal_that_hangs_up_ends_the_job(
     assert {number for _, number in _caught(tmp_path)} - {signal.SIGCONT} == {signal.SIGHUP}
 
 
+@pytest.mark.guarantee("G2", "G3")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failing_job_ends_with_its_code_and_its_verdict(
     workers: int, terminal: Open, dsl_command: Path, testchild: Path
 ) -> None:
-    """G2, G3: whatever the terminal does to those that write to it from the background."""
+    """Whatever the terminal does to those that write to it from the background."""
     with terminal(dsl_line(dsl_command, workers, [str(testchild), "exit", "7"], 1.0)) as screen:
         screen.reported("ended 7")
         assert b": exit code 7" in screen.shown()

@@ -55,10 +55,11 @@ def a_client(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.guarantee("G3")
 def test_a_worker_that_overstays_is_ended_and_the_verdict_names_the_timer(
     dslrun: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    """G3. torchrun kills itself, too, by the same signal."""
+    """Torchrun kills itself, too, by the same signal."""
     text = """
 if rank == 1:
     acquire("kept", 60)
@@ -126,10 +127,10 @@ while not got:
     assert "sent SIGUSR2 to it" in result.stderr
 
 
+@pytest.mark.guarantee("G1")
 def test_a_process_below_a_worker_may_take_timers_and_a_stranger_is_never_signalled(
     dslrun: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    """G1."""
     stranger = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
         text = f"""
@@ -152,8 +153,9 @@ assert os.waitpid(child, 0)[1] == 9
         stranger.wait()
 
 
+@pytest.mark.guarantee("G1")
 def test_in_a_proc_of_another_pid_namespace_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """G1: the numbers in it are those of others."""
+    """The numbers in it are those of others."""
     is_descendant = vars(timers)["_is_descendant"]
     with subprocess.Popen(["/bin/sleep", "600"]) as child:
         try:

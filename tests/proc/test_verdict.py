@@ -50,6 +50,7 @@ def said(command: list[object], folder: Path, text: str = SCRIPT, *words: str) -
     return result.stderr
 
 
+@pytest.mark.guarantee("G3")
 @pytest.mark.parametrize(
     "options",
     [
@@ -66,7 +67,6 @@ def said(command: list[object], folder: Path, text: str = SCRIPT, *words: str) -
 def test_the_failing_ranks_traceback_is_shown_wherever_its_output_went(
     name: str, options: str, dslrun: Path, dsl_command: Path, tmp_path: Path
 ) -> None:
-    """G3"""
     command = [dslrun, "--nproc-per-node", 2] if name == "dslrun" else [dsl_command, "--num_gpus", 2]
     lines = said([*command, *options.split()], tmp_path).splitlines()
     (first,) = [line for line in lines if REASON in line]
@@ -78,10 +78,11 @@ def test_the_failing_ranks_traceback_is_shown_wherever_its_output_went(
     assert sum("batch 40 holds NaN" in line for line in shown) == 2
 
 
+@pytest.mark.guarantee("G3")
 def test_an_error_file_adds_the_summary_of_torchrun_without_telling_it_again(
     dslrun: Path, tmp_path: Path
 ) -> None:
-    """G3: what log parsers look for, and where the record lies."""
+    """What log parsers look for, and where the record lies."""
     text = said([dslrun, "--nproc-per-node", 2], tmp_path, RECORDS)
     verdict, _, box = text.partition("train.py FAILED")
     assert verdict.count(REASON) == 1
@@ -91,8 +92,8 @@ def test_an_error_file_adds_the_summary_of_torchrun_without_telling_it_again(
     assert HINT not in text
 
 
+@pytest.mark.guarantee("G3")
 def test_what_only_the_error_file_knows_is_shown_whole(dslrun: Path, tmp_path: Path) -> None:
-    """G3"""
     text = said([dslrun, "--nproc-per-node", 2], tmp_path, RECORDS, "quiet")
     assert "failed first: exit code 1: ValueError: batch 40 holds NaN\n" in text
     box = text.partition("train.py FAILED")[2]
@@ -133,13 +134,13 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.guarantee("G3")
 @pytest.mark.root
 @pytest.mark.parametrize("is_full_at_first", [False, True])
 @pytest.mark.parametrize("name", ["dsl", "dslrun"])
 def test_a_full_disk_is_named_and_the_last_words_have_room_that_was_taken_before(
     name: str, dsl_command: Path, tmp_path: Path, *, is_full_at_first: bool
 ) -> None:
-    """G3"""
     logs = tmp_path / "logs"
     logs.mkdir()
     (tmp_path / "train.py").write_text(FULL)
@@ -210,11 +211,12 @@ open("ready" + os.environ["RANK"], "w").close(), time.sleep(1000)
 """
 
 
+@pytest.mark.guarantee("G6")
 @pytest.mark.parametrize("name", ["dsl", "dslrun"])
 def test_ctrl_c_shows_one_traceback_for_all_ranks_and_says_who_has_interrupted_the_job(
     name: str, dsl_command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G6: what is not shown again is equal; the files have all of it."""
+    """What is not shown again is equal; the files have all of it."""
     (tmp_path / "train.py").write_text(INTERRUPTED)
     monkeypatch.chdir(tmp_path)
     count = "--num_gpus=3" if name == "dsl" else "--nproc-per-node=3"

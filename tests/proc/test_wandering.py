@@ -1,4 +1,4 @@
-"""G1: processes that leave the group, the session or the tree in which their worker was started."""
+"""Processes that leave the group, the session or the tree in which their worker was started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dsl._core import Supervisor
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G1")]
 
 LEAVES = """
 import os, signal, sys, time
@@ -56,11 +56,12 @@ def test_a_worker_that_has_left_its_group_gets_the_stop_signal(dsl_command: Path
         assert "code 9" in job.stderr()
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("end", [lambda it: it.stop(), lambda it: it.kill()], ids=["stop", "kill"])
 def test_a_child_with_a_session_and_an_environment_of_its_own_ends_with_its_worker(
     end: Callable[[Supervisor], None], testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: nothing leads to it once the worker is dead, if there is neither a cgroup nor a subreaper."""
+    """Nothing leads to it once the worker is dead, if there is neither a cgroup nor a subreaper."""
     ready = tmp_path / "ready"
     # It takes a while to die, because the kernel has to free its memory first.
     slow = ["alloc", "512", "note", str(ready), "%p", "pause"]

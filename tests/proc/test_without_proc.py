@@ -1,4 +1,4 @@
-"""G1 and G2 where the process table cannot be read: what may be left is said, and never passes for success."""
+"""Where the process table cannot be read, what may be left is said, and never passes for success."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.guarantee("G1", "G2")]
 
 COVER = "mount -t tmpfs -o size=64k none /proc"
 MAY_BE_LEFT = "processes of the job may be left: /proc cannot be read, so nobody can look"
@@ -43,20 +43,22 @@ def test_a_job_that_leaves_nothing_needs_no_process_table(
         assert job.stderr() == ""
 
 
+@pytest.mark.guarantee("G2")
 def test_a_survivor_that_cannot_be_looked_for_is_no_success(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G2: the kernel says that a child lives, and not which one."""
+    """The kernel says that a child lives, and not which one."""
     line = dsl_line(dsl_command, 1, [*_deaf(testchild, tmp_path / "ready"), "exit", "0"])
     with running(_covered(line), tmp_path / "job") as job:
         assert job.wait() == 1, job.stderr()
         assert job.stderr() == f"dsl: {MAY_BE_LEFT}\n"
 
 
+@pytest.mark.guarantee("G1")
 def test_no_attempt_starts_beside_what_may_be_left(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: the group before must be gone."""
+    """The group before must be gone."""
     words = [*_deaf(testchild, tmp_path / "ready"), "note", str(tmp_path / "attempts"), "%p", "exit", "7"]
     line = [str(dsl_command.with_name("dslrun")), "--no-python", "--max-restarts", "3", *words]
     with running(_covered(line), tmp_path / "job") as job:
@@ -65,10 +67,11 @@ def test_no_attempt_starts_beside_what_may_be_left(
     assert len(complete_lines(tmp_path / "attempts")) == 1
 
 
+@pytest.mark.guarantee("G1")
 def test_what_stays_in_the_group_of_its_worker_is_ended_without_a_process_table(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: of a group the kernel says whether a child of ours is in it."""
+    """Of a group the kernel says whether a child of ours is in it."""
     ready = tmp_path / "ready"
     left = ["child", "[", "ignore", "TERM", "note", str(ready), "%p", "pause", "]", "wait", str(ready)]
     line = dsl_line(dsl_command, 1, [str(testchild), *left, "exit", "0"], 0.2)
@@ -77,11 +80,12 @@ def test_what_stays_in_the_group_of_its_worker_is_ended_without_a_process_table(
         assert job.left() == []
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.engine
 def test_a_process_table_that_is_covered_later_is_still_read(
     dsl_command: Path, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: the one that was there at the start stays open."""
+    """The one that was there at the start stays open."""
     cover = ["child", "[", "exec", "/bin/sh", "-c", f"{COVER} && echo > {tmp_path}/covered", "]"]
     words = [*_deaf(testchild, tmp_path / "ready"), *cover, "wait", str(tmp_path / "covered"), "exit", "0"]
     line = dsl_line(dsl_command, 1, words, 0.2)
@@ -104,8 +108,9 @@ supervisor.close()
 """
 
 
+@pytest.mark.guarantee("G1")
 def test_a_library_that_cannot_look_says_so(testchild: Path, tmp_path: Path) -> None:
-    """G1: neither a process table nor a cgroup, and no subreaper."""
+    """Neither a process table nor a cgroup, and no subreaper."""
     words = [*_deaf(testchild, tmp_path / "ready"), "exit", "0"]
     with running(_covered([sys.executable, "-c", LIBRARY, *words]), tmp_path / "job") as job:
         assert job.wait() == 0, job.stderr()
@@ -120,11 +125,12 @@ def _set_uid_copy(testchild: Path, directory: Path) -> Path:
     return program
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize("script", ["true", "mount -t proc -o hidepid=2 none /proc"], ids=["seen", "hidden"])
 def test_a_process_of_root_is_said_to_be_none_of_ours_to_end(
     script: str, testchild: Path, tmp_path: Path
 ) -> None:
-    """G1: a worker of an ordinary user starts something through sudo, which may be hidden from that user, too."""
+    """A worker of an ordinary user starts something through sudo, which may be hidden from that user, too."""
     notes = tmp_path / "notes"
     notes.mkdir()
     notes.chmod(0o777)

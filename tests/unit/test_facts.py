@@ -23,9 +23,9 @@ print(sorted(name for name in sys.modules if name.startswith("dsl.") and name no
 """
 
 
+@pytest.mark.guarantee("G7")
 @pytest.mark.parametrize("room", [*ROOMS, "console", "environ"])
 def test_a_room_is_imported_when_it_is_asked_for(room: str) -> None:
-    """G7."""
     argv = [sys.executable, "-I", "-c", CODE, room]
     result = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20)
     before, after = [set(eval(line)) for line in result.stdout.splitlines()]

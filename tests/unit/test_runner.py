@@ -79,6 +79,7 @@ def test_main_exits_with_the_code_of_the_job_unless_it_is_0(
         assert runner.main(["train.py"]) is None  # type: ignore[func-returns-value]
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "words, kind",
     [
@@ -89,7 +90,7 @@ def test_main_exits_with_the_code_of_the_job_unless_it_is_0(
     ],
 )
 def test_main_raises_what_deepspeeds_raises(words: list[str], kind: type[Exception], tmp_path: Path) -> None:
-    """G8: as every function of the module, see docs/compat.md."""
+    """As every function of the module, see docs/compat.md."""
     (tmp_path / "bad").write_text("localhost slots=many\n")
     with pytest.raises(kind) as caught:
         runner.main([word.format(tmp_path) for word in words])

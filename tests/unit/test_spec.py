@@ -94,8 +94,9 @@ def test_our_own_streams_and_nothing_at_all() -> None:
     assert _route(Route(inherit=True), Route(inherit=True)) == (Stdio.inherit(), Stdio.inherit())
 
 
+@pytest.mark.guarantee("G3")
 def test_what_is_shown_nowhere_is_read_for_the_verdict() -> None:
-    """G3: of stderr, where a worker says why it failed."""
+    """Of stderr, where a worker says why it failed."""
     assert _route(Route(), Route()) == (Stdio.null(), Stdio.log())
     assert _route(Route(), None) == (Stdio.null(), Stdio.log())
     assert _route(Route(path="/o"), Route()) == (Stdio.file("/o", append=True), Stdio.log())

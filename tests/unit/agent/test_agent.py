@@ -110,8 +110,8 @@ def test_of_many_attempts_the_last_are_kept_and_a_crash_loop_waits() -> None:
     assert pauses == pytest.approx([0.1, 0.2])
 
 
+@pytest.mark.guarantee("G2")
 def test_a_signal_ends_a_job_that_waits_to_be_started_again() -> None:
-    """G2."""
     outcome, supervisor, ear = run(Plans(max_restarts=99), *[BADLY] * 5, [*BADLY, a_signal(2)])
     assert (outcome.code, outcome.count, len(supervisor.started)) == (130, 6, 6)
     assert isinstance(ear.heard[-2], AttemptEnded)
@@ -140,8 +140,9 @@ def test_a_restart_that_cannot_be_planned_ends_the_job_as_its_last_attempt_did()
     assert isinstance(ear.heard[-1], Outcome)
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_a_restart_that_the_engine_refuses_ends_the_job_as_its_last_attempt_did() -> None:
-    """G2, G3: the failed worker's code and verdict, not the engine's."""
+    """The failed worker's code and verdict, not the engine's."""
 
     class Refusing(FakeSupervisor):
         def start(self, spec: object) -> None:
@@ -233,8 +234,8 @@ def test_the_cause_is_that_of_the_error_files_where_there_are_some(tmp_path: Any
     assert [failure.rank for failure in outcome.last.failures] == [1, 0]
 
 
+@pytest.mark.guarantee("G2")
 def test_a_listener_that_fails_changes_nothing_and_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    """G2."""
 
     class Failing:
         def hear(self, event: object) -> None:
@@ -249,8 +250,9 @@ def test_a_listener_that_fails_changes_nothing_and_is_one_line(capfd: pytest.Cap
     assert said == "dsl: internal error: ModuleNotFoundError: No module named 'x', please report it\n"
 
 
+@pytest.mark.guarantee("G2", "G3")
 def test_a_restart_that_meets_an_error_of_ours_ends_the_job_as_its_last_attempt_did() -> None:
-    """G2, G3: not with 70."""
+    """Not with 70."""
 
     class Broken(Plans):
         def prepare(self, plan: NodePlan) -> NodePlan:

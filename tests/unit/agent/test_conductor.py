@@ -296,8 +296,8 @@ def test_a_crash_loop_waits_longer_and_longer() -> None:
     assert messages(stage.hear(1, Report(6, 1, victims=(1,))), Meeting)
 
 
+@pytest.mark.guarantee("G2")
 def test_a_signal_or_a_lost_host_ends_a_job_that_waits_to_be_started_again() -> None:
-    """G2."""
     stage = a_crash_loop()
     orders = stage.conductor.signal(2, "stop", stage.now_s)
     assert [place for place, _ in messages(orders, Over)] == [0, 1]

@@ -228,13 +228,14 @@ def test_while_a_node_takes_its_leave(event: object, kind: str) -> None:
     assert decide(event, exits=[FAILED], ended=end(FAILED), awaits="leave").kind == kind
 
 
+@pytest.mark.guarantee("G1")
 def test_a_node_without_a_guard_does_not_stay_for_the_others() -> None:
-    """G1."""
     stays = Notice("warning", "this node holds the store")
     assert decide(stays, ended=end(), awaits="leave").kind == "go_on"
     assert decide(stays, ended=end(), news=[a_lost_guard()], awaits="leave").kind == "end"
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize(
     "ended, exits, news, code, closes",
     [
@@ -250,7 +251,6 @@ def test_a_node_without_a_guard_does_not_stay_for_the_others() -> None:
 def test_what_ends_the_part_of_this_node(
     ended: Ended, exits: list[Exit], news: list[object], code: int, *, closes: bool
 ) -> None:
-    """G2."""
     is_closed = any(isinstance(one, MembershipChanged) for one in news)
     decision = after(ended, *exits, news=news, membership=Membership(2, is_closed=is_closed))
     assert (decision.kind, decision.code, decision.closes) == ("leave", code, closes)

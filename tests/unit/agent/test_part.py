@@ -137,8 +137,8 @@ class Sent:
         self.messages.append(message)
 
 
+@pytest.mark.guarantee("G3", "G4")
 def test_the_head_hears_of_a_failure_at_once_and_has_the_verdict_later() -> None:
-    """G3, G4."""
     send = Sent()
     plan = replace(a_plan(3), is_conducted=True)
     cause = an_exit(1, code=7)

@@ -23,8 +23,8 @@ def test_it_is_there_as_long_as_the_job_runs(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.guarantee("G8")
 def test_a_leftover_is_refused_and_stays(tmp_path: Path) -> None:
-    """G8."""
     path = tmp_path / "7.deepspeed"
     path.write_text("1")
     with (
@@ -74,10 +74,10 @@ def test_only_the_file_of_the_agent_that_was_killed_is_removed(tmp_path: Path) -
     remove(str(path), 12)
 
 
+@pytest.mark.guarantee("G8")
 def test_a_pid_that_cannot_be_written_is_one_line_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G8."""
 
     def full(_fd: int, _data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

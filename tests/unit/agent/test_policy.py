@@ -1,4 +1,4 @@
-"""What follows from an event: a table, without a process (G2)."""
+"""What follows from an event: a table, without a process."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from dsl.model.outcome import (
 
 if TYPE_CHECKING:
     from dsl import Ended, Exit
+
+pytestmark = pytest.mark.guarantee("G2")
 
 ALONE = Membership(1)
 FAILED = an_exit(1, code=7)
@@ -46,6 +48,7 @@ def test_a_group_that_fails_at_once_again_and_again_is_started_again_later() -> 
         assert after(end(FAILED), FAILED, max_restarts=99, count=count, tried=tried) == expected
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize(
     "event, expected",
     [
@@ -58,7 +61,6 @@ def test_a_group_that_fails_at_once_again_and_again_is_started_again_later() -> 
     ],
 )
 def test_a_signal_ends_a_pause_at_once(event: object, expected: Decision) -> None:
-    """G2."""
     assert pausing(event, preempt_signal=10) == expected
 
 
@@ -130,15 +132,16 @@ def test_the_code_is_that_of_the_cause_and_never_0_for_a_failure() -> None:
     assert exit_code([an_exit(0, code=0)], end(an_exit(0, code=0))) == 1
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("how", [{"signal": 15}, {"signal": 9}, {"code": 143}, {"code": 130}])
 def test_a_cause_that_we_had_to_stop_counts_as_1_and_not_as_our_signal(how: Any) -> None:
-    """G2: 143 and 130 say that the user ended the job."""
+    """143 and 130 say that the user ended the job."""
     cause = an_exit(0, by_us=True, **how)
     assert exit_code([FAILED, cause], end(FAILED), cause) == 1
     assert exit_code([cause], end()) == 1
 
 
+@pytest.mark.guarantee("G2")
 def test_a_cause_that_we_had_to_stop_keeps_an_exit_code_of_its_own() -> None:
-    """G2."""
     cause = an_exit(0, code=3, by_us=True)
     assert exit_code([FAILED, cause], end(FAILED), cause) == 3

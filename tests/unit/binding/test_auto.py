@@ -302,6 +302,7 @@ def test_devices_decide_where_they_are_given() -> None:
     assert (device.name, device.pci_address, device.numa_node) == ("H200", "0000:01:00.0", 0)
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "wish, said",
     [
@@ -317,7 +318,6 @@ def test_devices_decide_where_they_are_given() -> None:
     ],
 )
 def test_two_bindings_exclude_each_other(wish: dict[str, Any], said: str) -> None:
-    """G8."""
     assert error_of(OptionError, _place, PlacementRequest(**wish)) == f"{said}, leave one of them out"
 
 

@@ -22,9 +22,9 @@ def test_core_lists_survive_the_round_trip(numbers: list[int]) -> None:
     assert parse_core_list(format_ranges(numbers)) == numbers
 
 
+@pytest.mark.guarantee("G8")
 @given(st.text(st.sampled_from("0123456789,- ") | st.characters(), max_size=20))
 def test_any_text_gives_ascending_cores_or_a_binding_error(text: str) -> None:
-    """G8."""
     error = error_of(PlacementError, parse_core_list, text)
     if error is not None:
         assert repr(text) in error

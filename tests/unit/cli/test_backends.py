@@ -1,4 +1,4 @@
-"""No option of `dsl` is lost on its way to a host, whatever starts the agent there (G5)."""
+"""No option of `dsl` is lost on its way to a host, whatever starts the agent there."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dsl.launchers.base import Start
     from dsl.model.job import Job
     from dsl.model.node import NodePlan
+
+pytestmark = pytest.mark.guarantee("G5")
 
 HOSTS = "here slots=4\nthere slots=4\n"
 FEWER_HOSTS = "here slots=2\nthere slots=2\n"

@@ -27,6 +27,7 @@ def _error(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -
     return error
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "command, words, said",
     [
@@ -57,7 +58,6 @@ def _error(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -
     ],
 )  # fmt: skip
 def test_a_hint_that_hints(command: str, words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """G8."""
     error = _error(command, words.split(), capsys)
     assert said in error
     assert len(error) < 300

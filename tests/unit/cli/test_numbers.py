@@ -130,11 +130,12 @@ def _refusal(command: str, words: list[str], capfd: pytest.CaptureFixture[str]) 
     return error
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize("command, dest", NUMBERS)
 def test_a_number_that_cannot_be_is_refused_in_one_short_line(
     command: str, dest: str, started: list[NodePlan], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """G8: nothing is started, nothing is computed that a slip of a few digits makes endless."""
+    """Nothing is started, nothing is computed that a slip of a few digits makes endless."""
     (option,) = [one for one in LINES[command].options if one.dest == dest]
     name = next(name for name in option.names if name.startswith("--"))
     values, others = NUMBERS[command, dest]
@@ -204,6 +205,7 @@ def test_slots_of_a_hostfile_are_bounded(
     assert "hosts line 1: " in _refusal("dsl", ["-H", "hosts"], capfd)
 
 
+@pytest.mark.guarantee("G5")
 @pytest.mark.parametrize(
     "name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS"]
 )
@@ -211,7 +213,7 @@ def test_slots_of_a_hostfile_are_bounded(
 def test_a_variable_that_is_only_passed_on_is_nobodys_business(
     command: str, name: str, started: list[NodePlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G5: what the workers inherit is not read."""
+    """What the workers inherit is not read."""
     monkeypatch.setenv(name, LONG)
     assert FRONT_ENDS[command].main(["--bind", "auto", "--report-bindings", "t.py"]) == 7
     assert len(started) == 1
@@ -236,6 +238,7 @@ def test_a_width_of_the_terminal_that_cannot_be_does_no_harm(
         assert "--num_gpus" in capfd.readouterr().out
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -253,7 +256,7 @@ def test_a_width_of_the_terminal_that_cannot_be_does_no_harm(
     ids=str,
 )
 def test_a_field_of_a_config_is_bounded_like_an_option(fields: dict[str, Any]) -> None:
-    """G8: launched from Python, the same numbers are refused by the same rules."""
+    """Launched from Python, the same numbers are refused by the same rules."""
     wishes = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, "rdzv_configs": {"rank": 0}, **fields}
     with pytest.raises(UsageError) as caught:
         elastic_launch(LaunchConfig(**wishes), print)()

@@ -60,9 +60,10 @@ def test_what_argparse_accepts_is_accepted_with_the_same_result(argv: list[str])
         assert _parse(PARSER.parse_script_args, argv) == by_argparse
 
 
+@pytest.mark.guarantee("G5")
 @given(st.lists(words, max_size=5))
 def test_what_follows_the_script_is_never_touched_but_for_a_separator(rest: list[str]) -> None:
-    """G5. argparse alone would refuse some of these, `--n` for one."""
+    """Argparse alone would refuse some of these, `--n` for one."""
     parsed = _parse(PARSER.parse_script_args, ["--num_gpus", "2", "train.py", *rest])
     assert isinstance(parsed, dict)
     kept = rest[1:] if rest[:1] == ["--"] else rest

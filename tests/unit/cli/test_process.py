@@ -93,6 +93,7 @@ def failing(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "error, code, said",
     [
@@ -107,17 +108,17 @@ def test_a_guard_that_cannot_be_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """G8."""
     monkeypatch.setattr(process, "Guard", failing(error))
     with HeldSignals() as held:
         assert process.run_guarded(Source(), a_plan(2), Crew([]), held, stdin_is_terminal=False) == code  # type: ignore[arg-type]
     assert capfd.readouterr().err == said
 
 
+@pytest.mark.guarantee("G8")
 def test_a_process_that_cannot_be_forked_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """G8: not a traceback of ours."""
+    """Not a traceback of ours."""
     monkeypatch.setattr(os, "fork", failing(BlockingIOError(11, "Resource temporarily unavailable")))
     with HeldSignals() as held:
         assert process.run_guarded(Source(), a_plan(2), Crew([]), held, stdin_is_terminal=False) == 1  # type: ignore[arg-type]
@@ -155,10 +156,10 @@ def test_an_interrupt_of_an_agent_finishes_the_job() -> None:
     assert source.finished == [False]
 
 
+@pytest.mark.guarantee("G8")
 def test_a_pid_file_that_is_there_already_ends_the_job_before_it_begins(
     tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """G8."""
     path = tmp_path / "7.deepspeed"
     path.touch()
     plan, source = replace(a_plan(2), pid_file=str(path)), Source()

@@ -76,9 +76,10 @@ def test_what_argparse_accepts_is_accepted_with_the_same_result(argv: list[str])
         assert _parse(PARSER.parse_script_args, argv) == by_argparse
 
 
+@pytest.mark.guarantee("G5")
 @given(st.lists(words, max_size=5))
 def test_what_follows_the_script_is_never_touched_but_for_a_separator(rest: list[str]) -> None:
-    """G5. argparse alone would refuse some of these, `--r` for one."""
+    """Argparse alone would refuse some of these, `--r` for one."""
     parsed = _parse(PARSER.parse_script_args, ["--nnodes", "2", "train.py", *rest])
     assert isinstance(parsed, dict)
     kept = rest[1:] if rest[:1] == ["--"] else rest
@@ -184,6 +185,7 @@ def test_both_names_of_the_grace_have_a_variable_and_torchs_own_comes_last() -> 
     assert _options("t.py").grace == 30
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "variable, text, said",
     [
@@ -210,7 +212,6 @@ def test_both_names_of_the_grace_have_a_variable_and_torchs_own_comes_last() -> 
 def test_a_wrong_variable_is_named(
     variable: str, text: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """G8."""
     with pytest.raises(SystemExit) as caught:
         _options("t.py", {variable: text})
     usage, error = capsys.readouterr().err.splitlines()

@@ -123,6 +123,7 @@ BAD_INPUT: list[tuple[str, int, str]] = [
 ]
 
 
+@pytest.mark.guarantee("G2", "G8")
 @pytest.mark.parametrize("line, code, message", BAD_INPUT, ids=[line for line, _, _ in BAD_INPUT])
 def test_bad_input_is_one_line_and_its_exit_code(
     line: str,
@@ -133,7 +134,7 @@ def test_bad_input_is_one_line_and_its_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """G8, G2: nothing is started, nothing is left."""
+    """Nothing is started, nothing is left."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     before = _tree(machine)

@@ -62,8 +62,8 @@ def written(fd: int, data: bytes) -> threading.Thread:
     return thread
 
 
+@pytest.mark.guarantee("G6")
 def test_a_hundred_thousand_lines_of_two_agents_arrive_whole_and_in_order(ends: Ends) -> None:
-    """G6."""
     each = 50_000
     texts = [b"".join(b"%d %d %s\n" % (one, at, b"x" * (at % 90)) for at in range(each)) for one in range(2)]
     made = agents(ends, 2)
@@ -78,8 +78,8 @@ def shown_of(shown: bytes, one: int) -> list[bytes]:
     return [line for line in shown.splitlines(keepends=True) if line.startswith(b"%d " % one)]
 
 
+@pytest.mark.guarantee("G6")
 def test_a_line_that_is_longer_than_any_buffer_is_not_torn_by_others(ends: Ends) -> None:
-    """G6."""
     (_, _, _, long, _), (_, _, _, short, _) = agents(ends, 2)
     line = b"0 " + b"x" * 3_000_000 + b"\n"
     text = b"".join(b"1 %d\n" % at for at in range(20_000))
@@ -91,9 +91,9 @@ def test_a_line_that_is_longer_than_any_buffer_is_not_torn_by_others(ends: Ends)
         thread.join(10)
 
 
+@pytest.mark.guarantee("G6")
 @pytest.mark.parametrize("count", [10_000, 100_000])
 def test_the_small_share_of_one_among_many_agents_tears_no_line(ends: Ends, count: int) -> None:
-    """G6."""
     ends.head.agents = count
     (_, on_head, _, long, _), (_, _, _, short, _) = agents(ends, 2)
     line = b"0 " + b"x" * 200_000 + b"\n"
@@ -107,8 +107,8 @@ def test_the_small_share_of_one_among_many_agents_tears_no_line(ends: Ends, coun
         thread.join(10)
 
 
+@pytest.mark.guarantee("G6")
 def test_an_unfinished_line_is_marked_where_another_has_to_come_and_shown_again_whole(ends: Ends) -> None:
-    """G6."""
     (one, _, _, of_one, _), (other, _, _, of_other, _) = agents(ends, 2)
     os.write(of_one, b"loading")
     assert one.drain(10)
@@ -131,8 +131,9 @@ def test_an_unfinished_line_is_shown_without_waiting_for_its_end(ends: Ends) -> 
     assert bytes_of(ends.shown, 10) == b"Password: "
 
 
+@pytest.mark.guarantee("G6")
 def test_a_line_is_not_unfinished_because_its_rest_is_held_up_on_the_way(ends: Ends) -> None:
-    """G6: only a worker's own silence ends a line before its end, and that the engine tells."""
+    """Only a worker's own silence ends a line before its end, and that the engine tells."""
     (_, _, _, out, _), (_, _, _, other, _) = agents(ends, 2)
     os.write(out, b"0 1\n0 5")
     assert bytes_of(ends.shown, 4) == b"0 1\n"
@@ -167,9 +168,10 @@ def test_a_long_line_is_sent_in_pieces_that_cut_no_sign(ends: Ends) -> None:
     assert bytes_of(ends.shown, 6) == b"hello\n"
 
 
+@pytest.mark.guarantee("G6")
 @pytest.mark.parametrize("count", [1, 100_000])
 def test_long_lines_of_both_streams_share_a_console_and_the_leave_to_send(count: int) -> None:
-    """G6: the rest of the line that the head waits for is sent before anything else."""
+    """The rest of the line that the head waits for is sent before anything else."""
     ends = Ends(joined=True)
     ends.head.agents = count
     ((_, _, _, out, err),) = agents(ends, 1)

@@ -244,8 +244,8 @@ def test_nvidia_devices_come_from_the_driver_and_nothing_else_is_asked() -> None
     assert [one and one.pci_address for one in found] == ["0000:01:00.0", "0000:03:00.0"]
 
 
+@pytest.mark.guarantee("G7")
 def test_nothing_is_looked_up_for_a_launch_that_does_not_need_it() -> None:
-    """G7."""
     unasked: dict[str, Any] = dict.fromkeys(ROOMS["devices"], UNASKED)
     host = make_facts(**unasked)
     assert shown_devices(PlacementRequest(memory="bind"), NodeGroup(2, {}), host.devices) == ()

@@ -88,6 +88,7 @@ def test_devices_of_other_accelerators_are_shown_by_their_own_variable(
     assert own == tuple({variable: device} for device in devices)
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "name, environ, count, said",
     [
@@ -118,7 +119,6 @@ def test_devices_of_other_accelerators_are_shown_by_their_own_variable(
 def test_too_few_devices_of_another_accelerator_are_one_line(
     name: str, environ: dict[str, str], count: int, said: str
 ) -> None:
-    """G8."""
     message = error_of(OptionError, own_devices, "2", environ, 2, _other(name, count))
     assert message == f"--virtual-local-rank: 2 workers need as many devices, but {said}"
     assert_one_line(message)
@@ -134,8 +134,8 @@ def test_a_plug_in_that_does_not_answer_leaves_the_number_to_the_user() -> None:
     assert len(own_devices("2", {}, 3, host)) == 3
 
 
+@pytest.mark.guarantee("G8")
 def test_gaudi_devices_are_refused_because_all_workers_must_have_the_same_modules() -> None:
-    """G8."""
     environ = {"HABANA_VISIBLE_MODULES": "0,1"}
     message = error_of(OptionError, own_devices, "2", environ, 2, _other("hpu", 8))
     assert message is not None

@@ -237,8 +237,8 @@ def test_the_first_look_finds_intel_gpus(tmp_path: Path, monkeypatch: pytest.Mon
     assert find_other_accelerator(root) == "xpu"
 
 
+@pytest.mark.guarantee("G7")
 def test_the_first_look_at_a_machine_without_devices_imports_nothing(tmp_path: Path) -> None:
-    """G7."""
     root = lay(tmp_path, ["dev/null", "dev/dri/card0", "dev/kvm", "dev/hwrng"])
     code = (
         "import sys; from dsl.devices.facts import *; before = set(sys.modules);"
@@ -271,6 +271,7 @@ def test_a_folder_that_is_named_torch_is_not_taken_for_it(
     assert ask_plug_in("torch_sdaa", "torch.sdaa.device_count", environ) == 3
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "plug_in, timeout_s, said",
     [
@@ -283,7 +284,6 @@ def test_a_folder_that_is_named_torch_is_not_taken_for_it(
     ],
 )
 def test_a_plug_in_that_fails_is_one_line(plug_in: str, timeout_s: float, said: str, tmp_path: Path) -> None:
-    """G8."""
     environ = _torch(tmp_path, plug_in)
     with pytest.raises(AcceleratorError) as caught:
         ask_plug_in("torch_sdaa", "torch.sdaa.device_count", environ, timeout_s=timeout_s)
@@ -294,8 +294,9 @@ def test_a_plug_in_that_fails_is_one_line(plug_in: str, timeout_s: float, said: 
     assert_one_line(message)
 
 
+@pytest.mark.guarantee("G1")
 def test_what_a_plug_in_started_ends_with_it(tmp_path: Path) -> None:
-    """G1: nothing of ours survives, here when it does not answer in time."""
+    """Nothing of ours survives, here when it does not answer in time."""
     read, write = os.pipe()
     hold = f"import os, time; os.open('/proc/{os.getpid()}/fd/{write}', os.O_WRONLY); time.sleep(600)"
     program = (

@@ -251,6 +251,7 @@ def test_jobs_without_a_name_get_different_ones() -> None:
     assert wish_of(request(), "rdzv_id") != wish_of(request(), "rdzv_id")
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "kind, fields, message",
     [
@@ -282,18 +283,17 @@ def test_jobs_without_a_name_get_different_ones() -> None:
 def test_what_makes_no_sense_is_one_line(
     kind: type[UsageError], fields: dict[str, Any], message: str
 ) -> None:
-    """G8."""
     with pytest.raises(kind) as caught:
         request(**fields)
     assert message in str(caught.value)
     assert_one_line(str(caught.value))
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize("text", ["soon", "-1", "1.5"])
 def test_a_grace_of_the_environment_that_is_no_number_is_one_line(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G8."""
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", text)
     with pytest.raises(OptionError, match=f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}"):
         config_of()

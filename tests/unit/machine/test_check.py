@@ -54,6 +54,7 @@ def test_what_can_run_passes(folder: Path, request_: Program) -> None:
     check_program(request_, DEEPSPEED, {"PATH": f"/nonexistent:{folder}/bin"})
 
 
+@pytest.mark.guarantee("G2", "G8")
 @pytest.mark.parametrize(
     "request_, kind, message",
     [
@@ -105,7 +106,6 @@ def test_what_can_run_passes(folder: Path, request_: Program) -> None:
 def test_what_cannot_run_is_refused_before_anything_starts(
     folder: Path, request_: Program, kind: type[DslError], message: str
 ) -> None:
-    """G2, G8."""
     with pytest.raises(kind) as caught:
         check_program(request_, DEEPSPEED, {"PATH": f"{folder}/bin"})
     assert str(caught.value) == message
@@ -160,11 +160,11 @@ FOREIGN = {
 }
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_script_that_is_not_python_is_refused_with_the_command_that_runs_it(
     folder: Path, name: str
 ) -> None:
-    """G8."""
     text, message = FOREIGN[name]
     (folder / name).write_bytes(text)
     with pytest.raises(ScriptError) as caught:
@@ -173,6 +173,7 @@ def test_a_script_that_is_not_python_is_refused_with_the_command_that_runs_it(
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.guarantee("G2", "G8")
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -188,7 +189,6 @@ def test_a_script_that_is_not_python_is_refused_with_the_command_that_runs_it(
 def test_a_mistake_in_a_small_script_is_one_line_and_the_code_of_python(
     folder: Path, text: bytes, message: str
 ) -> None:
-    """G8, G2."""
     (folder / "t.py").write_bytes(text)
     with pytest.raises(ScriptSyntaxError) as caught:
         check_program(Program("script", "t.py"), TORCH, {})
@@ -273,6 +273,7 @@ def test_a_module_that_is_there_is_found_without_importing_it(modules: Path, nam
     check_program(Program("module", name), DEEPSPEED, {"PYTHONPATH": "lib"}, str(modules))
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "name, message",
     [
@@ -288,7 +289,6 @@ def test_a_module_that_is_there_is_found_without_importing_it(modules: Path, nam
     ],
 )
 def test_a_module_that_does_not_exist_is_refused(modules: Path, name: str, message: str) -> None:
-    """G8."""
     with pytest.raises(ScriptError) as caught:
         check_program(Program("module", name), DEEPSPEED, {})
     assert str(caught.value).startswith(message)

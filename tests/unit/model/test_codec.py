@@ -1,4 +1,4 @@
-"""A job travels byte for byte (G5)."""
+"""A job travels byte for byte."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from dsl.model.request import (
     StartRequest,
 )
 from dsl.plan.flavours import FLAVOURS
+
+pytestmark = pytest.mark.guarantee("G5")
 
 # What an argument or a variable can hold: any bytes but NUL, as Python gives them to us.
 WORDS = st.binary(max_size=20).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
@@ -103,10 +105,10 @@ JOBS = st.builds(
 )
 
 
+@pytest.mark.guarantee("G5")
 @settings(max_examples=2 * settings().max_examples)  # 10 000 in `make fuzz`
 @given(JOBS)
 def test_a_job_comes_back_as_it_was_written(job: Job) -> None:
-    """G5."""
     data = job_to_bytes(job)
     assert data.isascii()
     again = job_from_bytes(data)
@@ -134,6 +136,7 @@ def test_what_a_job_may_hold_can_be_read_by_the_annotation_of_each_field() -> No
     assert {Job, Host, Notice, SignalRequest} < found
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "data, said",
     [
@@ -162,7 +165,6 @@ def test_what_a_job_may_hold_can_be_read_by_the_annotation_of_each_field() -> No
     ],
 )
 def test_bytes_that_are_no_job_are_refused_in_one_line(data: bytes, said: str) -> None:
-    """G8."""
     message = error_of(JobFormatError, job_from_bytes, data)
     assert message is not None
     assert said in message

@@ -236,6 +236,7 @@ def test_workers_are_told_of_error_files_that_the_plug_in_tells_us_alone(package
     assert [worker.env["TORCHELASTIC_ERROR_FILE"] for worker in plan.workers] == ["/e/0", "/e/1"]
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "name, asked, message",
     [
@@ -264,7 +265,7 @@ def test_workers_are_told_of_error_files_that_the_plug_in_tells_us_alone(package
 def test_what_is_wrong_is_said_in_one_line(
     name: str, asked: dict[str, Any], message: str, package: Package
 ) -> None:
-    """G8: with exit code 2, and before anything starts."""
+    """With exit code 2, and before anything starts."""
     with pytest.raises(OptionError) as caught:
         _plan(load_plugin(name, OutputRequest()), **asked)
     text = str(caught.value)

@@ -186,6 +186,7 @@ def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], no
     assert _notices(_node(environ, **{"cuda": 4, **wish}), "detail", "info", "warning") == notices
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "wish, kind, message",
     [
@@ -266,7 +267,7 @@ def test_what_the_user_is_told(environ: dict[str, str], wish: dict[str, Any], no
     ],
 )
 def test_what_is_refused(wish: dict[str, Any], kind: type[DslError], message: str) -> None:
-    """G8: one line, before anything is started."""
+    """One line, before anything is started."""
     files = {**TWO_HOSTS, "bad": "x", "none": "here slots=0\n", "some": "a slots=1\nb slots=0\n"}
     with pytest.raises(kind) as caught:
         _node(files=files, **{"cuda": 4, "taken": [29501], **wish})

@@ -66,6 +66,7 @@ def test_the_kind_of_a_job_and_its_meeting_point(
     assert (meeting.address, meeting.port or None) == point
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "wish, kind, said",
     [
@@ -119,7 +120,6 @@ def test_the_kind_of_a_job_and_its_meeting_point(
 def test_a_meeting_that_makes_no_sense_is_refused_in_one_line(
     wish: dict[str, Any], kind: type[UsageError], said: str
 ) -> None:
-    """G8."""
 
     def decide() -> None:
         check_meeting(*ask(**wish))

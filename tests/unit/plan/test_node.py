@@ -60,8 +60,9 @@ def test_a_port_that_was_asked_for_stays_as_long_as_it_is_free() -> None:
     assert attempt(1, taken, **shared, node_rank=1).master_port == 7
 
 
+@pytest.mark.guarantee("G5")
 def test_the_macro_becomes_the_local_rank_and_nothing_else_is_touched() -> None:
-    """G5. torchrun would also fill in ``$local_rank``, and make one dollar of two."""
+    """Torchrun would also fill in ``$local_rank``, and make one dollar of two."""
     plan = attempt(min_nodes=2, max_nodes=2, node_rank=1)
     assert [worker.argv for worker in plan.workers] == [
         ("/opt/python", "-u", "t.py", f"--device=cuda:{local_rank}", "$local_rank", "$$")
@@ -97,8 +98,8 @@ def test_another_interpreter_can_be_named_and_an_empty_name_is_none() -> None:
         assert first == interpreter
 
 
+@pytest.mark.guarantee("G5")
 def test_words_of_deepspeeds_users_are_never_filled_in() -> None:
-    """G5."""
     program = plan_program(ProgramRequest("t.py", ("${local_rank}",)), "--no_python", "--module")
     ((*_, last),) = worker_commands(program, DEEPSPEED, {}, "python", ["/r/attempt_0/0"])
     assert last == "${local_rank}"

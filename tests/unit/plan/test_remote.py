@@ -113,6 +113,7 @@ def test_a_launcher_that_is_missing_is_named_with_its_program(launcher: Any) -> 
     assert _remote(hostfile="H", launcher=launcher, programs=PROGRAMS[launcher]).launcher == launcher
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "wish, kind, message",
     [
@@ -124,7 +125,6 @@ def test_a_launcher_that_is_missing_is_named_with_its_program(launcher: Any) -> 
     ],
 )  # fmt: skip
 def test_what_is_refused(wish: dict[str, Any], kind: type[DslError], message: str) -> None:
-    """G8."""
     with pytest.raises(kind) as caught:
         _plan(**{"hostfile": "H", **wish})
     assert str(caught.value).startswith(message)
@@ -248,8 +248,8 @@ def test_variables_of_accelerators(environ: dict[str, str], machine: dict[str, A
     assert set(_variables({**HEAD, **environ}, **machine)) == {"PYTHONPATH", *names}
 
 
+@pytest.mark.guarantee("G5")
 def test_values_go_byte_for_byte() -> None:
-    """G5."""
     environ = {"UCX_A": " a\n'\"$;,\udcff ", "PYTHON_B": "", "AZUREML_RUN_TOKEN": "t", "MLFLOW": "é"}
     assert _variables(environ) == {**environ, "PYTHONPATH": "/data/dir"}
 

@@ -248,10 +248,10 @@ def test_what_was_asked_for_is_preloaded() -> None:
     assert server.preload == ("numpy", "torch")
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize("flavour", ["torch", "deepspeed"])
 @pytest.mark.parametrize("name", ["7", "a b", "", "a..b", "torch/nn", "LONG" * 1000 + "!"])
 def test_what_is_no_module_is_refused_in_one_line(name: str, flavour: str) -> None:
-    """G8."""
     request = make_request(flavour, start_method="forkserver", preload=("torch", name))
     message = error_of(OptionError, plan_job, request, make_facts(cuda=1))
     assert message is not None

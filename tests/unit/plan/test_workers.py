@@ -51,6 +51,7 @@ def test_hidden_devices_leave_room_for_cuda() -> None:
     assert local_world_size("auto", {"ASCEND_RT_VISIBLE_DEVICES": ""}, host) == 4
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "text, said",
     [
@@ -67,7 +68,6 @@ def test_hidden_devices_leave_room_for_cuda() -> None:
     ],
 )
 def test_a_number_of_workers_that_is_none_is_refused_in_one_line(text: str, said: str) -> None:
-    """G8."""
     message = error_of(OptionError, local_world_size, text, {}, make_facts())
     assert message is not None
     assert message.startswith("--nproc-per-node ")

@@ -1,4 +1,4 @@
-"""What a worker's last output says of its end, from texts that real programs wrote (G3)."""
+"""What a worker's last output says of its end, from texts that real programs wrote."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from dsl.printable import printable
 from dsl.report.excerpt import Excerpt, excerpt
+
+pytestmark = pytest.mark.guarantee("G3")
 
 PLAIN = """\
 Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Error files that anybody may have written, failed workers, their root cause, and the typed error (G3)."""
+"""Error files that anybody may have written, failed workers, their root cause, and the typed error."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dsl import Exit
+
+pytestmark = pytest.mark.guarantee("G3")
 
 MS = 1_000_000
 NOW_NS = 1_767_323_045_500_000_000
@@ -394,6 +396,7 @@ def died(rank: int, order: int, died_ms: float, raised_ms: float | None = None) 
     return a_failure(rank, died_ms=died_ms, order=order, recorded=a_record("E"), recorded_ns=recorded_ns)
 
 
+@pytest.mark.guarantee("G3")
 @pytest.mark.parametrize(
     "cause, failures",
     [
@@ -421,7 +424,7 @@ def died(rank: int, order: int, died_ms: float, raised_ms: float | None = None) 
     ],
 )
 def test_the_root_cause(cause: int, failures: list[Failure]) -> None:
-    """G3: two deaths one millisecond apart are told apart, and a victim that dies first is no cause."""
+    """Two deaths one millisecond apart are told apart, and a victim that dies first is no cause."""
     assert root_cause(failures).rank == cause
     assert root_cause(failures[::-1]).rank == cause
     assert ChildFailedError.of("t", failures).get_first_failure()[0] == cause
@@ -450,16 +453,16 @@ def test_a_child_failed_error_is_one_of_ours_with_the_summary_as_its_text() -> N
     assert error.failures == {1: ProcessFailure(failures[0]), 0: ProcessFailure(failures[1])}
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("exitcode, code", [(3, 3), (-9, 137), (-15, 143), (127, 127)])
 def test_the_exit_code_of_the_error_is_that_of_its_cause(exitcode: int, code: int) -> None:
-    """G2."""
     failures = [a_failure(0, order=1), a_failure(1, order=0, exitcode=exitcode)]
     assert ChildFailedError.of("t", failures).exit_code == code
 
 
+@pytest.mark.guarantee("G2")
 @pytest.mark.parametrize("exitcode, code", [(-15, 1), (-9, 1), (143, 1), (3, 3)])
 def test_the_exit_code_of_the_error_is_not_our_stop_of_its_cause(exitcode: int, code: int) -> None:
-    """G2."""
     failures = [a_failure(0, order=0, exitcode=exitcode, is_stopped=True)]
     assert ChildFailedError.of("t", failures).exit_code == code
 

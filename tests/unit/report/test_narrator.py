@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.support.events import a_plan, an_attempt, an_exit, end
 
 from dsl.model.outcome import Awaiting, Decision, History, Outcome
@@ -24,10 +25,10 @@ def test_that_restarts_wait_is_said_once(capfd: pytest.CaptureFixture[str]) -> N
     )
 
 
+@pytest.mark.guarantee("G3")
 def test_who_has_failed_is_said_even_if_what_is_known_of_it_cannot_be_had(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """G3."""
 
     def fail(*_args: object) -> str:
         raise ModuleNotFoundError("No module named 'x'")

@@ -1,4 +1,4 @@
-"""Where the failure summary goes beyond torchrun's; its shape is held by the golden of torch (G3)."""
+"""Where the failure summary goes beyond torchrun's; its shape is held by the golden of torch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from dsl.report.summary import MAX_OTHERS, MAX_TEXT, addition, format_summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+pytestmark = pytest.mark.guarantee("G3")
 
 SECOND = 10**9
 MS = 10**6
@@ -225,8 +227,9 @@ def test_a_traceback_keeps_its_lines_and_each_is_indented(traceback: str) -> Non
     assert all(line.startswith("  ") for line in account[1:])
 
 
+@pytest.mark.guarantee("G3")
 def test_below_a_verdict_it_stands_only_where_it_adds_something_and_repeats_no_traceback() -> None:
-    """G3: and nobody is told how to have the traceback that stands above."""
+    """And nobody is told how to have the traceback that stands above."""
     told = "ValueError: bad batch (t.py:3 in step)"
     plain, other = a_failure(0), a_failure(1)
     same = a_failure(0, **recorded("Traceback:\nValueError: bad batch"))

@@ -1,4 +1,4 @@
-"""The verdict and the exit code, from exits that never happened (G2, G3)."""
+"""The verdict and the exit code, from exits that never happened."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from dsl import Ended, Exit
     from dsl.model.node import NodePlan
+
+pytestmark = pytest.mark.guarantee("G2", "G3")
 
 
 def judge(
@@ -347,6 +349,7 @@ def test_the_report_is_loaded_without_what_reads_output() -> None:
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.guarantee("G1")
 @pytest.mark.parametrize(
     "left, line",
     [
@@ -364,5 +367,4 @@ def test_the_report_is_loaded_without_what_reads_output() -> None:
 def test_what_is_left_is_said_with_the_reason(
     left: tuple[int, str, str, str | None, int | None], line: str
 ) -> None:
-    """G1"""
     assert judge(a_plan(1), [an_exit(0, code=0)], end(survivors=[left])) == [line]

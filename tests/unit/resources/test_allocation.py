@@ -44,6 +44,7 @@ def test_a_list_of_nodes(text: str, names: str) -> None:
     assert expand_nodes(text) == names.split()
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "text, problem",
     [
@@ -62,7 +63,6 @@ def test_a_list_of_nodes(text: str, names: str) -> None:
     ],
 )
 def test_a_list_that_is_none(text: str, problem: str) -> None:
-    """G8."""
     with pytest.raises(ValueError, match=problem):
         expand_nodes(text)
     with pytest.raises(HostfileError, match=r"^SLURM_JOB_NODELIST='.*; name the hosts with --hostfile$"):

@@ -57,6 +57,7 @@ def test_blank_lines_and_notes_count_for_nothing_and_later_lines_know_earlier_on
     assert _values(text) == {"A": "/x/y", "B": "/x:/x"}
 
 
+@pytest.mark.guarantee("G8")
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -75,7 +76,6 @@ def test_blank_lines_and_notes_count_for_nothing_and_later_lines_know_earlier_on
     ],
 )
 def test_a_malformed_line(text: str, message: str) -> None:
-    """G8."""
     with pytest.raises(EnvFileError) as caught:
         _values(text)
     assert str(caught.value).startswith(message)
@@ -99,9 +99,9 @@ def test_what_looks_as_if_it_was_to_be_filled_in(line: str, *, looks: bool) -> N
     assert entry.looks_expandable is looks
 
 
+@pytest.mark.guarantee("G5")
 @given(st.text(st.characters(exclude_characters="\n\0", codec="utf-8")))
 def test_every_value_can_be_written_in_double_quotes(value: str) -> None:
-    """G5."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
     assert _values(f'A="{escaped}"') == {"A": value}
 

@@ -39,9 +39,9 @@ def test_the_result_keeps_the_order_of_the_pool_and_no_empty_host(text: str, *, 
     assert all(slots == sorted(set(slots)) and slots for slots in active.values())
 
 
+@pytest.mark.guarantee("G8")
 @given(st.text(st.sampled_from("ab01,:@- _+") | st.characters(), max_size=20))
 def test_any_text_gives_resources_or_a_filter_error(text: str) -> None:
-    """G8."""
     pool = {"a": range(2), "b": range(2)}
     error = error_of(FilterError, apply_filters, pool, text, "")
     if error is not None:

@@ -28,9 +28,9 @@ def test_every_pool_survives_being_written_and_read(pool: dict[str, int], data: 
     assert list(parse_hostfile(lines).items()) == list(pool.items())
 
 
+@pytest.mark.guarantee("G8")
 @given(st.lists(st.one_of(st.text(), st.from_regex(r"\S+\s+slots=\d+"))))
 def test_any_text_gives_a_pool_or_one_line_that_names_the_place(lines: list[str]) -> None:
-    """G8."""
     error = error_of(HostfileError, parse_hostfile, lines, "/etc/hosts.txt")
     if error is not None:
         assert error.startswith("/etc/hosts.txt")

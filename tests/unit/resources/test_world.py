@@ -22,9 +22,9 @@ def test_world_info_survives_the_round_trip_in_order(world: dict[str, list[int]]
     assert list(decode_world_info(encode_world_info(world)).items()) == list(world.items())
 
 
+@pytest.mark.guarantee("G8")
 @given(st.one_of(st.text(), st.binary().map(lambda data: base64.urlsafe_b64encode(data).decode())))
 def test_any_text_is_a_world_or_an_error_in_one_line(text: str) -> None:
-    """G8."""
     error = error_of(WorldInfoError, decode_world_info, text)
     if error is not None:
         assert_one_line(error)
