@@ -8,7 +8,7 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.job import Job, Meeting, Notice
-from dsl.model.request import Count, Port, Seconds, Signal
+from dsl.model.request import Code, Count, Port, RankOrNone, Seconds, Signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 # Text, as in `dsl.model.request`.
 StreamKind: TypeAlias = "Literal['terminal', 'null', 'other']"
-Code: TypeAlias = "Annotated[int, 0, 255]"
 FailureCode: TypeAlias = "Annotated[int, 1, 255]"
 Moment: TypeAlias = "Annotated[int, 0, 9_223_372_036_854_775_807]"
-RankOrNone: TypeAlias = "Annotated[int, -1, 999_999_999]"
 
 
 @record

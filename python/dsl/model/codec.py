@@ -3,7 +3,8 @@
 The bytes are JSON in ASCII: a record is an object whose one key is its class, a tuple a list. Bytes of argv
 and environment that are no UTF-8 travel as the surrogates by which Python holds them. Nothing of it can run
 code. What is read has the fields of its record, and each fits its annotation; a number has a bound in any
-case. An annotation may name another one, which stands in the module of its record as text.
+case. An annotation may name another one, which stands in the module of its record as text. ``Shown`` is text
+for the user, whoever has written it: it is read as printable and of bounded length.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dsl._record import fields, scope
 from dsl.errors import JobFormatError
 from dsl.model.job import Job
+from dsl.printable import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ FORMAT = 1
 
 DEEPEST = 16
 """So many lists and objects may stand in one another. A message has half as many."""
+
+LONGEST_SHOWN = 2000
+"""Characters of a text for the user."""
 
 LONGEST_NUMBER = 32
 """Characters of a number."""
@@ -207,7 +212,17 @@ def _number(value: Any) -> Any:
     raise _Unfit(_shown(value))
 
 
-_PLAIN: dict[str, Reader] = {"str": _text, "bool": _flag, "int": _whole, "float": _number}
+def _for_the_user(value: Any) -> Any:
+    return printable(_text(value)[:LONGEST_SHOWN])
+
+
+_PLAIN: dict[str, Reader] = {
+    "str": _text,
+    "Shown": _for_the_user,
+    "bool": _flag,
+    "int": _whole,
+    "float": _number,
+}
 
 
 def _one_of(*values: object) -> Reader:

@@ -22,6 +22,10 @@ Count: TypeAlias = "Annotated[int, 0, 999_999_999]"
 Seconds: TypeAlias = "Annotated[float, 0, 1_000_000_000]"
 Port: TypeAlias = "Annotated[int, 0, 65_535]"
 Signal: TypeAlias = "Annotated[int, 1, 64]"
+Code: TypeAlias = "Annotated[int, 0, 255]"
+Shown: TypeAlias = str
+"""Text for the user to read, whoever has written it."""
+RankOrNone: TypeAlias = "Annotated[int, -1, 999_999_999]"
 
 DEFAULT_HOSTFILE = "/job/hostfile"
 DEFAULT_MASTER_PORT = 29500

@@ -12,15 +12,15 @@ import json
 from dsl._record import record
 from dsl.errors import RendezvousError
 from dsl.lists import LAST_PORT, MOST_WORKERS, parse_number
+from dsl.model.request import Count, Shown
 from dsl.rendezvous.stores import has_keys, read_json
-from dsl.rendezvous.words import make
+from dsl.rendezvous.words import Reason, make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from dsl.rendezvous.words import Count, Reason, Shown
 
 FACTS = "dsl/facts/"
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
@@ -80,15 +80,16 @@ def _facts_of(round_: Round, rank: int) -> Facts | None:
     return facts
 
 
-def agree(facts: Sequence[Facts | None], most: int) -> tuple[int, Reason]:
+def agree(facts: Sequence[Facts | None], most: int | None) -> tuple[int, Reason]:
     """Restarts and reason, the same on all our nodes: the most, and a failure before all else.
 
-    ``most``: there have been no more restarts, whatever a node says.
+    ``most``: there have been no more restarts, whatever a node says (None: nothing is known of that).
     """
     ours = [one for one in facts if one is not None]
     reasons = {one.reason for one in ours}
     reason: Reason = "failure" if "failure" in reasons else "start" if reasons <= {"start"} else "membership"
-    return min(max([one.restarts for one in ours], default=0), most), reason
+    restarts = max([one.restarts for one in ours], default=0)
+    return restarts if most is None else min(restarts, most), reason
 
 
 @record

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dsl._record import record
 from dsl.lists import quote
+from dsl.model.request import Count, Shown
 from dsl.rendezvous.words import make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
-
-    from dsl.rendezvous.words import Count, Shown
 
 LONGEST_GREETING = 4096
 """Bytes of a line of somebody who has no place yet."""

@@ -35,7 +35,7 @@ from dsl.rendezvous.settings import number
 from dsl.rendezvous.stores import has_keys
 from dsl.rendezvous.torch_side import clear_store, earlier_stores, host_and_port, is_file, is_here, next_round
 from dsl.rendezvous.view import Circle
-from dsl.rendezvous.words import MOST_COUNTED, Met, Remark
+from dsl.rendezvous.words import Met, Remark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Meetings:
             self._watcher.node = nodes[rank]
         self._watcher.watch(Circle(self.number, nodes, names), None if site.is_dynamic else site.news)
         # A round counts one restart at most. Other handlers than torch's own do not number rounds for all.
-        restarts, reason = agree(self.facts, self.number if site.is_dynamic else MOST_COUNTED)
+        restarts, reason = agree(self.facts, self.number if site.is_dynamic else None)
         return Met(
             round=self.number,
             node_rank=rank,

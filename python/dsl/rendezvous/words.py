@@ -11,45 +11,27 @@ All else comes when it happens. Whoever goes closes its end. A delegate whose ag
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.errors import RendezvousError
-from dsl.lists import LAST_PORT, MOST_NODES, MOST_WORKERS
-from dsl.printable import printable
+from dsl.errors import JobFormatError, RendezvousError
+from dsl.model.codec import fields_from_plain, from_json, to_json, to_plain
+from dsl.model.request import Code, Count, Port, RankOrNone, Shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, Literal, TypeAlias
+    from collections.abc import Mapping
+    from typing import Annotated, Any, Literal, TypeAlias
 
-    Reason: TypeAlias = Literal["start", "failure", "membership"]
-    RefusalKind: TypeAlias = Literal[
-        "closed", "unneeded", "timeout", "connection", "settings", "clock", "other"
-    ]
-    Shown: TypeAlias = str
-    """For the user to read, whoever has written it: read as printable text of bounded length."""
-    Size: TypeAlias = int
-    """Number of workers, at least 1."""
-    Count: TypeAlias = int
-    """From 0 on."""
-    Rank: TypeAlias = int
-    """Global rank; -1: none."""
-    Code: TypeAlias = int
-    """Exit code, or 128 + the signal."""
-    Port: TypeAlias = int
     Order: TypeAlias = "Open | Meet | Failing | Leave | Finish | Fail"
     Answer: TypeAlias = "Met | Refused | Changed | PeerFailed | Remark | Finished"
 
 MOST_BYTES = 1 << 20
 """A line that is longer is damaged."""
 
-LONGEST_SHOWN = 2000
-"""Characters of a text for the user."""
-
-MOST_RANKS = MOST_NODES * MOST_WORKERS
-MOST_COUNTED = (1 << 31) - 1
-"""Of rounds and restarts."""
-
-REASONS = ("start", "failure", "membership")
-REFUSALS = ("closed", "unneeded", "timeout", "connection", "settings", "clock", "other")
+# Text, as in `dsl.model.request`.
+Reason: TypeAlias = "Literal['start', 'failure', 'membership']"
+RefusalKind: TypeAlias = (
+    "Literal['closed', 'unneeded', 'timeout', 'connection', 'settings', 'clock', 'other']"
+)
+Size: TypeAlias = "Annotated[int, 1, 65_536]"
 
 
 @record
@@ -96,7 +78,7 @@ class Meet:
 class Failing:
     """agent to delegate: a worker failed. Tell the other nodes at once; a restart may follow."""
 
-    rank: Rank
+    rank: RankOrNone
     """Global rank; -1: it has none."""
     code: Code
     """Its exit code, or 128 + the signal."""
@@ -118,7 +100,7 @@ class Finish:
 class Fail:
     """agent to delegate: the job is over, a worker failed and is not started again. Close it, and end."""
 
-    rank: Rank
+    rank: RankOrNone
     """Global rank; -1: it has none."""
     code: Code
     """Its exit code, or 128 + the signal."""
@@ -186,7 +168,7 @@ class PeerFailed:
 
     host: Shown
     """Name of that node."""
-    rank: Rank
+    rank: RankOrNone
     """Global rank; -1: it has none."""
     code: Code
     """Its exit code, or 128 + the signal."""
@@ -278,103 +260,33 @@ class Lines:
 
 
 def _write(key: str, table: dict[str, type], message: Any) -> bytes:
-    from json import dumps
-
     name = next(name for name, kind in table.items() if kind is type(message))
-    fields = {field: getattr(message, field) for field in message.__match_args__}
-    if "settings" in fields:
-        fields["settings"] = dict(fields["settings"])
-    return dumps({key: name, **fields}, separators=(",", ":")).encode("ascii") + b"\n"
+    (fields,) = to_plain(message).values()
+    return to_json({key: name, **fields}) + b"\n"
 
 
 def _read(key: str, table: dict[str, type], line: bytes, what: str) -> Any:
-    from json import loads
-
     try:
-        found = loads(line.decode("ascii"))
-    except (ValueError, RecursionError):
-        raise _damaged(what, "it is not JSON") from None
-    name = found.pop(key, None) if isinstance(found, dict) else None
-    kind = table.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise _damaged(what, f"it says {name!r:.80}")
-    try:
-        return make(kind, found)
-    except ValueError as error:
-        raise _damaged(what, f"{error} of {name!r}") from None
+        found = from_json(line)
+        name = found.pop(key, None) if isinstance(found, dict) else None
+        kind = table.get(name) if isinstance(name, str) else None
+        if kind is not None:
+            return make(kind, found)
+        problem = f"it says {name!r:.80}"
+    except JobFormatError as error:
+        problem = str(error)
+    raise RendezvousError(f"the delegate of the rendezvous: {what} is damaged: {problem}")
 
 
 def make(kind: type, found: Mapping[str, Any]) -> Any:
-    """A record of what somebody else has written: every field of its kind, within its bounds, nothing else.
+    """A record of what somebody else has written, every field within its bounds.
 
     Raises:
-        ValueError: which field is wrong.
+        JobFormatError: which field is wrong.
     """
-    wanted = kind.__annotations__
-    if found.keys() != wanted.keys():
-        raise ValueError("the fields")
-    values = []
-    for field, annotation in wanted.items():
-        is_right, convert = _KINDS[annotation]
-        if not is_right(found[field]):
-            raise ValueError(f"the {field}, {found[field]!r:.80},")
-        values.append(convert(found[field]))
-    made = kind(*values)
+    made: Any = fields_from_plain(found, kind)
     if isinstance(made, Met):
         counts = {len(made.local_world_sizes), len(made.hosts), len(made.nodes)}
         if counts != {len(made.hosts)} or made.node_rank >= len(made.hosts):
-            raise ValueError("the nodes")
+            raise JobFormatError("the nodes of Met do not go together")
     return made
-
-
-def _damaged(what: str, why: str) -> RendezvousError:
-    return RendezvousError(f"the delegate of the rendezvous: {what} is damaged: {why}")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _number(least: int, most: int) -> Callable[[object], bool]:
-    return lambda value: type(value) is int and least <= value <= most
-
-
-def _all(is_one: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(map(is_one, value))
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _shown(text: str) -> str:
-    return printable(text[:LONGEST_SHOWN])
-
-
-def _all_shown(texts: list[str]) -> tuple[str, ...]:
-    return tuple(map(_shown, texts))
-
-
-_is_size = _number(1, MOST_WORKERS)
-
-# How the values of a field are told from others, and made of what JSON has, by the field's annotation.
-_KINDS: dict[str, tuple[Any, Any]] = {
-    "str": (_is_text, _same),
-    "Shown": (_is_text, _shown),
-    "Size": (_is_size, _same),
-    "Count": (_number(0, MOST_COUNTED), _same),
-    "Rank": (_number(-1, MOST_RANKS), _same),
-    "Code": (_number(0, 255), _same),
-    "Port": (_number(0, LAST_PORT), _same),
-    "bool": (lambda value: isinstance(value, bool), _same),
-    "str | None": (lambda value: value is None or _is_text(value), _same),
-    "tuple[str, ...]": (_all(_is_text), tuple),
-    "tuple[Shown, ...]": (_all(_is_text), _all_shown),
-    "tuple[Size, ...]": (_all(_is_size), tuple),
-    "tuple[tuple[str, str], ...]": (
-        lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
-        lambda value: tuple(value.items()),
-    ),
-    "Reason": (lambda value: _is_text(value) and value in REASONS, _same),
-    "RefusalKind": (lambda value: _is_text(value) and value in REFUSALS, _same),
-}
