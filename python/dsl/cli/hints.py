@@ -116,7 +116,7 @@ _ALSO_BRIEF = (
     ("--bind auto", "give each worker cores beside its device"),
     ("--start-method forkserver", "import once, then fork the workers"),
     ("--dry-run", "show what would be started, and start nothing"),
-    ("--strict", "refuse what is only warned of else"),
+    ("--strict", "refuse every fallback"),
 )
 BRIEF = {
     DEEPSPEED: (

@@ -346,7 +346,7 @@ COMMON = (
     flag(OURS, JOB, _DEBUG, "--debug-wait", "begin when a debugger has attached"),
     flag(
         OURS, JOB, _PLAN, "--strict",
-        "refuse what is only warned of else: options without effect, hosts or devices that are not there",
+        "refuse every fallback: options without effect, hosts or devices that are not there",
     ),
     flag(OURS, LAUNCHER, _PLAN, "--dry-run", "show what would be started, and start nothing"),
     flag(OURS, LAUNCHER, _PLAN, "--dry-run-json", "the same as one JSON object"),
