@@ -1,7 +1,8 @@
 //! Equal tracebacks of workers that somebody has interrupted become one, with the numbers of all.
 //!
 //! From the interrupt on, the first traceback of each tagged stream waits for those of the others, and so do the
-//! lines behind it: until every stream has one or has ended, for [`LONGEST`] at most, and for so many bytes.
+//! lines behind it: until every stream has one or has ended, for [`LONGEST`] at most, and for so many bytes. A worker
+//! that hears the terminal itself may show its traceback before we hear of the interrupt: that begins the wait, too.
 
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,9 @@ impl Composer {
 
     /// Keeps a traceback for a while; false if it is to be shown now.
     pub(super) fn hold_traceback(&mut self, stream: usize, text: &[u8], now: Instant) -> bool {
+        if tells_of_interrupt(text) {
+            self.interrupt();
+        }
         let Some(held) = &mut self.held else { return false };
         let this = &self.streams[stream];
         let Some(tag) = this.tag.as_ref().filter(|_| this.behind.is_none()) else {
@@ -124,6 +128,13 @@ impl Composer {
             }
         }
     }
+}
+
+/// Whether an interrupt ended what shows this traceback.
+fn tells_of_interrupt(text: &[u8]) -> bool {
+    let raised = text[..end_of_traceback(text)].trim_ascii_end();
+    let line = raised.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+    line.starts_with(b"KeyboardInterrupt")
 }
 
 /// Behind the line that says what was raised; of several tracebacks, that of the last one.

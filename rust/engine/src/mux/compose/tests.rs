@@ -584,6 +584,20 @@ fn equal_tracebacks_of_an_interrupt_become_one_with_their_ranks() {
 }
 
 #[test]
+fn a_worker_that_hears_the_terminal_before_us_is_among_those_that_were_interrupted() {
+    let (mut composer, now) = (tagged(3), Instant::now());
+    composer.feed(0, INTERRUPTED.as_bytes(), now);
+    composer.close(0, now);
+    assert_eq!(lines(&mut composer, now), Vec::<String>::new());
+    composer.interrupt();
+    for rank in [1, 2] {
+        composer.feed(rank, INTERRUPTED.as_bytes(), now);
+        composer.close(rank, now);
+    }
+    assert_eq!(lines(&mut composer, now)[2], "[rank 0-2] KeyboardInterrupt");
+}
+
+#[test]
 fn a_traceback_waits_for_its_like_for_a_bounded_time() {
     let (mut composer, now) = (tagged(3), Instant::now());
     composer.interrupt();
@@ -604,8 +618,9 @@ fn a_traceback_waits_for_its_like_for_a_bounded_time() {
 #[test]
 fn tracebacks_are_not_folded_unless_somebody_has_interrupted_the_workers() {
     let (mut composer, now) = (tagged(2), Instant::now());
+    let failed = INTERRUPTED.replace("KeyboardInterrupt", "ValueError: no");
     for rank in 0..2 {
-        composer.feed(rank, INTERRUPTED.as_bytes(), now);
+        composer.feed(rank, failed.as_bytes(), now);
         composer.close(rank, now);
     }
     assert_eq!(lines(&mut composer, now).len(), 6);
