@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GOLDEN: dict[str, dict[str, Any]] = dict(cases("torch_launch"))
+NEED_TORCH = ("no run_id, two nodes", "two nodes, of which one comes")
+"""Nodes that meet by torch's rendezvous."""
 REFUSED = {"raises": ["ValueError"]}
 NO_ENTRYPOINT = {"at": "launch", "raises": ["TypeError"]}
 
@@ -48,7 +50,10 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.proc
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.torch] if name in NEED_TORCH else []) for name in CASES]
+)
 def test_a_launch_ends_as_with_torch(name: str, tmp_path: Path) -> None:
     """An error of ours may be of more classes than torch's, and may come before the launch."""
     found = observe(name, lambda fields: LaunchConfig(**fields), launch_agent, ChildFailedError, tmp_path)
