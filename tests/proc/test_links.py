@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 AGENT = """
 import os, signal, sys
 from dsl.control.hub import Hub
-from dsl.control.messages import Bye, Hello
+from dsl.control.messages import Bye, Hello, Said
 from dsl.control.stream import FdStream
+from dsl.model.job import Notice
 hub = Hub(float(sys.argv[1]))
 link = hub.add(FdStream(os.dup(0), os.dup(1)), "the head")
 os.dup2(2, 0), os.dup2(2, 1)
@@ -41,7 +42,7 @@ if child:
     signal.pause()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 hub.start()
-link.send(Bye(os.getpid()))
+link.send(Said(Notice("info", str(os.getpid()))))
 signal.sigwait({signal.SIGUSR1})
 link.send(Bye(7))
 hub.close(5)
@@ -80,7 +81,7 @@ def begin(ends: Ends, agents: list[subprocess.Popen[bytes]], heartbeat_s: float 
     assert first.pid == agents[-1].pid
     link.send(Over())
     ((_, said),) = until(ends.head, bool)
-    return link, said.code
+    return link, int(said.notice.line)
 
 
 def test_an_agent_goes_on_in_its_child(ends: Ends, agents: list[subprocess.Popen[bytes]]) -> None:
