@@ -121,7 +121,7 @@ pub(crate) struct Ended {
     shown_since: Option<u64>,
 }
 
-/// Something that happened to output that the engine passes on.
+/// Something happened to output that the engine passes on.
 #[pyclass(frozen, get_all, eq, hash, module = "dsl._core")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct LogNotice {
@@ -178,12 +178,12 @@ pub(crate) fn survivors(list: Vec<engine::Survivor>) -> Vec<Survivor> {
         .collect()
 }
 
-/// Names the fields of an event class for what it can say of itself.
+/// Names the fields of an event class, for its dict and its `repr`.
 macro_rules! record {
     ($($class:ident { $($field:ident),* })*) => {$(
         impl Record for $class {
             const FIELDS: &'static [&'static str] = {
-                // A field that is forgotten here does not compile.
+                // Does not compile if a field is missing here.
                 let _ = |it: &Self| { let Self { $($field: _),* } = it; };
                 &[$(stringify!($field)),*]
             };

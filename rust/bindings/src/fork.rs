@@ -27,7 +27,7 @@ impl ForkLink {
         Ok(Self(Mutex::new(link)))
     }
 
-    /// Note what imports have left.
+    /// Note the state that imports have left.
     fn settle(&self) -> PyResult<()> {
         lock(&self.0).settle().map_err(to_python)
     }
@@ -39,12 +39,12 @@ impl ForkLink {
         PyList::new(py, std::env::vars_os().map(|pair| PyBytes::new(py, &entry(pair))))
     }
 
-    /// Say that orders may come.
+    /// Tell the engine that orders may come.
     fn ready(&self) -> PyResult<()> {
         lock(&self.0).ready().map_err(to_python)
     }
 
-    /// Say why none may come.
+    /// Tell the engine why no orders may come.
     fn refuse(&self, text: &str) -> PyResult<()> {
         lock(&self.0).refuse(text.as_bytes()).map_err(to_python)
     }
@@ -55,13 +55,13 @@ impl ForkLink {
         Ok(order.map(|order| ForkOrder(Mutex::new(order))))
     }
 
-    /// Say which process was forked for an order.
+    /// Tell the engine which process was forked for an order.
     fn forked(&self, order: &Bound<'_, ForkOrder>, pid: i32) -> PyResult<()> {
         let mut order = lock(&order.get().0);
         lock(&self.0).forked(&mut order, pid).map_err(to_python)
     }
 
-    /// Say that no process could be forked for an order.
+    /// Tell the engine that no process could be forked for an order.
     fn not_forked(&self, order: &Bound<'_, ForkOrder>, errno: i32) -> PyResult<()> {
         let mut order = lock(&order.get().0);
         lock(&self.0).not_forked(&mut order, errno).map_err(to_python)
@@ -98,12 +98,12 @@ impl ForkOrder {
         words(py, lock(&self.0).environ())
     }
 
-    /// Make the worker of this process.
+    /// Turn this process into the worker.
     fn enter(&self) {
         lock(&self.0).enter();
     }
 
-    /// Leave this process as imports have left the server.
+    /// Give this process the state that imports have left in the server.
     fn take_trace(&self) {
         lock(&self.0).take_trace();
     }
@@ -113,7 +113,7 @@ impl ForkOrder {
         lock(&self.0).show_command(words);
     }
 
-    /// Let C's exit functions of the server be its own.
+    /// Keep this process from calling the C exit functions of the server.
     fn forget_exit_functions(&self) {
         lock(&self.0).forget_exit_functions();
     }

@@ -56,7 +56,7 @@ fn no_such_signal(signal: impl std::fmt::Display) -> PyErr {
     ))
 }
 
-/// The signal mask that has these signals, as the kernel knows it.
+/// The signal mask of these signals, in the kernel's form.
 fn mask_of(signals: &Bound<'_, PyAny>) -> PyResult<u64> {
     let mut mask = 0;
     for signal in signals.try_iter()? {
@@ -67,7 +67,8 @@ fn mask_of(signals: &Bound<'_, PyAny>) -> PyResult<u64> {
     Ok(mask)
 }
 
-/// Python's own handler would note a SIGINT that is not ours to take, and nobody would ever look at the note.
+/// Gives SIGINT its default action again. Python's own handler would record a SIGINT that is not meant for us, and
+/// the record would never be read.
 fn give_back_interrupt(py: Python<'_>) -> PyResult<()> {
     let signal = py.import("signal")?;
     let handler = signal.call_method1("getsignal", (SIGINT,))?;
@@ -150,7 +151,7 @@ impl Guard {
         })
     }
 
-    /// Remove what it has made, for want of an agent.
+    /// Remove what the guard has made, if it gets no agent.
     fn discard(&self) {
         self.engine.discard();
     }

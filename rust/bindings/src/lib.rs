@@ -1,4 +1,4 @@
-//! The extension module `dsl._core`: converts, lets go of the interpreter, calls the engine, maps errors.
+//! The extension module `dsl._core`: converts values, releases the interpreter, calls the engine, maps errors.
 
 mod error;
 mod event;
@@ -30,7 +30,8 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(info)
 }
 
-/// Interfaces of the kernel that the engine uses where it can, by name: empty, or why it does without.
+/// Kernel interfaces that the engine uses if it can, by name. The value is empty, or says why the engine does
+/// without.
 #[pyfunction]
 fn kernel_interfaces(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let info = PyDict::new(py);
@@ -44,7 +45,7 @@ fn kernel_interfaces(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 #[pyfunction]
 fn probe_port(port: u16) -> PyResult<u16> {
     dsl_engine::ports::probe(port).map_err(|error| match error.raw_os_error() {
-        // With an errno Python makes it the subclass that fits.
+        // With an errno, Python makes this the subclass that fits.
         Some(errno) => PyOSError::new_err((errno, std::io::Error::from_raw_os_error(errno).to_string())),
         None => PyErr::from(error),
     })

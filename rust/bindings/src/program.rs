@@ -23,7 +23,8 @@ impl ForkedProgram {
         }
     }
 
-    /// Takes what `sys.excepthook` takes. What it raises the interpreter handles: an exit, no error.
+    /// Takes the arguments of `sys.excepthook`. Raises the program's exit, which the interpreter handles, and
+    /// prints its errors.
     #[pyo3(signature = (kind, value, traceback, /))]
     fn __call__(
         slf: &Bound<'_, Self>,
@@ -32,7 +33,8 @@ impl ForkedProgram {
         value: Bound<'_, PyBaseException>,
         traceback: Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        // The interpreter calls what it does not own, and `prepare` puts another hook in our place.
+        // The interpreter owns no reference to the hook that it calls, and `prepare` replaces that hook: keep it
+        // alive.
         std::mem::forget(slf.clone());
         let this = slf.get();
         let (program, arguments) = this
@@ -41,7 +43,7 @@ impl ForkedProgram {
             .extract::<(Py<PyAny>, Py<PyTuple>)>(py)?;
         let result = program.call1(py, arguments.bind(py));
         drop((program, arguments));
-        // Not a class derived from it: the interpreter takes that for any other exception.
+        // Only `KeyboardInterrupt` itself: the interpreter treats its subclasses like any other exception.
         let interrupt = py.get_type::<PyKeyboardInterrupt>();
         let interrupted = matches!(&result, Err(error) if error.get_type(py).is(&interrupt));
         this.settle.call1(py, (interrupted,))?;
@@ -50,7 +52,7 @@ impl ForkedProgram {
                 this.finish.call0(py)?;
                 Err(PySystemExit::new_err(0))
             }
-            // The interpreter lets go of it before it ends, and with it of what its frames hold.
+            // The interpreter releases the exception before it ends, and with it everything that its frames hold.
             Err(error) if error.is_instance_of::<PySystemExit>(py) => Err(error),
             Err(error) => {
                 error.print_and_set_sys_last_vars(py);

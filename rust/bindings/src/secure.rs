@@ -20,7 +20,7 @@ fn to_python(error: Error) -> PyErr {
     SecureError::new_err(error.to_string())
 }
 
-/// One side of an encrypted connection between two that hold the same key.
+/// One side of an encrypted connection between two sides with the same key.
 #[pyclass(frozen, module = "dsl._core")]
 pub(crate) struct SecureSession(Mutex<Session>);
 
@@ -74,7 +74,7 @@ impl SecureSession {
         })
     }
 
-    /// What the other side's next message holds.
+    /// The bytes in the other side's next message.
     fn open<'py>(&self, py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
         PyBytes::new_with(py, Session::opened_len(data.len()), |plain| {
             self.session().open(data, plain).map_err(to_python)

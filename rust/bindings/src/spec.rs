@@ -55,8 +55,8 @@ fn c_string(value: &Bound<'_, PyAny>, what: &str) -> PyResult<CString> {
     CString::new(bytes_of(value)?).map_err(|_| spec_error(engine::SpecError::Nul(what.to_owned())))
 }
 
-/// What a function makes of each item. Not `collect`: that asks Python's `operator` for the length, whose import
-/// costs a launch two milliseconds.
+/// Converts each item. Does not use `collect`, which asks Python's `operator` for the length: that import costs a
+/// launch two milliseconds.
 pub(crate) fn each<'py, T>(
     given: &Bound<'py, PyAny>,
     mut convert: impl FnMut(Bound<'py, PyAny>) -> PyResult<T>,
@@ -76,12 +76,12 @@ pub(crate) fn items<'py>(mapping: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyL
     }
 }
 
-/// What the kernel gets as Python writes it.
+/// Bytes for the kernel, as Python writes them.
 fn text(bytes: &[u8]) -> OsString {
     OsString::from_vec(bytes.to_vec())
 }
 
-/// The variables that a program would find: of equal names the last wins.
+/// The variables that a program would find: among equal names the last wins.
 fn effective(entries: &[engine::EnvEntry]) -> BTreeMap<&[u8], &[u8]> {
     entries.iter().map(|entry| (entry.key(), entry.value())).collect()
 }
@@ -94,8 +94,8 @@ fn variables<'py>(py: Python<'py>, entries: &[engine::EnvEntry]) -> PyResult<Bou
     Ok(dict)
 }
 
-/// The variables of a mapping. One that was made of this process's environment may have an entry for what has no
-/// name there, which is not looked at.
+/// The variables of a mapping. If the mapping was made from this process's environment, it may have an entry with
+/// an empty name, which we skip.
 fn inherited(mapping: &Bound<'_, PyAny>) -> PyResult<Vec<engine::EnvEntry>> {
     let mut entries = Vec::new();
     for item in items(mapping)? {
@@ -121,7 +121,7 @@ fn environment(mapping: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<engine::EnvEn
     Ok(entries)
 }
 
-/// The environment of a group and what no mapping can hold of it; `None`: this process's.
+/// The environment of a group, and its entries that no mapping can hold. `None`: this process's environment.
 fn base(
     py: Python<'_>,
     env: Option<&Bound<'_, PyAny>>,
@@ -323,7 +323,7 @@ impl LaunchSpec {
         self.0.import_throttle
     }
 
-    /// Values of variables may be secret, and are not shown.
+    /// Leaves out the values of variables, which may be secret.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut call = Call::new(py, "LaunchSpec".to_owned());
         call.value(self.workers())?;
@@ -376,7 +376,7 @@ impl PartialEq for LaunchSpec {
     }
 }
 
-/// A time from Python, refused when it is no time. A year stands for ever.
+/// A length of time from Python, refused when it is negative or NaN. A year stands for any longer time.
 pub(crate) fn seconds(value: f64) -> PyResult<Duration> {
     if value.is_nan() || value < 0.0 {
         return Err(PyValueError::new_err(format!(

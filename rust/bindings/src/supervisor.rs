@@ -1,4 +1,4 @@
-//! The supervisor: every method converts, lets go of the interpreter, and calls.
+//! The supervisor: every method converts its arguments, releases the interpreter, and calls the engine.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,11 +44,11 @@ impl Supervisor {
     }
 }
 
-/// Nobody has closed it. To end a group takes a while, in which other threads go on.
+/// Ends the group of a supervisor that was never closed. That takes a while, and other threads go on meanwhile.
 impl Drop for Supervisor {
     fn drop(&mut self) {
         if let Some(handle) = self.take() {
-            // Where the interpreter cannot be let go of, the handle is dropped all the same.
+            // If we cannot attach to the interpreter, the handle is dropped all the same.
             let _ = Python::try_attach(|py| py.detach(move || drop(handle)));
         }
     }
@@ -135,7 +135,7 @@ impl Supervisor {
 
     /// Make the present or the next wait return an empty list.
     fn wake(&self) {
-        // A signal handler may come when the supervisor has just been closed, and then nobody waits.
+        // A signal handler may call this just after the supervisor was closed. Then no thread waits.
         if let Ok(handle) = self.handle() {
             handle.wake();
         }
@@ -146,8 +146,8 @@ impl Supervisor {
         Ok(self.handle()?.as_fd().as_raw_fd())
     }
 
-    /// Send a signal to one worker's process group, or to all. After SIGTSTP to all, workers that were to be started
-    /// wait for SIGCONT.
+    /// Send a signal to one worker's process group, or to all. After SIGTSTP to all, workers that are not started
+    /// yet wait for SIGCONT.
     #[pyo3(signature = (signum, worker = None))]
     fn signal(&self, signum: i32, worker: Option<usize>) -> PyResult<()> {
         self.handle()?.signal(signum, worker).map_err(to_python)
@@ -165,7 +165,7 @@ impl Supervisor {
         self.handle()?.kill().map_err(to_python)
     }
 
-    /// Wait until what ended groups left to the console is written.
+    /// Wait until the console has taken the output that ended groups left.
     #[pyo3(signature = (stream = None))]
     fn flush(&self, py: Python<'_>, stream: Option<i32>) -> PyResult<(u64, Option<i32>)> {
         let console = match stream {
@@ -199,7 +199,7 @@ impl Supervisor {
         Ok(slf)
     }
 
-    /// Close; after an exception nobody waits for the console.
+    /// Close; after an exception, without waiting for the console.
     #[pyo3(signature = (kind, error, trace, /))]
     #[expect(unused_variables, reason = "an exception goes on, whichever it is")]
     fn __exit__(
@@ -216,7 +216,7 @@ impl Supervisor {
     }
 }
 
-/// Waits for a console; signal handlers of the program run meanwhile, and an exception of one ends it.
+/// Waits for a console. Signal handlers of the program run meanwhile, and an exception in a handler ends the wait.
 fn flush(py: Python<'_>, handle: &Handle, console: Option<Console>) -> PyResult<Flushed> {
     let mut raised: Option<PyErr> = None;
     let flushed = py.detach(|| {

@@ -1,15 +1,16 @@
-//! A session between two sides that hold the same key, after the [Noise protocol](https://noiseprotocol.org/noise.html).
+//! A session between two sides with the same key, after the [Noise protocol](https://noiseprotocol.org/noise.html).
 //!
-//! Who has no key can neither open a session nor read, change, repeat, reorder or invent a message of one. Each
-//! session has keys of its own: who learns the key later cannot read what was recorded before. The one thing that
-//! the network can do unnoticed is to end the connection, so what must arrive is to be answered.
+//! An attacker without the key can neither open a session nor read, change, repeat, reorder or invent its messages.
+//! Each session has keys of its own: an attacker who learns the shared key later cannot read recorded sessions. The
+//! only thing that the network can do unnoticed is end the connection, so a message that must arrive needs an
+//! answer.
 
 use snow::{Builder, HandshakeState, TransportState};
 use thiserror::Error;
 
-/// NN: no side has a lasting key pair; psk0: the shared key counts from the first message on.
+/// NN: neither side has a lasting key pair. psk0: the shared key protects every message, from the first on.
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
-/// Both sides must mean the same: this link, in this version.
+/// Both sides must agree on this: it names the link and its version.
 const PROLOGUE: &[u8] = b"dsl control 1";
 /// Bytes of the authentication tag that each message ends with.
 const TAG_LEN: usize = 16;
@@ -23,7 +24,7 @@ pub const MAX_MESSAGE: usize = 65535;
 /// Bytes that one message can hold at most.
 pub const MAX_PLAIN: usize = MAX_MESSAGE - TAG_LEN;
 
-/// Why a session cannot do what it was asked for.
+/// Why a session refuses a call.
 #[derive(Debug, Error, PartialEq)]
 pub enum Error {
     /// Not a key.
@@ -50,10 +51,10 @@ pub enum Error {
     /// A message is not the next one of the other side.
     #[error("a message was damaged, repeated, reordered or made by somebody else")]
     Damaged,
-    /// Some call has failed for what the other side sent.
+    /// An earlier call failed because of what the other side sent.
     #[error("the session has ended with an earlier error")]
     Broken,
-    /// The kernel gives no random bytes, or the messages of a session are used up.
+    /// The kernel gives no random bytes, or the session has used up its messages.
     #[error("the protocol cannot go on: {0}")]
     Protocol(#[from] snow::Error),
 }
@@ -116,7 +117,7 @@ impl Session {
         if state.is_my_turn() {
             return Err(Error::OurTurn);
         }
-        // No room for a payload: a message that brings one is none of ours.
+        // The buffer has no room for a payload: our handshake messages have none.
         if state.read_message(message, &mut []).is_err() {
             self.0 = State::Broken;
             return Err(Error::Handshake);
@@ -124,7 +125,7 @@ impl Session {
         self.advance()
     }
 
-    /// Bytes of the message that holds so much, or that it holds too much.
+    /// Bytes of the message that holds `plain` bytes.
     pub fn sealed_len(plain: usize) -> Result<usize, Error> {
         if plain > MAX_PLAIN {
             return Err(Error::TooLong(plain));
@@ -132,7 +133,7 @@ impl Session {
         Ok(plain + TAG_LEN)
     }
 
-    /// Writes the message that holds this, which has [`Self::sealed_len`] bytes.
+    /// Writes the message that holds `plain`. The message has [`Self::sealed_len`] bytes.
     pub fn seal(&mut self, plain: &[u8], message: &mut [u8]) -> Result<(), Error> {
         let state = self.ready()?;
         Self::sealed_len(plain.len())?;
@@ -145,7 +146,7 @@ impl Session {
         message.saturating_sub(TAG_LEN)
     }
 
-    /// Writes what the other side's next message holds, which has [`Self::opened_len`] bytes.
+    /// Writes what the other side's next message holds: [`Self::opened_len`] bytes.
     pub fn open(&mut self, message: &[u8], plain: &mut [u8]) -> Result<(), Error> {
         let state = self.ready()?;
         if state.read_message(message, plain).is_err() {
@@ -171,7 +172,7 @@ impl Session {
         }
     }
 
-    /// After a message of the handshake: it may have been the last.
+    /// Ends the handshake if its last message was exchanged.
     fn advance(&mut self) -> Result<(), Error> {
         self.0 = match std::mem::replace(&mut self.0, State::Broken) {
             State::Handshake(state) if state.is_handshake_finished() => {

@@ -1,4 +1,4 @@
-//! CPU lists and NUMA nodes: reading, writing, and whether a binding is possible here.
+//! CPU lists and NUMA nodes: reads and writes the lists, and checks whether a binding is possible on this machine.
 //!
 //! The caller decides bindings and the child applies them; this module only knows what the machine has and
 //! what the process may use. Contract of the texts: "List format" in [cpuset(7)], and [sysfs(5)].
@@ -12,13 +12,13 @@ use std::path::Path;
 
 use crate::procfs::{number, status_value};
 
-/// Highest CPU or node number taken for one: well above any kernel's, low enough to keep lists small.
+/// Highest CPU or node number that is accepted: well above any kernel's limit, and low enough to keep lists small.
 pub const NUMBER_MAX: u32 = 65_535;
 
-/// A list that does not parse. Names the part that is wrong.
+/// A list that does not parse. The error names the part that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// Neither a number nor two joined by a dash.
+    /// Neither a number nor two numbers joined by a dash.
     #[error("\"{0}\" is neither a number nor a range such as 0-3")]
     NotARange(String),
     /// The end of a range is below its start.
@@ -38,25 +38,26 @@ pub enum Unusable {
     /// An empty set binds nothing.
     #[error("a binding needs at least one {0}")]
     Empty(&'static str),
-    /// The CPU does not exist, is offline, or lies outside of the inherited mask.
+    /// The CPU does not exist, is offline, or is outside the inherited mask.
     #[error("cpu {cpu} is not among the cpus this process may use ({allowed})")]
     Cpu {
-        /// The first one.
+        /// The first that is not allowed.
         cpu: u32,
-        /// What is allowed, as a list.
+        /// The allowed numbers, as a list.
         allowed: String,
     },
-    /// The NUMA node does not exist, has no memory, or lies outside of the inherited set.
+    /// The NUMA node does not exist, has no memory, or is outside the inherited set.
     #[error("NUMA node {node} is not among those whose memory this process may use ({allowed})")]
     Node {
-        /// The first one.
+        /// The first that is not allowed.
         node: u32,
-        /// What is allowed, as a list.
+        /// The allowed numbers, as a list.
         allowed: String,
     },
 }
 
-/// Reads a list such as `0-3,8`: strictly ascending, white space only around it; empty for an empty text.
+/// Reads a list such as `0-3,8`. The numbers must strictly ascend, and white space may only stand around the list. An
+/// empty text is an empty list.
 pub fn parse_cpulist(text: &[u8]) -> Result<Vec<u32>, ParseError> {
     // The files of Linux 5.15-rc1 end in a zero byte.
     let text = text.strip_suffix(b"\0").unwrap_or(text).trim_ascii();
@@ -85,7 +86,7 @@ pub fn parse_cpulist(text: &[u8]) -> Result<Vec<u32>, ParseError> {
 fn bounds(part: &[u8]) -> Option<(u64, u64)> {
     let mut ends = part.splitn(2, |&byte| byte == b'-');
     let digits = |text: &[u8]| {
-        // Any longer number is too large too, and saying so beats "not a number".
+        // A number too long for u64 is reported as too large, which is clearer than "not a number".
         let valid = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
         valid.then(|| number(text).unwrap_or(u64::MAX))
     };
@@ -111,15 +112,15 @@ pub fn format_cpulist(cpus: &[u32]) -> String {
 /// One NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Its number.
+    /// The number of the node.
     pub id: u32,
-    /// Its online CPUs; none for a node that is only memory.
+    /// Its online CPUs; empty for a node with memory only.
     pub cpus: Vec<u32>,
-    /// Whether it has memory: a memory policy cannot name one that has none.
+    /// Whether the node has memory. A memory policy cannot name a node without memory.
     pub has_memory: bool,
 }
 
-/// The online NUMA nodes of the machine whose files lie below `root` (`/`), ascending.
+/// The online NUMA nodes, ascending. `root` is the directory with the machine's files, usually `/`.
 ///
 /// A kernel without NUMA support counts as one node 0 with all CPUs.
 pub fn numa_nodes(root: &Path) -> io::Result<Vec<NumaNode>> {
@@ -147,7 +148,7 @@ pub fn numa_nodes(root: &Path) -> io::Result<Vec<NumaNode>> {
     online.into_iter().map(node).collect()
 }
 
-/// What the calling thread, and so a child it spawns, may use.
+/// CPUs and memory nodes that the calling thread may use, and so may the children it spawns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allowed {
     /// Online CPUs of the inherited mask, ascending.
@@ -157,7 +158,7 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Reads both from the files below `root` (`/`).
+    /// Reads both from the files below `root`, usually `/`.
     pub fn read(root: &Path) -> io::Result<Self> {
         let status = crate::kernel_file::read(root.join("proc/thread-self/status"))?;
         let list = |key| parse(status_value(&status, key).unwrap_or_default());
@@ -179,7 +180,8 @@ impl Allowed {
     }
 }
 
-/// Whether a worker can be bound to `cpus`; the error names the first that is not allowed. `allowed` ascends.
+/// Checks that a worker can be bound to `cpus`; the error names the first CPU that is not allowed. `allowed` must
+/// ascend.
 pub fn validate(cpus: &[u32], allowed: &[u32]) -> Result<(), Unusable> {
     let refused = |cpu| Unusable::Cpu {
         cpu,
@@ -188,7 +190,8 @@ pub fn validate(cpus: &[u32], allowed: &[u32]) -> Result<(), Unusable> {
     first_outside(cpus, allowed, "cpu")?.map_or(Ok(()), |cpu| Err(refused(cpu)))
 }
 
-/// Whether a memory policy can name `nodes`; the error names the first that it cannot. `allowed` ascends.
+/// Checks that a memory policy can name `nodes`; the error names the first node that is not allowed. `allowed` must
+/// ascend.
 pub fn validate_nodes(nodes: &[u32], allowed: &[u32]) -> Result<(), Unusable> {
     let refused = |node| Unusable::Node {
         node,

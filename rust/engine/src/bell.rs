@@ -7,29 +7,29 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::error::Error;
 use crate::poller::is_readable;
 
-/// Readable from the first ring until it is silenced, however often it was rung.
+/// Becomes readable at the first ring and stays so until it is silenced, no matter how often it was rung.
 #[derive(Debug)]
 pub struct Bell(OwnedFd);
 
 impl Bell {
-    /// A bell that nobody has rung.
+    /// Makes a bell that has not been rung.
     pub fn new() -> Result<Self, Error> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         fd.map(Self).map_err(Error::os("eventfd"))
     }
 
-    /// Makes it readable.
+    /// Rings the bell: makes it readable.
     pub fn ring(&self) {
-        // The counter cannot overflow in any number of events that fits in memory.
+        // The 64-bit counter cannot overflow in practice.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Whether it was rung, and not silenced since.
+    /// Whether the bell was rung and not silenced since.
     pub fn is_rung(&self) -> bool {
         is_readable(&self.0)
     }
 
-    /// Makes it unreadable; whether it was rung. Of several threads one is told of a ring.
+    /// Makes the bell unreadable, and returns whether it was rung. If several threads call this, only one gets true.
     pub fn silence(&self) -> bool {
         let mut counter = [0u8; 8];
         rustix::io::read(&self.0, &mut counter).is_ok()

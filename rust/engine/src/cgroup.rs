@@ -1,8 +1,8 @@
-//! A cgroup v2 of the job's own, so that one write ends every process of it.
+//! A cgroup v2 for each job, so that one write kills every process of the job.
 //!
-//! `<own cgroup>/dsl-<pid>-<token>/a<attempt>`: the workers live in the innermost one. Each attempt has a fresh
-//! directory, because the kernel compares kill counts when a child is cloned into a cgroup, and in one that was
-//! ever killed the child is dead at birth. Contract: the kernel's [cgroup v2] page, "Core Interface Files".
+//! `<own cgroup>/dsl-<pid>-<token>/a<attempt>`: the workers live in the innermost directory. Each attempt has a fresh
+//! directory: the kernel compares kill counts when a child is cloned into a cgroup, and a child cloned into a cgroup
+//! that was ever killed is dead at birth. Contract: the kernel's [cgroup v2] page, "Core Interface Files".
 //!
 //! [cgroup v2]: https://docs.kernel.org/admin-guide/cgroup-v2.html
 
@@ -34,7 +34,7 @@ const PREFIX: &str = "dsl-";
 #[error("no cgroup for the job: {0}")]
 pub struct Unavailable(String);
 
-/// The name of a job's cgroup: `dsl-<pid>-<token>`. `pid` tells [`sweep_stale`] whose it is.
+/// The name of a job's cgroup: `dsl-<pid>-<token>`. By `pid`, [`sweep_stale`] finds the owner.
 pub fn job_name(pid: u32, token: &str) -> String {
     format!("{PREFIX}{pid}-{token}")
 }
@@ -54,9 +54,9 @@ pub fn own_dir() -> Result<PathBuf, Unavailable> {
         .ok_or_else(|| Unavailable("no cgroup v2 mount shows our own cgroup".to_owned()))
 }
 
-/// Why this process cannot make a cgroup for a job; empty if it can. One is made, and removed.
+/// Why this process cannot make a cgroup for a job; empty if it can. To find out, a cgroup is made and removed.
 pub(crate) fn trial() -> String {
-    // Of another name than any job's, so that two trials of one process never meet.
+    // The name differs from any job's and from that of another trial in this process.
     let nanos = std::time::SystemTime::UNIX_EPOCH
         .elapsed()
         .map_or(0, |time| time.as_nanos());
@@ -71,13 +71,13 @@ pub(crate) fn trial() -> String {
 
 /// The cgroup that holds all attempts of one job.
 ///
-/// It keeps a shared lock on its directory for as long as a process of the job has it open, which keeps
-/// [`sweep_stale`] off it. Dropping it removes nothing: see [`JobCgroup::remove`].
+/// A shared lock is held on the directory while a process of the job has it open, so [`sweep_stale`] leaves the
+/// cgroup alone. Dropping this value removes nothing: see [`JobCgroup::remove`].
 #[derive(Debug)]
 pub struct JobCgroup(Cgroup);
 
 impl JobCgroup {
-    /// Makes `<own cgroup>/<name>` and proves that workers can be put in and killed there.
+    /// Makes `<own cgroup>/<name>` and proves that workers can be moved and killed there.
     pub fn create(name: &str) -> Result<Self, Unavailable> {
         Self::create_in(&own_dir()?, name)
     }
@@ -108,12 +108,12 @@ impl JobCgroup {
         Ok(Self(cgroup))
     }
 
-    /// Where it is.
+    /// The path of its directory.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// Makes the fresh cgroup of an attempt; `AlreadyExists` when this number was made before.
+    /// Makes the fresh cgroup of an attempt. Fails with `AlreadyExists` if this number was used before.
     pub fn attempt(&self, number: u32) -> io::Result<AttemptCgroup> {
         let path = self.0.path.join(format!("a{number}"));
         rustix::fs::mkdirat(CWD, &path, Mode::from_raw_mode(0o755))?;
@@ -122,7 +122,7 @@ impl JobCgroup {
         })
     }
 
-    /// Sends SIGKILL to every process of the job, those that are being forked too. Does not wait.
+    /// Sends SIGKILL to every process of the job, including those that are just being forked. Does not wait.
     pub fn kill(&self) -> io::Result<()> {
         self.0.kill()
     }
@@ -132,13 +132,14 @@ impl JobCgroup {
         self.0.populated()
     }
 
-    /// Removes it with everything below; `true` when it is gone. Never waits: while processes are still on
-    /// their way out it says `false`, and the caller tries again later.
+    /// Removes the cgroup with everything below; `true` when it is gone. Never waits: while processes are still
+    /// exiting it returns `false`, and the caller tries again later.
     pub fn remove(&self) -> bool {
         remove_tree(&self.0.path)
     }
 
-    /// A process moves here only if this is a domain and it may write the member list of the common ancestor too.
+    /// Checks that a process can move here: the cgroup must be a domain, and we must be able to write the member list
+    /// of the common ancestor, too.
     fn check(&self, parent: &Path) -> io::Result<()> {
         let kind = self.0.read("cgroup.type")?;
         let kind = String::from_utf8_lossy(kind.trim_ascii());
@@ -163,19 +164,19 @@ impl AttemptCgroup {
         self.0.dir.as_fd()
     }
 
-    /// The list of its processes, open for a process that is to move itself here.
+    /// The list of its processes, open for a process that will move itself here.
     pub(crate) fn list(&self) -> io::Result<OwnedFd> {
         self.0.open_for_write("cgroup.procs")
     }
 
     /// The open `cgroup.events`: wait for `EPOLLPRI`, then ask [`AttemptCgroup::populated`], which also rearms it.
     ///
-    /// The kernel reports at most once in 10 ms: ask too after the last worker was reaped.
+    /// The kernel reports at most once in 10 ms, so ask again after the last worker was reaped.
     pub fn events(&self) -> BorrowedFd<'_> {
         self.0.events.as_fd()
     }
 
-    /// Where it is.
+    /// The path of its directory.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
@@ -190,7 +191,7 @@ impl AttemptCgroup {
         self.0.kill()
     }
 
-    /// How many of its processes the kernel's out-of-memory killer took; `None` without the memory controller.
+    /// How many of its processes the kernel's out-of-memory killer has killed; `None` without the memory controller.
     pub fn oom_kills(&self) -> Option<u64> {
         keyed_value(&self.0.read("memory.events").ok()?, b"oom_kill")
     }
@@ -201,11 +202,11 @@ impl AttemptCgroup {
     }
 }
 
-/// Removes the cgroups beside ours that a dead dsl has left behind empty; how many.
+/// Removes empty cgroups beside ours that a dead dsl has left behind. Returns how many.
 ///
-/// One is stale when its name is `dsl-<pid>-<token>`, it belongs to this user, no process has that pid, and nobody
-/// holds its lock (the owner may be in another pid namespace). Nothing else is touched, and the kernel removes no
-/// cgroup that is in use.
+/// A cgroup is stale when its name is `dsl-<pid>-<token>`, it belongs to this user, no process has that pid, and no
+/// process holds its lock (the owner may be in another pid namespace). Other cgroups are not touched, and the kernel
+/// does not remove a cgroup that is in use.
 pub fn sweep_stale() -> usize {
     own_dir().map_or(0, |dir| sweep_in(&dir))
 }
@@ -224,7 +225,7 @@ pub fn sweep_in(parent: &Path) -> usize {
 
 fn owner_of(name: &str) -> Option<rustix::process::Pid> {
     let (pid, token) = name.strip_prefix(PREFIX)?.split_once('-')?;
-    // Others may call theirs by our prefix, too.
+    // Other programs may use our prefix, too.
     let pid: i32 = number(pid.as_bytes()).filter(|&pid| pid > 0 && token::is_one(token))?;
     rustix::process::Pid::from_raw(pid)
 }

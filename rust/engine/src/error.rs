@@ -1,32 +1,32 @@
-//! Why the engine cannot do what was asked.
+//! Errors of the engine.
 
 use crate::limits::Shortage;
 use crate::spec::SpecError;
 
-/// An error of the engine. A worker that fails to start is no error but an event.
+/// An error of the engine. A worker that fails to start is reported as an event, not as an error.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The spec cannot be started as written.
+    /// The spec cannot be started.
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// A limit of the machine is too low for the group.
     #[error(transparent)]
     Limit(#[from] Shortage),
-    /// A worker cannot be bound as asked.
+    /// A worker cannot be bound as its spec says.
     #[error("{0}")]
     Binding(String),
     /// A group is running already.
     #[error("this supervisor is running a group: wait for its end, or use a second supervisor")]
     Busy,
-    /// The kernel would throw the workers' exit statuses away.
+    /// The kernel would discard the workers' exit statuses.
     #[error(
         "SIGCHLD is ignored in this process, so exit statuses would be lost: give it its default action first"
     )]
     ChildSignalIgnored,
-    /// Whoever waits would wait for ever.
+    /// No group runs, so waiting without a limit would never end.
     #[error("this supervisor runs no group: call start first, or wait for a limited time")]
     Idle,
-    /// This process is a fork of the one that has the thread and the workers.
+    /// This process is a forked child. The thread and the workers belong to its parent.
     #[error(
         "this supervisor belongs to the process that made it, and is of no use in a forked child: make another"
     )]
@@ -34,15 +34,15 @@ pub enum Error {
     /// The supervisor was closed.
     #[error("this supervisor is closed")]
     Closed,
-    /// A limit keeps the engine from making a thread of its own.
+    /// A limit keeps the engine from starting a thread.
     #[error(
         "{0}: the limit of processes and threads is reached, raise it (ulimit -u, pids.max of the control group)"
     )]
     NoThread(&'static str),
-    /// The kernel refused something the engine cannot do without.
+    /// The kernel refused a call that the engine needs.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// The call or step that failed.
         what: &'static str,
         /// The kernel's answer.
         source: std::io::Error,
@@ -50,7 +50,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err` on a thread that was not made.
+    /// For `map_err` when a thread could not be started.
     pub(crate) fn thread(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |source| {
             if source.kind() == std::io::ErrorKind::WouldBlock {
@@ -61,7 +61,7 @@ impl Error {
         }
     }
 
-    /// For `map_err` on answers of the standard library and of rustix.
+    /// For `map_err` on results of the standard library and rustix.
     pub(crate) fn os<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |error| Self::Os {
             what,

@@ -19,9 +19,9 @@ pub enum Ending {
     },
     /// It never ran.
     NotStarted(StartFailure),
-    /// The group was stopped before its turn came.
+    /// The group was stopped before this worker was started.
     Cancelled,
-    /// It died, but somebody else in this program had waited for it.
+    /// It died, but other code in this program had already waited for it.
     Lost,
 }
 
@@ -32,7 +32,7 @@ pub struct StartFailure {
     pub stage: Stage,
     /// Its errno.
     pub errno: i32,
-    /// The program, directory or file concerned.
+    /// The program, directory or file that the step was about.
     pub path: Option<CString>,
 }
 
@@ -47,29 +47,29 @@ pub struct Exit {
     pub ending: Ending,
     /// Position among the deaths of the group, in the kernel's order.
     pub order: usize,
-    /// It died after we had begun to stop it.
+    /// Whether it died after we had begun to stop it.
     pub caused_by_stop: bool,
     /// Processor time in user mode.
     pub user: Duration,
     /// Processor time in kernel mode.
     pub system: Duration,
-    /// Peak resident memory, bytes. At least our own when it was started, which it shares until its program runs.
+    /// Peak resident memory in bytes. At least that of this process at the start, because the child shares it until
+    /// its program runs.
     pub max_rss: u64,
-    /// When its program was running.
+    /// When its program began to run; `None` if it never ran.
     pub started: Option<SystemTime>,
     /// When its death was noticed.
     pub ended: SystemTime,
 }
 
 impl Exit {
-    /// Anything but code 0.
+    /// Whether it ended in any way but with code 0.
     pub fn failed(&self) -> bool {
         self.ending != Ending::Code(0)
     }
 
-    /// The exit code by the shell's convention: the code, 128 + signal, 127 for a program that was not found,
-    /// 126 for one that could not be executed. A worker that was never tried counts as ended by SIGTERM;
-    /// a lost status is 255.
+    /// The exit code by the shell's convention: the code, 128 + signal, 127 for a program that was not found, 126 for
+    /// a program that could not be executed. A cancelled worker counts as ended by SIGTERM; a lost status is 255.
     pub fn status(&self) -> u8 {
         match &self.ending {
             Ending::Code(code) => *code,
@@ -101,16 +101,16 @@ pub enum StopReason {
     GuardLost,
 }
 
-/// What is done about a signal to the job.
+/// How the engine reacts to a signal to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalAction {
     /// Pass it on and go on.
     Forward,
     /// Pass it on, and kill what is left after the grace period.
     Stop,
-    /// Pass it on, and leave the workers the time of a preemption to write a checkpoint and end.
+    /// Pass it on, and give the workers the time of a preemption to write a checkpoint and end.
     Preempt,
-    /// Open the log files anew, as after a rotation.
+    /// Reopen the log files, as after a rotation.
     Reopen,
     /// Do nothing: the job is ending already.
     Ignore,
@@ -125,7 +125,7 @@ pub enum KillTier {
     Scan,
 }
 
-/// A process that SIGKILL did not end in time, or processes that nobody can look for.
+/// A process that SIGKILL did not end in time, or processes that we cannot see.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Survivor {
     /// Its pid; 0 for processes that `/proc` does not show.
@@ -134,15 +134,15 @@ pub struct Survivor {
     pub state: char,
     /// Its name, or `?`.
     pub name: String,
-    /// The kernel function that it sleeps in, if that can be known.
+    /// The kernel function in which it sleeps, if the kernel shows it.
     pub wchan: Option<String>,
-    /// Why no signal reaches it: `EPERM` for a process that we may not signal. Without a pid why `/proc` does not
-    /// show it: `EACCES` if only others may see it, else what keeps us from reading `/proc`.
+    /// Why no signal reaches it: `EPERM` for a process that we may not signal. If the pid is 0: why `/proc` does not
+    /// show it. That is `EACCES` if only other users may see it, else the error from opening `/proc`.
     pub errno: Option<i32>,
 }
 
 impl Survivor {
-    /// What the kernel says is there, and `/proc` does not show.
+    /// Processes that may exist although `/proc` does not show them.
     pub(crate) fn unseen(errno: i32) -> Self {
         Self {
             pid: 0,
@@ -157,18 +157,18 @@ impl Survivor {
 /// Something that happened to the workers' output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogNotice {
-    /// A log file could not be opened or written. Told once a file; the job goes on.
+    /// A log file could not be opened or written. Reported once for each file; the job goes on.
     FileFailed {
-        /// Index of the worker; `None` for a file of all.
+        /// Index of the worker; `None` for a file of all workers.
         worker: Option<usize>,
         /// The file.
         path: Option<CString>,
         /// Its errno.
         errno: i32,
     },
-    /// A log file could not be opened anew; the one that was open is still written.
+    /// A log file could not be reopened; the old one is still written.
     ReopenFailed {
-        /// Index of the worker; `None` for a file of all.
+        /// Index of the worker; `None` for a file of all workers.
         worker: Option<usize>,
         /// The file.
         path: Option<CString>,
@@ -184,21 +184,21 @@ pub enum LogNotice {
         /// How many.
         count: u64,
     },
-    /// Nobody reads our stdout or stderr any more.
+    /// The reader of our stdout or stderr has closed it.
     ConsoleClosed,
-    /// The output cannot be shown: no thread can be had that would write it.
+    /// The output cannot be shown, because the thread that writes it could not be started.
     ConsoleFailed {
         /// Its errno.
         errno: i32,
     },
-    /// Lines were not shown, because the console took none for a while.
+    /// Lines were not shown, because the console took no output for a while.
     LinesDropped {
         /// How many.
         count: u64,
     },
 }
 
-/// A fact about the group, in the order in which it became known.
+/// A fact about the group. Events come in the order in which the facts became known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A worker's program is running.
@@ -210,11 +210,11 @@ pub enum Event {
         /// When `execve` had succeeded.
         time: SystemTime,
     },
-    /// A worker runs, but not bound as its spec says: the kernel refused, or did something else.
+    /// A worker runs, but is not bound as its spec says: the kernel refused the binding, or did something else.
     Unbound {
         /// Index of the worker.
         worker: usize,
-        /// The step of the binding that failed. What follows it was not tried.
+        /// The step of the binding that failed. The steps after it were not tried.
         stage: Stage,
         /// Its errno.
         errno: i32,
@@ -232,13 +232,13 @@ pub enum Event {
     },
     /// Something happened to output that the engine passes on.
     Log(LogNotice),
-    /// A signal reached the job.
+    /// The job got a signal.
     SignalReceived {
         /// Its number.
         signal: i32,
-        /// What is done about it.
+        /// The reaction of the engine.
         action: SignalAction,
-        /// It was made by the terminal.
+        /// Whether the terminal sent it.
         from_terminal: bool,
     },
     /// The group is being stopped.
@@ -250,62 +250,63 @@ pub enum Event {
         /// Time left to them.
         grace: Duration,
     },
-    /// Everything that is left gets SIGKILL.
+    /// All processes of the group that are left get SIGKILL.
     Killing {
-        /// Workers that were alive still.
+        /// Workers that were still alive.
         workers: Vec<usize>,
-        /// By which means.
+        /// How they are killed.
         tier: KillTier,
     },
-    /// A fork server has imported what it was to import, and takes orders.
+    /// A fork server has finished its imports, and takes orders.
     ForkServerReady {
         /// Its number.
         server: usize,
     },
-    /// A fork server imports for longer than most do. Told once, if at all.
+    /// A fork server imports for unusually long. Reported at most once for each server.
     ForkServerSlow {
         /// Its number.
         server: usize,
-        /// Its process.
+        /// Its pid.
         pid: i32,
-        /// For how long it has imported.
+        /// How long it has imported so far.
         after: Duration,
     },
-    /// A fork server takes no more orders: its workers are started plainly from now on. Told once.
+    /// A fork server takes no more orders: from now on its workers are executed. Reported once.
     ForkServerLost {
         /// Its number.
         server: usize,
-        /// Its process; 0 when it never ran.
+        /// Its pid; 0 if it never ran.
         pid: i32,
-        /// The signal that has ended it.
+        /// The signal that ended it, if one did.
         signal: Option<i32>,
-        /// Why: one line.
+        /// The reason, in one line.
         text: String,
-        /// Workers that ran and die with it.
+        /// Running workers that die with it.
         workers: Vec<usize>,
     },
     /// The last event of a group.
     Ended {
-        /// The earliest death that we did not cause.
+        /// The earliest failure that we did not cause.
         first_failure: Option<Exit>,
         /// The signal by which the user ended the job.
         stop_signal: Option<i32>,
-        /// Descendants that outlived their worker and were ended by us.
+        /// How many processes outlived their worker and were ended by us.
         stragglers: usize,
-        /// What could not be killed.
+        /// Processes that could not be killed.
         survivors: Vec<Survivor>,
-        /// Out-of-memory kills while the group ran, in the memory cgroup of this process or, if that has a counter
-        /// of its own and it says more, of the workers. 0 where nobody counts.
+        /// Out-of-memory kills while the group ran: the count of this process's memory cgroup, or that of the
+        /// workers' cgroup if it is higher. 0 without a counter.
         oom_kills: u64,
-        /// Last output of the worker that failed first: of its stderr, if the engine passes that on.
+        /// Last output of the worker that failed first: the end of its stderr, if the engine passes that on.
         tail: Vec<u8>,
-        /// Lines that a terminal has shown since the last one of that stream; `None`: it has shown none of it.
+        /// How many lines a terminal has shown since the last line of that stream; `None` if it has shown no line of
+        /// the stream.
         shown_since: Option<u64>,
     },
 }
 
 impl Event {
-    /// Something a report needs at once, as against the bookkeeping of a healthy group.
+    /// Whether a report needs the event at once. Starts and clean exits of a healthy group can wait.
     pub fn is_urgent(&self) -> bool {
         match self {
             Self::Started { .. } | Self::ForkServerReady { .. } => false,

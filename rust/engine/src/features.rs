@@ -1,29 +1,30 @@
-//! Kernel interfaces in use. Each has an older substitute, which can be forced for tests.
+//! Kernel interfaces that the engine uses if it can. Each has an older substitute, which tests can force.
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::{cgroup, sys};
 
-/// For tests and for hunting kernel trouble.
+/// Environment variable that disables interfaces, for tests and for debugging kernel problems.
 const DISABLE_VARIABLE: &str = "DSL_ENGINE_DISABLE";
 
-/// Which interfaces the engine may use.
+/// The interfaces that the engine may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about the kernel")]
 pub struct Features {
-    /// `clone3(2)` (5.3; some seccomp profiles refuse it). Else `clone(2)`.
+    /// `clone3(2)` (Linux 5.3; some seccomp profiles refuse it). Without it: `clone(2)`.
     pub clone3: bool,
-    /// pidfds with `waitid(P_PIDFD)` (5.4). Else SIGCHLD, or a timer inside somebody's program; and no fork servers.
+    /// pidfds with `waitid(P_PIDFD)` (Linux 5.4). Without them: SIGCHLD, or a timer inside a user's program; and no
+    /// fork servers.
     pub pidfd: bool,
-    /// `close_range(2)` (5.9). Else a list of descriptors to close.
+    /// `close_range(2)` (Linux 5.9). Without it: a list of descriptors to close.
     pub close_range: bool,
-    /// cgroup v2 with `cgroup.kill` (5.14), where this process may make one. Else the process table.
+    /// cgroup v2 with `cgroup.kill` (Linux 5.14), if this process may make a cgroup. Without it: the process table.
     pub cgroup: bool,
 }
 
 impl Features {
-    /// What this kernel has, less what `DSL_ENGINE_DISABLE` names (comma separated: `clone3`, `pidfd`,
-    /// `close_range`, `cgroup`).
+    /// The interfaces of this kernel, without those named in `DSL_ENGINE_DISABLE` (comma separated: `clone3`,
+    /// `pidfd`, `close_range`, `cgroup`).
     pub fn from_environment() -> Self {
         Self::probe(&std::env::var(DISABLE_VARIABLE).unwrap_or_default())
     }
@@ -41,7 +42,8 @@ impl Features {
         }
     }
 
-    /// Each interface by its name, and why it is not used; empty if it is. A cgroup is made to find out, and removed.
+    /// Each interface with the reason why it is not used; the reason is empty if it is used. To find out, a cgroup is
+    /// made and removed.
     pub fn account(self) -> [(&'static str, String); 4] {
         let why = |used: bool| {
             let refused = "not used: this kernel, a filter of system calls or DSL_ENGINE_DISABLE refuses it";

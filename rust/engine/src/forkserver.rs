@@ -1,21 +1,21 @@
-//! The fork server: a process that has imported what workers import, and forks a worker for each order.
+//! The fork server: a process that imports the modules of the workers, and then forks a worker for each order.
 //!
-//! The engine executes it like a worker, in a process group of its own, and gives it one end of a socket that keeps
-//! messages apart. The worker is the server's child: it is the server that waits for it, and tells how it ended.
-//! What the engine sees by itself is the worker's pidfd, so deaths keep the kernel's order.
+//! The engine executes it like a worker, in its own process group, and gives it one end of a socket that preserves
+//! message boundaries. A worker is the child of the server, so the server waits for the worker and reports how it
+//! ended. The engine itself watches the worker's pidfd, so deaths keep the kernel's order.
 //!
-//! 1. The server says [`Report::Hello`] with a pidfd of its own, by which the engine knows where it runs, and
-//!    [`Report::Ready`] once it has imported, or [`Report::Refused`]. [`Command::Expect`] tells it how many workers
-//!    will come, and so whether it pays to make forks cheaper.
-//! 2. [`Command::Start`] comes with a plan in a file, the worker's streams, and one end of a gate. The server forks
-//!    and sends [`Report::Forked`] with the child's pidfd.
-//! 3. The child enters: it takes the steps of every worker, writes into the gate how that went, and waits there
-//!    until the engine watches its pidfd. No line of the user's runs before.
-//! 4. The server looks at a dead worker without reaping it and sends [`Report::Ended`]. The zombie pins the numbers
-//!    of process and group until [`Command::Reap`], when nothing of the group is left.
+//! 1. The server sends [`Report::Hello`] with a pidfd of itself, by which the engine knows where the server runs.
+//!    Once it has imported, it sends [`Report::Ready`], or [`Report::Refused`]. [`Command::Expect`] tells the server
+//!    how many workers will come, and so whether it pays to make forks cheaper.
+//! 2. The engine sends [`Command::Start`] with a plan in a file, the worker's streams, and one end of a gate (a
+//!    socket). The server forks and sends [`Report::Forked`] with the child's pidfd.
+//! 3. The child enters: it takes the same steps as every worker and writes the result into the gate. Then it waits
+//!    there until the engine watches its pidfd. No code of the user runs before that.
+//! 4. The server looks at a dead worker without reaping it and sends [`Report::Ended`]. The zombie reserves its pid
+//!    and process group until [`Command::Reap`], which comes when no process of the group is left.
 //!
-//! Whoever loses the other ends: the server when the engine hangs up, the workers when their server dies. A fork
-//! server is never a condition: where there is none, the engine executes the worker's command.
+//! The server ends when the engine hangs up, and the workers end when their server dies. A fork server is never
+//! required: without one, the engine executes the worker's command.
 
 mod delivery;
 mod imports;

@@ -1,7 +1,7 @@
-//! The life of a worker group as a pure function: what has happened in, what to do out.
+//! The life of a worker group as a pure state machine: its input is what has happened, its output is what to do.
 //!
-//! The supervisor owns processes and descriptors; every decision is taken here, without a system call and with
-//! the time as an argument, so that each rule is a table test.
+//! The supervisor owns processes and descriptors. Every decision is made here, without system calls and with the time
+//! as an argument, so that each rule can be tested with a table.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use crate::event::StopReason;
 use crate::signals::Moment;
 use crate::spec::OnFailure;
 
-/// Time given to processes that outlived their workers before they are killed.
+/// Time that processes which outlive their workers get before they are killed.
 const STRAGGLER_GRACE: Duration = Duration::from_secs(2);
-/// Time given to the kernel to carry out SIGKILL before the rest is reported as survivors.
+/// Time that the kernel gets to carry out SIGKILL. Processes that are left then are reported as survivors.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
-/// How often a kill is repeated while something is left.
+/// How often a kill is repeated while processes are left.
 pub(crate) const KILL_RETRY: Duration = Duration::from_millis(100);
 
 /// Something that has happened.
@@ -29,17 +29,17 @@ pub(crate) enum Input {
         signal: i32,
         grace: Duration,
     },
-    /// The job will lose its machine: the workers get this signal, and this time to end by themselves.
+    /// The job will lose its machine: the workers get this signal, and this much time to end by themselves.
     Preempt { signal: i32, grace: Duration },
     /// The group is to be killed at once.
     Kill { reason: StopReason },
-    /// What is left below the workers, asked for by [`Action::CheckTree`].
+    /// Whether no process of the job is left: the answer to [`Action::CheckTree`].
     Tree { empty: bool },
     /// Time has passed.
     Tick,
 }
 
-/// Something to do.
+/// Something that the supervisor must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Send this signal to every running worker.
@@ -52,20 +52,20 @@ pub(crate) enum Action {
         signal: i32,
         grace: Duration,
     },
-    /// See whether any process of the job is left, and say so by [`Input::Tree`].
+    /// Look whether any process of the job is left, and answer with [`Input::Tree`].
     CheckTree,
-    /// Ask what outlived its worker to end.
+    /// Ask processes that outlived their workers to end.
     TerminateTree,
-    /// SIGKILL to everything; `first` when the owner is to be told.
+    /// Send SIGKILL to every process of the job. If `first`, also tell the owner.
     KillTree { first: bool },
-    /// Report the end of the group; `survivors` when some processes would not die.
+    /// Report the end of the group; `survivors` if some processes did not die.
     End { survivors: bool },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// `preempted`: the workers have been told of a preemption only, and of no stop.
+    /// `preempted`: the workers were only told of a preemption, not of a stop.
     Stopping {
         deadline: Instant,
         preempted: bool,
@@ -89,21 +89,21 @@ pub(crate) struct Group {
     pending: usize,
     running: usize,
     stop_signal: Option<i32>,
-    /// `None`: signals to the job are acted upon.
+    /// What the owner was told; `None` if the group itself reacts to signals.
     told: Option<Told>,
 }
 
-/// What the owner was told of signals to the job, which do nothing by themselves.
+/// Signals to the job that were only reported to the owner.
 #[derive(Debug, Clone, Copy)]
 struct Told {
-    /// How near its end they would have brought the group.
+    /// The moment that the group would have reached by these signals.
     moment: Moment,
-    /// The first by which the user wants the job to end.
+    /// The first signal by which the user wants the job to end.
     signal: Option<i32>,
 }
 
 impl Group {
-    /// `tells_signals`: a signal to the job changes nothing but what the next one means.
+    /// `tells_signals`: a signal to the job does not change the group, only the meaning of the next signal.
     pub(crate) fn new(workers: usize, on_failure: OnFailure, grace: Duration, tells_signals: bool) -> Self {
         let untold = Told {
             moment: Moment::Running,
@@ -125,12 +125,12 @@ impl Group {
         self.phase == Phase::Running && self.pending > 0
     }
 
-    /// Only what outlived the workers is left to wait for.
+    /// Whether the group waits for processes that outlived their workers, or for a kill.
     pub(crate) fn is_clearing(&self) -> bool {
         matches!(self.phase, Phase::Sweeping { .. } | Phase::Killing { .. })
     }
 
-    /// How near its end a signal finds the group.
+    /// How far the group is from its end when a signal comes.
     pub(crate) fn moment(&self) -> Moment {
         let moment = match self.phase {
             Phase::Running => Moment::Running,
@@ -145,7 +145,7 @@ impl Group {
         self.stop_signal
     }
 
-    /// The signal by which the user wants the job to end, whether the group ends by it or its owner was told.
+    /// The signal by which the user wants the job to end. The group stops by it, or its owner was told.
     pub(crate) fn wanted_end(&self) -> Option<i32> {
         self.stop_signal
             .or_else(|| self.told.and_then(|told| told.signal))
@@ -156,7 +156,7 @@ impl Group {
         self.told.is_some()
     }
 
-    /// When [`Input::Tick`] has something to do next.
+    /// When the next [`Input::Tick`] is due.
     pub(crate) fn next_tick(&self) -> Option<Instant> {
         match self.phase {
             Phase::Running | Phase::Ended => None,
@@ -165,7 +165,7 @@ impl Group {
         }
     }
 
-    /// Takes one input; the actions are to be carried out in order.
+    /// Handles one input. Carry out the actions in order.
     pub(crate) fn step(&mut self, now: Instant, input: Input) -> Vec<Action> {
         if let Some(told) = &mut self.told {
             let heard = match input {
@@ -232,7 +232,7 @@ impl Group {
             self.stop_signal.get_or_insert(number);
         }
         let wanted = now + grace;
-        // What outlives the workers gets no more time than they were to have.
+        // Processes that outlive the workers get no more time than the workers.
         self.grace = self.grace.min(grace);
         match &mut self.phase {
             Phase::Running => {
@@ -281,7 +281,7 @@ impl Group {
         actions
     }
 
-    /// Cancelled workers come back as [`Input::WorkerEnded`]; with none running the tree is looked at then.
+    /// Each cancelled worker comes back as [`Input::WorkerEnded`]. If none is running, the tree is checked then.
     fn cancel_pending(&self) -> Option<Action> {
         (self.pending > 0).then_some(Action::CancelPending)
     }

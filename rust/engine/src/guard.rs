@@ -1,9 +1,9 @@
-//! The process that the shell, Slurm or Kubernetes sees, and its link to the agent that does the work.
+//! The guard: the process that the shell, Slurm or Kubernetes sees, and its link to the agent that does the work.
 //!
-//! The guard is subreaper above everything. It passes signals on, keeps the exit code, and if the agent dies it
-//! ends what the agent left. The agent in turn ends its group if the guard dies. To use it: make a [`Guard`] while
-//! the process has one thread, fork, call [`Guard::supervise`] in the parent and [`Guard::enter_agent`] in the
-//! child.
+//! The guard is the subreaper above all processes of the job. It passes signals on, keeps the exit code, and ends
+//! leftover processes if the agent dies. The agent in turn ends its group if the guard dies. To use it: make a
+//! [`Guard`] while the process has one thread, fork, call [`Guard::supervise`] in the parent and
+//! [`Guard::enter_agent`] in the child.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -34,27 +34,28 @@ pub(crate) use link::is_parent;
 use link::{AgentProcess, watch_guard};
 use watch::{Watch, exit_code};
 
-/// The state shared by guard and agent, made before the fork.
+/// The state that guard and agent share, made before the fork.
 pub struct Guard {
     pid: i32,
     group: i32,
     token: String,
     table: Table,
     preempt_grace: Option<Duration>,
-    /// The caller's mask, which is the workers', too.
+    /// The caller's signal mask, which the workers get, too.
     mask: SignalSet,
-    /// Blocked in guard and agent, so that no terminal stops them for reading or writing it.
+    /// Signals that are blocked in guard and agent, so that the terminal does not stop them when they read from it or
+    /// write to it.
     stalling: SignalSet,
     open_files: Rlimit,
     features: Features,
     cgroup: Option<JobCgroup>,
-    /// This process had children before it became a guard, as after `monitor & exec dsl …`.
+    /// Whether this process had children before it became a guard, as after `monitor & exec dsl …`.
     has_strangers: bool,
-    /// A child that was started for the job, and is none of its workers.
+    /// Pid of a child that was started for the job but is not a worker.
     helper: Option<i32>,
 }
 
-/// What became of the agent.
+/// How the agent ended.
 #[derive(Debug)]
 pub struct Outcome {
     /// Exit code for the command.
@@ -65,17 +66,17 @@ pub struct Outcome {
     pub ended: usize,
     /// Processes that would not die.
     pub survivors: Vec<Survivor>,
-    /// The terminal's Ctrl-C was among the signals.
+    /// Whether Ctrl-C at the terminal was among the signals.
     pub terminal_interrupt: bool,
 }
 
 impl Guard {
     /// Makes this process the guard of a job: subreaper, with the job's signals blocked and SIGCHLD reset.
     ///
-    /// Call it while the process has a single thread. Signals that are ignored (as by `nohup`) stay so, also those
-    /// that `table` names: whoever started the job wanted it. `preempt_grace`: time that a preemption leaves the
-    /// workers (`None`: the group's grace). `mask`: the caller's signal mask, which is to be the workers', if the caller
-    /// has held signals back since (`None`: the present one). What was held back for the job is pending now.
+    /// Call it while the process has a single thread. Signals that are ignored (as by `nohup`) stay ignored, even if
+    /// `table` names them: the user who started the job wanted that. `preempt_grace`: time that the workers get at a
+    /// preemption (`None`: the group's grace). `mask`: the signal mask for the workers, if the caller has blocked
+    /// signals since (`None`: the present mask). Signals to the job that the caller blocked are pending now.
     pub fn new(
         features: Features,
         table: Table,
@@ -113,8 +114,8 @@ impl Guard {
         })
     }
 
-    /// A child of this process helps the job, and is no stranger. It ends by itself when the agent has ended; the
-    /// guard waits for that for some seconds, and ends it then.
+    /// Names a child of this process that helps the job, and so is no stranger. It ends by itself when the agent has
+    /// ended. The guard waits some seconds for that, and then kills it.
     pub fn tend(&mut self, helper: i32) {
         self.helper = Some(helper);
         self.has_strangers = reap_orphans(&[helper]) != Orphans::None && has_other_children(helper);
@@ -130,7 +131,7 @@ impl Guard {
         &self.token
     }
 
-    /// Removes what it has made. For a guard that gets no agent, because the fork has failed.
+    /// Removes the job's cgroup. For a guard without an agent, because the fork has failed.
     pub fn discard(&self) {
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove();
@@ -158,15 +159,18 @@ impl Guard {
         })
     }
 
-    /// In the parent of the fork: waits for the agent, passing signals on, then ends whatever it left.
+    /// In the parent of the fork: waits for the agent, passes signals on, and then ends the processes that the agent
+    /// left.
     ///
-    /// `grace` is the job's; an agent that does not end long after it (or after the time of a preemption) is
-    /// killed. `reopens`: the job has log files, so a SIGHUP that is no hang-up does not end it.
+    /// `grace` is the grace period of the job. An agent that has not ended long after it (or after the time of a
+    /// preemption) is killed. `reopens`: the job has log files, so a SIGHUP that does not come from a terminal does
+    /// not end it.
     pub fn supervise(&self, agent_pid: i32, grace: Duration, reopens: bool) -> Result<Outcome, Error> {
         let set = SignalSet(with(self.table.taken(), libc::SIGCHLD).0 | self.stalling.0);
         let intake = signal::intake(set).map_err(Error::os("signalfd"))?;
         let agent = AgentProcess::open(agent_pid, self.features);
-        // Opened while /proc is what it was at the start. The agent has one of its own: both keep their place in it.
+        // Opened now, before /proc can change. The agent opens its own: guard and agent each keep a read position in
+        // the directory.
         let mut tree = Tree::open();
         let mut helper = self.helper;
         let mut is_excused = false;
@@ -184,7 +188,8 @@ impl Guard {
             helper.take_if(|pid| clear::has_ended(*pid));
             reap_orphans(&[agent_pid, helper.unwrap_or(agent_pid)]);
             if watch.is_overdue(Instant::now()) {
-                // It may wait until its helper can go. Who asks for the end again ends that, too.
+                // The agent may still be waiting for the helper. It is killed when the deadline of a later stop
+                // signal has passed as well.
                 if helper.is_none() || is_excused {
                     agent.kill();
                 }
@@ -210,7 +215,7 @@ impl Guard {
     }
 }
 
-/// Waits until one of the descriptors is readable or the time is over.
+/// Waits until a descriptor is readable or the time is over.
 fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::Result<()> {
     let mut polled: Vec<PollFd<'_>> = fds
         .iter()
@@ -227,7 +232,7 @@ fn wait_for(fds: [Option<BorrowedFd<'_>>; 2], timeout: Option<Duration>) -> io::
     }
 }
 
-/// Whether this process has another child that lives; also so where nobody can know it.
+/// Whether this process has another living child; true if the process table cannot be read.
 fn has_other_children(helper: i32) -> bool {
     let own = getpid().as_raw_nonzero().get();
     let all = ProcFs::open().and_then(|mut procfs| procfs.scan());
@@ -237,13 +242,14 @@ fn has_other_children(helper: i32) -> bool {
     })
 }
 
-/// Those by which a terminal would stop us. One that is ignored does not, and blocked it would be noted.
+/// Signals by which a terminal would stop us. Ignored ones are left out: they stop no process, and if they were
+/// blocked, they would become pending.
 fn stalling_signals() -> SignalSet {
     let stalling = STALLING.into_iter().filter(|number| !signal::is_ignored(*number));
     stalling.fold(SignalSet::default(), with)
 }
 
-/// The set with one signal more.
+/// The set with one more signal.
 fn with(set: SignalSet, signal: i32) -> SignalSet {
     SignalSet(set.0 | SignalSet::of(&[signal]).0)
 }

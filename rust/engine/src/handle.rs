@@ -1,4 +1,4 @@
-//! A supervisor on a thread of its own, for callers that must not block.
+//! Runs a supervisor on a separate thread, for callers that must not block.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -29,9 +29,9 @@ enum Command {
     Close,
 }
 
-/// Owns a supervisor thread. Closing it ends the group.
+/// Owns a supervisor thread. Closing the handle ends the group.
 pub struct Handle {
-    /// The process that has the thread.
+    /// Pid of the process that has the thread.
     pid: u32,
     news: Arc<News>,
     commands: Sender<Command>,
@@ -48,7 +48,7 @@ impl Handle {
         let (commands, receiver) = channel();
         let (report, made) = channel();
         let theirs = Arc::clone(&news);
-        // The new thread inherits this mask: no signal of the host program may land on it.
+        // The new thread inherits this mask, so that it takes no signal of the host program.
         let mask = signal::set_mask(SignalSet::ALL);
         let spawned = std::thread::Builder::new()
             .name("dsl-engine".into())
@@ -67,8 +67,9 @@ impl Handle {
         })
     }
 
-    /// Whether this is a copy of the handle in a forked child: the thread, and who holds which lock, stayed with
-    /// the parent, and descriptors are shared with it. Nothing may be called, and the copy is not to be dropped.
+    /// Whether this is a copy of the handle in a forked child. The thread stayed with the parent, a lock may stay
+    /// locked for ever, and the descriptors are shared with the parent. Call no other method on the copy, and do not
+    /// drop it.
     pub fn is_forked(&self) -> bool {
         std::process::id() != self.pid
     }
@@ -80,7 +81,7 @@ impl Handle {
         answer.recv().map_err(|_| Error::Closed)?
     }
 
-    /// Executes a fork server, see [`Supervisor::start_fork_server`]; its number.
+    /// Executes a fork server, see [`Supervisor::start_fork_server`]. Returns its number.
     pub fn start_fork_server(&self, spec: LaunchSpec, patience: Patience) -> Result<usize, Error> {
         let (report, answer) = channel();
         self.send(Command::StartForkServer(Box::new(spec), patience, report))?;
@@ -92,7 +93,7 @@ impl Handle {
         self.send(Command::Signal { number, worker })
     }
 
-    /// Begins to stop the group; again, it can only shorten the grace.
+    /// Begins to stop the group. A second call can only shorten the grace period.
     pub fn stop(&self, signal: i32, grace: Option<Duration>) -> Result<(), Error> {
         self.send(Command::Stop { signal, grace })
     }
@@ -108,19 +109,19 @@ impl Handle {
         Ok(())
     }
 
-    /// Waits for events. With `routine` false it sleeps through starts and clean exits.
+    /// Waits for events. With `routine` false, starts and clean exits do not end the wait.
     ///
-    /// Signals that the calling thread lets through interrupt it without a race: they are blocked from before
-    /// `pending` is asked (return true to stop waiting) until the kernel waits. First it is asked under the
-    /// caller's mask. Fails when the thread has ended of itself, and without a time limit when there is no group
-    /// whose end was not taken yet.
+    /// Signals that the calling thread does not block interrupt the wait without a race: they are blocked from before
+    /// the call of `pending` (return true to stop waiting) until the kernel waits. `pending` is first called under
+    /// the caller's mask. Fails if the thread has failed. Without a time limit it also fails if the end of every
+    /// group was already taken.
     pub fn wait(
         &self,
         timeout: Option<Duration>,
         routine: bool,
         mut pending: impl FnMut() -> bool,
     ) -> Result<Waited, Error> {
-        // A handler may fork.
+        // A signal handler may fork.
         let waited = self
             .news
             .wait(timeout, routine, || pending() || self.is_forked())?;
@@ -130,24 +131,25 @@ impl Handle {
         Ok(waited)
     }
 
-    /// Waits until a console (`None`: both) has taken what groups that have ended left to it, or a signal of the
-    /// job ends the waiting. `pending` is asked before each sleep; `None` if it says true: then the rest is given
-    /// up.
+    /// Waits until a console (`None`: both) has taken the remaining output of ended groups, or a signal to the job
+    /// ends the wait. `pending` is called before each sleep. If it returns true, the rest of the output is dropped,
+    /// and the result is `None`.
     pub fn flush(&self, console: Option<Console>, pending: impl FnMut() -> bool) -> Option<Flushed> {
         self.consoles.flush(console, pending)
     }
 
-    /// What groups that have ended left to the consoles is not waited for any more.
+    /// Stops waiting for the consoles to take the remaining output of ended groups.
     pub fn give_up_output(&self) {
         self.consoles.end_waiting(None);
     }
 
-    /// Ends the present wait of one thread, or else the next. Events keep.
+    /// Ends the present wait of one thread, or else the next wait. Events are kept.
     pub fn wake(&self) {
         self.news.wake();
     }
 
-    /// Kills what is left, waits for it and ends the thread. Whoever waits for events gets none.
+    /// Kills the processes that are left, waits for them and ends the thread. A thread that waits for events gets
+    /// none.
     pub fn close(&self) {
         let mut slot = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = slot.take() {
@@ -165,15 +167,15 @@ impl Drop for Handle {
     }
 }
 
-/// Readable when a wait for no time, with the `routine` of the last wait (true at first), would not be in vain.
-/// While workers are being started it can be 20 ms late.
+/// Readable when a wait with timeout zero, and with the `routine` of the last wait (true at first), would return a
+/// result. While workers are being started it can be 20 ms late.
 impl AsFd for Handle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.news.as_fd()
     }
 }
 
-/// Tells the owner that nothing more comes, also when the thread unwinds.
+/// Tells the owner that no more events come, even when the thread panics.
 struct Ending<'a> {
     news: &'a News,
     failure: Option<Error>,
@@ -185,7 +187,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// What a new thread shares with its owner: a bell that wakes it, and what it leaves to write.
+/// What a new thread shares with its owner: the bell that wakes the thread, and the output that is still to be
+/// written.
 type Made = (Arc<Bell>, Arc<Consoles>);
 
 fn serve(
@@ -195,7 +198,7 @@ fn serve(
     commands: &Receiver<Command>,
     report: &Sender<Result<Made, Error>>,
 ) {
-    // Dropped after the supervisor, which ends what is left of the group.
+    // Dropped after the supervisor, whose drop ends the rest of the group.
     let mut ending = Ending { news, failure: None };
     let embedded = agent.is_none();
     let mut supervisor = match Supervisor::new(agent) {
@@ -225,7 +228,7 @@ fn serve(
     }
 }
 
-/// Carries out what the owner has asked for; false when it is time to go.
+/// Carries out the owner's commands; false when the thread must end.
 fn obey(supervisor: &mut Supervisor, news: &News, commands: &Receiver<Command>) -> bool {
     loop {
         match commands.try_recv() {

@@ -1,10 +1,10 @@
-//! Small files of the kernel, which has no size to tell before they are read.
+//! Small files of the kernel, whose size is unknown before they are read.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// As much as most of these files hold: one read, where a buffer that grows from nothing takes ten.
+/// Most of these files fit into this: one read suffices, but a buffer that grows from nothing needs ten.
 const USUAL_BYTES: usize = 8192;
 
 /// Reads a file of `/proc`, `/sys` or a cgroup.

@@ -2,22 +2,22 @@
 //!
 //! # Theory of operation
 //!
-//! A [`Supervisor`] lives on one thread and turns round one epoll set. Workers are started by `clone3` with shared
-//! memory, at a cost that does not grow with the process that starts them; each comes back with a pidfd, whose
-//! readiness is its death. Deaths are taken before anything else and in the kernel's order, so the first failure is
-//! the first death. What follows from a fact is decided by a pure state machine; the supervisor carries it out.
-//! Nothing is polled: an idle group costs no wake-up.
+//! A [`Supervisor`] runs on one thread, in a loop around one epoll set. Workers are started by `clone3` with shared
+//! memory, at a cost that does not grow with the memory of the starting process. Each start returns a pidfd, which
+//! becomes readable when the worker dies. Deaths are handled before anything else and in the kernel's order, so the
+//! first failure is the first death. A pure state machine decides what follows from a fact, and the supervisor
+//! carries out the decision. Nothing is polled: an idle group costs no wake-up.
 //!
-//! A process tree is ended in tiers: `cgroup.kill` where a cgroup can be had, else passes over the process table
-//! that freeze every descendant before they kill, and a search for the job's token in environments where we are not
-//! the subreaper. Only processes proved to be of the job are signalled.
+//! A process tree is killed in tiers. If the job has a cgroup, `cgroup.kill` kills it. Otherwise passes over the
+//! process table stop every descendant before they kill. If we are not the subreaper, the passes also search all
+//! environments for the job's token. Only processes that provably belong to the job are signalled.
 //!
-//! A worker may also be forked by a process that has imported what the worker needs, see [`forkserver`]. It is watched,
-//! signalled and ended like any other; only its status comes from its parent.
+//! A worker may also be forked by a process that has already imported the worker's modules, see [`forkserver`]. Such
+//! a worker is watched, signalled and ended like any other; only its exit status comes from its parent.
 //!
-//! A [`Guard`] stands above the process that runs the supervisor (the agent): each ends the job if the other dies.
-//! Inside somebody's program there is no guard; the [`Handle`] runs the supervisor on a thread of its own, takes no
-//! signal and waits for no child but its workers.
+//! A [`Guard`] is the parent of the process that runs the supervisor (the agent): each ends the job if the other
+//! dies. Inside a user's program there is no guard; the [`Handle`] runs the supervisor on a separate thread, takes no
+//! signals and waits for no children except its workers.
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! Limits of the machine, checked before the first worker is started.
 //!
-//! A shortage is claimed only where it is certain; what cannot be read is not checked, since the kernel
-//! refuses a clone exactly anyway. Contract of the numbers: [getrlimit(2)], [proc_sys_kernel(5)],
+//! A shortage is reported only if it is certain. Limits that cannot be read are not checked, because the kernel
+//! itself refuses a clone at a limit. Contract of the numbers: [getrlimit(2)], [proc_sys_kernel(5)],
 //! [proc_sys_fs(5)], and the kernel's pages on the pids controller.
 //!
 //! [getrlimit(2)]: https://man7.org/linux/man-pages/man2/getrlimit.2.html
@@ -13,16 +13,16 @@ use std::path::{Path, PathBuf};
 
 mod read;
 
-/// What a worker group asks of the machine. Only the workers themselves count, not what they start.
+/// What a worker group needs from the machine. Only the workers themselves count, not the processes that they start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
     /// Worker processes.
     pub workers: usize,
-    /// Threads that the engine makes for the group.
+    /// Threads that the engine starts for the group.
     pub threads: usize,
     /// Descriptors that the engine keeps open for each worker.
     pub fds_per_worker: usize,
-    /// Descriptors that are open besides, those of the caller included.
+    /// Other open descriptors, including those of the caller.
     pub fds_base: usize,
 }
 
@@ -31,7 +31,7 @@ pub struct Need {
 pub struct Usage {
     /// The limit.
     pub limit: u64,
-    /// What is in use now.
+    /// How much is in use now.
     pub used: u64,
 }
 
@@ -59,14 +59,14 @@ pub struct Limits {
     pub threads_max: Option<Usage>,
     /// `kernel.pid_max` and the pids in use in this pid namespace.
     pub pid_max: Option<Usage>,
-    /// Limits of the own cgroup and of those above it, innermost first.
+    /// Limits of our own cgroup and of the cgroups above it, innermost first.
     pub cgroup_pids: Vec<CgroupPids>,
 }
 
-/// What must be changed before the group can start.
+/// Changes that are needed before the group can start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Adjust {
-    /// Soft `RLIMIT_NOFILE` to raise to; never above the hard limit.
+    /// New value for the soft `RLIMIT_NOFILE`, never above the hard limit; `None` if it need not be raised.
     pub nofile: Option<u64>,
 }
 
@@ -88,7 +88,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// What the limit would have to be for so many more tasks, if it is lower.
+    /// The value that the limit needs for `more` tasks; `None` if it is high enough.
     fn lacks(&self, more: u64) -> Option<u64> {
         let usage = match self {
             Self::OpenFiles(_) | Self::NrOpen(_) => return None,
@@ -100,29 +100,30 @@ impl Limit {
     }
 }
 
-/// A limit is too low for the group. Displays as one line: the limit, its value, what is needed, how to mend it.
+/// A limit is too low for the group. Displays as one line: the limit, its value, the needed value, and how to raise
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", Sentence(self))]
 pub struct Shortage {
-    /// Workers asked for.
+    /// Workers in the group.
     pub workers: usize,
-    /// Threads for them.
+    /// Threads that the engine starts for them.
     pub threads: usize,
-    /// The value that the limit would have to have.
+    /// The value that the limit needs.
     pub needed: u64,
     /// The limit.
     pub limit: Limit,
 }
 
 impl Limits {
-    /// Reads what applies to the caller below `root` (`/`, or a copy of the files in a test).
+    /// Reads the limits of the caller. `root` is `/`, or a directory with copies of the files in a test.
     ///
-    /// Takes the processes of the machine one by one only if the cheap upper bound leaves it open whether `need` fits.
+    /// Looks at single processes only if the cheap upper bound does not already prove that `need` fits.
     pub fn read(root: &Path, need: &Need) -> Self {
         read::limits(root, need)
     }
 
-    /// Whether the group fits, and what must be raised for it.
+    /// Checks that the group fits, and returns what must be raised first.
     pub fn check(&self, need: &Need) -> Result<Adjust, Shortage> {
         let workers = need.workers as u64;
         let short = |needed: u64, limit: Limit| Shortage {

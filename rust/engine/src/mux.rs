@@ -1,9 +1,9 @@
-//! Output of the workers on its way to files and to the console.
+//! Passes the workers' output on to files and to the console.
 //!
-//! A thread of its own reads the streams, so that neither a disk nor a console can hold up exits and signals.
-//! Each stream's bytes go to its file unchanged, and line by line to the console ([`compose`]), which yet
-//! another thread writes ([`writer`]). What is kept in a file may be left out on a console that nobody reads;
-//! what is shown only there waits for it, unless it is a terminal.
+//! A separate thread reads the streams, so that neither a slow disk nor a slow console can delay exits and signals.
+//! Each stream's bytes go to its file unchanged. They also go to the console line by line ([`compose`]), which
+//! another thread writes ([`writer`]). If a console takes no output, lines that a file keeps are left out. Lines that
+//! only the console shows wait for the console, unless it is a terminal.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -38,9 +38,9 @@ pub use consoles::Flushed;
 pub(crate) use file::{open_log, open_output};
 pub(crate) use terminal::open_terminal;
 
-/// The longest time that consoles hold up a job that a signal has ended. Its guard knows it, too.
+/// The longest time that consoles delay the end of a job that was ended by a signal. The guard uses it, too.
 pub(crate) const LAST_OUTPUT: Duration = Duration::from_secs(30);
-/// Token of the bell in the poller; streams have small numbers.
+/// Token of the bell in the poller; the tokens of streams count up from 0.
 const BELL: u64 = u64::MAX;
 
 /// One stream to read.
@@ -48,26 +48,27 @@ pub(crate) struct Stream {
     pub(crate) fd: OwnedFd,
     /// Index of the worker.
     pub(crate) worker: usize,
-    /// What it is to the worker.
+    /// Which of the worker's streams it is.
     pub(crate) kind: Console,
-    /// Where the bytes go.
+    /// The file that gets the bytes, and its path.
     pub(crate) file: Option<(CString, OwnedFd)>,
-    /// Where the lines are shown.
+    /// Where the lines are shown; `None` if they are not.
     pub(crate) console: Option<Console>,
     /// Put before each line.
     pub(crate) prefix: Vec<u8>,
-    /// The worker reads our terminal.
+    /// Whether the worker reads our terminal.
     pub(crate) interactive: bool,
-    /// Its last bytes are what the worker would complain with.
+    /// Whether error messages of the worker appear here, so that the last bytes are kept.
     pub(crate) keeps_tail: bool,
 }
 
-/// What is left to say once all streams have been read.
+/// The result once all streams have been read.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Last bytes of the worker that was asked for.
+    /// Last bytes of the worker named by [`Finish::tail_of`].
     pub(crate) tail: Vec<u8>,
-    /// How many lines a terminal has shown since the last one of that stream; `None`: it has shown none of it.
+    /// How many lines a terminal has shown since the last line of that stream; `None` if it has shown no line of the
+    /// stream.
     pub(crate) shown_since: Option<u64>,
 }
 
@@ -82,12 +83,12 @@ enum Order {
     Panic,
 }
 
-/// What is to be done at the end.
+/// How to finish.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Finish {
     /// The worker whose last bytes are wanted.
     pub(crate) tail_of: Option<usize>,
-    /// A signal has ended the job, so its sender waits.
+    /// A signal has ended the job, and its sender is waiting.
     pub(crate) is_stopped: bool,
 }
 
@@ -96,12 +97,12 @@ struct Mailbox {
     streams: Vec<Stream>,
     orders: Vec<Order>,
     notices: Vec<LogNotice>,
-    /// The workers' terminals have a new size, and whether it is our terminal that said so.
+    /// Set once the workers' terminals have a new size; true if our terminal reported the change.
     resized: Option<bool>,
     outcome: Option<Outcome>,
 }
 
-/// What the owner and the reading thread share.
+/// State that the owner and the reading thread share.
 struct Link {
     poller: Poller,
     mailbox: Mutex<Mailbox>,
@@ -115,7 +116,7 @@ struct Link {
 
 impl Link {
     fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
-        // The mailbox is whole between any two statements that hold the lock.
+        // Each statement under the lock leaves the mailbox consistent, so a panic does no harm.
         self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -129,8 +130,8 @@ pub(crate) struct Mux {
 }
 
 impl Mux {
-    /// Starts the thread. `wake` is rung when there are notices or the outcome; `expected` is how many streams
-    /// will be shown on stdout and on stderr; `consoles` has what earlier groups have left to write.
+    /// Starts the thread. `wake` is rung when there are notices or the outcome. `expected` counts the streams that
+    /// will be shown on stdout and on stderr. `consoles` holds output of earlier groups that is still to be written.
     pub(crate) fn new(
         options: LogOptions,
         expected: [usize; 2],
@@ -160,9 +161,10 @@ impl Mux {
         })
     }
 
-    /// Reads a stream from now on.
+    /// Adds a stream to read.
     pub(crate) fn add(&mut self, stream: Stream) -> Result<(), Error> {
-        // The thread looks into the mailbox for a stream that it does not know.
+        // When a stream that the thread does not know is ready, the thread looks into the mailbox. So keep the lock
+        // until the stream is there.
         let mut mailbox = self.link.mailbox();
         self.link.poller.watch(&stream.fd, self.streams)?;
         self.streams += 1;
@@ -170,35 +172,36 @@ impl Mux {
         Ok(())
     }
 
-    /// Opens the log files anew.
+    /// Reopens the log files.
     pub(crate) fn reopen(&self) {
         self.order(Order::Reopen);
     }
 
-    /// Somebody has interrupted the workers.
+    /// Tells the thread that the workers were interrupted.
     pub(crate) fn interrupt(&self) {
         self.order(Order::Interrupt);
     }
 
-    /// The size of our terminal has changed.
+    /// Tells the thread that the size of our terminal has changed.
     pub(crate) fn resize(&self, from_terminal: bool) {
         self.order(Order::Resize { from_terminal });
     }
 
-    /// What was said to [`Mux::resize`], once the workers' terminals have the new size.
+    /// The argument of [`Mux::resize`], once the workers' terminals have the new size.
     pub(crate) fn take_resized(&self) -> Option<bool> {
         self.link.mailbox().resized.take()
     }
 
-    /// Takes what the streams hold still, shows and writes it, and ends. The outcome says when that is done.
+    /// Reads what the streams still hold, shows and writes it, and ends the thread. The outcome appears when that is
+    /// done.
     pub(crate) fn finish(&mut self, finish: Finish) {
         self.is_finishing = true;
         self.order(Order::Finish(finish));
-        // A thread that has ended of itself tells nobody any more.
+        // A thread that has already ended does not wake the owner any more.
         self.link.wake.ring();
     }
 
-    /// All that is left to do is to write and to show what the workers have said.
+    /// Whether nothing is left to do but to write and show the workers' output.
     pub(crate) fn is_finishing(&self) -> bool {
         self.is_finishing
     }
@@ -217,14 +220,14 @@ impl Mux {
         std::mem::take(&mut self.link.mailbox().notices)
     }
 
-    /// What became of the streams, once [`Mux::finish`] has been carried out; the thread is gone by then.
+    /// The outcome, once [`Mux::finish`] is done; the thread has ended by then.
     pub(crate) fn take_outcome(&mut self) -> Option<Outcome> {
         if !self.is_finishing {
             return None;
         }
         let outcome = self.link.mailbox().outcome.take()?;
         if let Some(thread) = self.thread.take() {
-            // All that it had left to do was to close its files. A panic in it has been told by its hook.
+            // The thread only had to close its files. A panic in it was reported by the panic hook.
             let _ = thread.join();
         }
         Some(outcome)
@@ -233,7 +236,7 @@ impl Mux {
 
 impl Drop for Mux {
     fn drop(&mut self) {
-        // The thread may stand in a write to a disk, so it is not joined.
+        // The thread may be blocked in a write to a disk, so it is not joined.
         self.hurry();
         self.finish(Finish {
             tail_of: None,
@@ -242,7 +245,7 @@ impl Drop for Mux {
     }
 }
 
-/// The reading thread's last word, also when it unwinds: a group whose outcome never came would never end.
+/// Delivers the outcome when the reading thread ends, even by a panic: without an outcome the group would never end.
 struct LastWord<'a> {
     link: &'a Link,
     outcome: Outcome,

@@ -1,25 +1,26 @@
-//! Children that this process did not make: as subreaper it adopts whatever outlives its own parent.
+//! Children that this process did not start: as a subreaper, it adopts descendants that outlive their parents.
 
 use crate::sys::wait::{Target, find_dead, try_wait};
 
-/// What a look for dead children has found.
+/// Result of a look for dead children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Orphans {
-    /// There is no child at all, living or dead.
+    /// There are no children, living or dead.
     None,
-    /// Some child is alive.
+    /// No dead child is left, and some child is alive.
     Alive,
-    /// A dead child is spared, and hides what is behind it until its own waiter has come.
+    /// A spared child is dead. The kernel shows it first, so other dead children stay hidden until its waiter has
+    /// reaped it.
     Hidden,
 }
 
-/// Reaps every dead child but the `spared`, which have waiters of their own.
+/// Reaps every dead child except the `spared` ones, which have waiters of their own.
 pub(crate) fn reap_orphans(spared: &[i32]) -> Orphans {
     loop {
         match find_dead() {
             Ok(Some(pid)) if spared.contains(&pid) => return Orphans::Hidden,
             Ok(Some(pid)) => {
-                // It is dead, and nobody else waits for it.
+                // The child is dead, and no other code waits for it.
                 let _ = try_wait(Target::Pid(pid), true);
             }
             Ok(None) => return Orphans::Alive,
@@ -28,19 +29,19 @@ pub(crate) fn reap_orphans(spared: &[i32]) -> Orphans {
     }
 }
 
-/// Who adopts reaps every dead child of its process, and all tests may run in one.
+/// A lock for tests: a subreaper's test reaps every dead child of its process, and all tests may share one process.
 #[cfg(test)]
 pub(crate) mod sharing {
     use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
     static CHILDREN: RwLock<()> = RwLock::new(());
 
-    /// For a test that reaps whatever it finds.
+    /// For a test that reaps every dead child it finds.
     pub(crate) fn alone() -> RwLockWriteGuard<'static, ()> {
         CHILDREN.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For a test that has children of its own. Not to be asked for twice at a time.
+    /// For a test with children of its own. Do not take it twice at a time.
     pub(crate) fn beside_others() -> RwLockReadGuard<'static, ()> {
         CHILDREN.read().unwrap_or_else(PoisonError::into_inner)
     }

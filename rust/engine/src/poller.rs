@@ -1,4 +1,4 @@
-//! An epoll set whose events carry a number of the owner's choice.
+//! An epoll set whose events carry a token that the owner chooses.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use crate::error::Error;
 
-/// The longest wait, since kernels before 5.11 know none above 24.8 days.
+/// The longest wait: kernels before 5.11 allow at most 24.8 days.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// Events taken from the kernel at once.
 const BATCH: usize = 512;
@@ -19,7 +19,7 @@ impl AsFd for Poller {
     }
 }
 
-/// An epoll set. It may be shared: what one thread adds, another that waits hears of.
+/// An epoll set. Threads may share it: a waiting thread gets events of descriptors that another thread adds.
 pub(crate) struct Poller {
     epoll: OwnedFd,
 }
@@ -30,12 +30,12 @@ impl Poller {
         Ok(Self { epoll })
     }
 
-    /// Tells when a descriptor is readable or hung up.
+    /// Reports when a descriptor is readable or hung up.
     pub(crate) fn watch(&self, fd: impl AsFd, token: u64) -> Result<(), Error> {
         self.add(fd, token, epoll::EventFlags::IN)
     }
 
-    /// Tells of an exceptional condition, which is how the kernel reports a change in a file of its own.
+    /// Reports an exceptional condition, by which the kernel announces a change in one of its own files.
     pub(crate) fn watch_changes(&self, fd: impl AsFd, token: u64) -> Result<(), Error> {
         self.add(fd, token, epoll::EventFlags::PRI)
     }
@@ -44,13 +44,14 @@ impl Poller {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), flags).map_err(Error::os("epoll_ctl"))
     }
 
-    /// Takes a descriptor out before it is closed: a forked helper may hold a copy, which would keep the entry.
+    /// Removes a descriptor from the set. Call it before the descriptor is closed: a forked helper may hold a copy,
+    /// which would keep the entry.
     pub(crate) fn forget(&self, fd: impl AsFd) {
-        // Fails only for what is not watched.
+        // Fails only for a descriptor that is not watched.
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits until something happens or the time, or a day, is over; the tokens, in the kernel's order.
+    /// Waits until an event happens or the timeout (at most a day) is over. Returns the tokens in the kernel's order.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<Vec<u64>, Error> {
         let mut list = [MaybeUninit::<epoll::Event>::uninit(); BATCH];
         let timeout = timeout.map(|timeout| timeout.min(LONGEST));
@@ -66,12 +67,12 @@ impl Poller {
     }
 }
 
-/// Whether there is something to read from a descriptor now, or it was hung up.
+/// Whether a descriptor is readable now, or was hung up.
 pub(crate) fn is_readable(fd: impl AsFd) -> bool {
     wait_readable(&[fd.as_fd()], Duration::ZERO)
 }
 
-/// Waits until there is something to read from one of these, or it is hung up; false when the time is over.
+/// Waits until one of these descriptors is readable or hung up; false when the time is over.
 pub(crate) fn wait_readable(fds: &[BorrowedFd<'_>], timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout;
     loop {

@@ -1,4 +1,4 @@
-//! TCP ports: whether somebody could listen on one now.
+//! TCP ports: checks whether a process can listen on a port now.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -6,9 +6,9 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, listen, socket_with, sockopt};
 
-/// Listens on the port for an instant, on all addresses as a `TCPStore` does; 0 stands for any free one.
+/// Listens on the port for an instant, on all addresses as a `TCPStore` does. Port 0 means any free port.
 ///
-/// Gives the port. An error is the kernel's: taken, not permitted, or no network at all.
+/// Returns the port. An error comes from the kernel: the port is taken, not permitted, or there is no network.
 pub fn probe(port: u16) -> io::Result<u16> {
     let six = SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0));
     let four = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port));
@@ -18,7 +18,7 @@ pub fn probe(port: u16) -> io::Result<u16> {
     }
 }
 
-/// The machine has no such addresses.
+/// Whether the machine has no addresses of this family.
 fn is_missing(errno: Errno) -> bool {
     matches!(errno, Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL)
 }
@@ -32,7 +32,7 @@ fn listen_at(address: SocketAddr) -> Result<u16, Errno> {
     let listener = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&listener, true)?;
     if address.is_ipv6() {
-        // IPv4 as well.
+        // Accepts IPv4 connections as well.
         sockopt::set_ipv6_v6only(&listener, false)?;
     }
     bind(&listener, &address)?;

@@ -1,4 +1,5 @@
-//! Process facts from `/proc`: one-pass scans, the tree below a process, and the job's mark in an environment.
+//! Facts about processes from `/proc`: one-pass scans, the tree below a process, and the job's token in an
+//! environment.
 //!
 //! Contract of the texts: [proc_pid_stat(5)], [proc_pid_environ(5)], [proc_pid_status(5)].
 //!
@@ -21,17 +22,19 @@ pub(crate) use snapshot::Activity;
 pub use snapshot::{Stat, descendants, parse_stat};
 use snapshot::{has_no_memory, parse_activity, parse_exit_status};
 
-/// Bytes asked of one read; a whole `stat` line and most environments fit.
+/// Bytes of one read; a whole `stat` line and most environments fit.
 const CHUNK: usize = 16 * 1024;
-/// More than the kernel lets an environment grow to (three quarters of its 8 MiB stack default).
+/// More than the kernel allows for an environment (three quarters of its 8 MiB stack default).
 const ENVIRON_MAX: usize = 8 << 20;
-/// How long a process may take from the loss of its old memory in an exec until its new one is laid out.
+/// How long an exec may leave a process without an environment, from the loss of its old memory until the new memory
+/// is set up.
 const EXEC_PATIENCE: Duration = Duration::from_millis(200);
 /// Bytes of directory entries asked for at once.
 const LISTING: usize = 32 * 1024;
-/// How far up the family of a process is followed.
+/// Maximum number of ancestors that are followed.
 const GENERATIONS: usize = 64;
-/// Files below `ns` of a process, and what stands in each, those first that numbers of processes depend on.
+/// Files in the `ns` directory of a process, and the namespace of each. Those that change the meaning of pids come
+/// first.
 const NAMESPACES: [(&str, &str); 10] = [
     ("pid", "pid namespace"),
     ("pid_for_children", "pid namespace"),
@@ -45,7 +48,7 @@ const NAMESPACES: [(&str, &str); 10] = [
     ("uts", "uts namespace"),
 ];
 
-/// Whether an environment block holds `key` with a `:`-separated value one item of which is `token`.
+/// Whether an environment block has the variable `key`, with `token` as an item of its `:`-separated value.
 pub fn environ_carries(environ: &[u8], key: &[u8], token: &[u8]) -> bool {
     !key.is_empty()
         && !token.is_empty()
@@ -55,34 +58,33 @@ pub fn environ_carries(environ: &[u8], key: &[u8], token: &[u8]) -> bool {
             .any(|value| value.split(|&byte| byte == b':').any(|item| item == token))
 }
 
-/// Whether a process is stopped by a signal; false where that cannot be seen.
+/// Whether a process is stopped, by a signal or by a debugger; false if that cannot be seen.
 pub(crate) fn is_stopped(pid: i32) -> bool {
     let stat = ProcFs::open().and_then(|mut procfs| procfs.stat(pid));
     stat.is_ok_and(|stat| stat.is_stopped())
 }
 
-/// Whether a signal has stopped a process, and no debugger; false where that cannot be seen.
+/// Whether a process is stopped by a signal, not by a debugger; false if that cannot be seen.
 pub(crate) fn is_halted(pid: i32) -> bool {
     let stat = ProcFs::open().and_then(|mut procfs| procfs.stat(pid));
     stat.is_ok_and(|stat| stat.state == b'T')
 }
 
-/// What a process that runs does now; `None` for one that has ended, and where it cannot be seen.
+/// What a running process does now; `None` if it has ended or cannot be seen.
 pub(crate) fn activity(pid: i32) -> Option<Activity> {
     let mut procfs = ProcFs::open().ok()?;
     parse_activity(procfs.starts(pid, "stat").ok()?)
 }
 
-/// The status of a process that has ended and was not reaped, in the form of `wait(2)`; `None` for any other, and
-/// where it cannot be seen.
+/// The status of a zombie in the form of `wait(2)`; `None` if the process is no zombie or cannot be seen.
 pub(crate) fn exit_status(pid: i32) -> Option<i32> {
     let mut procfs = ProcFs::open().ok()?;
     let status = parse_exit_status(procfs.starts(pid, "stat").ok()?)?;
-    // Under the same condition the kernel shows this file.
+    // The kernel shows 0 to a process without permission. It shows `io` under the same condition as the real status.
     (status != 0 || procfs.starts(pid, "io").is_ok()).then_some(status)
 }
 
-/// Whether another process traces this one, which may be dead.
+/// Whether another process traces this process, which may be dead.
 pub(crate) fn is_traced(pid: i32) -> bool {
     let tracer = || {
         let mut procfs = ProcFs::open().ok()?;
@@ -91,7 +93,7 @@ pub(crate) fn is_traced(pid: i32) -> bool {
     tracer().is_some_and(|tracer| tracer != 0)
 }
 
-/// An open `/proc` with the buffers for reading it; one for each thread that scans.
+/// An open `/proc` with the buffers for reading it. Each thread that scans needs its own.
 #[derive(Debug)]
 pub struct ProcFs {
     dir: OwnedFd,
@@ -104,8 +106,8 @@ pub struct ProcFs {
 impl ProcFs {
     /// Opens `/proc`.
     ///
-    /// Fails with `Unsupported` when it shows another pid namespace than the caller's: its pids would
-    /// name strangers.
+    /// Fails with `Unsupported` if it shows another pid namespace than the caller's: its pids would name other
+    /// processes here.
     pub fn open() -> io::Result<Self> {
         let mut procfs = Self::open_at(Path::new("/proc"))?;
         procfs.require_own_namespace()?;
@@ -127,7 +129,8 @@ impl ProcFs {
     fn require_own_namespace(&mut self) -> io::Result<()> {
         let link = rustix::fs::readlinkat(&self.dir, "self", Vec::new())?;
         let own = rustix::process::getpid().as_raw_pid();
-        // Our number in the namespace that is shown, and in those within it that we are in. Two may be equal.
+        // `NSpid` lists our pid in the namespace that `/proc` shows, and in each nested namespace down to ours. Two
+        // of them may be equal.
         let numbers = read_start(&self.dir, "self/status", &mut self.text)
             .ok()
             .and_then(|text| status_value(text, "NSpid"));
@@ -139,9 +142,9 @@ impl ProcFs {
         Err(io::Error::new(io::ErrorKind::Unsupported, why))
     }
 
-    /// All processes, in one pass. Those that vanish meanwhile or that this user may not see are left out.
+    /// All processes, in one pass. Processes that vanish meanwhile or that this user may not see are left out.
     ///
-    /// A process forked during the pass may be missing: who must have them all scans again.
+    /// A process forked during the pass may be missing. If you need all processes, scan again.
     pub fn scan(&mut self) -> io::Result<Vec<Stat>> {
         rustix::fs::seek(&self.dir, SeekFrom::Start(0))?;
         let mut all = Vec::with_capacity(self.expected);
@@ -161,16 +164,16 @@ impl ProcFs {
         Ok(all)
     }
 
-    /// One process; `NotFound` when there is none of this pid.
+    /// One process; `NotFound` if no process has this pid.
     pub fn stat(&mut self, pid: i32) -> io::Result<Stat> {
         let text = self.starts(pid, "stat").map_err(gone)?;
         parse_stat(text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
-    /// The pid of the process behind a pidfd, as this pid namespace counts; `None` when it has ended and was reaped.
+    /// The pid of the process behind a pidfd, in this pid namespace; `None` if it has ended and was reaped.
     ///
-    /// Fails with `Unsupported` for a process of a pid namespace that is not below this one, and with `InvalidData`
-    /// for a descriptor of something else.
+    /// Fails with `Unsupported` for a process in a pid namespace that is not below this one, and with `InvalidData`
+    /// for a descriptor that is not a pidfd.
     pub(crate) fn pid_of(&mut self, pidfd: BorrowedFd<'_>) -> io::Result<Option<i32>> {
         self.name.clear();
         // Writing to a String cannot fail.
@@ -186,19 +189,19 @@ impl ProcFs {
         }
     }
 
-    /// What of its surroundings a process does not share with this thread: the first kind of namespace, or the root
-    /// directory; `None` if it shares all of them.
+    /// The first kind of namespace that a process does not share with this thread, or the root directory; `None` if
+    /// it shares all of them.
     pub(crate) fn foreign_place(&mut self, pid: i32) -> io::Result<Option<&'static str>> {
         for (file, kind) in NAMESPACES {
             let of = |whose: String| rustix::fs::readlinkat(&self.dir, whose, Vec::new());
             let own = match of(format!("thread-self/ns/{file}")) {
-                // This kernel has none of that kind.
+                // This kernel has no namespaces of that kind.
                 Err(Errno::NOENT) => continue,
                 own => own?,
             };
             match of(format!("{pid}/ns/{file}")) {
                 Ok(theirs) if theirs == own => {}
-                // That of children is not there before the first of them.
+                // A namespace for children does not exist before the first child.
                 Ok(_) | Err(Errno::NOENT) => return Ok(Some(kind)),
                 Err(errno) => return Err(errno.into()),
             }
@@ -211,7 +214,7 @@ impl ProcFs {
         Ok((!is_shared).then_some("root directory"))
     }
 
-    /// Whether a process is another one, or descends from it.
+    /// Whether a process is `ancestor`, or descends from it.
     pub(crate) fn descends(&mut self, mut pid: i32, ancestor: i32) -> io::Result<bool> {
         for _ in 0..GENERATIONS {
             if pid == ancestor {
@@ -225,12 +228,12 @@ impl ProcFs {
         Ok(false)
     }
 
-    /// Whether the environment that the process was started with holds `key` with a `:`-separated value
-    /// one item of which is `token`. `false` when it is gone or not ours to read.
+    /// Whether the process was started with the variable `key`, with `token` as an item of its `:`-separated value.
+    /// `false` if the process is gone or we may not read its environment.
     ///
-    /// Can block for as long as the process is stuck in the kernel with its memory map locked: leave out
-    /// those in state `D` where that matters. One that is caught in an exec has no environment for a moment;
-    /// that moment is waited out, a fifth of a second at most, which a busy machine may need.
+    /// Can block for as long as the process is stuck in the kernel with its memory map locked. If that matters, leave
+    /// out processes in state `D`. A process in the middle of an exec has no environment for a moment. This waits for
+    /// the environment, for at most a fifth of a second, which a busy machine may need.
     pub fn carries_token(&mut self, pid: i32, key: &[u8], token: &[u8]) -> io::Result<bool> {
         let start = Instant::now();
         let mut is_settled = false;
@@ -246,7 +249,7 @@ impl ProcFs {
             if is_settled || !self.has_memory(pid) || start.elapsed() > EXEC_PATIENCE {
                 return Ok(false);
             }
-            // The arguments come into being together with the environment, and are hardly ever empty.
+            // The arguments appear together with the environment, and are hardly ever empty.
             is_settled = self.starts(pid, "cmdline").is_ok_and(|text| !text.is_empty());
             if !is_settled {
                 std::thread::yield_now();
@@ -262,7 +265,7 @@ impl ProcFs {
         read_start(&self.dir, path(&mut self.name, pid, leaf), &mut self.text)
     }
 
-    /// The command name (at most 15 bytes for a program), fit for a terminal; `?` when it is gone.
+    /// The command name (at most 15 bytes for a program), safe to print on a terminal; `?` if the process is gone.
     pub fn comm(&mut self, pid: i32) -> String {
         match self.starts(pid, "comm") {
             Ok(text) => printable(text.strip_suffix(b"\n").unwrap_or(text)),
@@ -270,14 +273,14 @@ impl ProcFs {
         }
     }
 
-    /// The kernel function in which the process sleeps; `None` when it runs or when that is kept from us.
+    /// The kernel function in which the process sleeps; `None` if it runs or the kernel does not show it.
     pub fn wchan(&mut self, pid: i32) -> Option<String> {
         let text = self.starts(pid, "wchan").ok()?;
         let text = text.trim_ascii();
         (!text.is_empty() && text != b"0").then(|| printable(text))
     }
 
-    /// Real user id; `NotFound` when there is no process of this pid.
+    /// Real user id; `NotFound` if no process has this pid.
     pub fn uid(&mut self, pid: i32) -> io::Result<u32> {
         let text = self.starts(pid, "status").map_err(gone)?;
         status_value(text, "Uid")
@@ -294,9 +297,9 @@ pub fn status_value<'text>(status: &'text [u8], key: &str) -> Option<&'text [u8]
         .map(<[u8]>::trim_ascii)
 }
 
-/// A decimal number that is all of `text`.
+/// The whole `text` as a decimal number.
 pub(crate) fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
-    // `from_str` would also take a leading plus sign, which no kernel text has.
+    // `from_str` also accepts a leading plus sign, which no kernel text has.
     if text.first() == Some(&b'+') {
         return None;
     }
@@ -314,7 +317,7 @@ fn open(dir: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// What the first read returns: the whole of the one-record files, which saves a second call for each process.
+/// The result of one read. It returns the whole of a one-record file, which saves a second call for each process.
 fn read_start<'text>(dir: &OwnedFd, name: &str, text: &'text mut [u8]) -> Result<&'text [u8], Errno> {
     let file = open(dir, name)?;
     let length = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut *text))?;

@@ -1,4 +1,4 @@
-//! What a signal to the job means: one table, and what agent and guard do about it.
+//! What a signal to the job means: one table, and how the agent and the guard react.
 
 use crate::sys::signal::{Received, SignalSet};
 
@@ -6,17 +6,17 @@ mod requests;
 
 pub(crate) use requests::Requests;
 
-/// Numbers that signals have.
+/// The numbers of signals.
 const NUMBERS: std::ops::RangeInclusive<i32> = 1..=64;
-/// Signals by which a terminal and a shell steer a job. Workers need them whatever else is wanted.
+/// Signals by which a terminal and a shell control a job. Workers always need them.
 const JOB_CONTROL: [i32; 3] = [libc::SIGTSTP, libc::SIGCONT, libc::SIGWINCH];
-/// Signals by which a terminal stops a group one of whose processes reads or writes it from the background.
+/// Signals by which a terminal stops a background process group that reads from the terminal or writes to it.
 pub(crate) const STALLING: [i32; 2] = [libc::SIGTTIN, libc::SIGTTOU];
-/// Signals whose first copy stops the job unless a table says otherwise.
+/// Signals that stop the job unless a table says otherwise.
 const STOPPING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
-/// Signals that belong to the program unless a table says otherwise.
+/// Signals that are passed on to the program unless a table says otherwise.
 const USERS: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
-/// Signals that tell a program of its own fault.
+/// Signals that report a fault of the program itself.
 const FAULTS: [(i32, &str); 7] = [
     (libc::SIGSEGV, "SIGSEGV"),
     (libc::SIGBUS, "SIGBUS"),
@@ -26,8 +26,8 @@ const FAULTS: [(i32, &str); 7] = [
     (libc::SIGABRT, "SIGABRT"),
     (libc::SIGSYS, "SIGSYS"),
 ];
-/// What an agent gets when its guard dies, where it cannot watch it through a descriptor. The last real-time
-/// signal, so that a signal of this number that somebody sends can be told from it by the guard being alive.
+/// The signal that an agent gets when its guard dies, if the agent cannot watch the guard through a descriptor. It is
+/// the last real-time signal. If another process sends it, the agent sees that the guard is still alive.
 pub(crate) const GUARD_DEATH: i32 = 64;
 
 /// What a signal to the job means.
@@ -45,13 +45,13 @@ pub enum Meaning {
 /// Why a signal cannot be in a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The number is no signal's.
+    /// There is no signal of this number.
     #[error("there is no signal {0}: signals have the numbers 1 to 64")]
     NoSignal(i32),
     /// The C library uses it between its threads.
     #[error("signal {0} is used by the C library itself: take one from 34 on")]
     Reserved(i32),
-    /// The kernel shows it to nobody.
+    /// No process can catch it.
     #[error("{0} cannot be taken, because no process can catch it: leave it out")]
     Uncatchable(&'static str),
     /// It says that a child has changed.
@@ -84,8 +84,8 @@ impl Default for Table {
 }
 
 impl Table {
-    /// The signals that are named, and job control, whose meaning no entry changes. The last entry for a signal
-    /// counts.
+    /// Makes a table of the named signals and the job control signals. Entries do not change the meaning of job
+    /// control signals. The last entry for a signal counts.
     pub fn new(entries: impl IntoIterator<Item = (i32, Meaning)>) -> Result<Self, Refusal> {
         let mut table = Self::job_control();
         for (signal, meaning) in entries {
@@ -112,7 +112,7 @@ impl Table {
         }
     }
 
-    /// What a signal means; `None` for one that is not taken.
+    /// What a signal means; `None` if the table does not have it.
     pub fn meaning(&self, signal: i32) -> Option<Meaning> {
         [
             (self.stop, Meaning::Stop),
@@ -128,7 +128,7 @@ impl Table {
         SignalSet(self.stop.0 | self.forward.0 | self.preempt.0)
     }
 
-    /// The table without the signals for which this is so.
+    /// The table without the signals for which `is_unwanted` returns true.
     pub(crate) fn without_those(self, is_unwanted: impl Fn(i32) -> bool) -> Self {
         let taken = self.taken();
         NUMBERS
@@ -145,7 +145,8 @@ impl Table {
         }
     }
 
-    /// A SIGHUP that no terminal is behind and that would stop the job: log rotation asks for new files by it.
+    /// Whether this is a SIGHUP that would stop the job but does not come from a terminal: log rotation sends it to
+    /// ask for new files.
     pub(crate) fn is_reopening(&self, received: Received) -> bool {
         received.signal == libc::SIGHUP
             && !received.from_terminal
@@ -176,64 +177,64 @@ fn check(signal: i32) -> Result<(), Refusal> {
 pub(crate) enum Moment {
     /// It runs.
     Running,
-    /// It has the time of a preemption, and nobody has asked for more.
+    /// It has the time of a preemption, and no stop was requested.
     Preempted,
     /// It is being stopped or killed.
     Ending,
 }
 
-/// What an agent does about a signal, given what came before.
+/// How an agent reacts to a signal, given the signals before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Pass it on.
     Forward,
-    /// Pass it on, and leave the group its grace at most.
+    /// Pass it on, and give the group at most its grace period.
     Stop,
-    /// Pass it on, and leave the group the time of a preemption.
+    /// Pass it on, and give the group the time of a preemption.
     Preempt,
-    /// The user insists: no more grace.
+    /// The user insists: end the grace period.
     Hurry,
-    /// The group is ending already; a second one would hurry it.
+    /// The group is ending already; a second stop signal would hurry it.
     Note,
     /// Nothing.
     Ignore,
 }
 
-/// Decides what an agent does about one signal. `stops`: signals of the stopping kind that came before.
+/// Decides how an agent reacts to one signal. `stops`: how many stop signals came before.
 pub(crate) fn decide(meaning: Option<Meaning>, stops: usize, moment: Moment) -> Verdict {
     match (meaning, moment) {
         (Some(Meaning::Forward), Moment::Running) => Verdict::Forward,
         (Some(Meaning::Preempt), Moment::Running) => Verdict::Preempt,
         (Some(Meaning::Stop), _) if stops > 0 => Verdict::Hurry,
-        // After a preemption's notice the first stop signal says when, and does not insist.
+        // After the notice of a preemption the first stop signal starts the stop, and does not yet insist.
         (Some(Meaning::Stop), Moment::Running | Moment::Preempted) => Verdict::Stop,
         (Some(Meaning::Stop), Moment::Ending) => Verdict::Note,
-        // A group that is being stopped must be able to run, and needs nothing else any more. Schedulers repeat
-        // the notice of a preemption.
+        // A group that is being stopped must be able to run, and needs no other signal. Schedulers repeat the notice
+        // of a preemption.
         (Some(Meaning::Forward | Meaning::Preempt) | None, _) => Verdict::Ignore,
     }
 }
 
-/// What a guard does about a signal. What it means for the group its agent decides.
+/// How a guard reacts to a signal. The agent decides what the signal means for the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passage {
-    /// Nothing: it is the same request once more.
+    /// Do nothing: it repeats the same request.
     Repeated,
     /// Pass it on.
     Plain,
-    /// Pass it on, and stop like it: the shell waits for its own child to stop.
+    /// Pass it on, and stop as well: the shell waits for its child, the guard, to stop.
     Suspend,
-    /// Stop by it, and tell nobody: the terminal has stopped the worker in our group, and the shell waits for
-    /// its own child to stop.
+    /// Stop by it, and do not pass it on: the terminal has stopped the worker in our group, and the shell waits for
+    /// its child, the guard, to stop.
     Stall,
-    /// Pass it on to an agent that can act, and leave it the grace at most.
+    /// Pass it on, continue the agent if it is stopped, and give the agent at most the grace period.
     Stop,
-    /// Pass it on to an agent that can act, and leave it the time of a preemption.
+    /// Pass it on, continue the agent if it is stopped, and give the agent the time of a preemption.
     Preempt,
 }
 
-/// Decides what a guard does about one signal. `is_copy`: it asks for what was asked for a moment ago.
-/// `reopens`: the job has log files.
+/// Decides how a guard reacts to one signal. `is_copy`: the signal repeats the request of a moment ago. `reopens`:
+/// the job has log files.
 pub(crate) fn decide_passage(table: &Table, received: Received, is_copy: bool, reopens: bool) -> Passage {
     let meaning = table.meaning(received.signal);
     if is_copy {

@@ -1,7 +1,7 @@
 //! Turns a [`WorkerSpec`] into a prepared plan for the child, and starts it.
 //!
 //! Everything that can be prepared is prepared here, before the child exists: paths are resolved, files opened,
-//! tables built. What the child itself does stands in `sys::clone`.
+//! tables built. The steps of the child itself are in `sys::clone`.
 
 use std::ffi::CString;
 use std::io;
@@ -37,19 +37,19 @@ use streams::{Ends, Slots};
 /// A started worker.
 pub(crate) struct Started {
     pub(crate) pid: i32,
-    /// Known to the poller.
+    /// Its pidfd, which the poller watches; `None` if there is none or it cannot be watched.
     pub(crate) pidfd: Option<OwnedFd>,
-    /// It was born in the attempt's cgroup, and so is all that it starts.
+    /// Whether it was born in the attempt's cgroup, so that its children are born there as well.
     pub(crate) in_cgroup: bool,
-    /// What to read of stdout and stderr, where the spec asks for pipes or logs.
+    /// Read ends of stdout and stderr, if the spec asks for pipes or logs.
     pub(crate) pipes: [Option<OwnedFd>; 2],
-    /// Their log files.
+    /// Log files of stdout and stderr.
     pub(crate) files: [Option<OwnedFd>; 2],
-    /// Why it is not bound as its spec says.
+    /// Why the worker is not bound as its spec says; `None` if it is.
     pub(crate) unbound: Option<Failure>,
 }
 
-/// Starts workers, always from the same thread: the parent-death signal follows the thread.
+/// Starts workers, always from the same thread: the kernel sends the parent-death signal when that thread ends.
 pub(crate) struct Spawner {
     stack: ChildStack,
     slots: Slots,
@@ -61,18 +61,18 @@ pub(crate) struct Spawner {
     inheritable: Vec<RawFd>,
 }
 
-/// What all workers of one attempt share.
+/// Facts that all workers of one attempt share.
 pub(crate) struct AttemptContext<'a> {
     pub(crate) env: &'a EnvTable,
     pub(crate) cgroup: Option<&'a AttemptCgroup>,
     /// Process group of a foreground worker.
     pub(crate) foreground_group: Option<i32>,
-    /// The set that hears of deaths.
+    /// The poller that reports deaths.
     pub(crate) poller: &'a Poller,
 }
 
 impl AttemptContext<'_> {
-    /// The number of a foreground worker's process group; 0 where it has none for us.
+    /// The process group of a foreground worker; 0 if it has no number in our pid namespace.
     pub(crate) fn own_foreground_group(&self) -> i32 {
         let named = self.foreground_group.filter(|&group| group != 0);
         named.unwrap_or_else(sys::process_group)
@@ -80,7 +80,7 @@ impl AttemptContext<'_> {
 }
 
 impl Spawner {
-    /// `mask` and `open_files` are what workers get, usually what this process started with.
+    /// `mask` and `open_files` are the values for the workers, usually those that this process started with.
     pub(crate) fn new(features: Features, mask: SignalSet, open_files: Rlimit) -> io::Result<Self> {
         fill_standard_streams()?;
         let unlimited = |limit: Option<u64>| limit.unwrap_or(libc::RLIM_INFINITY);
@@ -99,7 +99,7 @@ impl Spawner {
         })
     }
 
-    /// Whether a worker can be born in a cgroup here.
+    /// Whether this kernel can start a worker inside a cgroup.
     pub(crate) fn can_enter_cgroups(&self) -> bool {
         self.interfaces.clone3
     }
@@ -109,7 +109,7 @@ impl Spawner {
         self.mask = mask;
     }
 
-    /// To be called once before a group is started.
+    /// Call this once before each group.
     pub(crate) fn prepare(&mut self) -> io::Result<()> {
         self.programs.clear();
         if !self.close_range {
@@ -118,7 +118,7 @@ impl Spawner {
         Ok(())
     }
 
-    /// Starts one worker, whose death has this token.
+    /// Starts one worker. The poller will report its death with this token.
     pub(crate) fn start(
         &mut self,
         launch: &LaunchSpec,
@@ -157,7 +157,7 @@ impl Spawner {
                 stdio,
                 kept: &kept,
                 group: match context.foreground_group {
-                    // Without a number it is the agent's still.
+                    // A foreground group without a number is still the agent's own group, so the worker inherits it.
                     Some(0) | None if spec.foreground => ProcessGroup::Inherit,
                     Some(group) if spec.foreground => ProcessGroup::Join(group),
                     _ => ProcessGroup::Own,
@@ -170,7 +170,8 @@ impl Spawner {
                 requires_memory: launch.binding.requires_memory(),
                 mask: self.mask,
             },
-            // In a copy of our table another file may have the pidfd's number by chance.
+            // Without `close_range` the child has a copy of our descriptor table, in which another file may have the
+            // pidfd's number.
             watch: self.close_range.then(|| (context.poller.as_fd(), token)),
         };
         let result = run(&plan, &mut self.stack, &mut self.interfaces, context.cgroup);
@@ -203,7 +204,7 @@ fn refused(failure: Failure, spec: &WorkerSpec, program: CString) -> StartFailur
     }
 }
 
-/// Starts the child; where the kernel refuses an interface, uses the next older one from then on. Says also
+/// Starts the child. If the kernel refuses an interface, the next older one is used from then on. Also returns
 /// whether the child is in the attempt's cgroup.
 fn run(
     plan: &ChildPlan<'_>,

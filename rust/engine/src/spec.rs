@@ -1,4 +1,4 @@
-//! What to start: plain data, checked once, with no decision left in it.
+//! What to start: plain data that is checked once and leaves no decision open.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -12,7 +12,7 @@ pub struct EnvEntry {
 }
 
 impl EnvEntry {
-    /// Makes an entry. The key must not be empty nor hold `=`; neither part may hold a NUL byte.
+    /// Makes an entry. The key must not be empty or contain `=`; neither part may contain a NUL byte.
     pub fn new(key: &[u8], value: &[u8]) -> Result<Self, SpecError> {
         if key.is_empty() || key.contains(&b'=') {
             return Err(SpecError::BadKey(String::from_utf8_lossy(key).into_owned()));
@@ -41,8 +41,9 @@ impl EnvEntry {
     }
 }
 
-/// What a mapping cannot hold of an environment block that has become `env`: entries without a name or without a
-/// value, and the later ones of a name, if the value of the first has not been changed.
+/// Entries of an environment block that are lost when it becomes a mapping such as `env`: entries without a name or
+/// without `=`, and repeated entries of a name. Repeated entries count only if `env` still has the first value of
+/// that name.
 pub fn odd_entries(block: &[CString], env: &[EnvEntry]) -> Vec<CString> {
     let mut first: HashMap<&[u8], &[u8]> = HashMap::with_capacity(block.len());
     let mut odd = Vec::new();
@@ -65,7 +66,7 @@ pub fn odd_entries(block: &[CString], env: &[EnvEntry]) -> Vec<CString> {
     odd
 }
 
-/// The environment block of this process, which must not be changed meanwhile.
+/// The environment block of this process. Do not change the environment during the call.
 pub fn own_block() -> Vec<CString> {
     crate::sys::environment()
 }
@@ -77,14 +78,14 @@ pub enum Stdio {
     Inherit,
     /// `/dev/null`.
     Null,
-    /// A file that the worker reads or writes without us. Created with mode 0640.
+    /// A file that the worker reads or writes by itself. Created with mode 0640.
     File {
         /// Its path, relative to this process's directory.
         path: CString,
-        /// Keep what is in it.
+        /// Whether its old content is kept.
         append: bool,
     },
-    /// A descriptor of this process, which stays the caller's.
+    /// A descriptor of this process. The caller still owns it.
     Fd(i32),
     /// A pipe that the engine reads.
     Pipe,
@@ -96,9 +97,10 @@ pub enum Stdio {
         path: Option<CString>,
         /// Where its lines are shown, whole and with the worker's prefix.
         console: Option<Console>,
-        /// The worker sees a terminal of its own, without which many programs buffer and leave colours out.
+        /// Whether the worker gets a terminal of its own. Without one, many programs buffer their output and leave
+        /// out colours.
         terminal: bool,
-        /// Put before each of its lines in place of the worker's prefix.
+        /// Put before each of its lines instead of the worker's prefix.
         prefix: Option<Vec<u8>>,
     },
 }
@@ -112,30 +114,30 @@ pub enum Console {
     Stderr,
 }
 
-/// A file with the lines of all workers that hold certain words.
+/// A file that gets each line with certain words, from all workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineFile {
-    /// Which of the workers' streams.
+    /// The workers' stream that is searched.
     pub stream: Console,
     /// The file.
     pub path: CString,
-    /// A line is copied, with its prefix, if it holds one of them.
+    /// A line with one of these words is copied, with its prefix.
     pub words: Vec<Vec<u8>>,
 }
 
 /// What is done with the streams of [`Stdio::Log`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogOptions {
-    /// Size to which each file is kept, by leaving out its middle.
+    /// Maximum size of each file; a larger file loses its middle.
     pub max_bytes: Option<u64>,
     /// Show equal lines of several workers once, with a count.
     pub collapse: bool,
-    /// Copies of some lines.
+    /// Files that get copies of some lines.
     pub line_files: Vec<LineFile>,
-    /// An unfinished line is shown after this time without more of it where there is no terminal, and after twice as
-    /// long if it goes on; `None`: once it is finished.
+    /// Without a terminal, an unfinished line is shown when nothing was added to it for this time, or after twice
+    /// this time if it keeps growing. `None`: only when it is finished.
     pub partial_after: Option<Duration>,
-    /// Our stdout and stderr are read by a part of this program that shows them beside those of others.
+    /// Whether another part of dsl reads our stdout and stderr, and shows them among other output.
     pub relayed: bool,
 }
 
@@ -144,13 +146,13 @@ pub struct LogOptions {
 /// [set_mempolicy(2)](https://man7.org/linux/man-pages/man2/set_mempolicy.2.html)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryMode {
-    /// Memory comes from these nodes or not at all.
+    /// Memory comes only from these nodes.
     Bind,
-    /// Memory comes from this node while it has some.
+    /// Memory comes from this node as long as it has free memory.
     Preferred,
-    /// Pages go round the nodes.
+    /// Pages are spread over the nodes in turn.
     Interleave,
-    /// Memory comes from the node of the CPU.
+    /// Memory comes from the node of the CPU that asks for it.
     Local,
 }
 
@@ -159,9 +161,9 @@ pub enum MemoryMode {
 pub struct WorkerSpec {
     /// Program and arguments; a program without a slash is looked up on the worker's `PATH`.
     pub argv: Vec<CString>,
-    /// Laid over the group's environment.
+    /// Added to the group's environment. An entry here replaces a group entry of the same name.
     pub env: Vec<EnvEntry>,
-    /// Working directory, or this process's.
+    /// Working directory; `None` for that of this process.
     pub cwd: Option<CString>,
     /// stdin, stdout, stderr.
     pub stdio: [Stdio; 3],
@@ -173,30 +175,31 @@ pub struct WorkerSpec {
     pub foreground: bool,
     /// Put before each line that is shown of [`Stdio::Log`] streams.
     pub prefix: Vec<u8>,
-    /// Descriptors of this process, from 3 on, that it has under the same numbers. They stay the caller's.
+    /// Descriptors of this process, from 3 on, that the worker gets under the same numbers. The caller still owns
+    /// them.
     pub keep_fds: Vec<i32>,
-    /// The fork server that may start it; else `argv` is executed.
+    /// The fork server that may fork the worker. Without a server, `argv` is executed.
     pub fork: Option<Fork>,
 }
 
 /// How a worker can be forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fork {
-    /// Number of the fork server, as the supervisor gave it.
+    /// Number that the supervisor gave the fork server.
     pub server: usize,
-    /// The first word of `argv` behind the interpreter and its flags.
+    /// Index in `argv` of the first word after the interpreter and its flags.
     pub entry: usize,
 }
 
 impl WorkerSpec {
-    /// Whether one of its streams is a terminal that the engine makes for it.
+    /// Whether the engine makes a terminal for one of its streams.
     pub(crate) fn sees_own_terminal(&self) -> bool {
         let is_terminal = |stdio: &Stdio| matches!(stdio, Stdio::Log { terminal: true, .. });
         self.stdio.iter().any(is_terminal)
     }
 }
 
-/// What a failed worker means for the others.
+/// What to do with the other workers when one fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
     /// Stop the group.
@@ -205,25 +208,25 @@ pub enum OnFailure {
     Report,
 }
 
-/// What becomes of a worker that cannot be bound to its CPUs and memory.
+/// What to do with a worker that cannot be bound to its CPUs and memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// It is not started; a group that asks for what this process may not use is refused.
+    /// It is not started. A group is refused if it wants CPUs or memory nodes that this process may not use.
     #[default]
     Required,
-    /// The same for its CPUs; its memory policy is only wanted.
+    /// As `Required` for its CPUs, and as `Wanted` for its memory policy.
     CpusRequired,
-    /// It runs with what the kernel lets it have, and [`crate::event::Event::Unbound`] says so.
+    /// It runs with the binding that the kernel allows, and [`crate::event::Event::Unbound`] reports what is missing.
     Wanted,
 }
 
 impl Strictness {
-    /// Whether a worker is not to run without its CPUs.
+    /// Whether a worker must not run without its CPUs.
     pub fn requires_cpus(self) -> bool {
         self != Self::Wanted
     }
 
-    /// Whether a worker is not to run without its memory policy.
+    /// Whether a worker must not run without its memory policy.
     pub fn requires_memory(self) -> bool {
         self == Self::Required
     }
@@ -234,29 +237,29 @@ impl Strictness {
 pub struct LaunchSpec {
     /// The workers; their index is their identity in every event.
     pub workers: Vec<WorkerSpec>,
-    /// Environment of every worker, later entries win.
+    /// Environment of every worker; later entries win.
     pub env: Vec<EnvEntry>,
-    /// `env` is that of this process, but for changes.
+    /// Whether `env` is the environment of this process with changes.
     pub inherits: bool,
-    /// Entries of this process's environment that `env` cannot hold, see [`odd_entries`]. Passed on as they are to
-    /// each worker that has no variable of that name of its own.
+    /// Entries of this process's environment that `env` cannot hold, see [`odd_entries`]. A worker gets them
+    /// unchanged unless its own `env` has a variable of that name.
     pub odd: Vec<CString>,
-    /// Policy for a failed worker.
+    /// What to do when a worker fails.
     pub on_failure: OnFailure,
     /// Time between the stop signal and SIGKILL.
     pub grace: Duration,
-    /// Whether the workers' `cpus` and `memory` are a condition.
+    /// Whether a worker may run without its `cpus` and `memory`.
     pub binding: Strictness,
     /// What is done with the workers' output.
     pub logs: LogOptions,
-    /// A signal to the job is told to the owner, and nothing is done about it.
+    /// Whether signals to the job are only reported to the owner, without any reaction.
     pub tells_signals: bool,
-    /// At most so many workers that are executed import at a time, as far as can be seen; the others are started
-    /// later.
+    /// How many executed workers may import at the same time, as far as we can see; the others start later. Forked
+    /// workers do not count.
     pub import_throttle: Option<usize>,
 }
 
-/// Why a spec cannot be started as written.
+/// Why a spec cannot be started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// There is nothing to start.
@@ -271,10 +274,10 @@ pub enum SpecError {
     /// An environment variable cannot have this name.
     #[error("{0:?} is no name for an environment variable: it must not be empty nor hold '='")]
     BadKey(String),
-    /// Two workers want the terminal.
+    /// Two workers are marked foreground.
     #[error("workers {0} and {1} are both marked foreground: only one can read from the terminal")]
     TwoForeground(usize, usize),
-    /// stdin or stdout is joined to stdout.
+    /// stdin or stdout is joined to stdout. Only stderr can be.
     #[error("worker {0}: only stderr can be joined to stdout")]
     JoinedToItself(usize),
     /// stdin is a pipe.
@@ -282,7 +285,7 @@ pub enum SpecError {
         "worker {0}: stdin cannot be a pipe read by the engine; use null, inherit, a file or a descriptor"
     )]
     StdinPipe(usize),
-    /// A standard stream is to be kept as another descriptor.
+    /// A number of a standard stream is among the descriptors to keep.
     #[error(
         "worker {0}: descriptor {1} cannot be kept: 0 to 2 are the standard streams, which have a place of their own"
     )]
@@ -290,19 +293,19 @@ pub enum SpecError {
     /// A descriptor is named twice.
     #[error("worker {0}: descriptor {1} is to be kept twice")]
     KeptTwice(usize, i32),
-    /// Nobody could begin.
+    /// With zero import tokens no worker could begin.
     #[error("import_throttle 0 lets no worker begin, give 1 or more")]
     NoTokens,
-    /// There is nothing for a fork server to run.
+    /// The entry is not a place in `argv` behind its first word.
     #[error("worker {0}: fork_entry must be the place in argv of what follows the interpreter and its flags")]
     ForkEntry(usize),
-    /// The supervisor has not started it.
+    /// The supervisor has not started this fork server.
     #[error("worker {0}: this supervisor has no fork server {1}")]
     NoForkServer(usize, usize),
 }
 
 impl LaunchSpec {
-    /// Whether any output goes to a file, which a rotation may want to be opened anew.
+    /// Whether any output goes to a file, which may have to be reopened after a log rotation.
     pub fn has_log_files(&self) -> bool {
         let is_file = |stdio: &Stdio| matches!(stdio, Stdio::File { .. } | Stdio::Log { path: Some(_), .. });
         !self.logs.line_files.is_empty()
@@ -312,7 +315,7 @@ impl LaunchSpec {
                 .any(|worker| worker.stdio[1..].iter().any(is_file))
     }
 
-    /// Checks what does not depend on the machine.
+    /// Checks everything that does not depend on the machine.
     pub fn validate(&self) -> Result<(), SpecError> {
         if self.workers.is_empty() {
             return Err(SpecError::NoWorkers);

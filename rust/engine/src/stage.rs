@@ -1,4 +1,4 @@
-//! The steps of a start, as they are told of.
+//! The steps of a worker's start, as they are reported.
 
 use crate::sys::clone::Step;
 
@@ -21,11 +21,11 @@ pub enum Stage {
     Limit,
     /// CPU affinity.
     Affinity,
-    /// The CPUs that were set are not those that were asked for.
+    /// The CPUs that were set differ from those in the spec.
     AffinityCheck,
     /// NUMA memory policy.
     MemoryPolicy,
-    /// The memory policy that was set is not the one that was asked for.
+    /// The memory policy that was set differs from the one in the spec.
     MemoryPolicyCheck,
     /// The program itself.
     Exec,

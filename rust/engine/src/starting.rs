@@ -1,7 +1,8 @@
-//! Which worker of a group starts next, as a pure state machine: what has happened in, what may start out.
+//! Decides which worker of a group starts next. A pure state machine: its input is what has happened, its output is
+//! what may start.
 //!
-//! Workers start in the order of their indices. A worker that names a fork server is ordered from it, all others are
-//! executed. The supervisor owns processes and descriptors; the rules are here, without a system call and with the
+//! Workers start in the order of their indices. A worker that names a fork server is ordered from it; the others are
+//! executed. The supervisor owns processes and descriptors. The rules are here, without system calls and with the
 //! time as an argument.
 
 use std::collections::VecDeque;
@@ -15,31 +16,31 @@ mod tokens;
 
 use tokens::Tokens;
 
-/// Orders that are given before the first is delivered: the server forks while its children enter.
+/// How many orders may be open at a time, so that the server can fork while its children enter.
 const ORDERS_AHEAD: usize = 16;
 
 /// What may start now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Nothing: all were tried, or a fork server has to say something first.
+    /// Nothing: all workers were tried, or we must wait for a fork server.
     Nothing,
-    /// Nothing: all import tokens are taken. Their holders are to be looked at then.
+    /// Nothing: all import tokens are taken. Look at their holders at this time.
     Token(Instant),
-    /// This worker is to be executed.
+    /// Execute this worker.
     Execute(usize),
-    /// This worker is to be ordered from a fork server.
+    /// Order this worker from a fork server.
     Order { worker: usize, server: usize },
 }
 
-/// How far the start of a group has come. `O` is an order that a fork server has taken.
+/// The progress of a group's start. `O` is an order to a fork server.
 pub(crate) struct Starting<O> {
     /// The fork server that each worker names.
     servers: Vec<Option<usize>>,
-    /// The first worker that was not tried.
+    /// The first worker that was not tried yet.
     next: usize,
-    /// Orders that are not delivered, for the workers from `next` on.
+    /// Open orders, for the workers from `next` on.
     orders: VecDeque<O>,
-    /// The first order is not waited for after this time.
+    /// When we stop waiting for the first order.
     order_due: Option<Instant>,
     /// Import tokens; `None` without a throttle.
     tokens: Option<Tokens>,
@@ -57,11 +58,12 @@ impl<O> Starting<O> {
         }
     }
 
-    /// What may start now. `states`: those of the fork servers; one that is not among them is closed.
+    /// What may start now. `states`: the states of the fork servers, by number; a server without a state is closed.
     pub(crate) fn next(&self, states: &[State]) -> Next {
         let state = |server: usize| states.get(server).copied().unwrap_or(State::Closed);
         let mut untried = self.servers[self.next..].iter().flatten();
-        // The group starts in one go: nobody waits at a barrier for workers whose server imports.
+        // The group starts in one go: otherwise the first workers would wait at a barrier for workers whose fork
+        // server still imports.
         if states.contains(&State::Preparing) && untried.any(|server| state(*server) == State::Preparing) {
             return Next::Nothing;
         }
@@ -79,33 +81,33 @@ impl<O> Starting<O> {
         }
     }
 
-    /// The worker that comes next is being executed, whatever comes of it.
+    /// Notes that the next worker is being executed, even if that fails.
     pub(crate) fn execute(&mut self) {
         self.next += 1;
     }
 
-    /// An executed worker runs: it has a token, where there are tokens.
+    /// Notes that an executed worker runs. With a throttle it holds a token.
     pub(crate) fn executed(&mut self, worker: usize, pid: i32, now: Instant) {
         if let Some(tokens) = &mut self.tokens {
             tokens.give(worker, pid, now);
         }
     }
 
-    /// A worker has ended, and its token is free.
+    /// Notes that a worker has ended, and frees its token.
     pub(crate) fn ended(&mut self, worker: usize) {
         if let Some(tokens) = &mut self.tokens {
             tokens.take_back(worker);
         }
     }
 
-    /// Frees the tokens of workers that have done their imports, by what is seen of their pids.
+    /// Frees the tokens of workers that have done their imports. `see` returns what a process does now.
     pub(crate) fn look_at_tokens(&mut self, now: Instant, see: impl Fn(i32) -> Option<Activity>) {
         if let Some(tokens) = &mut self.tokens {
             tokens.look(now, see);
         }
     }
 
-    /// The next worker was ordered.
+    /// Notes an order for the next worker.
     pub(crate) fn ordered(&mut self, order: O, now: Instant) {
         self.order_due.get_or_insert(now + FORK_PATIENCE);
         self.orders.push_back(order);
@@ -115,17 +117,17 @@ impl<O> Starting<O> {
         !self.orders.is_empty()
     }
 
-    /// When the first order is not waited for any longer.
+    /// When we stop waiting for the first order.
     pub(crate) fn order_due(&self) -> Option<Instant> {
         self.order_due
     }
 
-    /// The order that is to be delivered first.
+    /// The oldest open order.
     pub(crate) fn first_order(&mut self) -> Option<&mut O> {
         self.orders.front_mut()
     }
 
-    /// The first order is delivered, or was in vain: its worker, and the order.
+    /// Removes the first order, because it was delivered or has failed. Returns its worker and the order.
     pub(crate) fn delivered(&mut self, now: Instant) -> Option<(usize, O)> {
         let order = self.orders.pop_front()?;
         let worker = self.next;
@@ -134,13 +136,13 @@ impl<O> Starting<O> {
         Some((worker, order))
     }
 
-    /// Takes back all orders: their workers have not been tried.
+    /// Takes back all open orders: their workers count as not tried.
     pub(crate) fn take_orders(&mut self) -> VecDeque<O> {
         self.order_due = None;
         std::mem::take(&mut self.orders)
     }
 
-    /// No worker starts any more: those that were not tried. Orders are to be taken back before.
+    /// Lets no more workers start. Returns the workers that were not tried. Take back the orders before.
     pub(crate) fn cancel(&mut self) -> Range<usize> {
         let untried = self.next..self.servers.len();
         self.next = self.servers.len();

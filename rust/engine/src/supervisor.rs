@@ -1,4 +1,4 @@
-//! The loop: owns the workers, the descriptors and the time; every decision is [`crate::group`]'s.
+//! The main loop: owns the workers, the descriptors and the clock. All decisions are made in [`crate::group`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -43,11 +43,11 @@ use job_control::JobControl;
 use remains::Remains;
 use watched::Watched;
 
-/// Orphans are reaped this long after the first sign of one, many at a time.
+/// Orphans are reaped this long after the first sign of one, so that many are reaped at once.
 const ORPHAN_DELAY: Duration = Duration::from_millis(50);
-/// How often a dying tree is looked at when nothing tells of its end.
+/// How often we look at a dying process tree when no event reports its end.
 const CLEAR_POLL: Duration = Duration::from_millis(10);
-/// How often workers are looked at on a kernel without pidfds, inside somebody's program.
+/// How often we look at the workers inside a user's program on a kernel without pidfds.
 const SWEEP_POLL: Duration = Duration::from_millis(20);
 /// Bytes read from a pipe at a time.
 const READ_BYTES: usize = 64 * 1024;
@@ -57,28 +57,28 @@ pub struct Supervisor {
     poller: Poller,
     wake: Arc<Bell>,
     spawner: Spawner,
-    /// Some worker's death cannot be heard of: all are looked at in every turn.
+    /// Some worker has no pidfd to report its death, so every turn looks at all workers.
     sweeps: bool,
     link: Option<GuardLink>,
-    /// A signal to end the job that came before there was a group, or while one ended for another reason.
+    /// A signal to end the job that came before a group existed, or while a group ended for another reason.
     early_stop: Option<i32>,
     token: String,
     cgroup: Option<JobCgroup>,
     oom: OomCounter,
     attempts: u32,
     remains: Remains,
-    /// By their numbers; `None` for one that never was.
+    /// Fork servers by number; `None` for a server that could not be started.
     servers: Vec<Option<Server>>,
     job: Option<Job>,
-    /// Reads the workers' output, where that is passed on.
+    /// Reads the workers' output if it is passed on.
     mux: Option<Mux>,
-    /// What groups that have ended have left to write.
+    /// Output of ended groups that is still to be written.
     consoles: Arc<Consoles>,
     survivors: Vec<Survivor>,
     orphans_due: Option<Instant>,
     from_terminal: bool,
     job_control: JobControl,
-    /// What was started last.
+    /// The spec of the latest group.
     latest: Option<Arc<LaunchSpec>>,
     reading: bool,
     events: Vec<Event>,
@@ -86,7 +86,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// A supervisor on the calling thread, which must outlive the workers. It takes signals and reaps orphans
+    /// Makes a supervisor on the calling thread, which must outlive the workers. It takes signals and reaps orphans
     /// only with an `agent` link.
     pub fn new(agent: Option<Agent>) -> Result<Self, Error> {
         let poller = Poller::new()?;
@@ -130,7 +130,7 @@ impl Supervisor {
             events: Vec::new(),
             buffer: vec![0; READ_BYTES],
         };
-        // Made last: whatever fails before leaves none.
+        // Made last, so that an earlier failure leaves no cgroup behind.
         if embedded && features.cgroup {
             let name = cgroup::job_name(getpid().as_raw_nonzero().get() as u32, &supervisor.token);
             supervisor.cgroup = JobCgroup::create(&name).ok();
@@ -138,27 +138,27 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Signal mask that the workers get.
+    /// Sets the signal mask of the workers.
     pub fn set_worker_mask(&mut self, mask: u64) {
         self.spawner.set_mask(SignalSet(mask));
     }
 
-    /// What another thread rings to make [`Supervisor::turn`] return.
+    /// The bell that another thread rings to make [`Supervisor::turn`] return.
     pub fn waker(&self) -> Arc<Bell> {
         Arc::clone(&self.wake)
     }
 
-    /// What is left to write of groups that have ended.
+    /// Output of ended groups that is still to be written.
     pub(crate) fn consoles(&self) -> Arc<Consoles> {
         Arc::clone(&self.consoles)
     }
 
-    /// Whether a group is being run.
+    /// Whether a group is running.
     pub fn is_running(&self) -> bool {
         self.job.is_some()
     }
 
-    /// Sends a signal to one worker, or to all. After SIGTSTP to all, those that were to be started wait for SIGCONT.
+    /// Sends a signal to one worker, or to all. After SIGTSTP to all, workers that have not started wait for SIGCONT.
     pub fn signal(&mut self, number: i32, worker: Option<usize>) {
         let Some(job) = &self.job else { return };
         if let Some(index) = worker {
@@ -193,7 +193,7 @@ impl Supervisor {
         let ready = self.poller.wait(self.timeout())?;
         let ready: Vec<Watched> = ready.into_iter().filter_map(Watched::decode).collect();
         let now = SystemTime::now();
-        // Deaths first, in the kernel's order, and all of them before anything is done about the first.
+        // Deaths come first, in the kernel's order. All are noted before we act on the first.
         let mut inputs = Vec::new();
         self.retry_traced();
         for watched in &ready {
@@ -226,7 +226,7 @@ impl Supervisor {
             }
         }
         self.act_on_heard();
-        // Of those that a fork server had to tell of.
+        // Deaths that a fork server has just reported.
         self.collect_deaths(&mut inputs)?;
         self.let_the_dead_wait();
         for input in inputs {
@@ -236,12 +236,12 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The events since the last call.
+    /// Takes the events since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
-    /// More workers are to be started, so the next turn will not wait.
+    /// Whether more workers are to be started, so that the next turn will not wait.
     pub fn is_starting(&self) -> bool {
         match self.next_start() {
             Next::Execute(_) => true,
@@ -250,7 +250,7 @@ impl Supervisor {
         }
     }
 
-    /// When the holders of import tokens are to be looked at, if a worker waits for a token.
+    /// When to look at the holders of import tokens, if a worker waits for a token.
     fn tokens_due(&self) -> Option<Instant> {
         match self.next_start() {
             Next::Token(due) => Some(due),
@@ -258,7 +258,7 @@ impl Supervisor {
         }
     }
 
-    /// How long nothing is due; `None` for ever.
+    /// Time until something is due; `None` if nothing is.
     fn timeout(&self) -> Option<Duration> {
         if self.is_starting() || !self.events.is_empty() || self.has_heard_servers() {
             return Some(Duration::ZERO);
@@ -345,18 +345,18 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // Workers get SIGKILL by parent death when this thread ends; their trees are ended here.
-        // Nobody waits for what the group still has to say.
+        // The kernel sends SIGKILL to the workers when this thread ends; their process trees are killed here. The
+        // rest of the group's output is not waited for.
         self.early_stop.get_or_insert(libc::SIGKILL);
         if self.is_running() {
             self.kill();
             while self.is_running() && self.turn().is_ok() {
-                // Nobody takes them, and with events to take no turn waits.
+                // No caller takes the events any more, and a turn does not wait while events are left.
                 self.events.clear();
             }
         }
         self.end_servers();
-        // An agent's cgroup is its guard's to remove.
+        // The guard removes the cgroup of an agent.
         if let (None, Some(cgroup)) = (&self.link, &self.cgroup) {
             cgroup.remove();
         }

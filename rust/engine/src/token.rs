@@ -1,4 +1,4 @@
-//! The random name of a job.
+//! The token of a job: its random name.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ pub(crate) fn random() -> String {
     })
 }
 
-/// Whether a text has the form of such a name.
+/// Whether a text has the form of a token.
 pub(crate) fn is_one(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -1,9 +1,9 @@
-//! Finding and ending every process of a job, wherever it has gone.
+//! Finds and ends every process of a job, even if it has left its parent, process group or session.
 //!
-//! A process belongs to a job if it descends from a process that is ours (as subreaper we keep the descendants
-//! of dead workers), or if its environment carries the job's token, which nobody sheds by `setsid` or by forking,
-//! or if it descends from one that does. Nothing else is ever signalled: a pid is compared with its start time
-//! after a pidfd has pinned it.
+//! A process belongs to a job in three cases: it descends from one of our processes (as a subreaper we keep the
+//! descendants of dead workers); its environment carries the job's token, which `setsid` and forking do not remove;
+//! or it descends from a process with the token. No other process is ever signalled: after a pidfd has pinned a
+//! process, its start time is compared.
 
 use std::collections::HashSet;
 use std::io;
@@ -20,27 +20,28 @@ use crate::procfs::{ProcFs, Stat, descendants};
 /// Variable that carries the tokens of a process's jobs, outermost first, separated by `:`.
 pub(crate) const TOKEN_VARIABLE: &str = "DSL_JOB_ID";
 
-/// Passes that one call makes at most; the caller comes back if something is left.
+/// Maximum number of passes in one call; the caller calls again if processes are left.
 const PASSES: usize = 64;
 
 /// Which processes belong to the job.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scope<'a> {
-    /// All descendants of this process belong to the job.
+    /// Whether all descendants of this process belong to the job.
     pub(crate) own_descendants: bool,
     /// These processes and their descendants belong to the job.
     pub(crate) roots: &'a [i32],
-    /// So do these, each with its start time: they were of the job when they were seen.
+    /// Pids with start times that belonged to the job when they were seen. They and their descendants still belong to
+    /// it.
     pub(crate) known: &'a [(i32, u64)],
-    /// And those whose environment carries this token.
+    /// Processes whose environment carries this token, and their descendants, belong to the job.
     pub(crate) token: Option<&'a str>,
-    /// This process does not, whatever it descends from.
+    /// This process does not belong to the job, even if it descends from one that does.
     pub(crate) spared: Option<i32>,
-    /// Nor do these, with all that descends from them and from no root.
+    /// Fork servers. They do not belong to the job, and neither do their descendants that are not below a root.
     pub(crate) servers: &'a [i32],
 }
 
-/// What a pass over the job has done.
+/// The result of a pass over the job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Reached {
     /// Processes that got the signal.
@@ -49,13 +50,13 @@ pub(crate) struct Reached {
     pub(crate) refused: usize,
 }
 
-/// What became of a signal to one process.
+/// The result of a signal to one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Yes,
-    /// There is no such process any more.
+    /// The process is gone.
     Gone,
-    /// It runs as a user whom we may not signal.
+    /// It runs as a user whose processes we may not signal.
     Refused,
 }
 
@@ -96,7 +97,7 @@ impl Tree {
         Ok(found)
     }
 
-    /// Processes that carry the token, without those that have been found already.
+    /// Processes that carry the token and have not been found already.
     fn carriers(&mut self, all: &[Stat], found: &[Stat], token: &str) -> Vec<Stat> {
         let known: HashSet<i32> = found.iter().map(|stat| stat.pid).collect();
         let unknown = all
@@ -109,7 +110,7 @@ impl Tree {
     }
 
     fn carries(&mut self, stat: &Stat, token: &str) -> bool {
-        // Another user's environment cannot be read anyway, unless we are root.
+        // Unless we are root, we cannot read another user's environment anyway.
         let own_uid = getuid().as_raw();
         (own_uid == 0 || self.procfs.uid(stat.pid).is_ok_and(|uid| uid == own_uid))
             && self
@@ -124,7 +125,7 @@ impl Tree {
         Ok(self.send(&members, signal))
     }
 
-    /// Sends a signal to those processes of the members that are still what was seen.
+    /// Sends a signal to each of the members, unless its pid now belongs to another process.
     pub(crate) fn send(&mut self, members: &[Stat], signal: Signal) -> Reached {
         let mut reached = Reached::default();
         for stat in members {
@@ -137,13 +138,14 @@ impl Tree {
         reached
     }
 
-    /// Kills the whole job, stopped so that nobody forks while we kill. Some that were killed may be dying still.
+    /// Kills the whole job. It is stopped first, so that no process forks meanwhile. Killed processes may still be
+    /// dying when this returns.
     pub(crate) fn kill_all(&mut self, scope: Scope<'_>) -> io::Result<Reached> {
         let members = self.stop_all(scope)?;
         Ok(self.send(&members, Signal::KILL))
     }
 
-    /// Stops every process of the job, until two passes over the table find no new one. Returns them all.
+    /// Stops every process of the job, until two passes over the table find no new process. Returns all of them.
     pub(crate) fn stop_all(&mut self, scope: Scope<'_>) -> io::Result<Vec<Stat>> {
         let mut frozen: HashSet<(i32, u64)> = HashSet::new();
         let mut clean = 0;
@@ -152,7 +154,7 @@ impl Tree {
         for _ in 0..PASSES {
             members = self.members(scope)?;
             if members.is_empty() {
-                // A process forked while the table was read may have been missed.
+                // The pass may have missed a process that was forked meanwhile.
                 empty += 1;
                 if empty == 2 {
                     break;
@@ -178,7 +180,7 @@ impl Tree {
         Ok(members)
     }
 
-    /// Describes what is left.
+    /// Describes the processes that are left.
     pub(crate) fn survivors(&mut self, scope: Scope<'_>) -> Vec<Survivor> {
         let members = self.members(scope).unwrap_or_default();
         let describe = |stat: &Stat| Survivor {
@@ -191,7 +193,7 @@ impl Tree {
         members.iter().map(describe).collect()
     }
 
-    /// Signals exactly the process that was seen: the pid may have passed to a stranger since.
+    /// Signals a process only if it is the one that was seen: the pid may belong to another process by now.
     fn signal(&mut self, seen: &Stat, signal: Signal) -> Sent {
         let Some(pid) = Pid::from_raw(seen.pid) else {
             return Sent::Gone;
@@ -217,7 +219,7 @@ impl Tree {
     }
 }
 
-/// Fork servers and what descends from them, less the workers among it and what descends from these.
+/// Fork servers and their descendants, without the workers and the workers' descendants.
 fn sheltered(all: &[Stat], servers: &[i32], workers: &[i32]) -> HashSet<i32> {
     if servers.is_empty() {
         return HashSet::new();
@@ -230,7 +232,7 @@ fn sheltered(all: &[Stat], servers: &[i32], workers: &[i32]) -> HashSet<i32> {
     sheltered
 }
 
-/// Whether the kernel refuses our signals to a process that was seen a moment ago. Sends none.
+/// Whether the kernel refuses our signals to a process that was seen a moment ago. Sends no signal.
 fn may_not_signal(pid: i32) -> bool {
     Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid) == Err(Errno::PERM))
 }
@@ -243,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_server_shelters_what_it_has_started_for_itself_and_no_worker() {
-        // A server 10 with a helper 11 and its child 12, and a worker 20 with children; others have no server.
+        // Server 10 has a helper 11, which has a child 12, and a worker 20 with children. Process 30 has no server.
         let parents = [(10, 1), (11, 10), (12, 11), (20, 10), (21, 20), (22, 21), (30, 1)];
         let all = parents.map(|(pid, ppid)| Stat {
             pid,
@@ -289,7 +291,7 @@ mod tests {
                 .into_iter()
                 .find(|survivor| survivor.pid == own)
                 .unwrap();
-            // It may not have come to its sleep yet.
+            // The first thread may not sleep yet.
             if found.state == 'S' || Instant::now() > deadline {
                 break found;
             }

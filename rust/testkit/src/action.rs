@@ -1,4 +1,4 @@
-//! The language of `dsl-testchild`: words that are done one after the other.
+//! The language of `dsl-testchild`: words that are carried out one after another.
 //!
 //! | words | meaning |
 //! | --- | --- |
@@ -83,7 +83,7 @@ fn rank() -> String {
     std::env::var("RANK").unwrap_or_else(|_| "x".to_owned())
 }
 
-/// Does the words; returns when they are done, unless one of them ends the process.
+/// Carries out the words. Returns after the last, unless a word ends the process.
 pub fn run(words: &[String]) {
     let mut words = Words(words);
     while let Some(word) = words.next() {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// State of this process. Strings hold one character a byte (latin-1), so that nothing is lost.
+/// State of this process. Strings hold one character per byte (latin-1), so that nothing is lost.
 pub fn state() -> String {
     let mut members = Vec::new();
     for (name, value) in status_numbers() {
@@ -85,7 +85,7 @@ fn environment() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Open descriptors: number to (target, octal flags). The one that reads the directory is left out.
+/// Open descriptors: number to (target, octal flags). Leaves out the descriptor that reads the directory.
 fn descriptors() -> String {
     let mut members = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
@@ -124,7 +124,7 @@ fn link(path: &str) -> String {
     )
 }
 
-/// `[mode, node, node, …]`, or null where the kernel does not tell.
+/// `[mode, node, node, …]`, or null if the kernel does not tell.
 fn memory_policy() -> String {
     let Some((mode, mask)) = sys::memory_policy() else {
         return "null".to_owned();
@@ -143,7 +143,7 @@ fn strings(values: impl IntoIterator<Item = Vec<u8>>) -> String {
     format!("[{}]", quoted.join(","))
 }
 
-/// A JSON string with one character a byte.
+/// A JSON string with one character per byte.
 fn quote(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() + 2);
     text.push('"');

@@ -22,7 +22,7 @@ pub fn pause() -> ! {
 }
 
 fn new_session() {
-    // Fails only for a group leader, which is then not the case under test.
+    // Fails only for a group leader, which the tests do not need here.
     let _ = rustix::process::setsid();
 }
 
@@ -51,7 +51,7 @@ pub fn daemon(words: &[String]) {
     }
 }
 
-/// Runs `words` in a child forked by a second thread, which then sleeps for ever.
+/// Runs `words` in a child forked by a second thread, which then sleeps forever.
 pub fn thread_child(words: &[String]) {
     let words = words.to_vec();
     let (forked, wait) = std::sync::mpsc::channel();

@@ -22,7 +22,7 @@ pub fn arguments() -> Vec<String> {
 
 /// Says on stderr why the program cannot go on and ends it with code 100.
 ///
-/// The code is one that no test asks a worker for, so a broken test program is never taken for a result.
+/// No test asks a worker for this code, so a broken test program is never mistaken for a result.
 pub fn fail(reason: &str) -> ! {
     sys::write_all(2, format!("dsl test program: {reason}\n").as_bytes());
     sys::exit_now(100)

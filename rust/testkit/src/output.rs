@@ -1,6 +1,6 @@
 //! Writers whose output can be checked line by line, and the check.
 //!
-//! A numbered line is `RANK SEQ filler end`: what is lost, torn or given to another rank shows.
+//! A numbered line is `RANK SEQ filler end`: the check sees what is lost, torn or given to another rank.
 
 use crate::sys;
 use std::collections::HashMap;
@@ -9,13 +9,13 @@ use std::io::Write as _;
 /// How numbered lines reach the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// One write a line.
+    /// One write per line.
     One,
     /// The text and its line feed apart, as an unbuffered `print` does.
     Two,
     /// Many lines in one write, cut anywhere.
     Block,
-    /// Two writes, the first of which ends within a character.
+    /// Two writes; the first ends within a character.
     Split,
 }
 
@@ -34,7 +34,7 @@ impl Style {
 
 /// Writes `count` numbered lines of about `bytes` bytes each to `fd`.
 pub fn numbered(fd: i32, rank: &str, count: u64, bytes: usize, style: Style) {
-    // Characters of two bytes, and a NUL where there is room for it.
+    // Characters of two bytes, and a NUL if there is room for it.
     let filler = "\u{e9}".repeat(bytes.saturating_sub(24) / 2);
     let nul = if bytes > 40 { "\0" } else { "" };
     let mut block = Vec::new();
@@ -89,17 +89,17 @@ pub fn flood(mib: u64, line: usize, write: usize) {
 pub struct Found {
     /// Good lines.
     pub lines: u64,
-    /// Lines that are not whole, or hold more than one.
+    /// Parts of a line, and lines that hold more than one.
     pub torn: u64,
     /// Lines whose prefix names another rank.
     pub misattributed: u64,
-    /// Lines that came out of their rank's order: something before them is missing or came late.
+    /// Lines out of their rank's order: an earlier line is missing or came late.
     pub gaps: u64,
     /// Lines of other shape.
     pub foreign: u64,
 }
 
-/// Checks lines one after the other.
+/// Checks lines one after another.
 #[derive(Debug, Default)]
 pub struct Check {
     next: HashMap<Vec<u8>, u64>,

@@ -38,8 +38,8 @@ pub fn parse(text: &str) -> Option<i32> {
     named.or_else(|| text.parse().ok().filter(|number| (1..=64).contains(number)))
 }
 
-/// Numbers of a comma list of signals. `ALL` is every signal a program can catch, but for `CHLD`
-/// (which a parent gets from its own children) and the two that glibc keeps to itself.
+/// Numbers of a comma list of signals. `ALL` is every signal a program can catch, except `CHLD` (which a parent
+/// gets from its own children) and the two that glibc reserves.
 pub fn parse_list(text: &str) -> Option<Vec<i32>> {
     if text == "ALL" {
         let caught = |number: &i32| ![libc::SIGKILL, libc::SIGSTOP, libc::SIGCHLD, 32, 33].contains(number);

@@ -1,4 +1,4 @@
-//! From the engine's events to ours.
+//! Turns the engine's events into Python objects.
 
 use dsl_engine::event::{self as engine, KillTier, SignalAction, StopReason};
 use pyo3::prelude::*;

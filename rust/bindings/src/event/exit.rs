@@ -102,7 +102,7 @@ impl Exit {
     fn ended_ns(&self) -> u64 {
         nanoseconds(self.0.ended)
     }
-    /// What is known of it as plain data.
+    /// The exit as plain data.
     fn to_dict<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
         plain::fields(slf)
     }
@@ -132,7 +132,7 @@ impl Record for Exit {
     ];
 }
 
-/// Equal exits are of the same worker, process and instant.
+/// Equal exits have the same worker, process and time, so the hash needs no other fields.
 impl Hash for Exit {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.0.worker, self.0.pid, self.0.order, self.0.ended).hash(state);

@@ -1,4 +1,4 @@
-//! What records say of themselves: as a dict that JSON can hold, and as text for people who debug.
+//! Records as a dict that JSON can hold, and as text for people who debug.
 
 use std::ffi::OsString;
 
@@ -8,15 +8,15 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use super::Exit;
 
-/// Version of the dict form. It changes when a field is removed or changes its meaning, not when one is added.
+/// Version of the dict form. It changes when a field is removed or changes its meaning, not when a field is added.
 pub(crate) const EVENT_VERSION: u32 = 1;
 
-/// Names of what is known of a process that would not die.
+/// Names of the fields of a process that would not die.
 const SURVIVOR: [&str; 5] = ["pid", "state", "name", "wchan", "errno"];
-/// Bytes that are shown of a longer value.
+/// How many bytes of a longer value the text shows.
 const SHOWN_BYTES: usize = 64;
 
-/// A class whose attributes are these.
+/// A class with its fields, which are its attributes in Python.
 pub(crate) trait Record: PyClass {
     const FIELDS: &'static [&'static str];
 }
@@ -30,7 +30,7 @@ pub(super) fn event<'py, T: Record>(record: &Bound<'py, T>) -> PyResult<Bound<'p
     Ok(dict)
 }
 
-/// The fields alone, of what is a part of an event.
+/// The fields alone, for a record that is part of an event.
 pub(super) fn fields<'py, T: Record>(record: &Bound<'py, T>) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(record.py());
     fill(&dict, record)?;

@@ -76,7 +76,7 @@ impl Stdio {
         }))
     }
 
-    /// The method that made it.
+    /// The method that made this value.
     #[getter]
     fn kind(&self) -> &'static str {
         match self.0 {

@@ -39,7 +39,7 @@ pub(super) fn memory(given: Option<(String, Vec<u32>)>) -> PyResult<Option<(engi
     Ok(Some((*mode, nodes)))
 }
 
-/// The words of a command, of which there is one at least.
+/// The words of a command, at least one.
 pub(super) fn argv(given: &Bound<'_, PyAny>) -> PyResult<Vec<CString>> {
     if given.extract::<OsString>().is_ok() || given.is_instance_of::<PyBytes>() {
         return Err(PyTypeError::new_err(
@@ -163,7 +163,7 @@ impl WorkerSpec {
         self.0.fork.map_or(0, |fork| fork.entry)
     }
 
-    /// Values of variables may be secret, and are not shown.
+    /// Leaves out the values of variables, which may be secret.
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut call = Call::new(py, "WorkerSpec".to_owned());
         call.value(self.argv())?;
@@ -195,7 +195,8 @@ impl PartialEq for WorkerSpec {
     }
 }
 
-/// Whether the engine would do the same: the order of an environment, and of kept descriptors, does not matter.
+/// Whether the engine would do the same for both. The order of an environment and of kept descriptors does not
+/// matter.
 pub(super) fn are_equal(one: &engine::WorkerSpec, other: &engine::WorkerSpec) -> bool {
     let engine::WorkerSpec {
         argv,

@@ -9,12 +9,12 @@ use rustix::io::Errno;
 
 use crate::procfs::number;
 
-/// How often the removal of one directory is tried; between two tries only the processor is yielded.
+/// Tries to remove one directory. Between two tries we only yield the processor.
 const REMOVE_TRIES: u32 = 4;
-/// Cgroups nest as deep as their owner likes; what is deeper than this is left alone.
+/// Deepest nesting that we remove. Cgroups may nest deeper; those stay.
 const DEPTH_MAX: u32 = 32;
 
-/// A cgroup directory with the files that must not need a new descriptor when things go wrong.
+/// A cgroup directory with its files already open: when things go wrong, there may be no descriptor left for them.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     pub(super) path: PathBuf,
@@ -75,7 +75,7 @@ impl Cgroup {
 pub(super) fn require_cgroup2(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let dir = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
-    // The width of both differs from one architecture to the next.
+    // The integer types of both differ between architectures.
     let kind = u64::try_from(rustix::fs::fstatfs(&dir)?.f_type);
     if kind == u64::try_from(libc::CGROUP2_SUPER_MAGIC) {
         return Ok(dir);
@@ -93,7 +93,7 @@ pub fn keyed_value(text: &[u8], key: &[u8]) -> Option<u64> {
         .and_then(|value| number(value.trim_ascii()))
 }
 
-/// Removes a cgroup with everything below, without waiting; whether it is gone.
+/// Removes a cgroup and everything below it, without waiting. Returns whether it is gone.
 pub(super) fn remove_tree(path: &Path) -> bool {
     for attempt in 0..REMOVE_TRIES {
         if attempt > 0 {
@@ -108,7 +108,8 @@ pub(super) fn remove_tree(path: &Path) -> bool {
     false
 }
 
-/// Workers may have made cgroups below; an empty cgroup holds nothing else that could be lost.
+/// Removes one cgroup, with the cgroups that workers may have made below it. An empty cgroup holds nothing else
+/// that could be lost.
 fn remove_once(path: &Path, depth: u32) -> Result<(), Errno> {
     let remove = || match rustix::fs::unlinkat(CWD, path, AtFlags::REMOVEDIR) {
         Err(Errno::NOENT) => Ok(()),
@@ -122,7 +123,7 @@ fn remove_once(path: &Path, depth: u32) -> Result<(), Errno> {
         return Err(Errno::BUSY);
     }
     for child in &below {
-        // One that is in use shows again in the last call, and must not keep its siblings.
+        // A child in use makes the last call fail again. It must not stop the removal of its siblings.
         let _ = remove_once(child, depth + 1);
     }
     remove()

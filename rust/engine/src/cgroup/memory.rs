@@ -1,8 +1,8 @@
 //! How often the kernel's out-of-memory killer has struck in a cgroup.
 //!
 //! Contract: `oom_kill` in `memory.events` ([cgroup v2], "Memory Interface Files") and in `memory.oom_control`
-//! ([cgroup v1], since Linux 4.13). The kernel counts before it sends its SIGKILL, so whoever has seen the death
-//! finds it counted.
+//! ([cgroup v1], since Linux 4.13). The kernel counts before it sends its SIGKILL, so the count includes every
+//! death that we have seen.
 //!
 //! [cgroup v2]: https://docs.kernel.org/admin-guide/cgroup-v2.html
 //! [cgroup v1]: https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
@@ -18,20 +18,20 @@ use crate::kernel_file;
 pub(crate) struct OomCounter(Option<PathBuf>);
 
 impl OomCounter {
-    /// Finds it; afterwards a look costs one small file.
+    /// Finds the counter. Afterwards each look reads one small file.
     pub(crate) fn own() -> Self {
         let read = |path: &str| kernel_file::read(path).unwrap_or_default();
         let files = files(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
         Self(files.into_iter().find(|path| count(path).is_some()))
     }
 
-    /// Kills so far; 0 where nobody counts.
+    /// Kills so far; 0 without a counter.
     pub(crate) fn kills(&self) -> u64 {
         self.0.as_deref().and_then(count).unwrap_or(0)
     }
 }
 
-/// Where a machine may count: in version 1 of cgroups if that has its memory, else in version 2.
+/// Files that may hold the count: that of cgroup v1 first, if v1 has the memory controller, then that of v2.
 fn files(mountinfo: &[u8], cgroup: &[u8]) -> Vec<PathBuf> {
     let places = [
         (Hierarchy::Controller("memory"), "memory.oom_control"),

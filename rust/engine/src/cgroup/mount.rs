@@ -39,7 +39,8 @@ pub struct Place {
     pub dir: PathBuf,
 }
 
-/// All mounts of a hierarchy named in the text of `/proc/self/mountinfo`, in its order. Lines that are none are skipped.
+/// All mounts of a hierarchy named in the text of `/proc/self/mountinfo`, in its order. Skips lines of any other
+/// form.
 pub fn mounts(mountinfo: &[u8], hierarchy: Hierarchy<'_>) -> Vec<Mount> {
     mountinfo
         .split(|&byte| byte == b'\n')
@@ -84,7 +85,7 @@ pub fn own_path(cgroup: &[u8], hierarchy: Hierarchy<'_>) -> Option<PathBuf> {
 
 /// The caller's own cgroup as a directory, or `None` when no mount of the hierarchy shows it.
 ///
-/// Of several mounts a writable one wins, and of those the last, which may cover an earlier one.
+/// A writable mount wins over others. Among equals the last one wins, because it may cover an earlier one.
 pub fn own_place(mountinfo: &[u8], cgroup: &[u8], hierarchy: Hierarchy<'_>) -> Option<Place> {
     let path = own_path(cgroup, hierarchy)?;
     mounts(mountinfo, hierarchy)

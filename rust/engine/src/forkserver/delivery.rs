@@ -1,4 +1,4 @@
-//! The way of one worker from its order to its gate, as the engine sees it.
+//! One worker from its order to its gate, as the engine sees it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use super::message::Entered;
 use super::socket;
 use crate::sys::clone::Step;
 
-/// What a server is started with: our end of its link and its own.
+/// The two ends of a server's link: ours, and the one that the server gets.
 pub(crate) struct Ends {
     pub(crate) ours: OwnedFd,
     pub(crate) theirs: OwnedFd,
@@ -30,7 +30,8 @@ pub(crate) struct Delivery {
     pub(crate) entered: Entered,
 }
 
-/// A worker that was ordered, and the gate where it waits until it is watched. It ends if nobody opens.
+/// A worker that was ordered, and the gate where it waits until it is watched. The worker ends if the gate is never
+/// opened.
 #[derive(Debug)]
 pub(crate) struct Ordered {
     pub(super) order: u64,
@@ -52,27 +53,27 @@ impl Ordered {
         let _ = socket::send(&self.gate, b"1", &[], false);
     }
 
-    /// Ends the worker, wherever it is on its way. That does not depend on who else may hold a copy of the gate.
+    /// Ends the worker before it has passed its gate. This works even if another process holds a copy of the gate.
     pub(crate) fn cancel(&self) {
         // A failure means that it has ended.
         let _ = shutdown(&self.gate, Shutdown::Both);
     }
 }
 
-/// What has come of an order.
+/// The state of an order.
 #[derive(Debug)]
 pub(crate) enum Delivered {
     /// Its worker waits at its gate.
     Worker(Delivery),
     /// The server has not answered.
     Ordered,
-    /// The server has forked, and the child has not come to its gate.
+    /// The server has forked, but the child has not come to its gate yet.
     Forked,
-    /// There is no worker, and the server takes no more orders.
+    /// There will be no worker, and the server takes no more orders.
     Nothing,
 }
 
-/// Whether a child found its server dead when it entered: no other one would find it alive.
+/// Whether a child found its server dead when it entered: then every other child will find it dead as well.
 pub(super) fn has_lost_parent(entered: &Entered) -> bool {
     matches!(entered.result, Err(failure) if failure.step == Step::ParentDeath)
 }

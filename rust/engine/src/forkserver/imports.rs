@@ -1,12 +1,12 @@
-//! How long a fork server imports, and what is done about one that takes too long.
+//! Measures how long a fork server imports, and decides when it takes too long.
 
 use std::time::{Duration, Instant};
 
 use crate::procfs;
 
-/// What is said of a server that takes too long before it is ready.
+/// The reason for a server that takes too long before it is ready.
 pub(super) const OUT_OF_TIME: &str = "ran out of time";
-/// And of one that was stopped meanwhile, by itself perhaps.
+/// The reason for a server that was stopped meanwhile, perhaps by itself.
 const STOPPED: &str = "was stopped and did not go on";
 
 /// The least time between two looks.
@@ -15,11 +15,11 @@ const LEAST_PAUSE: Duration = Duration::from_millis(50);
 /// How long a server may import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// Then a line says that it is still importing. One that is stopped by a signal then, and still after as much
-    /// time again, is done without.
+    /// After this time a line says that the server is still importing. A server that is stopped by a signal at this
+    /// moment, and again after the same time, is given up.
     pub slow: Duration,
-    /// Then it is done without. Its own timer, which is that of `IMPORT_S` in `dsl.forkserver.become`, rings before,
-    /// unless it hangs in the kernel.
+    /// After this time the server is given up. Its own timer (`IMPORT_S` in `dsl.forkserver.become`) rings earlier,
+    /// unless the server hangs in the kernel.
     pub lost: Duration,
 }
 
@@ -37,19 +37,19 @@ pub(super) struct Imports {
     /// When it was executed.
     begin: Instant,
     patience: Patience,
-    /// `None` for never.
+    /// When to look next; `None` for never.
     next_look: Option<Instant>,
     was_slow: bool,
     was_stopped: bool,
 }
 
-/// What a look has shown.
+/// The result of a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Look {
     Nothing,
-    /// The first time that it takes long: for so long.
+    /// The server takes long, and this is reported for the first time. It has imported for this long.
     Slow(Duration),
-    /// It is done without, and why.
+    /// The server is given up, for this reason.
     Lost(&'static str),
 }
 

@@ -18,18 +18,19 @@ use crate::poller::Poller;
 use crate::sys;
 use crate::sys::wait::{Target, try_wait};
 
-/// Bytes that are kept of what a server says of its refusal.
+/// How many bytes of the reason for a refusal are sent.
 const REFUSAL_BYTES: usize = 1000;
-/// What the poller calls the link; workers go by the numbers of their orders, which begin with 1.
+/// Poller token of the link. The token of a worker is the number of its order, from 1 on.
 const LINK: u64 = 0;
-/// Workers for which it pays to gather pages, which takes as long as 10 to 40 forks.
+/// From this number of workers on it pays to gather pages, which takes as long as 10 to 40 forks.
 const MANY_WORKERS: u64 = 32;
-/// How often a dead worker is looked at that somebody traces: nothing tells that its tracer is done with it.
+/// How often we look at a dead worker with a tracer: no event says when its tracer is done.
 const TRACED_POLL: Duration = Duration::from_millis(10);
 
-/// A fork server's connection with the engine. To be used by the thread that forks, which must outlive the workers.
+/// A fork server's connection to the engine. Use it on the thread that forks, which must outlive the workers.
 pub struct Link {
-    /// The process that made it. In its children nothing is to be closed: the numbers are another's there.
+    /// Pid of the process that made it. In children of that process nothing may be closed: there the numbers may
+    /// belong to other files.
     pid: i32,
     ends: Option<Ends>,
     /// The limit of open files that this process was given.
@@ -43,22 +44,22 @@ struct Ends {
     workers: BTreeMap<u64, Worker>,
     /// Workers of the orders up to this one are reaped when they are dead.
     reaped: u64,
-    /// Its memory was made cheap to fork.
+    /// Whether its memory was gathered into huge pages.
     is_gathered: bool,
-    /// Orders whose workers are dead, which is not shown to us yet.
+    /// Orders whose workers are dead, but whose deaths the kernel does not show us yet.
     traced: Vec<u64>,
-    /// When these are looked at again.
+    /// When to look at these again.
     traced_due: Option<Instant>,
 }
 
 struct Worker {
     pid: i32,
-    /// `None` for one that is dead.
+    /// `None` once the worker is dead.
     pidfd: Option<OwnedFd>,
 }
 
 impl Link {
-    /// Takes over the descriptor that the engine has left to this process, and says hello.
+    /// Takes over the descriptor that this process got from the engine, and says hello.
     pub fn new(fd: RawFd) -> Result<Self, Error> {
         let socket = sys::take_over(fd).map_err(Error::os("take the link"))?;
         let poller = Poller::new()?;
@@ -84,7 +85,8 @@ impl Link {
         })
     }
 
-    /// Everything is imported: notes what workers are to have of that, which this process does not keep for itself.
+    /// Call this after the imports. Notes the settings that imports have changed, because workers must get them. Then
+    /// changes the settings of this process to those that a server needs.
     pub fn settle(&mut self) -> Result<(), Error> {
         let open_files = getrlimit(Resource::Nofile);
         self.trace = Arc::new(Trace {
@@ -92,24 +94,24 @@ impl Link {
             open_files: (open_files != self.open_files).then_some(open_files),
         });
         sys::exit::write_streams();
-        // Whoever ignores it is not told how its children end.
+        // A process that ignores SIGCHLD cannot learn how its children end.
         sys::signal::reset_child_signal().map_err(Error::os("listen for deaths"))?;
         raise_open_files();
         Ok(())
     }
 
-    /// Says that orders may come.
+    /// Tells the engine that the server takes orders.
     pub fn ready(&self) -> Result<(), Error> {
         self.ends()?.tell(&Report::Ready)
     }
 
-    /// Says why none may come.
+    /// Tells the engine why the server takes no orders.
     pub fn refuse(&self, text: &[u8]) -> Result<(), Error> {
         let text = text[..text.len().min(REFUSAL_BYTES)].to_vec();
         self.ends()?.tell(&Report::Refused { text })
     }
 
-    /// Waits for an order, and tells meanwhile which workers have ended. `None`: the engine has hung up.
+    /// Waits for an order, and meanwhile reports workers that have ended. `None`: the engine has hung up.
     pub fn next_order(&mut self) -> Result<Option<Order>, Error> {
         let pid = self.pid;
         let trace = Arc::clone(&self.trace);
@@ -138,15 +140,16 @@ impl Link {
         }
     }
 
-    /// Says which process was forked for an order.
+    /// Reports the process that was forked for an order.
     pub fn forked(&mut self, order: &mut Order, pid: i32) -> Result<(), Error> {
         let ends = self.ends_mut()?;
-        // Where the child's gate is held open by nobody else, its end tells of the child's.
+        // If no other process holds the child's end of the gate open, the engine sees on its own end when the child
+        // ends.
         order.let_go();
         ends.take_in(order.number(), pid)
     }
 
-    /// Says that no process could be forked for an order.
+    /// Reports that no process could be forked for an order.
     pub fn not_forked(&mut self, order: &mut Order, errno: i32) -> Result<(), Error> {
         let ends = self.ends_mut()?;
         order.let_go();
@@ -169,7 +172,7 @@ impl Link {
 
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // There from the beginning to the end.
+        // `ends` is only empty while the link is dropped.
         self.ends
             .as_ref()
             .map_or(rustix::stdio::stdin(), |ends| ends.socket.as_fd())
@@ -189,7 +192,7 @@ impl Ends {
         socket::send(&self.socket, &report.encode(), &[], true).map_err(Error::os("speak to the engine"))
     }
 
-    /// Prepares for so many workers.
+    /// Prepares for this many workers.
     fn expect(&mut self, workers: u64) {
         if workers >= MANY_WORKERS && !self.is_gathered {
             self.is_gathered = true;
@@ -197,13 +200,13 @@ impl Ends {
         }
     }
 
-    /// Time until the dead that are traced are looked at again; `None` for ever.
+    /// Time until traced dead workers are looked at again; `None` if there are none.
     fn until_due(&self) -> Option<Duration> {
         let due = self.traced_due?;
         Some(due.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks again at the dead that were traced.
+    /// Looks again at dead workers that were traced.
     fn retry_traced(&mut self) -> Result<(), Error> {
         if self.traced_due.is_some_and(|due| due <= Instant::now()) {
             self.traced_due = None;
@@ -214,11 +217,11 @@ impl Ends {
         Ok(())
     }
 
-    /// Tells of the child that was forked for an order.
+    /// Reports the child that was forked for an order.
     fn take_in(&mut self, order: u64, pid: i32) -> Result<(), Error> {
         let pidfd = match self.watch(order, pid) {
             Ok(pidfd) => pidfd,
-            // The child ends at its gate, which the engine closes.
+            // The child ends at its gate, because the engine closes it.
             Err(errno) => {
                 let errno = errno.raw_os_error();
                 return self.tell(&Report::NotForked { order, errno });
@@ -232,7 +235,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Has the poller tell of the death of a child.
+    /// Lets the poller report the death of a child.
     fn watch(&self, order: u64, pid: i32) -> Result<OwnedFd, Errno> {
         let process = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
         let pidfd = pidfd_open(process, PidfdFlags::empty())?;
@@ -245,7 +248,7 @@ impl Ends {
             return Ok(());
         };
         let Ok(Some(death)) = try_wait(Target::Pid(worker.pid), false) else {
-            // It is shown to its tracer first.
+            // The kernel shows the death to the tracer first.
             if let Some(pidfd) = &worker.pidfd {
                 self.poller.forget(pidfd);
                 self.traced.push(order);
@@ -261,14 +264,14 @@ impl Ends {
         Ok(())
     }
 
-    /// Reaps what is dead of the orders up to this one, and of those that were to be reaped before.
+    /// Reaps the dead workers of all orders up to this one or any earlier limit.
     fn reap(&mut self, through: u64) {
         self.reaped = self.reaped.max(through);
         let reaped = self.reaped;
         self.workers.retain(|order, worker| {
             let is_over = *order <= reaped && worker.pidfd.is_none();
             if is_over {
-                // It is a zombie, and a child of ours that nobody else waits for.
+                // It is a zombie and our child, and no other code waits for it.
                 let _ = try_wait(Target::Pid(worker.pid), true);
             }
             !is_over
@@ -276,14 +279,15 @@ impl Ends {
     }
 }
 
-/// A worker gets its own limit when it enters; the server needs a descriptor for each.
+/// Raises the server's limit of open files, since it needs a descriptor for each worker. A worker gets its own limit
+/// when it enters.
 fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     let most = Rlimit {
         current: limit.maximum,
         maximum: limit.maximum,
     };
-    // With less it serves fewer workers.
+    // If this fails, the server can serve fewer workers.
     let _ = setrlimit(Resource::Nofile, most);
 }
 

@@ -1,8 +1,8 @@
-//! What engine and fork server tell each other, as bytes.
+//! The messages between engine and fork server, as bytes.
 //!
-//! Both are the same build of this extension, or the first message says that they are not. Numbers are in the
-//! machine's own byte order. A process is named by a descriptor of it and never by a number, which means another
-//! one in another pid namespace.
+//! Both are the same build of this extension; otherwise the version in the first message differs. Numbers are in the
+//! machine's byte order. A process is named by a pidfd and never by its pid, because a pid means another process in
+//! another pid namespace.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ pub(crate) const VERSION: u32 = 5;
 pub(crate) enum Report {
     /// The first message, with a pidfd of the process that sends it.
     Hello { version: u32 },
-    /// Orders may come.
+    /// The server takes orders.
     Ready,
-    /// There will be no worker, and this is why.
+    /// The server takes no orders; `text` says why.
     Refused { text: Vec<u8> },
-    /// The child of this order, whose pidfd comes with the message.
+    /// The child for this order was forked. Its pidfd comes with the message.
     Forked { order: u64 },
-    /// There is no child for this order.
+    /// No child could be forked for this order.
     NotForked { order: u64, errno: i32 },
     /// The child of this order is a zombie.
     Ended { order: u64, death: Death },
@@ -34,18 +34,18 @@ pub(crate) enum Report {
 pub(crate) enum Command {
     /// Fork a worker. Its plan and its descriptors come with the message.
     Start { order: u64 },
-    /// So many workers are about to be ordered.
+    /// This many workers will be ordered.
     Expect { workers: u64 },
-    /// Reap the workers of all orders up to this one, each when it is dead.
+    /// Reap the workers of all orders up to this one, each as soon as it is dead.
     Reap { through: u64 },
 }
 
-/// What a child writes into its gate.
+/// The message that a child writes into its gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entered {
-    /// It is in the attempt's cgroup.
+    /// Whether it is in the attempt's cgroup.
     pub(crate) in_cgroup: bool,
-    /// Why it is not bound as its plan says, or why it does not run.
+    /// `Ok`: why it is not bound as its plan says, if it is not. `Err`: why it does not run.
     pub(crate) result: Result<Option<Failure>, Failure>,
 }
 
@@ -164,7 +164,7 @@ impl Entered {
     }
 }
 
-/// Bytes in the making.
+/// Writes values as bytes.
 #[derive(Debug, Default)]
 pub(super) struct Writer(pub(super) Vec<u8>);
 
@@ -204,7 +204,7 @@ impl Writer {
     }
 }
 
-/// Bytes that are left to read.
+/// Reads values from bytes; holds the bytes that are left.
 #[derive(Debug)]
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
@@ -250,7 +250,7 @@ impl<'a> Reader<'a> {
         self.take(length)
     }
 
-    /// The value, if nothing follows it.
+    /// The value, if no bytes are left after it.
     pub(super) fn at_end<T>(&self, value: T) -> Option<T> {
         self.0.is_empty().then_some(value)
     }

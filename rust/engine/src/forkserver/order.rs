@@ -1,4 +1,4 @@
-//! One worker to be forked.
+//! An order: one worker that the fork server must fork.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -19,14 +19,14 @@ use crate::sys::clone::{self, Entry, Failure, ProcessGroup, Rest, StdioSource, S
 use crate::sys::signal::{self, Action};
 use crate::sys::{ForkedChild, exit, exit_now, face};
 
-/// What the shell says of a program that could not be started.
+/// The shell's exit code for a program that could not be started.
 const NOT_STARTED: i32 = 127;
 
-/// What imports have left in the process beside its memory.
+/// What imports have changed in the process besides its memory.
 #[derive(Default)]
 pub(super) struct Trace {
     pub(super) actions: Vec<Action>,
-    /// The limit of open files, if they have changed it.
+    /// The limit of open files, if imports have changed it.
     pub(super) open_files: Option<Rlimit>,
 }
 
@@ -39,8 +39,8 @@ pub struct Order {
     fds: Option<Descriptors>,
 }
 
-/// The descriptors of an order, in the order in which they come: plan, gate, the engine's directory, streams, the
-/// list of processes of the attempt's cgroup, what the worker keeps.
+/// The descriptors of an order. They arrive in this sequence: plan, gate, the engine's directory, streams, the
+/// process list of the attempt's cgroup, and the descriptors that the worker keeps.
 struct Descriptors {
     gate: OwnedFd,
     directory: OwnedFd,
@@ -83,12 +83,12 @@ impl Order {
         self.fds = None;
     }
 
-    /// The worker's plain command.
+    /// The command that would be executed without a fork server.
     pub fn argv(&self) -> &[CString] {
         &self.plan.argv
     }
 
-    /// The first word of the command behind the interpreter and its flags.
+    /// Index of the first word of the command after the interpreter and its flags.
     pub fn entry(&self) -> usize {
         self.plan.entry as usize
     }
@@ -98,14 +98,14 @@ impl Order {
         &self.plan.environ
     }
 
-    /// Makes the worker of this process, a child that the server has forked, and comes back when the engine
-    /// watches it. Ends the process if that fails. Does nothing in the server itself, nor a second time.
+    /// Turns this process, a child that the server has forked, into the worker, and returns when the engine watches
+    /// it. Ends the process if that fails. Does nothing in the server itself, and nothing in a second call.
     pub fn enter(&mut self) {
         let Some(child) = ForkedChild::of(self.server) else {
             return;
         };
         let Some(fds) = self.fds.take() else { return };
-        // Above all numbers that the worker's own have, so that none is in another's way.
+        // Move the gate above all numbers that the worker keeps, so that it does not occupy one of them.
         let highest = self.plan.kept.last().map_or(2, |fd| *fd);
         let Ok(gate) = fcntl_dupfd_cloexec(&fds.gate, highest + 1) else {
             exit_now(NOT_STARTED);
@@ -117,7 +117,7 @@ impl Order {
         let result = self.take_steps(child, fds, &gate, highest);
         let entered = Entered { in_cgroup, result };
         let told = socket::send(&gate, &entered.encode(), &[], true);
-        // Who has failed has nothing to wait for: somebody else may hold the gate open.
+        // After a failure do not wait: another process may hold the gate open, so the wait might never end.
         let is_let_in = result.is_ok()
             && told.is_ok()
             && rustix::io::retry_on_intr(|| rustix::io::read(&gate, &mut [0; 1])) == Ok(1);
@@ -172,7 +172,7 @@ impl Order {
                 group => ProcessGroup::Join(group),
             },
             parent_death_signal: Some(libc::SIGKILL),
-            // What an import has lowered only root could raise.
+            // Not set if imports have changed the limit: only root could raise a limit that an import has lowered.
             open_files: self.trace.open_files.is_none().then_some(self.plan.open_files),
             cpus: &self.plan.cpus,
             memory: self.plan.memory.as_ref(),
@@ -186,34 +186,35 @@ impl Order {
             Rest::Listed(&listed)
         };
         let result = clone::enter(child, &entry, &places, rest);
-        // They are closed, and their numbers are another's or nobody's.
+        // `clone::enter` has closed them, and their numbers may belong to other files by now: do not close them
+        // again.
         std::mem::forget((fds, streams, kept));
         result
     }
 
-    /// Leaves the process as imports have left the server: what it does at signals, the limit of open files. Does
-    /// nothing in the server itself. Until then a signal has its default action.
+    /// Restores what imports have changed in the server: the actions for signals and the limit of open files. Until
+    /// this call, signals have their default actions. Does nothing in the server itself.
     pub fn take_trace(&self) {
         let Some(child) = ForkedChild::of(self.server) else {
             return;
         };
         signal::take_actions(child, &self.trace.actions);
         if let Some(limit) = self.trace.open_files {
-            // The server could.
+            // The server was allowed this limit, so this process is, too.
             let _ = setrlimit(Resource::Nofile, limit);
         }
     }
 
-    /// Has `exit` of C call what this process asks for from now on, and nothing that the server has. Does nothing in
-    /// the server itself.
+    /// Makes C's `exit` forget the functions that the server has registered. Functions that this process registers
+    /// from now on are called. Does nothing in the server itself.
     pub fn forget_exit_functions(&self) {
         if let Some(child) = ForkedChild::of(self.server) {
             exit::forget_exit_functions(child);
         }
     }
 
-    /// Makes the worker's command and environment those of this process, for the process itself and for all who
-    /// look at it. `words`: how many words the server was started with. Does nothing in the server itself.
+    /// Shows the worker's command and environment as those of this process, to the process itself and to other
+    /// processes. `words`: how many words the server was started with. Does nothing in the server itself.
     pub fn show_command(&self, words: usize) {
         if let Some(child) = ForkedChild::of(self.server) {
             face::show(child, &self.plan.argv, &self.plan.environ, words);

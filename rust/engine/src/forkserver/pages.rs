@@ -1,5 +1,6 @@
-//! Huge pages for what a server has imported. A fork copies an entry for each page, and the end of a process clears
-//! one: for the 400 MB of a process that has imported torch that is most of what either takes.
+//! Puts the memory of a server's imports into huge pages. A fork copies one table entry for each page, and the end of
+//! a process clears one for each. For the 400 MB of a process that has imported torch, that is most of the time of
+//! both.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -7,17 +8,17 @@ use std::time::{Duration, Instant};
 use crate::kernel_file;
 use crate::sys::memory;
 
-/// As large as most kernels have them. One that has larger ones refuses what is less.
+/// The size of huge pages on most kernels. A kernel with larger huge pages refuses smaller ranges.
 const HUGE_BYTES: usize = 2 << 20;
-/// Gathered at once, between two looks at the time.
+/// Bytes that are gathered at once; the time is checked after each piece.
 const PIECE_BYTES: usize = 32 << 20;
-/// The longest time that is spent: the first orders wait for it.
+/// The longest time for gathering: the first orders wait for it.
 const LONGEST: Duration = Duration::from_secs(2);
-/// Where an administrator says whether there shall be any.
+/// The file in which an administrator can switch huge pages off.
 const SWITCH: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// Makes each fork of this process cheaper, and the end of what was forked. Takes about as long as a copy of its
-/// memory, but not for ever. What the kernel refuses stays as it is.
+/// Makes each fork of this process cheaper, and the end of each forked process. Takes about as long as a copy of the
+/// memory, but is limited. Memory that the kernel refuses to gather stays as it is.
 pub(super) fn gather() {
     let switch = kernel_file::read(SWITCH).unwrap_or_default();
     if !String::from_utf8_lossy(&switch).contains("[never]") {
@@ -34,8 +35,8 @@ pub(super) fn gather() {
     }
 }
 
-/// The part in whole huge pages of each private mapping that is mostly in memory: where it is not, memory that
-/// nobody has used yet would be used.
+/// For each private mapping that is mostly in memory: the range that whole huge pages cover. In other mappings,
+/// gathering would occupy memory that is not used yet.
 fn worth_gathering(smaps: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut mapping = None;
@@ -45,7 +46,7 @@ fn worth_gathering(smaps: &str) -> Vec<Range<usize>> {
         if !first.ends_with(':') {
             mapping = range(first).filter(|_| {
                 let access = words.next();
-                // Behind offset, device and inode.
+                // The name follows offset, device and inode.
                 let name = words.nth(3);
                 access == Some("rw-p") && name.is_none_or(|name| name == "[heap]")
             });

@@ -15,23 +15,23 @@ pub(crate) enum Stderr {
     Stdout,
 }
 
-/// What the child of an order is to do, beside its descriptors.
+/// What the child of an order must do. Its descriptors come separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// The worker's plain command.
+    /// The command that would be executed without a fork server.
     pub(crate) argv: Vec<CString>,
-    /// The first word behind the interpreter and its flags.
+    /// Index of the first word after the interpreter and its flags.
     pub(crate) entry: u32,
     /// The environment block.
     pub(crate) environ: Vec<CString>,
-    /// Working directory, from the engine's own.
+    /// Working directory, relative to the engine's.
     pub(crate) cwd: Option<CString>,
     pub(crate) stderr: Stderr,
-    /// The list of processes of the attempt's cgroup is among the descriptors.
+    /// Whether the process list of the attempt's cgroup is among the descriptors.
     pub(crate) has_cgroup: bool,
-    /// Numbers under which the worker keeps the last of the descriptors, ascending and each once.
+    /// Numbers under which the worker keeps the last descriptors of the order, ascending and without repetition.
     pub(crate) kept: Vec<i32>,
-    /// Process group that it joins; 0 for one of its own.
+    /// Process group that it joins; 0 for its own group.
     pub(crate) group: i32,
     /// Soft and hard limit of open files.
     pub(crate) open_files: (u64, u64),
@@ -125,7 +125,7 @@ fn words(out: &mut Writer, list: &[u64]) {
 
 fn list<'a, T>(input: &mut Reader<'a>, item: impl Fn(&mut Reader<'a>) -> Option<T>) -> Option<Vec<T>> {
     let count = input.u64()?;
-    // Not made in advance: a number is quickly written, and memory is not quickly had.
+    // Memory is not reserved in advance, because a wrong count could ask for any amount.
     let mut items = Vec::new();
     for _ in 0..count {
         items.push(item(input)?);

@@ -1,4 +1,4 @@
-//! The engine's end of the link: one fork server, what it was told, and what it has said.
+//! The engine's end of the link: one fork server, the orders to it, and its reports.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,33 +22,34 @@ use crate::procfs::ProcFs;
 use crate::sys::signal;
 use crate::sys::wait::{Death, Target, try_wait};
 
-/// The longest time in which a server has forked and its child has entered, once the orders before are delivered.
+/// The longest time that a server may take to fork and its child to enter, counted from the delivery of the order
+/// before.
 pub(crate) const FORK_PATIENCE: Duration = Duration::from_secs(10);
-/// The longest time in which a server tells of a death that we have seen.
+/// The longest time that a server may take to report a death that we have seen.
 pub(crate) const DEATH_PATIENCE: Duration = Duration::from_secs(2);
-/// Time that a server gets to end when we have hung up.
+/// Time that a server gets to end after we have hung up.
 const END_PATIENCE: Duration = Duration::from_millis(100);
-/// The same when it has, which it does by ending.
+/// Time that a server gets to end after it has hung up, which normally means that it is ending.
 const HANG_UP_PATIENCE: Duration = Duration::from_secs(1);
 /// Time that the kernel gets to carry out SIGKILL.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
-/// What can be had of a server.
+/// The state of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     /// It imports.
     Preparing,
     /// It takes orders.
     Ready,
-    /// It takes none any more, but may have workers.
+    /// It takes no more orders, but may still have workers.
     Closed,
 }
 
-/// What is said of one whose child has ended before it could be watched, which needs no bad intent.
+/// The reason for a server whose child has ended before it could be watched. The server may be honest.
 const BARREN: &str = "forked a worker that came to nothing";
-/// What is said of one whose messages no server of this version sends.
+/// The reason for a server that sends messages which no server of this version sends.
 const NONSENSE: &str = "cannot be understood";
 
-/// What has become known of a server.
+/// News about a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum News {
     Ready,
@@ -58,7 +59,7 @@ pub(crate) enum News {
 
 enum Answer {
     Forked(i32, OwnedFd),
-    /// Of a child that has ended and was reaped, or that is not to be acted on.
+    /// The child has ended and was reaped, or the report must be ignored.
     Gone,
     NotForked(i32),
 }
@@ -72,29 +73,29 @@ pub(crate) struct Server {
     link: Option<OwnedFd>,
     words: Words,
     procfs: Option<ProcFs>,
-    /// Who has said hello.
+    /// The process that has said hello.
     speaker: Option<Speaker>,
-    /// The signal that has ended it.
+    /// The signal that ended the server, if one did.
     fatal_signal: Option<i32>,
-    /// It is not to be listened to any more.
+    /// Whether its reports are no longer trusted.
     is_distrusted: bool,
     state: State,
     imports: Imports,
     news: Vec<News>,
-    /// Something was heard since this was last asked, whoever listened.
+    /// Whether a message was read since [`Server::take_heard`] was last called.
     has_heard: bool,
-    /// It has not told of a death in time, nor anything since.
+    /// Whether it has failed to report a death in time, and has sent no message since.
     is_silent: bool,
     orders: u64,
-    /// Nothing is told of the workers up to this order.
+    /// Reports about orders up to this one are ignored: their group has ended.
     reaped: u64,
     answers: BTreeMap<u64, Answer>,
     deaths: BTreeMap<u64, Death>,
 }
 
 impl Server {
-    /// A server that was executed with these ends, just now. `output`: the pipe of its stdout and stderr, to be read
-    /// without waiting.
+    /// A server that was executed just now, with these ends. `output`: the non-blocking pipe of its stdout and
+    /// stderr.
     pub(crate) fn new(
         pid: i32,
         pidfd: OwnedFd,
@@ -127,13 +128,13 @@ impl Server {
         self.state
     }
 
-    /// When it is to be looked at if it has not imported everything by then.
+    /// When to look at it, if it still imports.
     pub(crate) fn due(&self) -> Option<Instant> {
         (self.state == State::Preparing).then(|| self.imports.due())
     }
 
-    /// Tells if its imports take long, and does without it if they take too long. It is killed then: nobody else
-    /// can, if it does not hear of its own timer.
+    /// Reports if its imports take long, and gives the server up if they take too long. Then the server is killed, in
+    /// case its own timer cannot end it.
     pub(crate) fn look_at_imports(&mut self, now: Instant) {
         if self.state != State::Preparing {
             return;
@@ -150,12 +151,13 @@ impl Server {
         }
     }
 
-    /// Whether it is to be ended at once: what it says is not to be believed, or its workers would not be as others.
+    /// Whether it must be ended at once: its reports cannot be trusted, or its workers would differ from executed
+    /// workers.
     pub(crate) fn is_distrusted(&self) -> bool {
         self.is_distrusted && self.link.is_some()
     }
 
-    /// What is to be watched for it, while it lives.
+    /// The link, while the server lives.
     pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
         self.link.as_ref().map(AsFd::as_fd)
     }
@@ -168,17 +170,17 @@ impl Server {
         std::mem::take(&mut self.news)
     }
 
-    /// Whether something was heard that nobody may have acted on: who asks for one thing hears of others.
+    /// Whether messages were read that may still need a reaction: while we wait for one report, others arrive, too.
     pub(crate) fn has_heard(&self) -> bool {
         self.has_heard
     }
 
-    /// All that was heard is acted on now.
+    /// Like [`Server::has_heard`], but resets the note: the caller reacts to all messages now.
     pub(crate) fn take_heard(&mut self) -> bool {
         std::mem::take(&mut self.has_heard)
     }
 
-    /// Hears what it has said. A server that has hung up is waited for, and is gone then.
+    /// Reads its messages and output. If the server has hung up, waits for its end and reaps it.
     pub(crate) fn listen(&mut self, poller: &Poller) {
         let mut is_dead = false;
         if self.words.read() == Some(0) {
@@ -186,9 +188,9 @@ impl Server {
         }
         while let Some(link) = &self.link {
             match socket::receive(link) {
-                // Somebody whom it has started may hold the link open.
+                // A process that the server has started may hold the link open.
                 Ok(None) if is_dead => self.bury(poller),
-                // It may have said its last just before it died.
+                // It may have sent a last message just before it died, so read once more.
                 Ok(None) => {
                     is_dead = self.pidfd.as_ref().is_some_and(is_readable);
                     if !is_dead {
@@ -210,7 +212,7 @@ impl Server {
                 self.close(format!("speaks version {version} of the protocol, not {VERSION}"));
             }
             Some(Report::Ready) => {
-                // What it has imported may have led it elsewhere.
+                // An import may have moved the server to other namespaces.
                 let is_here = self.with_speaker(Speaker::check_place).is_some();
                 if is_here && self.state == State::Preparing {
                     self.state = State::Ready;
@@ -218,7 +220,7 @@ impl Server {
                 }
             }
             Some(Report::Refused { text }) => self.close(format!("refused: {}", words::one_line(&text))),
-            // Of a group that has ended.
+            // The report is about a group that has ended.
             Some(
                 Report::Forked { order, .. } | Report::NotForked { order, .. } | Report::Ended { order, .. },
             ) if order <= self.reaped => {}
@@ -236,7 +238,7 @@ impl Server {
         }
     }
 
-    /// Hears hello, which comes with a pidfd of the process that says it.
+    /// Handles a hello, which comes with a pidfd of its sender.
     fn meet(&mut self, fds: Vec<OwnedFd>) {
         let (Some(pidfd), None) = (fds.into_iter().next(), &self.speaker) else {
             return self.close(NONSENSE.to_owned());
@@ -249,7 +251,7 @@ impl Server {
         self.speaker = met.and_then(|met| met.map_err(|why| self.distrust(why)).ok());
     }
 
-    /// Hears of a child, which comes as a pidfd.
+    /// Handles the report of a child, which comes with the child's pidfd.
     fn meet_child(&mut self, fds: Vec<OwnedFd>) -> Answer {
         let Some(pidfd) = fds.into_iter().next() else {
             self.close(NONSENSE.to_owned());
@@ -261,7 +263,7 @@ impl Server {
         }
     }
 
-    /// Asks the kernel about what was said. `None`: it is not to be acted on.
+    /// Checks a report against the kernel; `None` if the report must be ignored.
     fn with_speaker<T>(
         &mut self,
         ask: impl FnOnce(&Speaker, &mut ProcFs) -> Result<T, Distrust>,
@@ -274,14 +276,14 @@ impl Server {
     }
 
     fn distrust(&mut self, why: Distrust) {
-        // Of one that has died is heard next.
+        // `None`: it has died, which is noticed next.
         if let Some(why) = why {
             self.is_distrusted = self.orders == 0;
             self.close(why);
         }
     }
 
-    /// Takes no more orders to it.
+    /// Closes the server: it gets no more orders.
     pub(crate) fn close(&mut self, why: String) {
         if self.state != State::Closed {
             self.state = State::Closed;
@@ -295,12 +297,13 @@ impl Server {
             let expect = Command::Expect {
                 workers: workers as u64,
             };
-            // It prepares for few if it does not hear of many.
+            // Without this message the server prepares for few workers.
             let _ = socket::send(link, &expect.encode(), &[], false);
         }
     }
 
-    /// Orders a worker. `fds` are its descriptors behind plan and gate. `None`: the server takes no orders.
+    /// Orders a worker; `None` if the server takes no orders. `fds` are the worker's descriptors, which follow plan
+    /// and gate.
     pub(crate) fn order(&mut self, plan: &Plan, fds: &[OwnedFd], poller: &Poller) -> Option<Ordered> {
         if self.state != State::Ready || fds.len() + 2 > MOST_DESCRIPTORS {
             return None;
@@ -331,11 +334,11 @@ impl Server {
         Ok(gate)
     }
 
-    /// Whether a worker that was ordered waits at its gate. `is_late`: there is no more time for that.
+    /// Looks whether an ordered worker waits at its gate. `is_late`: its time is over.
     pub(crate) fn deliver(&mut self, ordered: &Ordered, is_late: bool, poller: &Poller) -> Delivered {
         self.listen(poller);
         if self.link.is_none() {
-            // What it had forked dies with it, and has not run.
+            // Children of the dead server die with it, and have not run.
             return Delivered::Nothing;
         }
         let pid = match self.answers.get(&ordered.order) {
@@ -372,7 +375,7 @@ impl Server {
         }
     }
 
-    /// Whether all is known of a worker's death that will be: how it ended, or that nobody tells.
+    /// Whether nothing more will become known about a worker's death: the server has reported it, or will not.
     pub(crate) fn has_told(&mut self, order: u64, poller: &Poller) -> bool {
         if !self.deaths.contains_key(&order) {
             self.listen(poller);
@@ -380,12 +383,12 @@ impl Server {
         self.deaths.contains_key(&order) || self.link.is_none() || self.is_silent
     }
 
-    /// How a worker ended, if the server has told.
+    /// How a worker ended, if the server has reported it.
     pub(crate) fn death_of(&self, order: u64) -> Option<Death> {
         self.deaths.get(&order).copied()
     }
 
-    /// It has not told of a death in time. The next one is not waited for.
+    /// Notes that it has not reported a death in time. We do not wait for its next report of a death.
     pub(crate) fn is_late(&mut self) {
         self.is_silent = true;
         self.close(format!(
@@ -394,15 +397,15 @@ impl Server {
         ));
     }
 
-    /// Lets it go on, if somebody has stopped it: it alone knows how its workers end.
+    /// Continues the server if it is stopped: only the server learns how its workers end.
     pub(crate) fn resume(&self) {
         if self.link.is_some() {
-            // Our unreaped child pins its pid.
+            // The server is our unreaped child, so its pid is still its own.
             let _ = signal::send(self.pid, libc::SIGCONT);
         }
     }
 
-    /// Nothing is left of the group: its zombies are not needed any more.
+    /// Lets the server reap a group's zombies, once no process of the group is left.
     pub(crate) fn reap_all(&mut self) {
         if self.reaped == self.orders {
             return;
@@ -412,7 +415,7 @@ impl Server {
         self.answers.clear();
         if let Some(link) = &self.link {
             let reap = Command::Reap { through: self.reaped };
-            // One that does not listen now will be told the next time, or will end.
+            // If this fails, the server gets the command after the next group, or ends.
             let _ = socket::send(link, &reap.encode(), &[], false);
         }
     }
@@ -424,7 +427,7 @@ impl Server {
         let death = self.reap(HANG_UP_PATIENCE);
         self.fatal_signal = death.filter(|death| death.signaled).map(|death| death.status);
         let how = match death {
-            // By its own timer.
+            // Its own timer has ended it.
             Some(death) if death.signaled && death.status == libc::SIGALRM => OUT_OF_TIME.to_owned(),
             Some(death) if death.signaled => format!("was ended by signal {}", death.status),
             Some(death) => format!("ended with code {}", death.status),
@@ -449,18 +452,19 @@ impl Server {
         });
     }
 
-    /// Says nothing to it any more, by which it ends, and hears nothing.
+    /// Closes the link, at which the server ends, and stops watching the server.
     pub(crate) fn hang_up(&mut self, poller: &Poller) {
         if let Some(link) = self.link.take() {
             poller.forget(&link);
         }
         if let Some(pidfd) = &self.pidfd {
-            // It was made known when the server was started.
+            // The spawner has added it to the poller.
             poller.forget(pidfd);
         }
     }
 
-    /// Waits for its end, now that somebody has hung up. One that imports still has no reason to look.
+    /// Waits for its end after one side has hung up. A server that still imports does not look at its link, so it is
+    /// killed at once, and so is an untrusted server.
     pub(crate) fn end(&mut self, poller: &Poller) {
         let is_listening = self.state != State::Preparing && !self.is_distrusted;
         self.reap(if is_listening {
@@ -472,7 +476,8 @@ impl Server {
         self.close_words(poller);
     }
 
-    /// Kills and reaps one that was executed and cannot be watched: nobody else reaps it in somebody's program.
+    /// Kills and reaps a server that was executed but cannot be watched. Inside a user's program no other code would
+    /// reap it.
     pub(crate) fn give_up(
         pid: i32,
         pidfd: Option<OwnedFd>,
@@ -486,12 +491,12 @@ impl Server {
             server.hang_up(poller);
             server.end(poller);
         } else {
-            // Our unreaped child pins its pid.
+            // The server is our unreaped child, so its pid is still its own.
             let _ = signal::send(pid, libc::SIGKILL);
         }
     }
 
-    /// Reaps it, once it has ended or was killed for taking longer than this.
+    /// Waits until it has ended, kills it if that takes longer than `patience`, and reaps it.
     fn reap(&mut self, patience: Duration) -> Option<Death> {
         let pidfd = self.pidfd.take()?;
         if !wait_readable(&[pidfd.as_fd()], patience) {
@@ -501,9 +506,9 @@ impl Server {
         try_wait(Target::PidFd(pidfd.as_fd()), true).ok().flatten()
     }
 
-    /// Kills it, which is not reaped.
+    /// Kills the server, which must not be reaped yet.
     fn kill(&self) {
-        // Our unreaped child pins its pid and the group's.
+        // The server is our unreaped child, so its pid and its process group are still its own.
         let _ = signal::send(-self.pid, libc::SIGKILL);
         let _ = signal::send(self.pid, libc::SIGKILL);
     }

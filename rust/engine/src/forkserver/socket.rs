@@ -1,4 +1,4 @@
-//! Messages with descriptors over a socket that keeps them apart.
+//! Messages with descriptors, over a socket that preserves message boundaries.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,7 +12,7 @@ use rustix::net::{
 
 /// The most descriptors that the kernel takes with one message (`SCM_MAX_FD`).
 pub(super) const MOST_DESCRIPTORS: usize = 253;
-/// No message is longer.
+/// Maximum length of a message.
 const MOST_BYTES: usize = 4096;
 
 /// Two connected ends; neither survives `execve`.
@@ -26,7 +26,7 @@ pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Sends one message. With `wait` false it is refused (`WouldBlock`) when the other side takes none.
+/// Sends one message. With `wait` false it fails with `WouldBlock` if the other side takes no message now.
 pub(super) fn send(link: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], wait: bool) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -46,7 +46,7 @@ pub(super) fn send(link: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>], wait: 
 /// A message and its descriptors, which do not survive `execve`.
 pub(super) type Message = (Vec<u8>, Vec<OwnedFd>);
 
-/// The next message; `None` if none is there yet. The other side is gone: `UnexpectedEof`.
+/// The next message; `None` if none is there yet. Fails with `UnexpectedEof` if the other side is gone.
 pub(super) fn receive(link: impl AsFd) -> io::Result<Option<Message>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -56,7 +56,7 @@ pub(super) fn receive(link: impl AsFd) -> io::Result<Option<Message>> {
     let count = loop {
         match recvmsg(link, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
             Ok(received) => break received.bytes,
-            // The other side has left messages of ours unread; what it has sent still comes.
+            // The other side has closed without reading all our messages. The messages that it has sent still come.
             Err(Errno::CONNRESET) => {}
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(errno) => return Err(errno.into()),

@@ -1,5 +1,6 @@
-//! Who speaks over a link, and about whom. The kernel says both, about descriptors that come with the messages: no
-//! number of a process is taken from another, who may count in a pid namespace of its own.
+//! Identifies the process that speaks over a link, and the children that it reports. The kernel tells both, by the
+//! descriptors that come with the messages. We take no pid from another process, because it may run in another pid
+//! namespace.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,13 +8,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use crate::poller::is_readable;
 use crate::procfs::ProcFs;
 
-/// The process that has said hello over a link: the one that was executed for it, or one that descends from that.
+/// The process that has said hello over a link: the executed process, or a descendant of it.
 pub(super) struct Speaker {
     pid: i32,
     pidfd: OwnedFd,
 }
 
-/// What has become of a child that a speaker has forked.
+/// The state of a child that a speaker has forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Child {
     /// It has this pid, and keeps it until its parent has reaped it.
@@ -22,11 +23,11 @@ pub(super) enum Child {
     Gone,
 }
 
-/// Why nobody listens to a speaker any more. `None`: it has died, of which there are better words.
+/// Why we stop listening to a speaker. `None` if it has died, which is reported with a better reason.
 pub(super) type Distrust = Option<String>;
 
 impl Speaker {
-    /// Who has said hello, in the name of the process that was executed.
+    /// Identifies the process that has said hello, and checks that it belongs to the executed process.
     pub(super) fn meet(procfs: &mut ProcFs, pidfd: OwnedFd, executed: i32) -> Result<Self, Distrust> {
         let told = procfs.pid_of(pidfd.as_fd());
         let pid = match told {
@@ -35,7 +36,8 @@ impl Speaker {
             Err(error) => return Err(Some(of_whom(&error))),
         };
         let speaker = Self { pid, pidfd };
-        // First what its namespaces are: one that forks before it enters them is no stranger, and is not as we are.
+        // Check its namespaces first: a process that enters other namespaces after a fork still descends from the
+        // executed process, but does not run where we do.
         speaker.check_place(procfs)?;
         match procfs.descends(pid, executed) {
             Ok(true) => Ok(speaker),
@@ -43,7 +45,8 @@ impl Speaker {
         }
     }
 
-    /// Whether it is where this process is. Workers that it forks elsewhere would not be as executed ones are.
+    /// Checks that it shares our namespaces and root directory. Otherwise its workers would differ from executed
+    /// workers.
     pub(super) fn check_place(&self, procfs: &mut ProcFs) -> Result<(), Distrust> {
         match procfs.foreign_place(self.pid) {
             Ok(None) => Ok(()),
@@ -52,7 +55,7 @@ impl Speaker {
         }
     }
 
-    /// Which process it has forked.
+    /// Identifies a child that it has forked.
     pub(super) fn child(&self, procfs: &mut ProcFs, pidfd: &OwnedFd) -> Result<Child, Distrust> {
         let pid = match procfs.pid_of(pidfd.as_fd()) {
             Ok(Some(pid)) => pid,
@@ -61,7 +64,7 @@ impl Speaker {
         };
         match procfs.stat(pid) {
             Ok(stat) if stat.ppid == self.pid => Ok(Child::Known(pid)),
-            // It was reaped in this instant, and the number may be another's.
+            // The child was reaped at this moment, and its pid may belong to another process.
             _ if procfs.pid_of(pidfd.as_fd()).is_ok_and(|now| now.is_none()) => Ok(Child::Gone),
             _ => Err(self.unless_dead("named a process that it has not forked".to_owned())),
         }
@@ -81,7 +84,7 @@ fn of_whom(error: &io::Error) -> String {
 
 #[cfg(test)]
 impl Speaker {
-    /// This process, for tests whose children stand for workers.
+    /// This process as a speaker, for tests that use child processes as workers.
     pub(super) fn own() -> Self {
         use rustix::process::{PidfdFlags, getpid, pidfd_open};
 

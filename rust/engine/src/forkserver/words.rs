@@ -1,25 +1,26 @@
-//! What a fork server says in words, as text that may stand in a line of ours.
+//! Text that a fork server writes, made safe for one line of our output.
 
 use std::os::fd::OwnedFd;
 
-/// Bytes that are kept of what a server writes, and shown of its last line.
+/// How many bytes of a server's output are kept, and how many of its last line are shown.
 const KEPT_BYTES: usize = 4096;
 const SHOWN_BYTES: usize = 300;
-/// Bytes read at a time, and at most before its last line is quoted: somebody else may write for ever.
+/// Bytes of one read, and the maximum number of reads before the last line is quoted: another process may write for
+/// ever.
 const READ_BYTES: usize = 64 * 1024;
 const LAST_READS: usize = 64;
 
-/// The end of what a server has written to stdout and stderr.
+/// The end of the output that a server has written to stdout and stderr.
 pub(super) struct Words {
-    /// The pipe that is both of them; `None` once it is no longer read.
+    /// The pipe of stdout and stderr; `None` once we no longer read it.
     pipe: Option<OwnedFd>,
     tail: Vec<u8>,
-    /// Bytes that were written before those.
+    /// Number of bytes before `tail`, which are not kept.
     dropped: u64,
 }
 
 impl Words {
-    /// `pipe`: does not make its reader wait.
+    /// `pipe` must be non-blocking.
     pub(super) fn new(pipe: Option<OwnedFd>) -> Self {
         Self {
             pipe,
@@ -28,12 +29,13 @@ impl Words {
         }
     }
 
-    /// Reads no more. Whoever writes to it when it is closed is refused.
+    /// Stops reading and returns the pipe. Writes to the pipe fail when the caller has closed it.
     pub(super) fn take_pipe(&mut self) -> Option<OwnedFd> {
         self.pipe.take()
     }
 
-    /// Takes in a piece of what is there; how many bytes. 0: nobody holds the other end. `None`: there was nothing.
+    /// Reads a piece of the output, and returns how many bytes. 0: all writers have closed the pipe. `None`: there
+    /// was nothing to read.
     pub(super) fn read(&mut self) -> Option<usize> {
         let mut piece = vec![0; READ_BYTES];
         let count = rustix::io::read(self.pipe.as_ref()?, &mut piece[..]).ok()?;
@@ -44,7 +46,7 @@ impl Words {
         Some(count)
     }
 
-    /// The last line, and of how much it is the end if not all was kept; empty if there is none.
+    /// The last line; empty if there is none. If the whole output is 1 MiB or longer, its size is added.
     pub(super) fn last_line(&mut self) -> String {
         let _ = (0..LAST_READS).all(|_| self.read().is_some_and(|count| count > 0));
         let text = self.tail.trim_ascii_end();
@@ -57,7 +59,7 @@ impl Words {
     }
 }
 
-/// Text of somebody else as one line of ours.
+/// Text of another process as one line without control characters.
 pub(super) fn one_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let words: Vec<&str> = text

@@ -1,4 +1,5 @@
-//! Ends what an agent has left: the cgroup, if there is one, and passes over the process table, until nothing shows.
+//! Ends what an agent has left: kills the cgroup, if there is one, and passes over the process table until nothing
+//! shows.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,22 +15,22 @@ use crate::tree::{Reached, Scope, Tree};
 
 /// Time the guard gives the kernel to end what a dead agent left.
 const CLEAR_PATIENCE: Duration = Duration::from_secs(10);
-/// Time in which the helper of a job says goodbye to the other nodes.
+/// Time that the job's helper has to take leave of the other nodes.
 const HELPER_PATIENCE: Duration = Duration::from_secs(4);
 /// How often a kill is repeated while something is left.
 const KILL_RETRY: Duration = Duration::from_millis(20);
-/// Looks that find nothing to kill, after which children that we had before are taken to be all that is left, and
-/// those that we may not signal are given up.
+/// After this many looks in a row without anything to kill, we take living children for strangers, if we have
+/// strangers, and give up on processes that we may not signal.
 const QUIET_LOOKS: u32 = 5;
-/// Looks that find nothing while a child is alive, which follow one another at once.
+/// While a child is alive, this many looks that find nothing follow one another at once.
 const HURRIED_LOOKS: u32 = 100;
-/// Time after which a child that no look has found is taken to be hidden from us.
+/// After this time a child that no look has found counts as hidden from us.
 const QUIET_PATIENCE: Duration = Duration::from_secs(2);
 /// How often the removal of a cgroup is tried, and the time between.
 const REMOVALS: u32 = 20;
 const REMOVAL_RETRY: Duration = Duration::from_millis(5);
 
-/// What may be left, and how it is told from what is not the job's.
+/// What a job may have left, and how to tell its processes from others.
 pub(super) struct Leftovers<'a> {
     pub(super) cgroup: Option<&'a JobCgroup>,
     pub(super) token: &'a str,
@@ -42,13 +43,13 @@ pub(super) struct Leftovers<'a> {
 }
 
 impl Leftovers<'_> {
-    /// What belongs to the job, beside what is in its cgroup.
+    /// Which processes belong to the job, apart from those in its cgroup.
     ///
-    /// Without strangers that is every descendant. Beside strangers descent says nothing: what a stranger's child
-    /// leaves behind is adopted by us, too, and later than anything that could be noted beforehand. Then it is what
-    /// carries the token, and what descends from that. So nothing of a stranger's is ever ended. What is spared is
-    /// a process that has cleared its environment, has lost its parent, and is in no cgroup of ours, and that only
-    /// if the agent was killed: an agent that ends by itself has waited for all that it adopted.
+    /// Without strangers: every descendant. With strangers, descent proves nothing: we also adopt the orphans of a
+    /// stranger's child, and may do so after any list of strangers was made. Then every process that carries the
+    /// token belongs to the job, and so do its descendants. So the guard never ends a stranger's process. It misses
+    /// a process only if that process has cleared its environment, has lost its parent and is in no cgroup of ours,
+    /// and only if the agent was killed: an agent that ends by itself has waited for all processes that it adopted.
     fn scope(&self) -> Scope<'_> {
         Scope {
             own_descendants: !self.has_strangers,
@@ -61,13 +62,13 @@ impl Leftovers<'_> {
     }
 }
 
-/// Whether a child has ended; it is reaped.
+/// Whether a child has ended. Reaps it then.
 pub(super) fn has_ended(child: i32) -> bool {
     !matches!(try_wait(Target::Pid(child), true), Ok(None))
 }
 
-/// Waits for the helper, if there is one, which has heard that the agent has ended; one that stays is killed. What
-/// a killed agent has left does not live so long.
+/// Waits for the helper, if there is one, and kills it if it stays. The helper has heard that the agent has ended.
+/// What a killed agent has left is killed before the wait.
 pub(super) fn see_off(left: &Leftovers<'_>, tree: Option<&mut Tree>, intake: BorrowedFd<'_>) {
     let Some(helper) = left.helper else { return };
     if left.agent_killed {
@@ -76,7 +77,7 @@ pub(super) fn see_off(left: &Leftovers<'_>, tree: Option<&mut Tree>, intake: Bor
             spared: Some(helper),
             ..left.scope()
         };
-        // What is left after that is ended with everything else.
+        // A process that survives this is ended later, with everything else.
         let _ = tree.map(|tree| tree.kill_all(scope));
     }
     if !ends_within(helper, HELPER_PATIENCE, intake) {
@@ -99,7 +100,7 @@ fn ends_within(child: i32, patience: Duration, intake: BorrowedFd<'_>) -> bool {
     true
 }
 
-/// Ends every process of the job that is left. Returns how many were killed and what would not die.
+/// Ends every process of the job that is left. Returns how many were killed, and the processes that would not die.
 pub(super) fn clear(
     left: &Leftovers<'_>,
     tree: io::Result<Tree>,
@@ -138,7 +139,7 @@ fn kill_all(
             Next::Done if is_childless || tree.is_ok() || !left.agent_killed => return (ended, Vec::new()),
             Next::Done | Next::GiveUp => return (ended, survivors(left, tree)),
             Next::LookAgain(pause) => {
-                // Woken by SIGCHLD; the bound is for processes that are not our children.
+                // SIGCHLD ends the wait. The time limit is for processes that are not our children.
                 let _ = wait_for([Some(intake), None], Some(pause));
                 while let Ok(Some(_)) = signal::read_intake(intake) {}
             }
@@ -159,7 +160,7 @@ fn survivors(left: &Leftovers<'_>, tree: io::Result<Tree>) -> Vec<Survivor> {
     seen
 }
 
-/// Kills what is in a cgroup; whether there was anything.
+/// Kills everything in a cgroup. Returns whether there was anything.
 fn kill_cgroup(cgroup: &JobCgroup) -> bool {
     let is_populated = cgroup.populated().unwrap_or(false);
     if is_populated {
@@ -187,7 +188,7 @@ enum Next {
     LookAgain(Duration),
 }
 
-/// How far the job is from its end. Pure.
+/// How close the job is to its end. Pure: it makes no system calls.
 struct Progress {
     deadline: Instant,
     has_strangers: bool,
@@ -215,8 +216,8 @@ impl Progress {
         }
         self.quiet += u32::from(is_quiet);
         let is_refused = look.reached.refused > 0;
-        // All that is left of the job descends from a child of ours. With a child alive and none found, one
-        // that keeps changing its pid has slipped through.
+        // Everything left of the job descends from our children. If a child is alive and the look found nothing, a
+        // process that keeps changing its pid may have slipped through.
         let is_all = look.is_childless || (self.quiet >= QUIET_LOOKS && self.has_strangers);
         if is_quiet && !is_refused && is_all {
             return Next::Done;

@@ -1,4 +1,4 @@
-//! Between guard and agent: how each sees the other die, and the way of signals from one to the other.
+//! The link between guard and agent: how each notices the other's death, and how the guard passes signals on.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -20,15 +20,15 @@ use crate::sys::wait::{Death, Target, is_stopped, try_wait};
 /// The agent's side of the link.
 #[derive(Debug)]
 pub struct Agent {
-    /// Readable once the guard is gone. `None`: that is told by [`GUARD_DEATH`].
+    /// Readable once the guard is gone. `None`: [`GUARD_DEATH`] reports it instead.
     pub(crate) guard: Option<OwnedFd>,
     pub(crate) guard_pid: i32,
-    /// The guard's process group, which has the terminal, or may get it. 0: it has no number in our pid
-    /// namespace, so nobody can go back to it, and the agent has stayed in it.
+    /// The guard's process group, which has the terminal, or may get it. 0: the group has no number in our pid
+    /// namespace. No process could rejoin it, so the agent has stayed in it.
     pub(crate) foreground_group: i32,
     pub(crate) token: String,
     pub(crate) table: Table,
-    /// Time that a preemption leaves; `None` for the group's grace.
+    /// Time that a preemption leaves the workers; `None` for the group's grace.
     pub(crate) preempt_grace: Option<Duration>,
     pub(crate) mask: SignalSet,
     pub(crate) open_files: Rlimit,
@@ -43,7 +43,7 @@ pub(super) fn watch_guard(guard_pid: i32, features: Features) -> Result<Option<O
         signal::block(SignalSet::of(&[GUARD_DEATH]));
         signal::die_with_parent(GUARD_DEATH).map_err(Error::os("prctl"))?;
     }
-    // What was asked for above is about the guard only if the guard was alive still after that.
+    // Both ways above watch the guard only if it was still alive afterwards.
     if !is_parent(guard_pid) {
         return Err(Error::os("the guard process is gone")(Errno::SRCH));
     }
@@ -72,7 +72,7 @@ impl AgentProcess {
         Self { pid, pidfd }
     }
 
-    /// Waits until there is a signal or the agent has died; not every kernel tells of the latter.
+    /// Waits for a signal or for the agent's death. Without a pidfd, only the signal SIGCHLD reports the death.
     pub(super) fn wait(&self, intake: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<(), Error> {
         let pidfd = self.pidfd.as_ref().map(AsFd::as_fd);
         wait_for([Some(intake), pidfd], timeout).map_err(Error::os("poll"))
@@ -95,8 +95,9 @@ impl AgentProcess {
             Passage::Repeated | Passage::Plain => {}
             Passage::Stall => stop_by(received.signal),
             Passage::Stop | Passage::Preempt => self.resume(received.signal),
-            // No program stops then, but the kernel takes a worker of ours in our group for looked after. We pass on
-            // the signal of our group as any other.
+            // Without a shell Ctrl-Z stops no program. But a worker of ours in our group has its parent in another
+            // group, so the kernel takes our group for looked after. The guard gets this SIGCONT too, and passes it
+            // on like any other signal.
             Passage::Suspend if received.from_terminal && !is_looked_after() => {
                 let _ = kill_current_process_group(Signal::CONT);
             }
@@ -112,8 +113,8 @@ impl AgentProcess {
         let _ = signal::forward(self.pid, received);
     }
 
-    /// A stopped agent must be able to carry out the signal it was sent. It reads signals in the order of their
-    /// numbers: behind its own, this one is heard by no worker.
+    /// Continues a stopped agent, so that it can carry out the signal it was sent. The agent reads signals in the
+    /// order of their numbers: a SIGCONT that it reads after the other signal reaches no worker.
     fn resume(&self, sent: i32) {
         if sent < libc::SIGCONT || is_stopped(self.pid) {
             self.send(Received::own(libc::SIGCONT));
@@ -121,7 +122,7 @@ impl AgentProcess {
     }
 }
 
-/// Whether a shell is there that could continue our process group: an ancestor in another one of our session.
+/// Whether there is a shell that could continue our process group: an ancestor in another group of our session.
 fn is_looked_after() -> bool {
     let Ok(mut procfs) = ProcFs::open() else {
         return true;
@@ -142,9 +143,9 @@ fn is_looked_after() -> bool {
     false
 }
 
-/// Stops this process by a signal that it blocks, and has no handler for, until somebody continues it.
+/// Stops this process, until a SIGCONT, by a signal that it blocks and has no handler for.
 ///
-/// The kernel knows that nobody could: it stops no group that no shell looks after.
+/// The kernel ignores such a signal in a group without a shell, because no process could continue the group.
 fn stop_by(number: i32) {
     let _ = signal::send(getpid().as_raw_nonzero().get(), number);
     let blocked = signal::unblock(SignalSet::of(&[number]));

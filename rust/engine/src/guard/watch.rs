@@ -7,11 +7,11 @@ use crate::signals::{Passage, Requests, Table, decide_passage};
 use crate::sys::signal::Received;
 use crate::sys::wait::Death;
 
-/// Time beyond the grace period after which an agent that does not end is taken to be stuck: what it takes to end
-/// the workers and to tell of it, and what it may wait for a console.
+/// Time beyond the grace period after which a living agent counts as stuck. It covers killing the workers,
+/// reporting that, and waiting for a console.
 const AGENT_PATIENCE: Duration = Duration::from_secs(10).saturating_add(LAST_OUTPUT);
 
-/// Signals seen while watching the agent, and when it has to have ended.
+/// Signals seen while watching the agent, and the deadline for its end.
 pub(super) struct Watch {
     table: Table,
     grace: Duration,
@@ -37,7 +37,7 @@ impl Watch {
         }
     }
 
-    /// Takes note of a signal that has come now; what is to be done about it.
+    /// Notes a signal that has just come. Returns what to do about it.
     pub(super) fn hear(&mut self, received: Received, now: Instant) -> Passage {
         let is_copy = self.requests.is_copy(&self.table, received, now);
         let passage = decide_passage(&self.table, received, is_copy, self.reopens);
@@ -45,7 +45,7 @@ impl Watch {
             Passage::Stop => {
                 self.terminal_interrupt |= received.signal == libc::SIGINT && received.from_terminal;
                 let deadline = now + self.grace + AGENT_PATIENCE;
-                // It can shorten the time that a preemption leaves.
+                // A stop can shorten the time that a preemption leaves.
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
             }
             Passage::Preempt => {
@@ -57,13 +57,13 @@ impl Watch {
         passage
     }
 
-    /// How long nothing is due; `None` for ever.
+    /// Time until the deadline; `None` without one.
     pub(super) fn timeout(&self, now: Instant) -> Option<Duration> {
         self.deadline
             .map(|deadline| deadline.saturating_duration_since(now))
     }
 
-    /// Whether the agent is to be killed. It is so once.
+    /// Whether to kill the agent. True once per deadline.
     pub(super) fn is_overdue(&mut self, now: Instant) -> bool {
         self.deadline.take_if(|deadline| now >= *deadline).is_some()
     }

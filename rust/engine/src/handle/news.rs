@@ -1,6 +1,6 @@
 //! Events on their way from the engine's thread to its owner.
 //!
-//! All that decides whether the owner is told lies under one lock, so that no event can come between the owner's
+//! One lock guards everything that decides whether to tell the owner. So no event can slip in between the owner's
 //! last look and its sleep.
 
 use std::collections::VecDeque;
@@ -16,44 +16,44 @@ use crate::sys::signal::{self, SignalSet, Wake};
 
 /// Output bytes that may wait for the owner before the workers' pipes are left unread.
 const BACKLOG_BYTES: usize = 8 << 20;
-/// While workers are being started the owner is told this often at most: waking it costs a processor.
+/// While workers are being started the owner is told at most once in this time: waking it costs processor time.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Why [`crate::Handle::wait`] came back.
 #[derive(Debug)]
 pub enum Waited {
-    /// Events, in order; none when the supervisor was closed meanwhile.
+    /// Events, in order; empty when the supervisor was closed meanwhile.
     Events(Vec<Event>),
     /// The time is over.
     TimedOut,
     /// A signal handler of this process ran on the calling thread.
     Interrupted,
-    /// Somebody has called [`crate::Handle::wake`].
+    /// [`crate::Handle::wake`] was called.
     Woken,
 }
 
-/// Whether more can come from the thread.
+/// Whether the thread can still send events.
 enum Life {
     Running,
     /// The owner is ending it.
     Closing,
     Closed,
-    /// It has ended of itself: why, until somebody has heard of it.
+    /// The thread has ended by itself. Holds the error until a wait returns it.
     Failed(Option<Error>),
 }
 
 struct Queue {
     events: VecDeque<Event>,
-    /// Output among them.
+    /// Bytes of output in these events.
     bytes: usize,
-    /// One of them is of the kind that everybody wants to hear of at once.
+    /// At least one event is of a kind that the owner always wants at once.
     urgent: bool,
-    /// The owner wants to hear of starts and clean exits at once, too.
+    /// The owner wants starts and clean exits at once, too.
     routine: bool,
-    /// The owner has been told of what is in the queue.
+    /// The owner was told of the events in the queue.
     told: bool,
     last_told: Instant,
-    /// Groups that were started and whose end nobody has taken yet.
+    /// Started groups whose end the owner has not taken yet.
     groups: usize,
     life: Life,
 }
@@ -100,7 +100,7 @@ impl News {
         self.lock().groups += 1;
     }
 
-    /// Hands events over; whether there is room for more output.
+    /// Hands events over. Returns whether there is room for more output.
     pub(super) fn publish(&self, events: Vec<Event>, is_starting: bool) -> bool {
         let mut queue = self.lock();
         queue.bytes += output_bytes(&events);
@@ -136,8 +136,8 @@ impl News {
         drop(queue);
         let mut mask = signal::set_mask(SignalSet::ALL);
         let result = loop {
-            // Handlers may start children, which inherit the mask, so they run under the caller's. What comes
-            // after that look, and before all is blocked again, the second look finds.
+            // Handlers may start children, which inherit the mask, so handlers run under the caller's mask. The
+            // second look finds a signal that came after the first look and before all signals were blocked again.
             signal::set_mask(mask);
             let is_pending = pending();
             mask = signal::set_mask(SignalSet::ALL);
@@ -163,14 +163,14 @@ impl News {
         result
     }
 
-    /// Nothing can come but what nobody has promised: there is no group, and no news of one.
+    /// Whether a wait might never end: there is no group, and no event of one.
     fn is_in_vain(&self) -> bool {
         let queue = self.lock();
         let is_idle = queue.groups == 0 && queue.events.is_empty() && matches!(queue.life, Life::Running);
         is_idle && !self.wake.is_rung()
     }
 
-    /// What a bell was rung for; `None` if another thread has taken it.
+    /// Why a bell was rung; `None` if another thread was faster.
     fn take(&self) -> Option<Result<Waited, Error>> {
         if self.wake.silence() {
             return Some(Ok(Waited::Woken));
@@ -217,7 +217,7 @@ impl News {
     }
 }
 
-/// Readable when a wait with the `routine` of the last one would have something to give.
+/// Readable when a wait with the `routine` of the last wait would return something.
 impl AsFd for News {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()

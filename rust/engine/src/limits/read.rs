@@ -23,7 +23,7 @@ pub(super) fn limits(root: &Path, need: &Need) -> Limits {
     let pid_max = sysctl("kernel/pid_max");
     let threads_max = sysctl("kernel/threads-max");
 
-    // All tasks of the machine: an upper bound of those of this user and of those in this pid namespace.
+    // All tasks of the machine: an upper bound for this user's tasks and for the tasks in this pid namespace.
     let total = kernel_file::read(proc_root.join("loadavg"))
         .ok()
         .and_then(|text| total_tasks(&text));
@@ -59,7 +59,8 @@ fn resource_limit(text: &str, name: &str) -> (Option<u64>, Option<u64>) {
     (values.next().flatten(), values.next().flatten())
 }
 
-/// Whether `RLIMIT_NPROC` does not bind: root and two capabilities, all of the first user namespace.
+/// Whether we are exempt from `RLIMIT_NPROC`: in the first user namespace, root is, and two capabilities exempt
+/// others.
 fn is_exempt(proc_root: &Path) -> bool {
     let first_namespace = kernel_file::read(proc_root.join("self/uid_map")).is_ok_and(|map| {
         String::from_utf8_lossy(&map)
@@ -118,13 +119,13 @@ impl Count {
     }
 }
 
-/// How many threads a process has, and whose it is. The link count of `task` is two more than its entries.
+/// The number of a process's threads, and its user. The link count of `task` is two more than its entries.
 fn threads_of(process: &Path) -> Option<(u64, u32)> {
     let tasks = process.join("task").metadata().ok()?;
     Some((tasks.nlink().saturating_sub(2), tasks.uid()))
 }
 
-/// A cgroup limit binds on every level from the own cgroup up to the top that is visible, in v1 and in v2.
+/// The limits on every level from our own cgroup up to the highest visible one, in v1 and v2. All of them bind.
 fn cgroup_pids(root: &Path, proc_root: &Path) -> Vec<CgroupPids> {
     let text = |name: &str| kernel_file::read(proc_root.join("self").join(name)).unwrap_or_default();
     let (mountinfo, cgroup) = (text("mountinfo"), text("cgroup"));

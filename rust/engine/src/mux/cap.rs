@@ -1,7 +1,7 @@
-//! What a file with a limit keeps: its first half, and two segments that take turns for its end.
+//! A log file with a size limit. It keeps the first half of the output, and two segments take turns to keep the end.
 //!
-//! A segment is a file beside the log with a name that nobody else has, made by us and for us. It has a name so
-//! that the end of the output is found even if we are killed.
+//! A segment is a file beside the log, which we make under a unique name. It has a name so that the user finds the
+//! end of the output even if we are killed.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
@@ -12,16 +12,16 @@ use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 use crate::mux::whole::write_all;
 use crate::token;
 
-/// Bytes that are copied at once.
+/// Bytes of one copy step.
 const COPY_BYTES: usize = 64 * 1024;
 
 pub(super) struct Cap {
     max: u64,
     head_left: u64,
     segments: [Option<Segment>; 2],
-    /// Which of the two is being written.
+    /// Which of the two segments is being written.
     current: usize,
-    /// Bytes that were written to segments.
+    /// Number of bytes written to segments so far.
     total: u64,
 }
 
@@ -42,8 +42,8 @@ impl Cap {
         }
     }
 
-    /// Writes to the file as long as its first half has room, then to segments beside it. On failure also how
-    /// much is left.
+    /// Writes to the file while its first half has room, then to the segments. An error comes with the number of
+    /// bytes that were not written.
     pub(super) fn write(&mut self, head: &OwnedFd, path: &CStr, data: &[u8]) -> Result<(), (Errno, usize)> {
         let first = data
             .len()
@@ -68,7 +68,7 @@ impl Cap {
         Ok(())
     }
 
-    /// The segment that has room.
+    /// A segment with room. When one is full, the older one is emptied and used.
     fn segment(&mut self, path: &CStr, limit: u64) -> Result<&mut Segment, Errno> {
         let is_full =
             |segment: &Option<Segment>| segment.as_ref().is_none_or(|segment| segment.used >= limit);
@@ -86,8 +86,8 @@ impl Cap {
         self.segments[self.current].as_mut().ok_or(Errno::IO)
     }
 
-    /// Puts the end behind the begin, with a word about what is missing between them. What comes then begins
-    /// anew. After a failure the segments stay where they are.
+    /// Appends the end to the beginning, with a note about the bytes left out between them. Later output begins a new
+    /// first half. After a failure the segments stay where they are.
     pub(super) fn finish(&mut self, head: &OwnedFd) -> Result<(), Errno> {
         let done = std::mem::replace(self, Self::new(self.max));
         let [first, second] = done.segments;
@@ -129,7 +129,7 @@ impl Segment {
             write_all(head, &buffer[..count]).map_err(|(errno, _)| errno)?;
             at += count as u64;
         }
-        // It holds nothing now that the file lacks.
+        // The file now has all bytes of the segment.
         let _ = unlink(&self.path);
         Ok(())
     }

@@ -1,13 +1,13 @@
-//! What one console shows, made from the bytes of many streams: whole lines with their prefixes, in the order
-//! in which they became whole.
+//! Composes the output of one console from the bytes of many streams: whole lines with prefixes, in the order in
+//! which they were finished.
 //!
-//! Pure: bytes and the time in, bytes out. Four things delay a line: it is not finished, it belongs to a
-//! traceback that is still being written, equal lines of other workers are waited for, or equal tracebacks
-//! ([`held`]).
+//! Pure: its input is bytes and the time, its output is bytes. A line is delayed for four reasons: it is not
+//! finished, it belongs to a traceback that is still being written, or it waits for equal lines or for equal
+//! tracebacks ([`held`]) of other workers.
 //!
-//! A line that stays unfinished is shown as far as it is. If another worker's line has to come before it goes on, it
-//! ends there with a mark ([`CUT`]), and comes again, whole, when it is finished. Only a worker's own silence makes a
-//! line unfinished: what has not been read for another reason is read first.
+//! A line that stays unfinished is shown as far as it has come. If another worker's line comes before it goes on, it
+//! ends there with a mark ([`CUT`]), and is repeated as a whole when it is finished. A line counts as unfinished only
+//! if its worker is silent: bytes that we have not read yet are read first.
 
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,9 @@ use held::Held;
 use inline::{Inline, is_plain};
 use tag::Tag;
 
-/// A traceback that grows beyond this is shown as far as it is.
+/// A traceback that grows beyond this is shown as far as it has come.
 const TRACEBACK_BYTES: usize = 256 * 1024;
-/// Longer than anybody waits.
+/// Limit for pauses: longer than any real wait.
 const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// A longer line is shown in pieces.
 pub(super) const LINE_BYTES: usize = 16 << 20;
@@ -42,45 +42,45 @@ const TRACEBACK: &[u8] = b"Traceback (most recent call last):";
 pub(super) struct Style {
     /// Put before each of its lines.
     pub(super) prefix: Vec<u8>,
-    /// Somebody talks with this worker: its prompts are shown as they are.
+    /// Whether the user types input for this worker, so that its prompts are shown.
     pub(super) interactive: bool,
-    /// Its tracebacks are kept together.
+    /// Whether the lines of its tracebacks are kept together.
     pub(super) grouped: bool,
 }
 
-/// A stream as it is shown.
+/// The state of a stream on the console.
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts about a stream")]
 struct Shown {
     style: Style,
-    /// What of a line with a prefix may be shown.
+    /// Filters its lines if they have a prefix.
     inline: Inline,
     /// The unfinished line.
     carry: Vec<u8>,
-    /// How much of it has been shown, above or still at the end of the console.
+    /// How many bytes of it have been shown, on an earlier line or at the end of the console.
     told: usize,
-    /// The console ends with more of it than is kept.
+    /// Whether the console's last line shows more of it than we keep.
     is_long: bool,
-    /// When the first byte came that has not been shown, and the last one.
+    /// When the first byte came that is not shown yet, and when the last byte came.
     since: Option<Instant>,
     touched: Option<Instant>,
     traceback: Option<Traceback>,
-    /// It has moved the cursor back to the begin of the unfinished line.
+    /// Whether it has moved the cursor back to the beginning of the unfinished line.
     has_bar: bool,
-    /// The begin of the present line was dropped, so its rest is too.
+    /// Whether the beginning of the present line was dropped, so that its rest must be dropped, too.
     skipping: bool,
-    /// What its prefix says, if it names one of several.
+    /// The parts of its prefix, if that has a number.
     tag: Option<Tag>,
-    /// Lines behind a traceback of it that waits for its like.
+    /// Lines after its waiting traceback; `None` if no traceback of it waits.
     behind: Option<Vec<u8>>,
-    /// The number of its last line among those of the console; 0: there is none.
+    /// The number of its last line among those of the console; 0 if it has none.
     last: u64,
-    /// It is in the list of streams that the clock matters to.
+    /// Whether it is in [`Composer::listed`].
     listed: bool,
     closed: bool,
 }
 
-/// One that is still being written.
+/// A traceback that is still being written.
 #[derive(Debug)]
 struct Traceback {
     text: Vec<u8>,
@@ -93,24 +93,24 @@ struct Traceback {
 pub(super) struct Composer {
     streams: Vec<Shown>,
     out: Vec<u8>,
-    /// The stream whose unfinished line stands at the end of the console.
+    /// The stream whose unfinished line is at the end of the console.
     open: Option<usize>,
     screen: Option<Screen>,
     fold: Option<Fold>,
-    /// Streams that the clock matters to.
+    /// Streams for which something is due at some time.
     listed: Vec<usize>,
-    /// Nothing is due for any of them before this; `None`: that is not known.
+    /// No listed stream is due before this time; `None` if that is unknown.
     wake: Option<Instant>,
     living: usize,
     /// Streams that are still to be added.
     to_come: usize,
-    /// Lines that were shown, where there is a screen.
+    /// How many lines were shown. Only counted in full if there is a screen.
     lines: u64,
-    /// Tracebacks that wait for their like, once somebody has interrupted the workers.
+    /// Tracebacks that wait for equal ones; `None` until the workers are interrupted.
     held: Option<Held>,
-    /// An unfinished line is shown after this time without more of it; `None`: once it is finished.
+    /// An unfinished line is shown when nothing was added to it for this time; `None`: only when it is finished.
     partial_after: Option<Duration>,
-    /// Somebody passes on what comes out, beside the lines of others.
+    /// Whether another part of dsl passes the output on, among other lines.
     is_relayed: bool,
 }
 
@@ -124,22 +124,23 @@ impl Composer {
         }
     }
 
-    /// When unfinished lines are shown where there is no terminal; `None`: never.
+    /// Sets when unfinished lines are shown without a terminal; `None`: never.
     pub(super) fn show_partial_after(&mut self, pause: Option<Duration>) {
         self.partial_after = pause.map(|pause| pause.min(LONGEST_PAUSE));
     }
 
-    /// Whoever passes on what comes out is told where a line was shown before it was finished ([`relayed`]).
+    /// Marks lines that are shown before they are finished ([`relayed`]), for the part of dsl that passes the output
+    /// on.
     pub(super) fn tell_unfinished(&mut self) {
         self.is_relayed = true;
     }
 
-    /// More streams will be added.
+    /// Announces more streams.
     pub(super) fn expect(&mut self, streams: usize) {
         self.to_come += streams;
     }
 
-    /// A new stream; its number.
+    /// Adds a stream, and returns its number.
     pub(super) fn add(&mut self, style: Style) -> usize {
         self.to_come = self.to_come.saturating_sub(1);
         self.streams.push(Shown {
@@ -157,7 +158,7 @@ impl Composer {
         }
     }
 
-    /// Bytes that wait to be taken.
+    /// How many bytes wait to be taken.
     pub(super) fn pending(&self) -> usize {
         self.out.len()
     }
@@ -195,7 +196,7 @@ impl Composer {
         self.carry(stream, rest, now);
     }
 
-    /// Nothing delays a line of this stream, and nothing stands on the last line of the console.
+    /// Whether nothing delays a line of this stream, and the console has no unfinished line.
     fn is_plain(&self, stream: usize) -> bool {
         self.open.is_none()
             && self.fold.is_none()
@@ -210,7 +211,7 @@ impl Composer {
         if !rest.is_empty() {
             this.since.get_or_insert(now);
             this.carry.extend_from_slice(rest);
-            // In an answer to a prompt it is an editor that moves.
+            // Behind a prompt, a carriage return comes from a line editor, not from a progress bar.
             this.has_bar |= !is_prompt && memchr::memchr(b'\r', rest).is_some();
             if self.screen.is_some() && this.has_bar {
                 keep_visible(&mut this.carry);
@@ -233,7 +234,7 @@ impl Composer {
         self.line(stream, &piece, false, now);
     }
 
-    /// Notes that the clock matters to this stream.
+    /// Lists this stream, if something is due for it at some time.
     fn list(&mut self, stream: usize) {
         let Some(due) = self.due(stream) else { return };
         if self.listed.is_empty() {
@@ -246,12 +247,12 @@ impl Composer {
         }
     }
 
-    /// Its unfinished line stands at the end of a terminal.
+    /// Whether its unfinished line is at the end of a terminal.
     fn is_prompt(&self, stream: usize) -> bool {
         self.screen.is_some() && self.open == Some(stream)
     }
 
-    /// Takes a whole line. `known_plain`: it has nothing in it that would have to be left out.
+    /// Takes a whole line. `known_plain`: it contains nothing that must be left out.
     fn line(&mut self, stream: usize, text: &[u8], known_plain: bool, now: Instant) {
         if self.open == Some(stream) {
             self.show(stream, text, known_plain);
@@ -294,7 +295,7 @@ impl Composer {
         self.show(stream, text, known_plain);
     }
 
-    /// Shows a line, or what follows of it.
+    /// Shows a line, or the rest of a line that is partly shown.
     fn show(&mut self, stream: usize, text: &[u8], known_plain: bool) {
         let text = &text[self.begin_line(stream).min(text.len())..];
         let this = &mut self.streams[stream];
@@ -312,7 +313,8 @@ impl Composer {
         self.open = None;
     }
 
-    /// How much of the stream's unfinished line stands on the last line of the console, which is now its own.
+    /// Makes the last line of the console that of this stream. Returns how many bytes of its unfinished line are
+    /// there already.
     fn begin_line(&mut self, stream: usize) -> usize {
         if self.open == Some(stream) {
             return self.streams[stream].told;
@@ -326,7 +328,7 @@ impl Composer {
         0
     }
 
-    /// Ends what stands unfinished at the end of the console.
+    /// Ends the unfinished line at the end of the console.
     fn end_open(&mut self) {
         let Some(stream) = self.open.take() else { return };
         let this = &mut self.streams[stream];
@@ -338,7 +340,7 @@ impl Composer {
             this.carry.splice(..0, CUT.iter().copied());
             this.told += CUT.len();
         } else if this.has_bar {
-            // What a bar has shown is replaced by what it shows next.
+            // The shown state of a progress bar is replaced by its next state, and not repeated.
             this.carry.drain(..this.told);
             this.told = 0;
         } else if this.told > 0 {
@@ -364,7 +366,8 @@ impl Composer {
         }
     }
 
-    /// How many lines a screen has shown since the last one of this stream; `None` without a screen, or a line.
+    /// How many lines a screen has shown since the last line of this stream; `None` without a screen, or if the
+    /// stream has no line.
     pub(super) fn shown_since(&self, stream: usize) -> Option<u64> {
         let last = self.streams[stream].last;
         (self.screen.is_some() && last > 0).then(|| self.lines - last)
@@ -382,7 +385,7 @@ impl Composer {
         }
     }
 
-    /// Drops bytes of a stream; how many lines are lost by it. One whose rest is lost, too, counts at its begin.
+    /// Drops bytes of a stream. Returns how many lines are lost; a line counts when its beginning is dropped.
     pub(super) fn skip(&mut self, stream: usize, data: &[u8]) -> usize {
         if self.open == Some(stream) {
             self.end_open();
@@ -409,7 +412,7 @@ impl Composer {
         }
     }
 
-    /// The stream has ended; an unfinished line is finished for it.
+    /// Notes that a stream has ended, and finishes its unfinished line.
     pub(super) fn close(&mut self, stream: usize, now: Instant) {
         let this = &mut self.streams[stream];
         let carry = std::mem::take(&mut this.carry);
@@ -424,7 +427,7 @@ impl Composer {
         let this = &mut self.streams[stream];
         if !std::mem::replace(&mut this.closed, true) {
             self.living -= 1;
-            self.wake = None; // whoever is alone now waits for less
+            self.wake = None; // a stream that is alone now waits for less
         }
         self.show_held_if_complete();
         if self.open == Some(stream) {
@@ -432,7 +435,7 @@ impl Composer {
         }
     }
 
-    /// A line of our own.
+    /// Shows a line of our own.
     pub(super) fn note(&mut self, text: &str) {
         self.end_open();
         self.out.extend_from_slice(text.as_bytes());
@@ -440,7 +443,7 @@ impl Composer {
         self.lines += 1;
     }
 
-    /// What is to be written now; `spare` becomes the next buffer.
+    /// Takes the bytes to write now; `spare` becomes the next buffer.
     pub(super) fn take(&mut self, spare: Vec<u8>, now: Instant) -> Vec<u8> {
         let out = std::mem::replace(&mut self.out, spare);
         match &mut self.screen {
@@ -450,7 +453,7 @@ impl Composer {
         }
     }
 
-    /// There is something to write.
+    /// Whether there is something to write.
     pub(super) fn is_ready(&self, now: Instant) -> bool {
         let open = self.open.is_some();
         !self.out.is_empty()
@@ -460,7 +463,7 @@ impl Composer {
                 .is_some_and(|screen| screen.is_due(open, now))
     }
 
-    /// All streams have ended: nothing waits any more.
+    /// Closes all streams, and shows everything that waits.
     pub(super) fn finish(&mut self, now: Instant) {
         for stream in 0..self.streams.len() {
             self.close(stream, now);
@@ -471,7 +474,8 @@ impl Composer {
     }
 }
 
-/// What stands on a terminal after these bytes: the text behind the last carriage return that has any.
+/// The text that a terminal shows after these bytes: the text after the last carriage return that is followed by
+/// text.
 fn visible(line: &[u8]) -> &[u8] {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     match memrchr(b'\r', line) {
@@ -486,7 +490,7 @@ fn keep_visible(carry: &mut Vec<u8>) {
     carry.drain(..carry.len() - keep);
 }
 
-/// The begin of the character at or before `at`.
+/// The first byte of the character at `at`.
 fn character_start(text: &[u8], at: usize) -> usize {
     let is_continuation = |index: &usize| text[*index] & 0xc0 == 0x80;
     (at.saturating_sub(3)..=at)

@@ -1,7 +1,7 @@
-//! What groups that have ended have left to write: their reader takes his time, and it is kept for him.
+//! Output of ended groups that is still to be written, because the reader of a console is slow.
 //!
-//! A later group of the same supervisor writes behind it. At the end of all somebody waits for it
-//! ([`Consoles::flush`]), until it is written or a signal ends the waiting.
+//! A later group of the same supervisor writes after it. At the very end, [`Consoles::flush`] waits until it is
+//! written or a signal ends the wait.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,37 +14,37 @@ use crate::error::Error;
 use crate::mux::writer::Writer;
 use crate::spec::Console;
 
-/// How long a signal of the host program can be missed that comes between a look for it and the sleep.
+/// A signal to the host program that comes between a check and the sleep is noticed after at most this time.
 const SIGNAL_POLL: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
 
-/// Which file a console is: device, inode, and the device that it stands for.
+/// Identifies the file of a console: its device and inode, and the device number if it is a device file.
 pub(super) type Place = (u64, u64, u64);
 
-/// What [`Consoles::flush`] has come to.
+/// The result of [`Consoles::flush`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flushed {
-    /// Lines that were given up, since the last time that somebody asked.
+    /// Lines that were dropped since the last result.
     pub dropped: u64,
-    /// The signal that ended the waiting, if one did.
+    /// The signal that ended the wait, if one did.
     pub signal: Option<i32>,
 }
 
 #[derive(Default)]
 struct Left {
     writers: Vec<(Place, Writer)>,
-    /// Nobody is to wait any more.
+    /// Whether waiting has ended.
     is_over: bool,
     signal: Option<i32>,
     dropped: u64,
 }
 
-/// What is left to write of all groups of a supervisor.
+/// Output of all ended groups of a supervisor that is still to be written.
 pub(crate) struct Consoles {
     left: Mutex<Left>,
-    /// Rung when something is written to its end, and when the waiting is over.
+    /// Rung when a writer has written everything, and when waiting ends.
     bell: Arc<Bell>,
 }
 
@@ -57,11 +57,11 @@ impl Consoles {
     }
 
     fn lock(&self) -> MutexGuard<'_, Left> {
-        // It is whole between any two statements that hold the lock.
+        // Each statement under the lock leaves the state consistent, so a panic does no harm.
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new group begins. What was asked for about the last one does not hold for it.
+    /// Prepares for a new group: if no output is left, the end of waiting for the last group is forgotten.
     pub(crate) fn begin(&self) {
         let mut left = self.lock();
         if left.writers.is_empty() {
@@ -77,13 +77,13 @@ impl Consoles {
         Some(left.writers.swap_remove(index).1)
     }
 
-    /// Keeps a writer that is not done.
+    /// Keeps a writer that still has output.
     pub(super) fn keep(&self, place: Place, writer: Writer) {
         writer.adopt(Arc::clone(&self.bell), true);
         self.lock().writers.push((place, writer));
     }
 
-    /// Ends the waiting; `signal`: the one that has asked for it.
+    /// Ends the wait. `signal`: the signal that has asked for this.
     pub(crate) fn end_waiting(&self, signal: Option<i32>) {
         let mut left = self.lock();
         left.is_over = true;
@@ -92,13 +92,13 @@ impl Consoles {
         self.bell.ring();
     }
 
-    /// Whether somebody has ended the waiting.
+    /// Whether waiting has ended.
     pub(super) fn is_over(&self) -> bool {
         self.lock().is_over
     }
 
-    /// Waits until what is left for a console (`None`: for all) is written, or the waiting is ended. Asks
-    /// `pending` before each sleep, and gives up if that says so; `None` then.
+    /// Waits until the remaining output for a console (`None`: for all) is written, or waiting is ended. Calls
+    /// `pending` before each sleep. If it returns true, the rest is dropped, and the result is `None`.
     pub(crate) fn flush(
         &self,
         console: Option<Console>,
@@ -115,17 +115,17 @@ impl Consoles {
             }
             if pending() {
                 self.end_waiting(None);
-                // At once: the next group begins anew only if nothing is left.
+                // Drop the rest at once: [`Consoles::begin`] resets the state only if no output is left.
                 self.lock().sweep(None);
                 return None;
             }
             let mut bell = [PollFd::new(&*self.bell, PollFlags::IN)];
-            // Whatever ends it, the next look follows.
+            // No matter why the poll ends, the loop looks again.
             let _ = poll(&mut bell, Some(&SIGNAL_POLL));
         }
     }
 
-    /// As nearly always.
+    /// A quick answer for the usual case that no output is left.
     fn nothing_left(&self) -> Option<Flushed> {
         let mut left = self.lock();
         left.writers.is_empty().then(|| left.flushed())
@@ -139,8 +139,8 @@ impl Consoles {
 }
 
 impl Left {
-    /// Lets go of writers that are done, and gives up all others if the waiting is over. Whether what is asked
-    /// for is still to be waited for.
+    /// Removes writers that are done, and gives up all others if waiting has ended. Returns whether output for the
+    /// requested console is left.
     fn sweep(&mut self, of_place: Option<Place>) -> bool {
         let is_over = self.is_over;
         let mut waits = false;

@@ -1,4 +1,5 @@
-//! A log file that the engine writes: never dropped for a slow console, capped if asked, reopened on demand.
+//! A log file that the engine writes. It gets all bytes even if a console is slow, may have a size limit, and can be
+//! reopened.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
@@ -9,23 +10,24 @@ use rustix::io::Errno;
 use crate::mux::cap::Cap;
 use crate::mux::whole::write_all;
 
-/// Mode of new log files, less the umask.
+/// Mode of new log files, before the umask.
 const MODE: Mode = Mode::from_raw_mode(0o640);
-/// Linux's number of its memory devices, and those of them that never make a writer wait: null, zero, full.
+/// Linux's major number of memory devices, and the minor numbers of those that never block a writer: null, zero,
+/// full.
 const MEMORY_DEVICES: u32 = 1;
 const SINKS: [u32; 3] = [3, 5, 7];
 
-/// Opens a log file for appending, which leaves `copytruncate` rotation whole.
+/// Opens a log file for appending, so that `copytruncate` rotation works.
 ///
-/// Fails with ENXIO for anything that could make us wait, such as a FIFO or a terminal: only regular files and
-/// sinks like `/dev/null` are log files.
+/// Fails with ENXIO for a file that could block us, such as a FIFO or a terminal: only regular files and sinks like
+/// `/dev/null` can be log files.
 pub(crate) fn open_log(path: &CStr) -> Result<OwnedFd, Errno> {
     open_output(path, OFlags::APPEND)
 }
 
-/// Opens a file for output as [`open_log`] does, with these flags besides.
+/// Opens a file for output like [`open_log`], with additional flags.
 ///
-/// The flag that keeps the opening from waiting stays; on what is opened here it means nothing.
+/// `O_NONBLOCK` keeps the open from blocking. It stays set, but has no effect on the files that are accepted here.
 pub(crate) fn open_output(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = rustix::fs::open(path, flags, MODE)?;
@@ -57,7 +59,7 @@ pub(super) struct LogFile {
 
 impl LogFile {
     pub(super) fn new(path: CString, file: OwnedFd, max_bytes: Option<u64>) -> Self {
-        // Nothing stands beside a device.
+        // A device has no segments beside it.
         let has_end = fstat(&file).is_ok_and(|stat| is_regular(&stat));
         Self {
             path,
@@ -72,12 +74,12 @@ impl LogFile {
         &self.path
     }
 
-    /// Bytes that could not be written so far.
+    /// How many bytes could not be written so far.
     pub(super) fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Writes all of it; the first failure of the file comes back, later ones are only counted.
+    /// Writes all of `data`. Returns the first failure of the file; bytes of later failures are only counted.
     pub(super) fn write(&mut self, data: &[u8]) -> Option<Errno> {
         let result = match &mut self.cap {
             None => write_all(&self.file, data),
@@ -92,12 +94,12 @@ impl LogFile {
         }
     }
 
-    /// Opens the path anew, as after a rotation; the old file is completed, and a new one fills from its begin.
-    /// A path that cannot be opened leaves the old file in use.
+    /// Reopens the path, as after a rotation. The old file is completed, and the new file is filled from its
+    /// beginning. If the path cannot be opened, the old file stays in use.
     pub(super) fn reopen(&mut self) -> Result<(), Errno> {
         let file = open_log(&self.path)?;
         let (old, new) = (fstat(&self.file)?, fstat(&file)?);
-        // Nothing was moved away, or all of it was taken out of the file.
+        // The same file with content was not rotated. If the same file is empty, a rotation has truncated it.
         let is_same = (old.st_dev, old.st_ino) == (new.st_dev, new.st_ino) && new.st_size > 0;
         if is_same {
             return Ok(());
@@ -108,7 +110,7 @@ impl LogFile {
         finished
     }
 
-    /// Puts the parts of a capped file together. What is written then begins anew.
+    /// Puts the parts of a file with a limit together. Later output begins a new first half.
     pub(super) fn finish(&mut self) -> Result<(), Errno> {
         self.cap.as_mut().map_or(Ok(()), |cap| cap.finish(&self.file))
     }

@@ -1,9 +1,9 @@
-//! Equal lines of several workers become one with a count.
+//! Joins equal lines of several workers into one line with a count.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// How long equal lines of other workers are waited for.
+/// How long a line waits for equal lines of other workers.
 const WINDOW: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
@@ -12,21 +12,21 @@ pub(super) struct Folded {
     pub(super) streams: Vec<usize>,
     since: Instant,
     number: u64,
-    /// Everybody has said it.
+    /// Whether every stream has brought this line.
     complete: bool,
 }
 
-/// Lines that wait for their like.
+/// Lines that wait for equal lines.
 #[derive(Debug, Default)]
 pub(super) struct Fold {
     waiting: VecDeque<Folded>,
-    /// Text to the number of the last entry with it.
+    /// The number of the last entry with each text.
     numbers: HashMap<Vec<u8>, u64>,
     next: u64,
 }
 
 impl Fold {
-    /// Takes a line; `streams` is how many could say the same.
+    /// Adds a line. `streams`: how many streams may bring the same line.
     pub(super) fn add(&mut self, stream: usize, text: &[u8], now: Instant, streams: usize) {
         let first = self.waiting.front().map_or(self.next, |folded| folded.number);
         if let Some(&number) = self.numbers.get(text)
@@ -50,7 +50,8 @@ impl Fold {
         });
     }
 
-    /// Lines that have waited long enough; with `None` all of them. The order is that of their first worker.
+    /// Takes the lines that have waited long enough; with `None` all lines. They come in the order of their first
+    /// copies.
     pub(super) fn take(&mut self, now: Option<Instant>) -> Vec<Folded> {
         let mut ready = Vec::new();
         while let Some(folded) = self.waiting.front() {

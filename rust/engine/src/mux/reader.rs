@@ -25,20 +25,20 @@ use crate::spec::{Console, LogOptions};
 const READ_BYTES: usize = 64 * 1024;
 /// Bytes of a stream that are kept for the report of a failure.
 const TAIL_BYTES: usize = 16 * 1024;
-/// How long ends of streams are gathered.
+/// How long we gather ends of streams before we look again.
 const FLOCK: Duration = Duration::from_millis(5);
-/// How often paused streams are looked at when nobody rings.
+/// How often we look at paused streams when the bell does not ring.
 const PAUSE_POLL: Duration = Duration::from_millis(100);
-/// No pipe holds more, so whoever has more to say is writing it now, and is not of the job.
+/// No pipe holds more. If more bytes come at the end, a process outside the job is still writing.
 const LAST_BYTES: usize = (1 << 20) + READ_BYTES;
 
-/// Reads until told to finish.
+/// Reads until the order to finish.
 pub(super) fn serve(link: &Arc<Link>, options: LogOptions, expected: [usize; 2]) {
     let mut word = LastWord {
         link,
         outcome: Outcome::default(),
     };
-    // Dropped before that, with the streams: whoever still writes to one is told.
+    // Dropped before `word`, together with the streams: a process that still writes to one gets an error.
     let mut reader = Reader::new(Arc::clone(link), options, expected);
     loop {
         let timeout = reader.timeout();
@@ -66,7 +66,7 @@ pub(super) fn serve(link: &Arc<Link>, options: LogOptions, expected: [usize; 2])
     }
 }
 
-/// A stream that is read, and what is done with its bytes.
+/// A stream that is read, and the destinations of its bytes.
 struct Feed {
     fd: Option<OwnedFd>,
     worker: usize,
@@ -80,10 +80,10 @@ struct Feed {
     paused: bool,
 }
 
-/// What follows when all orders have been carried out.
+/// What to do after the orders.
 enum Next {
     GoOn,
-    /// Take what is left, and end.
+    /// Read the rest, and end.
     Finish(Finish),
 }
 
@@ -96,7 +96,7 @@ struct Reader {
     side_of: [Option<usize>; 2],
     /// Streams that will be shown on stdout and on stderr.
     expected: [usize; 2],
-    /// A console could not be had.
+    /// Whether a console could not be opened.
     has_failed: bool,
     searches: Vec<Search>,
     paused: Vec<usize>,
@@ -222,7 +222,7 @@ impl Reader {
         }
     }
 
-    /// The side of a console, made when it is first needed; `None` when the console is not open.
+    /// The side of a console, made when it is first needed; `None` if the console is not open or has failed.
     fn side(&mut self, kind: Console) -> Option<usize> {
         let index = usize::from(kind == Console::Stderr);
         if self.side_of[index].is_none() {
@@ -252,7 +252,7 @@ impl Reader {
         self.side_of[index]
     }
 
-    /// Told once.
+    /// Reports a failed console, once.
     fn console_failed(&mut self, error: &std::io::Error) {
         if !std::mem::replace(&mut self.has_failed, true) {
             let errno = error.raw_os_error().unwrap_or(Errno::AGAIN.raw_os_error());
@@ -270,8 +270,8 @@ impl Reader {
         }
     }
 
-    /// Streams end in flocks, and to be woken for each would take the processor from workers that start: the
-    /// next ones are gathered for a moment.
+    /// Waits a moment, to handle the ends of several streams together. Many streams end at the same time, and a
+    /// wake-up for each would take processor time from workers that start.
     fn nap(&self) {
         let mut bell = [PollFd::new(&*self.link.bell, PollFlags::IN)];
         let timeout = self.timeout().map_or(FLOCK, |timeout| timeout.min(FLOCK));
@@ -279,11 +279,11 @@ impl Reader {
             tv_sec: 0,
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
-        // Interrupted or not, the next look follows.
+        // Interrupted or not, the reader looks again.
         let _ = poll(&mut bell, Some(&timeout));
     }
 
-    /// Reads once from one stream; how many bytes.
+    /// Reads once from a stream. Returns the number of bytes.
     fn read(&mut self, token: usize) -> usize {
         if token >= self.feeds.len() {
             self.welcome();
@@ -308,7 +308,7 @@ impl Reader {
                 return count;
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // A terminal whose other side is closed says EIO.
+            // A terminal whose other side is closed returns EIO.
             Ok(_) | Err(_) => self.close(token),
         }
         0
@@ -361,7 +361,7 @@ impl Reader {
         feed.file = None;
     }
 
-    /// Lets the clock act, hands over what was composed, and lets paused streams go on.
+    /// Does what is due by time, hands composed output to the consoles, and resumes paused streams.
     fn turn(&mut self) {
         let now = Instant::now();
         self.next = None;
@@ -387,7 +387,7 @@ impl Reader {
             };
             if self.sides[side].may_resume(feed.file.is_some()) {
                 feed.paused = false;
-                // Fails only when memory is short; the last look at all streams finds it then.
+                // Fails only when memory is short. Then the stream is read at the end.
                 let _ = self.link.poller.watch(fd, token as u64);
             } else {
                 self.paused.push(token);
@@ -395,14 +395,14 @@ impl Reader {
         }
     }
 
-    /// Takes what is left, and ends.
+    /// Reads the rest of all streams, and waits for the consoles.
     fn finish(&mut self, finish: Finish) -> Outcome {
         self.welcome();
         for token in 0..self.feeds.len() {
             self.drain(token);
             self.close(token);
         }
-        // The files are whole before anybody waits for a console. What cannot be put together stays in its segments.
+        // Complete the files before we wait for a console. If that fails, the end of a file stays in its segments.
         for search in &mut self.searches {
             let _ = search.file.finish();
         }
@@ -426,7 +426,7 @@ impl Reader {
         Outcome { tail, shown_since }
     }
 
-    /// Where the stream is shown whose last bytes a worker would complain with.
+    /// Where the stream is shown that has the worker's error messages.
     fn shown_tail(&self, worker: usize) -> Option<(usize, usize)> {
         let is_asked_for = |feed: &&Feed| feed.worker == worker && feed.tail.is_some();
         self.feeds.iter().rev().find(is_asked_for)?.shown
@@ -463,7 +463,7 @@ impl Reader {
     }
 }
 
-/// Something can be read, or the other end is closed.
+/// Whether a stream is readable, or its other end is closed.
 fn holds_bytes(fd: Option<&OwnedFd>) -> bool {
     let is_ready = |fd| poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default()));
     fd.is_some_and(|fd| is_ready(fd) == Ok(1))

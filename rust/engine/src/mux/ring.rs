@@ -1,4 +1,4 @@
-//! The last bytes of a stream.
+//! Keeps the last bytes of a stream.
 
 use std::collections::VecDeque;
 

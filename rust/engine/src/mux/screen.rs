@@ -1,12 +1,12 @@
-//! The bottom of a terminal: one line for each worker with a progress bar, redrawn below the lines that scroll.
+//! The bottom of a terminal: one line for each worker with a progress bar, redrawn below the scrolling lines.
 
 use std::time::{Duration, Instant};
 
 use crate::mux::text::clip;
 
-/// Bars are redrawn this often at most.
+/// The shortest time between two redraws of the bars.
 const FRAME: Duration = Duration::from_millis(50);
-/// Lines of bars at most, if the screen has room for them.
+/// Maximum number of bar lines, if the screen has room for them.
 const MOST_BARS: usize = 16;
 
 /// Size of a terminal, in characters.
@@ -51,19 +51,19 @@ impl Screen {
         }
     }
 
-    /// The bars have changed and may be drawn; `open` as in [`Screen::frame`].
+    /// Whether the bars have changed and may be drawn now; `open` as in [`Screen::frame`].
     pub(super) fn is_due(&self, open: bool, now: Instant) -> bool {
         self.due(open, now).is_some_and(|due| due <= now)
     }
 
-    /// When they may be drawn; `None` also while `open` keeps them away.
+    /// When changed bars may be drawn; `None` if nothing has changed, or while `open` prevents bars.
     pub(super) fn due(&self, open: bool, now: Instant) -> Option<Instant> {
         let is_kept_away = open && self.drawn.is_empty();
         (self.bars != self.drawn && !is_kept_away).then(|| self.last.map_or(now, |last| last + FRAME))
     }
 
-    /// Lines to scroll between what is taken away and what is drawn again. With `open` the cursor stands behind
-    /// somebody's unfinished line, where no bar may be.
+    /// The bytes that remove the old bars, write the lines, and draw the bars again. With `open` the cursor is behind
+    /// an unfinished line, where no bar may be drawn.
     pub(super) fn frame(&mut self, lines: Vec<u8>, open: bool, now: Instant) -> Vec<u8> {
         if self.drawn.is_empty() && (self.bars.is_empty() || open) {
             return lines;

@@ -1,4 +1,4 @@
-//! Copies of the lines that hold certain words.
+//! Copies lines that contain certain words into files.
 
 use memchr::{memchr_iter, memmem};
 use rustix::io::Errno;
@@ -28,13 +28,13 @@ impl Search {
 
     fn take(&mut self, kind: Kind, prefix: &[u8], line: &[u8]) {
         if self.kind == kind && self.words.iter().any(|word| word.find(line).is_some()) {
-            // It is a copy; what is wrong with the disk is told for the files of the workers.
+            // A failed copy is not reported: problems of the disk are reported for the files of the workers.
             let _ = self.file.write(&[prefix, line].concat());
         }
     }
 }
 
-/// Puts the lines of one stream together, if anybody searches them.
+/// Assembles the lines of one stream, if a search needs them.
 #[derive(Default)]
 pub(super) struct Lines(Vec<u8>);
 
@@ -54,12 +54,12 @@ impl Lines {
         }
         self.0.extend_from_slice(&data[begin..]);
         if self.0.len() > LINE_BYTES {
-            // A progress bar, or no text at all: what there is counts as a line.
+            // A progress bar, or not text at all: treat the bytes so far as a line.
             self.finish(searches, kind, prefix);
         }
     }
 
-    /// The stream has ended; so has its last line.
+    /// Ends the last line, because the stream has ended.
     pub(super) fn finish(&mut self, searches: &mut [Search], kind: Kind, prefix: &[u8]) {
         if !self.0.is_empty() {
             self.search(searches, kind, prefix, b"\n");

@@ -1,4 +1,4 @@
-//! One console, and the rule for what it does not take.
+//! One console, and the rule for output that it does not take in time.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,56 +15,57 @@ use crate::mux::terminal;
 use crate::mux::writer::{LIMIT_BYTES, Writer};
 use crate::spec::Console;
 
-/// A console that takes nothing for so long is taken to be stopped.
+/// A console that takes nothing for this long counts as stopped.
 const STALL: Duration = Duration::from_secs(1);
-/// At the end: the longest time for what a terminal has not taken yet.
+/// At the end: the longest wait for a terminal.
 const LAST_TERMINAL: Duration = Duration::from_secs(2);
-/// At the end: how long the events are delayed for a reader who gets everything anyway.
+/// At the end: the longest wait for a console whose remaining output is kept and written later anyway.
 const COURTESY: Duration = Duration::from_secs(2);
-/// A block of this size is handed to the console at once, while it is in the processor's cache.
+/// A block of this size is handed over immediately, while it is in the processor's cache.
 const BLOCK_BYTES: usize = 256 * 1024;
 
-/// One console with what is composed for it; stdout and stderr share one where they are the same file.
+/// One console with its composer. stdout and stderr share a side if they are the same file.
 pub(super) struct Side {
     stream: BorrowedFd<'static>,
     place: Place,
     writer: Writer,
     pub(super) composer: Composer,
-    /// Which of the reader's streams each of the composer's is.
+    /// The reader's number of each stream of the composer.
     pub(super) tokens: Vec<usize>,
     spare: Vec<u8>,
     kind: Kind,
     dropping: bool,
-    /// Lines dropped since the last word about it, and in all.
+    /// Lines dropped since the last note about it, and in total.
     dropped: usize,
     dropped_total: usize,
     closed: bool,
 }
 
-/// What a console is to its lines.
+/// How important a console is for the lines on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// They would scroll by.
+    /// A terminal: old lines scroll away anyway.
     Terminal,
-    /// All of them are in files, too.
+    /// Every line is also in a file.
     Copy,
-    /// Some are nowhere else.
+    /// Some lines are in no file.
     Only,
 }
 
-/// What becomes of bytes for a console.
+/// What to do with bytes for a console.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// They are shown.
+    /// Show them.
     Show,
-    /// They are counted and thrown away.
+    /// Count them and drop them.
     Drop,
-    /// They stay where they are for now.
+    /// Leave them in their stream for now.
     Wait,
 }
 
 impl Side {
-    /// `None` if that stream of ours is not open. Fails if no thread can be had for it.
+    /// Opens the side of our stdout or stderr; `None` if that stream is not open. Fails if its thread cannot be
+    /// started.
     pub(super) fn open(
         console: Console,
         consoles: &Consoles,
@@ -106,7 +107,7 @@ impl Side {
         }))
     }
 
-    /// A stream is shown here that is in no file.
+    /// Notes that a stream on this console is in no file.
     pub(super) fn show_all(&mut self) {
         if self.kind == Kind::Copy {
             self.kind = Kind::Only;
@@ -120,7 +121,7 @@ impl Side {
         }
     }
 
-    /// What is to become of the next bytes of a stream.
+    /// Decides what to do with the next bytes of a stream.
     pub(super) fn fate(&mut self, kept_in_file: bool) -> Fate {
         if self.closed {
             return Fate::Show;
@@ -154,14 +155,14 @@ impl Side {
         }
     }
 
-    /// A stream that had to wait may be read again.
+    /// Whether a paused stream may be read again.
     pub(super) fn may_resume(&self, kept_in_file: bool) -> bool {
         let (bytes, idle) = self.writer.backlog();
         let droppable = kept_in_file || self.kind == Kind::Terminal;
         self.closed || bytes < LIMIT_BYTES / 2 || (droppable && idle >= STALL)
     }
 
-    /// Takes bytes of a stream, whose fate is decided.
+    /// Takes bytes of a stream, with the decision about them.
     pub(super) fn take(&mut self, stream: usize, data: &[u8], fate: Fate) {
         if fate == Fate::Drop {
             let lines = self.composer.skip(stream, data);
@@ -176,7 +177,7 @@ impl Side {
         }
     }
 
-    /// Gives the console what there is to write.
+    /// Hands composed output to the writer.
     pub(super) fn hand_over(&mut self, now: Instant) {
         if self.composer.is_ready(now) {
             let spare = std::mem::take(&mut self.spare);
@@ -185,15 +186,16 @@ impl Side {
         }
     }
 
-    /// Nobody reads it any more, and that is news.
+    /// Whether the console was closed since the last call.
     pub(super) fn has_just_closed(&mut self) -> bool {
         let closed = self.writer.is_closed();
         closed && !std::mem::replace(&mut self.closed, closed)
     }
 
-    /// At the end: waits for the console as long as that is reasonable. What it has not taken then is dropped,
-    /// but for what is shown in a pipe, a socket or a file and nowhere else: that is left to `consoles`, unless
-    /// the job `is_stopped` by a signal, whose sender waits. Returns how many lines were dropped in all.
+    /// At the end: waits for the console for a reasonable time. After that the rest of its output is dropped, with
+    /// one exception: if the console is no terminal and some of its lines are in no file, the rest goes to
+    /// `consoles`. The exception does not apply if the job `is_stopped` by a signal, because the sender waits.
+    /// Returns how many lines were dropped in total.
     pub(super) fn settle(mut self, end: &LastWait, consoles: &Consoles, given_up: impl Fn() -> bool) -> u64 {
         let now = Instant::now();
         self.composer.finish(now);
@@ -218,10 +220,10 @@ impl Side {
     }
 }
 
-/// How long consoles are waited for when all workers have ended.
+/// How long to wait for consoles when all workers have ended.
 pub(super) struct LastWait {
-    /// Not longer than this, all of them together.
+    /// The end of the wait for all consoles together.
     pub(super) until: Instant,
-    /// The job was ended by a signal.
+    /// Whether a signal has ended the job.
     pub(super) is_stopped: bool,
 }

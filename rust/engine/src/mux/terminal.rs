@@ -1,4 +1,4 @@
-//! Terminals: ours, and those that workers see.
+//! Terminals: ours, and those that we make for workers.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -13,12 +13,13 @@ use rustix::termios::{
 use crate::mux::screen::Size;
 use crate::mux::text::width;
 
-/// The narrowest screen that a worker is told of.
+/// The smallest width that a worker's terminal gets.
 const FEWEST_COLUMNS: u16 = 20;
 
-/// A pseudo terminal: what we read, and what the worker writes to. Its size is ours, less the prefix.
+/// Opens a pseudo terminal: first the end that we read, then the end that the worker writes to. It has the size of
+/// our terminal, without the width of the prefix.
 ///
-/// It neither echoes nor turns line feeds into anything else, so that the bytes stay the worker's.
+/// It does not echo and does not convert line feeds, so that we read the worker's bytes unchanged.
 ///
 /// [pty(7)](https://man7.org/linux/man-pages/man7/pty.7.html)
 pub(crate) fn open_terminal(prefix: &[u8]) -> Result<(OwnedFd, OwnedFd), Errno> {
@@ -36,18 +37,18 @@ pub(crate) fn open_terminal(prefix: &[u8]) -> Result<(OwnedFd, OwnedFd), Errno> 
     Ok((ours, theirs))
 }
 
-/// Size of the terminal that our stdout or stderr is.
+/// Size of our terminal; `None` if neither stdout nor stderr is a terminal.
 pub(super) fn own_size() -> Option<Size> {
     let terminal = [stdout(), stderr()].into_iter().find(|fd| isatty(fd));
     terminal.map(size_of)
 }
 
-/// Whether our terminal understands more than lines of text.
+/// Whether our terminal understands cursor movements.
 pub(super) fn can_move_cursor() -> bool {
     std::env::var_os("TERM").is_some_and(|kind| !kind.is_empty() && kind != "dumb")
 }
 
-/// Size of a terminal; the usual one where it has none.
+/// Size of a terminal; 80 by 24 if it has none.
 pub(super) fn size_of(fd: BorrowedFd<'_>) -> Size {
     let known = tcgetwinsize(fd)
         .ok()
@@ -64,7 +65,7 @@ pub(super) fn size_of(fd: BorrowedFd<'_>) -> Size {
     )
 }
 
-/// Tells a worker's terminal how much of ours is left beside the prefix.
+/// Sets the size of a worker's terminal: that of ours, without the width of the prefix.
 pub(super) fn set_size(fd: BorrowedFd<'_>, size: Size, prefix: &[u8]) {
     let columns = size.columns.saturating_sub(width(prefix) as u16);
     let size = Winsize {
@@ -73,7 +74,7 @@ pub(super) fn set_size(fd: BorrowedFd<'_>, size: Size, prefix: &[u8]) {
         ws_xpixel: 0,
         ws_ypixel: 0,
     };
-    // A worker that cannot learn it wraps its lines early or late.
+    // If this fails, the worker only wraps its lines too early or too late.
     let _ = tcsetwinsize(fd, size);
 }
 

@@ -1,15 +1,15 @@
-//! How much room a text takes on a terminal.
+//! The width of a text on a terminal.
 
 use anstyle_parse::{Params, Parser, Perform, Utf8Parser};
 use unicode_width::UnicodeWidthChar;
 
-/// Columns that a text takes, without its escape sequences.
+/// How many columns a text takes, without its escape sequences.
 pub(super) fn width(text: &[u8]) -> usize {
     Clip::of(text, usize::MAX).used
 }
 
-/// Cuts a text to a width. Colours take no room and are kept, and end with it; every other control character or
-/// sequence is left out.
+/// Cuts a text to a width. Colours take no room; they are kept, and reset at the end of the text. All other control
+/// characters and sequences are left out.
 pub(super) fn clip(text: &[u8], width: usize) -> Vec<u8> {
     let mut clip = Clip::of(text, width);
     if clip.is_coloured {

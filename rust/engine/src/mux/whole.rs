@@ -1,10 +1,10 @@
-//! Writes to files that take all of it or fail.
+//! Complete writes to a file.
 
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 
-/// Writes all of it; on failure also how much is left.
+/// Writes all of `data`. An error comes with the number of bytes that were not written.
 pub(super) fn write_all(file: impl AsFd, mut data: &[u8]) -> Result<(), (Errno, usize)> {
     while !data.is_empty() {
         match rustix::io::retry_on_intr(|| rustix::io::write(&file, data)) {

@@ -1,7 +1,7 @@
-//! Our own stdout or stderr as a place to write to without ever waiting for it.
+//! Writes to our own stdout or stderr without blocking the caller.
 //!
-//! The descriptor is shared with whoever started us, so it cannot be made non-blocking. A thread of its own
-//! writes what it is handed; when a pager or Ctrl-S holds it up, only this thread stands still.
+//! The descriptor is shared with the process that started us, so we cannot make it non-blocking. A separate thread
+//! writes. If a pager or Ctrl-S blocks the console, only this thread waits.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,20 +18,20 @@ use crate::bell::Bell;
 
 /// Bytes that may wait for the console.
 pub(super) const LIMIT_BYTES: usize = 8 << 20;
-/// Bytes written at once: progress is seen after each.
+/// Bytes of one write; progress is noted after each.
 const CHUNK: usize = 64 * 1024;
-/// How often somebody who waits looks at the time.
+/// How often a waiting thread looks at the time.
 const WAIT_POLL: Duration = Duration::from_millis(20);
 /// Buffers that are kept for reuse.
 const SPARE_BUFFERS: usize = 4;
 
 struct State {
     blocks: VecDeque<Vec<u8>>,
-    /// The block that is being written, and how much of it is.
+    /// The block that is being written, and how many of its bytes are written.
     current: Option<(Arc<Vec<u8>>, usize)>,
-    /// Bytes not written yet.
+    /// How many bytes are not written yet.
     bytes: usize,
-    /// When something was last written, or began to wait.
+    /// When bytes were last written, or when the oldest waiting bytes came.
     progress: Instant,
     closed: bool,
     over: bool,
@@ -40,10 +40,10 @@ struct State {
     owner: Owner,
 }
 
-/// Whose bell is rung, and when.
+/// The bell that is rung, and when.
 struct Owner {
     bell: Arc<Bell>,
-    /// Also when all is written.
+    /// Whether the bell is also rung when everything is written.
     wants_end: bool,
 }
 
@@ -90,7 +90,7 @@ impl Writer {
         })
     }
 
-    /// From now on this bell is rung instead; with `wants_end` also when all is written.
+    /// From now on rings this bell instead; with `wants_end` also when everything is written.
     pub(super) fn adopt(&self, bell: Arc<Bell>, wants_end: bool) {
         self.backlog.lock().owner = Owner { bell, wants_end };
     }
@@ -98,7 +98,7 @@ impl Writer {
     /// Hands a block over and gives back an empty buffer.
     pub(super) fn write(&self, block: Vec<u8>) -> Vec<u8> {
         if block.is_empty() {
-            return block; // a console that stands still would gather them without a limit
+            return block; // a stalled console would collect empty blocks without a limit
         }
         let mut state = self.backlog.lock();
         let mut spare = state.spare.pop().unwrap_or_default();
@@ -116,7 +116,7 @@ impl Writer {
         spare
     }
 
-    /// Bytes that wait, and for how long none has been written.
+    /// How many bytes wait, and how long no byte was written.
     pub(super) fn backlog(&self) -> (usize, Duration) {
         let state = self.backlog.lock();
         let idle = if state.bytes == 0 {
@@ -127,18 +127,18 @@ impl Writer {
         (state.bytes, idle)
     }
 
-    /// Nobody reads it any more.
+    /// Whether the reader has closed the console.
     pub(super) fn is_closed(&self) -> bool {
         self.backlog.lock().closed
     }
 
-    /// All is written, or nobody will ever read it.
+    /// Whether everything is written, or the console is closed.
     pub(super) fn is_done(&self) -> bool {
         self.backlog.lock().is_done()
     }
 
-    /// Waits until that is so, the console has taken nothing for `patience`, the time has come, or `given_up`
-    /// says so. Whether it is so.
+    /// Waits until the writer is done. Stops waiting if the console has taken nothing for `patience`, at the time
+    /// `until`, or if `given_up` returns true. Returns whether the writer is done.
     pub(super) fn wait(&self, patience: Duration, until: Instant, given_up: impl Fn() -> bool) -> bool {
         let mut state = self.backlog.lock();
         while !state.is_done() {
@@ -151,7 +151,7 @@ impl Writer {
         true
     }
 
-    /// Throws away what is not written; how many lines that is.
+    /// Drops everything that is not written. Returns how many lines that is.
     pub(super) fn give_up(&self) -> usize {
         let mut state = self.backlog.lock();
         let count = |bytes: &[u8]| memchr::memchr_iter(b'\n', bytes).count();
@@ -175,9 +175,10 @@ impl Drop for Writer {
         let is_idle = state.bytes == 0 && !state.given_up;
         drop(state);
         self.backlog.changed.notify_all();
-        // With something left to write it may stand in that for as long as somebody holds the console up.
+        // If output is left, the thread may be blocked in a write for as long as the console is blocked, so it is not
+        // joined.
         if let (true, Some(thread)) = (is_idle, self.thread.take()) {
-            // A panic in it has been told by its hook.
+            // A panic in the thread was reported by the panic hook.
             let _ = thread.join();
         }
     }
@@ -191,7 +192,7 @@ impl State {
 
 impl Backlog {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between any two statements that hold the lock.
+        // Each statement under the lock leaves the state consistent, so a panic does no harm.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -222,7 +223,7 @@ impl Backlog {
         }
     }
 
-    /// False when the console is no more, or the rest is wanted no more.
+    /// Writes a block; false if the console is closed, or the rest was given up.
     fn write_block(&self, outlet: &Outlet, block: &[u8]) -> bool {
         let mut rest = block;
         while !rest.is_empty() {
@@ -257,7 +258,7 @@ impl Backlog {
         true
     }
 
-    /// So many bytes more are written. False when the rest is wanted no more.
+    /// Notes that `count` more bytes are written; false if the rest was given up.
     fn note_progress(&self, count: usize) -> bool {
         let mut state = self.lock();
         if state.given_up {
@@ -283,8 +284,8 @@ impl Backlog {
     }
 }
 
-/// The console's descriptor. A pipe is opened anew and a socket asked not to wait, so that it is known to the
-/// byte what they have taken when they are given up.
+/// The console's descriptor. A pipe is reopened as non-blocking, and a socket is written without blocking. So we know
+/// exactly which bytes they have taken when they are given up.
 struct Outlet {
     fd: OwnedFd,
     is_socket: bool,

@@ -2,7 +2,7 @@
 
 use super::number;
 
-/// One process of a snapshot, dead ones that nobody has reaped included.
+/// One process of a snapshot. Snapshots include dead processes that are not reaped yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// Process id.
@@ -15,14 +15,14 @@ pub struct Stat {
     pub session: i32,
     /// State letter: `R S D T t Z X I` and older ones.
     pub state: u8,
-    /// Threads that live, a leader that has ended included.
+    /// Threads; a main thread that has ended still counts.
     pub threads: u32,
     /// Clock ticks from boot to the start of the process: with the pid, its identity.
     pub start_time: u64,
 }
 
 impl Stat {
-    /// Whether it no longer runs: a zombie, or on its way out of the table.
+    /// Whether the process no longer runs: it is a zombie, or on its way out of the table.
     ///
     /// A process whose main thread has ended shows state `Z` too, but lives for as long as another thread does.
     pub fn is_dead(&self) -> bool {
@@ -35,7 +35,7 @@ impl Stat {
     }
 }
 
-/// Reads the text of `/proc/<pid>/stat`; `None` when it is not one.
+/// Reads the text of `/proc/<pid>/stat`; `None` for text of another form.
 ///
 /// The command name is the process's own choice and may hold anything, parentheses and newlines too:
 /// it ends at the last `)`, because only numbers and a letter follow.
@@ -68,13 +68,13 @@ pub fn parse_stat(text: &[u8]) -> Option<Stat> {
 /// What a process does at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Activity {
-    /// Its main thread waits for something that may never come, which neither a disk nor a processor is.
+    /// The main thread waits for something that may never come. Waiting for a disk or a processor does not count.
     pub(crate) waits: bool,
     /// Clock ticks of processor time that all of its threads have used.
     pub(crate) ticks: u64,
 }
 
-/// That of a process that has not ended, in a line of `stat`: its state, and fields 14 and 15.
+/// The activity of a living process, from a line of `stat`: its state, and fields 14 and 15.
 pub(super) fn parse_activity(text: &[u8]) -> Option<Activity> {
     let state = parse_stat(text).filter(|stat| !stat.is_dead())?.state;
     let close = text.iter().rposition(|&byte| byte == b')')?;
@@ -89,7 +89,7 @@ pub(super) fn parse_activity(text: &[u8]) -> Option<Activity> {
     })
 }
 
-/// The status of a zombie in a line of `stat`, field 52; 0 is shown to whoever may not see it.
+/// The status of a zombie: field 52 of a line of `stat`. The kernel shows 0 to a process that may not see it.
 pub(super) fn parse_exit_status(text: &[u8]) -> Option<i32> {
     parse_stat(text).filter(|stat| stat.state == b'Z')?;
     let close = text.iter().rposition(|&byte| byte == b')')?;
@@ -107,7 +107,7 @@ pub(super) fn has_no_memory(text: &[u8]) -> bool {
     flags().is_none_or(|flags| flags & (EXITING | KERNEL_THREAD) != 0)
 }
 
-/// Every process below `roots` in a snapshot, zombies included and the roots themselves left out.
+/// Every process below `roots` in a snapshot, with zombies and without the roots themselves.
 ///
 /// Parents come before their children. Roots that are not positive are ignored, so that "no parent"
 /// never stands for the whole machine. A snapshot is not atomic: cycles and doubles in it do no harm.

@@ -44,7 +44,7 @@ fn pids(stats: &[Stat]) -> Vec<i32> {
     pids
 }
 
-/// A child that is killed and reaped at the end of the test, however it ends.
+/// A child that is killed and reaped at the end of the test, however the test ends.
 struct Reaped(
     Child,
     #[expect(dead_code, reason = "held")] RwLockReadGuard<'static, ()>,
@@ -265,7 +265,7 @@ fn a_child_that_is_still_in_its_exec_is_not_missed() {
 fn a_process_without_environment_is_not_waited_for() {
     let child = Reaped::spawn(Command::new("sleep").arg("600").env_clear());
     let mut procfs = ProcFs::open().unwrap();
-    // Waits for the end of the exec, which is not what is timed.
+    // Waits for the end of the exec, so that the test does not time it.
     while procfs.starts(child.pid(), "cmdline").unwrap().is_empty() {}
     let start = Instant::now();
     assert!(
@@ -371,7 +371,7 @@ fn a_command_name_cannot_write_to_the_terminal() {
     );
 }
 
-/// Its number may be the same there by chance.
+/// A process of the other namespace may have our number by chance.
 #[test]
 fn a_proc_of_another_pid_namespace_is_refused() {
     let own = getpid().as_raw_pid();
@@ -431,7 +431,7 @@ fn a_namespace_of_its_own_is_named() {
     let mut procfs = ProcFs::open_at(root.path()).unwrap();
     assert_eq!(procfs.foreign_place(8).unwrap(), Some("user namespace"));
     assert_eq!(procfs.foreign_place(7).unwrap(), Some("root directory"));
-    // As before the first child in one for children.
+    // Process 9 has no `ns` files, like a namespace for children before its first child.
     assert_eq!(procfs.foreign_place(9).unwrap(), Some("pid namespace"));
     let own = getpid().as_raw_pid();
     let mut procfs = ProcFs::open().unwrap();
@@ -506,7 +506,7 @@ fn what_a_process_does_is_in_its_line() {
         (sleeps.replace(") S ", ") D "), seen(false, 11)),
         (sleeps.replace(") S ", ") R "), seen(false, 11)),
         (sleeps.replace(") S ", ") T "), seen(false, 11)),
-        // Of its threads one is left, and of them none.
+        // A zombie main thread with one living thread, then with none.
         (
             sleeps.replace(") S ", ") Z ").replace(" 1 0 99", " 2 0 99"),
             seen(false, 11),

@@ -1,15 +1,16 @@
-//! Tells a request from further copies of it: who sends a signal to every process of a job asks once.
+//! Tells a request from its copies: a sender that signals every process of a job makes one request.
 
 use std::time::{Duration, Instant};
 
 use crate::signals::{JOB_CONTROL, Meaning, Table};
 use crate::sys::signal::Received;
 
-/// Signals of one process within this time are one request: `timeout` signals its child and then the group
-/// that both are in, and systemd sends SIGHUP behind SIGTERM. Nobody insists so quickly.
+/// Signals of one process within this time are one request: `timeout` signals its child and then the group that
+/// both are in, and systemd sends SIGHUP behind SIGTERM. No user repeats a request so quickly.
 const SAME_REQUEST: Duration = Duration::from_millis(50);
-/// An agent may hear one request both from its guard, which may be slow on a busy machine, and from the sender,
-/// or from the terminal, where both are in its group. The kernel may make one of the two, so both must count.
+/// An agent may hear one request twice: from its guard, which may be slow on a busy machine, and from the sender
+/// (or from the terminal, if guard and agent are both in its group). The kernel may merge the two signals into one,
+/// so each must count as the request.
 const TWINS: Duration = Duration::from_secs(3);
 /// A terminal hangs up once. A job hears of it from the shell, and from the kernel when the shell is gone.
 const HANG_UP: Duration = Duration::from_secs(5);
@@ -19,12 +20,12 @@ const HANG_UP: Duration = Duration::from_secs(5);
 pub(crate) struct Requests {
     last: Option<(Received, Instant)>,
     hang_up: Option<Instant>,
-    /// Those that have come one way, and may come the other way, too.
+    /// Signals that have come one way, directly or through the guard, and may still come the other way.
     singles: Vec<(Received, Instant)>,
 }
 
 impl Requests {
-    /// Takes note of a signal; whether it is only a copy of a request that was heard before.
+    /// Notes a signal. Returns whether it is only a copy of an earlier request.
     pub(crate) fn is_copy(&mut self, table: &Table, received: Received, now: Instant) -> bool {
         if JOB_CONTROL.contains(&received.signal) {
             return false;
@@ -42,7 +43,7 @@ impl Requests {
         has_twin || is_repeated || hung_up.is_some_and(|at| now - at < HANG_UP)
     }
 
-    /// Whether the same signal has just come the other way: each can be one other's twin.
+    /// Whether the same signal has just come the other way. Each signal can be the twin of one other signal.
     fn has_twin(&mut self, received: Received, now: Instant) -> bool {
         self.singles.retain(|(_, at)| now - *at < TWINS);
         let is_twin = |(other, _): &(Received, Instant)| {
@@ -59,7 +60,8 @@ impl Requests {
     }
 }
 
-/// Without a sender it may be another's, and what is forwarded may be meant twice.
+/// Whether two signals are one request. A signal without a known sender may come from another process, and a
+/// forwarded signal may be meant twice.
 fn is_same_request(table: &Table, last: Received, received: Received) -> bool {
     let ends = |received: Received| table.meaning(received.signal) == Some(Meaning::Stop);
     let is_forwarded = table.meaning(received.signal) == Some(Meaning::Forward);

@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit};
 
-/// A closed standard stream would be handed to the next file that anybody opens, and workers would inherit it.
+/// Opens /dev/null in place of every closed standard stream. Otherwise the next file opened would get the stream's
+/// number, and workers would inherit it.
 pub(crate) fn fill_standard_streams() -> io::Result<()> {
     loop {
         let flags = OFlags::RDWR | OFlags::NOCTTY;

@@ -7,16 +7,16 @@ use crate::spec::EnvEntry;
 use crate::sys::clone::PointerArray;
 use crate::tree::TOKEN_VARIABLE;
 
-/// The group's environment with an index, so that a worker's few own entries cost what they are and no more.
+/// The group's environment with an index, so that placing a worker's few own entries takes no search.
 pub(crate) struct EnvTable {
     entries: Vec<EnvEntry>,
     index: HashMap<Box<[u8]>, usize>,
-    /// Entries that are not variables, or further ones of a variable.
+    /// Entries that are not variables, and repeated entries of a variable.
     odd: Vec<CString>,
 }
 
 impl EnvTable {
-    /// The job's mark, `extra`, replaces whatever had its name.
+    /// `extra` is the job's mark. It replaces every entry of the same name.
     pub(crate) fn new(base: &[EnvEntry], odd: &[CString], extra: EnvEntry) -> Self {
         let is_kept = |entry: &&CString| name(entry) != extra.key();
         let mut table = Self {
@@ -40,7 +40,7 @@ impl EnvTable {
         PointerArray::new(self.block(own))
     }
 
-    /// The entries of a worker with some of its own. None of these replaces the job's mark.
+    /// The entries for a worker with entries of its own, which never replace the job's mark.
     pub(super) fn block<'a>(&'a self, own: &'a [EnvEntry]) -> impl Iterator<Item = &'a CStr> {
         let mut strings: Vec<&CStr> = self.entries.iter().map(EnvEntry::text).collect();
         let mut new: Vec<&EnvEntry> = Vec::new();
@@ -62,7 +62,7 @@ impl EnvTable {
         strings.into_iter()
     }
 
-    /// What a worker finds under this name.
+    /// The value that a worker finds under this name.
     pub(super) fn value<'a>(&'a self, own: &'a [EnvEntry], key: &[u8]) -> Option<&'a [u8]> {
         let own = own.iter().rev().find(|entry| entry.key() == key);
         own.or_else(|| self.index.get(key).map(|&at| &self.entries[at]))

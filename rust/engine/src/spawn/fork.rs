@@ -14,10 +14,11 @@ use crate::forkserver::{Plan, Stderr};
 use crate::spec::LaunchSpec;
 use crate::sys::clone::StdioSource;
 
-/// An order, and what we keep of it.
+/// An order for a fork server, and our ends of the worker's output.
 pub(crate) struct Prepared {
     pub(crate) plan: Plan,
-    /// The engine's directory, the streams, the list of processes of the cgroup, what the worker keeps.
+    /// Sent with the order: the engine's directory, the streams, the cgroup's list of processes, the descriptors
+    /// that the worker keeps.
     pub(crate) fds: Vec<OwnedFd>,
     pub(crate) pipes: [Option<OwnedFd>; 2],
     pub(crate) files: [Option<OwnedFd>; 2],
@@ -27,12 +28,13 @@ pub(crate) struct Prepared {
 pub(crate) enum Unordered {
     /// The worker cannot be started in any way.
     Failed(StartFailure),
-    /// Nobody can be told to go to our working directory, which we may not search. Who is executed is there already.
+    /// We may not search our working directory, so we cannot hand it to a fork server. A program that we execute
+    /// ourselves is there already.
     NoDirectory(io::Error),
 }
 
 impl Spawner {
-    /// Prepares the order of one worker. Its descriptors are opened as for a start of our own.
+    /// Prepares the order for one worker. Opens its descriptors as if we started the worker ourselves.
     pub(crate) fn order(
         &mut self,
         launch: &LaunchSpec,
@@ -89,7 +91,7 @@ impl Spawner {
     }
 }
 
-/// Our directory, and copies of the streams that were placed.
+/// Our directory, and copies of the worker's placed streams.
 fn gather(directory: OwnedFd, stdio: [StdioSource; 3]) -> Result<(Vec<OwnedFd>, Stderr), Errno> {
     let mut fds = vec![directory];
     let mut stderr = Stderr::Own;

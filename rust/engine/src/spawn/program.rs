@@ -13,12 +13,12 @@ use crate::spec::WorkerSpec;
 /// Searched for a worker without a `PATH`.
 const USUAL_PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
 
-/// What was looked up for a group, by directory, search path and name: workers mostly differ in none of them.
+/// Results of a group's look-ups, by directory, search path and name. Most workers share all three.
 #[derive(Default)]
 pub(super) struct Programs(HashMap<(CString, Vec<u8>, CString), Result<CString, Errno>>);
 
 impl Programs {
-    /// Forgets all: files come and go between two groups.
+    /// Forgets all results: files come and go between two groups.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }
@@ -30,7 +30,7 @@ impl Programs {
             return Ok(program.clone());
         }
         let search = env.value(&spec.env, b"PATH").unwrap_or(USUAL_PATH);
-        // The worker looks from the directory that it is in.
+        // Relative items of `PATH` start at the worker's own directory.
         let base = spec.cwd.as_deref().unwrap_or(c".");
         let key = (base.to_owned(), search.to_vec(), program.clone());
         let found = self
@@ -45,8 +45,8 @@ impl Programs {
     }
 }
 
-/// Looks for an executable on a search path, as a shell does. A match that may not be executed is told apart
-/// from none at all. Relative items of the path are below `base`, and so is the result.
+/// Looks for an executable on a search path, as a shell does. The error tells a match that may not be executed from
+/// no match at all. Relative items of the path are below `base`, and so is the result.
 fn find_program(program: &CStr, search: &[u8], base: &CStr) -> Result<CString, Errno> {
     let mut error = Errno::NOENT;
     for directory in search.split(|byte| *byte == b':') {

@@ -13,7 +13,7 @@ use crate::mux::{open_log, open_output, open_terminal};
 use crate::spec::{Stdio, WorkerSpec};
 use crate::sys::clone::StdioSource;
 
-/// What fits a traceback, with one of torch's behind it.
+/// Room for a traceback followed by one of torch's.
 const LAST_WORDS_BYTES: u64 = 16 * 1024;
 
 /// Our ends of a worker's output.
@@ -23,7 +23,8 @@ pub(super) struct Ends {
     pub(super) files: [Option<OwnedFd>; 2],
 }
 
-/// Three descriptors of ours, out of the way of a worker's own, in which its streams wait for it.
+/// Three descriptors of ours that hold a worker's streams until it takes them. Their numbers are above those of the
+/// streams.
 pub(super) struct Slots {
     null: OwnedFd,
     parked: [OwnedFd; 3],
@@ -50,7 +51,7 @@ impl Slots {
             .unwrap_or(3)
     }
 
-    /// Opens the standard streams of a worker. Those that were placed before a failure stay until they are
+    /// Opens the standard streams of a worker. After a failure, streams already placed stay until they are
     /// released.
     pub(super) fn place(
         &mut self,
@@ -108,7 +109,7 @@ impl Slots {
                 {
                     ends.files[stream - 1] = path.as_deref().map(open_log).transpose()?;
                     let prefix = prefix.as_ref().unwrap_or(&spec.prefix);
-                    // Terminals are few; a worker is better off with a pipe than not at all.
+                    // The machine may have no terminal left. A worker on a pipe is better than no worker.
                     pair = terminal.then(|| open_terminal(prefix).ok()).flatten();
                 }
                 let (read, write) = match pair {
@@ -128,7 +129,7 @@ impl Slots {
         dup3(source, &mut self.parked[stream], DupFlags::CLOEXEC)
     }
 
-    /// Lets go of what was placed. A slot that kept a pipe's write end would hide the end of that stream.
+    /// Releases what was placed. A slot that kept a pipe's write end would hide the end of that stream.
     pub(super) fn release(&mut self) {
         for (slot, busy) in self.parked.iter_mut().zip(&mut self.busy) {
             if std::mem::take(busy) {
@@ -140,23 +141,24 @@ impl Slots {
 }
 
 fn open_stream(path: &CStr, input: bool, append: bool) -> Result<OwnedFd, Errno> {
-    // Opened without waiting: a FIFO would hold up the whole group. The worker's own calls wait as usual.
+    // Opens without waiting: a FIFO would hold up the whole group. The worker's own calls wait as usual.
     let file = if input {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         rustix::fs::open(path, flags, Mode::empty())?
     } else if append {
         open_log(path)?
     } else {
-        // Append mode also without history: a worker's children may open the file a second time.
+        // Append mode even for an emptied file: a worker's children may open it a second time.
         open_output(path, OFlags::TRUNC | OFlags::APPEND)?
     };
     ioctl_fionbio(&file, false)?;
     Ok(file)
 }
 
-/// Takes room for a worker's last words while there is some: nobody else has them if the disk is full by then.
+/// Reserves room for a worker's last words while the disk has some. If the disk is full by then, they would be
+/// lost.
 fn reserve(file: &OwnedFd) {
-    // It is no condition: some file systems cannot, and a full one has none to give.
+    // A failure is fine: some file systems cannot reserve room, and a full one has none.
     let _ = fallocate(file, FallocateFlags::KEEP_SIZE, 0, LAST_WORDS_BYTES);
 }
 

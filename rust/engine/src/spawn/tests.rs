@@ -30,10 +30,10 @@ pub(super) fn c_string(text: impl AsRef<std::ffi::OsStr>) -> CString {
     CString::new(text.as_ref().as_encoded_bytes()).unwrap()
 }
 
-/// A spawner whose children nobody else takes.
+/// A spawner whose children no other test reaps.
 struct Own {
     spawner: Spawner,
-    /// What keeps them from others.
+    /// Keeps other tests from reaping them.
     _children: Box<dyn Any>,
 }
 
@@ -55,13 +55,14 @@ fn spawner(features: Features) -> Own {
     spawner_with(features, Box::new(sharing::beside_others()))
 }
 
-/// A spawner beside which no other test has children, which hold what they have inherited until they are programs.
+/// A spawner to use while no other test has children: until it executes its program, a child holds the descriptors
+/// that it has inherited.
 fn lone_spawner(features: Features) -> Own {
     spawner_with(features, Box::new(sharing::alone()))
 }
 
 fn spawner_with(features: Features, children: Box<dyn Any>) -> Own {
-    // A spawning thread takes no signal.
+    // A spawning thread takes no signals.
     signal::set_mask(SignalSet::ALL);
     let mut spawner = Spawner::new(features, SignalSet::default(), open_files_limit()).unwrap();
     spawner.prepare().unwrap();
@@ -243,7 +244,7 @@ fn a_worker_has_its_standard_streams_and_no_other_descriptor() {
         };
         let mut spawner = spawner(features);
         let table = EnvTable::new(&[], &[], entry("T=t"));
-        // The shell opens no descriptor to look for one.
+        // The shell's `test -e` opens no descriptor itself.
         let script = format!(
             "for fd in 3 4 5 6 7 8 9 {}; do test -e /proc/$$/fd/$fd && echo $fd; done; echo end",
             kept.as_raw_fd()
@@ -286,7 +287,7 @@ fn a_worker_keeps_the_descriptors_that_it_is_to_have_under_their_numbers() {
         found.sort_unstable();
         found.dedup();
         assert_eq!((found, code), (vec![low.as_raw_fd(), high.as_raw_fd()], Some(0)));
-        // Ours are as they were.
+        // Our own descriptors are unchanged.
         assert!(crate::sys::is_close_on_exec(high.as_raw_fd()));
         assert!(!crate::sys::is_close_on_exec(other.as_raw_fd()));
     }
@@ -313,7 +314,7 @@ fn a_stream_that_cannot_be_had_is_named() {
     let absent = c_string(root.path().join("absent"));
     let gone = {
         let (read, _) = rustix::pipe::pipe().unwrap();
-        // Moved to a number that nothing opens meanwhile.
+        // Moved to a number so high that no other code gets it meanwhile.
         let high = rustix::io::fcntl_dupfd_cloexec(&read, 900).unwrap();
         high.as_raw_fd()
     };
@@ -355,8 +356,7 @@ fn a_failed_start_holds_no_stream_open() {
     assert_eq!(rustix::io::read(&read, &mut byte), Ok(0));
 }
 
-/// Another thread's descriptors come and go, and take the number that the worker's pidfd is about to get.
-/// Says that it is over, however it ends.
+/// Sets the flag when it is dropped, even in a panic.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -365,6 +365,7 @@ impl Drop for Done<'_> {
     }
 }
 
+/// Another thread opens and closes descriptors, which may take the number that the worker's pidfd is about to get.
 #[test]
 fn a_death_is_heard_of_whatever_other_threads_open_and_close() {
     let features = Features::from_environment();
@@ -385,7 +386,7 @@ fn a_death_is_heard_of_whatever_other_threads_open_and_close() {
                     drop(rustix::pipe::pipe());
                 }
             });
-            // A panic here would be waited for by the other thread, which waits for its end.
+            // Without this, the other thread would never end after a panic here.
             let _end = Done(&done);
             let mut unheard = 0;
             for _ in 0..500 {

@@ -9,7 +9,7 @@ const READY: State = State::Ready;
 const IMPORTS: State = State::Preparing;
 const GONE: State = State::Closed;
 
-/// Carries out what may start, until nothing may: the workers in the order in which they were tried.
+/// Starts everything that may start. Returns the workers in the order in which they were tried.
 fn start_all(starting: &mut Starting<usize>, states: &[State], now: Instant) -> Vec<(&'static str, usize)> {
     let mut done = Vec::new();
     loop {
@@ -36,7 +36,7 @@ fn each_worker_starts_as_its_fork_server_allows() {
     let mixed = vec![("executed", 0), ("ordered", 1), ("ordered", 2)];
     for (servers, states, expected) in [
         (vec![None; 3], vec![], executed(&[0, 1, 2])),
-        // A server that nobody needs is not waited for.
+        // We do not wait for a server that no worker names.
         (vec![None; 3], vec![IMPORTS], executed(&[0, 1, 2])),
         (vec![Some(0); 3], vec![READY], ordered(&[0, 1, 2])),
         (vec![Some(0); 3], vec![GONE], executed(&[0, 1, 2])),
@@ -46,7 +46,7 @@ fn each_worker_starts_as_its_fork_server_allows() {
         (vec![Some(0), Some(1)], vec![READY, IMPORTS], vec![]),
         (vec![Some(0), Some(1)], vec![READY, READY], ordered(&[0, 1])),
         (vec![None, Some(0), Some(0)], vec![READY], mixed),
-        // Workers start in their order, so what is executed waits for what was ordered before.
+        // Workers start in the order of their indices, so an executed worker waits for earlier orders.
         (vec![Some(0), None], vec![READY], ordered(&[0])),
         (vec![Some(0), Some(1)], vec![READY, GONE], ordered(&[0])),
     ] {
@@ -117,11 +117,11 @@ fn nothing_starts_behind_a_cancel() {
 /// Something that happens while a group starts.
 #[derive(Debug, Clone)]
 enum Happening {
-    /// The supervisor does what may be done.
+    /// The supervisor starts a worker if one may start.
     Turn,
     /// The first order is delivered.
     Deliver,
-    /// A fork server becomes ready, or closes: what was ordered of it is taken back.
+    /// A fork server becomes ready, or closes. If it closes, its orders are taken back.
     Ready(usize),
     Close(usize),
     /// A worker that has started ends.
@@ -141,8 +141,8 @@ fn happening() -> impl Strategy<Value = Happening> {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: each worker is tried once, in its place, in the way that its fork server
-    /// allows, never with more orders or tokens than there may be; and in the end all have been.
+    /// For any events in any order: each worker is tried exactly once, in the order of the indices, executed or
+    /// ordered as its fork server allows. There are never more orders or tokens than allowed.
     #[test]
     fn every_worker_is_tried_once_and_in_its_turn(
         servers in prop::collection::vec(prop::option::of(0..3_usize), 0..40),
@@ -155,7 +155,7 @@ proptest! {
         let mut tried = 0;
         let mut importing = BTreeSet::new();
         let mut is_cancelled = false;
-        // All that is open is settled in the end, and nobody keeps a token.
+        // At the end all open orders are delivered, and all tokens are given back.
         let end = (0..3).map(Happening::Ready).chain(
             (0..40).flat_map(|worker| [Happening::Turn, Happening::Deliver, Happening::End(worker)]),
         );

@@ -1,15 +1,15 @@
-//! Tokens of workers that import: only so many do so at a time.
+//! Import tokens: they limit how many workers import at the same time.
 //!
-//! Nobody but a worker knows what it does. What can be seen is that it waits: first it imports, which takes a
-//! processor or a disk, and then it waits for the others, or for its first data.
+//! We cannot see what a worker does, only whether it waits. First a worker imports, which uses a processor or a disk.
+//! Then it waits for the other workers, or for its first data.
 
 use std::time::{Duration, Instant};
 
 use crate::procfs::Activity;
 
-/// How often those who hold a token are looked at while others wait for it.
+/// How often we look at the token holders while other workers wait for a token.
 const LOOK: Duration = Duration::from_millis(50);
-/// A worker that has waited for so long, without a processor or a disk, has done its imports.
+/// A worker that has waited this long, without using a processor or a disk, has done its imports.
 const REST: Duration = Duration::from_millis(100);
 /// A token expires after this time, in case its holder computes and never waits.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(super) struct Tokens {
     count: usize,
     held: Vec<Held>,
-    /// When their holders are to be looked at next.
+    /// When to look at the holders next.
     due: Instant,
 }
 
@@ -43,12 +43,12 @@ impl Tokens {
         self.held.len() >= self.count
     }
 
-    /// When their holders are to be looked at next.
+    /// When to look at the holders next.
     pub(super) fn due(&self) -> Instant {
         self.due
     }
 
-    /// Gives one to a worker that has just been started.
+    /// Gives a token to a worker that has just started.
     pub(super) fn give(&mut self, worker: usize, pid: i32, now: Instant) {
         self.held.push(Held {
             worker,
@@ -61,13 +61,13 @@ impl Tokens {
         }
     }
 
-    /// Takes that of a worker which has ended.
+    /// Takes back the token of a worker that has ended.
     pub(super) fn take_back(&mut self, worker: usize) {
         self.held.retain(|held| held.worker != worker);
     }
 
-    /// Takes those of workers that have done their imports, as far as can be seen. `None` is seen of a process that
-    /// has ended or is hidden, which gives its token back, too.
+    /// Takes back the tokens of workers that seem to have done their imports. `see` returns `None` for a process that
+    /// has ended or is hidden; its token is taken back, too.
     pub(super) fn look(&mut self, now: Instant, see: impl Fn(i32) -> Option<Activity>) {
         self.held.retain_mut(|held| held.holds_on(now, see(held.pid)));
         self.due = now + LOOK;
@@ -103,11 +103,11 @@ mod tests {
         for (looks, is_held) in [
             (vec![], true),
             (vec![(50, runs(5)), (100, runs(10)), (150, runs(15))], true),
-            // On a disk, or without a processor.
+            // It waits for a disk, or for a processor.
             (vec![(50, runs(5)), (150, runs(5)), (950, runs(5))], true),
             (vec![(50, waits(5)), (100, waits(5))], true),
             (vec![(50, waits(5)), (100, waits(5)), (150, waits(5))], false),
-            // Seen between two imports, or while another thread works.
+            // Looked at between two imports, or while another thread works.
             (vec![(50, waits(5)), (100, waits(6)), (150, waits(7))], true),
             (vec![(50, waits(5)), (100, runs(5)), (150, waits(5))], true),
             (vec![(59_950, runs(5)), (60_000, runs(9))], false),

@@ -1,41 +1,41 @@
-//! The deaths of a group that are to be collected, in the kernel's order.
+//! Deaths of a group that are not collected yet, in the kernel's order.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::forkserver::DEATH_PATIENCE;
 
-/// How often a dead worker is looked at that somebody traces: nothing tells that its tracer is done with it.
+/// How often we look at a dead worker with a tracer: no event says when its tracer is done.
 const TRACED_POLL: Duration = Duration::from_millis(10);
 
-/// A death that is collected once it is known how the worker ended.
+/// A noted death. It is collected once it is known how the worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) worker: usize,
     pub(super) time: SystemTime,
-    /// The fork server that could tell is not waited for after this time.
+    /// When we stop waiting for the fork server's report.
     due: Instant,
-    /// A tracer had still to see it when that was over.
+    /// Whether the worker was still traced at that time.
     is_traced: bool,
 }
 
 /// What to do about the first death.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Overdue {
-    /// Its fork server may still tell.
+    /// Its fork server may still report it.
     NotYet,
     /// Its tracer has to see it first.
     Traced(Seen),
-    /// Its fork server does not tell in time.
+    /// Its fork server has not reported it in time.
     Late,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct DeathQueue {
     seen: VecDeque<Seen>,
-    /// Deaths that somebody traces: the kernel shows them to the tracer first.
+    /// Deaths of traced workers: the kernel shows them to the tracer first.
     traced: Vec<Seen>,
-    /// When these are tried again.
+    /// When to try these again.
     traced_due: Option<Instant>,
 }
 
@@ -57,8 +57,8 @@ impl DeathQueue {
         self.seen.pop_front()
     }
 
-    /// What to do about the first death, of which a fork server has not told. A traced one leaves the queue, and its
-    /// server has time again once the tracer is done with it.
+    /// What to do about the first death, which a fork server has not reported. The death of a traced worker leaves
+    /// the queue. Once the tracer is done, the server gets its full time again.
     pub(super) fn look_at_first(
         &mut self,
         now: Instant,
@@ -80,13 +80,13 @@ impl DeathQueue {
         Some(Overdue::Late)
     }
 
-    /// A death that is not shown to us yet is tried again.
+    /// Keeps a death that the kernel does not show us yet, to try it again.
     pub(super) fn wait_for_tracer(&mut self, seen: Seen, now: Instant) {
         self.traced.push(seen);
         self.traced_due = Some(now + TRACED_POLL);
     }
 
-    /// Has traced workers looked at again, before those that died later.
+    /// Puts the deaths of traced workers back into the queue, before later deaths.
     pub(super) fn retry_traced(&mut self, now: Instant) {
         if self.traced_due.is_some_and(|due| due <= now) {
             self.traced_due = None;
@@ -96,13 +96,13 @@ impl DeathQueue {
         }
     }
 
-    /// When something is to be done about it though nothing has happened.
+    /// When the queue must be looked at again, even without a new event.
     pub(super) fn due(&self) -> Option<Instant> {
         let first = self.seen.front().map(|seen| seen.due);
         [first, self.traced_due].into_iter().flatten().min()
     }
 
-    /// Workers whose deaths are not collected.
+    /// Workers in the queue.
     pub(super) fn workers(&self) -> impl Iterator<Item = usize> {
         self.seen.iter().map(|seen| seen.worker)
     }

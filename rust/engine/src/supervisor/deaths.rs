@@ -1,4 +1,4 @@
-//! Deaths of workers: each is collected in the kernel's order, once all is known of it that will be.
+//! Deaths of workers: they are collected in the kernel's order, each when nothing more will become known about it.
 
 use std::time::{Instant, SystemTime};
 
@@ -17,10 +17,10 @@ impl Supervisor {
         }
     }
 
-    /// Collects the dead, from the first to one of whom a fork server has still to tell how it ended.
+    /// Collects deaths in order, up to the first that a fork server still has to report.
     pub(super) fn collect_deaths(&mut self, inputs: &mut Vec<Input>) -> Result<(), Error> {
         while let Some(seen) = self.first_death_to_collect() {
-            // It may have died of a key that is heard of only now.
+            // The worker may have died of a key, and the signal of that key comes only now.
             if let Some(job) = &mut self.job {
                 job.set_dead(seen.worker, false);
             }
@@ -33,7 +33,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Collects a worker, if it is dead and that is shown to us.
+    /// Collects a worker if it is dead and the kernel already shows us its death.
     pub(super) fn reap(&mut self, index: usize, now: SystemTime) -> Option<Input> {
         let reaped = self.job.as_mut()?.reap(index, now, &self.poller);
         let (exit, input) = reaped.or_else(|| self.collect_forked(index, now))?;
@@ -44,7 +44,8 @@ impl Supervisor {
         Some(input)
     }
 
-    /// A death that is not shown to us yet is tried again, and not heard of until then.
+    /// Sets aside a death that the kernel does not show us yet. We try again later, and do not watch the worker until
+    /// then.
     fn wait_for_tracer(&mut self, seen: Seen) {
         let Some(job) = self.job.as_mut().filter(|job| job.is_running(seen.worker)) else {
             return;
@@ -56,7 +57,7 @@ impl Supervisor {
         job.set_dead(seen.worker, true);
     }
 
-    /// Has traced workers looked at again, before those that died later.
+    /// Puts the deaths of traced workers back into the queue, before later deaths.
     pub(super) fn retry_traced(&mut self) {
         if let Some(job) = &mut self.job {
             job.deaths_mut().retry_traced(Instant::now());
@@ -73,7 +74,7 @@ impl Supervisor {
             {
                 match job.look_at_first_death(Instant::now())? {
                     Overdue::NotYet => return None,
-                    // The server is not shown it, either.
+                    // The kernel does not show it to the server, either.
                     Overdue::Traced(seen) => {
                         self.wait_for_tracer(seen);
                         continue;
@@ -85,7 +86,8 @@ impl Supervisor {
         }
     }
 
-    /// The deaths that are not collected yet are not to be heard of again and again.
+    /// Stops watching workers whose deaths are noted but not collected, so that the poller does not report them again
+    /// and again.
     pub(super) fn let_the_dead_wait(&self) {
         let Some(job) = &self.job else { return };
         for worker in job.deaths().workers() {
@@ -95,13 +97,13 @@ impl Supervisor {
         }
     }
 
-    /// Collects a worker that a fork server has forked; `None` when it is alive, or not of that kind.
+    /// Collects a worker that a fork server has forked; `None` if it is alive, or was not forked.
     fn collect_forked(&mut self, index: usize, now: SystemTime) -> Option<(Exit, Input)> {
         let (origin, pidfd) = self.job.as_ref()?.dead_forked(index)?;
         let server = self.servers.get(origin.server)?.as_ref()?;
         let is_gone = server.link().is_none();
         let death = server.death_of(origin.order).or_else(|| {
-            // An agent adopts the children of a dead server; those of a living one are zombies.
+            // An agent adopts the children of a dead server. Dead children of a living server are zombies.
             if is_gone {
                 try_wait(Target::PidFd(pidfd), true).ok().flatten()
             } else {
@@ -110,7 +112,7 @@ impl Supervisor {
         });
         let ending = match &death {
             Some(death) => Ending::from(death),
-            // It was killed with its parent.
+            // The kernel killed it when its parent died.
             None if is_gone => Ending::Signal {
                 number: libc::SIGKILL,
                 core: false,
@@ -121,7 +123,8 @@ impl Supervisor {
         self.job.as_mut()?.bury(index, ending, death, now, &self.poller)
     }
 
-    /// The signal of which a worker in the terminal's group has died, as it or the kernel says.
+    /// The signal that has ended a worker in the terminal's process group, by the kernel's report or by the worker's
+    /// exit code (128 + signal).
     pub(super) fn signal_of_foreground(&mut self, index: usize) -> Option<i32> {
         let job = self.job.as_ref()?;
         job.spec().workers.get(index).filter(|spec| spec.foreground)?;

@@ -1,4 +1,4 @@
-//! How a group ends: what is left of it is looked for and killed, and its last event is made.
+//! Ends a group: finds and kills the remaining processes, and makes the last event.
 
 use std::time::{Instant, SystemTime};
 
@@ -13,7 +13,7 @@ impl Supervisor {
     pub(super) fn cgroup_changed(&mut self) {
         let cgroup = self.job.as_ref().and_then(Job::cgroup);
         if let Some(cgroup) = cgroup {
-            // Rearms the event, which would come again at once.
+            // Rearms the event; otherwise it would come again at once.
             let _ = cgroup.populated();
         }
         self.check_if_clearing();
@@ -25,13 +25,13 @@ impl Supervisor {
         }
     }
 
-    /// Pids of running workers: roots of the job's tree where we are not subreaper.
+    /// Pids of running workers: the roots of the job's process tree if we are not the subreaper.
     pub(super) fn running_pids(&self) -> Vec<i32> {
         let running = self.job.iter().flat_map(Job::running);
         running.map(|(_, pid)| pid).collect()
     }
 
-    /// What is known of the group, for a look at its remains.
+    /// Calls `work` with the facts by which the group's remaining processes are found.
     pub(super) fn with_remains<T>(&mut self, work: impl FnOnce(&mut Remains, Group<'_>) -> T) -> Option<T> {
         let workers = self.running_pids();
         let servers = self.server_pids();
@@ -113,7 +113,7 @@ impl Supervisor {
 
     pub(super) fn listen_to_mux(&mut self) {
         let Some(mux) = &mut self.mux else { return };
-        // The outcome comes last: whoever has it has every notice.
+        // The reading thread sets the outcome last, so after the outcome no more notices come.
         let outcome = mux.take_outcome();
         if let (Some(from_terminal), Some(job)) = (mux.take_resized(), &self.job) {
             job.broadcast(libc::SIGWINCH, from_terminal);

@@ -14,13 +14,13 @@ use crate::supervisor::prepare::token_entry;
 use crate::supervisor::{Supervisor, Watched};
 use crate::sys::clone::{Failure, Step};
 
-/// A worker that is watched and waits at its gate.
+/// A watched worker that waits at its gate, where it came from, and its order.
 type Ready = (Started, Origin, Ordered);
 
 impl Supervisor {
-    /// Executes a fork server: the one worker of a spec, whose command gets the number of its link as a further
-    /// word. Does not wait for it. Returns its number; one that cannot be had is reported as lost, and so is one that
-    /// imports for longer than `patience` has.
+    /// Executes a fork server: the only worker of a spec, whose command gets the descriptor of its link as an
+    /// additional word. Does not wait for it. Returns its number. A server that cannot be started is reported as
+    /// lost, and so is a server whose imports take longer than `patience` allows.
     pub fn start_fork_server(&mut self, spec: LaunchSpec, patience: Patience) -> Result<usize, Error> {
         spec.validate()?;
         let env = EnvTable::new(&spec.env, &spec.odd, token_entry(&spec, &self.token)?);
@@ -81,7 +81,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether each worker's fork server is known here.
+    /// Checks that this supervisor knows the fork server of each worker.
     pub(super) fn check_servers(&self, spec: &LaunchSpec) -> Result<(), Error> {
         for (index, worker) in spec.workers.iter().enumerate() {
             if let Some(fork) = worker.fork.filter(|fork| fork.server >= self.servers.len()) {
@@ -91,7 +91,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Tells fork servers how many workers are to come.
+    /// Tells each fork server how many workers will be ordered from it.
     pub(super) fn tell_servers(&self, spec: &LaunchSpec) {
         for (number, server) in self.servers.iter().enumerate() {
             let forks = spec.workers.iter().filter_map(|worker| worker.fork);
@@ -108,12 +108,12 @@ impl Supervisor {
         self.servers.iter().map(state).collect()
     }
 
-    /// When the first fork server is to be looked at that imports still.
+    /// When to look next at the fork servers that still import.
     pub(super) fn imports_due(&self) -> Option<Instant> {
         self.servers.iter().flatten().filter_map(Server::due).min()
     }
 
-    /// Tells of fork servers that import for long, and does without those that take too long.
+    /// Reports fork servers that import for long, and gives up those that take too long.
     pub(super) fn look_at_imports(&mut self, now: Instant) {
         for number in 0..self.servers.len() {
             if let Some(server) = &mut self.servers[number] {
@@ -123,14 +123,14 @@ impl Supervisor {
         }
     }
 
-    /// Pids of the fork servers that live, as far as is known.
+    /// Pids of the fork servers that are alive, as far as we know.
     pub(super) fn server_pids(&self) -> Vec<i32> {
         let servers = self.servers.iter().flatten();
         let living = servers.filter(|server| server.link().is_some());
         living.map(|server| server.pid).collect()
     }
 
-    /// Hears what a fork server says, and tells of it.
+    /// Reads what a fork server has sent, and reports it.
     pub(super) fn listen_to_server(&mut self, number: usize) {
         if let Some(Some(server)) = self.servers.get_mut(number) {
             server.listen(&self.poller);
@@ -139,12 +139,13 @@ impl Supervisor {
         self.take_delivered(false);
     }
 
-    /// Whether a fork server was heard beside the way.
+    /// Whether messages of a fork server were read in passing, and still need a reaction.
     pub(super) fn has_heard_servers(&self) -> bool {
         self.servers.iter().flatten().any(Server::has_heard)
     }
 
-    /// Acts on what was heard of fork servers by those who asked for something else: no event tells of it again.
+    /// Reacts to messages of fork servers that were read while we asked for something else. The poller does not
+    /// report them again.
     pub(super) fn act_on_heard(&mut self) {
         let mut has_heard = false;
         for number in 0..self.servers.len() {
@@ -190,7 +191,7 @@ impl Supervisor {
         }
     }
 
-    /// Orders the next worker from its fork server. A server that takes no orders is told of, and is closed then.
+    /// Orders the next worker from its fork server. A server that takes no orders is closed, and that is reported.
     pub(super) fn order_next(&mut self, index: usize, server: usize) {
         match self.order(index, server) {
             Some(awaited) => {
@@ -202,8 +203,8 @@ impl Supervisor {
         }
     }
 
-    /// Lets the workers run that wait at their gates, from the first that was ordered to one that does not wait
-    /// there yet. `is_late`: the first is not waited for any longer.
+    /// Lets workers at their gates run, in the order of their orders, up to the first that is not at its gate yet.
+    /// `is_late`: we no longer wait for the first order.
     pub(super) fn take_delivered(&mut self, mut is_late: bool) {
         while let Some((index, outcome)) = self.next_delivered(std::mem::take(&mut is_late)) {
             match outcome {
@@ -228,7 +229,7 @@ impl Supervisor {
                     Delivered::Forked => {
                         if !awaited.is_watched {
                             let token = Watched::ForkServer(number).encode();
-                            // Where that fails it is heard of when it is late.
+                            // If this fails, the gate is looked at again when the order is late.
                             awaited.is_watched = self.poller.watch(ordered.gate(), token).is_ok();
                         }
                         return None;
@@ -256,7 +257,7 @@ impl Supervisor {
         Some((index, outcome))
     }
 
-    /// Nobody waits any longer for what was ordered: those workers end at their gates.
+    /// Cancels all open orders: their workers end at their gates.
     pub(super) fn cancel_orders(&mut self) {
         let Some(job) = &mut self.job else { return };
         for awaited in job.starting_mut().take_orders() {
@@ -269,7 +270,7 @@ impl Supervisor {
         }
     }
 
-    /// Orders a worker. `None`: the server takes no orders.
+    /// Orders a worker; `None` if the server takes no orders.
     fn order(&mut self, index: usize, number: usize) -> Option<Awaited> {
         let job = self.job.as_ref()?;
         let fork = job.spec().workers[index].fork?;
@@ -312,7 +313,7 @@ impl Supervisor {
                 let cwd = (step == Step::Chdir).then_some(prepared.plan.cwd);
                 failed(step.into(), errno, cwd.flatten())
             }
-            // Unheard of it may not run, and at its gate it does not.
+            // A worker that cannot be watched must not run. At its gate it does not.
             Ok(_) if self.poller.watch(&delivery.pidfd, token).is_err() => {
                 ordered.cancel();
                 failed(Stage::Spawn, libc::ENOMEM, None)
@@ -339,21 +340,21 @@ impl Supervisor {
         }
     }
 
-    /// Lets fork servers go on that somebody has stopped.
+    /// Continues fork servers that are stopped.
     pub(super) fn resume_servers(&self) {
         for server in self.servers.iter().flatten() {
             server.resume();
         }
     }
 
-    /// Has the group's zombies reaped, which have pinned its process groups.
+    /// Lets fork servers reap the group's zombies, which until now have reserved its process groups.
     pub(super) fn reap_forked(&mut self) {
         for server in self.servers.iter_mut().flatten() {
             server.reap_all();
         }
     }
 
-    /// Ends all fork servers, and what they have started for themselves.
+    /// Ends all fork servers, and their child processes that are not workers.
     pub(super) fn end_servers(&mut self) {
         let all: Vec<usize> = (0..self.servers.len()).collect();
         self.end_these_servers(&all);

@@ -1,4 +1,4 @@
-//! What an agent has and a supervisor inside somebody's program has not: the job's signals and its guard.
+//! The job's signals and its guard. An agent has both; a supervisor inside a user's program has neither.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ pub(super) struct GuardLink {
     intake: OwnedFd,
     guard: Option<OwnedFd>,
     guard_pid: i32,
-    /// Nobody is above us any more.
+    /// The guard is gone.
     pub(super) has_lost_guard: bool,
     pub(super) table: Table,
     /// Time that a preemption leaves; `None` for the group's grace.
@@ -52,19 +52,19 @@ impl GuardLink {
     pub(super) fn receive(&self) -> Result<Option<Received>, Error> {
         let received = signal::read_intake(self.intake.as_fd()).map_err(Error::os("read signals"))?;
         Ok(received.map(|received| Received {
-            // A profile may have kept the guard from marking it.
+            // A seccomp profile may have kept the guard from marking the signal.
             passed_on: received.passed_on || received.sender == self.guard_pid,
             ..received
         }))
     }
 
-    /// Waits until a signal is there, or the time is over.
+    /// Waits until a signal has come or the time is over.
     pub(super) fn await_signal(&self, timeout: Duration) -> Result<(), Error> {
         let waited = signal::wait_readable(self.intake.as_fd(), Some(timeout), SignalSet::ALL);
         waited.map(drop).map_err(Error::os("poll"))
     }
 
-    /// Whether the signal asks for nothing that was not asked for a moment ago.
+    /// Whether the signal only repeats a request of a moment ago.
     pub(super) fn is_copy(&mut self, received: Received, now: Instant) -> bool {
         self.requests.is_copy(&self.table, received, now)
     }
@@ -83,7 +83,7 @@ impl GuardLink {
         verdict
     }
 
-    /// The guard is gone; its descriptor would be readable for ever.
+    /// Notes that the guard is gone, and closes its descriptor, which would stay readable for ever.
     pub(super) fn drop_guard(&mut self, poller: &Poller) {
         self.has_lost_guard = true;
         if let Some(guard) = self.guard.take() {
@@ -93,7 +93,7 @@ impl GuardLink {
 }
 
 impl Verdict {
-    /// The word for it in events.
+    /// The action that events report for this verdict.
     pub(super) fn action(self) -> SignalAction {
         match self {
             Self::Forward => SignalAction::Forward,

@@ -1,4 +1,4 @@
-//! Signals of the job: what each means now, and what is done about it.
+//! Signals to the job: what each means now, and how the supervisor reacts.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::supervisor::job::Job;
 use crate::supervisor::{ORPHAN_DELAY, Supervisor};
 use crate::sys::signal::Received;
 
-/// The longest time in which a guard passes on what it hears.
+/// The longest time that a guard needs to pass on a signal.
 const KEY_PATIENCE: Duration = Duration::from_millis(200);
 
 impl Supervisor {
@@ -26,7 +26,7 @@ impl Supervisor {
                 self.orphans_due.get_or_insert(Instant::now() + ORPHAN_DELAY);
                 self.check_if_clearing();
             } else {
-                // What has died by now has not died of this signal.
+                // Workers that have died by now did not die of this signal.
                 for input in std::mem::take(inputs) {
                     self.step(input);
                 }
@@ -35,8 +35,9 @@ impl Supervisor {
         }
     }
 
-    /// A worker in the terminal's group may die of a key before our guard has passed the key on. Its word is
-    /// waited for, or the worker would be taken for one that failed, and the others would get another signal.
+    /// A worker in the terminal's process group may die of a key such as Ctrl-C before our guard has passed the
+    /// signal on. So wait for the signal: otherwise the worker would count as failed, and the others would get
+    /// another signal.
     pub(super) fn await_key(&mut self, worker: usize, inputs: &mut Vec<Input>) -> Result<(), Error> {
         let number = self.signal_of_foreground(worker);
         let meaning = |link: &GuardLink| number.and_then(|number| link.table.meaning(number));
@@ -98,7 +99,7 @@ impl Supervisor {
         }
     }
 
-    /// A job with log files that nobody has asked to end. Between two attempts it may have none open.
+    /// Whether the job has log files and was not asked to end. Between two attempts the files may be closed.
     fn is_to_go_on(&self) -> bool {
         let is_asked = self.early_stop.is_some()
             || self
@@ -113,17 +114,18 @@ impl Supervisor {
         matches!(meaning, Some(Meaning::Stop | Meaning::Preempt))
     }
 
-    /// The group's owner decides what a signal does.
+    /// Whether the group's owner decides what a signal does.
     fn only_tells(&self) -> bool {
         self.job.as_ref().is_some_and(|job| job.group().tells_signals())
     }
 
-    /// Nothing of the job is left but what its workers have said.
+    /// Whether nothing of the job is left but output to write.
     fn is_only_writing(&self) -> bool {
         self.job.is_none() || self.mux.as_ref().is_some_and(Mux::is_finishing)
     }
 
-    /// How near its end what a signal now finds is. A job that is to end before its next group is ending.
+    /// How far the job is from its end when a signal comes. A job that is to end before its next group counts as
+    /// ending.
     fn moment(&self) -> Moment {
         match &self.job {
             Some(job) => job.group().moment(),
@@ -159,7 +161,8 @@ impl Supervisor {
         self.from_terminal = false;
     }
 
-    /// A group that ends for another reason than a signal may be followed by another attempt, which is not to be.
+    /// Remembers a signal to end the job. A group that ends for another reason might be followed by another attempt,
+    /// and the signal must prevent that.
     fn remember(&mut self, signal: i32) {
         let group = self.job.as_ref().map(Job::group);
         if self.is_to_end(signal)
@@ -170,7 +173,7 @@ impl Supervisor {
         }
     }
 
-    /// Does to a new group what was to be done while there was none.
+    /// Applies to a new group what happened while there was no group.
     pub(super) fn catch_up(&mut self) {
         if self.link.as_ref().is_some_and(|link| link.has_lost_guard) {
             self.step(Input::Kill {
@@ -186,7 +189,7 @@ impl Supervisor {
         }
     }
 
-    /// Files that workers write themselves are theirs.
+    /// Reopens the log files that the engine writes. Workers must reopen the files that they write themselves.
     fn reopen_logs(&mut self, received: Received) {
         if let Some(mux) = &self.mux {
             mux.reopen();
@@ -203,7 +206,7 @@ impl Supervisor {
             return;
         }
         if let Some(mux) = self.mux.as_ref().filter(|_| received.signal == libc::SIGWINCH) {
-            // The workers hear of it when it is so.
+            // The workers get the signal once their terminals have the new size.
             mux.resize(received.from_terminal);
         } else if let Some(job) = &self.job {
             job.broadcast(received.signal, received.from_terminal);
@@ -216,7 +219,7 @@ impl Supervisor {
         }
         self.consoles.end_waiting(None);
         if self.job.is_none() {
-            // Nothing is to be killed, but whoever waits for another group waits in vain.
+            // There is nothing to kill, but an owner that waits to start another group must learn that the job ends.
             self.events.push(Event::Stopping {
                 reason: StopReason::GuardLost,
                 signal: libc::SIGKILL,

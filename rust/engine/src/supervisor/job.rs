@@ -1,4 +1,4 @@
-//! The workers of one group, and what is known of them.
+//! The workers of one group, and the facts about them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use crate::sys::wait::{Death, Target, is_stopped, try_wait};
 
 struct Worker {
     state: State,
-    /// We have sent it a signal that ends.
+    /// Whether we have sent it a signal to end.
     ending: bool,
-    /// It is among the deaths that are to be collected.
+    /// Whether its death is noted but not collected.
     is_dead: bool,
-    /// Read ends of stdout and stderr, where they are pipes and open.
+    /// Read ends of stdout and stderr, if they are open pipes.
     pipes: [Option<OwnedFd>; 2],
 }
 
@@ -35,24 +35,24 @@ enum State {
         pid: i32,
         pidfd: Option<OwnedFd>,
         started: SystemTime,
-        /// Whose child it is, if not ours.
+        /// The fork server whose child it is; `None` if it is our child.
         origin: Option<Origin>,
     },
     Ended,
 }
 
-/// The fork server that has forked a worker, and the order that it came of.
+/// The fork server that has forked a worker, and the number of its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Origin {
     pub(super) server: usize,
     pub(super) order: u64,
 }
 
-/// A worker that was ordered, or cannot be.
+/// A worker that was ordered, or whose order has failed.
 pub(super) struct Awaited {
     pub(super) server: usize,
     pub(super) outcome: Result<(Ordered, Prepared), StartFailure>,
-    /// Its gate is watched.
+    /// Whether its gate is watched.
     pub(super) is_watched: bool,
 }
 
@@ -60,9 +60,9 @@ pub(super) struct Job {
     spec: Arc<LaunchSpec>,
     env: EnvTable,
     workers: Vec<Worker>,
-    /// Pids of all workers that were started, the dead ones too.
+    /// Pids of all workers that were started, including dead ones.
     leaders: Vec<i32>,
-    /// Which worker may start next.
+    /// Decides which worker may start next.
     starting: Starting<Awaited>,
     deaths: DeathQueue,
     group: Group,
@@ -70,7 +70,7 @@ pub(super) struct Job {
     stragglers: usize,
     cgroup: Option<AttemptCgroup>,
     oom_kills: u64,
-    /// Out-of-memory kills that our cgroup had seen before the first worker was started.
+    /// Out-of-memory kills in our own cgroup before the first worker was started.
     oom_kills_before: u64,
     /// Workers that have ended so far.
     exits: usize,
@@ -121,7 +121,7 @@ impl Job {
         &self.group
     }
 
-    /// Has the group decide what follows from an input.
+    /// Lets the group decide what follows from an input.
     pub(super) fn step(&mut self, now: Instant, input: Input) -> Vec<Action> {
         self.group.step(now, input)
     }
@@ -150,7 +150,7 @@ impl Job {
         self.cgroup.take()
     }
 
-    /// What the start of each worker needs to know of the group.
+    /// Facts about the group that the start of each worker needs.
     pub(super) fn context<'a>(&'a self, poller: &'a Poller, link: Option<&GuardLink>) -> AttemptContext<'a> {
         AttemptContext {
             env: &self.env,
@@ -160,12 +160,12 @@ impl Job {
         }
     }
 
-    /// Workers, those that have ended among them.
+    /// Number of workers, including those that have ended.
     pub(super) fn size(&self) -> usize {
         self.workers.len()
     }
 
-    /// Pids of all workers that were started, the dead ones too.
+    /// Pids of all workers that were started, including dead ones.
     pub(super) fn leaders(&self) -> &[i32] {
         &self.leaders
     }
@@ -175,7 +175,7 @@ impl Job {
         self.first_failure.as_ref()
     }
 
-    /// So many processes have outlived their workers and were asked to end.
+    /// Notes how many processes have outlived their workers and were asked to end.
     pub(super) fn note_stragglers(&mut self, count: usize) {
         self.stragglers = self.stragglers.max(count);
     }
@@ -201,7 +201,7 @@ impl Job {
         };
     }
 
-    /// Notes that a worker has died, once.
+    /// Notes that a worker has died. Further calls for the same worker do nothing.
     pub(super) fn note_death(&mut self, worker: usize, time: SystemTime) {
         if let Some(state) = self.workers.get_mut(worker).filter(|state| !state.is_dead) {
             state.is_dead = true;
@@ -209,14 +209,14 @@ impl Job {
         }
     }
 
-    /// Whether a worker's death is known that is not collected.
+    /// Sets whether a worker's death is noted but not collected.
     pub(super) fn set_dead(&mut self, worker: usize, is_dead: bool) {
         if let Some(state) = self.workers.get_mut(worker) {
             state.is_dead = is_dead;
         }
     }
 
-    /// What to do about the first death, of which a fork server has not told.
+    /// What to do about the first death, which a fork server has not reported.
     pub(super) fn look_at_first_death(&mut self, now: Instant) -> Option<Overdue> {
         let workers = &self.workers;
         let is_traced = |index: usize| workers.get(index).is_some_and(Worker::is_traced);
@@ -256,30 +256,32 @@ impl Job {
         }
     }
 
-    /// Workers that run, as (index, pid).
+    /// Running workers, as (index, pid).
     pub(super) fn running(&self) -> impl Iterator<Item = (usize, i32)> {
         let workers = self.workers.iter().enumerate();
         workers.filter_map(|(index, worker)| Some((index, worker.pid()?)))
     }
 
-    /// Notes how many out-of-memory kills there were, now that the group has ended.
+    /// Notes the number of out-of-memory kills when the group has ended.
     ///
-    /// The kernel counts a kill in the cgroups above, too, so the counters are not added up.
+    /// The kernel also counts a kill in the cgroups above, so the counters are not added up.
     pub(super) fn count_oom_kills(&mut self, in_our_cgroup: u64) {
         let in_attempt = self.cgroup.as_ref().and_then(AttemptCgroup::oom_kills);
         let in_ours = in_our_cgroup.saturating_sub(self.oom_kills_before);
         self.oom_kills = in_ours.max(in_attempt.unwrap_or(0));
     }
 
-    /// Sends a signal to one worker, if there is one of this index and it runs.
+    /// Sends a signal to the worker of this index, if it runs.
     pub(super) fn signal(&self, number: i32, index: usize) {
         if let (Some(worker), Some(spec)) = (self.workers.get(index), self.spec.workers.get(index)) {
             worker.send(number, spec.foreground);
         }
     }
 
-    /// Sends a signal to all. One from the terminal has reached a foreground worker already, and so has what a
-    /// shell continues its job with. A new size it has heard of too early, if the terminal that it sees is of ours.
+    /// Sends a signal to all workers. A foreground worker is left out if the signal comes from the terminal and so
+    /// has reached it already. It is also left out of a SIGCONT if it is not stopped, because then the shell has
+    /// continued it already. An exception is SIGWINCH for a worker with a terminal that we made: the signal reached
+    /// it before that terminal had the new size.
     pub(super) fn broadcast(&self, number: i32, from_terminal: bool) {
         for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
             let continues = number == libc::SIGCONT && !worker.is_stopped();
@@ -291,7 +293,7 @@ impl Job {
         }
     }
 
-    /// A stopped worker would not see a signal before the deadline.
+    /// Continues stopped workers: otherwise they would not handle the stop signal before the deadline.
     pub(super) fn resume_stopped(&self) {
         for (worker, spec) in self.workers.iter().zip(&self.spec.workers) {
             if worker.is_stopped() {
@@ -300,14 +302,14 @@ impl Job {
         }
     }
 
-    /// From now on the death of a running worker is our doing.
+    /// Notes that from now on the death of a running worker is caused by us.
     pub(super) fn mark_ending(&mut self) {
         for worker in &mut self.workers {
             worker.ending |= worker.pid().is_some() && !worker.is_dead;
         }
     }
 
-    /// How a child of ours has ended, which is not collected.
+    /// How a child of ours has ended that is not collected yet.
     pub(super) fn death_of(&self, index: usize) -> Option<Death> {
         let State::Running {
             pid, origin: None, ..
@@ -318,7 +320,7 @@ impl Job {
         try_wait(Target::Pid(pid), false).ok()?
     }
 
-    /// Collects a dead child; `None` when it is alive, was collected before, or is not ours.
+    /// Collects a dead child; `None` if it is alive, was collected before, or is not our child.
     pub(super) fn reap(&mut self, index: usize, now: SystemTime, poller: &Poller) -> Option<(Exit, Input)> {
         let State::Running {
             pid,
@@ -335,12 +337,12 @@ impl Job {
         match try_wait(target, true) {
             Ok(None) => None,
             Ok(Some(death)) => self.bury(index, Ending::from(&death), Some(death), now, poller),
-            // Somebody else in this program has waited for it; its status is lost.
+            // Other code in this program has already waited for the child, so its status is lost.
             Err(_) => self.bury(index, Ending::Lost, None, now, poller),
         }
     }
 
-    /// Whether a worker has not been buried.
+    /// Whether a worker was started and is not buried yet.
     pub(super) fn is_running(&self, index: usize) -> bool {
         let worker = self.workers.get(index);
         worker.is_some_and(|worker| worker.pid().is_some())
@@ -359,7 +361,7 @@ impl Job {
         is_readable(pidfd).then(|| (*origin, pidfd.as_fd()))
     }
 
-    /// The fork server of a worker that runs, or has died and is not buried.
+    /// The fork server of a worker that runs, or has died but is not buried.
     pub(super) fn origin_of(&self, index: usize) -> Option<Origin> {
         match self.workers.get(index)?.state {
             State::Running { origin, .. } => origin,
@@ -367,7 +369,7 @@ impl Job {
         }
     }
 
-    /// Workers that a fork server has forked and that were not buried.
+    /// Workers that this fork server has forked and that are not buried.
     pub(super) fn forked_by(&self, server: usize) -> impl Iterator<Item = usize> {
         let of = move |index| {
             self.origin_of(index)
@@ -383,11 +385,11 @@ impl Job {
         }
     }
 
-    /// How a worker ended that its living parent has not reaped, as the kernel shows it to everybody. Without usage.
+    /// How a zombie has ended whose parent is alive, from `/proc`. Without resource usage.
     pub(super) fn death_in_procfs(&self, index: usize) -> Option<Death> {
         let pid = self.workers.get(index)?.pid()?;
         let status = procfs::exit_status(pid)?;
-        // Its parent may have reaped it meanwhile, and the number may be another's.
+        // Its parent may have reaped it meanwhile, and the pid may belong to another process.
         self.workers[index].is_pinned().then(|| Death::of(status))
     }
 
@@ -427,7 +429,7 @@ impl Job {
         self.record(without_process(index, ending, now), false)
     }
 
-    /// Gives up on workers that SIGKILL has not ended: they are reported as what they are, killed by us.
+    /// Gives up on workers that SIGKILL has not ended. They are reported as killed by us.
     pub(super) fn abandon(&mut self, now: SystemTime, poller: &Poller) -> Vec<Exit> {
         let killed = Ending::Signal {
             number: libc::SIGKILL,
@@ -472,7 +474,7 @@ impl Worker {
         }
     }
 
-    /// Whether somebody traces it, who is told of its end before its parent.
+    /// Whether another process traces it. The kernel tells the tracer of its end before its parent.
     fn is_traced(&self) -> bool {
         self.pid().is_some_and(procfs::is_traced)
     }
@@ -488,7 +490,8 @@ impl Worker {
         }
     }
 
-    /// Its pid is its own: a child of ours is unreaped, and that of a fork server is while the server lives.
+    /// Whether its pid cannot belong to another process. A child of ours is unreaped; a forked worker is checked by
+    /// its pidfd.
     fn is_pinned(&self) -> bool {
         match &self.state {
             State::Running {
@@ -504,11 +507,12 @@ impl Worker {
         let Some(pid) = self.pid().filter(|_| self.is_pinned()) else {
             return;
         };
-        // The unreaped worker pins its pid and with it the group's. A failure means that it has just died.
+        // The unreaped worker reserves its pid, and with it the number of its process group. A failure means that it
+        // has just died.
         if !foreground {
             let _ = signal::send(-pid, number);
         }
-        // It may have joined another group, whose other members are not signalled.
+        // It may have joined another process group, whose other members are not signalled.
         if foreground || !leads_its_group(pid) {
             let _ = signal::send(pid, number);
         }

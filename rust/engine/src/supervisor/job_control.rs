@@ -1,26 +1,26 @@
-//! Whether the job stands still: then nobody is started who is still to be.
+//! Whether the job is suspended. While it is, no worker is started.
 
-/// Who has stopped the job for a while.
+/// What has suspended the job.
 #[derive(Debug, Default)]
 pub(super) struct JobControl {
-    /// A signal to the job, such as by Ctrl-Z. It holds for the next attempts, too.
+    /// A signal to the job, such as by Ctrl-Z. The suspension holds for the next attempts, too.
     by_signal: bool,
-    /// Whoever runs this group.
+    /// The owner of this group.
     by_owner: bool,
 }
 
 impl JobControl {
-    /// Takes note of a signal to the job, whatever else it means now.
+    /// Notes a signal to the job, whatever else it means now.
     pub(super) fn hear(&mut self, signal: i32) {
         self.by_signal = stands_after(signal).unwrap_or(self.by_signal);
     }
 
-    /// Takes note of a signal that all workers of the group are sent.
+    /// Notes a signal that the owner sends to all workers of the group.
     pub(super) fn send(&mut self, signal: i32) {
         self.by_owner = stands_after(signal).unwrap_or(self.by_owner);
     }
 
-    /// Another group begins.
+    /// Notes that another group begins.
     pub(super) fn begin(&mut self) {
         self.by_owner = false;
     }
@@ -30,7 +30,7 @@ impl JobControl {
     }
 }
 
-/// `None`: as before.
+/// Whether the job is suspended after this signal; `None` if the signal changes nothing.
 fn stands_after(signal: i32) -> Option<bool> {
     match signal {
         libc::SIGTSTP => Some(true),

@@ -1,10 +1,10 @@
-//! Streams whose bytes the owner gets as events.
+//! Piped streams: the owner gets their bytes as events.
 
 use crate::event::Event;
 use crate::supervisor::{Supervisor, Watched};
 
 impl Supervisor {
-    /// Stops or resumes reading piped streams; the workers wait meanwhile.
+    /// Stops or resumes reading piped streams. While reading is stopped, workers wait in their writes.
     pub fn set_reading(&mut self, reading: bool) {
         if self.reading == reading {
             return;
@@ -13,7 +13,7 @@ impl Supervisor {
         let Some(job) = &self.job else { return };
         for (index, stream, pipe) in job.pipes() {
             if reading {
-                // Fails only when memory is short; what is left is read when the group ends.
+                // Fails only when memory is short. Then the rest is read when the group ends.
                 let _ = self.poller.watch(pipe, Watched::Pipe(index, stream).encode());
             } else {
                 self.poller.forget(pipe);
@@ -21,7 +21,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes what there is of a stream, a buffer full at most; how many bytes.
+    /// Reads from a stream, at most a full buffer. Returns the number of bytes.
     pub(super) fn read_pipe(&mut self, worker: usize, stream: usize) -> usize {
         let Some(job) = &mut self.job else { return 0 };
         let Some(pipe) = job.pipe(worker, stream) else {
@@ -46,8 +46,8 @@ impl Supervisor {
         self.events.push(Event::Output { worker, stream, data });
     }
 
-    /// Takes what a worker's pipes hold now and closes them. A process that is not of the job may hold one and
-    /// write for ever.
+    /// Reads what a worker's pipes hold now, and closes them. It reads no more than that, because a process outside
+    /// the job may hold a pipe and write for ever.
     pub(super) fn close_pipes(&mut self, worker: usize) {
         for stream in 0..2 {
             let mut left = self.bytes_waiting(worker, stream);

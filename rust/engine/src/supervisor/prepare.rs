@@ -1,4 +1,4 @@
-//! What is checked and made before the first worker of a group is started.
+//! Checks and preparations before the first worker of a group is started.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -16,10 +16,10 @@ use crate::spawn::open_files_limit;
 use crate::spec::{Console, EnvEntry, LaunchSpec, Stdio, WorkerSpec};
 use crate::tree::TOKEN_VARIABLE;
 
-/// Descriptors that the engine and its owner need beside those of the workers.
+/// Descriptors that the engine and its owner need in addition to those of the workers.
 const OWN_FDS: usize = 64;
 
-/// The job's token, after those of the jobs that this one runs in.
+/// The variable with the job's token, after the tokens of the jobs in which this job runs.
 pub(super) fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Error> {
     let key = TOKEN_VARIABLE.as_bytes();
     let outer = spec.env.iter().rev().find(|entry| entry.key() == key);
@@ -30,7 +30,7 @@ pub(super) fn token_entry(spec: &LaunchSpec, token: &str) -> Result<EnvEntry, Er
     Ok(EnvEntry::new(key, &tokens)?)
 }
 
-/// The thread that reads the workers' output, if any of it is to be passed on.
+/// The thread that reads the workers' output; `None` if none is passed on.
 pub(super) fn log_thread(
     spec: &LaunchSpec,
     wake: &Arc<Bell>,
@@ -64,7 +64,7 @@ fn streams_of(spec: &LaunchSpec) -> (bool, [usize; 2]) {
     (any, expected)
 }
 
-/// The reading thread, and one for each stream of ours that something is shown on.
+/// Number of threads: the reading thread, and one for each of stdout and stderr that shows output.
 fn threads_for(spec: &LaunchSpec) -> usize {
     let (any, expected) = streams_of(spec);
     usize::from(any) + expected.iter().filter(|streams| **streams > 0).count()

@@ -1,9 +1,9 @@
-//! What is left of a job once its workers have ended, or while they must not be left to end by themselves.
+//! Finds and ends the processes of a job that remain when its workers have ended or must be killed.
 //!
-//! As subreaper (in an agent) we are the parent of whatever outlives its own, so the kernel says exactly when
-//! nothing is left; beside a fork server, which is our child, too, the process table does. Inside somebody's
-//! program the job's cgroup says it, and without one the process table does. Who can look nowhere does not know
-//! that nothing is left, and says so.
+//! An agent is a subreaper: it adopts all processes that outlive their parents, so the kernel says exactly when none
+//! is left. If the agent has fork servers, which are its children, too, the process table says it. Inside a user's
+//! program the job's cgroup says it, or the process table if there is no cgroup. Without cgroup and process table we
+//! cannot prove that nothing is left, and report that.
 
 use std::io;
 
@@ -17,29 +17,30 @@ use crate::sys::signal;
 use crate::sys::wait::has_child_in_group;
 use crate::tree::{Scope, Tree};
 
-/// Looks at the process table that must agree that nothing is left: one can miss what is just being forked.
+/// How many looks at the process table must find nothing. One look can miss a process that is just being forked.
 const LOOKS: usize = 2;
 
-/// What a group has that its remains are found by.
+/// Facts about a group by which its remaining processes are found.
 #[derive(Clone, Copy)]
 pub(super) struct Group<'a> {
     pub(super) cgroup: Option<&'a AttemptCgroup>,
-    /// Pids of the workers that run.
+    /// Pids of the running workers.
     pub(super) workers: &'a [i32],
-    /// Pids of all workers that were started, each of which has led a process group.
+    /// Pids of all workers that were started. Each has led a process group.
     pub(super) leaders: &'a [i32],
-    /// Pids of the fork servers, which are of no group.
+    /// Pids of the fork servers, which belong to no group.
     pub(super) servers: &'a [i32],
 }
 
 /// Finds and ends the processes of a job.
 pub(super) struct Remains {
-    /// We are the subreaper.
+    /// Whether we are the subreaper.
     adopting: bool,
     token: String,
-    /// Opened before there is a job: a process table that is covered later stays readable.
+    /// Opened before there is a job, so that `/proc` stays readable even if another mount covers it later.
     tree: io::Result<Tree>,
-    /// Processes below the workers when these were told to end or killed, where nothing else leads to them afterwards.
+    /// Processes below the workers, noted when the workers were told to end or killed, if we could not find them
+    /// afterwards.
     known: Vec<(i32, u64)>,
 }
 
@@ -53,12 +54,12 @@ impl Remains {
         }
     }
 
-    /// Whether what is left can be told from fork servers.
+    /// Whether remaining processes can be told apart from fork servers.
     pub(super) fn can_spare_servers(&self) -> bool {
         self.tree.is_ok()
     }
 
-    /// What descends from fork servers beside workers.
+    /// Descendants of fork servers, with pids and start times.
     pub(super) fn helpers_of(&mut self, servers: &[i32]) -> Vec<(i32, u64)> {
         let scope = Scope {
             own_descendants: false,
@@ -74,7 +75,7 @@ impl Remains {
         identities(&helpers)
     }
 
-    /// Kills processes that were seen before, with what descends from them.
+    /// Kills processes that were seen before, and their descendants.
     pub(super) fn kill_known(&mut self, known: &[(i32, u64)]) {
         let scope = Scope {
             own_descendants: false,
@@ -85,18 +86,18 @@ impl Remains {
             servers: &[],
         };
         if let (Ok(tree), false) = (&mut self.tree, known.is_empty()) {
-            // What cannot be looked for any more is not found.
+            // If the process table cannot be read, we do not find them.
             let _ = tree.kill_all(scope);
         }
     }
 
-    /// Begins a group.
+    /// Forgets the processes of the last group.
     pub(super) fn forget(&mut self) {
         self.known.clear();
     }
 
-    /// Whether no process of the job is left but its workers. Also so where nobody can know it: waiting would not
-    /// help, and [`Remains::survivors`] tells of it.
+    /// Whether no process of the job is left except its workers. True if we cannot know: waiting would not help, and
+    /// [`Remains::survivors`] reports it.
     pub(super) fn are_none(&mut self, group: Group<'_>) -> bool {
         if self.adopting {
             let spared = [group.workers, group.servers].concat();
@@ -113,8 +114,8 @@ impl Remains {
         self.with_tree(group, true, empty).unwrap_or(true)
     }
 
-    /// Notes what descends from the workers, who are about to be told to end. Inside somebody's program and without
-    /// a cgroup nothing leads to it once they are dead, if it has an environment of its own.
+    /// Notes the descendants of the workers before these are told to end. Inside a user's program and without a
+    /// cgroup, a descendant with a changed environment cannot be found once the workers are dead.
     pub(super) fn remember(&mut self, group: Group<'_>) {
         if self.adopting || group.cgroup.is_some() {
             return;
@@ -125,7 +126,7 @@ impl Remains {
         self.known = identities(&members.unwrap_or_default());
     }
 
-    /// Asks all of it to end; how many processes (or groups of them) were asked.
+    /// Asks all remaining processes to end. Returns how many processes (or process groups) were asked.
     pub(super) fn terminate(&mut self, group: Group<'_>) -> usize {
         let count = self.signal(group, Signal::TERM);
         self.signal(group, Signal::CONT);
@@ -140,8 +141,8 @@ impl Remains {
         }
     }
 
-    /// Without a process table the kernel still tells as which process groups our children are. None of these
-    /// groups can be a stranger's: a child of ours is in it, dead or alive, and only we reap it.
+    /// Signals process groups. Without a process table, the kernel still tells whether one of our children is in a
+    /// group. Such a group belongs to the job: our child is in it, dead or alive, and only we reap it.
     fn signal_groups(&self, leaders: &[i32], signal: Signal) -> usize {
         let ours = leaders.iter().filter(|_| self.adopting);
         let reached = ours.filter(|&&leader| has_child_in_group(leader));
@@ -150,25 +151,25 @@ impl Remains {
             .count()
     }
 
-    /// Kills the workers with all that descends from them, where their deaths would hide it. Comes before anything
-    /// else that kills them.
+    /// Kills the workers and their descendants, if the descendants could not be found after the workers' deaths. Call
+    /// it before any other kill.
     pub(super) fn kill_below(&mut self, group: Group<'_>) {
         if self.adopting || group.cgroup.is_some() {
             return;
         }
-        // The token is left out: to read the environment of a process that hangs can take for ever.
+        // Does not search for the token: reading the environment of a hanging process can take for ever.
         let killed = self.with_tree(group, false, |tree, scope| {
             let members = tree.stop_all(scope)?;
             tree.send(&members, Signal::KILL);
             io::Result::Ok(members)
         });
         if let Some(Ok(members)) = killed {
-            // One that holds much memory takes a while to die, and may do so after its parent.
+            // A process with much memory takes a while to die, and may outlive its parent.
             self.known = identities(&members);
         }
     }
 
-    /// Kills all of it. `again`: a first try has left something, so no means is spared.
+    /// Kills all remaining processes. `again`: a first kill has left processes, so use every means.
     pub(super) fn kill(&mut self, group: Group<'_>, again: bool) -> KillTier {
         let by_cgroup = group.cgroup.is_some_and(|cgroup| cgroup.kill().is_ok());
         if !by_cgroup || again {
@@ -184,7 +185,8 @@ impl Remains {
         }
     }
 
-    /// Describes what is left, or may be left for all we can know. `left`: the kernel has said that something is.
+    /// Describes processes that are left, or may be left as far as we know. `left`: the kernel says that processes
+    /// are left.
     pub(super) fn survivors(&mut self, group: Group<'_>, left: bool) -> Vec<Survivor> {
         let can_tell = self.adopting || group.cgroup.is_some();
         if !left {
@@ -213,7 +215,8 @@ impl Remains {
     ) -> Option<T> {
         let scope = Scope {
             own_descendants: self.adopting,
-            // Those of a fork server descend from it.
+            // With fork servers the workers are named, because forked workers are below their server, which is
+            // spared.
             roots: if self.adopting && group.servers.is_empty() {
                 &[]
             } else {

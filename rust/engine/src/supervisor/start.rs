@@ -1,4 +1,4 @@
-//! How a group begins: what is made for it, and the start of each worker.
+//! Starts a group: its preparations, and the start of each worker.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -15,11 +15,11 @@ use crate::supervisor::prepare::{check_binding, log_stream, log_thread, raise_li
 use crate::supervisor::{Supervisor, Watched};
 use crate::sys::signal;
 
-/// Workers started between two looks at what has happened meanwhile.
+/// Workers that are started before the next look at other events.
 const SPAWN_SLICE: usize = 16;
 
 impl Supervisor {
-    /// Checks the limits and takes the group; the workers are started by the turns that follow.
+    /// Checks the spec and the limits, and accepts the group. The following turns start the workers.
     pub fn start(&mut self, spec: Arc<LaunchSpec>) -> Result<(), Error> {
         if self.is_running() {
             return Err(Error::Busy);
@@ -44,8 +44,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A cgroup in which every worker is born, or that it joins before a line of the user's has run: what a worker
-    /// forks before it is moved would stay outside.
+    /// The cgroup of a new attempt. Every worker is born in it, or joins it before any code of the user runs:
+    /// processes that a worker forks before it is moved would stay outside.
     fn attempt_cgroup(&mut self) -> Option<AttemptCgroup> {
         let job = self
             .cgroup
@@ -54,7 +54,7 @@ impl Supervisor {
         let number = self.attempts;
         self.attempts += 1;
         let cgroup = job.attempt(number).ok()?;
-        // An agent hears of the last process by SIGCHLD.
+        // An agent needs no such watch: SIGCHLD tells it of the last process.
         if self.link.is_none()
             && self
                 .poller
@@ -67,7 +67,7 @@ impl Supervisor {
         Some(cgroup)
     }
 
-    /// The process table is searched from now on.
+    /// Gives up the attempt's cgroup; from now on the process table is searched.
     pub(super) fn drop_cgroup(&mut self) {
         let cgroup = self.job.as_mut().and_then(Job::take_cgroup);
         if let Some(cgroup) = cgroup {
@@ -76,7 +76,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts workers, as far as they may start now.
+    /// Starts workers that may start now.
     pub(super) fn start_some(&mut self) {
         let mut has_ordered = false;
         for _ in 0..SPAWN_SLICE {
@@ -90,7 +90,7 @@ impl Supervisor {
             }
         }
         if has_ordered {
-            // An order that could not be given waits for nobody.
+            // An order that has failed already needs no answer from a server.
             self.take_delivered(false);
         }
     }
@@ -134,7 +134,7 @@ impl Supervisor {
             let Some(pipe) = pipe else { continue };
             let spec = &job.spec().workers[index];
             if let (Stdio::Log { path, console, .. }, Some(mux)) = (&spec.stdio[stream + 1], &mut self.mux) {
-                // Fails only when memory is short; the stream is lost then, and the worker's writes with it.
+                // Fails only when memory is short. Then the stream is closed, and writes of the worker to it fail.
                 let _ = mux.add(log_stream(
                     spec,
                     index,
@@ -152,7 +152,7 @@ impl Supervisor {
         }
         job.began(index, started.pid, started.pidfd, origin, now);
         if self.job_control.stands_still() {
-            // It waited at its gate when the others were stopped.
+            // It waited at its gate while the others were stopped.
             job.signal(libc::SIGTSTP, index);
         }
         self.events.push(Event::Started {

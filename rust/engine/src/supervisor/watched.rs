@@ -1,21 +1,21 @@
-//! What the descriptors of a supervisor stand for.
+//! The meaning of each descriptor that a supervisor watches.
 
 /// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Watched {
     /// This worker has died.
     Worker(usize),
-    /// There is something to read from this worker's stdout (0) or stderr (1).
+    /// This worker's stdout (0) or stderr (1) is readable.
     Pipe(usize, usize),
     /// A signal has come.
     Intake,
     /// The guard is gone.
     Guard,
-    /// Another thread wants something.
+    /// Another thread has rung the bell.
     Wake,
-    /// The attempt's cgroup has become empty, or is no more.
+    /// The attempt's cgroup has become empty, or was removed.
     Cgroup,
-    /// This fork server has said something, or has died.
+    /// This fork server has sent or written something, or has died.
     ForkServer(usize),
 }
 

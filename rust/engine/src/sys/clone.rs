@@ -1,7 +1,7 @@
 //! `clone3` with shared memory: start a program at a cost that does not grow with the parent.
 //!
-//! The child borrows our address space until it executes its program, and we stand still meanwhile
-//! (`CLONE_VM | CLONE_VFORK`). Its rules:
+//! The child borrows our address space until it executes its program. Our thread stands still meanwhile
+//! (`CLONE_VM | CLONE_VFORK`). The child's rules:
 //!
 //! * It runs on a stack of its own and touches nothing but that stack and the [`Exchange`] with its plan, which
 //!   the caller keeps alive; every string and table in it was made before the clone.
@@ -9,9 +9,10 @@
 //! * It neither allocates nor locks nor unwinds: [`child::child_main`] is `extern "C"`, free of indexing and
 //!   formatting.
 //! * All signals are blocked, so no handler of ours can run in it; handlers are reset before the mask is restored.
-//! * Its first act is to put its own pidfd into our epoll set: put in by us, after it runs, a worker that dies at
-//!   once could come behind one that died later.
-//! * With `CLONE_FILES` its second act is to leave our descriptor table; on failure it ends before it changes it.
+//! * Its first act is to put its own pidfd into our epoll set. If we did that once it runs, a worker that dies at
+//!   once could be reported after one that died later.
+//! * With `CLONE_FILES` its second act is to leave our descriptor table. If that fails, the child ends and leaves
+//!   the table unchanged.
 
 #![allow(unsafe_code)]
 
@@ -54,7 +55,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// Each at the place of its number.
+    /// Each step, at the index of its number.
     pub(crate) const ALL: [Self; 12] = [
         Self::Clone,
         Self::Descriptors,
@@ -85,11 +86,11 @@ pub(crate) struct Spawned {
     pub(crate) pidfd: Option<OwnedFd>,
     /// Its pidfd is in the epoll set of the plan.
     pub(crate) watched: bool,
-    /// Why it is not bound as the plan says, if that was not required.
+    /// Why the child is not bound as the plan says, if the plan does not require that.
     pub(crate) unbound: Option<Failure>,
 }
 
-/// Why a child did not start, of which nothing is left then, or was not bound.
+/// Why a child did not start (then nothing is left of it), or why it was not bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) step: Step,
@@ -116,8 +117,8 @@ struct Exchange<'a> {
     pidfd: i32,
     watched: bool,
     reached_exec: bool,
-    /// What failed, if `errno` says that something did. Two fields, each written in one go: the child may be
-    /// killed between them.
+    /// What failed, unless `errno` is 0. Two fields, each written in one go: the child may be killed between the
+    /// two writes.
     step: Step,
     errno: i32,
     unbound_step: Step,
@@ -202,15 +203,15 @@ pub(crate) fn spawn(
     }
     let step = written(&exchange.step);
     if let (Some((epoll, _)), Some(pidfd)) = (plan.watch, &pidfd) {
-        // Closing it would not do: whatever the host program has forked meanwhile has a copy. Fails if the child
-        // did not come so far as to put it in.
+        // Closing the pidfd is not enough: processes that the host program has forked meanwhile have copies. Fails
+        // if the child ended before it put the pidfd in.
         let _ = rustix::event::epoll::delete(epoll, pidfd);
     }
     // The child has called exit already; its death may not be visible yet, so this wait blocks.
     // SAFETY: waits for a pid that we made and have not reaped; no status is asked for.
     unsafe { libc::waitpid(pid, null_mut(), libc::__WALL) };
     if errno == 0 {
-        // Killed before it could act: a cgroup that was ever killed does this to its newborns.
+        // The child was killed before it could act: a cgroup that was ever killed kills the children born into it.
         return Err(Failure {
             step: Step::Clone,
             errno: libc::EINTR,
@@ -221,7 +222,7 @@ pub(crate) fn spawn(
 
 /// A field that the kernel or the child has written behind the compiler's back.
 fn written<T: Copy>(field: &T) -> T {
-    // SAFETY: a reference is valid for reads, and nobody writes any more.
+    // SAFETY: a reference is valid for reads, and no process writes any more.
     unsafe { core::ptr::from_ref(field).read_volatile() }
 }
 

@@ -11,7 +11,7 @@ use super::ForkedChild;
 type Stream = *mut c_void;
 
 unsafe extern "C" {
-    /// Glibc's own, which libc does not have.
+    /// Functions of glibc that the libc crate lacks.
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
     fn ftrylockfile(stream: Stream) -> c_int;
     fn funlockfile(stream: Stream);
@@ -24,30 +24,31 @@ unsafe extern "C" {
     fn _IO_iter_file(at: Stream) -> Stream;
 }
 
-/// From now on an `exit` of this process, and of those that it forks, calls what is asked for from now on, writes
-/// what streams hold, and ends: what was asked for before is not called.
+/// From now on `exit`, in this process and in its forks, calls the exit functions registered after this call,
+/// writes what streams hold, and ends. It does not call functions registered earlier.
 ///
 /// [on_exit(3)](https://man7.org/linux/man-pages/man3/on_exit.3.html)
 pub(crate) fn forget_exit_functions(_child: ForkedChild) {
-    // SAFETY: the function is there as long as this library, which nobody unloads.
+    // SAFETY: the function is there as long as this library, which is never unloaded.
     let _ = unsafe { on_exit(end, null_mut()) };
 }
 
-/// The last of the exit functions that were asked for since; the others come behind it.
+/// Runs after the exit functions that were registered later, and before the earlier ones.
 extern "C" fn end(status: c_int, _: *mut c_void) {
-    // A thread that waits for input holds its stream for ever. Then the process ends as it would have.
+    // A thread that waits for input holds its stream forever. Then the process ends as it would have without us.
     if write_free_streams() {
         super::exit_now(status);
     }
 }
 
-/// Writes what streams of the C library hold, as far as nobody uses them: a forked process would write it again.
+/// Writes what the C library's streams hold, except streams in use. Otherwise a forked process would write it
+/// again.
 pub(crate) fn write_streams() {
     write_free_streams();
 }
 
-/// Writes what streams hold that nobody uses; whether those were all. `fflush` of all of them would wait for the
-/// others, which `exit` does not.
+/// Writes what streams hold, except streams in use. Returns whether none was in use. `fflush` of all streams would
+/// wait for those in use; `exit` does not wait.
 fn write_free_streams() -> bool {
     let mut are_all = true;
     // SAFETY: takes no argument. It is held while the list is walked, as the C library does itself.
@@ -66,12 +67,12 @@ fn write_free_streams() -> bool {
 }
 
 fn write_if_free(stream: Stream) -> bool {
-    // SAFETY: it is in the list, from which nobody can take it now.
+    // SAFETY: it is in the list, which is locked, so it stays there.
     let is_free = unsafe { ftrylockfile(stream) } == 0;
     if is_free {
         // SAFETY: as above, and this thread has it.
         if unsafe { __fpending(stream) } > 0 {
-            // SAFETY: as above. A failure is one of the file's, of which nobody can be told now.
+            // SAFETY: as above. A failure to write the file cannot be reported any more.
             let _ = unsafe { fflush(stream) };
         }
         // SAFETY: as above.

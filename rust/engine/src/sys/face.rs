@@ -10,12 +10,12 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use super::ForkedChild;
 
-/// Libc has neither.
+/// The libc crate has neither.
 const PR_SET_MM: i32 = 35;
 const PR_SET_MM_MAP: i32 = 14;
 
-/// Room before the texts, of zeroes: who looks for the command before the environment (`setproctitle` does, up to 8 KiB
-/// of it) finds its end there.
+/// Zeroes before the texts. `setproctitle` looks for the command before the environment, up to 8 KiB of it, and
+/// finds its end here.
 const MARGIN: usize = 16 << 10;
 
 /// The kernel's `struct prctl_mm_map`.
@@ -37,11 +37,11 @@ struct MemoryMap {
     exe_fd: u32,
 }
 
-/// Makes these strings what `ps` and `/proc` show of this process, and its environment. Where the kernel refuses,
-/// as much of the command as fits stands in the place of the old one, and `/proc` shows the old environment.
+/// Shows `argv` as this process's command in `ps` and `/proc`, and makes `environ` its environment. If the kernel
+/// refuses, as much of the command as fits overwrites the old one, and `/proc` shows the old environment.
 ///
-/// `words` is how many words this process was started with, of which its program may know still: it finds as many
-/// before the environment, the last of them empty.
+/// `words`: the number of words this process was started with. Its program may still rely on that number, and finds
+/// as many words before the environment; the missing ones are empty.
 ///
 /// [PR_SET_MM(2const)](https://man7.org/linux/man-pages/man2/PR_SET_MM.2const.html)
 pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString], words: usize) {
@@ -49,7 +49,8 @@ pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString], w
     let Some(texts) = lay_out(argv, gap, environ) else {
         return;
     };
-    // SAFETY: no other thread of a forked child can read it, and nobody frees the array, which ends in a null pointer.
+    // SAFETY: a forked child has no other thread that could read it. The array is never freed and ends in a null
+    // pointer.
     unsafe { libc::environ = texts.pointers[argv.len()..].as_ptr().cast_mut().cast() };
     let Some(stat) = own_stat() else { return };
     // Fields by their number in proc_pid_stat(5).
@@ -87,10 +88,10 @@ pub(crate) fn show(_child: ForkedChild, argv: &[CString], environ: &[CString], w
     }
 }
 
-/// Texts one behind the other, in memory that nobody frees.
+/// Texts one after another, in memory that is never freed.
 struct Texts {
     start: u64,
-    /// One to each, and a null pointer.
+    /// One pointer per text, then a null pointer.
     pointers: &'static [*const c_char],
 }
 
@@ -126,7 +127,7 @@ fn lay_out(argv: &[CString], gap: usize, environ: &[CString]) -> Option<Texts> {
     })
 }
 
-/// The numbers of `/proc/self/stat` from the third field on, in whose place stands a zero.
+/// The fields of `/proc/self/stat` from the third on, as numbers. The third, a letter, becomes 0.
 fn own_stat() -> Option<Vec<u64>> {
     let text = crate::kernel_file::read("/proc/self/stat").ok()?;
     let end = text.iter().rposition(|&byte| byte == b')')?;
@@ -138,10 +139,10 @@ fn own_stat() -> Option<Vec<u64>> {
     )
 }
 
-/// Writes a command over the one that this process was started with.
+/// Overwrites the command that this process was started with.
 ///
 /// # Safety
-/// The range is that of the process's arguments, which nobody reads meanwhile.
+/// The range is that of the process's arguments, and no thread reads it meanwhile.
 unsafe fn overwrite(start: u64, end: u64, argv: &[CString]) {
     let length = end.saturating_sub(start) as usize;
     if start == 0 || length == 0 {
@@ -153,7 +154,7 @@ unsafe fn overwrite(start: u64, end: u64, argv: &[CString]) {
         .copied()
         .collect();
     bytes.resize(length, 0);
-    // Shown up to its end, and on into the environment if the last byte is none.
+    // If the last byte is not zero, the kernel shows the command and goes on into the environment.
     bytes[length - 1] = 0;
     // SAFETY: the kernel says that the arguments lie there, in memory that is the process's own.
     unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, length) };

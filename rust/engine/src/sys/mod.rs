@@ -1,11 +1,11 @@
-//! The only home of `unsafe`: one safe function a system call.
+//! The only home of `unsafe`: one safe function per system call.
 //!
 //! What makes these calls sound: descriptors come in as borrowed or owned types, so none is used after it was
 //! closed; pids are signalled only while a descriptor or an unreaped child pins them; buffers are owned by the
 //! caller for the whole call. The one delicate place is [`clone`], whose child shares our memory until it
 //! executes its program; its rules stand at the top of that module.
 //!
-//! What rustix has is taken from rustix: these it lacks, or has in a form that will not do.
+//! Calls that rustix has are taken from rustix. It lacks the calls here, or has them in a form that does not fit.
 
 #![allow(unsafe_code)]
 
@@ -50,22 +50,22 @@ pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Takes over a descriptor that this process was started with, and whose number it was told. It will not survive
-/// another `execve`.
+/// Takes over a descriptor that this process was started with, by the number it was given. The descriptor will not
+/// survive another `execve`.
 pub(crate) fn take_over(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: an invalid number is answered with EBADF.
     if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is open, and who was told of it is its only owner.
+    // SAFETY: it is open, and the caller, which was given its number, is its only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Proof that this process was forked by one that knows of it: it has one thread, and a copy of all descriptors
-/// that only that thread uses. Who has it may do with both what a worker's start does.
+/// Proof that this process was forked by code that expects it: it has one thread, and a copy of all descriptors
+/// that only this thread uses. Code with this proof may do to both what the start of a worker does.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ForkedChild {
-    /// Who has forked it.
+    /// The process that forked it.
     pub(crate) parent: i32,
 }
 
@@ -77,7 +77,7 @@ impl ForkedChild {
     }
 }
 
-/// Ends this process at once: nothing of what its program has to do at its end is done.
+/// Ends this process at once, and skips everything that its program does at exit.
 ///
 /// [_exit(2)](https://man7.org/linux/man-pages/man2/_exit.2.html)
 pub(crate) fn exit_now(code: i32) -> ! {
@@ -85,14 +85,16 @@ pub(crate) fn exit_now(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Whether a descriptor is closed by `execve`; true for a number that is not open. Bare numbers again.
+/// Whether a descriptor is closed by `execve`; true for a number that is not open. Rustix does not take bare
+/// numbers.
 pub(crate) fn is_close_on_exec(fd: RawFd) -> bool {
     // SAFETY: an invalid number is answered with EBADF.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     flags < 0 || flags & libc::FD_CLOEXEC != 0
 }
 
-/// Process group of this process; 0 when its leader is outside the pid namespace, which rustix's cannot say.
+/// Process group of this process; 0 when its leader is outside the pid namespace, which rustix's function cannot
+/// express.
 ///
 /// [getpgrp(2)](https://man7.org/linux/man-pages/man2/getpgrp.2.html)
 pub(crate) fn process_group() -> i32 {
@@ -101,7 +103,7 @@ pub(crate) fn process_group() -> i32 {
 }
 
 /// Process group of a process, -1 when there is none; 0 when its leader is outside the pid namespace, which
-/// rustix's cannot say.
+/// rustix's function cannot express.
 ///
 /// [getpgid(2)](https://man7.org/linux/man-pages/man2/getpgid.2.html)
 pub(crate) fn group_of(pid: i32) -> i32 {
@@ -109,7 +111,8 @@ pub(crate) fn group_of(pid: i32) -> i32 {
     unsafe { libc::getpgid(pid) }
 }
 
-/// Leader of this process's session; 0 when it is outside the pid namespace, which rustix's cannot say.
+/// Leader of this process's session; 0 when it is outside the pid namespace, which rustix's function cannot
+/// express.
 ///
 /// [getsid(2)](https://man7.org/linux/man-pages/man2/getsid.2.html)
 pub(crate) fn session_leader() -> i32 {
@@ -117,12 +120,13 @@ pub(crate) fn session_leader() -> i32 {
     unsafe { libc::getsid(0) }
 }
 
-/// The environment block as it is: what the standard library makes of it drops entries without a name or a value.
+/// The environment block as it is. The standard library's version drops entries without a name or a value.
 ///
 /// [environ(7)](https://man7.org/linux/man-pages/man7/environ.7.html)
 pub(crate) fn environment() -> Vec<CString> {
     let mut block = Vec::new();
-    // SAFETY: the pointer is read, not kept. As with `std::env::vars`, nobody may change the environment meanwhile.
+    // SAFETY: the pointer is read, not kept. As with `std::env::vars`, no thread may change the environment
+    // meanwhile.
     let mut next = unsafe { libc::environ };
     while !next.is_null() {
         // SAFETY: the array ends in a null pointer, which has not been passed yet.

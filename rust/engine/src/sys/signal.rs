@@ -13,10 +13,10 @@ pub(crate) struct SignalSet(pub(crate) u64);
 
 impl SignalSet {
     pub(crate) const NONE: Self = Self(0);
-    /// Every signal, those of the C library, too.
+    /// Every signal, including those of the C library.
     pub(crate) const EVERY: Self = Self(u64::MAX);
     /// Every signal but those that the C library sends between its threads: with one of them blocked in some
-    /// thread, `setuid` and its like wait for that thread for ever.
+    /// thread, `setuid` and its like wait for that thread forever.
     ///
     /// [nptl(7)](https://man7.org/linux/man-pages/man7/nptl.7.html); musl has a third one.
     pub(crate) const ALL: Self = Self(!(Self::bit(32) | Self::bit(33) | Self::MUSL));
@@ -56,12 +56,12 @@ pub(crate) fn block(set: SignalSet) -> SignalSet {
     change_mask(libc::SIG_BLOCK, set)
 }
 
-/// Takes out of this thread's mask and returns the old one.
+/// Removes from this thread's mask and returns the old one.
 pub(crate) fn unblock(set: SignalSet) -> SignalSet {
     change_mask(libc::SIG_UNBLOCK, set)
 }
 
-/// Raw, because the C library leaves out the signals that it uses itself.
+/// A raw call, because the C library's leaves out the signals that it uses itself.
 fn change_mask(how: i32, set: SignalSet) -> SignalSet {
     let mut old = SignalSet::default();
     // SAFETY: both sets are eight bytes owned by this frame; the call fails only on a bad address or size.
@@ -102,13 +102,13 @@ pub(crate) fn reset_child_signal() -> io::Result<()> {
     }
 }
 
-/// What this process does at a signal, as its C library knows it.
+/// What this process does on a signal, in the C library's form.
 pub(crate) struct Action {
     signal: i32,
     action: libc::sigaction,
 }
 
-/// What this process does at each signal at which it does not do the default.
+/// The actions of this process on signals, except default actions.
 ///
 /// [sigaction(2)](https://man7.org/linux/man-pages/man2/sigaction.2.html)
 pub(crate) fn own_actions() -> Vec<Action> {
@@ -123,7 +123,7 @@ pub(crate) fn own_actions() -> Vec<Action> {
     (1..=LAST_SIGNAL).filter_map(read).filter(is_own).collect()
 }
 
-/// Lets a forked child do at signals what its parent did, of whom [`own_actions`] has told.
+/// Gives a forked child its parent's actions on signals, which [`own_actions`] has read.
 ///
 /// [sigaction(2)](https://man7.org/linux/man-pages/man2/sigaction.2.html)
 pub(crate) fn take_actions(_child: ForkedChild, actions: &[Action]) {
@@ -133,8 +133,8 @@ pub(crate) fn take_actions(_child: ForkedChild, actions: &[Action]) {
     }
 }
 
-/// Asks for a signal to this process when the thread that forked it ends: a real-time one, which rustix takes
-/// from unsafe code only.
+/// Asks for a signal to this process when the thread that forked it ends. The signal is a real-time one, which
+/// rustix takes from unsafe code only.
 ///
 /// [PR_SET_PDEATHSIG(2const)](https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html)
 pub(crate) fn die_with_parent(signal: i32) -> io::Result<()> {
@@ -166,10 +166,10 @@ pub(crate) fn intake(set: SignalSet) -> io::Result<OwnedFd> {
 pub(crate) struct Received {
     /// Its number.
     pub(crate) signal: i32,
-    /// It was made by the terminal (Ctrl-C, Ctrl-Z, hang-up), so every foreground process had it too.
+    /// The terminal made it (Ctrl-C, Ctrl-Z, hang-up), so every foreground process got it too.
     pub(crate) from_terminal: bool,
-    /// The process that sent it by `kill(2)`, also if a guard has passed it on; 0 for others, and for one outside
-    /// the pid namespace.
+    /// The process that sent it by `kill(2)`, even if a guard has passed it on. 0 for a signal of any other origin,
+    /// and for a sender outside the pid namespace.
     pub(crate) sender: i32,
     /// A guard has heard it and passes it on.
     pub(crate) passed_on: bool,
@@ -187,7 +187,7 @@ impl Received {
     }
 }
 
-/// Values that a guard attaches to a signal that it passes on: one from the terminal, any other.
+/// Values that a guard attaches to the signals it passes on: to one from the terminal, and to any other.
 const TERMINAL_MARK: i32 = 0x7474;
 const PLAIN_MARK: i32 = 0x7470;
 
@@ -202,7 +202,7 @@ pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     // SAFETY: the buffer holds exactly one record, which the kernel filled; the type has no invalid values.
     let info: libc::signalfd_siginfo = unsafe { core::mem::transmute_copy(&bytes) };
     let is_marked = info.ssi_code == libc::SI_QUEUE && [TERMINAL_MARK, PLAIN_MARK].contains(&info.ssi_int);
-    // The kernel shows all eight bytes of the value, of which the mark is half.
+    // The kernel shows all eight bytes of the value: four of the mark, then four of the sender.
     let [_, _, _, _, sender @ ..] = info.ssi_ptr.to_ne_bytes();
     let sender = match info.ssi_code {
         libc::SI_USER => info.ssi_pid as i32,
@@ -221,13 +221,13 @@ pub(crate) fn read_intake(fd: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     }))
 }
 
-/// Whether the sender is the shell, which passes on to its jobs that its terminal has gone away. Both are 0
-/// when they are outside the pid namespace, and need not be the same then.
+/// Whether the sender is the shell, which tells its jobs that its terminal has gone away. Both numbers are 0
+/// outside the pid namespace, so two zeroes need not be the same process.
 fn is_shell(sender: i32, session_leader: i32) -> bool {
     sender != 0 && sender == session_leader
 }
 
-/// Sends a signal to a process or (negative) to a group. Of any number: rustix takes real-time ones from unsafe
+/// Sends a signal of any number to a process or (negative) to a group. Rustix takes real-time signals from unsafe
 /// code only.
 ///
 /// Only for pids that an unreaped child pins. [kill(2)](https://man7.org/linux/man-pages/man2/kill.2.html)
@@ -255,8 +255,8 @@ struct QueuedInfo {
     rest: [u8; 128 - 32],
 }
 
-/// Passes a signal on to an unreaped child, whose pid is its own, with the mark of the terminal and the sender.
-/// Rustix queues none.
+/// Passes a signal on to an unreaped child, whose pid cannot be reused, with the mark of the terminal and the
+/// sender. Rustix cannot queue signals.
 ///
 /// [rt_sigqueueinfo(2)](https://man7.org/linux/man-pages/man2/rt_sigqueueinfo.2.html)
 pub(crate) fn forward(child: i32, received: Received) -> io::Result<()> {
@@ -278,13 +278,14 @@ pub(crate) fn forward(child: i32, received: Received) -> io::Result<()> {
     // SAFETY: the record has the size and leading layout of siginfo_t and outlives the call.
     let result = unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, child, received.signal, &raw const info) };
     if result < 0 {
-        // Refused by a profile, it can go without the mark.
+        // A seccomp profile may refuse this call. Then the signal goes without the mark.
         return send(child, received.signal);
     }
     Ok(())
 }
 
-/// Whether `pidfd_send_signal` exists and is not refused: signal 0 to ourselves does nothing. Rustix sends no 0.
+/// Whether `pidfd_send_signal` exists and is not refused: signal 0 to ourselves does nothing. Rustix cannot send
+/// signal 0.
 pub(crate) fn can_signal_pidfd(own: &OwnedFd) -> bool {
     // SAFETY: signal 0 is only checked, and a null record is allowed.
     let result = unsafe {

@@ -35,7 +35,7 @@ pub(crate) struct Death {
 }
 
 impl Death {
-    /// What a status in the form of wait(2) tells, without usage.
+    /// Reads a status in the form of wait(2), which tells nothing about usage.
     pub(crate) fn of(status: i32) -> Self {
         let signal = status & 0x7f;
         Self {
@@ -49,9 +49,10 @@ impl Death {
     }
 }
 
-/// Looks for one dead child without blocking. `None`: children exist, none has died. `ECHILD`: there is none.
+/// Looks for one dead child without blocking. `None`: children exist, none has died. `ECHILD`: there are no
+/// children.
 ///
-/// With `reap` false the child is left as it is.
+/// With `reap` false the child stays unreaped.
 ///
 /// [waitid(2)](https://man7.org/linux/man-pages/man2/waitid.2.html)
 pub(crate) fn try_wait(target: Target<'_>, reap: bool) -> io::Result<Option<Death>> {
@@ -62,8 +63,8 @@ pub(crate) fn try_wait(target: Target<'_>, reap: bool) -> io::Result<Option<Deat
     Ok(wait(target, reap)?.map(|(_, death)| death))
 }
 
-/// The pid of a dead child, which is left as it is: only for a process that owns all its children. `None`: children
-/// exist, none has died. `ECHILD`: there is none.
+/// The pid of a dead child, which stays unreaped: only for a process that owns all its children. `None`: children
+/// exist, none has died. `ECHILD`: there are no children.
 pub(crate) fn find_dead() -> io::Result<Option<i32>> {
     Ok(wait((libc::P_ALL, 0), false)?.map(|(pid, _)| pid))
 }
@@ -105,7 +106,7 @@ fn duration(time: libc::timeval) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000)
 }
 
-/// Whether a child is stopped by a signal now. Leaves that report to whoever else waits for it.
+/// Whether a child is stopped by a signal now. Leaves that report for other waiters.
 pub(crate) fn is_stopped(pid: i32) -> bool {
     let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     Pid::from_raw(pid)
@@ -118,7 +119,8 @@ pub(crate) fn has_child_in_group(group: i32) -> bool {
     Pid::from_raw(group).is_some_and(|group| waitid(WaitId::Pgid(Some(group)), options).is_ok())
 }
 
-/// Whether `waitid` takes pidfds (kernel 5.4): one of ourselves is nobody's child, which only such a kernel says.
+/// Whether `waitid` takes pidfds (kernel 5.4). We ask with our own pidfd: only such a kernel answers that it is not
+/// our child.
 pub(crate) fn can_wait_for_pidfd(own: &std::os::fd::OwnedFd) -> bool {
     use std::os::fd::AsFd;
     let answer = try_wait(Target::PidFd(own.as_fd()), false);

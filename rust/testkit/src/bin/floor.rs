@@ -1,8 +1,9 @@
 //! The cheapest launcher the kernel allows, as a yardstick.
 //!
 //! `dsl-floor spawn N PROGRAM…` starts N programs with a bare `posix_spawn` loop and waits for all.
-//! `dsl-floor kill N PROGRAM…` starts N sleepers, kills the first, notices, ends and reaps the others. It
-//! prints when the first was killed (monotonic nanoseconds) and how long it took until the last was reaped.
+//!
+//! `dsl-floor kill N PROGRAM…` starts N sleepers, kills the first, notices, ends and reaps the others. It prints the
+//! time when the first was killed (monotonic nanoseconds) and how long it took until the last was reaped.
 #![no_main]
 
 use dsl_testkit::{fail, sys};

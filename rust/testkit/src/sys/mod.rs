@@ -15,7 +15,7 @@ pub fn exit_now(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Writes all of `bytes`, ignoring errors: a test program has nobody to report them to.
+/// Writes all of `bytes`, ignoring errors: a test program cannot report them.
 pub fn write_all(fd: RawFd, bytes: &[u8]) {
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -80,7 +80,7 @@ pub fn wait_for(pid: i32) {
     }
 }
 
-/// This process's id, asked of the kernel.
+/// This process's id, from the kernel.
 pub fn own_pid() -> i32 {
     // SAFETY: takes no argument and cannot fail.
     unsafe { libc::getpid() }
@@ -97,8 +97,8 @@ pub fn monotonic_ns() -> i64 {
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// Replaces this program and hands on signals, mask and descriptors untouched (std's `exec` resets some).
-/// Returns only when it failed. [`execv(3)`](https://man7.org/linux/man-pages/man3/exec.3.html)
+/// Replaces this program and leaves signals, mask and descriptors untouched (std's `exec` resets some). Returns
+/// only when it failed. [`execv(3)`](https://man7.org/linux/man-pages/man3/exec.3.html)
 pub fn exec(words: &[String]) -> io::Error {
     let Ok(owned) = c_strings(words) else {
         return io::Error::from(io::ErrorKind::InvalidInput);
@@ -173,7 +173,9 @@ pub fn vfork_and_block() {
     unsafe { libc::clone(sleep_forever, top, flags, ptr::null_mut()) };
 }
 
-/// Memory policy of this thread: (mode, node mask). [`get_mempolicy(2)`](https://man7.org/linux/man-pages/man2/get_mempolicy.2.html)
+/// Memory policy of this thread: (mode, node mask).
+///
+/// [`get_mempolicy(2)`](https://man7.org/linux/man-pages/man2/get_mempolicy.2.html)
 pub fn memory_policy() -> Option<(i32, [u64; 16])> {
     let mut mode = 0_i32;
     let mut nodes = [0_u64; 16];
@@ -192,8 +194,8 @@ pub fn memory_policy() -> Option<(i32, [u64; 16])> {
     (code == 0).then_some((mode, nodes))
 }
 
-/// Makes the listed system calls fail with `errno` (0: succeed, and do nothing) here and in every program executed from here.
-/// [`seccomp(2)`](https://man7.org/linux/man-pages/man2/seccomp.2.html)
+/// Makes the listed system calls fail with `errno` (0: succeed, and do nothing) here and in every program executed
+/// from here. [`seccomp(2)`](https://man7.org/linux/man-pages/man2/seccomp.2.html)
 ///
 /// # Errors
 /// What the kernel says when it refuses the filter.

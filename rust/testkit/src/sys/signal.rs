@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// How often each signal was caught, by number.
 static COUNTS: [AtomicU32; 65] = [const { AtomicU32::new(0) }; 65];
-/// Descriptor that receives one line a caught signal; negative while there is none.
+/// Descriptor that receives one line per caught signal; negative without a trace.
 static TRACE_FD: AtomicI32 = AtomicI32::new(-1);
 
 /// What a signal does from now on.
@@ -103,7 +103,9 @@ pub fn caught(signal: i32) -> u32 {
         .map_or(0, |count| count.load(Ordering::SeqCst))
 }
 
-/// Adds signals to the mask of this thread. [`pthread_sigmask(3)`](https://man7.org/linux/man-pages/man3/pthread_sigmask.3.html)
+/// Adds signals to the mask of this thread.
+///
+/// [`pthread_sigmask(3)`](https://man7.org/linux/man-pages/man3/pthread_sigmask.3.html)
 pub fn block(signals: &[i32]) {
     // SAFETY: a zeroed sigset is a valid, empty set on Linux.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -115,7 +117,7 @@ pub fn block(signals: &[i32]) {
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) };
 }
 
-/// Sleeps until `ready` holds; it is looked at again after each caught signal, and no signal is missed.
+/// Sleeps until `ready` holds. Checks it again after each caught signal, and misses no signal.
 pub fn suspend_until(ready: impl Fn() -> bool) {
     // SAFETY: a zeroed sigset is a valid set; both are filled before use.
     let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };

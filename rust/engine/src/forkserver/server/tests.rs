@@ -8,8 +8,8 @@ use rustix::process::getpid;
 use super::*;
 use crate::sys::clone::{Failure, Step};
 
-/// A server without a process, for which this one has said hello, and what keeps its link, its life and its output
-/// open.
+/// A server without a process, with this process as its speaker. The descriptors keep its link, its pidfd and its
+/// output open.
 fn server() -> (Server, [OwnedFd; 3]) {
     let (alive, writer) = rustix::pipe::pipe().unwrap();
     let (output, words) = pipe_with(PipeFlags::NONBLOCK).unwrap();
@@ -20,7 +20,7 @@ fn server() -> (Server, [OwnedFd; 3]) {
     (server, [copy, writer, words])
 }
 
-/// A child of this process, to stand for a worker. Ends with its value.
+/// A child of this process in the place of a worker. It ends when this value is dropped.
 struct Child(process::Child);
 
 impl Child {
@@ -117,13 +117,13 @@ fn nobody_is_listened_to_who_has_not_said_who_it_is() {
             (State::Closed, vec![lost(NONSENSE)])
         );
     }
-    // Once is enough.
+    // A second hello is refused.
     let (mut server, _open) = server();
     server.hear(hello(), vec![child.pidfd()]);
     assert_eq!(server.take_news(), [lost(NONSENSE)]);
 }
 
-/// G1: the kernel says who speaks and who was forked, whatever descriptors come.
+/// G1: the kernel tells which process speaks and which was forked, no matter which descriptors come.
 #[test]
 fn who_says_hello_is_the_process_that_was_executed_or_descends_from_it() {
     let _children = crate::orphans::sharing::beside_others();
@@ -150,7 +150,8 @@ fn who_says_hello_is_the_process_that_was_executed_or_descends_from_it() {
     }
 }
 
-/// G1: init, the engine itself, a stranger, nothing at all; a worker that has just ended is none of these.
+/// G1: the server names init, the engine itself, an unrelated process, or no process. A worker that has just ended is
+/// no lie.
 #[test]
 fn a_server_that_lies_about_whom_it_has_forked_is_closed_and_nobody_gets_that_number() {
     let _children = crate::orphans::sharing::beside_others();
@@ -205,7 +206,7 @@ fn a_server_that_lies_about_whom_it_has_forked_is_closed_and_nobody_gets_that_nu
             Delivered::Nothing => !is_worker,
             _ => false,
         });
-        // It may have workers.
+        // The server may have workers, so it is not killed.
         assert!(!server.is_distrusted());
     }
     let _ = signal::send(stranger, libc::SIGKILL);
@@ -258,7 +259,7 @@ fn imports_are_told_of_once_they_are_slow_and_are_waited_for_until_they_are_lost
         (State::Closed, (2, 4), vec![2, 4], vec![], State::Closed),
     ] {
         let (mut server, [_link, _life, words]) = server();
-        // Nobody to be killed.
+        // There is no process to kill.
         server.pidfd = None;
         server.state = state;
         let [slow, lost] = [patience.0, patience.1].map(second);
@@ -281,7 +282,7 @@ fn deaths_are_kept_until_nothing_is_left_of_their_group() {
         Some(Report::Ended { order, death })
     };
     server.hear(ended(2, 12), Vec::new());
-    // Whoever asks may ask again.
+    // A second question gets the same answer.
     assert_eq!(server.death_of(2), Some(death(12)));
     assert_eq!(server.death_of(2), Some(death(12)));
     server.reap_all();
@@ -359,7 +360,7 @@ fn an_order_comes_to_a_worker_or_to_nothing_and_is_not_waited_for() {
     }
 }
 
-/// What comes of an order, when the server and the gate have said this.
+/// The result of an order after this report of the server and this message through the gate.
 fn deliver(
     server: &mut Server,
     report: Option<Report>,

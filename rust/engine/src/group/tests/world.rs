@@ -1,10 +1,10 @@
-//! The state machine against a small world of workers, strays and time, in any order of events.
+//! Tests the state machine in a small model of workers, stray processes and time, with events in any order.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Kills are repeated every 100 ms for 5 s, after two deadlines at most.
+/// Kills are repeated every 100 ms for 5 s, after at most two deadlines.
 const TICKS_MAX: usize = 5_000 / 100 + 2;
 
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +39,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Each process is told by whether it ends when it is asked to.
+/// Each process is a flag: whether it ends when it is asked to.
 struct World {
     group: Group,
     now: Instant,
@@ -49,10 +49,10 @@ struct World {
     /// SIGKILL has no effect, as on a process in uninterruptible sleep.
     immortal: bool,
     actions: Vec<Action>,
-    /// When the polite part of a stop is over.
+    /// When the grace period of a stop is over.
     deadline: Option<Instant>,
     first_signal: Option<i32>,
-    /// The first that the workers heard of a stop was a preemption; the stop itself may follow.
+    /// Whether the stop began with a preemption; the stop signal itself may follow.
     preempted: bool,
 }
 
@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    /// Lets time pass as the supervisor does, which sleeps until the next tick.
+    /// Lets time pass like the supervisor, which sleeps until the next tick.
     fn wait_until(&mut self, end: Instant) {
         while let Some(due) = self.group.next_tick().filter(|due| *due <= end) {
             self.tick(due);
@@ -222,7 +222,7 @@ impl World {
         );
     }
 
-    /// From now on only the clock and what the group does make a difference.
+    /// Runs the group to its end, without further events from outside.
     fn run_out(&mut self) -> usize {
         let mut ticks = 0;
         while !self.has_ended() && ticks <= TICKS_MAX {
@@ -231,7 +231,7 @@ impl World {
                     self.tick(due);
                     ticks += 1;
                 }
-                // A healthy group waits for its workers, and for nothing else.
+                // A healthy group waits only for its workers.
                 None if self.pending > 0 => self.happen(Event::Start { obeys: true }),
                 None => {
                     assert!(!self.running.is_empty(), "the group waits for nobody");

@@ -1,6 +1,6 @@
 use super::*;
 
-/// What follows each look, for a process with these strangers; the looks are a millisecond apart.
+/// The verdict after each look, for a guard with or without strangers. The looks are a millisecond apart.
 fn follow(has_strangers: bool, looks: &[Look]) -> Vec<Next> {
     let zero = Instant::now();
     let mut progress = Progress::new(zero, has_strangers);

@@ -24,7 +24,7 @@ impl Scene {
         }
     }
 
-    /// Takes a signal at this second; the second at which the agent is killed from then on.
+    /// Passes in a signal at this second. Returns the second at which the agent would then be killed.
     fn hear(&mut self, second: u64, received: Received) -> Option<u64> {
         let now = self.zero + Duration::from_secs(second);
         self.watch.hear(received, now);
@@ -92,7 +92,8 @@ fn an_agent_is_overdue_once_and_again_after_another_signal() {
 fn an_agent_that_writes_as_long_as_it_may_is_not_taken_to_be_stuck() {
     let mut scene = Scene::new(false);
     scene.hear(0, Received::own(libc::SIGTERM));
-    // Workers that use all their grace, five seconds for what SIGKILL does not end, and then slow consoles.
+    // The workers use all their grace, then five seconds go to processes that survive SIGKILL, then consoles are
+    // slow.
     let kill_patience = Duration::from_secs(5);
     let last = scene.zero + GRACE + kill_patience + crate::mux::LAST_OUTPUT;
     assert!(!scene.watch.is_overdue(last));

@@ -1,4 +1,4 @@
-//! News between two threads that are played by one, and between two that race.
+//! Tests of news: one thread plays both sides, or two threads race.
 
 use std::time::SystemTime;
 
@@ -175,7 +175,7 @@ fn whoever_waits_without_a_limit_and_without_a_group_is_told_so() {
     assert!(matches!(wait(), Ok(Waited::Woken)));
     news.begin();
     news.publish(vec![end()], false);
-    // Another one may be begun before the end of the first is known.
+    // Another group may begin before the owner has taken the end of the first.
     news.begin();
     assert!(matches!(wait(), Ok(Waited::Events(_))));
     news.publish(vec![start(0)], false);
@@ -185,7 +185,7 @@ fn whoever_waits_without_a_limit_and_without_a_group_is_told_so() {
     assert!(matches!(wait(), Err(Error::Idle)));
 }
 
-/// Else a child that a handler starts would begin with all signals blocked.
+/// Otherwise a child that a handler starts would begin with all signals blocked.
 #[test]
 fn handlers_run_under_the_callers_mask_before_a_look_with_all_blocked() {
     let news = News::new().unwrap();
@@ -207,7 +207,7 @@ fn handlers_run_under_the_callers_mask_before_a_look_with_all_blocked() {
     );
 }
 
-/// Of each kind of waiting it may only be said too late, never not at all.
+/// Each way of waiting may hear of an event late, but must never miss it.
 #[test]
 fn no_event_is_lost_between_a_look_and_a_sleep() {
     const COUNT: usize = 20_000;

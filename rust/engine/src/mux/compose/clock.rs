@@ -1,4 +1,4 @@
-//! What is due after a time: unfinished lines, tracebacks that nothing follows, progress bars.
+//! What is due after a time: unfinished lines, tracebacks after which no line comes, progress bars.
 
 use std::time::{Duration, Instant};
 
@@ -7,20 +7,22 @@ use memchr::memrchr;
 use super::{Composer, visible};
 use crate::mux::fold::Fold;
 
-/// What somebody is asked, and what stands on a terminal, is shown after this time without more of it.
+/// On a terminal, and for an interactive worker, an unfinished line such as a prompt is shown when nothing was added
+/// to it for this time.
 pub(super) const PROMPT_PAUSE: Duration = Duration::from_millis(100);
-/// A line that goes on and on without an end, as progress bars do, is shown after this many times the pause.
+/// A line that keeps growing, such as a progress bar, is shown after this many times the pause.
 pub(super) const BUSY_FACTOR: u32 = 2;
-/// A longer line is not repeated when it goes on. So it is not begun either, where others may interrupt it.
+/// A longer unfinished line is not repeated when it goes on. So it is not shown before it is finished, if other
+/// workers may interrupt it.
 pub(super) const REPEATED_BYTES: usize = 64 * 1024;
-/// The next line of a traceback is waited for as long as this, and a chained one after its end.
+/// How long we wait for the next line of a traceback, and after its end for a chained traceback.
 pub(super) const INSIDE_PAUSE: Duration = Duration::from_millis(500);
 pub(super) const AFTER_PAUSE: Duration = Duration::from_millis(50);
-/// A traceback that goes on for longer than this is shown as far as it is.
+/// A traceback that grows for longer than this is shown as far as it has come.
 pub(super) const TRACEBACK_TIME: Duration = Duration::from_secs(2);
 
 impl Composer {
-    /// When the clock has something to do for a stream.
+    /// When something is due for a stream.
     pub(super) fn due(&self, stream: usize) -> Option<Instant> {
         let this = &self.streams[stream];
         if this.behind.is_some() {
@@ -45,11 +47,11 @@ impl Composer {
             let pause = self.partial_after.map(|pause| self.pause(pause));
             pause.map(|pause| (touched + pause).min(this.since.unwrap_or(touched) + pause * BUSY_FACTOR))
         };
-        // What follows a traceback is shown after it, so it is due after it.
+        // An unfinished line after a traceback is shown after it, so the traceback is due first.
         traceback.or(carry)
     }
 
-    /// Its unfinished line could not be shown now and once more when it is whole.
+    /// Whether its unfinished line is too long to be shown now and repeated when it is finished.
     fn must_be_whole(&self, stream: usize) -> bool {
         let this = &self.streams[stream];
         this.carry.len() > REPEATED_BYTES && !this.has_bar && self.screen.is_none() && !self.is_alone()
@@ -59,14 +61,15 @@ impl Composer {
         self.living + self.to_come == 1 && !self.is_relayed
     }
 
-    /// A stream is not read for now: its silence does not count.
+    /// Notes that a stream is not read at the moment, so its silence does not count.
     pub(in crate::mux) fn hold(&mut self, stream: usize, now: Instant) {
         let this = &mut self.streams[stream];
         this.touched = this.touched.map(|_| now);
         this.since = this.since.map(|_| now);
     }
 
-    /// Whoever is alone has nobody to interrupt.
+    /// The pause before an unfinished line is shown. It is shorter if there is only one stream, because no other line
+    /// can interrupt it.
     fn pause(&self, pause: Duration) -> Duration {
         if self.is_alone() {
             pause.min(PROMPT_PAUSE)
@@ -75,8 +78,8 @@ impl Composer {
         }
     }
 
-    /// Does what is due; when there is something to do again. `has_more` says whether bytes of a stream wait to be
-    /// read, which comes first then: nobody has been silent who has written.
+    /// Does what is due, and returns when something is due again. `has_more` says whether bytes of a stream wait to
+    /// be read. They are read first, because their worker was not silent.
     pub(in crate::mux) fn tick(&mut self, now: Instant, has_more: impl Fn(usize) -> bool) -> Option<Instant> {
         self.show_folded(Some(now));
         let mut next: Option<Instant> = self.fold.as_ref().and_then(Fold::due);
@@ -117,7 +120,8 @@ impl Composer {
         next
     }
 
-    /// It is due because nothing was read; what became due before the last read stays so whatever comes.
+    /// Whether a stream is due because nothing was read since. If it was due before the last read, more bytes do not
+    /// change that.
     fn is_of_silence(&self, stream: usize, due: Instant) -> bool {
         self.streams[stream].touched.is_some_and(|touched| touched < due)
     }
@@ -147,7 +151,7 @@ impl Composer {
         }
     }
 
-    /// Shows an unfinished line as far as it is.
+    /// Shows an unfinished line as far as it has come.
     fn show_partial(&mut self, stream: usize) {
         self.show_folded(None);
         let told = self.begin_line(stream);
@@ -168,7 +172,7 @@ impl Composer {
         self.open = Some(stream);
     }
 
-    /// Makes a line of the states of a progress bar that are over, or shows what there is of another line.
+    /// Shows the past states of a progress bar as a line. Any other unfinished line is shown as far as it has come.
     fn show_bar(&mut self, stream: usize, now: Instant) {
         self.show_folded(None);
         let this = &mut self.streams[stream];

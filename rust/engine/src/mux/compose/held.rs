@@ -1,31 +1,32 @@
-//! Equal tracebacks of workers that somebody has interrupted become one, with the numbers of all.
+//! Joins equal tracebacks of interrupted workers into one, with the numbers of all workers.
 //!
-//! From the interrupt on, the first traceback of each tagged stream waits for those of the others, and so do the
-//! lines behind it: until every stream has one or has ended, for [`LONGEST`] at most, and for so many bytes. A worker
-//! that hears the terminal itself may show its traceback before we hear of the interrupt: that begins the wait, too.
+//! From the interrupt on, the first traceback of each tagged stream waits for those of the other streams, and so do
+//! the lines after it. The wait ends when every stream has a traceback or has ended, after [`LONGEST`], or when too
+//! many bytes wait. A worker that hears the terminal itself may show its traceback before we hear of the interrupt:
+//! such a traceback begins the wait, too.
 
 use std::time::{Duration, Instant};
 
 use super::{Composer, Inline, TRACEBACK_BYTES, is_indented, is_plain, starts_traceback};
 
-/// The longest time that a traceback waits for its like.
+/// The longest time that a traceback waits for equal ones.
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 
-/// The tracebacks that wait.
+/// The waiting tracebacks.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     since: Option<Instant>,
-    /// Each text, and the streams that it came from.
+    /// Each text with its streams.
     tracebacks: Vec<(Vec<u8>, Vec<usize>)>,
 }
 
 impl Composer {
-    /// Somebody has interrupted the workers: their tracebacks will tell that, and little else.
+    /// Notes that the workers were interrupted. Most of their tracebacks will only report that.
     pub(in crate::mux) fn interrupt(&mut self) {
         self.held.get_or_insert_default();
     }
 
-    /// Keeps a traceback for a while; false if it is to be shown now.
+    /// Keeps a traceback for a while; false if it must be shown now.
     pub(super) fn hold_traceback(&mut self, stream: usize, text: &[u8], now: Instant) -> bool {
         if tells_of_interrupt(text) {
             self.interrupt();
@@ -58,7 +59,7 @@ impl Composer {
         true
     }
 
-    /// Keeps a line behind the traceback that its stream has waiting.
+    /// Keeps a line that comes after the waiting traceback of its stream.
     pub(super) fn put_behind(&mut self, stream: usize, text: &[u8]) {
         let behind = self.streams[stream].behind.get_or_insert_default();
         behind.extend_from_slice(text);
@@ -72,7 +73,7 @@ impl Composer {
         self.held.as_ref()?.since.map(|since| since + LONGEST)
     }
 
-    /// Shows what waits if nobody can say the same any more.
+    /// Shows the waiting tracebacks if no other stream can bring an equal one any more.
     pub(super) fn show_held_if_complete(&mut self) {
         let may_come = self.streams.iter().any(|stream| {
             stream.style.grouped && stream.tag.is_some() && stream.behind.is_none() && !stream.closed
@@ -82,7 +83,7 @@ impl Composer {
         }
     }
 
-    /// A line of several workers, with a prefix of its own.
+    /// Shows a line of several workers under a common prefix.
     pub(super) fn show_of_many(&mut self, streams: &[usize], prefix: &[u8], text: &[u8]) {
         self.end_open();
         self.out.extend_from_slice(prefix);
@@ -101,7 +102,7 @@ impl Composer {
         }
     }
 
-    /// Shows what waits.
+    /// Shows the waiting tracebacks and the lines after them.
     pub(super) fn show_held(&mut self) {
         let Some(held) = &mut self.held else { return };
         held.since = None;
@@ -130,14 +131,14 @@ impl Composer {
     }
 }
 
-/// Whether an interrupt ended what shows this traceback.
+/// Whether a `KeyboardInterrupt` has caused this traceback.
 fn tells_of_interrupt(text: &[u8]) -> bool {
     let raised = text[..end_of_traceback(text)].trim_ascii_end();
     let line = raised.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
     line.starts_with(b"KeyboardInterrupt")
 }
 
-/// Behind the line that says what was raised; of several tracebacks, that of the last one.
+/// The end of the line with the exception; of several tracebacks, that of the last one.
 fn end_of_traceback(text: &[u8]) -> usize {
     let (mut at, mut end) = (0, 0);
     let mut is_inside = false;

@@ -1,8 +1,8 @@
-//! What of a worker's bytes may stand in a line that begins with a prefix: text, colours, and moves that stay
-//! behind the prefix. All else could rub out the prefix, reach a line of another worker or change the terminal.
+//! Filters a worker's bytes for a line that begins with a prefix. Allowed are text, colours, and cursor moves that
+//! stay behind the prefix. Other bytes could erase the prefix, reach a line of another worker or change the terminal.
 //!
-//! Moves to the left are made so that a wrong guess of a character's width does no harm: the cursor goes back over
-//! the prefix only together with the prefix, which is written again.
+//! A wrong guess of a character's width does no harm in moves to the left: if the cursor might reach the prefix, it
+//! goes to the start of the line, and the prefix is written again.
 
 use std::str::from_utf8;
 
@@ -11,12 +11,13 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// Ends all colours.
 const PLAIN: &[u8] = b"\x1b[0m";
-/// Longer parameters are no colour's.
+/// Longer parameters cannot be a colour.
 const LONGEST_PARAMETERS: usize = 64;
-/// Colours that are kept for the next line; beyond that only the last one is.
+/// Maximum bytes of colour sequences that are kept for the next line. If there are more, only the last sequence is
+/// kept.
 const MOST_COLOURS: usize = 256;
 const TAB: usize = 8;
-/// Bytes that are looked at together.
+/// How many bytes are checked together.
 const BLOCK: usize = 256;
 const RUN: usize = 128;
 
@@ -32,8 +33,8 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
         && memchr_iter(0xc2, text).all(|at| text[at + 1] >= 0xa0)
 }
 
-/// The characters that the text begins with and that can be shown, or some of them. Few bytes are looked at, for
-/// what follows a byte that is no character is looked at again.
+/// Printable characters at the beginning of the text, but not always all of them. Only a few bytes are checked at a
+/// time, because bytes after an invalid byte are checked again.
 fn letters(text: &[u8]) -> &str {
     let text = &text[..text.len().min(RUN)];
     let is_control = |byte: &u8| matches!(byte, 0..=0x1f | 0x7f);
@@ -44,7 +45,7 @@ fn letters(text: &[u8]) -> &str {
     from_utf8(&text[..end]).unwrap_or_default()
 }
 
-/// Without a branch, so that many bytes are looked at together.
+/// Written without a branch, so that the processor can check many bytes together.
 fn is_ascii_text(block: &[u8]) -> bool {
     let others = block.iter().fold(0, |others, &byte| {
         others | u8::from(!matches!(byte, b' '..=b'~' | b'\t' | b'\n'))
@@ -62,36 +63,36 @@ enum State {
     EscapeRest,
     /// Behind ESC and `[`.
     Parameters,
-    /// In a title, a clipboard's text or the like.
+    /// In a command string such as a title or a clipboard text.
     Command,
-    /// Behind an ESC in one.
+    /// Behind an ESC in a command string.
     CommandEscape,
 }
 
-/// One stream's place in its present line.
+/// The state of one stream in its present line.
 #[derive(Debug, Default)]
 pub(super) struct Inline {
     state: State,
-    /// The begin of a character, or the parameters of a sequence.
+    /// The beginning of a character, or the parameters of a sequence.
     begun: Vec<u8>,
-    /// Colours that are on, as they were switched on, and those of the line's begin.
+    /// Sequences of the colours that are on now, and of those at the beginning of the line.
     colours: Vec<u8>,
     first_colours: Vec<u8>,
-    /// A carriage return has come, and nothing since.
+    /// Whether a carriage return was the last byte.
     returned: bool,
-    /// Columns behind the prefix, as far as is known, and those that are certain.
+    /// How many columns the cursor is behind the prefix: the estimate, and the number that is certain.
     column: usize,
     certain: usize,
 }
 
 impl Inline {
-    /// A line begins: the prefix is written.
+    /// Begins a line. Its prefix is already written.
     pub(super) fn begin(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.colours);
         self.first_colours.clone_from(&self.colours);
     }
 
-    /// The line is over, or cut. What is unfinished in it is left out.
+    /// Ends a line that is over or cut. Unfinished sequences in it are left out.
     pub(super) fn end(&mut self, out: &mut Vec<u8>) {
         self.flush_character(out);
         self.state = State::Text;
@@ -105,12 +106,12 @@ impl Inline {
         (self.column, self.certain) = (0, 0);
     }
 
-    /// The line that was cut will be shown again from its begin.
+    /// Prepares to show the cut line again from its beginning.
     pub(super) fn rewind(&mut self) {
         self.colours.clone_from(&self.first_colours);
     }
 
-    /// Nothing of an earlier line matters.
+    /// Whether no state of an earlier line is left.
     pub(super) fn is_fresh(&self) -> bool {
         !self.returned
             && self.column == 0
@@ -137,7 +138,7 @@ impl Inline {
             rest = behind;
             match (self.state, byte) {
                 (State::Text, _) => self.text(byte, prefix, out),
-                // The first two break any sequence off.
+                // The first two bytes abort any sequence.
                 (_, 0x18 | 0x1a) | (State::Command, 0x07) | (State::CommandEscape, b'\\') => {
                     self.state = State::Text;
                 }
@@ -183,13 +184,13 @@ impl Inline {
             }
             _ => {
                 self.settle(prefix, out);
-                // A byte that begins a character ends one that was not finished.
+                // A byte that begins a character ends an unfinished character.
                 if byte >= 0xc0 {
                     self.flush_character(out);
                 }
                 self.begun.push(byte);
                 if byte < 0xa0 && self.begun.len() == 1 {
-                    // A control character, by itself.
+                    // A control character of one byte.
                     self.begun.clear();
                 } else if self.begun.len() >= length(self.begun[0]) {
                     self.flush_character(out);
@@ -198,7 +199,7 @@ impl Inline {
         }
     }
 
-    /// Shows the character that is begun, or its bytes if they are none.
+    /// Shows the collected character, or its single bytes if they are not a valid character.
     fn flush_character(&mut self, out: &mut Vec<u8>) {
         if self.state != State::Text || self.begun.is_empty() {
             return;
@@ -224,7 +225,9 @@ impl Inline {
         };
     }
 
-    /// A whole control sequence. [ECMA-48](https://ecma-international.org/publications-and-standards/standards/ecma-48/)
+    /// A whole control sequence.
+    ///
+    /// [ECMA-48](https://ecma-international.org/publications-and-standards/standards/ecma-48/)
     fn sequence(&mut self, parameters: &[u8], end: u8, prefix: &[u8], out: &mut Vec<u8>) {
         let are_colours = parameters.iter().all(|byte| matches!(byte, b'0'..=b':' | b';'));
         if end == b'm' && are_colours && parameters.len() <= LONGEST_PARAMETERS {
@@ -300,14 +303,14 @@ impl Inline {
         self.column = target;
     }
 
-    /// Carries out a carriage return, now that something follows it.
+    /// Carries out a carriage return when another byte follows it.
     fn settle(&mut self, prefix: &[u8], out: &mut Vec<u8>) {
         if std::mem::take(&mut self.returned) && self.column > 0 {
             self.restart(prefix, out);
         }
     }
 
-    /// Goes to the begin of the line, and writes the prefix again.
+    /// Goes to the beginning of the line, and writes the prefix again.
     fn restart(&mut self, prefix: &[u8], out: &mut Vec<u8>) {
         (self.column, self.certain, self.returned) = (0, 0, false);
         if !self.colours.is_empty() {
@@ -325,7 +328,7 @@ fn move_right(count: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// One small number, 0 where there is none.
+/// A single small number; 0 if there are no parameters.
 fn number(parameters: &[u8]) -> Option<usize> {
     let text = from_utf8(parameters).ok()?;
     if text.is_empty() {
@@ -335,7 +338,7 @@ fn number(parameters: &[u8]) -> Option<usize> {
     text.parse::<u16>().ok().filter(|_| is_number).map(usize::from)
 }
 
-/// Bytes of the character that begins with this one.
+/// How many bytes a character has that begins with this byte.
 fn length(first: u8) -> usize {
     match first {
         0xc2..=0xdf => 2,

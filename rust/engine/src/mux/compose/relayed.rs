@@ -1,14 +1,14 @@
-//! What is told to the one who passes a console's bytes on: which lines end where they do because they are shown
-//! before they are finished. All others go on in the next bytes. `dsl.control.relay` reads this.
+//! Marks for `dsl.control.relay`, which passes the bytes of a console on. A mark says that a line is shown before it
+//! is finished. If the bytes end within a line and without a mark, the line goes on in the next bytes.
 
-/// Stands behind what is shown of an unfinished line.
+/// Follows the shown part of an unfinished line.
 const UNFINISHED: &[u8] = b"\x10.";
-/// This byte stands for nothing else than the begin of a sign.
+/// The first byte of each mark. In marked output it has no other meaning.
 const SIGN: u8 = 0x10;
-/// The sign for that byte itself.
+/// The mark that stands for this byte itself.
 const ITSELF: &[u8] = b"\x10-";
 
-/// The bytes to write; `is_open`: their last line is not finished.
+/// The bytes to write, with marks. `is_open`: their last line is not finished.
 pub(super) fn marked(bytes: Vec<u8>, is_open: bool) -> Vec<u8> {
     let mut out = match memchr::memchr(SIGN, &bytes) {
         None => bytes,

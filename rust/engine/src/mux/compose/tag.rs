@@ -1,17 +1,17 @@
 //! A prefix that names one of several workers by a number, such as `[rank 3] `.
 
-/// Its parts, without colours.
+/// The parts of a prefix, without colours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Tag {
     head: Vec<u8>,
     pub(super) number: u32,
     tail: Vec<u8>,
-    /// What torch puts before the lines of a traceback of that rank.
+    /// The mark that torch puts before the lines of this rank's tracebacks; empty if the prefix is not `[rank N] `.
     mark: Vec<u8>,
 }
 
 impl Tag {
-    /// `None` if there is no number in it. The last one counts.
+    /// Reads a prefix; `None` if it has no number. If it has several, the last one counts.
     pub(super) fn read(prefix: &[u8]) -> Option<Self> {
         let text = without_colours(prefix);
         let end = text.iter().rposition(u8::is_ascii_digit)? + 1;
@@ -20,7 +20,7 @@ impl Tag {
         let number = std::str::from_utf8(&text[begin..end]).ok()?.parse().ok()?;
         let mut head = text[..begin].to_vec();
         if head.ends_with(b" ") {
-            // Numbers stand below each other.
+            // Padding aligns the numbers of different workers. Keep only one blank.
             head.truncate(head.trim_ascii_end().len() + 1);
         }
         let tail = text[end..].to_vec();
@@ -34,7 +34,7 @@ impl Tag {
         })
     }
 
-    /// The line without the mark that says what the prefix says.
+    /// The line without torch's mark, which repeats the prefix.
     pub(super) fn without_mark<'text>(&self, text: &'text [u8]) -> &'text [u8] {
         if self.mark.is_empty() {
             return text;
@@ -45,12 +45,12 @@ impl Tag {
         }
     }
 
-    /// Whether the two differ in their number alone.
+    /// Whether the two prefixes differ only in their numbers.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         self.head == other.head && self.tail == other.tail
     }
 
-    /// A prefix like this one for several: `[rank 0-3,5] `.
+    /// A prefix of this form for several workers: `[rank 0-3,5] `.
     pub(super) fn of_many(&self, numbers: &mut [u32]) -> Vec<u8> {
         numbers.sort_unstable();
         let mut runs: Vec<(u32, u32)> = Vec::new();

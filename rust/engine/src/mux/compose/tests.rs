@@ -456,7 +456,7 @@ fn a_line_that_never_ends_is_cut_between_characters() {
 }
 
 proptest! {
-    /// However the bytes are cut up and mixed: every stream's lines come out whole, once and in order.
+    /// For any pieces of bytes in any mix: every stream's lines come out whole, once and in order.
     #[test]
     fn nothing_is_lost_torn_or_given_to_another(
         texts in proptest::collection::vec("[a-c\n]{0,60}", 1..4),
@@ -483,7 +483,8 @@ proptest! {
         }
     }
 
-    /// G6: the same while time passes. What was shown unfinished ends with a mark, goes on, or comes again whole.
+    /// G6: the same while time passes. A line that was shown unfinished ends with a mark, goes on, or is repeated as
+    /// a whole.
     #[test]
     fn time_that_passes_tears_no_line(
         texts in proptest::collection::vec("[a-c\n]{0,40}", 1..4),
@@ -531,7 +532,7 @@ proptest! {
 
 const INTERRUPTED: &str = "Traceback (most recent call last):\n  File \"t.py\", line 3\nKeyboardInterrupt\n";
 
-/// A composer of tagged streams of errors.
+/// A composer with tagged streams of stderr.
 fn tagged(count: usize) -> Composer {
     let mut composer = Composer::new(None, false);
     for rank in 0..count {

@@ -33,7 +33,7 @@ fn a_block_without_bytes_is_given_back_and_not_queued() {
 #[test]
 fn every_line_is_either_read_or_counted_as_given_up() {
     let (writer, mut reader) = writer();
-    // More than any pipe holds, in one block, a part of which is written.
+    // One block with more bytes than a pipe holds, so that only a part of it is written.
     let lines = 400_000;
     writer.write(b"ten bytes\n".repeat(lines));
     writer.write(b"a\nb\nc\n".to_vec());

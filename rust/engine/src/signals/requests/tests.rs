@@ -75,7 +75,7 @@ fn a_request_of_another_sender_is_another_one_by_whichever_way_it_comes() {
         sender,
         ..passed_on(libc::SIGTERM)
     };
-    // The kernel has made one of the two copies of each.
+    // The kernel has merged the two copies of each request into one.
     for (first, second) in [
         (sent_by(1, libc::SIGTERM), passed_on_of(2)),
         (passed_on_of(1), sent_by(2, libc::SIGTERM)),

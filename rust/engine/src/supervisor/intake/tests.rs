@@ -1,4 +1,5 @@
-//! An agent with real workers, told of signals as if it had read them: the test's process must not be hit.
+//! Tests an agent with real workers. It gets each signal as if it had read it, so that no signal hits the test's
+//! process.
 
 use std::ffi::CString;
 use std::sync::{Arc, RwLockWriteGuard};
@@ -16,9 +17,9 @@ use crate::sys::signal::SignalSet;
 const GRACE: Duration = Duration::from_secs(60);
 /// Longer than any test needs on a busy machine.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Announces itself, and ends well when it is asked to write a checkpoint or to stop.
+/// A worker that prints a line when it is ready, and ends when it must write a checkpoint or stop.
 const POLITE: &str = "trap 'exit 0' USR1; trap 'exit 4' TERM; echo ready; while :; do sleep 0.02; done";
-/// Tells of what it gets and goes on.
+/// A worker that prints the signals that it gets, and goes on.
 const DEAF: &str = "trap 'echo usr1' USR1; trap 'echo term' TERM; echo ready; while :; do sleep 0.02; done";
 
 fn table() -> Table {
@@ -68,7 +69,7 @@ fn group(scripts: &[&str]) -> LaunchSpec {
 struct Scene {
     supervisor: Supervisor,
     events: Vec<Event>,
-    /// Let go of when all else has ended.
+    /// Dropped last.
     _alone: RwLockWriteGuard<'static, ()>,
 }
 
@@ -129,7 +130,8 @@ impl Scene {
         self.supervisor.take_signal(received);
     }
 
-    /// Turns until it is so. Woken all the time: the test's first thread takes the SIGCHLD that would do it.
+    /// Turns until `is_so` returns true. Every turn is woken, because the test's first thread takes the SIGCHLD that
+    /// would wake it.
     #[track_caller]
     fn until(&mut self, is_so: impl Fn(&Self) -> bool) {
         let begin = Instant::now();
@@ -145,7 +147,7 @@ impl Scene {
         }
     }
 
-    /// The signal by which the group was ended, and what counts as its failure.
+    /// Waits for the end of the group. Returns the signal that ended the group, and its first failure.
     fn end(&mut self) -> (Option<i32>, Option<Exit>) {
         self.until(|scene| matches!(scene.events.last(), Some(Event::Ended { .. })));
         let Some(Event::Ended {
@@ -178,7 +180,7 @@ impl Scene {
         endings
     }
 
-    /// What was done about each signal.
+    /// The signals so far, each with the agent's reaction.
     fn signals(&self) -> Vec<(i32, SignalAction)> {
         let heard = |event: &Event| match event {
             Event::SignalReceived { signal, action, .. } => Some((*signal, *action)),
@@ -341,7 +343,7 @@ fn a_signal_while_a_failed_group_ends_stops_the_attempt_after_it() {
     }
 }
 
-/// A group of which one worker has failed, and the other does not end.
+/// A group with one worker that has failed, and another that does not end.
 fn ending_scene() -> Scene {
     let mut scene = Scene::started(
         None,
@@ -403,7 +405,7 @@ fn a_group_that_is_ended_while_the_job_stands_still_is_followed_by_one_that_wait
     let mut scene = Scene::started(None, &[POLITE]);
     scene.hear(libc::SIGTSTP);
     scene.supervisor.stop(libc::SIGTERM, None);
-    // It may have been stopped just after it was told to go on.
+    // The worker may have been stopped after the SIGCONT, so kill it.
     scene.supervisor.kill();
     scene.end();
     scene.start(&[POLITE]);
@@ -451,13 +453,13 @@ fn the_last_signal_of_all_means_the_guards_death_when_the_guard_is_dead() {
         scene.stops(),
         [(StopReason::GuardLost, libc::SIGKILL, Duration::ZERO)]
     );
-    // Nobody is above the next one either.
+    // The next group has no guard, either.
     scene.start(&["exit 0"]);
     scene.end();
     assert_eq!(scene.endings(), [(0, Ending::Cancelled, true)]);
 }
 
-/// systemd, Slurm and `pkill` send a signal to guard and agent alike, and the guard passes its copy on.
+/// systemd, Slurm and `pkill` send a signal to both guard and agent, and the guard passes its copy on.
 #[test]
 fn a_stop_that_comes_directly_and_through_the_guard_leaves_the_grace() {
     let direct = Received {
@@ -475,7 +477,7 @@ fn a_stop_that_comes_directly_and_through_the_guard_leaves_the_grace() {
         scene.until(|scene| scene.said(0).ends_with("term\n"));
         assert!(!scene.has_killed());
         assert_eq!(scene.signals(), [(libc::SIGTERM, SignalAction::Stop)]);
-        // A second request is one.
+        // A real second request counts.
         scene.take(passed_on);
         assert_eq!(scene.end(), (Some(libc::SIGTERM), None));
         assert_eq!(scene.endings(), [(0, killed(), true)]);
@@ -499,7 +501,7 @@ fn a_group_whose_owner_is_told_of_signals_gets_none_of_them() {
     }
     scene.until(|scene| scene.signals() == heard);
     assert_eq!(scene.stops(), []);
-    // Forwarded to nobody that is ending, and no news.
+    // They are not forwarded to an ending group, and not reported.
     scene.hear(libc::SIGUSR2);
     scene.hear(libc::SIGUSR1);
     scene.supervisor.signal(libc::SIGUSR1, None);
@@ -512,7 +514,7 @@ fn a_group_whose_owner_is_told_of_signals_gets_none_of_them() {
     assert_eq!(scene.end(), (None, None));
     assert_eq!(scene.signals().len(), heard.len() + 1);
     assert_eq!(scene.stops(), [(StopReason::Request, libc::SIGTERM, GRACE)]);
-    // Nor the group after it.
+    // The next group does not end by these signals, either.
     scene.start(&["exit 0"]);
     assert_eq!(scene.end(), (None, None));
     assert_eq!(scene.endings(), [(0, Ending::Code(0), false)]);

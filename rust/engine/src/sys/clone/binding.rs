@@ -1,12 +1,12 @@
-//! Binds the child to CPUs and memory, and looks whether the kernel has done what it was told.
+//! Binds the child to CPUs and memory, and checks that the kernel did what we asked.
 //!
-//! A cpuset cuts what it is given without a word, and so does a seccomp profile that answers in the kernel's
-//! place. All of this runs in the child, under the rules of [`super`].
+//! A cpuset silently narrows what we ask for, and so does a seccomp profile that answers in the kernel's place. All
+//! of this runs in the child, under the rules of [`super`].
 
 use super::calls;
 use super::{Failure, Step};
 
-/// Words of the largest CPU mask that is read back; a kernel with more CPUs than these refuses.
+/// Words of the largest CPU mask that we read back; a kernel with more CPUs refuses the call.
 const CPU_WORDS: usize = 1024;
 /// The same for NUMA nodes.
 const NODE_WORDS: usize = 64;
@@ -53,7 +53,7 @@ fn bind_memory(policy: &MemoryPolicy) -> Result<(), Failure> {
     check(Step::MemoryCheck, is_kept && mode == policy.mode)
 }
 
-/// Words of a mask that the kernel keeps, each with that of the mask that was asked for.
+/// Each word of the mask that the kernel keeps, paired with the word that we asked for.
 fn pairs<'a>(kept: &'a [u64], asked: &'a [u64]) -> impl Iterator<Item = (u64, u64)> + 'a {
     let asked = asked.iter().copied().chain(core::iter::repeat(0));
     kept.iter().copied().zip(asked)

@@ -1,7 +1,7 @@
-//! The system calls of the child, one a function, under the rules of [`super`].
+//! The system calls of the child, one per function, under the rules of [`super`].
 //!
 //! Libc and rustix have all of them, but libc's would write our `errno`, and neither promises what a child in our
-//! memory needs. What a caller could get wrong is in the types.
+//! memory needs. Types rule out what a caller could get wrong.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +34,8 @@ pub(super) fn watch(epoll: BorrowedFd<'_>, fd: i32, token: u64) -> Result<(), Er
     done(unsafe { syscall(libc::SYS_epoll_ctl, args) })
 }
 
-/// A descriptor table that the child shares with nobody. Who has it may close and replace what is in it.
+/// A descriptor table that the child shares with no other process. Code that holds this value may close and replace
+/// descriptors.
 pub(super) struct OwnTable(());
 
 impl OwnTable {
@@ -65,14 +66,14 @@ impl OwnTable {
     #[expect(clippy::unused_self, reason = "to have it is to be allowed to")]
     fn close_range(&self, first: u32, last: u32, flags: u32) -> Result<(), Errno> {
         let args = [first as usize, last as usize, flags as usize, 0, 0, 0];
-        // SAFETY: takes numbers only, and nobody uses the descriptors of this table.
+        // SAFETY: takes numbers only, and no other code uses the descriptors of this table.
         done(unsafe { syscall(libc::SYS_close_range, args) })
     }
 
     /// [close(2)](https://man7.org/linux/man-pages/man2/close.2.html)
     #[expect(clippy::unused_self, reason = "to have it is to be allowed to")]
     pub(super) fn close(&self, fd: i32) -> Result<(), Errno> {
-        // SAFETY: takes a number only, and nobody uses the descriptors of this table.
+        // SAFETY: takes a number only, and no other code uses the descriptors of this table.
         done(unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) })
     }
 
@@ -82,7 +83,7 @@ impl OwnTable {
     #[expect(clippy::unused_self, reason = "to have it is to be allowed to")]
     pub(super) fn replace(&self, target: i32, source: i32) -> Result<(), Errno> {
         let args = [source as usize, target as usize, 0, 0, 0, 0];
-        // SAFETY: takes numbers only, and nobody uses the descriptors of this table.
+        // SAFETY: takes numbers only, and no other code uses the descriptors of this table.
         done(unsafe { syscall(libc::SYS_dup3, args) })
     }
 }
@@ -214,7 +215,7 @@ pub(super) fn set_signal_mask(mask: SignalSet) -> Result<(), Errno> {
     done(unsafe { syscall(libc::SYS_rt_sigprocmask, args) })
 }
 
-/// Executes a program; comes back only if it cannot.
+/// Executes a program; returns only on failure.
 ///
 /// [execve(2)](https://man7.org/linux/man-pages/man2/execve.2.html)
 pub(super) fn execute(path: &CStr, argv: &PointerArray<'_>, envp: &PointerArray<'_>) -> Errno {

@@ -1,6 +1,6 @@
 //! What a child does between its birth and its program, under the rules of [`super`].
 //!
-//! A child that was forked, and has its program already, takes the same steps: [`enter`].
+//! A forked child, which already has its program, takes the same steps: [`enter`].
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ use crate::sys::signal::{LAST_SIGNAL, SignalSet};
 /// The child. Returns only on failure, after noting the step and errno for the parent.
 ///
 /// # Safety
-/// `exchange` must point to an [`Exchange`] that nobody else uses while the child runs.
+/// `exchange` must point to an [`Exchange`] that no other code uses while the child runs.
 pub(super) unsafe extern "C" fn child_main(exchange: *mut c_void) -> i32 {
     // SAFETY: the parent passes a live `Exchange` and waits until this process is done with it.
     let exchange = unsafe { &mut *exchange.cast::<Exchange<'_>>() };
@@ -47,8 +47,8 @@ fn prepare(exchange: &mut Exchange<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes a worker of a forked child. Descriptors of `places` are put under their numbers; none is left then but the
-/// standard streams and what the entry keeps. Says why the worker is not bound, if that is not required.
+/// Turns a forked child into a worker. Puts the descriptors of `places` under their numbers, and keeps only the
+/// standard streams and what the entry keeps. Returns why the worker is not bound, if binding is not required.
 pub(crate) fn enter(
     child: ForkedChild,
     entry: &Entry<'_>,
@@ -63,14 +63,14 @@ pub(crate) fn enter(
             .replace(*target, *source)
             .map_err(Failure::at(Step::Stdio))?;
     }
-    // It keeps the handlers of its C library, which has installed them once and for all.
+    // The child keeps the handlers of its C library, which installs them only once.
     let unbound = take_steps(&table, entry, child.parent, SignalSet::ALL, rest)?;
     // Fails only on a bad address or size.
     let _ = calls::set_signal_mask(entry.mask);
     Ok(unbound)
 }
 
-/// The steps of every worker, in their order. Says why it is not bound, if that is not required.
+/// The steps of every worker, in order. Returns why the worker is not bound, if binding is not required.
 fn take_steps(
     table: &OwnTable,
     entry: &Entry<'_>,
@@ -113,7 +113,7 @@ fn execute(exchange: &mut Exchange<'_>) -> Failure {
     Failure::at(Step::Exec)(calls::execute(plan.path, plan.argv, plan.envp))
 }
 
-/// A failure is no reason not to run: the parent sees that it is not watched.
+/// The child runs even if this fails: the parent sees that the child is not watched.
 fn watch_own_death(exchange: &mut Exchange<'_>) {
     let (Some((epoll, token)), pidfd @ 0..) = (exchange.plan.watch, exchange.pidfd) else {
         return;
@@ -134,7 +134,7 @@ fn join_group(group: ProcessGroup) -> Result<(), Errno> {
 /// The Python interpreter ignores SIGPIPE and SIGXFSZ, and ignored signals stay ignored across `execve`.
 fn reset_signals(handlers: SignalSet) {
     for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
-        // Fails only for what is no signal, or cannot be caught.
+        // Fails only for an invalid number, or for a signal that cannot be caught.
         let _ = calls::reset_action(signal);
     }
     for signal in (1..=LAST_SIGNAL).filter(|signal| handlers.has(*signal)) {
@@ -187,7 +187,7 @@ fn close_rest(table: &OwnTable, rest: Rest<'_>, kept: &[i32]) -> Result<(), Errn
         }
         Rest::Listed(list) => {
             for fd in list.iter().filter(|fd| !kept.contains(fd)) {
-                // Fails for one that was closed while the list was made.
+                // Fails for a descriptor that was closed while the list was made.
                 let _ = table.close(*fd);
             }
             Ok(())

@@ -19,7 +19,7 @@ pub(crate) enum StdioSource {
     Slot(i32),
 }
 
-/// How the child's descriptor table is kept free of ours.
+/// How to keep our descriptors out of the child's table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Descriptors<'a> {
     /// Share the table and leave it in the first system call, keeping what lies below this number.
@@ -29,7 +29,7 @@ pub(crate) enum Descriptors<'a> {
 }
 
 impl<'a> Descriptors<'a> {
-    /// What is closed last.
+    /// The descriptors to close last.
     pub(super) fn rest(self) -> Rest<'a> {
         match self {
             Self::Unshare(_) => Rest::All,
@@ -38,10 +38,10 @@ impl<'a> Descriptors<'a> {
     }
 }
 
-/// Descriptors from 3 on that a worker is not to have, beside those that it keeps.
+/// Descriptors from 3 on to close, except those that the worker keeps.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rest<'a> {
-    /// All there are.
+    /// All of them.
     All,
     /// These (kernels before 5.9).
     Listed(&'a [i32]),
@@ -69,7 +69,7 @@ pub(crate) struct ChildPlan<'a> {
     pub(crate) watch: Option<(BorrowedFd<'a>, u64)>,
 }
 
-/// What makes a worker of a child, whether it was cloned to execute a program or forked by one.
+/// What turns a child into a worker, whether we cloned it to execute a program or a fork server forked it.
 pub(crate) struct Entry<'a> {
     pub(crate) cwd: Option<&'a CStr>,
     pub(crate) stdio: [StdioSource; 3],
@@ -80,9 +80,9 @@ pub(crate) struct Entry<'a> {
     pub(crate) open_files: Option<(u64, u64)>,
     pub(crate) cpus: &'a [u64],
     pub(crate) memory: Option<&'a MemoryPolicy>,
-    /// The child is not to run without its CPUs.
+    /// The child must not run without its CPUs.
     pub(crate) requires_cpus: bool,
-    /// The child is not to run without its memory policy.
+    /// The child must not run without its memory policy.
     pub(crate) requires_memory: bool,
     pub(crate) mask: SignalSet,
 }

@@ -4,7 +4,7 @@ use super::*;
 
 const PREFIX: &[u8] = b"[0] ";
 
-/// What is shown of these pieces of one line, behind the prefix and before the line feed.
+/// The output for these pieces of one line, without the prefix and the line feed.
 fn line(pieces: &[&[u8]]) -> String {
     lines(&[pieces]).remove(0)
 }
@@ -165,7 +165,7 @@ fn plain_lines_are_told_from_others() {
 }
 
 proptest! {
-    /// G6: whatever a worker writes, in whatever pieces.
+    /// G6: for any bytes of a worker, in any pieces.
     #[test]
     fn nothing_but_text_colours_and_moves_behind_the_prefix_passes(
         pieces in proptest::collection::vec(proptest::collection::vec(

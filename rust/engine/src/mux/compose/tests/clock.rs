@@ -1,4 +1,4 @@
-//! What is shown because time has passed: tracebacks, and bars beside a prompt.
+//! Output that is shown because time has passed: tracebacks, and progress bars beside a prompt.
 
 use super::super::clock::{AFTER_PAUSE, INSIDE_PAUSE, PROMPT_PAUSE, TRACEBACK_TIME};
 use super::*;
@@ -8,7 +8,7 @@ const SIZE: Size = Size {
     rows: 10,
 };
 
-/// One stream whose tracebacks are kept together.
+/// A composer with one stream, whose tracebacks are kept together.
 fn grouped(terminal: Option<Size>) -> Composer {
     let mut composer = Composer::new(terminal, false);
     composer.show_partial_after(Some(PAUSE));
@@ -19,7 +19,7 @@ fn grouped(terminal: Option<Size>) -> Composer {
     composer
 }
 
-/// Stream 0 stands at a prompt, below which stream 1 has a bar.
+/// A composer with a prompt of stream 0 and a progress bar of stream 1.
 fn prompt_beside_a_bar(now: Instant) -> Composer {
     let mut composer = Composer::new(Some(SIZE), false);
     composer.add(Style {
