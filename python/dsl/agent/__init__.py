@@ -1,1 +1,1 @@
-"""The one runner: carries a job from its first plan to its outcome, attempt by attempt."""
+"""Runs a job, attempt by attempt, from its first plan to its outcome."""

@@ -1,4 +1,4 @@
-"""Carries a job from its first plan to its outcome: starts attempts and does what policy decides."""
+"""Runs a job from its first plan to its outcome: starts attempts and does what policy decides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Policy: TypeAlias = Callable[[History, object, Membership], Decision]
 
     class Listener(Protocol):
-        """Whoever wants to know what happens. It must not raise."""
+        """An object that hears what happens. It must not raise."""
 
         def hear(self, event: object) -> None:
             """Take note of an event: one of the engine's, or one of `dsl.model.outcome`."""
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
         def plan(self, attempt: int) -> NodePlan | None:
             """Decide what an attempt starts, counted from 0; None: the job is over. Raises DslError.
 
-            Where policy lets the nodes meet first, they have.
+            If policy makes the nodes meet first, they have met before this call.
             """
 
         def prepare(self, plan: NodePlan) -> NodePlan:
             """Make what the plan needs, such as directories; return what can be started. Raises DslError."""
 
         def membership(self) -> Membership:
-            """Say who takes part."""
+            """Say which nodes take part."""
 
     class Channel(Protocol):
         """Another source of events than the engine: a store, another node."""
@@ -85,23 +85,23 @@ LATE_MODULES = (
     "dsl.model.nodes",
     "dsl.model.progress",
 )
-"""What an attempt that fails needs, and one that succeeds does not. The package may be gone by then."""
+"""Modules that only a failed attempt needs. The package may be gone from disk by then."""
 
 LONGEST_POLL_MS = (1 << 31) - 1
 
 WAITS = ("pause", "meet", "finish", "doubt", "leave")
-"""Decisions after which a time, or other nodes, have to be waited for."""
+"""Decisions after which the agent waits for a time or for other nodes."""
 
 SILENCE_S = 1.0
-"""A group that runs says at once that it is being stopped; after this long, none does."""
+"""A running group reports a stop at once; without a report in this time, no group runs."""
 
 
 class Agent:
     """Runs the attempts of one node's part of a job, whose first is ``plan``.
 
-    What can be made ready without a supervisor is made here: a command makes its agent before it forks, when
-    nothing has to be copied yet. ``channels`` are waited for together with the engine. ``policy`` says what
-    follows from an event. ``stdin_is_terminal``: the worker that reads our stdin gets a terminal.
+    The constructor prepares everything that needs no supervisor: a command makes its agent before it forks,
+    when nothing has to be copied yet. The agent waits for ``channels`` together with the engine. ``policy``
+    says what follows from an event. ``stdin_is_terminal``: the worker that reads our stdin gets a terminal.
     ``routine``: listeners also hear of starts and clean exits, at once.
     """
 
@@ -125,18 +125,18 @@ class Agent:
         self._history = History(source.max_restarts)
         self._queue: list[tuple[object, bool]] = []
         self._pause_s: float | None = None
-        """`time.monotonic` when a pause is over; None: there is none."""
+        """`time.monotonic` when a pause is over; None without a pause."""
         self._fork_servers: list[tuple[ForkServer, int]] = []
-        """Those that were started, with the numbers by which the engine knows them."""
+        """Started fork servers, each with its number in the engine."""
         self._prepare(plan)
 
     def run(self, supervisor: Supervisor) -> Outcome:
-        """Run the job to its end, and wait until its output is written or a signal ends that.
+        """Run the job to its end, and wait until its output is written or a signal ends the wait.
 
         Raises what `dsl.Supervisor.start` raises for the first attempt, before anything is started.
         """
         outcome = self._run(supervisor)
-        # The verdict comes behind the workers' words where both go to the same place.
+        # The verdict comes after the workers' words if both go to the same place.
         early, _ = supervisor.flush(2)
         self._tell(outcome)
         late, signum = supervisor.flush()
@@ -187,7 +187,7 @@ class Agent:
         return Outcome(code, history.attempts, error, history.count, history.tried)
 
     def _give_up(self, error: DslError | EngineError, supervisor: Supervisor) -> Outcome:
-        """The job ends as its last attempt did: no other one can be begun."""
+        """End the job as its last attempt ended: no other attempt can begin."""
         self._history = history = replace(self._history, max_restarts=0, regroups=False, gives_up=True)
         decision = self._decide(history, history.attempts[-1].ended, self._source.membership())
         self._tell(RestartFailed(error))
@@ -208,7 +208,7 @@ class Agent:
         self._tell(AttemptStarted(self._plan))
 
     def _serve(self, server: ForkServer, supervisor: Supervisor) -> int:
-        """The number of a fork server, which is started unless an earlier attempt had the same."""
+        """The number of a fork server. Starts it, unless an earlier attempt had the same one."""
         for known, number in self._fork_servers:
             if known == server:
                 return number
@@ -229,7 +229,7 @@ class Agent:
         return number
 
     def _prewarm(self, supervisor: Supervisor) -> None:
-        """Read what the workers will load; an event, such as a signal, ends that."""
+        """Read the files that the workers will load. An event, such as a signal, ends that."""
         from dsl.machine.prewarm import prewarm
 
         def goes_on() -> bool:
@@ -239,7 +239,7 @@ class Agent:
         self._tell(prewarm(self._plan.workers[0].argv[0], self._plan.env, goes_on))
 
     def _attend(self, supervisor: Supervisor) -> Decision:
-        """Listen until nothing of the workers is left, and say what follows."""
+        """Handle events until the group has ended, and return what follows."""
         plan, begin_s = self._plan, self._begin_s
         exits: list[Exit] = []
         timers: list[TimerExpired] = []
@@ -269,7 +269,7 @@ class Agent:
             self._carry_out(decision, supervisor)
 
     def _linger(self, decision: Decision, supervisor: Supervisor) -> Decision:
-        """Wait for a time, or for other nodes, while no worker runs, and say what follows."""
+        """Wait for a time, or for other nodes, while no worker runs. Returns what follows."""
         while decision.kind in WAITS:
             if decision.kind == "pause":
                 self._pause_s = time.monotonic() + decision.within_s
@@ -280,13 +280,13 @@ class Agent:
                 event = self._next(supervisor)
                 self._tell(event)
                 following = self._decide(self._history, event, self._source.membership())
-            # How the job ends is decided before its node leaves.
+            # The decision on how the job ends was made before its node leaves.
             decision = replace(decision, kind="end") if decision.kind == "leave" else following
             self._pause_s = None
         return decision
 
     def _next(self, supervisor: Supervisor) -> object:
-        """The next event. Those behind it are kept for whoever asks next."""
+        """The next event. Later events stay queued for the next call."""
         while not self._queue:
             if self._pause_s is not None and time.monotonic() >= self._pause_s:
                 self._pause_s = None
@@ -298,12 +298,12 @@ class Agent:
         return event
 
     def _take_in(self, told: Sequence[object], happened: Sequence[object]) -> None:
-        """Queue events of the channels and of the engine, and mark what matters to what follows."""
+        """Queue events of the channels and of the engine, and mark those that matter to later decisions."""
         self._queue += [(event, not isinstance(event, TimerExpired)) for event in told]
         self._queue += [(event, _is_news(event)) for event in happened]
 
     def _carry_out(self, decision: Decision, supervisor: Supervisor) -> None:
-        """Do to a running group what was decided; what follows is decided when it has ended."""
+        """Apply a decision to a running group. What follows is decided when the group has ended."""
         if decision.kind == "restart":
             self._history = replace(self._history, regroups=True)
         if decision.kind == "signal":
@@ -314,7 +314,7 @@ class Agent:
     def _wait(
         self, supervisor: Supervisor, *, at_once: bool = False
     ) -> tuple[Sequence[object], Sequence[object]]:
-        """The events of the channels, and those of the engine. ``at_once``: those that are there."""
+        """The events of the channels, and those of the engine. ``at_once``: without waiting."""
         due = [self._pause_s, *[one.deadline_s for one in self._channels]]
         due_s = min([one for one in due if one is not None], default=None)
         left_s = 0.0 if at_once else None if due_s is None else max(due_s - time.monotonic(), 0.0)
@@ -326,7 +326,7 @@ class Agent:
         for fd in (supervisor.fileno(), *[one.fileno() for one in self._channels]):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
-        # Rounded up: a moment before it is due there is nothing to be read.
+        # Rounded up: before the time is due there is nothing to read.
         left_ms = None if left_s is None else min(left_s * 1000 + (not at_once), LONGEST_POLL_MS)
         ready = {fd for fd, _ in poller.poll(left_ms)}
         now_s = time.monotonic()
@@ -339,7 +339,7 @@ class Agent:
         return events, supervisor.wait(0, routine=self._routine)
 
     def _note(self, attempt: AttemptOutcome) -> None:
-        """Add an attempt that has ended to the history, with what is known of its failures."""
+        """Add an ended attempt to the history, with what is known about its failures."""
         cause = attempt.ended.first_failure
         if cause is not None and any(worker.error_file is not None for worker in attempt.plan.workers):
             try:
@@ -365,12 +365,12 @@ class Agent:
 
 
 def _is_news(event: object) -> bool:
-    """Whether an event of the engine matters to what follows the group, too."""
+    """Whether an event of the engine also matters to the decision after the group's end."""
     return isinstance(event, SignalReceived) or (isinstance(event, Stopping) and event.reason == "guard_lost")
 
 
 def _with_failures(attempt: AttemptOutcome, cause: Exit) -> tuple[AttemptOutcome, Exit]:
-    """The attempt with what its error files tell of failures, and the failure that the others follow from."""
+    """The attempt with the failures from its error files, and the failure that caused the others."""
     from dsl.report.failures import collect, root_cause
 
     failures = tuple(collect(attempt.plan, attempt.exits))
@@ -381,7 +381,7 @@ def _with_failures(attempt: AttemptOutcome, cause: Exit) -> tuple[AttemptOutcome
 
 
 def _take_along() -> None:
-    """While the workers start, take what their failure will need."""
+    """While the workers start, hold the code of the modules that a failure would need."""
     try:
         _own_process.keep(LATE_MODULES)
     except Exception:  # noqa: BLE001  it is gone already: the report will say less, and why
@@ -389,7 +389,7 @@ def _take_along() -> None:
 
 
 def stop_group(supervisor: Supervisor, signum: int, grace_s: float) -> None:
-    """Stop the workers after `Agent.run` was left by an exception, and wait until nothing of them is left."""
+    """Stop the workers after an exception in `Agent.run`, and wait until nothing of them is left."""
     supervisor.stop(signum=signum, grace_s=grace_s)
     deadline_s = time.monotonic() + grace_s + SILENCE_S
     events = supervisor.wait(SILENCE_S)

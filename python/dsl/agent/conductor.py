@@ -1,8 +1,8 @@
-"""What the head of a job on several hosts does about what it hears: messages in, orders out, and no clock.
+"""What the head of a job on several hosts decides: messages in, orders out, no clock of its own.
 
 The job starts when every agent has said that nothing stands in the way on its host. The first worker that
-fails ends the attempt everywhere, and only then is it decided whether another one follows. Who was first of
-two that failed on two hosts is said only where their clocks can tell (see `Clocks`).
+fails ends the attempt everywhere. The conductor decides only then whether another attempt follows. If workers
+fail on two hosts, the verdict names the first only if the hosts' clocks can tell (see `Clocks`).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from dsl.model.remote import Remote
 
 START_S = 60.0
-"""Most that the hosts get to answer in before the job starts."""
+"""Most time that the hosts get to answer before the job starts."""
 
 TOGETHER_S = 3.0
-"""After the first host that cannot take part, the others get this long to say so, too."""
+"""After the first host that cannot take part, other hosts get this long to report their own problems."""
 
 FAREWELL_S = 10.0
-"""Most that an agent gets to end in when there is nothing left for it to do."""
+"""Most time that an agent gets to end when it has nothing left to do."""
 
 SIGTERM = 15
 USAGE = 2
@@ -62,7 +62,7 @@ class Place:
     node_rank: int
     """Its host."""
     task: int | None
-    """The one local rank that it starts; None: all of the host."""
+    """The one local rank that the agent starts; None: all ranks of the host."""
     ranks: range
     """The ranks of its workers."""
 
@@ -84,7 +84,7 @@ class Speak:
 
 @record
 class Dismiss:
-    """An order: nothing is left to be said to the agents. What started them has this long to end."""
+    """An order: no message to the agents is left. The programs that started them have ``within_s`` to end."""
 
     within_s: float
 
@@ -94,13 +94,13 @@ class Clocks:
     """What is known of two clocks."""
 
     offset_ns: int
-    """What has to be taken from a time of that host to get the same moment on the clock of the head."""
+    """Subtract this from a time of that host to get the same moment on the head's clock."""
     error_ns: int
-    """How much that may be off."""
+    """How far the offset may be wrong."""
 
 
 def places_of(job: Job, *, per_node: bool) -> tuple[Place, ...]:
-    """The agents of a job in the order of their places: one a host, or one a rank."""
+    """The agents of a job in the order of their places: one per host, or one per rank."""
     places, first = [], 0
     for node_rank, host in enumerate(job.hosts):
         count = len(host.slots)
@@ -129,7 +129,7 @@ class Conductor:
     """Decides for a whole job. Times are `time.monotonic` seconds."""
 
     def __init__(self, job: Job, remote: Remote, assignment: Assignment, now_s: float) -> None:
-        """``assignment`` is that of node 0; the others differ in their place."""
+        """``assignment`` is that of node 0; the other agents' assignments differ only in their place."""
         self._job = job
         self._remote = remote
         self._assignment = assignment
@@ -143,7 +143,7 @@ class Conductor:
         self._tried: tuple[Tried, ...] = ()
         self._begun_s = now_s
         self._pause_s: float | None = None
-        """When another attempt may begin; None: nothing keeps it."""
+        """When another attempt may begin; None: at once."""
         self._failing: dict[int, Failing] = {}
         self._is_stopping = False
         self._is_over = self._is_abandoned = False
@@ -155,18 +155,18 @@ class Conductor:
         self._is_preempted = False
         self._verdict: list[Notice] = []
         self.code: int | None = None
-        """Exit code of the job, once it is decided."""
+        """Exit code of the job, once decided."""
         self.clocks: dict[int, Clocks] = {}
-        """Of the agents whose clock has been compared, by place."""
+        """Compared clocks of the agents, by place."""
 
     @property
     def deadline_s(self) -> float | None:
-        """When `wait_is_over` has to be asked; None: nothing is due."""
+        """When to call `wait_is_over`; None: nothing is due."""
         return self._deadline_s if self._pause_s is None or self._is_over else self._pause_s
 
     @property
     def verdict(self) -> tuple[Notice, ...]:
-        """What is to be said of the end, once all output has been shown."""
+        """What to tell the user about the end, once all output has been shown."""
         return tuple(self._verdict)
 
     @property
@@ -181,27 +181,27 @@ class Conductor:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every agent has said that it ends: what started them will end by itself."""
+        """Whether every agent has said goodbye: then the programs that started them end by themselves."""
         return all(agent.has_ended for agent in self._agents)
 
     def expects(self, place: int) -> bool:
-        """Whether an agent may come and say who it is: one for each place."""
+        """Whether an agent may still greet us: one per place."""
         return not self.has_greeted(place)
 
     def has_greeted(self, place: int) -> bool:
-        """Whether an agent has said who it is."""
+        """Whether the agent has greeted us."""
         return self._agents[place].hello is not None
 
     def has_said_goodbye(self, place: int) -> bool:
-        """Whether an agent has said that it ends."""
+        """Whether the agent has said that it ends."""
         return self._agents[place].has_ended
 
     def is_awaited(self, place: int) -> bool:
-        """Whether an agent has not said who it is, and may still do so."""
+        """Whether the agent has not greeted us, and still may."""
         return self._agents[place].hello is None and not self._agents[place].is_gone and not self._is_over
 
     def name(self, place: int) -> str:
-        """What an agent is called: ``host n1``, or ``rank 3 on host n1``."""
+        """The name of an agent: ``host n1``, or ``rank 3 on host n1``."""
         one = self.places[place]
         host = self._job.hosts[one.node_rank].name
         return f"host {host}" if one.task is None else f"rank {one.ranks.start} on host {host}"
@@ -243,7 +243,7 @@ class Conductor:
         return []
 
     def starter_ended(self, places: Sequence[int], why: str, now_s: float) -> list[object]:
-        """What started these agents has ended: those that have not been heard of will not be."""
+        """The programs that started these agents have ended: agents that have not answered never will."""
         self._now_s = now_s
         orders: list[object] = []
         for place in places:
@@ -255,9 +255,9 @@ class Conductor:
         return orders
 
     def starters_lost(self, why: str, now_s: float) -> list[object]:
-        """Nothing is left of what started the agents, which have not all ended: none of them can be trusted.
+        """All programs that started the agents have ended before the agents: no agent can be trusted.
 
-        Those that can be reached get the grace to end in.
+        Agents that can still be reached get the grace period to end.
         """
         self._now_s = now_s
         if self._is_over:
@@ -279,7 +279,7 @@ class Conductor:
         return self._to_all(Stop(SIGTERM, grace_s, why=why))
 
     def signal(self, signum: int, action: str, now_s: float, *, is_key: bool = False) -> list[object]:
-        """The user or a scheduler wants something of the job. ``is_key``: by a key of the terminal."""
+        """Act on a signal of the user or a scheduler. ``is_key``: it comes from a key of the terminal."""
         self._now_s = now_s
         job = self._job
         if action == "forward":
@@ -312,12 +312,12 @@ class Conductor:
         return [Speak(Notice("info", text)), *self._to_all(Stop(signum, grace_s))]
 
     def wait_longer(self, now_s: float) -> None:
-        """Nobody reads what agents have sent: they have to wait with the rest of it, and are waited for."""
+        """Extend the deadline: the user's side does not read the output, so agents cannot send the rest."""
         if self._is_over and self._deadline_s is not None:
             self._deadline_s = now_s + FAREWELL_S
 
     def cut_output(self, signum: int) -> list[object]:
-        """The user does not want to wait for whoever reads the output of a job that has ended."""
+        """End at once: the user no longer waits for the output of an ended job to be read."""
         self.code = self.code or 128 + signum
         for agent in self._agents:
             agent.is_gone = True
@@ -343,7 +343,7 @@ class Conductor:
         return self._abandon() if self._is_abandoned else []
 
     def _abandon(self) -> list[object]:
-        """Those that have not reported by now never will."""
+        """Count agents without a report as lost."""
         orders: list[object] = []
         for place, agent in enumerate(self._agents):
             if agent.report is None:
@@ -421,7 +421,7 @@ class Conductor:
         return [*orders, *self._meet()]
 
     def _compared(self) -> list[Notice]:
-        """What the user should know of the hosts, seen together."""
+        """What the user should know about the hosts in comparison."""
         hosts = {one.node_rank: place for place, one in reversed(list(enumerate(self.places)))}
         found = []
         clocks = []
@@ -439,7 +439,7 @@ class Conductor:
         return first.addresses[0] if first is not None and first.addresses else ""
 
     def _meet(self) -> list[object]:
-        """Send everybody into the attempt."""
+        """Send all agents into the attempt."""
         assert self._meeting is not None
         self._failing, self._is_stopping, self._begun_by = {}, False, None
         self._pause_s, self._begun_s = None, self._now_s
@@ -451,13 +451,13 @@ class Conductor:
         ]
 
     def _refuse_to_begin(self) -> list[object]:
-        """Say what stands in the way on every host, one line each."""
+        """End the job and say what stands in the way on every host, one line per problem."""
         code = USAGE
         names: dict[str, list[int]] = {}
         for place, agent in enumerate(self._agents):
             if agent.checked is None and not agent.problem:
                 if self._has_failed_to_start:
-                    continue  # it was not waited for
+                    continue  # we did not wait for this agent
                 agent.problem = f"has not answered within {START_S:g} s"
             if agent.checked is None and agent.hello is None and agent.problem:
                 code = FAILURE
@@ -468,7 +468,7 @@ class Conductor:
         return self._give_up(code)
 
     def _give_up(self, code: int) -> list[object]:
-        """Nothing runs, and nothing will."""
+        """End a job of which no worker runs."""
         self.code = code if self.code is None else self.code
         return self._end()
 
@@ -482,7 +482,7 @@ class Conductor:
         return self._stop_others(place)
 
     def _stop_others(self, place: int) -> list[object]:
-        """The group of that agent stops itself."""
+        """Stop all workers except those of ``place``, whose agent stops them itself."""
         if self._is_stopping:
             return []
         self._is_stopping, self._begun_by = True, place
@@ -534,7 +534,7 @@ class Conductor:
         return [*orders, *self._decide()]
 
     def _decide(self) -> list[object]:
-        """When the attempt has ended on every host: another one, or the end."""
+        """When the attempt has ended on every host: start another attempt, or end the job."""
         reports = [agent.report for agent in self._agents]
         if self._is_over or any(report is None for report in reports):
             return []
@@ -573,7 +573,7 @@ class Conductor:
         return said if self._pause_s is not None else [*said, *self._meet()]
 
     def _note_attempt(self, cause: str) -> None:
-        """Keep what pauses go by: how long the attempt took, and how it failed."""
+        """Keep what later pauses depend on: how long the attempt took, and how it failed."""
         self._tried = add(self._tried, Tried(self._now_s - self._begun_s, cause))
 
     def _cause_of(self, code: int) -> str:
@@ -582,7 +582,7 @@ class Conductor:
         return f"rank {rank}, exit code {code}"
 
     def _pause(self, patience: Patience) -> float:
-        """Let the next attempt wait, if it has to; seconds."""
+        """Make the next attempt wait if it has to. Returns the pause in seconds."""
         wait_s = pause_s(self._tried, patience)
         self._pause_s = self._now_s + wait_s if wait_s else None
         return wait_s
@@ -595,7 +595,7 @@ class Conductor:
         return [*said, Speak(Notice("warning", text))]
 
     def _reports(self) -> dict[int, Report]:
-        """How the attempt has ended on each host, as far as that is known, by place."""
+        """The known reports on how the attempt has ended, by place."""
         return {place: agent.report for place, agent in enumerate(self._agents) if agent.report is not None}
 
     def _judge(self) -> tuple[list[str], int]:
@@ -611,7 +611,7 @@ class Conductor:
             if self._user_signal is not None:
                 return self._ended(self._user_signal), 128 + self._user_signal
             return self._judge_stopped(stopped)
-        # Without a worker that failed by itself it is a host that was lost, which is seen last.
+        # A worker that failed by itself comes before a lost host, whose loss shows only later.
         causes.sort(key=lambda cause: self._moment(*cause))
         first_place, first = causes[0]
         rivals = [one for one in causes[1:] if self._may_be_first(first_place, first, *one)]
@@ -630,11 +630,11 @@ class Conductor:
         return [*lines, *stopped], first.code
 
     def _judge_stopped(self, stopped: list[str]) -> tuple[list[str], int]:
-        """The same where no worker failed by itself, and the user has not asked for the end here."""
+        """`_judge` for an attempt without a worker that failed by itself, and without a signal here."""
         reports = self._reports()
         failed = [report for report in reports.values() if report.code]
         for report in failed:
-            if report.stop_signal is not None:  # it has been said who received it
+            if report.stop_signal is not None:  # the user knows who received it
                 return self._ended(report.stop_signal), 128 + report.stop_signal
         first = None if self._begun_by is None else reports.get(self._begun_by)
         if self._begun_by is None or first is None:
@@ -645,7 +645,7 @@ class Conductor:
         return [text, *stopped], first.code
 
     def _victims(self, reports: Iterable[Report]) -> list[str]:
-        """Lines on the workers that a failure elsewhere has ended."""
+        """Lines about the workers that a failure elsewhere has ended."""
         reports = list(reports)
         return [
             f"{who}: {_name_ranks(ranks)}"
@@ -657,25 +657,25 @@ class Conductor:
         ]
 
     def _ended(self, signum: int) -> list[str]:
-        """The line on the workers that a user or a scheduler has ended."""
+        """The line about the workers that a user or a scheduler has ended."""
         ranks = [one.victims + one.followers for one in self._reports().values()]
         is_key = self._is_key and signum == self._user_signal
         what = end_on_request(signum, is_key=is_key, is_preemption=self._is_preempted)
         return [f"{what}: {_name_ranks(ranks)} ended"] if any(ranks) else []
 
     def _is_cause(self, report: Report) -> bool:
-        """It is not only that we have stopped it."""
+        """Whether a host failed by itself, and not only because we stopped it."""
         return report.rank >= 0 or (
             report.stop_signal is None and report.failed_ns == 0 and bool(report.lines)
         )
 
     def _moment(self, place: int, report: Report) -> tuple[bool, int]:
-        """When an agent failed, on our clock; those without a time come last."""
+        """When an agent failed, on our clock. Agents without a time come last."""
         clock = self.clocks.get(place, Clocks(0, 0))
         return report.failed_ns == 0, report.failed_ns - clock.offset_ns
 
     def _may_be_first(self, place: int, first: Report, other: int, report: Report) -> bool:
-        """Whether ``other`` may have failed before ``place``, though it looks later."""
+        """Whether ``other`` may have failed before ``place``, though its time is later."""
         if not first.failed_ns or not report.failed_ns:
             return False
         if self.places[place].node_rank == self.places[other].node_rank:
@@ -687,7 +687,7 @@ class Conductor:
     # ------------------------------------------------------------------ the end
 
     def _end(self) -> list[object]:
-        """Tell all agents that it is over."""
+        """Tell all agents that the job is over."""
         if self._is_over:
             return []
         self._is_over = True
@@ -697,7 +697,7 @@ class Conductor:
     def _finish_if_done(self) -> list[object]:
         for agent in self._agents:
             if self._is_over and agent.hello is None:
-                agent.is_gone = True  # it will never come
+                agent.is_gone = True  # this agent will never come
         if not self.is_done:
             return []
         self._deadline_s = None

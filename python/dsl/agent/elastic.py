@@ -1,14 +1,15 @@
 """What an event means for a job whose nodes come and go: a pure function of history, event and membership.
 
-- A worker of ours fails: the group is started again, with whoever is there, as long as restarts are left. The
-  nodes agree on their number. A group that fails again and again at its start waits before each further one.
-- A worker of another node fails: ours are stopped, and meet the others. What dies of that is no cause.
-- A node has left, or waits: all start again with the nodes that are there, which does not count.
-- Workers die of a lost node before anybody knows that it is lost. So where the job may go on with fewer
-  nodes, a failure that would be one too many is doubted, until the other nodes are known to be alive.
-- All workers of ours ended well: the other nodes are waited for, and joined again if they have to start
-  again.
-- A signal to this node ends its part alone. The others go on, if they are enough.
+- A worker of ours fails: the group is started again, with the nodes that are there, while restarts are left.
+  The nodes agree on the number of restarts. A group that fails again and again at its start waits before each
+  further restart.
+- A worker of another node fails: ours are stopped, and our node meets the others. Workers that die of that
+  are no cause.
+- A node has left, or waits: all nodes that are there start again, which costs no restart.
+- Workers die of a lost node before other nodes know that it is lost. So if the job may go on with fewer
+  nodes, a failure beyond the last restart is in doubt until the other nodes are known to be alive.
+- All our workers ended well: our node waits for the others, and joins them if they have to start again.
+- A signal to this node ends only this node's part. The others go on, if they are enough.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
     from dsl.model.outcome import AttemptOutcome, DecisionKind, History, Membership
 
 DOUBT_S = 25.0
-"""Word of a lost node comes within this time: torch's handlers miss three signs of life, one each 5 s."""
+"""A lost node is known within this time: torch's handlers miss three signs of life, one every 5 s."""
 
 LEAVE_S = 5.0
-"""A node takes its leave in this time, unless it says why it stays: others need the store that it holds."""
+"""A node leaves within this time, unless it says why it stays: other nodes may need its store."""
 
 
 class Elastic:
     """Policy of a job that runs with ``least`` to ``most`` nodes.
 
-    ``gives_up``: attempts that get nowhere end the job, because nobody has said how many there may be.
+    ``gives_up``: attempts that get nowhere end the job, because the user has set no number of restarts.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Elastic:
         if history.awaits:
             return self._while_waiting(history, event, membership)
         if _asked_to_end(history.news):
-            return GO_ON  # the workers have the time that they were given
+            return GO_ON  # the workers keep the time that they were given
         if isinstance(event, PeerFailure):
             return Decision("stop") if event.is_final else Decision("restart")
         if isinstance(event, MembershipChanged):
@@ -65,7 +66,7 @@ class Elastic:
         return GO_ON
 
     def _after(self, history: History, membership: Membership) -> Decision:
-        """What follows when nothing of the group is left, or nothing more can be done about it."""
+        """What follows when nothing of the group is left, or what is left cannot be ended."""
         last = history.attempts[-1]
         ended, news = last.ended, last.news
         if ended.stop_signal is not None or _has(news, Stopping):
@@ -106,7 +107,7 @@ class Elastic:
         awaits = history.awaits
         if awaits == "leave":
             is_over = isinstance(event, (MeetingRefused, PatienceOver, Stopping)) or _asked_to_end((event,))
-            # Without a guard nothing may stay, not for the others either.
+            # Without a guard this node may not stay, not even for the other nodes.
             is_alone = isinstance(event, Notice) and _has(history.news, Stopping)
             return Decision("end") if is_over or is_alone else GO_ON
         if isinstance(event, SignalReceived) and event.action in END_ACTIONS:
@@ -131,7 +132,7 @@ class Elastic:
         return GO_ON
 
     def _while_finishing(self, last: AttemptOutcome, event: object) -> Decision:
-        """Ours ended well. If others have to start again they need us: a round ends when all have left it."""
+        """Our workers ended well. Nodes that start again need us: a round ends when all have left it."""
         if isinstance(event, NodesFinished):
             return Decision("leave", code=exit_code(last.exits, last.ended), within_s=LEAVE_S)
         if isinstance(event, PeerFailure):
@@ -142,7 +143,7 @@ class Elastic:
         return GO_ON
 
     def _while_doubting(self, history: History, event: object, membership: Membership) -> Decision:
-        """A worker failed, and no restart is left: it was the job's end unless a node is lost."""
+        """A worker failed, and no restart is left: that ends the job, unless a node is lost."""
         last = history.attempts[-1]
         if isinstance(event, PatienceOver):
             return self._end(last, closes=True)
@@ -167,9 +168,9 @@ class Elastic:
 
 
 def code_of(last: AttemptOutcome) -> int:
-    """The command's exit code after an attempt that is the last one (G2).
+    """The command's exit code after the last attempt (G2).
 
-    Also 1 where its workers were stopped for a restart that does not come.
+    Not 0 if the workers were stopped for a restart that never came.
     """
     if last.is_preempted:
         return REQUEUE_CODE
@@ -192,6 +193,6 @@ def _asked_to_end(news: Sequence[object]) -> bool:
 
 
 def _are_alive(news: Sequence[object], membership: Membership) -> bool:
-    """Whether every other node has shown that it is not lost: it waits, or has told of a failure."""
+    """Whether every other node has shown that it is alive: it waits, or has reported a failure."""
     told = sum(isinstance(one, PeerFailure) for one in news)
     return told + membership.waiting >= membership.node_count - 1

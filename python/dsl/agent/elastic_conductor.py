@@ -1,9 +1,9 @@
-"""What the head of an elastic job does about what it hears: hosts come and go, and the job goes on.
+"""What the head of an elastic job decides: hosts come and go, and the job goes on.
 
-An attempt runs on the hosts that are there, from the least to the most that the job may have; the others
-are spares. A host that is lost, leaves or comes is a change of membership: the workers are stopped everywhere
-and started again on the hosts that are there now, which costs no restart. A worker that fails costs one.
-Ranks follow the order of the hosts in the hostfile, whoever has come first.
+An attempt runs on the hosts that are there, within the job's least and most hosts; the others are spares. A
+host that is lost, leaves or comes is a change of membership: the workers are stopped everywhere and started
+again on the hosts that are there now, which costs no restart. A worker that fails costs a restart. Ranks
+follow the order of the hosts in the hostfile, not the order in which hosts come.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dsl.agent.conductor import _Agent
 
 SILENT = "has not been heard"
-"""What a link says of a host that was lost without a word."""
+"""What a link says of a host that went silent."""
 
 
 class ElasticConductor(Gathering):
-    """Decides for a job whose hosts come and go. Every agent is that of a whole host."""
+    """Decides for a job whose hosts come and go. Every agent serves a whole host."""
 
     # ------------------------------------------------------------------ what comes
 
@@ -59,7 +59,7 @@ class ElasticConductor(Gathering):
         return []
 
     def starter_ended(self, places: Sequence[int], why: str, now_s: float) -> list[object]:
-        """What reaches these hosts has ended: an agent that has not been heard of will not be."""
+        """The programs that reach these hosts have ended: agents that have not answered never will."""
         self._now_s = now_s
         orders: list[object] = []
         for place in places:
@@ -68,7 +68,7 @@ class ElasticConductor(Gathering):
         return orders
 
     def starters_lost(self, why: str, now_s: float) -> list[object]:
-        """Nothing is left of what reaches the hosts: the job ends."""
+        """All programs that reach the hosts have ended: the job ends."""
         self._now_s = now_s
         if self._is_over:
             return []
@@ -112,7 +112,7 @@ class ElasticConductor(Gathering):
     # ------------------------------------------------------------------ while it runs
 
     def _to_all(self, message: object) -> list[object]:
-        """To every agent, if it is the end; else to those whose workers run."""
+        """`Over` goes to every agent, any other message to the agents whose workers run."""
         if isinstance(message, Over):
             return super()._to_all(message)
         return [
@@ -152,7 +152,7 @@ class ElasticConductor(Gathering):
         return [*orders, *self._decide()]
 
     def _let_go(self, place: int, line: str, retry_s: float = LONGEST_RETRY_S) -> list[object]:
-        """A host does not take part any more, and its agent has said so."""
+        """A host stops taking part, as its agent has reported."""
         host = self._hosts[place]
         self._gone[place] = line
         self._agents[place].is_gone = True
@@ -169,7 +169,7 @@ class ElasticConductor(Gathering):
         return orders
 
     def _hear_end(self, place: int, how: str) -> list[object]:
-        """An agent is not there any more."""
+        """An agent is gone."""
         agent, host = self._agents[place], self._hosts[place]
         agent.is_gone = True
         if self._is_over:
@@ -180,11 +180,11 @@ class ElasticConductor(Gathering):
                 orders.append(Speak(Notice("warning", text)))
             return [*orders, *self._finish_if_done()]
         if host.is_unfit or (host.due_s is not None and not host.is_starting):
-            return []  # it was told to end
+            return []  # the agent was told to end
         is_member = place in self._members
         if is_member and self._now_s - host.joined_s >= STEADY_S:
             host.retry_s = RETRY_S
-        if SILENT in how:  # it does not hear us either, and has to end its workers first
+        if SILENT in how:  # the host does not hear us either, and has to end its workers first
             host.retry_s = max(host.retry_s, self._remote.heartbeat_s)
         loses = is_member and self._members[place] is None
         orders = self._miss(place, f"was lost: {how}", at_once=loses)
@@ -214,7 +214,7 @@ class ElasticConductor(Gathering):
         return {place: report for place, report in self._members.items() if report is not None}
 
     def _decide(self) -> list[object]:
-        """When the attempt has ended on every host: another one, or the end."""
+        """When the attempt has ended on every host: start another attempt, or end the job."""
         if self._is_over or not self._members or None in self._members.values():
             return []
         reports = self._reports()
@@ -232,7 +232,7 @@ class ElasticConductor(Gathering):
         return self._regroup(lines, code)
 
     def _end_with(self, lines: Sequence[str], code: int) -> list[object]:
-        """The job ends, and all that is known of that is said."""
+        """End the job, with everything known about the end."""
         self.code = code
         if self._is_preempted and not any(report.rank >= 0 for report in self._reports().values()):
             self.code = REQUEUE_CODE
@@ -242,7 +242,7 @@ class ElasticConductor(Gathering):
         return self._end()
 
     def _end_by_failure(self, lines: Sequence[str], code: int) -> list[object]:
-        """A worker has failed: another attempt, if there are restarts left, or the end."""
+        """A worker has failed: start another attempt if restarts are left, or end the job."""
         self._note_attempt(self._cause_of(code))
         is_futile_ = self._remote.gives_up and is_futile(self._tried)
         if self._restarts >= self._job.max_restarts or is_futile_:
@@ -260,7 +260,7 @@ class ElasticConductor(Gathering):
         return [*said, *self._try_to_begin()]
 
     def _regroup(self, lines: Sequence[str], code: int) -> list[object]:
-        """The hosts have changed: another attempt with those that are there, which costs no restart."""
+        """The hosts have changed: start another attempt with those that are there. It costs no restart."""
         lost = f"{self._names(sorted(self._gone))} lost" if self._gone else ""
         self._note_attempt(lost)
         if is_futile(self._tried):

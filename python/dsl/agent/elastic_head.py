@@ -1,4 +1,4 @@
-"""The head of an elastic job: its hosts are reached one by one, and again when they were lost."""
+"""The head of an elastic job: it reaches hosts one by one, and reaches lost hosts again."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
     from dsl.model.node import NodePlan
 
 BY_SSH = ("ssh", "pdsh")
-"""Launchers whose last words are those of ssh."""
+"""Launchers whose last words come from ssh."""
 
 RETRY_S = 0.05
-"""A program that takes no orders for now is asked again after this."""
+"""Time until an order is sent again to a program that took none."""
 
 
 @record
 class Word:
-    """What its one program says of one that reaches a host (`dsl.cli.starters`)."""
+    """What the head's one program reports of a program that reaches a host (`dsl.cli.starters`)."""
 
     place: Count
-    """Of the host."""
+    """The host's place."""
     line: str = ""
-    """What that has said, if it has not ended."""
+    """A line of that program's output, if it has not ended."""
     stream: Count = 1
-    """Its stdout or stderr."""
+    """1 for the line's stdout, 2 for stderr."""
     status: Count | None = None
-    """With what it has ended."""
+    """The program's exit status, once it has ended."""
 
 
 class ElasticHead(Head):
-    """Its one program keeps those that reach the hosts (see `dsl.cli.starters`)."""
+    """A head with one program, which runs the programs that reach the hosts (see `dsl.cli.starters`)."""
 
     launcher = "ssh"
-    """What reaches them."""
+    """The launcher that reaches the hosts."""
     longest_line = 16_384
 
     def plan(self, attempt: int) -> NodePlan | None:
-        """The one program that keeps the others."""
+        """Plan the one program that runs the others."""
         if attempt:
             return None
         import socket
@@ -61,9 +61,9 @@ class ElasticHead(Head):
         ours.setblocking(False)
         self._orders = ours
         self._waiting: dict[str, None] = {}
-        """Orders that it has not taken; equal ones count once, so there are few of each host."""
+        """Orders that the program has not taken. Equal orders count once, so each host has few."""
         self._begun = b""
-        """The rest of one that it has taken in part."""
+        """The rest of an order that the program has taken in part."""
         self._retry_s: float | None = None
         self._said: dict[int, list[str]] = {}
         (program,) = self._programs
@@ -74,7 +74,7 @@ class ElasticHead(Head):
         return plan_reaching(self.job, [reaching], environ)
 
     def disown(self) -> None:
-        """In the process that watches: the connections are for the other one."""
+        """Close the connections in the guard: they belong to the agent."""
         super().disown()
         self._orders.close()
 
@@ -84,7 +84,7 @@ class ElasticHead(Head):
         return min([one for one in (super().deadline_s, self._retry_s) if one is not None], default=None)
 
     def read(self) -> list[HeadDecided]:
-        """Go on with orders that wait, and do what any head does."""
+        """Send orders that wait, then read as every head does."""
         self._send_orders()
         return super().read()
 
@@ -100,7 +100,7 @@ class ElasticHead(Head):
         super()._obey([one for one in orders if not isinstance(one, (Reach, Drop))])
 
     def _dismiss(self, within_s: float) -> None:
-        """Programs whose agents have said goodbye end by themselves."""
+        """End the programs whose agents have not said goodbye; the others end by themselves."""
         conductor = self.conductor
         others = [place for place in range(len(conductor.places)) if not conductor.has_said_goodbye(place)]
         self._order(f'{{"end": {others}}}')
@@ -121,7 +121,7 @@ class ElasticHead(Head):
                 self._begun = self._begun[self._orders.send(self._begun) :]
         except BlockingIOError:
             self._retry_s = time.monotonic() + RETRY_S
-        except OSError:  # it is gone, and so is the job
+        except OSError:  # the program is gone, and so is the job
             self._begun = b""
             self._waiting.clear()
 
@@ -142,7 +142,7 @@ class ElasticHead(Head):
             self._keep(word.place, printable(word.line))
 
     def _keep(self, place: int, line: str) -> None:
-        """A program that reaches a host has said something."""
+        """Keep and show a line of a program that reaches a host."""
         name = self.job.hosts[place].name
         lines = self._said.setdefault(place, [])
         lines.append(line.removeprefix(f"{name.rpartition('@')[2]}: "))
@@ -151,7 +151,7 @@ class ElasticHead(Head):
         self._speak(Notice("debug", f"{name}: {line}"))
 
     def _hear_status(self, place: int, status: int) -> None:
-        """It has ended."""
+        """Tell the conductor that a program that reaches a host has ended."""
         lines = [one for one in self._said.pop(place, []) if not one.startswith("pdsh@")]
         name = self.job.hosts[place].name
         if self.launcher in BY_SSH:

@@ -1,4 +1,4 @@
-"""Tells the other nodes what happens here: a listener that gives its orders to the rendezvous."""
+"""Tells the other nodes what happens here: a listener that gives orders to the rendezvous."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Envoy:
         return worker.rank, code, f"{worker.label} on host {self._plan.host} failed: {reason(exit_)}"
 
     def _end_of(self, last: AttemptOutcome, code: int) -> tuple[int, int, str]:
-        """Rank, exit code and line of what ends the job."""
+        """Rank, exit code and line of the failure that ends the job."""
         if last.cause is not None:
             return self._failure(last.cause)
         return -1, code or 1, f"host {self._plan.host} cannot go on"

@@ -1,7 +1,7 @@
 """The hosts of an elastic job, and how an attempt begins with those that are there.
 
-Hosts that cannot be reached, or where something is wrong, are named once and tried again, later and later.
-What is decided while workers run stands in `dsl.agent.elastic_conductor`.
+Hosts that cannot be reached, or where something is wrong, are named once and tried again at growing
+intervals. Decisions while workers run are in `dsl.agent.elastic_conductor`.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
     from dsl.model.remote import Remote
 
 LAST_CALL_S = 30.0
-"""When enough hosts are there, those that are still starting get this long to take part from the start."""
+"""When enough hosts are there, hosts that are still starting get this long to join the attempt."""
 
 COMPANY_S = 5.0
-"""A host that comes while workers run waits so long for others that are starting: one restart is for all."""
+"""A host that comes while workers run waits this long for other starting hosts, to share one restart."""
 
 RETRY_S = 1.0
-"""After so long a host that could not be reached is tried again; twice as long each time."""
+"""Time until a host that could not be reached is tried again. It doubles each time."""
 
 LONGEST_RETRY_S = 60.0
 
 MENDED_S = 30.0
-"""After so long a host is asked again whose user has to mend something there first."""
+"""Time until we retry a host on which the user has to fix something first."""
 
 STEADY_S = 60.0
-"""A host that has taken part for so long is tried again without delay when it is lost."""
+"""A host that has taken part for this long is tried again with the shortest delay when it is lost."""
 
 
 @record
 class Reach:
-    """An order: start what reaches a host, once more. What is left of the last time is ended."""
+    """An order: start the program that reaches a host again, and end what is left of the last one."""
 
     place: int
 
@@ -69,20 +69,20 @@ class _Host:
 
     def __init__(self) -> None:
         self.is_starting = True
-        """What reaches it runs, and its agent has not said that all is well."""
+        """The program that reaches the host runs, and the agent has not yet said that all is well."""
         self.due_s: float | None = None
-        """While it is starting: it has to have answered. Else: it is tried again; None: it is there."""
+        """While starting: the deadline for its answer. Otherwise: when to try it again; None: it is there."""
         self.retry_s = RETRY_S
         self.problem = ""
-        """Why it does not take part, as it was said last."""
+        """Why it does not take part, as the user was last told."""
         self.is_unfit = False
-        """It can be reached, and something is wrong there."""
+        """The host can be reached, but something is wrong there."""
         self.is_spare = False
-        """It has been said that it waits."""
+        """The user was told that it is a spare."""
         self.joined_s = 0.0
 
     def pause_s(self) -> float:
-        """Seconds until it is tried again; the next time it is twice as long."""
+        """Seconds until the host is tried again. They double for the next time."""
         pause_s, self.retry_s = self.retry_s, min(2 * self.retry_s, LONGEST_RETRY_S)
         return pause_s
 
@@ -99,18 +99,18 @@ class Gathering(Conductor):
         for host in self._hosts:
             host.due_s = now_s + START_S if self._starts_in_time else None
         self._members: dict[int, Report | None] = {}
-        """How the attempt has ended on each host that takes part; empty: there is none."""
+        """How the attempt has ended on each host that takes part; empty without an attempt."""
         self._gone: dict[int, str] = {}
-        """Of these hosts: those that do not take part in the next attempt, with a line about it."""
+        """Members that do not take part in the next attempt, each with a line for the user."""
         self._last_lines: tuple[str, ...] = ()
-        """Of the last attempt, if it has ended because hosts were lost."""
+        """The last attempt's lines, if it ended because hosts were lost."""
         self._regroups = False
-        """The workers are being stopped because more hosts are there."""
+        """The workers are being stopped because more hosts have come."""
         self._count = 0
-        """Attempts that were begun."""
+        """Number of attempts begun."""
         self._reason: RestartReason = "start"
         self._calls = True
-        """Hosts that are starting are waited for a moment before the next attempt."""
+        """Wait a moment for starting hosts before the next attempt."""
         self._call_s: float | None = None
         self._company_s: float | None = None
         self._waits_s: float | None = now_s + remote.wait_s
@@ -121,7 +121,7 @@ class Gathering(Conductor):
 
     @property
     def deadline_s(self) -> float | None:
-        """When `wait_is_over` has to be asked; None: nothing is due."""
+        """When to call `wait_is_over`; None: nothing is due."""
         due = [self._deadline_s]
         if not self._is_over:
             due += [self._pause_s or self._call_s, self._company_s, self._waits_s, self._refuse_s]
@@ -140,7 +140,7 @@ class Gathering(Conductor):
     # ------------------------------------------------------------------ hosts that come
 
     def expects(self, place: int) -> bool:
-        """Whether an agent may come and say who it is: one after the other."""
+        """Whether an agent may greet us: one at a time per place."""
         agent = self._agents[place]
         return agent.hello is None or agent.is_gone or agent.has_ended
 
@@ -173,7 +173,7 @@ class Gathering(Conductor):
     def _take_in(self, *, is_late: bool = False) -> list[object]:
         """While workers run: stop them if the job can go on with more hosts.
 
-        ``is_late``: hosts that are starting are not waited for any more.
+        ``is_late``: do not wait for starting hosts any more.
         """
         if self._is_stopping or not self._runs:
             return []
@@ -209,7 +209,7 @@ class Gathering(Conductor):
         return [Speak(Notice("info", f"{text}, in case that another is lost"))]
 
     def _find_unfit(self, place: int, problems: Sequence[str]) -> list[object]:
-        """Something is wrong on a host. Its agent ends, and is started again later."""
+        """Something is wrong on a host: end its agent, and start it again later."""
         host = self._hosts[place]
         is_news = self._is_news(place, "\n".join(problems))
         host.is_starting, host.is_unfit, host.due_s = False, True, self._now_s + MENDED_S
@@ -224,7 +224,7 @@ class Gathering(Conductor):
         return orders
 
     def _miss(self, place: int, why: str, *, at_once: bool = False) -> list[object]:
-        """A host is not there. It is tried again."""
+        """A host is not there: try it again later."""
         host = self._hosts[place]
         self._agents[place].is_gone = True
         is_news = self._is_news(place, why)
@@ -236,7 +236,7 @@ class Gathering(Conductor):
         return orders if self._runs else [*orders, *self._try_to_begin()]
 
     def _try_host(self, place: int, host: _Host) -> list[object]:
-        """A host has not answered, or has to be tried again."""
+        """A host has not answered in time, or it is time to try it again."""
         if host.is_starting:
             host.due_s = None
             return [Drop(place), *self._miss(place, f"has not answered within {START_S:g} s")]
@@ -259,7 +259,7 @@ class Gathering(Conductor):
         ]
 
     def _choose(self, ready: Sequence[int]) -> tuple[int, ...] | None:
-        """The largest set of hosts that the job may run on, those of the last attempt first; None: none."""
+        """The largest set of hosts that the job may run on, preferring those of the last attempt; or None."""
         known = self._preferred | set(self._members)
         ordered = sorted(set(ready), key=lambda place: (place not in known, place))
         return choose_hosts(
@@ -279,7 +279,7 @@ class Gathering(Conductor):
             return self._begin_to_wait()
         if self._pause_s is not None and self._now_s < self._pause_s:
             return []
-        # The first hosts of the hostfile are the ones that count, if they come in time.
+        # The first hosts of the hostfile have priority, if they come in time.
         before = chosen[-1] if len(chosen) == self._remote.most_nodes else len(self._hosts)
         if self._calls and any(host.is_starting for host in self._hosts[:before]):
             if self._call_s is None:
@@ -289,7 +289,7 @@ class Gathering(Conductor):
         return self._begin_with(chosen)
 
     def _begin_to_wait(self) -> list[object]:
-        """There are too few hosts."""
+        """Wait for more hosts: there are too few."""
         self._call_s = None
         self._calls = True
         if self._waits_s is None:
@@ -358,7 +358,7 @@ class Gathering(Conductor):
         ]
 
     def _say_members(self, chosen: tuple[int, ...]) -> list[object]:
-        """Which hosts take part, where that is not plain."""
+        """Say which hosts take part."""
         names = self._names(chosen).partition(" ")[2]
         workers = sum(self._sizes[place] for place in chosen)
         text = f"running on {len(chosen)} of {len(self.places)} hosts with {workers} workers: {names}"
@@ -366,7 +366,7 @@ class Gathering(Conductor):
         return [Speak(Notice("info", text)), *self._say_spares(spares)]
 
     def _compared_of(self, chosen: tuple[int, ...]) -> list[Notice]:
-        """What the user should know of the hosts, seen together."""
+        """What the user should know about the hosts in comparison."""
         names = {place: self._job.hosts[place].name for place in chosen}
         found = [(names[place], checked) for place in chosen if (checked := self._agents[place].checked)]
         clocks = [
@@ -379,9 +379,9 @@ class Gathering(Conductor):
     # ------------------------------------------------------------------ too few hosts
 
     def _is_hopeless(self) -> bool:
-        """Before the first attempt: whether too few hosts are left that nothing is wrong with.
+        """Before the first attempt: whether too few hosts without problems are left.
 
-        All problems are said together, once the others had time to say theirs.
+        All problems are reported together, once every host had time to report its own.
         """
         unfit = [host for host in self._hosts if host.is_unfit]
         if not unfit or len(self._hosts) - len(unfit) >= self._remote.least_nodes:
@@ -394,12 +394,12 @@ class Gathering(Conductor):
 
     def _refuse_unfit(self) -> list[object]:
         for host in self._hosts:
-            host.is_starting = False  # it was not waited for
+            host.is_starting = False  # we did not wait for this host
         self._say_problems()
         return self._give_up(USAGE)
 
     def _end_waiting(self) -> list[object]:
-        """The time for waiting is over."""
+        """Begin with the hosts that are there, or give up: the wait is over."""
         if self._runs:
             return []
         if self._choose(self._ready()) is not None:
@@ -412,7 +412,7 @@ class Gathering(Conductor):
         return self._give_up(FAILURE)
 
     def _say_problems(self) -> None:
-        """What stands in the way on each host, one line each."""
+        """Add what stands in the way on each host to the verdict, one line per problem."""
         names: dict[str, list[int]] = {}
         for place, host in enumerate(self._hosts):
             for line in host.problem.split("\n") if host.problem else ():
@@ -431,5 +431,5 @@ class Gathering(Conductor):
 
 
 def is_due(due_s: float | None, now_s: float) -> bool:
-    """Whether the time for something has come; None: there is nothing."""
+    """Whether something is due; None: never."""
     return due_s is not None and due_s <= now_s

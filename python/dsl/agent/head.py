@@ -1,7 +1,7 @@
-"""The head of a job on several hosts: it has the hosts' agents started, and does what the conductor orders.
+"""The head of a job on several hosts: starts the hosts' agents and carries out the conductor's orders.
 
-To the agent that runs here it is the source of the one plan, a channel, and a listener: what is supervised
-are the programs that reach the hosts, such as one ssh for each.
+To the agent that runs here, the head is the source of the one plan, a channel, and a listener. That agent
+supervises the programs that reach the hosts, such as one ssh per host.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
     from dsl.model.outcome import History
 
 ENDING_S = 2.0
-"""What is left of ssh and the like when all agents have ended gets this long to obey SIGTERM."""
+"""When all agents have ended, ssh and similar programs that still run get this long to obey SIGTERM."""
 
 ANNOUNCEMENT = "dsl-agent"
-"""First word of the line by which an agent tells its key, where the way home is its launcher's ssh."""
+"""First word of the line in which an agent tells its key through its launcher's ssh."""
 
 UNREACHABLE = "dsl-unreachable"
-"""First word of the line about a host that one of many ssh could not reach."""
+"""First word of the line about a host that one of many ssh processes could not reach."""
 
 KEPT_LINES = 20
-"""Of what such a program says: as many of its first lines, and as many of its last ones."""
+"""How many first lines, and how many last lines, we keep of such a program's output."""
 
 LONGEST_LINE = 500
 
 LAST_WORDS_S = 0.5
-"""What a program has written last is waited for so long: somebody else may have its stderr, too."""
+"""How long we wait for a program's last output: another process may still hold its stderr open."""
 
 SSH_FAILED = 255
 STDERR = 2
@@ -62,7 +62,7 @@ STDERR = 2
 
 @record
 class HeadDecided:
-    """The head wants something of the programs that it has started."""
+    """The head has decided something about the programs that it has started."""
 
     decision: Decision
 
@@ -84,11 +84,11 @@ class Program:
     """One of the programs that reach the hosts, and what it has said."""
 
     def __init__(self, start: Start, places: Mapping[int, int]) -> None:
-        """``places``: those of its agents, each with its node rank."""
+        """``places``: the places of its agents, each with its node rank."""
         self.start = start
         self.places = tuple(places)
         self.labels: dict[str, list[int]] = {}
-        """What it writes before the lines of a host, and the places there."""
+        """Prefixes that it writes before the lines of a host, each with the places on that host."""
         of_host: dict[int, list[int]] = {}
         for place, node_rank in places.items():
             of_host.setdefault(node_rank, []).append(place)
@@ -99,7 +99,7 @@ class Program:
         self.fds: list[int] = []
         self.exit: Exit | None = None
         self.due_s = 0.0
-        """`time.monotonic` when the conductor is told of the exit at the latest."""
+        """Latest `time.monotonic` at which to tell the conductor of the exit."""
         self.is_silent = False
         """Its stderr has ended."""
 
@@ -108,13 +108,13 @@ class Head:
     """Source, channel and listener of the agent that runs on the host where a job was launched."""
 
     max_restarts = 0
-    """Of the programs that reach the hosts."""
+    """The programs that reach the hosts are not restarted."""
     longest_line = LONGEST_LINE
 
     def __init__(
         self, job: Job, conductor: Conductor, starts: Sequence[Start], hub: Hub, environ: Mapping[str, str]
     ) -> None:
-        """Make the connections of programs that speak. Raises OSError: there are no descriptors for them."""
+        """Make the connections of programs that speak. Raises OSError: no descriptors are left."""
         self.job = job
         self.conductor = conductor
         self._hub = hub
@@ -128,7 +128,7 @@ class Head:
         self._is_orphan = False
         self._guard = 0
         self.on_finish: Callable[[], None] | None = None
-        """Removes what was made for the programs."""
+        """Called to remove what was made for the programs."""
         self._keyed: set[int] = set()
         """Places whose agents have told their keys."""
         self._has_warned = False
@@ -143,7 +143,7 @@ class Head:
                 self._connect(program)
             self._programs.append(program)
         self._exited: list[Program] = []
-        """Of these the conductor has to be told."""
+        """Ended programs of which the conductor has to hear."""
         self._why_lost = ""
 
     def _connect(self, program: Program) -> None:
@@ -161,7 +161,7 @@ class Head:
     # ------------------------------------------------------------------ source
 
     def plan(self, attempt: int) -> NodePlan | None:
-        """What reaches the hosts; there is one attempt of that."""
+        """Plan the programs that reach the hosts, in the only attempt."""
         if attempt:
             return None
         reaching = [
@@ -178,7 +178,7 @@ class Head:
         return plan_reaching(self.job, reaching, environ)
 
     def prepare(self, plan: NodePlan) -> NodePlan:
-        """Nothing is needed but what was made already."""
+        """Return the plan: everything was made before."""
         return plan
 
     def finish(self, *, succeeded: bool) -> None:  # noqa: ARG002  as every source
@@ -193,7 +193,7 @@ class Head:
     # ------------------------------------------------------------------ channel
 
     def fileno(self) -> int:
-        """That of the hub."""
+        """The descriptor of the hub."""
         return self._hub.fileno()
 
     @property
@@ -206,7 +206,7 @@ class Head:
         return min(due, default=None)
 
     def read(self) -> list[HeadDecided]:
-        """Take in what the agents say, and do what follows."""
+        """Hear what the agents say, and do what follows."""
         for link, message in self._hub.read():
             self._hear_link(link, message)
         now_s = time.monotonic()
@@ -234,20 +234,20 @@ class Head:
                 return
             self._links[place] = link
         if self._links.get(place) is not link:
-            return  # it never said who it is
+            return  # this link has not greeted us
         if isinstance(message, Lost) and self._is_unknown(place):
-            return  # its program ends, and says why
+            return  # its program will end and say why
         self._note_clock(place, link)
         self._obey(self.conductor.hear(place, message, time.monotonic()))
 
     def _refuse(self, link: Link) -> None:
-        """It speaks for a place that is no place, or that another agent has or had."""
+        """Refuse an agent whose place does not exist, or was taken by another agent."""
         text = f"an agent for place {link.place} has connected from {link.name}, where none is expected"
         self._warn(text)
         link.close()
 
     def _warn(self, text: str) -> None:
-        """Tell of somebody who is where nobody should be: once, however often it happens."""
+        """Warn about an unexpected connection or key, but only once."""
         if not self._has_warned:
             self._has_warned = True
             self._speak(Notice("warning", f"{text}: it was refused"))
@@ -276,14 +276,14 @@ class Head:
                 self._dismiss(order.within_s)
 
     def _dismiss(self, within_s: float) -> None:
-        """Nothing more is to be said. What reaches the hosts may have that long to end."""
+        """Give the programs that reach the hosts ``within_s`` to end."""
         ends = self.conductor.is_complete and not any(one.start.lingers for one in self._programs)
         self._dismissal_s = time.monotonic() + (within_s if ends else 0.0)
 
     # ------------------------------------------------------------------ listener
 
     def hear(self, event: object) -> None:
-        """Take in what happens here."""
+        """Hear what happens here."""
         if isinstance(event, Stopping):
             if event.reason == "guard_lost":
                 self._is_orphan = True
@@ -313,13 +313,13 @@ class Head:
             self._end()
 
     def _hear_killed(self, program: Program, exit_: Exit) -> None:
-        """Before what it leaves behind, such as an orted, ends the agents for a reason of its own."""
+        """Act at once: processes that the program leaves behind, such as an orted, may end the agents."""
         is_killed = exit_.signal is not None and not exit_.caused_by_stop
         if is_killed and program.start.node_rank is None and self.conductor.has_begun:
             self._obey(self.conductor.starters_lost(_why_lost(program, exit_), time.monotonic()))
 
     def _conclude(self, program: Program) -> None:
-        """A program has ended, and has said what it had to say."""
+        """Handle a program that has ended and written all its output."""
         exit_, program.exit = program.exit, None
         if exit_ is None:
             return
@@ -332,7 +332,7 @@ class Head:
         self._why_lost = _why_lost(program, exit_)
 
     def _pass_on(self, program: Program) -> None:
-        """Say what a launcher has said that ended before its agents were there, if it is more than a line."""
+        """Show what a launcher said that ended before its agents answered, if it said more than a line."""
         said = _telling(program.lines)
         is_awaited = any(self.conductor.is_awaited(place) for place in program.places)
         if is_awaited and len(said) > 1 and not program.start.speaks:
@@ -346,7 +346,7 @@ class Head:
 
     @staticmethod
     def _let_go(program: Program) -> None:
-        """The program has its end of the connection."""
+        """Close our copy of the program's end of the connection."""
         for fd in program.fds:
             os.close(fd)
         program.fds.clear()
@@ -366,13 +366,13 @@ class Head:
             self._conclude(program)
 
     def _hear_announcement(self, program: Program, text: str) -> bool:
-        """``HOST: dsl-agent PLACE KEY``, which has come through the launcher's ssh."""
+        """Hear ``HOST: dsl-agent PLACE KEY``, which comes through the launcher's ssh."""
         label, _, said = text.partition(": ")
         places = program.labels.get(label)
         return places is not None and self._take_key(places, said)
 
     def _take_key(self, places: Sequence[int], text: str) -> bool:
-        """``dsl-agent PLACE KEY``, said where the agents of these places run: each has one key."""
+        """Take the key in ``dsl-agent PLACE KEY``, said by a host of these places. Each place has one key."""
         words = text.split()
         if len(words) < 3 or words[-3] != ANNOUNCEMENT:
             return False
@@ -393,7 +393,7 @@ class Head:
         return True
 
     def _hear_agent_ended(self, program: Program, text: str) -> bool:
-        """``HOST: dsl-agent-ended PLACE CODE``. Of codes but 0 the launcher tells, with the reason."""
+        """Hear ``HOST: dsl-agent-ended PLACE CODE``. The launcher itself reports codes other than 0."""
         label, _, said = text.partition(": ")
         words = said.split()
         if len(words) != 3 or words[0] != ENDED:
@@ -405,7 +405,7 @@ class Head:
         return True
 
     def _hear_unreachable(self, program: Program, text: str) -> bool:
-        """``dsl-unreachable PLACE STATUS LAST-WORDS``, of the program that reaches many hosts by ssh."""
+        """Hear ``dsl-unreachable PLACE STATUS LAST-WORDS`` of the program that reaches many hosts by ssh."""
         words = text.split(maxsplit=3)
         if len(words) < 3 or words[0] != UNREACHABLE or not program.start.lingers:
             return False
@@ -438,13 +438,13 @@ class Head:
     # ------------------------------------------------------------------ processes
 
     def enter(self, supervisor: Supervisor) -> None:
-        """In the process that does the work: serve the connections."""
+        """Serve the connections, in the agent."""
         self._supervisor = supervisor
         self._guard = os.getppid()
         self._hub.start()
 
     def _hear_out(self) -> None:
-        """All programs that reach hosts have ended. Agents that still speak are told to end, and heard."""
+        """All programs that reach hosts have ended: tell living agents to end, and hear them out."""
         import select
 
         if self.conductor.is_done:
@@ -465,13 +465,13 @@ class Head:
                     self.hear(event)
 
     def disown(self) -> None:
-        """In the process that watches: the connections are for the other one."""
+        """Close the connections in the guard: they belong to the agent."""
         self._hub.disown()
         for program in self._programs:
             self._let_go(program)
 
     def _show_rest(self) -> None:
-        """Wait until what has come is shown, or a signal ends that, or the guard is gone."""
+        """Wait until all received output is shown, a signal ends the wait, or the guard is gone."""
         while not self._is_orphan and not self._hub.drain(0.5):
             self._is_orphan = os.getppid() != self._guard
             for event in () if self._supervisor is None else self._supervisor.wait(0):
@@ -492,13 +492,13 @@ class Head:
 
 
 def _failed_host(line: str) -> tuple[str, int | None]:
-    """Host and code of ``pdsh@HERE: HOST: ssh exited with exit code N``."""
+    """The host and the code in ``pdsh@HERE: HOST: ssh exited with exit code N``."""
     head, _, code = line.rpartition(": ssh exited with exit code ")
     return head.partition(": ")[2] if head.startswith("pdsh@") else "", parse_number(code)
 
 
 def _why(program: Program, exit_: Exit, host: str) -> str:
-    """Why the agents that a program should have started are not there."""
+    """Why the agents are missing that a program should have started."""
     if exit_.exec_errno is not None or exit_.signal is not None:
         return f"{os.path.basename(program.start.argv[0])} {reason(exit_)}"
     lines = _telling(program.lines)
@@ -510,7 +510,7 @@ def _why(program: Program, exit_: Exit, host: str) -> str:
 
 
 def _telling(lines: Sequence[str]) -> Sequence[str]:
-    """The lines before those about how the program is used, if there are any."""
+    """The lines before the usage text, if there are any."""
     for number, line in enumerate(lines):
         if number and line.lower().startswith("usage:"):
             return lines[:number]
@@ -518,7 +518,7 @@ def _telling(lines: Sequence[str]) -> Sequence[str]:
 
 
 def _why_lost(program: Program, exit_: Exit) -> str:
-    """What has become of a program whose agents are still there."""
+    """How a program has ended whose agents are still there."""
     name = os.path.basename(program.start.argv[0])
     if exit_.signal is not None:
         return f"{name} was {reason(exit_)}"
@@ -527,7 +527,7 @@ def _why_lost(program: Program, exit_: Exit) -> str:
 
 
 def unreachable(host: str, lines: Sequence[str], status: int) -> str:
-    """Why a host has no agent, by what ssh has said."""
+    """Why a host has no agent, judged by the output of ssh."""
     last = lines[-1] if lines else ""
     if status == SSH_FAILED:
         said = f": {last}" if last else ""

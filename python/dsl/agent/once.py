@@ -1,4 +1,4 @@
-"""A job of one attempt, whose plan is there already."""
+"""A source of plans for a job with one attempt, whose plan exists already."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ class Once:
         return plan
 
     def membership(self) -> Membership:
-        """Nobody joins or leaves."""
+        """A single node: the membership never changes."""
         return Membership(1)

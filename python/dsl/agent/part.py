@@ -1,4 +1,4 @@
-"""One host's part of a job that a head on another host conducts: its plans, its policy, and what it tells."""
+"""One host's part of a job that a head on another host conducts: its plans, policy and reports."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
         """The way to the head and back."""
 
         def fileno(self) -> int:
-            """Readable while `receive` would return something."""
+            """Give a descriptor that is readable while `receive` would return something."""
 
         def receive(self) -> Sequence[object]:
-            """The messages that are there, without waiting."""
+            """Take the messages that are there, without waiting."""
 
         def wait(self) -> None:
-            """Wait until there is one."""
+            """Wait until there is a message."""
 
         def send(self, message: object) -> None:
-            """Send a message, without waiting. It is lost if the head is."""
+            """Send a message, without waiting. The message is lost if the head is lost."""
 
 
 LOST_GRACE_S = 30.0
-"""Most that workers get to end in when their head is lost: nobody can ask for the end any more."""
+"""Most time that workers get to end when the head is lost: no user can ask for the end any more."""
 
 
 @record
@@ -56,10 +56,10 @@ class HeadSaid:
 
 
 class Orders:
-    """What comes from the head: a channel of the agent, and the meetings of its planner (a `Rendezvous`).
+    """Messages of the head: a channel of the agent, and the meetings of its planner (a `Rendezvous`).
 
     ``first`` is the meeting of the first attempt here, which has come already. The head counts attempts over
-    all hosts: one that comes late, or is left out for a while, misses some numbers.
+    all hosts, so a host that comes late or is left out for a while misses some numbers.
     """
 
     def __init__(self, conversation: Conversation, first: Meeting) -> None:
@@ -67,35 +67,35 @@ class Orders:
         self._meeting, self._met = first, 1
         self._events: list[HeadSaid] = []
         self._stale = 0
-        """So many of them came before the last meeting."""
+        """Number of events that came before the last meeting."""
         self._node_count = first.node_count
         self.is_over = False
         """The head wants no further attempt, or is lost."""
 
     @property
     def deadline_s(self) -> float | None:
-        """At once, if something came together with the meeting of the attempt that has begun."""
+        """0 if messages came together with the meeting of the attempt that has begun; otherwise None."""
         return 0.0 if self._events else None
 
     def fileno(self) -> int:
-        """That of the conversation."""
+        """The descriptor of the conversation."""
         return self._conversation.fileno()
 
     def read(self) -> list[HeadSaid]:
-        """What the head wants of the workers that run."""
+        """Take what the head wants of the running workers."""
         self._take()
         events, self._events, self._stale = self._events, [], 0
         return events
 
     def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the head knows
-        """The meeting of an attempt, which the head has made. Call `await_word` before."""
+        """The meeting of an attempt, which the head has made. Call `await_word` first."""
         assert self._meeting.attempt == attempt
         return self._meeting
 
     def await_word(self, count: int) -> Meeting | None:
-        """Wait for the meeting that follows so many others; None if the head wants none.
+        """Wait for the meeting that follows ``count`` others; None if the head wants no further one.
 
-        What it wants of workers that have ended already is done.
+        Orders for workers that have ended already are dropped.
         """
         while self._met <= count and not self.is_over:
             self._conversation.wait()
@@ -105,7 +105,7 @@ class Orders:
         return None if self.is_over else self._meeting
 
     def membership(self) -> Membership:
-        """All nodes: the head says which attempt they are in."""
+        """All nodes. The head decides which of them take part in an attempt."""
         return Membership(self._node_count)
 
     def _take(self) -> None:
@@ -119,7 +119,7 @@ class Orders:
 
 
 def decide(history: History, event: object, membership: Membership) -> Decision:  # noqa: ARG001  as every policy
-    """What follows from an event on a host that is conducted: what the head says."""
+    """What follows from an event on a conducted host: what the head says."""
     if isinstance(event, Ended):
         last = history.attempts[-1]
         return Decision("restart", code=exit_code(last.exits, last.ended, last.cause))
@@ -134,10 +134,10 @@ def decide(history: History, event: object, membership: Membership) -> Decision:
 
 
 class Part:
-    """Makes the plans of one host, or of one rank of it, that the head has assigned: a source of plans."""
+    """A source of plans for the host, or the one rank of it, that the head has assigned."""
 
     max_restarts = 0
-    """The head counts."""
+    """The head counts restarts."""
 
     def __init__(self, planned: JobPlan, facts: Facts, assignment: Assignment, orders: Orders) -> None:
         """Raises UsageError: the logs plug-in cannot be used."""
@@ -165,19 +165,19 @@ class Part:
         return self._planner.prepare(plan)
 
     def membership(self) -> Membership:
-        """Say who takes part."""
+        """Say which nodes take part."""
         return self._orders.membership()
 
     def finish(self, *, succeeded: bool) -> None:
-        """Remove what is empty, see `Planner.finish`."""
+        """Remove empty directories, see `Planner.finish`."""
         self._planner.finish(succeeded=succeeded)
 
 
 def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
-    """The part of a node's plan that an agent starts which is conducted.
+    """The part of a node's plan that a conducted agent starts.
 
-    ``task`` is the one local rank that it starts; None: all. ``pmi_fd`` is the descriptor by which a program
-    of MPICH's family talks to its process manager (the variable of that name; empty: there is none).
+    ``task`` is the one local rank that it starts; None: all. ``pmi_fd`` is the value of ``PMI_FD``: the
+    descriptor by which a program of MPICH's family talks to its process manager; empty without one.
     """
     if task is not None and plan.fork_servers:
         from dsl.plan.starting import without_fork_servers
@@ -207,18 +207,18 @@ def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
 
 
 class Reporter(Narrator):
-    """Tells the head what happens. What the user should read is said there."""
+    """Tells the head what happens. The head tells the user."""
 
     def __init__(self, plan: NodePlan, send: Callable[[object], None]) -> None:
         super().__init__(plan)
         self._send = send
 
     def say(self, text: str, level: Level = "critical") -> None:
-        """Leave it to the head to say it, if the user wants to hear what is of this level."""
+        """Send a text to the head, which shows it if the user wants this level."""
         self._send(Said(Notice(level, f"host {self._plan.host}: {text}")))
 
     def hear(self, event: object) -> None:
-        """Tell the head what it has to know, and have it say the rest."""
+        """Tell the head what it has to know, and send it the texts for the user."""
         if isinstance(event, AttemptStarted):
             self._send(Running(event.plan.attempt))
         elif isinstance(event, Exited):
@@ -247,7 +247,7 @@ class Reporter(Narrator):
         )
 
     def _hear_restart(self, event: object) -> None:
-        """The head says so, for all nodes."""
+        """The head reports restarts, for all nodes."""
 
     def _hear_outcome(self, outcome: object) -> None:  # noqa: ARG002  it is in the report
         """The head gives the verdict."""

@@ -10,7 +10,7 @@ MAX_DIGITS = 20
 
 
 class PidFile:
-    """A file with the agent's pid for as long as the job runs."""
+    """A file that holds the agent's pid while the job runs."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -28,7 +28,8 @@ class PidFile:
         try:
             file = _create(self._path)
         except FileExistsError as error:
-            # Where each job has the same pid, as in a container, one that was lost with its machine left it.
+            # In a container every job may have the same pid, so a file may be left from a job that died with
+            # its machine.
             if not _is_leftover(self._path):
                 reason = f"{error.strerror}, remove it if it is a leftover"
                 raise PidFileError(f"cannot write the pid file {self._path}: {reason}") from None
@@ -44,17 +45,17 @@ class PidFile:
 
 
 def remove(path: str, pid: int) -> None:
-    """Remove the file if it holds this pid: the agent's own, or one that was killed before it could."""
+    """Remove the file if it holds ``pid``: our own pid, or that of an agent that was killed."""
     if read_pid(path) != pid:
         return
     try:
         os.unlink(path)
     except OSError:
-        return  # somebody has tidied up before us
+        return  # already removed
 
 
 def read_pid(path: str) -> int | None:
-    """The pid in a file of this user's; None if there is none."""
+    """The pid in a file that this user owns; None without one."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -74,7 +75,7 @@ def _create(path: str) -> int:
 
 
 def _is_leftover(path: str) -> bool:
-    """Whether the file is this user's and the process that it names is gone, or is this one."""
+    """Whether the file is this user's and names a process that is gone, or this process."""
     pid = read_pid(path)
     if pid is None:
         return False
@@ -84,6 +85,6 @@ def _is_leftover(path: str) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # another user's, or no pid
+    except (OSError, OverflowError):  # the process is another user's, or the number is no pid
         return False
     return False

@@ -35,10 +35,10 @@ class Planner:
         *,
         shares_dirs: bool = False,
     ) -> None:
-        """``rendezvous`` is where the nodes meet; None: at what the job has agreed beforehand.
+        """``rendezvous`` is where the nodes meet; None: at the address that the job fixes beforehand.
 
-        ``plugin`` is the one that the job names, if it is loaded already. ``shares_dirs``: other processes of
-        ours make the same directories.
+        ``plugin`` is the logs plug-in that the job names, if it is loaded already. ``shares_dirs``: other
+        processes of ours make the same directories.
 
         Raises:
             UsageError: this node cannot say how many workers it has, or the logs plug-in cannot be used.
@@ -56,7 +56,7 @@ class Planner:
         self._plugin = plugin or _load_plugin(job.output)
         self._timer_file = choose_timer_file(job, facts)
         self.timers: FileTimers | None = None
-        """What the workers tell of their timers, once their file is made; the agent waits for it, too."""
+        """The workers' timers, once their file is made; the agent waits for them, too."""
 
     def plan(self, attempt: int) -> NodePlan:
         """Decide what this node starts in an attempt, counted from 0.
@@ -82,10 +82,10 @@ class Planner:
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Make the directories and the timers' file of an attempt, and return its plan.
 
-        A restart is not given up for files: where they cannot be had, it is the plan without them.
+        A restart does not fail for lack of files: if they cannot be made, it gets the plan without them.
 
         Raises:
-            LogDirError: one cannot be made for the first attempt, or for what a function returns.
+            LogDirError: a directory cannot be made for the first attempt, or for the results of functions.
             DslError: the timers' file cannot be made.
         """
         if plan.timer_file is not None:
@@ -128,7 +128,7 @@ class Planner:
             link_latest(plan.run_dirs[0], self._latest)
 
     def _without_files(self, error: LogDirError) -> NodePlan:
-        """The plan of the last meeting for workers that leave no files: what would be kept is shown."""
+        """The plan of the last meeting without files: output that files would keep is shown instead."""
         output = replace(without_files(self.job.output), local_ranks=self.job.output.local_ranks)
         job = replace(self.job, output=replace(output, each_rank_log=None, stdout_words="", stderr_words=""))
         plan = plan_node(job, self._meeting, AttemptFiles(None, timer_file=self._timer_file), self._facts)
@@ -136,11 +136,11 @@ class Planner:
         return replace(plan, notices=(notice,))
 
     def membership(self) -> Membership:
-        """Say who takes part."""
+        """Say which nodes take part."""
         return self._rendezvous.membership()
 
     def finish(self, *, succeeded: bool) -> None:
-        """Remove what is empty of the run's directory; after a success all of it, if its place was ours."""
+        """Remove empty parts of the run's directory; after a success all of it, if we chose its place."""
         job = self.job
         if self.timers is not None:
             self.timers.close()

@@ -1,4 +1,4 @@
-"""What an event means for a job: pure functions of its history, the event, and who takes part."""
+"""What an event means for a job: pure functions of its history, the event, and the membership."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 GO_ON = Decision("go_on")
 
 END_ACTIONS = ("stop", "ignore", "preempt")
-"""What `dsl.SignalReceived.action` is of a signal that ends the job; ``ignore``: its workers were ending."""
+"""Values of `dsl.SignalReceived.action` that end the job. ``ignore``: its workers were ending already."""
 
 
 def decide(history: History, event: object, membership: Membership) -> Decision:
     """What follows from an event.
 
-    ``history`` has the attempt that an `Ended` belongs to. An attempt that failed is started again as long as
-    restarts are left, unless somebody asked for an end or something of the group is left; after several that
-    failed at once, with a pause. A group whose nodes change is started again without counting.
+    For an `Ended` event, ``history`` already holds its attempt. A failed attempt is followed by another while
+    restarts are left, unless an end was requested or a part of the group is left. After several attempts that
+    failed at once there is a pause first. A group whose nodes change starts again without using a restart.
     """
     if isinstance(event, Ended):
         return _after(history, membership)
@@ -77,9 +77,9 @@ def signal_code(signum: int, preempt_signal: int | None) -> int:
 def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) -> int:
     """The command's exit code (G2).
 
-    0 only if every worker ended with 0, else the status of ``cause`` (default: the first failure), or 128 +
-    the signal by which the user ended the job. A cause that we had to stop has recorded an exception: it
-    counts as 1, because the signal was ours.
+    0 only if every worker ended with 0. Otherwise the status of ``cause`` (default: the first failure), or
+    128 + the signal by which the user ended the job. A cause that we had to stop has recorded an exception:
+    it counts as 1, because we sent the signal.
     """
     cause = cause or ended.first_failure
     if cause is not None:

@@ -1,4 +1,4 @@
-"""What stands in the way of a job on this host, looked for before anything is started: all of it at once."""
+"""Finds everything that stands in the way of a job on this host, before anything is started."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
-    """Look at this host. Nothing is started, made or changed, and nothing is raised.
+    """Look at this host. Starts, makes and changes nothing, and raises nothing.
 
-    ``reached`` is the address of this machine that the connection to the head ends at; without it sshd says
-    which one that is. Of several tasks on a host the first looks, for all of them. Without
-    `Assignment.checks` only addresses and ports are looked for.
+    ``reached`` is this machine's address on the connection to the head; without it we take the address that
+    sshd names. Among several tasks on a host, only the first looks, for all of them. Without
+    `Assignment.checks` we look only for addresses and ports.
     """
     if assignment.task:
         return Checked()
@@ -48,7 +48,7 @@ def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
         problems += _look_at_debugger(assignment, environ, facts)
         problem, accelerator = _look_at_slots(job, assignment.node_rank, environ, facts)
         problems.append(problem)
-        if not assignment.is_elastic:  # there the head takes what the first node has
+        if not assignment.is_elastic:  # for elastic jobs the head picks address and port of the first node
             problems += [_look_at_master(job, facts, addresses, is_first=is_first), port_problem]
     return Checked(
         problems=tuple([problem for problem in problems if problem]),
@@ -61,9 +61,9 @@ def look(assignment: Assignment, facts: Facts, reached: str = "") -> Checked:
 
 
 def _sshd_address(facts: Facts) -> str:
-    """Where sshd was called: the third word of what it tells, behind the caller's address and port.
+    """This host's address as sshd names it: the third word, after the caller's address and port.
 
-    MPI and Slurm may have brought the variable along from the session of the user on another host.
+    MPI and Slurm may have copied the variable from the user's session on another host.
     """
     words = facts.environ.get("SSH_CONNECTION", "").split()
     return words[2] if len(words) == 4 and facts.network.is_own(words[2]) else ""
@@ -72,7 +72,7 @@ def _sshd_address(facts: Facts) -> str:
 def _look_at_files(job: Job, environ: Mapping[str, str], cwd: str) -> list[str]:
     missing = _folder_problem(cwd) if cwd else ""
     problems = [missing]
-    # What lies in a directory that is not there is not there either.
+    # A relative program cannot exist if its directory is missing.
     if not missing or os.path.isabs(job.program.script):
         try:
             check_program(job.program, job.flavour, environ, cwd)
@@ -89,7 +89,7 @@ def _look_at_files(job: Job, environ: Mapping[str, str], cwd: str) -> list[str]:
 
 
 def debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ...]:
-    """How to attach to the workers of a node that starts its part itself.
+    """Notices on how to attach to the workers of a node that starts its part itself.
 
     Raises:
         OptionError: debugpy is missing.
@@ -109,7 +109,7 @@ def debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ..
 
 
 def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts: Facts) -> list[str]:
-    """Whether debugpy is there, and the ports of this node's debugged workers are free."""
+    """Problems with debugpy, and with the ports of this node's debugged workers."""
     job, node_rank = assignment.job, assignment.node_rank
     if not job.debug.ranks:
         return []
@@ -120,7 +120,7 @@ def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts:
     first = sum(len(host.slots) for host in job.hosts[:node_rank])
     ranks = range(first, first + len(job.hosts[node_rank].slots))
     try:
-        # In an elastic job any rank may come to any host.
+        # In an elastic job any rank may run on any host.
         ports = [] if assignment.is_elastic else [debug_port(job, one, one - first) for one in ranks]
         if any(ports) or assignment.is_elastic:
             check_debugger(interpreter_of(job.flavour, environ, facts.names.executable), environ)
@@ -140,7 +140,7 @@ def _folder_problem(cwd: str) -> str:
 
 
 def _log_dir_problem(folder: str, cwd: str) -> str:
-    """What would keep the directory from being made and written; its parents are made, too."""
+    """What would keep us from making the directory, with its parents, and writing to it."""
     path = os.path.join(cwd, folder)
     if os.path.exists(path) and not os.path.isdir(path):
         return f"log directory {folder!r} is a file, name a directory"
@@ -155,7 +155,7 @@ def _log_dir_problem(folder: str, cwd: str) -> str:
 
 
 def _look_at_slots(job: Job, node_rank: int, environ: Mapping[str, str], facts: Facts) -> tuple[str, str]:
-    """What is wrong with the slots of this node, and its accelerator."""
+    """The problem with this node's slots, and its accelerator."""
     if not job.hosts:
         return "", ""
     try:
@@ -170,7 +170,7 @@ def _look_at_slots(job: Job, node_rank: int, environ: Mapping[str, str], facts: 
 
 
 def _own_master(job: Job, facts: Facts) -> tuple[str, ...]:
-    """The address that the user has named, if it is one of this host."""
+    """The address that the user has named, if it belongs to this host."""
     address, network = job.meeting.address, facts.network
     if not address or not any(
         network.is_own(one) and not is_loopback(one) for one in network.resolve(address)
@@ -180,7 +180,7 @@ def _own_master(job: Job, facts: Facts) -> tuple[str, ...]:
 
 
 def _look_at_master(job: Job, facts: Facts, addresses: tuple[str, ...], *, is_first: bool) -> str:
-    """What is wrong with the address that the user has named, if more than one host has to know it."""
+    """The problem with the address that the user has named, if more than one host needs it."""
     address = job.meeting.address
     if not address or job.node_count == 1:
         return ""
@@ -202,7 +202,7 @@ def _look_at_master(job: Job, facts: Facts, addresses: tuple[str, ...], *, is_fi
 
 
 def _look_at_port(job: Job, facts: Facts) -> tuple[str, bool, int]:
-    """Of node 0: what is wrong with the port that the user has named, whether it is free, and a free one."""
+    """For node 0: the problem with the named port, whether the port is free, and a free port."""
     asked, ports = job.meeting.port, facts.ports
     port = DEFAULT_MASTER_PORT if asked is None else asked
     try:

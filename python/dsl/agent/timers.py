@@ -1,10 +1,10 @@
-"""Timers of the workers: they say until when a block of code may run, and we end who overstays.
+"""Timers of the workers: each limits how long a block of code may run, and we end late processes.
 
 The contract is that of torch.distributed.elastic.timer (torch 2.15), whose clients are ``FileTimerClient``.
 ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` asks for timers, ``TORCHELASTIC_TIMER_FILE`` names a FIFO to the workers.
 Each line in it is a JSON object with ``pid``, ``scope_id``, ``expiration_time`` (seconds since the epoch;
-negative: it is released) and ``signal`` (0 or less: nobody is ended). torch looks every tenth of a second
-whether a timer has expired; here the wait for the workers ends when the next one does.
+negative: the timer is released) and ``signal`` (0 or less: no process is ended). torch looks every tenth of a
+second whether a timer has expired; here the wait for the workers ends when the next one does.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 16
 MAX_TIMERS = 1 << 16
-"""Timers that are kept; a client that takes more and releases none is at fault."""
+"""Most timers that we keep; only a faulty client takes more without releasing any."""
 
 MAX_GENERATIONS = 64
-"""How far up the family of a process is followed."""
+"""How many ancestors of a process we follow."""
 
 
 @record
 class _Timer:
     deadline_s: float
-    """`time.monotonic` when it expires: a clock that is set does not move it."""
+    """`time.monotonic` when the timer expires: setting the clock does not move it."""
     signum: int
-    """The signal for its process; 0: none."""
+    """The signal for the timer's process; 0: none."""
     birth: str
-    """When its process was started, which tells it from a later one with the same pid."""
+    """When the process was started, which tells it from a later process with the same pid."""
 
 
 class FileTimers:
-    """A channel of expired timers, and the listener that lays them to rest when the workers are stopped."""
+    """A channel of expired timers. As a listener it ignores timers once the workers are being stopped."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -53,12 +53,13 @@ class FileTimers:
         self._is_stopping = False
 
     def open(self) -> bool:
-        """Make the FIFO anew for an attempt, which has no timers yet.
+        """Make a new FIFO for an attempt, without timers.
 
-        False if somebody else reads it already: a launcher above us, for which our workers are its own.
+        Returns False if another process already reads it: a launcher above us, which watches our workers as
+        its own.
 
         Raises:
-            DslError: it cannot be made, or something else has its name.
+            DslError: the FIFO cannot be made, or another file has its name.
         """
         self.close()
         try:
@@ -87,15 +88,15 @@ class FileTimers:
             if os.path.samestat(own, os.lstat(self._path)):
                 os.unlink(self._path)
         except OSError:
-            return  # somebody has tidied up before us
+            return  # already removed
 
     def hear(self, event: object) -> None:
-        """Workers that are being stopped have the time that the stop gives them."""
+        """Ignore timers while the workers are being stopped: the stop sets their time."""
         if isinstance(event, Stopping):
             self._is_stopping = True
 
     def fileno(self) -> int:
-        """The FIFO."""
+        """The FIFO's descriptor."""
         return self._fd
 
     @property
@@ -106,7 +107,7 @@ class FileTimers:
         return min(timer.deadline_s for timer in self._timers.values())
 
     def read(self) -> list[TimerExpired]:
-        """Note what the workers have written, and end those that overstay."""
+        """Note what the workers have written, and end processes whose timers have expired."""
         try:
             data = os.read(self._fd, READ_BYTES)
         except OSError:
@@ -130,7 +131,7 @@ class FileTimers:
         self._timers[pid, scope] = _Timer(deadline_s, signum, birth)
 
     def _expire(self, now_s: float) -> list[TimerExpired]:
-        """The timers that are over, one of each process: the oldest that asks for an end, as in torch."""
+        """The expired timers, one per process: the oldest that asks for an end, as in torch."""
         over: dict[int, list[tuple[_Timer, str]]] = {}
         for (pid, scope), timer in self._timers.items():
             if timer.deadline_s <= now_s:
@@ -155,7 +156,7 @@ def _is_read(path: str) -> bool:
 
 
 def _parse(line: bytes) -> tuple[int, str, float, int] | None:
-    """pid, scope, expiration and signal; None for what no client writes."""
+    """Pid, scope, expiration and signal; None for a line that no client writes."""
     try:
         request: Any = loads(line)
         pid, scope = request["pid"], request["scope_id"]
@@ -176,7 +177,7 @@ def _signal(pid: int, timer: _Timer) -> bool:
 
     try:
         pidfd = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # an old kernel or interpreter; or it is gone
+    except (AttributeError, OSError):  # an old kernel or interpreter, or the process is gone
         pidfd = -1
     try:
         if _birth(pid) != timer.birth or not _is_descendant(pid):
@@ -195,7 +196,7 @@ def _signal(pid: int, timer: _Timer) -> bool:
 
 def _is_descendant(pid: int) -> bool:
     own = os.getpid()
-    # In the /proc of another pid namespace the numbers are others'.
+    # The /proc of another pid namespace shows other numbers.
     if os.readlink("/proc/self") != str(own):
         return False
     for _ in range(MAX_GENERATIONS):
@@ -214,7 +215,7 @@ def _birth(pid: int) -> str | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of ``/proc/PID/stat`` behind the name: state, parent and so on; None if it has ended."""
+    """The fields of ``/proc/PID/stat`` after the name: state, parent and so on; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].decode().split()

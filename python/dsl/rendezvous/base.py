@@ -1,4 +1,4 @@
-"""What a rendezvous is: it makes one `dsl.model.job.Meeting` for each attempt, and knows who takes part."""
+"""What a rendezvous is: it makes one `dsl.model.job.Meeting` per attempt, and knows the nodes."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ if TYPE_CHECKING:
             """
 
         def membership(self) -> Membership:
-            """Say who takes part now."""
+            """Say which nodes take part now."""

@@ -1,8 +1,8 @@
 """What the nodes of a round of torch's rendezvous tell each other: roles, ranks, master, facts of our own.
 
-The keys and their contents are those of torch's agent (`torch.distributed.elastic.agent.server.api`), so
-that nodes under torchrun can be in the same round. What only our nodes know stands under keys of ours. It
-is written before what torch's protocol waits for, so it is there when that is, and nobody waits for it.
+The keys and their contents are those of torch's agent (`torch.distributed.elastic.agent.server.api`), so that
+nodes under torchrun can be in the same round. What only our nodes know is under keys of our own. We write
+these keys before the keys that torch's protocol waits for, so no node has to wait for them.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ class Round:
     node_count: int
     """Number of nodes."""
     is_assigned: bool = True
-    """Group rank 0 assigns the ranks, as in torch since 2.4; before, each node found its own."""
+    """Group rank 0 assigns the ranks, as in torch since 2.4. Before, each node found its own."""
 
 
 @record
 class Facts:
-    """What a node of ours tells the others of itself."""
+    """What a node of ours tells the others about itself."""
 
     host: Shown
-    """What users call it."""
+    """The node's name for users."""
     restarts: Count
-    """Restarts that count and that it knows of."""
+    """Counted restarts that it knows of."""
     reason: Reason
     """Why it joins."""
     node: str
-    """What tells it from all others: hosts may have one name."""
+    """Tells the node from all others: hosts may share a name."""
 
 
 def tell_facts(round_: Round, facts: Facts) -> None:
-    """Write our facts: before `tell_role`."""
+    """Write our facts. Call it before `tell_role`."""
     plain = {name: getattr(facts, name) for name in facts.__match_args__}
     round_.store.set(f"{FACTS}{round_.rank}", json.dumps(plain))
 
 
 def read_facts(round_: Round) -> tuple[Facts | None, ...]:
-    """The facts of all nodes, None of those that are not ours: after `read_roles`."""
+    """The facts of all nodes, None for nodes that are not ours. Call it after `read_roles`."""
     return tuple([_facts_of(round_, rank) for rank in range(round_.node_count)])
 
 
@@ -81,9 +81,9 @@ def _facts_of(round_: Round, rank: int) -> Facts | None:
 
 
 def agree(facts: Sequence[Facts | None], most: int | None) -> tuple[int, Reason]:
-    """Restarts and reason, the same on all our nodes: the most, and a failure before all else.
+    """Restarts and reason, the same on all our nodes: the most restarts, and a failure before other reasons.
 
-    ``most``: there have been no more restarts, whatever a node says (None: nothing is known of that).
+    ``most``: upper bound of the restarts, even if a node says more (None: no bound is known).
     """
     ours = [one for one in facts if one is not None]
     reasons = {one.reason for one in ours}
@@ -99,13 +99,13 @@ class Roles:
     local_world_sizes: tuple[int, ...]
     """By node rank."""
     first_role_rank: int
-    """Of this node's workers among those of their role."""
+    """First rank of this node's workers within their role."""
     role_world_size: int
     """Number of workers of that role."""
 
 
 def role_key(round_: Round, rank: int) -> str:
-    """Where a node tells its role."""
+    """The key under which a node tells its role."""
     return f"{ROLE_INFO}/{rank}" if round_.is_assigned else f"{ROLE_INFO}{rank}"
 
 
@@ -116,9 +116,9 @@ def tell_role(round_: Round, role: str, local_world_size: int) -> None:
 
 
 def read_roles(round_: Round, wait: Callable[[list[str]], None]) -> Roles:
-    """Learn what all nodes start, and assign the ranks if that is this node's part: after `tell_role`.
+    """Learn what all nodes start, and assign the ranks if this node leads. Call it after `tell_role`.
 
-    ``wait`` returns when all of these keys are in the store of the round, and raises if they cannot come.
+    ``wait`` returns when all given keys are in the store of the round, and raises if they cannot come.
     """
     store, count = round_.store, round_.node_count
     keys = [role_key(round_, rank) for rank in range(count)]
@@ -134,7 +134,7 @@ def read_roles(round_: Round, wait: Callable[[list[str]], None]) -> Roles:
         for rank in range(count):
             store.set(f"{ASSIGNED_RANKS}{rank}", json.dumps(_assignment(rank, roles, sizes)))
     elif not round_.is_assigned:
-        store.set(f"{keys[round_.rank]}.FIN", "FIN")  # their rank 0 waits for it
+        store.set(f"{keys[round_.rank]}.FIN", "FIN")  # torch's rank 0 waits for this key
     _, _, first, size = _assignment(round_.rank, roles, sizes)
     return Roles(tuple(sizes), first, size)
 
@@ -146,13 +146,13 @@ def _assignment(rank: int, roles: Sequence[str], sizes: Sequence[int]) -> list[i
 
 
 def tell_master(round_: Round, address: str, port: int) -> None:
-    """Write where rank 0 will listen: of group rank 0, before `tell_role`."""
+    """Write where rank 0 will listen. Only group rank 0 calls it, before `tell_role`."""
     for key, value in zip(MASTER, (address, str(port)), strict=True):
         round_.store.set(key, value.encode())
 
 
 def read_master(store: Any) -> tuple[str, int] | None:
-    """Where rank 0 will listen, if that stands in the store of a round."""
+    """Where rank 0 will listen, if the store of a round has it."""
     if not has_keys(store, [MASTER[1]]) or not has_keys(store, [MASTER[0]]):
         return None
     port = parse_number(store.get(MASTER[1]).decode())
@@ -162,7 +162,7 @@ def read_master(store: Any) -> tuple[str, int] | None:
 
 
 def arrive_at_exit(round_: Round) -> bool:
-    """Say that all workers of this node have ended well; whether it is known that no other node has to."""
+    """Say that all workers of this node have ended well. Returns whether this node is surely the last."""
     store = round_.store
     if not round_.is_assigned:
         store.set(f"{EXIT_BARRIER}{round_.rank}", str(round_.rank))
@@ -175,7 +175,7 @@ def arrive_at_exit(round_: Round) -> bool:
 
 
 def exit_keys(round_: Round) -> list[str]:
-    """They are in the store of the round when all nodes have said so."""
+    """Keys that are in the store of the round once all nodes have arrived at the exit."""
     if round_.is_assigned:
         return [f"{EXIT_BARRIER}/last_member"]
     return [f"{EXIT_BARRIER}{rank}" for rank in range(round_.node_count)]

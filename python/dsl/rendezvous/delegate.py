@@ -1,16 +1,16 @@
-"""``python -m dsl.rendezvous.delegate FD``: takes part in torch's rendezvous for an agent, by socket FD.
+"""``python -m dsl.rendezvous.delegate FD``: takes part in torch's rendezvous for the agent at socket FD.
 
-The agent imports no torch, waits for nothing but its own events, and outlives what may happen to this
-process. `dsl.rendezvous.words` has what the two say.
+So the agent imports no torch, waits only for its own events, and survives a crash of this process.
+`dsl.rendezvous.words` has the messages between the two.
 
-One thread reads the agent's orders, so that the end of its socket is seen whatever torch does: then the
+One thread reads the agent's orders, so that it sees the end of the socket even while torch blocks: then the
 node leaves the job, and this process ends within `LEAVE_S`. The main thread carries out the orders. A third
-one watches the rendezvous. Signals that end a job are the agent's business, and ignored here. Nothing that
-this process prints reaches the user's terminal.
+thread watches the rendezvous. This process ignores signals that end a job: the agent handles them. Nothing
+that this process prints reaches the user's terminal.
 
-A delegate that hosts the store and is told to leave keeps the store for the other nodes, and its agent
-stays with it: so the job goes on, and still nothing of it survives the command. When the agent goes all the
-same, so does it.
+A delegate that hosts the store and has to leave keeps the store for the other nodes, and its agent waits for
+it: so the job goes on, and still nothing of it outlives the command. If the agent ends anyway, the delegate
+ends too.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Answer, Order
 
 LEAVE_S = 2.5
-"""A delegate whose agent has gone, or wants it to go, ends within this time."""
+"""A delegate ends within this time after its agent has gone or has told it to leave."""
 LOOK_S = 5.0
-"""So often the main thread looks whether the store still answers."""
+"""How often the main thread checks that the store still answers."""
 MOST_KEPT = 64 << 10
-"""Bytes of what torch prints that are kept."""
+"""How many bytes of torch's output we keep."""
 IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 
 
@@ -62,7 +62,7 @@ class Delegate:
         self._end: threading.Timer | None = None
 
     def say(self, answer: Answer) -> None:
-        """Send a line; nothing if the agent has gone. Any thread may."""
+        """Send a line, or nothing if the agent has gone. Any thread may call this."""
         with self._saying:
             try:
                 self._connection.sendall(answer_to_line(answer))
@@ -70,17 +70,17 @@ class Delegate:
                 self._gone.set()
 
     def is_wanted(self) -> bool:
-        """Whether to go on with what is being done: the agent is there, and has said nothing else since."""
+        """Whether to go on with the present order: the agent is there and has sent no further order."""
         return self._orders.empty() and not self._gone.is_set()
 
     def read(self) -> None:
-        """Read orders until the agent has gone: a thread of its own."""
+        """Read orders until the agent has gone. Runs in a thread of its own."""
         lines = Lines()
         try:
             while data := self._connection.recv(1 << 16):
                 for line in lines.feed(data):
                     order = order_from_line(line)
-                    if isinstance(order, (Leave, Fail)):  # a store that is frozen would keep us for a minute
+                    if isinstance(order, (Leave, Fail)):  # a frozen store would block us for a minute
                         self._end_soon()
                     self._orders.put(order)
         except (OSError, RendezvousError):
@@ -96,7 +96,7 @@ class Delegate:
             self._end.start()
 
     def serve(self) -> None:
-        """Carry out orders until one of them is the last."""
+        """Carry out orders up to the last one."""
         from dsl.rendezvous.member import Member
 
         member = Member(self.say, self.is_wanted)
@@ -110,7 +110,7 @@ class Delegate:
                 return
 
     def _carry_out(self, member: Member, order: Order) -> bool:
-        """Whether it was the last one."""
+        """Carry out an order. Returns whether it was the last one."""
         if isinstance(order, Open):
             member.open(order)
         elif isinstance(order, Meet):
@@ -153,17 +153,17 @@ class Kept:
             self._text = (self._text + data)[-MOST_KEPT:]
 
     def last_line(self) -> str:
-        """The last line that says something."""
+        """The last line that is not empty."""
         lines = [line.strip() for line in self._text.decode("utf-8", "replace").splitlines()]
         return next(filter(None, reversed(lines)), "")
 
 
 def prepare_environment(environ: os._Environ[str]) -> None:
-    """Keep torch's habits that are for workers and for torchrun's agents out of this process."""
+    """Remove variables that torch reads in workers and in torchrun's agents."""
     for name in list(environ):
         if name.startswith(("TORCHELASTIC_", "MASTER_")):
             del environ[name]
-    # Workers get a store of their own, in each attempt anew.
+    # Workers get a store of their own, a new one in each attempt.
     environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     environ.setdefault("OMP_NUM_THREADS", "1")
@@ -179,7 +179,7 @@ def main(argv: list[str]) -> int:
     sys.path[:] = [path for path in sys.path if path not in ("", here)]  # a folder named torch may lie here
     delegate = Delegate(socket.socket(fileno=int(argv[1])))
     threading.Thread(target=delegate.read, name="reader", daemon=True).start()
-    with contextlib.suppress(Exception):  # whatever is wrong with this torch, `Member.open` tells of it
+    with contextlib.suppress(Exception):  # `Member.open` reports what is wrong with this torch
         _warm_up()
     try:
         delegate.serve()
@@ -194,10 +194,10 @@ def main(argv: list[str]) -> int:
 
 
 def _warm_up() -> None:
-    """Import what takes long, while the agent makes its plan."""
+    """Import slow modules while the agent makes its plan."""
     import torch.distributed.elastic.agent.server.api
     import torch.distributed.elastic.rendezvous.registry  # noqa: F401 - only to have it
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv))  # torch's threads and destructors are not waited for
+    os._exit(main(sys.argv))  # does not wait for torch's threads and destructors

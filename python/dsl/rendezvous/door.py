@@ -1,4 +1,4 @@
-"""A port at which nodes call: whoever says no greeting in time, or too much, is sent away."""
+"""A port at which nodes call. It drops callers that send no greeting in time, or too many bytes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dsl.rendezvous.wire import Loop
 
 GREETING_S = 10.0
-"""So long may it take until a caller has said who it is, and has gone when it was sent away."""
+"""Time that a caller has to send its greeting, and to go once it is dismissed."""
 
 SPARE = 64
-"""So many more callers may be there at once than nodes are expected."""
+"""How many more callers than expected nodes may be connected at once."""
 
 _ACCEPTS = 64
 _BACKLOG = 1024
@@ -29,7 +29,7 @@ _EVERYWHERE = ("", "::", "0.0.0.0")  # noqa: S104  the other nodes come from any
 
 
 class Caller:
-    """A connection that has not shown who it is."""
+    """A connection without a valid greeting so far."""
 
     def __init__(self, sock: socket.socket, where: tuple[str, ...], door: Door) -> None:
         self.socket = sock
@@ -41,7 +41,7 @@ class Caller:
         self.is_leaving = False
 
     def dismiss(self, line: bytes) -> None:
-        """Say a last word, and wait until the caller closes: so nothing of the port stays behind here."""
+        """Send a last line, and wait until the caller closes: so the port keeps no connection here."""
         self.is_leaving = True
         try:
             self.socket.send(line)
@@ -49,16 +49,16 @@ class Caller:
             self.door.drop(self)
 
     def take(self) -> socket.socket:
-        """Give the connection to somebody else."""
+        """Hand the connection over: the door forgets it."""
         self.door.forget(self)
         return self.socket
 
 
 class Door:
-    """Some sockets that listen, and who calls there.
+    """Some listening sockets and their callers.
 
-    ``greet`` gets a caller with its first line and what follows that. ``reject`` gets one that says something
-    else (what it has said, as far as it was read) before it is dropped.
+    ``greet`` gets a caller, its first line, and the bytes after that line. ``reject`` gets a caller that
+    sends something else, with the bytes read so far, before the door drops it.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Door:
         self._open()
 
     def close(self) -> None:
-        """Close the port, and send everybody away who is there."""
+        """Close the port, and drop all callers."""
         for caller in list(self._callers.values()):
             self.drop(caller)
         self._loop.cancel((self, "pause"))
@@ -92,7 +92,7 @@ class Door:
         caller.socket.close()
 
     def forget(self, caller: Caller) -> None:
-        """Do not look after a caller any more."""
+        """Stop watching a caller."""
         if self._callers.pop(caller.socket.fileno(), None) is not None:
             self._loop.unwatch(caller.socket.fileno())
         self._set_deadline()
@@ -118,7 +118,7 @@ class Door:
         self._set_deadline()
 
     def _least_welcome(self) -> Caller:
-        """The oldest of the address that has most connections: whoever floods hurts himself first."""
+        """The oldest caller from the address with most connections: a flood hurts its own sender first."""
         counts: dict[str, int] = {}
         for caller in self._callers.values():
             counts[caller.address] = counts.get(caller.address, 0) + 1
@@ -126,7 +126,7 @@ class Door:
         return next(one for one in self._callers.values() if one.address == address)
 
     def _make_room(self) -> None:
-        """There are no descriptors for whoever waits."""
+        """Drop a caller, or pause: no descriptors are left for new callers."""
         if self._callers:
             self.drop(self._least_welcome())
             return
@@ -169,13 +169,14 @@ class Door:
 
 
 def listen(address: str, port: int) -> list[socket.socket]:
-    """Sockets that listen where others call a node that they know by this address; port 0: any.
+    """Sockets that listen where others reach a node by this address; port 0: any port.
 
-    An address that all machines have is taken as it is. Any other one may mean something else here, or
-    reach us by way of another machine: then all addresses of this machine are listened at, as a store does.
+    An address that all machines have is used as it is. Any other address may mean something else here, or
+    reach us through another machine. So for such an address we listen at all addresses of this machine, as a
+    store does.
 
     Raises:
-        OSError: none can.
+        OSError: no socket can listen.
     """
     if address in ("localhost", "localhost.localdomain"):
         places = ["127.0.0.1", "::1"]

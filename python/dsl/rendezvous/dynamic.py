@@ -1,11 +1,11 @@
 """Nodes that find each other through a store: a delegate meets them for us, attempt by attempt.
 
-The delegate (`dsl.rendezvous.delegate`) is a process of its own: what it needs takes long to import, has
-threads, and may crash. It is started first, and gets ready while the launcher plans. The first meeting is
-waited for before there is a guard; it ends with this process. The later ones come as events.
+The delegate (`dsl.rendezvous.delegate`) is a process of its own: its imports take long, start threads, and
+may crash. The launcher starts it first, and plans while the delegate gets ready. The launcher waits for the
+first meeting before there is a guard; the wait ends if this process ends. Later meetings come as events.
 
-The delegate is a child of the process that becomes the guard, and known to that: see `dsl.Guard`. It ends
-when its socket does.
+The delegate is a child of the process that becomes the guard, and the guard knows it: see `dsl.Guard`. It
+ends when its socket is closed.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ if TYPE_CHECKING:
 READ_BYTES = 1 << 16
 
 GOODBYE_S = 4.0
-"""Most that a delegate gets to take its leave in."""
+"""Most time that a delegate gets to leave the rendezvous."""
 
 END_MS = 1000
-"""Most that it gets to end in when it has hung up."""
+"""Most time that it gets to end after it has closed its socket."""
 
 LAST_WORDS_BYTES = 4096
-"""Of what a delegate has written before it died."""
+"""How much we read of what a delegate wrote before it died."""
 
 SIGKILL = 9
 BLOCKED = (1, 2, 3, 10, 12, 15)
 """SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTERM are the job's: the delegate ends with its socket."""
 
-# The directory that the command was called in is no place for modules of ours.
+# We import no modules from the directory in which the command was called.
 _START = (
     "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -79,15 +79,15 @@ def module_of(backend: str) -> str:
 
 
 def delegate_words(module: str) -> tuple[str, ...]:
-    """The command line of a delegate, but for its last word: the descriptor of its socket."""
+    """The command line of a delegate without its last word, the descriptor of its socket."""
     return (sys.executable, "-c", _START, module)
 
 
 class Delegate:
-    """A delegate that was started, and the way to it."""
+    """A started delegate, and the connection to it."""
 
     def __init__(self, words: Sequence[str], *, shows_errors: bool = False) -> None:
-        """``shows_errors``: what it writes goes to our stderr, instead of into the message of its death."""
+        """``shows_errors``: its stderr goes to ours, instead of into the message about its death."""
         ours, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
@@ -117,21 +117,21 @@ class Delegate:
         self._pidfd = _pidfd_of(self.pid)
 
     def fileno(self) -> int:
-        """Readable when it has said something, or is gone."""
+        """A descriptor that is readable when the delegate has said something, or is gone."""
         return self._socket.fileno()
 
     def send(self, order: Order) -> None:
-        """Tell it to do something. One that is gone is noticed when its answers are read."""
+        """Send an order. If the delegate is gone, `receive` notices that."""
         try:
             self._socket.sendall(order_to_line(order))
         except OSError:
             return
 
     def receive(self) -> list[Answer]:
-        """Wait for something, and return all answers that are there.
+        """Wait for an answer, and return all that are there.
 
         Raises:
-            RendezvousError: it has ended, or what it says is damaged.
+            RendezvousError: the delegate has ended, or an answer is damaged.
         """
         try:
             data = self._socket.recv(READ_BYTES)
@@ -150,7 +150,7 @@ class Delegate:
         return f": {lines[-1].strip()}" if lines else ""
 
     def close(self) -> None:
-        """Forget it, in a process that does not talk with it."""
+        """Close our end, in a process that does not use it."""
         self._socket.close()
         for fd in (self._errors, self._pidfd):
             if fd >= 0:
@@ -158,14 +158,14 @@ class Delegate:
         self._errors = self._pidfd = -1
 
     def see_off(self) -> None:
-        """Hang up, and wait until it has taken its leave; one that stays too long is killed."""
+        """Close the connection, and wait until the delegate has left; kill it if it stays too long."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
             if not self._hears_end(time.monotonic() + GOODBYE_S):
                 self._kill()
-        except OSError:  # it is gone
+        except OSError:  # the delegate is gone
             self._socket.close()
-        # Its end may come a moment behind that of its socket.
+        # The process may end a moment after its socket.
         if self._pidfd >= 0 and not _is_readable(self._pidfd, END_MS):
             self._kill()
         self.close()
@@ -184,10 +184,10 @@ class Delegate:
                 signal.pidfd_send_signal(self._pidfd, SIGKILL)
 
     def reap(self) -> None:
-        """See it off, and wait for its end, in the process that has started it."""
+        """Call `see_off` and reap the delegate, in the process that has started it."""
         self.see_off()
         try:
-            # It has nothing left to do, or has had its time.
+            # The delegate has nothing left to do, or has used up its time.
             os.kill(self.pid, SIGKILL)
             os.waitpid(self.pid, 0)
         except OSError:
@@ -195,7 +195,7 @@ class Delegate:
 
 
 class Dynamic:
-    """The rendezvous of a job whose nodes come and go, and the channel of what is heard of them."""
+    """The rendezvous of a job whose nodes come and go, and the channel of news about them."""
 
     def __init__(
         self,
@@ -205,9 +205,9 @@ class Dynamic:
         delegate: Delegate,
         command: tuple[tuple[str, ...], int] = ((), 0),
     ) -> None:
-        """``place`` is that of this node where nodes have fixed places; ``host`` what it is called.
+        """``place`` is this node's place if nodes have fixed places; ``host`` is its name.
 
-        ``command``: what to type for another node, and before which of its words that one's place belongs.
+        ``command``: what to type for another node, and the index of the word before which to put its place.
         """
         point = job.meeting
         own = (("node_rank", str(place)),) if point.kind == "static" else ()
@@ -245,13 +245,13 @@ class Dynamic:
     def open(
         self, local_world_size: int, tell: Callable[[Notice], None]
     ) -> PeerFailure | MeetingRefused | None:
-        """Meet the other nodes for the first time, which may take long. ``tell`` hears of what it waits for.
+        """Meet the other nodes for the first time, which may take long. ``tell`` hears what we wait for.
 
-        What comes back has ended a job that did not need this node.
+        An event is returned if the job has ended without needing this node; otherwise None.
 
         Raises:
             RendezvousError: the nodes do not meet.
-            OptionError: the backend or its settings make no sense.
+            OptionError: the backend or its settings are not valid.
         """
         self._local_world_size = local_world_size
         self.join(0, "start")
@@ -269,21 +269,21 @@ class Dynamic:
         return None
 
     def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the delegate was told
-        """The meeting of an attempt. The nodes have met already: see `open`, and `NodesMet`."""
+        """The meeting of an attempt. The nodes have met before: see `open` and `NodesMet`."""
         assert self._met is not None
         return replace(self._met, attempt=attempt)
 
     def membership(self) -> Membership:
-        """Who takes part, as far as this node has heard."""
+        """Which nodes take part, as far as this node knows."""
         return self._membership
 
     def fileno(self) -> int:
-        """That of the delegate's socket."""
+        """The descriptor of the delegate's socket."""
         return -1 if self.is_lost else self._delegate.fileno()
 
     @property
     def deadline_s(self) -> float | None:
-        """`time.monotonic` when an order is due, or patience over; 0 while events wait."""
+        """`time.monotonic` when an order is due, or a wait is over; 0 while events are queued."""
         if self._events:
             return 0.0
         due = [due_s for due_s, _ in self._orders]
@@ -292,7 +292,7 @@ class Dynamic:
         return min(due, default=None)
 
     def read(self) -> list[object]:
-        """What has happened, without waiting."""
+        """The events that are there, without waiting."""
         now_s = time.monotonic()
         for order in [order for due_s, order in self._orders if due_s <= now_s]:
             self._delegate.send(order)
@@ -304,7 +304,7 @@ class Dynamic:
         return [*events, *self._hear()]
 
     def join(self, restarts: int, reason: Reason, pause_s: float = 0.0) -> None:
-        """Join the next round, after a pause. ``restarts``: those that count, as far as this node knows."""
+        """Join the next round, after a pause. ``restarts``: counted restarts that this node knows of."""
         self._patience_s = None
         order = Meet(self._local_world_size, self._job.role, restarts, reason)
         if pause_s > 0:
@@ -313,7 +313,7 @@ class Dynamic:
             self._delegate.send(order)
 
     def wait(self, within_s: float, *, for_goodbye: bool = False) -> None:
-        """Say when this time is over, unless the next round is joined before.
+        """Report `PatienceOver` after this time, unless the node joins the next round before.
 
         ``for_goodbye``: the delegate may take longer, if it says why.
         """
@@ -325,7 +325,7 @@ class Dynamic:
         self._delegate.send(Failing(rank, code, line))
 
     def finish(self) -> None:
-        """Wait for the nodes whose workers have not ended yet: `NodesFinished` comes."""
+        """Wait for the nodes whose workers have not ended yet: then `NodesFinished` comes."""
         self._delegate.send(Finish())
 
     def leave(self) -> None:
@@ -368,7 +368,7 @@ class Dynamic:
                 if self._is_leaving:
                     self._patience_s = None
                 if self._has_finished:
-                    continue  # the job is over and well: nothing of it matters any more
+                    continue  # the job has ended well: the user needs no more notices
                 events.append(Notice("warning" if answer.level == "warning" else "info", answer.text))
             elif isinstance(answer, Finished):
                 self._has_finished = True
@@ -404,7 +404,7 @@ def _is_readable(fd: int, timeout_ms: float = 0) -> bool:
 
 
 def _unnamed_file() -> int:
-    """A file that is gone with its last descriptor; negative where there are none."""
+    """A file that vanishes with its last descriptor; -1 if the interpreter cannot make one."""
     try:
         return os.memfd_create("dsl-delegate")
     except (AttributeError, OSError):  # an interpreter built for an old C library

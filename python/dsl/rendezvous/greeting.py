@@ -1,8 +1,8 @@
-"""How the delegates of nodes with fixed places get to know each other: first lines, and signs of life.
+"""How delegates of nodes with fixed places introduce themselves: first lines, and signs of life.
 
-A node calls at the port that all have agreed on, and says who it is. It is sent on to another port, where it
-shows the word that it was given. From there on both sides write lines of `dsl.rendezvous.words`, and signs of
-life. Each line here is a JSON object with the key ``circle``.
+A node calls at the agreed port and sends a `Hello`. Node 0 gives it a token and sends it on to another port,
+where the node shows the token. From then on both sides write lines of `dsl.rendezvous.words`, and signs of
+life. Each line of this module is a JSON object with the key ``circle``.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
     from typing import Any
 
 LONGEST_GREETING = 4096
-"""Bytes of a line of somebody who has no place yet."""
+"""Bytes of a line from a caller that has no place yet."""
 
 LONGEST_HOST = 255
 OWN = b'{"circle":'
 ALIVE = OWN + b'"alive"}\n'
 TORCH_STORE = b"\x00\xce\xf7\x85\x3c"
-"""How the first words of a client of torch's store begin."""
+"""First bytes that a client of torch's store sends."""
 
 
 @record
 class Hello:
-    """A node, as it calls."""
+    """What a calling node says about itself."""
 
     dsl: Shown
-    """Version."""
+    """Its version of dsl."""
     run_id: str
     """Name of its job."""
     nodes: Count
-    """Number of nodes of that."""
+    """Number of nodes of the job."""
     place: Count
     """Its node rank."""
     host: Shown
-    """What its user calls it."""
+    """Its name for users."""
     token: str = ""
-    """The word that it was given; empty: none yet."""
+    """The token that node 0 gave it; empty: none yet."""
 
 
 def write(kind: str, **fields: object) -> bytes:
-    """Write a line, its end included."""
+    """Write a line with its line feed."""
     from json import dumps
 
     return dumps({"circle": kind, **fields}, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def read(line: bytes) -> Mapping[str, Any]:
-    """Read a line; empty if it is none of these."""
+    """Read a line; empty for any other line."""
     from json import loads
 
     try:
@@ -69,7 +69,7 @@ def hello_to_line(hello: Hello) -> bytes:
 
 
 def hello_from_line(line: bytes) -> Hello | None:
-    """Read the first line of a node; None: it is something else."""
+    """Read the first line of a node; None for any other line."""
     found = dict(read(line))
     if found.pop("circle", None) != "hello":
         return None
@@ -83,7 +83,7 @@ def hello_from_line(line: bytes) -> Hello | None:
 def objection(hello: Hello, ours: Hello) -> str:
     """Why a node that calls cannot take part in our job; empty: it can. The place may still be taken.
 
-    ``ours`` is what we should say ourselves. It is for our user: a caller would learn from it what to say.
+    ``ours`` is our own `Hello`. Only our user sees the text: it would tell a caller what to say.
     """
     if hello.dsl != ours.dsl:
         return (
@@ -99,5 +99,5 @@ def objection(hello: Hello, ours: Hello) -> str:
 
 
 def stranger(data: bytes) -> str:
-    """What somebody seems to be who said this in place of a greeting."""
+    """What a caller seems to be that sent this instead of a greeting."""
     return "a torchrun, or a worker of torch" if data[: len(TORCH_STORE)] == TORCH_STORE else "no dslrun"

@@ -1,6 +1,6 @@
-"""Node 0 of a job with fixed places: lets the others in, and passes on what the `Leader` says.
+"""Node 0 of a job with fixed places: admits the other nodes, and passes on what the `Leader` says.
 
-The nodes call at the port that all have agreed on. It is closed before workers start: rank 0 listens there.
+The nodes call at the agreed port. Node 0 closes it before workers start, because rank 0 listens there.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Answer, Order
 
 LONGEST_LINE = 1 << 16
-"""Bytes of a line of another node."""
+"""Bytes of a line from another node."""
 
 MOST_QUEUED = 1 << 23
 
 MOST_WARNINGS = 8
-"""So many callers who are sent away are told of."""
+"""How many rejected callers the user hears about."""
 
 REMIND_S = 2.0
-"""After so long the users are told whom the job waits for."""
+"""After this time the users hear which nodes the job waits for."""
 
 
 class HeadNode:
@@ -51,7 +51,7 @@ class HeadNode:
         """Begin to listen. ``answer`` tells our own agent.
 
         Raises:
-            PortError: the port is taken, or cannot be listened at.
+            PortError: the port is taken, or we cannot listen at it.
         """
         self._loop, self._terms, self._answer = loop, terms, answer
         self._ports = Ports()
@@ -79,11 +79,11 @@ class HeadNode:
         Pulse(loop, ALIVE, self._here, every_s=terms.beat_s, silence_s=terms.silence_s)
 
     def hear(self, order: Order) -> None:
-        """Do what our agent says."""
+        """Carry out an order of our agent."""
         self._say(self._leader.hear(0, order))
 
     def end(self) -> None:
-        """Our agent has gone: the others hear of it if it had not said so, and all connections end."""
+        """Our agent has gone: tell the other nodes, unless it had said goodbye, and end all connections."""
         self._say(self._leader.lose(0, "its launcher has ended"))
         self._close_doors()
         for wire in self._here():
@@ -114,21 +114,22 @@ class HeadNode:
         self._loop.cancel("expire")
 
     def _port_of(self, number: int) -> int:
-        """The port of a round: the one that was agreed on, unless somebody has taken it since."""
+        """The port of a round: the agreed port, unless another process has taken it since."""
         port = self._terms.port
         return port if number == 0 or self._ports.is_free(port) else self._ports.pick()
 
     def _greet(self, caller: Caller, line: bytes, _rest: bytes) -> None:
-        """Somebody calls at the port that all know."""
+        """Answer a caller at the agreed port."""
         hello = self._welcome(caller, line)
         if hello is None:
             return
-        # The same for all who call for a place: nobody makes the word worthless that another one has.
+        # All callers for a place get the same token, so no caller can make the token of another caller
+        # invalid.
         token = self._tokens.setdefault(hello.place, os.urandom(16).hex())
         caller.dismiss(greeting.write("go", port=self._inner_ports[caller.socket.family], token=token))
 
     def _admit(self, caller: Caller, line: bytes, rest: bytes) -> None:
-        """Somebody comes to take a place."""
+        """Give a place to a caller at the inner port."""
         hello = self._welcome(caller, line)
         if hello is None:
             return
@@ -151,7 +152,7 @@ class HeadNode:
         wire.feed(rest)
 
     def _welcome(self, caller: Caller, line: bytes) -> Hello | None:
-        """Who has called, if there is a free place for him."""
+        """The caller's `Hello`, if its place is free."""
         hello = hello_from_line(line)
         if hello is None:
             self._reject(caller, line)
@@ -195,7 +196,7 @@ class HeadNode:
             wire.send(answer_to_line(Remark("info", text)))
 
     def _doubt(self) -> str:
-        """What may be the reason why nobody comes."""
+        """A possible reason why no node comes."""
         if len(self._leader.seats) > 1:
             return ""
         address = self._terms.address
@@ -205,7 +206,7 @@ class HeadNode:
         return f"; {address} is no address of this machine" if found else f"; {address} is not known here"
 
     def _advice(self) -> str:
-        """What to type for the nodes that have not come."""
+        """What to type on the nodes that have not come."""
         absent = [place for place in self._leader.missing() if not self._leader.is_taken(place)]
         command = self._terms.command_of(absent[0]) if absent else ""
         if not command:
@@ -222,7 +223,7 @@ class HeadNode:
 
 
 def _raise_file_limit() -> None:
-    """Each node is a connection."""
+    """Raise the limit of open files: each node takes one connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,7 +1,7 @@
-"""What node 0 of a job with fixed nodes makes of what the nodes say: messages in, messages out.
+"""What node 0 of a job with fixed nodes decides: messages in, messages out.
 
-The nodes have their places from the start. All of them make a round, each time: a node that leaves or is lost
-ends the job. Until the first round a place whose node goes is free again.
+The nodes have their places from the start. Every round has all nodes: a node that leaves or is lost ends the
+job. Before the first round, the place of a node that goes becomes free again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Answer, Order, Reason
 
     Says: TypeAlias = list[tuple[int, Answer]]
-    """What the nodes of these places are told, in this order."""
+    """Answers to the nodes of these places, in this order."""
 
 LONGEST_WORD = 500
-"""Characters of a line that one node has others read."""
+"""Most characters of a line that one node shows to others."""
 
 
 class Seat:
@@ -42,38 +42,38 @@ class Seat:
     def __init__(self, host: str) -> None:
         self.host = host
         self.meet: Meet | None = None
-        """It waits for the next round."""
+        """The order with which it waits for the next round."""
         self.has_finished = False
         """It waits for the others to finish."""
         self.is_gone = False
-        """It has said its last word, or is lost, or was told that the job is over."""
+        """The node has said goodbye, is lost, or knows that the job is over."""
 
 
 class Leader:
     """The rounds of a job of ``node_count`` nodes."""
 
     def __init__(self, node_count: int, address: str, port_of: Callable[[int], int]) -> None:
-        """``port_of`` chooses the port of a round, which are counted from 0; it may raise DslError."""
+        """``port_of`` chooses the port of a round, counted from 0. It may raise DslError."""
         self.node_count = node_count
         self.seats: dict[int, Seat] = {}
         self.rounds = 0
-        """Rounds that were made."""
+        """Number of rounds so far."""
         self._restarts = 0
         self.closed = ""
-        """Why there is no further one; empty: there may be."""
+        """Why no further round can follow; empty if one can."""
         self._address = address
         self._port_of = port_of
 
     def name(self, place: int) -> str:
-        """What messages call a node."""
+        """The name of a node in messages."""
         return node_name(place, self.seats[place].host)
 
     def is_taken(self, place: int) -> bool:
-        """Whether the node of a place is there."""
+        """Whether a place is taken."""
         return place in self.seats
 
     def come(self, place: int, host: str) -> None:
-        """A node takes its place."""
+        """Give a node its place."""
         self.seats[place] = Seat(host)
 
     def hear(self, place: int, order: Order) -> Says:
@@ -97,7 +97,7 @@ class Leader:
         return []
 
     def lose(self, place: int, why: str) -> Says:
-        """What follows when nothing more can be heard of a node."""
+        """What follows when a node is lost."""
         seat = self.seats.get(place)
         if seat is None or seat.is_gone:
             return []
@@ -114,7 +114,7 @@ class Leader:
         return [(place, Refused("timeout", text)) for place in waiting]
 
     def waiting(self) -> str:
-        """Whom the next round waits for."""
+        """A text about the nodes that the next round waits for."""
         seats, missing = self.seats, self.missing()
         if len(missing) == 1:
             place = missing[0]
@@ -124,7 +124,7 @@ class Leader:
         return f"waiting for {len(missing)} of {self.node_count} nodes: {names}"
 
     def missing(self) -> list[int]:
-        """The places of those whom the next round waits for."""
+        """The places of the nodes that the next round waits for."""
         seats = self.seats
         return [place for place in range(self.node_count) if place not in seats or not seats[place].meet]
 
@@ -147,7 +147,7 @@ class Leader:
         number, self.rounds = self.rounds, self.rounds + 1
         sizes = tuple([meet.local_world_size for meet in meets])
         hosts = tuple([self.seats[place].host for place in places])
-        # A round counts one restart at most, whatever a node says.
+        # A round counts at most one restart, even if a node says more.
         restarts = self._restarts = min(max([meet.restarts for meet in meets]), self._restarts + (number > 0))
         reason = _reason(meets, is_first=number == 0)
         before: dict[str, int] = {}
@@ -176,7 +176,7 @@ class Leader:
         ]
 
     def _finish(self) -> Says:
-        """Those who wait for the others need not wait for who is gone, nor for an end that was agreed."""
+        """Release nodes that wait for the others' end, once all nodes still here wait or the job is over."""
         here = {place: seat for place, seat in self.seats.items() if not seat.is_gone}
         if not self.closed and not all(seat.has_finished for seat in here.values()):
             return []
@@ -219,7 +219,7 @@ class Leader:
 
 
 def node_name(place: int, host: str) -> str:
-    """What messages call a node."""
+    """The name of a node in messages."""
     return f"node {place} ({host})" if host else f"node {place}"
 
 

@@ -1,12 +1,12 @@
 """From a round of torch's rendezvous to the meeting of the agents: who starts what, and where rank 0 listens.
 
-What workers are told, tried with torch 2.15 in rounds of our nodes and of nodes under torchrun: only rank 0
-ever hosts the workers' store, all others are clients. So ours are always told that no agent hosts it
-(``TORCHELASTIC_USE_AGENT_STORE=False``), whoever leads. A node under torchrun keeps to the first master
-address and port that it was told, so one of ours that leads keeps its port while such a node is there. One
-that leads itself, and hosts a store for the workers as is its default, writes its address only in the first
-round: we find it there, write it into the present one for others who look for it, and clear the store of
-what the last attempt has left.
+What we tell workers was tried with torch 2.15, in rounds of our nodes and nodes under torchrun. Only rank 0
+ever hosts the workers' store; all other workers are clients. So our workers always hear that no agent hosts
+it (``TORCHELASTIC_USE_AGENT_STORE=False``), whichever node leads. A node under torchrun keeps the first
+master address and port that it learned, so a leading node of ours keeps its port while such a node is there.
+A torchrun node that leads hosts a store for the workers by default, and writes its address only in the first
+round. We find the address there, write it into the present round for other nodes, and clear the store of what
+the last attempt has left.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Answer, Meet
 
 ASK_S = 0.2
-"""So often it is looked whether what is waited for can still come."""
+"""How often we check whether the awaited keys can still come."""
 
 
 class RoundBroken(Exception):  # noqa: N818 - the nodes meet again
-    """A node has left a round while its ranks were agreed."""
+    """A node has left a round before the ranks were agreed."""
 
 
 class Meetings:
@@ -65,7 +65,7 @@ class Meetings:
         say: Callable[[Answer], None],
         check: Callable[[], None],
     ) -> None:
-        """``check`` raises if nobody wants the meeting any more."""
+        """``check`` raises if the agent no longer wants the meeting."""
         self._site = site
         self._watcher = watcher
         self._node = node
@@ -78,10 +78,10 @@ class Meetings:
         self.number = -1
         """Its number."""
         self.facts: tuple[Facts | None, ...] = ()
-        """What its nodes know, None of those that are not ours."""
+        """What its nodes know; None for nodes that are not ours."""
 
     def introduce(self) -> None:
-        """Tell that this node is one of ours."""
+        """Mark this node as one of ours."""
         if self._site.store is not None:
             self._site.store.set(self._card(self._node), self._site.order.host)
 
@@ -117,7 +117,7 @@ class Meetings:
             tell_master(round_, *master)
         tell_role(round_, order.role, order.local_world_size)
         if master is None and site.is_dynamic and round_.is_assigned:
-            wait([role_key(round_, 0)])  # its node has written the address before, or never does
+            wait([role_key(round_, 0)])  # the leading node writes the address before this key, or never
             master = self._find_master(round_, nodes)
         roles = read_roles(round_, wait)
         if master is None:
@@ -135,7 +135,7 @@ class Meetings:
             site.news = News(store, site.order.run_id, can_wait=False)
             self._watcher.node = nodes[rank]
         self._watcher.watch(Circle(self.number, nodes, names), None if site.is_dynamic else site.news)
-        # A round counts one restart at most. Other handlers than torch's own do not number rounds for all.
+        # A round counts at most one restart. Only torch's own handler numbers rounds for all nodes.
         restarts, reason = agree(self.facts, self.number if site.is_dynamic else None)
         return Met(
             round=self.number,
@@ -158,7 +158,7 @@ class Meetings:
 
     @property
     def has_strangers(self) -> bool:
-        """A node of the last round is not ours."""
+        """Whether the last round has a node that is not ours."""
         return None in self.facts
 
     def _wait(self, round_: Round, nodes: tuple[Node, ...], keys: list[str]) -> None:
@@ -176,7 +176,7 @@ class Meetings:
                 raise Refusal("connection" if watcher.is_lost else "timeout", text)
 
     def have(self, round_: Round, keys: list[str]) -> bool:
-        """Whether the keys are there; waits a moment for them. A store that is gone has none."""
+        """Whether the keys are there, after a short wait. A store that is gone has no keys."""
         if not self._site.can_wait:
             if has_keys(round_.store, keys):
                 return True
@@ -200,7 +200,7 @@ class Meetings:
         return view.is_complete and not set(nodes) <= set(view.participants)
 
     def _find_master(self, round_: Round, nodes: tuple[Node, ...]) -> tuple[str, int] | None:
-        """Where rank 0 listens, as its node has written it in this round, or in one that it led before."""
+        """Where rank 0 listens, as its node wrote it in this round or in an earlier round that it led."""
         found = read_master(round_.store)
         if found is not None:
             return found
@@ -220,7 +220,7 @@ class Meetings:
         return None
 
     def _lent_master(self, nodes: tuple[Node, ...]) -> tuple[str, int] | None:
-        """The store that a node under torchrun hosts for the workers since it led: it knows no other."""
+        """The store that a node under torchrun has hosted since it led: that node knows no other."""
         addresses = {node[0] for node in nodes if self._site.is_dynamic and not self._is_ours(node)}
         if not addresses:
             return None
@@ -235,14 +235,14 @@ class Meetings:
         return has_keys(self._site.store, [self._card(node)])
 
     def _choose_port(self, nodes: tuple[Node, ...]) -> int:
-        """A free port; the last one again if a node is not ours."""
+        """A free port. If a node is not ours, the last port again if it is free."""
         keeps = bool(self._port) and self._site.is_dynamic and not all(map(self._is_ours, nodes))
         if not (keeps and port_is_free(self._port)):
             self._port = pick_free_port()
         return self._port
 
     def _address(self) -> str:
-        """By which the others reach this node."""
+        """The address by which the others reach this node."""
         order = self._site.order
         if order.local_addr:
             return order.local_addr

@@ -40,27 +40,27 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Answer, Fail, Failing, Meet, Open
 
 ASK_OF_MANY_S = 1.0
-"""While nodes meet, the store of a job of many nodes is asked so often, as torch does."""
+"""How often we ask the store of a job with many nodes while they meet, as torch does."""
 MANY = 64
 FIRST_WORD_S = 5.0
-"""After that time the user is told what is waited for."""
+"""After this time the user hears what we wait for."""
 GRACE_OF_CLOCKS_S = 3.0
-"""Clocks that differ are judged when others have had so long to come and be heard."""
+"""Clocks that differ are judged after this time, so that other nodes can come and be heard."""
 EXIT_BARRIER_S = 300.0
-"""torch's agents wait as long for nodes whose workers have not ended."""
+"""How long we wait for nodes whose workers have not ended, as torch's agents do."""
 ACKNOWLEDGE_S = 2.0
-"""So long the host of the store stays for nodes that have not read yet that the job is over."""
+"""How long the host of the store stays for nodes that have not yet read that the job is over."""
 STRANGERS_S = 1.0
-"""The same for nodes under torchrun, which close the rendezvous once more."""
+"""How long it stays for nodes under torchrun, which close the rendezvous once more."""
 SPARES_S = 5.0
-"""The same for nodes that wait for a place, and go when they have seen that the job is over."""
+"""How long it stays for waiting spares, which go when they have seen that the job is over."""
 
 
 class Member(Hooks):
     """One node of the job. One thread calls all methods but the hooks."""
 
     def __init__(self, say: Callable[[Answer], None], is_wanted: Callable[[], bool]) -> None:
-        """``is_wanted``: whether to go on with what is being done."""
+        """``is_wanted``: whether to go on with the present order."""
         self._say = say
         self._is_wanted = is_wanted
         self._thread = threading.get_ident()
@@ -78,7 +78,7 @@ class Member(Hooks):
 
     @property
     def is_host(self) -> bool:
-        """Other nodes need this process, because it hosts the store."""
+        """Whether other nodes need this process because it hosts the store."""
         return self._site is not None and self._site.is_host
 
     # What is done while torch works.
@@ -87,7 +87,8 @@ class Member(Hooks):
         """See `Hooks`."""
         clocks = self._clocks
         if clocks is not None:
-            # torch's own thread may be the only one that sees a node of another hour: it drops it at once.
+            # torch's own thread may be the only thread that sees a node whose clock is far off: torch drops
+            # such a node at once.
             with self._lock:
                 clocks.look(view, self._node, wall_s())
         if threading.get_ident() == self._thread:
@@ -120,9 +121,9 @@ class Member(Hooks):
         raise Refusal("clock", describe_clock(node[0], offset_s))
 
     def _begin_if_all_are_there(self, site: Site, watcher: Watcher) -> None:
-        """End torch's last call where all have come that can: those of the last round, and those that waited.
+        """End torch's last call if all known nodes have come: those of the last round, and those that waited.
 
-        It is for nodes of which nobody knows, in the first round.
+        The last call is meant for unknown nodes, in the first round.
         """
         view, nodes = self._view, self._view.participants
         if view.is_complete or view.is_closed or self._node not in nodes or not self._expected:
@@ -145,7 +146,7 @@ class Member(Hooks):
     # Orders.
 
     def open(self, order: Open) -> None:
-        """Make the handler. Says `Refused` if that cannot be."""
+        """Make the handler, or answer `Refused`."""
         problem = check_settings(order.backend, order.settings)
         if problem:
             self._say(Refused("settings", problem))
@@ -182,10 +183,10 @@ class Member(Hooks):
                 self._say(Remark("info", f"the store of the rendezvous listens on port {port}"))
 
     def meet(self, order: Meet) -> None:
-        """Join the next round, and say `Met` or `Refused`."""
+        """Join the next round, and answer `Met` or `Refused`."""
         site, watcher, meetings = self._site, self._watcher, self._meetings
         if site is None or watcher is None or meetings is None:
-            return  # it was refused before
+            return  # `open` was refused
         self._expected = watcher.expected()
         watcher.watch(None)
         watcher.is_finishing = False
@@ -208,7 +209,7 @@ class Member(Hooks):
             tried_s = time.monotonic() - self._begin_s
             refused = refusal(error, site.order, tried_s, self._view, site.place, was_spare=self._was_spare)
             if self._was_spare and watcher.is_over and refused.kind == "connection":
-                refused = unneeded(site.order)  # the host of the store went before torch had read the end
+                refused = unneeded(site.order)  # the store's host ended before torch read the end
             if refused.kind == "unneeded" and not watcher.is_over:
                 watcher.hear_all()
             self._leave(site)
@@ -221,7 +222,7 @@ class Member(Hooks):
         self._post("failing", order)
 
     def fail(self, order: Fail) -> None:
-        """Tell the others that the job is over, and close it."""
+        """Tell the other nodes that the job is over, and close the rendezvous."""
         site, watcher, meetings = self._site, self._watcher, self._meetings
         if site is None or watcher is None or meetings is None:
             return
@@ -252,7 +253,7 @@ class Member(Hooks):
         }
         try:
             site.news.post(item)
-        except Exception:  # noqa: BLE001 - the store is gone, which the watcher tells
+        except Exception:  # noqa: BLE001 - the store is gone, which the watcher reports
             return
 
     def _close(self, site: Site) -> None:
@@ -261,7 +262,7 @@ class Member(Hooks):
                 site.handler.set_closed()
             elif change_state(site.backend, _set_closed) and site.news is not None:
                 site.news.post({"is": "state"})
-        except Exception:  # noqa: BLE001 - the store is gone: nobody can meet there any more
+        except Exception:  # noqa: BLE001 - the store is gone: no node can meet there any more
             return
 
     def finish(self) -> None:
@@ -283,11 +284,11 @@ class Member(Hooks):
         self._say(Finished())
 
     def _wait_for_exit(self, site: Site, watcher: Watcher, meetings: Meetings, round_: Round) -> bool:
-        """Whether all have come to the end. Who hosts the store may then go at once."""
+        """Whether the workers of all nodes have ended. Then the host of the store may go at once."""
         watcher.is_finishing = True
         is_last = arrive_at_exit(round_)
         if site.news is not None:
-            with contextlib.suppress(Exception):  # the host of the store has gone already
+            with contextlib.suppress(Exception):  # the store's host has gone already
                 site.news.post({"is": "state"})
         if is_last:
             return True
@@ -320,7 +321,7 @@ class Member(Hooks):
             return
 
     def host_on(self, is_wanted: Callable[[], bool], *, has_finished: bool) -> None:
-        """Keep the store for the other nodes, until they have ended."""
+        """Keep the store for the other nodes until they have ended."""
         site, watcher, meetings = self._site, self._watcher, self._meetings
         if site is None or watcher is None or meetings is None or not site.is_host:
             return
@@ -340,7 +341,7 @@ class Member(Hooks):
             watcher.pause(1.0)
 
     def look_after_store(self) -> None:
-        """Say once that the store has not answered for long."""
+        """Report once that the store has not answered for long."""
         if self._watcher is not None:
             self._watcher.ask_if_silent()
 

@@ -1,8 +1,8 @@
-"""What the delegates of a job tell each other beside torch's protocol, through the store of the rendezvous.
+"""Messages between the delegates of a job beside torch's protocol, through the rendezvous's store.
 
-A counter counts the items, and each has a key with its number. Who waits for the next one waits for the
-next key, which a TCP store does without asking again and again. Nodes that are not ours neither write nor
-read any of it. Stores of files and of etcd are asked again and again, by whoever waits.
+A counter counts the items, and each item has a key with its number. To wait for the next item, a delegate
+waits for the next key; a TCP store does that without polling. Stores of files and of etcd have to be polled.
+Nodes that are not ours neither write nor read these items.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 KEPT = 256
-"""So many items are kept in a store that can forget; whoever sleeps longer starts with the newest."""
+"""Most items kept in a store that can delete keys. A reader further behind starts with the newest."""
 POLL_S = 0.05
-"""How often a store is asked that cannot tell."""
+"""How often we poll a store that cannot wait."""
 LOST_S = 2.0
-"""A number whose item does not come in that time has none: its writer has gone between the two."""
+"""If the item of a number does not come in this time, its writer has died between counting and writing."""
 
 
 class News:
-    """Writes and reads the items of one job. Each thread that waits needs one on its own connection."""
+    """Writes and reads the items of one job. Each waiting thread needs an instance on its own connection."""
 
     def __init__(self, store: Any, run_id: str, *, can_wait: bool) -> None:
-        """Begin behind the last item.
+        """Begin after the last item.
 
         ``can_wait``: the store tells when a key comes.
         """
@@ -40,11 +40,11 @@ class News:
         self._gap_since_s: float | None = None
 
     def post(self, item: dict[str, object]) -> None:
-        """Tell all others. ``item`` is what JSON can hold."""
+        """Tell all others. JSON must be able to hold ``item``."""
         count = int(self._store.add(self._key, 1))
         self._store.set(f"{self._key}/{count}", json.dumps(item))
         if self._can_wait and count > KEPT:
-            with contextlib.suppress(Exception):  # not every store can forget
+            with contextlib.suppress(Exception):  # not every store can delete keys
                 self._store.delete_key(f"{self._key}/{count - KEPT}")
 
     def wait(self, timeout_s: float) -> None:
@@ -56,7 +56,7 @@ class News:
             try:
                 self._store.wait([f"{self._key}/{self._next}"], timedelta(seconds=timeout_s))
             except Exception:  # noqa: BLE001 - a timeout has another class in each version of torch
-                # A store that is gone raises at once: whoever reads next is told.
+                # A store that is gone raises at once. The next `read` reports that.
                 if time.monotonic() - begin_s < timeout_s / 2:
                     time.sleep(POLL_S)
             return
@@ -85,7 +85,7 @@ class News:
                 return found
 
     def _is_gap(self) -> bool:
-        """Whether the next number will never have an item, because later ones have and time has gone by."""
+        """Whether the next number will never have an item: a later number has one, for `LOST_S` now."""
         if not has_keys(self._store, [f"{self._key}/{self._next + 1}"]):
             self._gap_since_s = None
             return False

@@ -1,4 +1,4 @@
-"""A node with a fixed place that is not node 0: finds node 0, and passes words between it and the agent."""
+"""A node with a fixed place other than 0: finds node 0, and passes messages between it and the agent."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Answer, Order
 
 REMIND_S = 2.0
-"""After so long the user is told that node 0 is not there."""
+"""After this time the user hears that node 0 is not there."""
 
 ANSWER_S = 3.0
-"""So long node 0 may take to answer a call."""
+"""Time that node 0 has to answer a call."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-"""Between calls: each time twice as long."""
+"""Pause between calls, which doubles each time."""
 
 
 class OtherNode:
@@ -74,7 +74,7 @@ class OtherNode:
         self._look_up()
 
     def hear(self, order: Order) -> None:
-        """Do what our agent says."""
+        """Carry out an order of our agent."""
         if isinstance(order, Meet | Finish):
             if self._closed:
                 self._answer(Refused("closed", self._closed) if isinstance(order, Meet) else Finished())
@@ -182,7 +182,7 @@ class OtherNode:
         return hello_to_line(hello)
 
     def _knock(self, sock: socket.socket) -> None:
-        """At the port that all know: say who we are, and be sent on."""
+        """Send our `Hello` to the agreed port, and learn the inner port."""
         where = sock.getpeername()
         family = int(sock.family)
 
@@ -210,7 +210,7 @@ class OtherNode:
         self._call.send(self._hello())
 
     def _sit_down(self, sock: socket.socket, token: str) -> None:
-        """At the other port: take our place."""
+        """Take our place at the inner port."""
         self._call = wire = Wire(
             self._loop, sock, self._hear, self._lose, longest=MOST_BYTES, most_queued=MOST_BYTES
         )
@@ -269,7 +269,7 @@ class OtherNode:
         self._answer(answer)
 
     def _lose(self, why: str) -> None:
-        """The connection to node 0 has ended."""
+        """Handle the end of the connection to node 0."""
         if self._wire is None or not self._has_met:
             self._wire = None
             self._fail(f"the connection to {self._head} has ended")
@@ -289,7 +289,7 @@ class OtherNode:
     # ---- what the user hears meanwhile
 
     def _refuse(self) -> None:
-        """Node 0 does not say why: it cannot know that no stranger asks."""
+        """Report that node 0 refuses us. Node 0 does not say why, because the caller may be a stranger."""
         self._hang_up()
         self._was_refused = True
         self._waits = None
@@ -314,5 +314,5 @@ class OtherNode:
 
 
 def _is_itself(sock: socket.socket) -> bool:
-    """Whether it is connected to its own end: the kernel had chosen the very port that it calls."""
+    """Whether a socket is connected to itself: the kernel had chosen the same port that it calls."""
     return bool(sock.getsockname() == sock.getpeername())

@@ -1,7 +1,7 @@
 """``python -m dsl.rendezvous.places FD``: meets the other nodes for an agent whose job has fixed places.
 
 It talks with its agent over the descriptor, as every delegate does (`dsl.rendezvous.words`), and with the
-other nodes over TCP, without torch: node 0 leads. It ends with its agent. Nobody types this command.
+other nodes over TCP, without torch: node 0 leads. It ends with its agent. Users do not type this command.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Answer
 
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""They reach the agent, which says what follows. It ends us by closing its end."""
+"""The agent gets these signals and decides what follows. It ends us by closing its end of the socket."""
 
 
 class Delegate:
-    """The process between its agent and the other nodes."""
+    """The process between the agent and the other nodes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.loop = Loop()
@@ -52,7 +52,7 @@ class Delegate:
         self._is_ending = False
 
     def answer(self, answer: Answer) -> None:
-        """Tell the agent. After the last word the delegate ends, when the others have had theirs."""
+        """Tell the agent. After the last answer the delegate ends, once the other nodes have had theirs."""
         self._agent.send(answer_to_line(answer))
         if isinstance(answer, Finished):
             self.loop.at("finished", 0.0, self._end)
@@ -86,7 +86,7 @@ class Delegate:
             self.answer(Refused("settings", str(error)))
 
     def _end(self) -> None:
-        """Say what is left to be said to the other nodes, and end."""
+        """Send what is left for the other nodes, and end."""
         if self._is_ending:
             return
         self._is_ending = True

@@ -1,4 +1,4 @@
-"""Why nodes do not meet, in words for the user: one line each, whatever torch has raised."""
+"""Why nodes do not meet: one line for the user, for each error that torch may raise."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def refusal(
     *,
     was_spare: bool = False,
 ) -> Refused:
-    """What to tell of an error, after so many seconds.
+    """The refusal for an error that came after ``tried_s`` seconds.
 
-    ``view``: the last state that was seen; None: there was no connection yet. ``place``: where the store is.
-    ``was_spare``: the node had been parked, see `is_spare`.
+    ``view``: the last state seen; None: there was no connection yet. ``place``: where the store is.
+    ``was_spare``: the node was parked, see `is_spare`.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     place = place or where(order)
@@ -63,12 +63,12 @@ def refusal(
 
 
 def unneeded(order: Open) -> Refused:
-    """The job is over, and this node had no part in it."""
+    """The refusal for a job that ended without this node."""
     return Refused("unneeded", f"the job {order.run_id} has ended without this node, which was a spare")
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's text."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:LONGEST_TEXT].rstrip(". ")
 
@@ -88,7 +88,7 @@ def _timeout_text(order: Open, view: View | None, place: str) -> str:
 
 
 def connection_text(order: Open, tried: str) -> str:
-    """Why the store cannot be reached. ``tried``: how long that was or is tried, in words."""
+    """Why the store cannot be reached. ``tried``: how long we tried or still try, in words."""
     place = where(order)
     if is_file(order):
         return (
@@ -113,7 +113,7 @@ def _lost_text(order: Open, place: str) -> str:
 
 
 def why_no_connection(host: str, port: int) -> str:
-    """What stands in the way of a connection, in the system's words; empty if nothing does."""
+    """Why a connection fails, in the system's words; empty if it works."""
     import os
     import socket
 
@@ -142,13 +142,13 @@ def _import_text(error: ImportError, order: Open) -> str:
 
 
 def is_spare(view: View, node: Node, most: int) -> bool:
-    """Whether a node is parked: the job has all it takes. Before 2.4 torch has no list of such nodes."""
+    """Whether a node is parked because the job is full. Before 2.4 torch has no list of such nodes."""
     is_full = view.is_complete and len(view.participants) >= most
     return node in view.spares or (is_full and node not in view.participants)
 
 
 def describe_waiting(view: View, node: Node, order: Open, place: str) -> str:
-    """What a node that meets the others waits for; empty: nothing worth a word."""
+    """What a node that meets the others waits for; empty if the user need not know."""
     count = len(view.participants)
     most = order.max_nodes
     if is_spare(view, node, most):

@@ -1,6 +1,6 @@
 """The settings of torch's rendezvous backends, checked before torch is asked: ``--rdzv-conf``.
 
-torch ignores a key that it does not know, so a slip of the pen would leave a timeout at its default.
+torch ignores a key that it does not know, so a typing error would leave a timeout at its default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DYNAMIC = {
     "keep_alive_max_attempt": "count",
     "cas_backoff_max_seconds": "seconds",
     "read_timeout": "count",
-    # What torchrun adds for other backends.
+    # Keys that torchrun adds for other backends.
     "timeout": "count",
     "rank": "text",
 }
@@ -42,14 +42,14 @@ KNOWN: dict[str, dict[str, str]] = {
         "rank": "text",
     },
 }
-"""Keys of each backend, and what its values are. Those of other backends are not checked."""
+"""Keys of each backend, with the kinds of their values. Keys of other backends are not checked."""
 
 WORDS = {
     "store": ("tcp", "file"),
     "protocol": ("http", "https"),
     "yes or no": ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n"),
 }
-"""The values of a kind."""
+"""The allowed words of a kind."""
 
 DEFAULTS = {
     "join_timeout": 600,
@@ -59,11 +59,11 @@ DEFAULTS = {
     "keep_alive_interval": 5,
     "keep_alive_max_attempt": 3,
 }
-"""What torch takes if nothing is said, in seconds or times."""
+"""torch's defaults, in seconds or counts."""
 
 
 def check_settings(backend: str, settings: Iterable[tuple[str, str]]) -> str:
-    """What is wrong with the settings of a backend: one line. Empty if nothing is."""
+    """The problem with the settings of a backend, as one line; empty without a problem."""
     known = KNOWN.get(backend)
     if known is None:
         return ""
@@ -99,7 +99,7 @@ def _expected(kind: str, value: str) -> str:
 
 
 def _is_near(one: str, other: str) -> bool:
-    """Whether two words differ by at most two letters, or in what stands between them."""
+    """Whether two words differ by at most two letters, or only in their separators."""
     plain, wrong = one.replace("_", ""), other.replace("-", "").replace("_", "").lower()
     if plain == wrong:
         return True

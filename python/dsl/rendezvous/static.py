@@ -1,7 +1,7 @@
-"""Nodes that have agreed beforehand: on their places, and on the address and port where rank 0 listens.
+"""Nodes that know beforehand their places, and the address and port where rank 0 listens.
 
-Nobody wants port 29500 as such: it is used when it is free, and replaced when it is not. A port that was
-asked for is used or refused, naming its holder.
+The default port 29500 is used if it is free, and replaced if not. A port that the user names is used, or
+refused with the name of its holder.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Static:
-    """A job whose nodes never change. One node alone is the case that has nobody to agree with.
+    """A job whose nodes never change. It may have only one node.
 
-    Where hosts are named they say how many workers each has. Else no node can ask another one: each takes
-    all to have as many as itself, as torchrun's static rendezvous does.
+    Named hosts say how many workers each has. Without them no node can ask another node, so each assumes that
+    all have as many workers as itself, as torchrun's static rendezvous does.
     """
 
     def __init__(self, job: Job, node_rank: int, ports: Ports) -> None:
@@ -35,7 +35,7 @@ class Static:
         """The meeting of one attempt.
 
         Raises:
-            PortError: the port that was asked for is taken, or there is no free one.
+            PortError: the port that the user named is taken, or no port is free.
         """
         job = self._job
         sizes = tuple([len(host.slots) for host in job.hosts]) or (local_world_size,) * job.node_count
@@ -59,23 +59,24 @@ class Static:
         return self._membership
 
     def _port(self, attempt: int) -> tuple[int, bool]:
-        """The port of one attempt, and whether it stands in for the usual one."""
+        """The port of one attempt, and whether it replaces the default port."""
         asked, shared = self._job.meeting.port, self._job.node_count > 1
         if attempt and asked and not shared and not self._ports.is_free(asked):
-            # The job has run there before: it does not end because somebody else has taken the port since.
+            # The job has used this port before. It does not end because another process has taken the port
+            # since.
             return self._ports.pick(), False
         return choose_port(asked, shared=shared, ports=self._ports, here=self._node_rank == 0)
 
 
 def choose_port(asked: int | None, *, shared: bool, ports: Ports, here: bool = True) -> tuple[int, bool]:
-    """Return the master port, and whether it stands in for the default one because that is taken.
+    """Return the master port, and whether it replaces the default port because that is taken.
 
-    ``asked`` is the user's (None: not said; 0: any free one). ``shared``: other nodes must arrive at the same
-    port by themselves, so none can be chosen here. ``here``: rank 0 listens on this node; elsewhere the port
-    may well be in use.
+    ``asked`` is the user's port (None: not given; 0: any free one). ``shared``: other nodes must find the
+    same port by themselves, so we cannot choose another. ``here``: rank 0 listens on this node; on other
+    nodes the port may be in use.
 
     Raises:
-        PortError: not a port, taken, not permitted, or to be chosen though it is shared.
+        PortError: not a port, taken, not permitted, or 0 though it is shared.
     """
     if asked is not None and not 0 <= asked <= LAST_PORT:
         raise PortError(f"master port {asked} is none, expected 1 to {LAST_PORT}, or 0 for any free one")

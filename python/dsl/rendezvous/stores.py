@@ -1,4 +1,4 @@
-"""What the stores of every version of torch can be asked."""
+"""Questions that the stores of every version of torch can answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ABSENT = "\x00absent"
 
 
 def read_json(text: str | bytes) -> dict[str, Any] | None:
-    """The object that somebody has written; None: something else."""
+    """The JSON object in a text that another node wrote; None for any other text."""
     from json import loads
 
     try:
@@ -30,5 +30,5 @@ def has_keys(store: Any, keys: Iterable[str]) -> bool:
     """
     if hasattr(store, "check"):
         return bool(store.check(list(keys)))
-    # Before torch 2.3 none can be asked. Comparing makes no key, and says that an absent one is as expected.
+    # Stores before torch 2.3 have no `check`. Comparing makes no key, and reports an absent key as expected.
     return all(bytes(store.compare_set(key, ABSENT, ABSENT)) != ABSENT.encode() for key in keys)

@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Open
 
 TIMEOUT_S = 600.0
-"""So long the nodes wait for each other before the first round, as torch's static rendezvous does."""
+"""How long the nodes wait for each other before the first round, as torch's static rendezvous does."""
 
 SIGN_OF_LIFE_S, MOST_MISSED = 5.0, 3
-"""A node that is silent for the product of these is lost; torch's names and values."""
+"""A node that is silent for the product of these two is lost. The values are torch's."""
 
 LONGEST_COMMAND = 1500
-"""Characters of a command that a message names."""
+"""Most characters of a command in a message."""
 
 BEATS = 6
-"""In that time each side says so often that it is alive."""
+"""Signs of life that each side sends within the time of silence."""
 
 
 @record
@@ -30,19 +30,19 @@ class Terms:
     node_count: int
     """Number of nodes."""
     node_rank: int
-    """Place of this one."""
+    """Place of this node."""
     address: str
-    """Where node 0 is called, without brackets."""
+    """Address of node 0, without brackets."""
     port: int
     """The port there."""
     run_id: str
     """Name of the job."""
     host: str
-    """What messages call this node."""
+    """Name of this node in messages."""
     timeout_s: float
-    """How long it waits for the first round."""
+    """How long this node waits for the first round."""
     silence_s: float
-    """After so many seconds of silence the other side is lost."""
+    """After this many seconds of silence the other side is lost."""
     command: tuple[str, ...] = ()
     """See `dsl.rendezvous.words.Open`."""
     rank_at: int = 0
@@ -53,7 +53,7 @@ class Terms:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
     def command_of(self, place: int) -> str:
-        """What to type for another node; empty: nothing that can be said on a line."""
+        """What to type for another node; empty if that does not fit on a line."""
         from shlex import join
 
         words = (*self.command[: self.rank_at], "--node-rank", str(place), *self.command[self.rank_at :])
@@ -67,10 +67,10 @@ class Terms:
 
 
 def terms_of(order: Open) -> Terms:
-    """What the agent has said.
+    """Terms from the agent's order.
 
     Raises:
-        OptionError: a setting is no number, or the place or the meeting point is none.
+        OptionError: a setting is not a number, or the place or the meeting point is not valid.
     """
     settings = dict(order.settings)
     host, _, digits = order.endpoint.rpartition(":")

@@ -1,8 +1,7 @@
-"""The delegate's half that knows torch: makes a handler of its registry, and sees all that passes.
+"""The part of the delegate that knows torch: makes a handler from its registry, and sees every state.
 
-torch is imported inside the functions here, in the delegate's process alone. Of torch's names those without
-an underscore are relied on. The others make it quicker or tell more, and each is looked for before it is
-used.
+The functions here import torch, only in the delegate's process. They rely on torch's names without an
+underscore. Names with an underscore make it faster or tell more; the code checks for each before it uses it.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Open
 
 PORTS = {"c10d": 29400, "etcd-v2": 2379, "etcd": 2379}
-"""Where a backend listens if the endpoint does not say."""
+"""Port of a backend if the endpoint names none."""
 LOCAL = "127.0.0.1"
 
 
-class Interrupted(Exception):  # noqa: N818 - nothing is wrong: the agent wants something else
-    """What is being done is wanted no more."""
+class Interrupted(Exception):  # noqa: N818 - not an error: the agent wants something else
+    """The agent no longer wants the present order."""
 
 
 class Hooks:
-    """What the delegate does while torch works."""
+    """Calls into the delegate while torch works."""
 
     def saw(self, view: View) -> None:
-        """A state has passed."""
+        """torch has read or written this state."""
 
     def pause(self, seconds: float) -> None:
-        """torch would sleep so long before it asks the store again.
+        """Sleep in torch's place before it asks the store again.
 
         Raises:
             Interrupted: do not go on.
         """
 
     def check(self) -> None:
-        """torch is about to ask the store.
+        """Decide whether torch may ask the store.
 
         Raises:
             Interrupted: do not go on.
@@ -56,7 +55,7 @@ class Hooks:
 
 
 class Watched:
-    """A backend of torch's that shows each state that passes, and tells the others of what it has written."""
+    """A backend of torch's that shows us each state, and tells the other nodes when it has written one."""
 
     def __init__(self, backend: Any, hooks: Hooks, news: News | None) -> None:
         self._backend = backend
@@ -66,11 +65,11 @@ class Watched:
 
     @property
     def name(self) -> str:
-        """As torch calls it."""
+        """torch's name of the backend."""
         return str(self._backend.name)
 
     def get_state(self) -> Any:
-        """Read the state, and the token that stands for it."""
+        """Read the state and its token."""
         self._hooks.check()
         found = self._backend.get_state()
         if found is not None:
@@ -78,7 +77,7 @@ class Watched:
         return found
 
     def set_state(self, state: bytes, token: Any = None) -> Any:
-        """Write the state if nobody else has since the token was read."""
+        """Write the state if no other node has written it since the token was read."""
         self._hooks.check()
         found = self._backend.set_state(state, token)
         if found is not None:
@@ -95,14 +94,14 @@ class Watched:
 
 
 def view_of(data: bytes) -> View:
-    """What the bytes of a state say."""
+    """The view in the bytes of a state."""
     import pickle
 
-    return read_state(pickle.loads(data))  # noqa: S301 - torch's protocol: every node loads it all the same
+    return read_state(pickle.loads(data))  # noqa: S301 - torch's protocol: every node loads it anyway
 
 
 def change_state(backend: Any, change: Callable[[Any], bool]) -> bool:
-    """Change torch's state. ``change`` gets the object, and says whether it has changed it."""
+    """Change torch's state. ``change`` gets the object, and returns whether it has changed it."""
     import pickle
 
     for _ in range(100):
@@ -119,31 +118,31 @@ def change_state(backend: Any, change: Callable[[Any], bool]) -> bool:
 
 
 class Site:
-    """Where the nodes meet: a handler of torch's and what belongs to it."""
+    """Where the nodes meet: torch's handler and its parts."""
 
     def __init__(self, order: Open) -> None:
         self.order = order
         self.handler: Any = None
         self.backend: Any = None
-        """Of a dynamic handler: what it works with."""
+        """The backend of a dynamic handler."""
         self.watch_backend: Any = None
-        """The same by a connection of its own, for the thread that watches: it waits there."""
+        """The backend on a second connection, for the watching thread, which waits there."""
         self.store: Any = None
         """The store beneath all rounds."""
         self.watch_store: Any = None
-        """The same by that connection."""
+        """The store on the second connection."""
         self.news: News | None = None
-        """For those who write."""
+        """For writing threads."""
         self.is_host = False
-        """This process hosts the store."""
+        """Whether this process hosts the store."""
         self.can_wait = False
-        """The store tells when a key comes."""
+        """Whether the store can wait for a key."""
         self.place = where(order)
-        """What users call it."""
+        """Name of the place for users."""
 
     @property
     def is_dynamic(self) -> bool:
-        """torch's own handler, whose state can be seen."""
+        """Whether this is torch's own handler, whose state we can see."""
         return self.backend is not None
 
     @property
@@ -154,7 +153,7 @@ class Site:
         return not hasattr(SimpleElasticAgent, "_share_and_gather")
 
     def new_news(self) -> News:
-        """For another thread, on the connection that watches."""
+        """News for another thread, on the watching connection."""
         return News(self.watch_store, self.order.run_id, can_wait=self.can_wait)
 
 
@@ -164,7 +163,7 @@ def is_file(order: Open) -> bool:
 
 
 def where(order: Open) -> str:
-    """What users call the place where the nodes meet."""
+    """The users' name for the place where the nodes meet."""
     if is_file(order):
         return order.endpoint or "a file of its own"
     host, port = host_and_port(order)
@@ -184,7 +183,7 @@ def open_site(order: Open, hooks: Hooks) -> Site:
     """Make the handler.
 
     Raises:
-        RendezvousError: the endpoint is none.
+        RendezvousError: the endpoint is not valid.
         Exception: torch's errors.
     """
     from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -221,7 +220,7 @@ def open_site(order: Open, hooks: Hooks) -> Site:
 
 
 def _open_c10d(site: Site, parameters: Callable[..., Any]) -> None:
-    """Connect twice: for the handler, and for the thread that watches."""
+    """Connect twice: for the handler, and for the watching thread."""
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
         C10dRendezvousBackend,
         create_backend,
@@ -245,7 +244,7 @@ def _path_of(store: Any, endpoint: str) -> str:
 
 
 def _open_tcp(site: Site, parameters: Callable[..., Any], create: Callable[..., Any]) -> Any:
-    """Host the store where the endpoint is this machine, unless another process here does already."""
+    """Host the store if the endpoint is this machine, unless another process here hosts it already."""
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
     order = site.order
@@ -265,7 +264,7 @@ def _open_tcp(site: Site, parameters: Callable[..., Any], create: Callable[..., 
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or an address is this machine's, by any of its interfaces."""
+    """Whether a name or an address belongs to this machine, on any interface."""
     return (
         host == "localhost"
         or host == os.uname().nodename
@@ -284,7 +283,7 @@ def _another_connection(site: Site, host: str) -> Any:
 
 
 def _from_registry(parameters: Any) -> Any:
-    """A handler that somebody has registered; by an entry point, too, where torch does not look for those."""
+    """A registered handler. We also look at entry points, if this version of torch does not."""
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
 
     known = getattr(registry, "_registry", {})
@@ -306,21 +305,21 @@ def _from_registry(parameters: Any) -> Any:
 
 
 def _be_unique() -> None:
-    """Have torch count its nodes from a number of ours: host and pid may be those of another container."""
+    """Make torch number its nodes from a random number: another container may share host and pid."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as module
 
     names: Any = getattr(getattr(module, "DynamicRendezvousHandler", None), "_node_desc_generator", None)
     if hasattr(names, "_local_id"):
-        names._local_id = int.from_bytes(os.urandom(4), "little")  # noqa: SLF001 - there is no other way
+        names._local_id = int.from_bytes(os.urandom(4), "little")  # noqa: SLF001 - torch offers no other way
 
 
 def _quicken(handler: Any, hooks: Hooks) -> None:
-    """Take torch's pauses out of its way. Without these names it is only slower."""
+    """Shorten torch's pauses. If torch lacks these names, it is only slower."""
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as module
 
     holder = getattr(handler, "_state_holder", None)
     if holder is not None and hasattr(holder, "_cache_duration"):
-        holder._cache_duration = 0  # noqa: SLF001 - what it may show is a second old
+        holder._cache_duration = 0  # noqa: SLF001 - a cached state may be a second old
 
     def delay(seconds: float | tuple[float, float]) -> None:
         least, most = seconds if isinstance(seconds, tuple) else (seconds, seconds)
@@ -328,7 +327,7 @@ def _quicken(handler: Any, hooks: Hooks) -> None:
 
     for name, stand_in in (
         ("_delay", delay),
-        # It looks through the whole stack and its sources, to name a function in an event that nobody reads.
+        # It searches the whole stack and its sources to name a function in an event that is never read.
         ("get_method_name", lambda _depth=2: "rendezvous"),
         ("RendezvousStoreInfo", _NoStoreInfo),
     ):
@@ -337,9 +336,9 @@ def _quicken(handler: Any, hooks: Hooks) -> None:
 
 
 class _NoStoreInfo:
-    """Stands in for torch's agreement about MASTER_ADDR, whose key a node under torchrun may never write.
+    """Replaces torch's agreement about MASTER_ADDR, whose key a node under torchrun may never write.
 
-    We make the same agreement without waiting for that: `dsl.rendezvous.circle`.
+    `dsl.rendezvous.circle` makes the same agreement without waiting for that key.
     """
 
     def __init__(self, *_args: object, **_kwargs: object) -> None:
@@ -351,7 +350,7 @@ class _NoStoreInfo:
 
 
 def node_of(handler: Any, local_addr: str | None) -> Node:
-    """How torch calls this node."""
+    """torch's name of this node."""
     node = getattr(handler, "_this_node", None)
     if node is not None:
         return (node.addr, node.pid, node.local_id)
@@ -361,14 +360,14 @@ def node_of(handler: Any, local_addr: str | None) -> Node:
 
 
 def stop_heartbeats(handler: Any) -> None:
-    """Be silent, so that nobody believes that this node is still there."""
+    """Stop the heartbeats, so that no node believes that this node is still there."""
     stop = getattr(handler, "_stop_heartbeats", None)
     if stop is not None:
-        threading.Thread(target=stop, daemon=True).start()  # it waits for a beat that is on its way
+        threading.Thread(target=stop, daemon=True).start()  # torch waits for a heartbeat that is under way
 
 
 def next_round(handler: Any) -> tuple[Any, int, int, tuple[str, int] | None]:
-    """Join the next round: its store, our rank, the number of nodes, the master if the handler tells it."""
+    """Join the next round. Returns its store, our rank, the number of nodes, and the master if known."""
     info = handler.next_rendezvous()
     if isinstance(info, tuple):  # torch before 2.4
         return (*info, None)
@@ -378,7 +377,7 @@ def next_round(handler: Any) -> tuple[Any, int, int, tuple[str, int] | None]:
 
 
 def earlier_stores(site: Site, number_: int) -> Iterator[Any]:
-    """The stores of the rounds before that one, the last first."""
+    """The stores of the earlier rounds, the latest first."""
     from torch.distributed import PrefixStore
 
     for one in range(number_ - 1, -1, -1):
@@ -397,6 +396,6 @@ def clear_store(host: str, port: int) -> bool:
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5), wait_for_workers=False)
         for key in store.list_keys():
             store.delete_key(key)
-    except Exception:  # noqa: BLE001 - whatever it is, it could not be cleared
+    except Exception:  # noqa: BLE001 - for any error: the store could not be cleared
         return False
     return True

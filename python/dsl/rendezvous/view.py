@@ -1,7 +1,7 @@
-"""What torch's rendezvous holds at a moment, in values of ours, and what follows from two such moments.
+"""The state of torch's rendezvous in our own values, and what follows from two such states.
 
 torch keeps one object for all nodes, which each of them reads and writes. Its attributes have had the same
-names since 1.9; only ``redundancy_list`` is younger. Nothing is looked up here: times are given.
+names since 1.9; only ``redundancy_list`` is younger. The code here reads no clock: callers pass times in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     Node: TypeAlias = tuple[str, int, int]
-    """Address, pid and a number of its own: how torch tells nodes apart. Nodes are ordered by it."""
+    """Address, pid and a local number: torch tells nodes apart by these, and orders them."""
 
 
 @record
@@ -36,11 +36,11 @@ class View:
     spares: tuple[Node, ...] = ()
     """Nodes beyond the most that the job takes."""
     heartbeats: tuple[tuple[Node, float], ...] = ()
-    """When each node was last heard, by its own clock, in seconds since the epoch."""
+    """Last heartbeat of each node, by its own clock, in seconds since the epoch."""
 
     @property
     def structure(self) -> tuple[object, ...]:
-        """All but the heartbeats."""
+        """Everything except the heartbeats."""
         return (
             self.round,
             self.is_complete,
@@ -51,7 +51,7 @@ class View:
         )
 
     def heard_s(self, node: Node) -> float | None:
-        """When a node was last heard."""
+        """Time of a node's last heartbeat."""
         return dict(self.heartbeats).get(node)
 
 
@@ -70,21 +70,21 @@ def read_state(state: Any) -> View:
 
 
 def name_node(node: Any) -> Node:
-    """What torch's descriptor of a node says."""
+    """Our name for a node, from torch's descriptor."""
     return (node.addr, node.pid, node.local_id)
 
 
 def _epoch_s(moment: Any) -> float:
-    """Seconds since the epoch. Before 2.6 torch's times had no zone, and were UTC all the same."""
+    """Seconds since the epoch. Before 2.6 torch's times had no zone, but were UTC too."""
     seconds: float = timegm(moment.utctimetuple()) + moment.microsecond / 1e6
     return seconds
 
 
 def take_out(state: Any, node: Node, least: int) -> bool:
-    """Take a node out of torch's object, as torch itself does with one that goes; whether it was there.
+    """Take a node out of torch's object, as torch does when a node leaves. Returns whether it was there.
 
-    A complete round whose last node goes makes place for the next one; a round that is not complete and
-    has too few nodes now waits without an end for others.
+    A complete round whose last node goes makes room for the next round. An incomplete round that now has too
+    few nodes waits for others without a time limit.
     """
     was_in = False
     lists: list[set[Any]] = [state.wait_list, getattr(state, "redundancy_list", set())]
@@ -106,7 +106,7 @@ def take_out(state: Any, node: Node, least: int) -> bool:
 
 
 def end_last_call(state: Any) -> bool:
-    """Let a round begin that has enough nodes, instead of waiting for more; whether that was to be."""
+    """Let a round with enough nodes begin now. Returns whether it would have waited for more nodes."""
     if state.complete or state.deadline is None:
         return False
     past = state.deadline.replace(year=1972)  # of the kind that this version of torch compares with
@@ -116,11 +116,11 @@ def end_last_call(state: Any) -> bool:
 
 
 class Clocks:
-    """Whether the clocks of the nodes agree, judged by the heartbeats: each carries the time of who wrote it.
+    """Whether the nodes' clocks agree, judged by heartbeats: each carries the time of its writer's clock.
 
-    A heartbeat that was not there at the last look was written since. So the clock of its writer is known up
-    to the time between two looks. One that was there before is of any age, and proves something only if it
-    lies in the future.
+    A heartbeat that is new since the last look was written between the two looks. So we know the writer's
+    clock to within the time between these looks. An older heartbeat may have any age, and proves something
+    only if its time lies in the future.
     """
 
     def __init__(self, most_s: float) -> None:
@@ -129,7 +129,7 @@ class Clocks:
         self._seen: dict[Node, float] | None = None
         self._looked_s = 0.0
         self.offsets: dict[Node, float] = {}
-        """Clock of a node less ours, of those that are known."""
+        """A node's clock minus ours, for nodes whose clock is known."""
 
     def look(self, view: View, own: Node, wall_s: float) -> None:
         """Take in a view. ``wall_s``: the time by our clock."""
@@ -152,12 +152,12 @@ class Clocks:
 
     @property
     def is_ours_wrong(self) -> bool:
-        """More clocks differ from ours than agree with it."""
+        """Whether more clocks differ from ours than agree with it."""
         return len(self.far()) > len(self.offsets) - len(self.far())
 
 
 class Pulse:
-    """Which nodes live: those whose heartbeat has changed lately, whatever it says."""
+    """Which nodes are alive: those whose heartbeat has changed lately, to any value."""
 
     def __init__(self, most_s: float) -> None:
         """``most_s``: a node that is silent for longer is gone."""
@@ -174,24 +174,24 @@ class Pulse:
         }
 
     def is_alive(self, node: Node, now_s: float) -> bool:
-        """Whether a node has been heard of lately."""
+        """Whether a node's heartbeat has changed lately."""
         return node in self._last and now_s - self._last[node][1] <= self._most_s
 
 
 @record
 class Circle:
-    """The nodes of the round that runs."""
+    """The nodes of the running round."""
 
     round: int
     """Number of the round."""
     nodes: tuple[Node, ...]
     """By node rank."""
     names: tuple[str, ...]
-    """What users call them, by node rank."""
+    """Their names for users, by node rank."""
 
 
 def missing(circle: Circle, view: View) -> tuple[Node, ...]:
-    """Nodes of a round that are in it no longer. One that meets the others again has not left."""
+    """Nodes that are no longer in their round. A node that meets the others again has not left."""
     if view.round != circle.round or view.is_closed:
         return ()
     there = {*view.participants, *view.waiting, *view.spares}
@@ -199,6 +199,6 @@ def missing(circle: Circle, view: View) -> tuple[Node, ...]:
 
 
 def names_of(circle: Circle, nodes: tuple[Node, ...]) -> tuple[str, ...]:
-    """What users call nodes of a round."""
+    """Names of a round's nodes for users."""
     names: Mapping[Node, str] = dict(zip(circle.nodes, circle.names, strict=True))
     return tuple([names.get(node, node[0]) for node in nodes])

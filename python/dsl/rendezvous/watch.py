@@ -1,7 +1,7 @@
-"""The thread of a delegate that watches: what others tell, who comes and goes, whether the store answers.
+"""The watching thread of a delegate: news of other nodes, nodes that come and go, a silent store.
 
-It has a connection of its own, so that it may wait in the store while torch's handler works with another
-one.
+It has a connection of its own, so that it may wait in the store while torch's handler uses another
+connection.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from dsl.rendezvous.words import Answer
 
 LOOK_S = 1.0
-"""So often the state is read without a word: nodes that are not ours do not tell, and the dead cannot."""
+"""How often we read the state without news: nodes that are not ours send none, and dead nodes cannot."""
 SURE_S = 1.0
-"""A node that is missing without a word may be between two steps of torch's protocol for so long."""
+"""A node that is missing without news may be between two steps of torch's protocol for this long."""
 SURE_ALONE_S = 3.0
-"""The same where more depends on it: whether this node goes, or a round begins."""
+"""The longer time before a decision that this node leaves, or that a round begins."""
 MOST_HELD = 256
-"""News of rounds that have not begun here."""
+"""Most news that we hold for rounds that have not begun here."""
 SILENT_S = 20.0
-"""A store that has not answered for so long is as good as gone."""
+"""A store that has not answered for this long counts as lost."""
 
 
 class Watcher:
@@ -42,13 +42,13 @@ class Watcher:
     def __init__(self, site: Site, node: Node, say: Callable[[Answer], None]) -> None:
         self._site = site
         self.node = node
-        """What this node is called, by torch or, where torch does not tell, by its place in the round."""
+        """This node's name in torch, or its place in the round if torch does not tell."""
         self._say = say
         self._news: News | None = None
         self._lock = threading.Lock()
         self._circle: Circle | None = None
         self._held: list[dict[str, Any]] = []
-        self._gone: set[Node] = set()  # for good: no node ever has the same name
+        self._gone: set[Node] = set()  # for good: no two nodes ever have the same name
         self._seen_s: dict[Node, float] = {}
         self._missing_since: dict[Node, float] = {}
         self._told: Changed | None = None
@@ -63,7 +63,7 @@ class Watcher:
         self._clocks = Clocks(max(self.expiry_s - interval_s, 1.0))
         self._warned: set[Node] = set()
         self.view = View()
-        """The last one that was read."""
+        """The last view that was read."""
         self.wake = threading.Event()
         """Something may have changed."""
         self.is_over = False
@@ -71,7 +71,7 @@ class Watcher:
         self.is_lost = False
         """The store does not answer."""
         self.is_finishing = False
-        """The workers here have ended well: nothing of theirs depends on the store any more."""
+        """The workers here have ended well, and need the store no more."""
 
     def start(self) -> None:
         """Begin to watch, from now on."""
@@ -80,7 +80,7 @@ class Watcher:
         threading.Thread(target=self._run, name="watcher", daemon=True).start()
 
     def watch(self, circle: Circle | None, news: News | None = None) -> None:
-        """The workers of a round run, or (None) do not. ``news``: of a handler that is not dynamic."""
+        """Note that a round's workers run (None: no workers). ``news``: for handlers that are not dynamic."""
         with self._lock:
             self._circle, self._round_news = circle, news or self._round_news
             self._told = Changed(len(circle.nodes), 0, False, ()) if circle else None
@@ -91,40 +91,40 @@ class Watcher:
         self.wake.set()
 
     def others(self) -> tuple[Node, ...]:
-        """Other nodes of the job that live."""
+        """Other nodes of the job that are alive."""
         view, now_s = self.view, time.monotonic()
         nodes = dict.fromkeys([*view.participants, *view.waiting, *view.spares])
         return tuple([node for node in nodes if node != self.node and self._pulse.is_alive(node, now_s)])
 
     def expected(self) -> tuple[Node, ...]:
-        """Nodes that should be in the next round: those of the present one, and those that wait."""
+        """Nodes that should be in the next round: those of the present round, and those that wait."""
         nodes = self._circle.nodes if self._circle is not None and self._site.is_dynamic else ()
         return tuple(dict.fromkeys([*nodes, *self.view.waiting])) if nodes else ()
 
     def may_come(self, node: Node) -> bool:
-        """Whether a node has not gone for sure."""
+        """Whether a node may still come: it is not surely gone."""
         seen_s = self._seen_s.get(node, float("-inf"))
         return node not in self._gone and time.monotonic() - seen_s <= SURE_ALONE_S
 
     @property
     def is_alone(self) -> bool:
-        """No other node is in the job any more. One that meets again is out of it for an instant."""
+        """Whether no other node is left. A node that meets again is out of the job only for an instant."""
         return time.monotonic() - self._company_s > SURE_ALONE_S
 
     def pause(self, seconds: float) -> None:
-        """Sleep until something may have changed, or for so long."""
+        """Sleep for ``seconds``, or until something may have changed."""
         self.wake.wait(seconds)
         self.wake.clear()
 
     def hear_all(self) -> None:
-        """Return when all has been heard that was told before, or the store is gone."""
-        enough = self._turns + 2  # the present one may have read too early
+        """Return when all news sent before this call was read, or the store is gone."""
+        enough = self._turns + 2  # the present turn may have read too early
         end_s = time.monotonic() + 3 * LOOK_S
         while self._turns < enough and time.monotonic() < end_s:
             self.pause(LOOK_S)
 
     def ask_if_silent(self) -> None:
-        """Say once that the store has not answered for long. Any thread may ask."""
+        """Report once that the store has not answered for long. Any thread may call this."""
         if time.monotonic() - self._answered_s > SILENT_S:
             self._lose()
 
@@ -132,7 +132,7 @@ class Watcher:
         while True:
             try:
                 self._turn()
-            except Exception:  # noqa: BLE001 - a store that is gone raises many classes
+            except Exception:  # noqa: BLE001 - a lost store raises errors of many classes
                 self._lose()
                 time.sleep(LOOK_S)
             else:
@@ -159,7 +159,7 @@ class Watcher:
         self.wake.set()
 
     def _view_of_other(self) -> View:
-        """What a handler tells that is not dynamic."""
+        """The view of a handler that is not dynamic."""
         circle, handler = self._circle, self._site.handler
         if circle is None:
             return View()
@@ -208,7 +208,7 @@ class Watcher:
         self._warn_of_clocks(view)
         left = self._left(circle, view, now_s)
         node_count = len(circle.nodes) - len(left)
-        # Older versions of torch have no list of spares. A node of the round that waits means to meet again.
+        # Older versions of torch have no list of spares. A waiting node of the round wants to meet again.
         has_place = node_count < self._site.order.max_nodes
         changed = Changed(
             node_count=node_count,
@@ -226,7 +226,7 @@ class Watcher:
         if not self._site.is_dynamic:
             return tuple([node for node in circle.nodes if node in self._gone])
         if view.round > circle.round:
-            return (self.node,) if self.node in circle.nodes else ()  # they have dropped us, and gone on
+            return (self.node,) if self.node in circle.nodes else ()  # the others have dropped us and gone on
         absent = missing(circle, view)
         self._missing_since = {node: self._missing_since.get(node, now_s) for node in absent}
         sure = [
@@ -261,7 +261,7 @@ def wall_s() -> float:
 
 
 def describe_clock(host: str, offset_s: float) -> str:
-    """What users should know of a clock that is too far from ours."""
+    """What users should know about a clock that is too far from ours."""
     side = "ahead of" if offset_s > 0 else "behind"
     return (
         f"the clock of {host} is {abs(offset_s):.0f} s {side} this one's: nodes drop each other whose clocks "
@@ -270,7 +270,7 @@ def describe_clock(host: str, offset_s: float) -> str:
 
 
 def _node_of(item: dict[str, Any]) -> Node | None:
-    """Whose news it is; None: nobody's, whoever has written it."""
+    """The node that an item is about; None if the item names no valid node."""
     node = item.get("node")
     if not isinstance(node, list) or list(map(type, node)) != [str, int, int]:
         return None
@@ -278,7 +278,7 @@ def _node_of(item: dict[str, Any]) -> Node | None:
 
 
 def _failure(item: dict[str, Any], *, final: bool) -> PeerFailed | None:
-    """The failure that it tells of; None: of none that can be."""
+    """The failure in an item; None if the item is not valid."""
     found = {name: item.get(name) for name in ("host", "rank", "code", "line")}
     try:
         failure: PeerFailed = make(PeerFailed, {**found, "final": final})

@@ -1,4 +1,4 @@
-"""The event loop of a delegate, and connections of lines that it waits for: one thread, nothing is polled."""
+"""The event loop of a delegate, and its connections of lines: one thread, no polling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 16
 FAREWELL_S = 2.0
-"""So long the other side may take to read what was said last."""
+"""Time that the other side has to read the last lines."""
 
 ENDED = "the connection has ended"
 
@@ -22,13 +22,13 @@ _RESET = (errno.ECONNRESET, errno.EPIPE)
 
 
 class Loop:
-    """Calls back when descriptors are ready, and when times have come."""
+    """Calls back when descriptors are ready, and when times are due."""
 
     def __init__(self) -> None:
         self.is_over = False
         """Set it to leave `run`."""
         self.each_turn: Callable[[], None] | None = None
-        """Is called when all has been served that was there."""
+        """Called after all ready descriptors and due times were served."""
         self._epoll = select.epoll()
         self._calls: dict[int, Callable[[int], None]] = {}
         self._due: dict[Hashable, tuple[float, Callable[[], None]]] = {}
@@ -43,24 +43,25 @@ class Loop:
         self._calls[fd] = call
 
     def unwatch(self, fd: int) -> None:
-        """Stop that; before the descriptor is closed."""
+        """Stop watching a descriptor. Call it before you close the descriptor."""
         if self._calls.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def at(self, key: Hashable, due_s: float, call: Callable[[], None]) -> None:
-        """Call back at a time of `time.monotonic`; in place of what the same key was to call."""
+        """Call back at a time of `time.monotonic`. Replaces an earlier call with the same key."""
         self._due[key] = (due_s, call)
 
     def cancel(self, key: Hashable) -> None:
-        """Do not."""
+        """Cancel the call with this key."""
         self._due.pop(key, None)
 
     def run(self) -> None:
-        """Serve until somebody has set `is_over`."""
+        """Serve until `is_over` is set."""
         while not self.is_over:
             due_s = min([one for one, _ in self._due.values()], default=None)
             left_s = -1.0 if due_s is None else max(0.0, due_s - time.monotonic())
-            # What has arrived comes first: who was stopped himself must not take that for others' silence.
+            # Data that has arrived comes first: after we were stopped ourselves, other sides must not seem
+            # silent.
             for fd, mask in self._epoll.poll(left_s):
                 call = self._calls.get(fd)
                 if call is not None:
@@ -75,7 +76,7 @@ class Loop:
 
 
 class Wire:
-    """A connection of lines. ``hear`` gets each; ``lost`` is called, and told why, if it ends by itself."""
+    """A connection of lines. ``hear`` gets each line; ``lost`` gets the reason if the connection is lost."""
 
     def __init__(
         self,
@@ -87,9 +88,9 @@ class Wire:
         longest: int,
         most_queued: int,
     ) -> None:
-        """``longest``: bytes of a line; ``most_queued``: those that may wait for the other side."""
+        """``longest``: most bytes of a line; ``most_queued``: most bytes that may wait for the other side."""
         self.last_heard_s = time.monotonic()
-        """`time.monotonic` when something came."""
+        """`time.monotonic` when data last came."""
         self.is_closed = False
         self._loop, self._socket = loop, sock
         self._hear, self._lost = hear, lost
@@ -101,7 +102,7 @@ class Wire:
         loop.watch(sock.fileno(), self._ready)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that somebody else has read."""
+        """Take bytes that other code has read from the socket."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
@@ -125,13 +126,13 @@ class Wire:
             self._loop.at(self, 0.0, lambda: self.lose("it takes nothing of what is sent"))
 
     def lose(self, why: str) -> None:
-        """Close it, and say why."""
+        """Close the connection, and report why."""
         if not self.is_closed:
             self.close()
             self._lost(why)
 
     def finish(self) -> None:
-        """Close it when the other side has read everything and gone, or after `FAREWELL_S`."""
+        """Close the connection when the other side has read everything and gone, or after `FAREWELL_S`."""
         if self.is_closed or self._is_ending:
             return
         self._is_ending = True
@@ -139,7 +140,7 @@ class Wire:
         self._flush()
 
     def close(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         if not self.is_closed:
             self.is_closed = True
             self._loop.unwatch(self._socket.fileno())
@@ -178,7 +179,7 @@ class Wire:
                 del self._queue[: self._socket.send(self._queue)]
         except OSError as error:
             if error.errno not in _BUSY:
-                self._queue.clear()  # what is still to be read says why
+                self._queue.clear()  # the bytes still to be read say why
         if self._is_ending and not self._queue:
             try:
                 self._socket.shutdown(socket.SHUT_WR)
@@ -189,12 +190,12 @@ class Wire:
 
 
 class Pulse:
-    """Signs of life on some wires, and an eye on those of the other sides."""
+    """Sends signs of life on some wires, and checks those of the other sides."""
 
     def __init__(
         self, loop: Loop, sign: bytes, wires: Callable[[], list[Wire]], *, every_s: float, silence_s: float
     ) -> None:
-        """``sign`` is said every ``every_s``; whoever says nothing for ``silence_s`` at most is lost."""
+        """Sends ``sign`` every ``every_s``. A wire that is silent for ``silence_s`` is lost."""
         self._loop, self._sign, self._wires = loop, sign, wires
         self._every_s, self._silence_s = every_s, silence_s
         self._beat()

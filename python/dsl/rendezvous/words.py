@@ -1,11 +1,13 @@
-"""What an agent and its delegate tell each other: records, and their lines.
+"""Messages between an agent and its delegate: records, and their lines.
 
 The delegate (`dsl.rendezvous.delegate`) takes part in torch's rendezvous for its agent. They talk over a pair
-of sockets: one JSON object a line, in ASCII. The agent's objects have ``do``, those of the delegate ``is``.
+of sockets: one JSON object per line, in ASCII. The agent's objects have the key ``do``, the delegate's have
+``is``.
 
-The first order is `Open`. Each `Meet` is answered with `Met` or `Refused`, a `Finish` with `Finished`. An
-`Open` that cannot be served is answered with `Refused`, too; after that the delegate waits for another order.
-All else comes when it happens. Whoever goes closes its end. A delegate whose agent has gone leaves and ends.
+The first order is `Open`. The delegate answers each `Meet` with `Met` or `Refused`, and a `Finish` with
+`Finished`. It answers an `Open` that it cannot serve with `Refused`, too, and then waits for another order.
+All other messages come when something happens. A side that goes closes its end. A delegate whose agent has
+gone leaves and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     Answer: TypeAlias = "Met | Refused | Changed | PeerFailed | Remark | Finished"
 
 MOST_BYTES = 1 << 20
-"""A line that is longer is damaged."""
+"""A longer line counts as damaged."""
 
 # Text, as in `dsl.model.request`.
 Reason: TypeAlias = "Literal['start', 'failure', 'membership']"
@@ -39,25 +41,25 @@ class Open:
     """agent to delegate, first: where the nodes meet."""
 
     backend: str
-    """torch's name of what holds the store, such as ``c10d``."""
+    """torch's name of the backend that holds the store, such as ``c10d``."""
     endpoint: str
-    """Where that is: HOST, HOST:PORT or empty, as the backend reads it."""
+    """Where the store is: HOST, HOST:PORT or empty, as the backend reads it."""
     run_id: str
     """Name of the job."""
     min_nodes: Count
-    """The job runs with so many nodes."""
+    """The job runs with at least this many nodes."""
     max_nodes: Count
-    """It takes no more."""
+    """The job takes at most this many nodes."""
     local_addr: str | None
-    """By which the others reach this node, and by which the nodes are ordered; None: its name."""
+    """The address by which the others reach this node, and by which nodes are ordered; None: its name."""
     settings: tuple[tuple[str, str], ...]
     """Settings of the backend."""
     host: Shown
-    """What the user calls this node in messages."""
+    """This node's name in messages."""
     command: tuple[str, ...] = ()
-    """The command of this node without its place, for messages; empty: there is none."""
+    """The command of this node without its place, for messages; empty without one."""
     rank_at: Count = 0
-    """Before this word of it the place of a node belongs."""
+    """Index of the word in ``command`` before which a node's place belongs."""
 
 
 @record
@@ -67,11 +69,11 @@ class Meet:
     local_world_size: Size
     """Number of workers of this node."""
     role: str
-    """What they are called."""
+    """The role of these workers."""
     restarts: Count
-    """Restarts that count and that this node knows of, its own failure included."""
+    """Counted restarts that this node knows of, including its own failure."""
     reason: Reason
-    """Why it joins, as far as it knows."""
+    """Why this node joins, as far as it knows."""
 
 
 @record
@@ -98,7 +100,7 @@ class Finish:
 
 @record
 class Fail:
-    """agent to delegate: the job is over, a worker failed and is not started again. Close it, and end."""
+    """agent to delegate: the job is over, a worker failed and is not restarted. Close the job, and end."""
 
     rank: RankOrNone
     """Global rank; -1: it has none."""
@@ -119,21 +121,21 @@ class Met:
     local_world_sizes: tuple[Size, ...]
     """Number of workers of each node, by node rank."""
     first_role_rank: Count
-    """Rank of this node's first worker among those of its role."""
+    """Rank of this node's first worker within its role."""
     role_world_size: Count
-    """Number of workers of that role over all nodes."""
+    """Number of workers of that role on all nodes."""
     address: Shown
     """Where rank 0 listens."""
     port: Port
     """Port there."""
     restarts: Count
-    """Restarts that count: the most that any node knows of."""
+    """Counted restarts: the most that any node knows of."""
     reason: Reason
-    """Why there is this round: a failure anywhere comes before all else."""
+    """Why there is this round. A failure on any node comes before other reasons."""
     hosts: tuple[Shown, ...]
     """Names of the nodes, by node rank; a node that is not ours has the address that torch knows."""
     nodes: tuple[str, ...]
-    """What tells the nodes apart, by node rank: hosts may have one name. A node keeps it in every round."""
+    """Tells the nodes apart, by node rank: hosts may share a name. A node keeps its text in every round."""
 
 
 @record
@@ -148,18 +150,18 @@ class Refused:
 
 @record
 class Changed:
-    """delegate to agent: who takes part has changed. Wire name ``membership``."""
+    """delegate to agent: the membership has changed. Wire name ``membership``."""
 
     node_count: Count
     """Nodes of the present round that are left."""
     waiting: Count
-    """Nodes that wait for the next one."""
+    """Nodes that wait for the next round."""
     closed: bool
     """No round can follow."""
     left: tuple[Shown, ...]
-    """Names of the nodes that have left the round, by themselves or because nothing is heard of them."""
+    """Names of the nodes that have left the round, by themselves or by falling silent."""
     has_dropped_us: bool = False
-    """This node is the one that is gone: the others have missed it, and go on."""
+    """The others take this node for gone, and go on without it."""
 
 
 @record
@@ -173,14 +175,14 @@ class PeerFailed:
     code: Code
     """Its exit code, or 128 + the signal."""
     line: Shown
-    """What that node says of it."""
+    """That node's line about the failure."""
     final: bool
     """The job is over."""
 
 
 @record
 class Remark:
-    """delegate to agent: something the user should read. Wire name ``notice``."""
+    """delegate to agent: a text that the user should read. Wire name ``notice``."""
 
     level: str
     """``info`` or ``warning``."""
@@ -190,7 +192,7 @@ class Remark:
 
 @record
 class Finished:
-    """delegate to agent: the other nodes have finished, too, or cannot be waited for."""
+    """delegate to agent: the other nodes have finished, too, or we cannot wait for them."""
 
 
 ORDERS: dict[str, type] = {
@@ -212,7 +214,7 @@ ANSWERS: dict[str, type] = {
 
 
 def order_to_line(order: Order) -> bytes:
-    """Write a line of the agent, its end included."""
+    """Write a line of the agent with its line feed."""
     return _write("do", ORDERS, order)
 
 
@@ -220,14 +222,14 @@ def order_from_line(line: bytes) -> Order:
     """Read a line of the agent.
 
     Raises:
-        RendezvousError: it is none.
+        RendezvousError: the line is damaged.
     """
     found: Order = _read("do", ORDERS, line, "an order")
     return found
 
 
 def answer_to_line(answer: Answer) -> bytes:
-    """Write a line of the delegate, its end included."""
+    """Write a line of the delegate with its line feed."""
     return _write("is", ANSWERS, answer)
 
 
@@ -235,20 +237,20 @@ def answer_from_line(line: bytes) -> Answer:
     """Read a line of the delegate.
 
     Raises:
-        RendezvousError: it is none.
+        RendezvousError: the line is damaged.
     """
     found: Answer = _read("is", ANSWERS, line, "an answer")
     return found
 
 
 class Lines:
-    """Cuts what arrives into lines."""
+    """Cuts incoming bytes into lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that the data ends, without their ends.
+        """Return the lines that ``data`` completes, without their line feeds.
 
         Raises:
             RendezvousError: a line is longer than `MOST_BYTES`.
@@ -279,7 +281,7 @@ def _read(key: str, table: dict[str, type], line: bytes, what: str) -> Any:
 
 
 def make(kind: type, found: Mapping[str, Any]) -> Any:
-    """A record of what somebody else has written, every field within its bounds.
+    """A record from what another process wrote, with every field within its bounds.
 
     Raises:
         JobFormatError: which field is wrong.
