@@ -1,1 +1,1 @@
-"""Autotuning: finds the config with which a training script runs best, by running it with many."""
+"""Autotuning: finds the config with which a training script runs best, by trying many configs."""

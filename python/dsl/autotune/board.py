@@ -1,4 +1,4 @@
-"""What people see of a tuning: its progress while it runs, tables and a plot when it has ended."""
+"""Shows a tuning to the user: its progress while it runs, tables and a plot when it has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dsl.autotune.section import Section
 
 SHOWN_RUNNING = 2
-"""Experiments that the bar names; the others it counts."""
+"""Experiments that the bar names; it only counts the others."""
 
 
 class Board:
@@ -42,7 +42,7 @@ class Board:
     ) -> None:
         """``say`` takes a line for the user; ``is_quiet``: there is no bar.
 
-        ``expected``: how many configs will be tried; None: nobody knows.
+        ``expected``: how many configs will be tried; None: unknown.
         """
         self._say = say
         self._section = section
@@ -66,7 +66,7 @@ class Board:
         self._show()
 
     def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
-        """It is known how an experiment went; ``is_reused``: from an earlier tuning."""
+        """An experiment has a result; ``is_reused``: the result is from an earlier tuning."""
         self._running.pop(experiment.name, None)
         is_run = experiment.kind == "run"
         self._count += is_run and not experiment.repeat
@@ -87,7 +87,7 @@ class Board:
         self._show()
 
     def finish(self, summary: Summary) -> None:
-        """The search has ended, and this is what it has found. What cannot be written is said."""
+        """Show what the search has found and write its files. Warn if a file cannot be written."""
         self.close()
         elapsed_s = time.monotonic() - self._started_s
         for note in summary.notes:
@@ -154,12 +154,12 @@ class Board:
         self._bar.show(self._count, done=done, left=self._left, best=best, runs=running or "nothing")
 
     def _write(self, name: str, make: Callable[[], str | bytes]) -> bool:
-        """Whether the file is there, whole."""
+        """Write a file; returns whether that worked."""
         try:
             self._results.write(name, make())
         except DslError as error:
             self._say(f"warning: {error}")
-        except Exception as error:  # noqa: BLE001  a picture is not worth the tuning; libraries raise what they like
+        except Exception as error:  # noqa: BLE001  libraries raise anything; it must not end the tuning
             self._say(f"warning: {self._results.path}/{name} was not made: {type(error).__name__}: {error}")
         else:
             return True
@@ -171,7 +171,7 @@ class _Bar:
 
     @staticmethod
     def open(expected: int | None) -> _Bar | None:
-        """None where stderr is no terminal that can redraw a line, or rich is not installed."""
+        """A new bar; None if stderr is no terminal that can redraw a line, or rich is not installed."""
         if not os.isatty(2):
             return None
         try:
@@ -184,7 +184,7 @@ class _Bar:
     def __init__(self, console: Any, expected: int | None) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        # Names are the user's: nothing in them is markup.
+        # The names come from the user: nothing in them is markup.
         columns = [
             *(TextColumn("tuning", markup=False), BarColumn(bar_width=20)),
             TextColumn("{task.fields[done]}", markup=False),
@@ -202,15 +202,15 @@ class _Bar:
         self._progress.start()
 
     def show(self, count: int, **beside: Any) -> None:
-        """How far it is, and what stands beside the bar."""
+        """Update the bar and the texts beside it."""
         self._progress.update(self._task, completed=count, **beside)
 
     def tell(self, line: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def open_again(self) -> None:
-        """After `close`."""
+        """Show the bar again after `close`."""
         self._progress.start()
 
     def close(self) -> None:
@@ -219,14 +219,14 @@ class _Bar:
 
 
 class _Left:
-    """The time that a tuning will take yet, as text: it shrinks while an experiment runs."""
+    """The remaining time of a tuning, as text; it shrinks while an experiment runs."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
         self._ends_s = 0.0
 
     def estimate(self, done: int, left: int) -> None:
-        """Take it from those that this command has run."""
+        """Estimate it from the experiments that this command has run."""
         now_s = time.monotonic()
         self._ends_s = now_s + (now_s - self._began_s) * left / done
 
@@ -236,20 +236,20 @@ class _Left:
 
 
 class _Stderr:
-    """What a library writes as our own lines go: a stopped terminal holds nobody up."""
+    """A file through which a library writes like us: a stopped terminal does not hold up the tuning."""
 
     encoding = "utf-8"
 
     def write(self, text: str) -> int:
-        """Write it, unless nobody takes it."""
+        """Write a text, unless stderr is stuck."""
         write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no text is buffered."""
 
     def isatty(self) -> bool:
-        """It is one, or there is no bar."""
+        """True: a bar exists only on a terminal."""
         return True
 
 
@@ -262,4 +262,4 @@ def _print(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except (OSError, ValueError):
-        return  # nobody reads it
+        return  # stdout has no reader

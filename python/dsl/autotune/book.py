@@ -1,4 +1,4 @@
-"""What a search has run, and what came of it. No config is run twice, unless to measure it once more."""
+"""What a search has run, and the results. A config runs only once, unless to measure it again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Steps = Generator[tuple[Experiment, ...], Mapping[str, Result], _T]
 
 MOST_TIES = 3
-"""Configs that are measured once more at a time: the best and what comes next to it."""
+"""Most configs that are measured again at a time: the best and the next best."""
 
 
 class Stopped(Exception):  # noqa: N818  it is no error: the user has enough
@@ -29,14 +29,14 @@ class Stopped(Exception):  # noqa: N818  it is no error: the user has enough
 
 @record
 class Draft:
-    """An experiment that the search has in mind; it may have been run already."""
+    """An experiment that the search wants; its config may have been run already."""
 
     name: str
-    """Wanted; another config may have it already."""
+    """The wanted name; another config may already have it."""
     config: Mapping[str, object]
-    """Whole, but without an ``autotuning`` section."""
+    """The whole config, but without an ``autotuning`` section."""
     space: str
-    """That it is for."""
+    """Space that it belongs to."""
 
 
 class Entry:
@@ -45,11 +45,11 @@ class Entry:
     def __init__(self, experiment: Experiment, result: Result, value: float | None) -> None:
         self.experiment = experiment
         self.result = result
-        """Of its first run."""
+        """Result of its first run."""
         self.values = [] if value is None else [value]
         self.runs = 1
         self.has_failed = False
-        """A later run of it has."""
+        """Whether a later run of it has failed."""
 
     @property
     def value(self) -> float | None:
@@ -58,21 +58,21 @@ class Entry:
 
 
 class Book:
-    """Asks for runs and remembers them."""
+    """Asks for runs and remembers their results."""
 
     def __init__(self, section: Section, own: Mapping[str, object]) -> None:
-        """Take the section, and what an experiment has in its place."""
+        """Take the section, and the section that each experiment gets instead."""
         self.section = section
-        """As the user wrote it."""
+        """The section as the user wrote it."""
         self._own = own
         self._entries: dict[str, Entry] = {}
         self._names: set[str] = set()
         self._trials: list[Trial] = []
         self.notes: list[str] = []
-        """Decisions worth telling."""
+        """Decisions to tell the user."""
 
     def run(self, drafts: Sequence[Draft]) -> Steps[list[Entry]]:
-        """Run side by side what was not run before; the entries of all, in order."""
+        """Run the new configs side by side; returns the entries of all drafts, in order."""
         contents = [fingerprint(draft.config) for draft in drafts]
         fresh = {}
         for draft, content in zip(drafts, contents, strict=True):
@@ -92,9 +92,9 @@ class Book:
         return trials[0].result
 
     def settle(self, entries: Iterable[Entry]) -> Steps[Entry | None]:
-        """The best of some configs, of which near-ties are run again first. None: none ran."""
+        """The best of some configs; near-ties run again before the decision. None: no config ran."""
         candidates = self._ranked(entries)
-        # Twice: what was taken for the best may turn out to be nothing special.
+        # Twice: the config that was best at first may turn out to be worse.
         for _ in range(2):
             close = [one for one in candidates if self._is_close(one, candidates[0])][:MOST_TIES]
             if len(close) > 1:
@@ -103,27 +103,27 @@ class Book:
         return candidates[0] if candidates else None
 
     def settle_all(self) -> Steps[None]:
-        """The same for everything that was run: what comes near the best is run again."""
+        """Do the same for all configs: those near the best run again."""
         yield from self.settle(self._entries.values())
 
     def best_of(self, space: str) -> Entry | None:
-        """The best config of a space so far. None: none ran."""
+        """The best config of a space so far. None: no config of it ran."""
         ranked = self._ranked([one for one in self._entries.values() if one.experiment.space == space])
         return ranked[0] if ranked else None
 
     def is_better(self, value: float, than: float | None) -> bool:
-        """Whether one value of the metric is better than another; None: any is."""
+        """Whether a value of the metric is better than another; any value is better than None."""
         if than is None:
             return True
         return value < than if self._is_minimised else value > than
 
     def gain(self, value: float, over: float) -> float:
-        """By which share of the older value the newer is better; below 0 if it is worse."""
+        """How much better ``value`` is than ``over``, as a share of ``over``; below 0 if it is worse."""
         difference = over - value if self._is_minimised else value - over
         return difference / abs(over) if over else difference
 
     def summarise(self, ended: str) -> Summary:
-        """What has been found."""
+        """What the search has found."""
         ranked = self._ranked(self._entries.values())
         best = ranked[0] if ranked else None
         names = dict.fromkeys([entry.experiment.space for entry in self._entries.values()])
@@ -141,7 +141,7 @@ class Book:
         )
 
     def why_nothing_ran(self) -> str:
-        """The last that is known about it; empty: something ran."""
+        """The last known reason why no config ran; empty: a config ran."""
         if any(entry.values for entry in self._entries.values()):
             return ""
         failed = [trial for trial in self._trials if trial.experiment.kind == "run"]
@@ -180,7 +180,7 @@ class Book:
         trials = [self._trial(one, results[one.name]) for one in asked if one.name in results]
         self._trials += trials
         if len(trials) < len(asked) or any(trial.result.outcome == "stopped" for trial in trials):
-            # What ran beside the stopped one still counts.
+            # Experiments that ran beside the stopped one still count.
             for trial in trials:
                 if trial.value is not None and not trial.experiment.repeat:
                     entry = Entry(trial.experiment, trial.result, trial.value)
@@ -201,9 +201,9 @@ class Book:
         ran = [(entry.value, entry) for entry in entries if entry.value is not None]
         ran.sort(key=lambda pair: pair[0], reverse=not self._is_minimised)
         found = [entry for _, entry in ran]
-        # Runs that look for a micro batch may be below the bound: they count where nothing else ran.
+        # Runs that look for a micro batch may be below the bound: they count only if nothing else ran.
         found = [entry for entry in found if not self._is_too_small(entry)] or found
-        # A best config that has failed, too, gives way to one as good that has not.
+        # If a later run of the best config failed, a near-tie without a failure takes its place.
         if found and found[0].has_failed:
             steady = [one for one in found if not one.has_failed and self._is_close(one, found[0])][:1]
             found = [*steady, *[one for one in found if one not in steady]]

@@ -1,7 +1,7 @@
-"""The user's config: where it stands among the words of the script, and how an experiment gets its own.
+"""The user's config: where it is among the words of the script, and how an experiment gets its own.
 
-DeepSpeed hands a config over as URL-safe base64 in place of the path. A script that takes it by ``--config``
-knows nothing of that: it gets the path of a file.
+DeepSpeed's options take a config as URL-safe base64 in place of the path. A script that takes its config by
+``--config`` cannot read base64, so it gets the path of a file.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ TRAIN_BATCH = "train_batch_size"
 ZERO = "zero_optimization"
 STAGE = "stage"
 AUTO = "auto"
-"""Stands in a config for a value that Hugging Face's Trainer takes from its own arguments."""
+"""In a config, marks a value that Hugging Face's Trainer takes from its own arguments."""
 
 MOST_NESTED = 100
-"""Objects and lists inside one another: no config has so many, and a slip does no harm."""
+"""Most levels of objects and lists inside one another: a config with more is a mistake."""
 
 _OPTIONS = (("--deepspeed_config", True), ("--deepspeed", True), ("--config", False))
 
 
 @record
 class ConfigWord:
-    """Where the path of the config stands among the words of the script."""
+    """Where the path of the config is among the words of the script."""
 
     option: str
     """Option that it belongs to."""
@@ -48,11 +48,11 @@ class ConfigWord:
 def find_config(words: Sequence[str]) -> ConfigWord:
     """Find the config in the words behind the script.
 
-    It is at ``--deepspeed_config``, else ``--deepspeed``, else ``--config``. Of an option that stands there
-    twice the last counts, as argparse has it.
+    It is at ``--deepspeed_config``, else ``--deepspeed``, else ``--config``. If an option is given twice, the
+    last one counts, as in argparse.
 
     Raises:
-        AutotuningError: there is none.
+        AutotuningError: there is no config.
     """
     for option, is_encoded in _OPTIONS:
         found = None
@@ -76,7 +76,8 @@ def parse_config(text: str, path: str) -> dict[str, object]:
     """Read a config, which is strict JSON.
 
     Raises:
-        AutotuningError: it is no JSON, no object, has a key twice, or a value that no file or float can hold.
+        AutotuningError: the text is no JSON object, is nested too deeply, has a key twice, or has a value
+            that no file or float can hold.
     """
     from json import loads
 
@@ -99,10 +100,10 @@ def parse_config(text: str, path: str) -> dict[str, object]:
 
 
 def resolve_auto(config: Mapping[str, object], section: Section, words: Sequence[str]) -> dict[str, object]:
-    """The config with the numbers that the script's arguments hold for it.
+    """The config with numbers from the script's arguments.
 
-    Where micro batch or accumulation steps are ``auto``, or the micro batch is missing, ``arg_mappings``
-    tells the option whose value counts.
+    If the micro batch or the accumulation steps are ``auto``, or the micro batch is missing, the number comes
+    from the option that ``arg_mappings`` names.
     """
     options = dict(section.arg_mappings)
     resolved = dict(config)
@@ -117,13 +118,13 @@ def resolve_auto(config: Mapping[str, object], section: Section, words: Sequence
 def experiment_words(
     words: Sequence[str], place: ConfigWord, config: Mapping[str, object], path: str, section: Section
 ) -> tuple[str, ...]:
-    """The words of the script for one experiment, the originals untouched.
+    """The words of the script for one experiment, as a copy.
 
     Args:
         words: as the user gave them.
-        place: where the config stands among them.
-        config: of the experiment, whole.
-        path: of a file that holds it, for a script that reads no base64.
+        place: where the config is among the words.
+        config: the whole config of the experiment.
+        path: path of a file with this config, for a script that reads no base64.
         section: its ``arg_mappings`` name the options that repeat values of the config.
     """
     own = list(words)
@@ -146,7 +147,7 @@ def encode(config: Mapping[str, object]) -> str:
 
 
 def fingerprint(*parts: object) -> str:
-    """The same text for the same content, whatever the order of keys: SHA-256, in hex."""
+    """SHA-256 of the content in hex: the same content gives the same text, in any order of keys."""
     from hashlib import sha256
     from json import dumps
 
@@ -159,7 +160,7 @@ def without_tuning(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def look_up(config: Mapping[str, object], key: str) -> object:
-    """The first value of a key, which may be dotted, or lie in a section. None: there is none."""
+    """The first value of a key, which may be dotted or inside any section. None: there is no value."""
     if key in config:
         return config[key]
     first, _, rest = key.partition(".")
@@ -167,7 +168,7 @@ def look_up(config: Mapping[str, object], key: str) -> object:
     if rest and isinstance(inner, dict):
         return look_up(inner, rest)
     for name, section in config.items():
-        # What stands in the section about tuning is no value of the config.
+        # The section about tuning holds no values of the config.
         if isinstance(section, dict) and name != AUTOTUNING:
             found = look_up(section, key)
             if found is not None:
@@ -222,7 +223,7 @@ def _parse_float(word: str) -> float:
 
 
 def _parse_int(word: str) -> int:
-    _parse_float(word)  # whoever reckons with it as a float can
+    _parse_float(word)  # so that code can also use it as a float
     return int(word)
 
 
@@ -245,5 +246,5 @@ def _check_values(config: object) -> None:
 
 
 def _has_half(text: str) -> bool:
-    """Whether it has half of a pair of UTF-16, or what was no UTF-8: not all files and arguments hold it."""
+    """Whether a text has a lone surrogate (from broken UTF-16 or UTF-8), which not every file can hold."""
     return any("\ud800" <= one <= "\udfff" for one in text)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dsl.autotune.section import Section
 
 FORMAT = 1
-"""Grows with every change by which a reader of the earlier form would be misled."""
+"""Raised with every change that would mislead a reader of the earlier format."""
 
 
 def summary_json(
@@ -31,7 +31,7 @@ def summary_json(
 def summary_data(
     summary: Summary, section: Section, size: Resources, elapsed_s: float, reused: Collection[str]
 ) -> dict[str, object]:
-    """The same as data; docs/autotuning.md has the meaning of each key."""
+    """The same as data; docs/autotuning.md explains each key."""
     configs = differences([one.experiment.config for one in summary.runs])
     by_name = {one.experiment.name: config for one, config in zip(summary.runs, configs, strict=True)}
     return {
@@ -65,7 +65,7 @@ def summary_data(
 
 
 def differences(configs: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Of each config what not all of them have alike, by dotted key; the tuner's section does not count."""
+    """The values of each config that differ between configs, by dotted key, without ``autotuning``."""
     flat = [_flat({key: value for key, value in one.items() if key != AUTOTUNING}) for one in configs]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     absent = object()
@@ -117,5 +117,5 @@ def _trial(trial: Trial, config: Mapping[str, object], *, is_reused: bool) -> di
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no word for the others."""
+    """The value if it is finite, else None: JSON has no other numbers."""
     return value if value is not None and abs(value) < float("inf") else None

@@ -1,4 +1,4 @@
-"""What the search asks for, and what comes of it: the records between search, trials and what people see."""
+"""Experiments and their results: the records that search, trials and reports share."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Experiment:
     """Unique in a search, and the name of its folder, such as ``z1_gas2_tmbspg8``."""
     config: Mapping[str, object]
     """The whole config as the script will read it, with its ``autotuning`` section, but without paths of
-    files to write: those are added by who runs it."""
+    files to write: the tuner adds them."""
     kind: Literal["profile", "run"]
     """A profile writes facts about the model to ``model_info_path``, a run its metrics to ``metric_path``."""
     space: str
-    """Of which tuning space it is, such as ``z1``; empty for a profile."""
+    """Tuning space that it belongs to, such as ``z1``; empty for a profile."""
     repeat: int = 0
     """0 for the first run of a config; a repeat measures the same config once more."""
 
@@ -41,16 +41,16 @@ class Result:
     metrics: Mapping[str, float]
     """What it wrote: metrics by key, or for a profile the facts about the model. Empty unless ``ok``."""
     reason: str
-    """In one line why it is not ``ok``; empty if it is."""
+    """Why it is not ``ok``, in one line; empty if it is."""
     exit_code: int
-    """Of the job."""
+    """Exit code of the job."""
     elapsed_s: float
-    """From start to end, in seconds; of a result taken over from an earlier run, what it took then."""
+    """From start to end, in seconds; for a result from an earlier tuning, the time that it took then."""
 
 
 @record
 class Resources:
-    """What an experiment gets, and how much of that there is."""
+    """What an experiment gets, and how many experiments there is room for."""
 
     nodes: int
     """Nodes of an experiment."""
@@ -59,12 +59,12 @@ class Resources:
     lanes: int
     """Experiments that fit side by side, at least 1."""
     memory_bytes: int | None
-    """Memory of the smallest device; None: it has none of its own, or nobody knows."""
+    """Memory of the smallest device; None: unknown, or it has no memory of its own."""
 
 
 @record
 class Trial:
-    """An experiment that was run, with what the search makes of it."""
+    """An experiment that was run, with its value for the search."""
 
     experiment: Experiment
     """What was run."""
@@ -79,7 +79,7 @@ class Space:
     """What is known about a tuning space. A config counts once, however often it is used or repeated."""
 
     name: str
-    """Such as ``z1``, or of a full space the initials of its keys, ``z1_rbs_abs_tmbspg``."""
+    """Such as ``z1``; for a full space with the initials of its keys, such as ``z1_rbs_abs_tmbspg``."""
     trials: int
     """Configs that were run."""
     best: str
@@ -90,7 +90,7 @@ class Space:
 
 @record
 class Tie:
-    """A config that cannot be told from the best one.
+    """A config that cannot be distinguished from the best one.
 
     The values of its runs and those of the best overlap, or are no further apart than the section's ``near``.
     """
@@ -102,7 +102,7 @@ class Tie:
     most: float
     """Largest value of its runs."""
     runs: int
-    """How many there were."""
+    """Number of its runs."""
 
 
 @record
@@ -120,15 +120,15 @@ class Summary:
     spaces: tuple[Space, ...]
     """In the order in which they were tried."""
     ties: tuple[Tie, ...]
-    """The best config and what cannot be told from it, best first; empty if nothing comes near."""
+    """The best config and the configs that tie with it, best first; empty if no config comes near."""
     trials: tuple[Trial, ...]
     """Everything that was run, in order, the profile and repeats too."""
     ended: str
     """Why the search ended, in one line."""
     notes: tuple[str, ...] = ()
-    """Decisions worth telling, a line each, in order: stages left out, and why."""
+    """Decisions to tell the user, a line each, in order: stages left out, and why."""
 
     @property
     def runs(self) -> tuple[Trial, ...]:
-        """What measured something: repeats are runs of their own, and the profile is none."""
+        """The trials that measured something: repeats count, the profile does not."""
         return tuple([one for one in self.trials if one.experiment.kind == "run"])

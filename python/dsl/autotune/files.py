@@ -1,7 +1,7 @@
-"""Files that are whole or not there, in folders of ours that one command at a time uses.
+"""Files that are whole or absent, in folders of ours that one command at a time uses.
 
-What lies in a folder of a tuning decides which command runs later. So only what this user has made counts,
-and no link is followed to it.
+The files in a tuning's folder decide which command runs later. So only files that this user has made count,
+and no link is followed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MARKER = ".dsl-autotuning"
 """A file by which dsl knows a folder that it has made."""
 
 SCRATCH = ".dsl-exp-"
-"""Begin of the name of what is being made or removed."""
+"""Prefix of the names of files and folders that are being made or removed."""
 
 SUMMARIES = ("summary.txt", "summary.json", "summary.png")
 """What a tuning has found: for people, for programs, and as a picture."""
 
 MOST_BYTES = 1 << 24
-"""Of a file, as many are read: no config or file of metrics has so many, and a slip does no harm."""
+"""Most bytes of a file that we read: no real config or file of metrics is larger."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 A_FILE, A_FOLDER = "a file", "a folder"
@@ -47,7 +47,7 @@ _KINDS = {
 
 
 class Folder:
-    """A folder of ours that is there. Names in it may lead one level below: ``exp.json``, ``z0/exp.json``."""
+    """An existing folder of ours. Names in it may lead one level down: ``exp.json``, ``z0/exp.json``."""
 
     def __init__(self, path: str) -> None:
         """Open it. Raises OSError."""
@@ -57,19 +57,19 @@ class Folder:
         self._owner = os.geteuid()
 
     def close(self) -> None:
-        """Let others use it."""
+        """Let other commands use it."""
         for fd in (self._fd, self._lock_fd):
             if fd >= 0:
                 os.close(fd)
         self._fd = self._lock_fd = -1
 
     def names(self) -> list[str]:
-        """What lies in it. Raises AutotuningError."""
+        """The names in it. Raises AutotuningError."""
         with self._telling(""):
             return os.listdir(self._fd)
 
     def what(self, name: str) -> str:
-        """What has that name, such as `A_FILE` or ``a pipe``; empty: nothing."""
+        """What kind of file has that name, such as `A_FILE` or ``a pipe``; empty: there is none."""
         try:
             with self._below(name) as (fd, last):
                 found = os.lstat(last, dir_fd=fd)
@@ -80,9 +80,9 @@ class Folder:
         return _KINDS.get(stat.S_IFMT(found.st_mode), "no file")
 
     def open(self, name: str) -> BinaryIO:
-        """A file to be read. Raises OSError for everything but a file of ours.
+        """Open a file of ours for reading. Raises OSError for everything else.
 
-        A script may leave anything there: nobody waits for the writer of a pipe, and no device is opened.
+        A script may leave anything there: we do not wait for the writer of a pipe, and open no device.
         """
         if self.what(name) != A_FILE:
             raise FileNotFoundError(name)
@@ -113,7 +113,7 @@ class Folder:
         return found if isinstance(found, dict) else {}
 
     def write(self, name: str, data: str | bytes) -> None:
-        """Write a file that is whole or not there, even if the machine fails. Raises AutotuningError."""
+        """Write a file that is whole or absent, even if the machine fails. Raises AutotuningError."""
         data = data if isinstance(data, bytes) else data.encode(errors="surrogateescape")
         with self._telling(name), self._below(name) as (fd, last):
             scratch = f"{last}.new"
@@ -149,7 +149,7 @@ class Folder:
             os.unlink(name, dir_fd=self._fd)
 
     def clear(self, name: str) -> None:
-        """Remove what an earlier command has left at a place of ours. Raises AutotuningError."""
+        """Remove the file or folder that an earlier command has left. Raises AutotuningError."""
         path = f"{self.path}/{name}"
         if os.path.islink(path) or not os.path.isdir(path):
             self.remove(name)
@@ -161,15 +161,15 @@ class Folder:
         """Write a line into the marker. Raises AutotuningError."""
         data = line.encode()
         with self._telling(MARKER):
-            os.pwrite(self._lock_fd, data, 0)  # first: a full disk has room for what was there
+            os.pwrite(self._lock_fd, data, 0)  # first, as even a full disk has room for the old length
             os.ftruncate(self._lock_fd, len(data))
             _sync(self._lock_fd)
 
     def check(self, key: str) -> None:
-        """Refuse a folder in which others may write. Raises AutotuningError; ``key``: its one in the section.
+        """Refuse a folder in which other users may write. Raises AutotuningError; ``key``: its config key.
 
-        A folder that a group may write to is taken: with a umask of 002 each is. What others put there does
-        not count.
+        A folder that a group may write to is accepted: with a umask of 002, every folder is like that. Files
+        that others put there do not count.
         """
         found = os.fstat(self._fd)
         if found.st_uid == self._owner and not found.st_mode & stat.S_IWOTH:
@@ -205,7 +205,7 @@ class Folder:
             ) from None
 
     def _probe(self) -> os.stat_result:
-        """How a file is that we make there: some file systems know one owner and one mode for all."""
+        """The owner and mode of a file that we make there: some file systems have one for all files."""
         name = f"{SCRATCH}{os.urandom(4).hex()}"
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
         try:
@@ -235,7 +235,7 @@ class Folder:
 
     @contextmanager
     def _telling(self, name: str) -> Iterator[None]:
-        """An error of the system in the block is one of ours."""
+        """Turn an OSError in the block into an AutotuningError."""
         try:
             yield
         except OSError as error:
@@ -243,7 +243,7 @@ class Folder:
 
 
 def check(key: str, path: str) -> None:
-    """Refuse a folder of others, if there is one. Raises AutotuningError; ``key``: its one in the section."""
+    """Refuse an existing folder that is not ours. Raises AutotuningError; ``key`` as for `Folder.check`."""
     try:
         folder = Folder(path)
     except FileNotFoundError:
@@ -261,7 +261,7 @@ def check(key: str, path: str) -> None:
 
 
 def claim(key: str, path: str) -> Folder:
-    """Make or take a folder, until it is closed. Raises AutotuningError; ``key``: its one in the section."""
+    """Make or take a folder, until it is closed. Raises AutotuningError; ``key`` as for `Folder.check`."""
     try:
         os.makedirs(path, exist_ok=True)
         folder = Folder(path)
@@ -277,7 +277,7 @@ def claim(key: str, path: str) -> Folder:
 
 
 def refusal(error: OSError, path: object) -> AutotuningError:
-    """An error of the system as one line."""
+    """An OSError as an AutotuningError of one line."""
     return AutotuningError(f"cannot write {path}: {error.strerror or error}")
 
 
@@ -291,7 +291,7 @@ def _strange(owner: int) -> str:
 
 
 def _sync(fd: int) -> None:
-    """Let a file, or the names in a folder, outlive the machine. Raises OSError."""
+    """Make a file, or the names in a folder, survive a failure of the machine. Raises OSError."""
     try:
         os.fsync(fd)
     except OSError as error:

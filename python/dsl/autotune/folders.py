@@ -1,10 +1,10 @@
-"""The files of a tuning: results and descriptions of experiments, each whole or not there.
+"""The files of a tuning: results and descriptions of experiments. Each file is whole or absent.
 
-A folder that dsl has made, or found empty, holds a marker, and only such a one is ever emptied: of what an
-earlier tuning has written, and of nothing else. The marker is locked as long as a tuning uses the folder.
+A folder that dsl has made, or found empty, holds a marker. dsl empties only folders with a marker, and
+removes only what an earlier tuning has written. The marker is locked as long as a tuning uses the folder.
 
-An experiment of another content keeps its files when its name is wanted: they move to ``NAME@`` with the
-begin of its fingerprint, and back when it is asked for again.
+If an experiment needs the name of an earlier one with other content, the earlier experiment keeps its files:
+they move to ``NAME@`` plus the first letters of its fingerprint, and back when it is needed again.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ CONFIG = "ds_config.json"
 OPTIMAL_CONFIG = "ds_config_optimal.json"
 OPTIMAL_COMMAND = "cmd_optimal.txt"
 TABLES = (OPTIMAL_CONFIG, OPTIMAL_COMMAND, *SUMMARIES)
-"""What stands beside the folders of the experiments when a tuning has ended."""
+"""Files beside the folders of the experiments when a tuning has ended."""
 
 PATH_KEYS = {"run": "metric_path", "profile": "model_info_path"}
-"""Where the section names the file that an experiment has to write."""
+"""Keys of the section that name the file that each kind of experiment has to write."""
 
 PAUSED = "paused"
-"""A file beside those of a run that has stood still: what it measures of time is wrong."""
+"""A file in the folder of a run that was paused: the times that it measured are wrong."""
 
 TAIL_BYTES = 65536
-"""Of the output of an experiment, as much is looked at."""
+"""Bytes at the end of an experiment's output that we read."""
 
 _KEPT = ("ok", "oom", "crash", "timeout", "no metric", "torn metric")
-"""Outcomes that are known; an experiment that was stopped runs again."""
+"""Outcomes that are kept; an experiment that was stopped runs again."""
 
 _ASIDE = "@"
-"""Behind the name of an experiment whose folder has made room. No name of an experiment has it."""
+"""Follows the name of an experiment whose folder was put aside. No experiment has it in its name."""
 
 _ASIDE_LETTERS = 8
 
 
 @record
 class _Mark:
-    """What the marker of the results says of the last tuning."""
+    """What the marker of the results says about the last tuning."""
 
     state: str
-    """``finished`` or ``unfinished``; empty: there was none."""
+    """``finished`` or ``unfinished``; empty: there was no tuning."""
     round: int
-    """How often all has failed before and is tried again."""
+    """How many tunings have failed completely before: after each, failed experiments run again."""
     memory: tuple[str, ...]
     """A word for what was tuned, and how many bytes of a device were free then, if known; or nothing."""
 
 
 class Folders:
-    """The two folders of a tuning, locked against another one. Close it, or let the process end."""
+    """The two folders of a tuning, locked against other tunings until `close` or the end of the process."""
 
     def __init__(self, results_dir: str, exps_dir: str) -> None:
-        """Make or take both. ``~`` is the home of the user: no shell has seen the words.
+        """Make both folders, or take existing ones. ``~`` becomes the user's home: no shell has expanded it.
 
         Raises:
-            AutotuningError: one cannot be made, holds what dsl has not written, or is in use.
+            AutotuningError: a folder cannot be made, holds files that dsl has not written, or is in use.
         """
         try:
             paths = {
@@ -80,7 +80,7 @@ class Folders:
         except OSError as error:  # the working directory is gone
             raise refusal(error, results_dir) from None
         self.exps_dir, self.results_dir = paths.values()
-        for key, path in paths.items():  # before one is made, which may lie in the other
+        for key, path in paths.items():  # before a folder is made: one may lie in the other
             check(key, path)
         self._claimed: dict[str, Folder] = {}
         try:
@@ -92,17 +92,17 @@ class Folders:
             raise
         self._exps, self.results = self._claimed[self.exps_dir], self._claimed[self.results_dir]
         self._begun: dict[str, str] = {}
-        """What is written down of each experiment of this command, by name."""
+        """The written description of each experiment of this command, by name."""
         self._token = os.urandom(4).hex()
         mark = self._mark()
         self._round, self._memory = mark.round, mark.memory
-        # Where no experiment ran well, the next tuning tries again what failed.
+        # If no experiment ran well, the next tuning runs the failed ones again.
         if mark.state == "finished" and not self.results.what(OPTIMAL_CONFIG):
             self._round += 1
             self._memory = ()
 
     def close(self) -> None:
-        """Let others use the folders."""
+        """Let other commands use the folders."""
         for folder in self._claimed.values():
             folder.close()
 
@@ -111,12 +111,12 @@ class Folders:
         return self._mark().state == "finished"
 
     def keep_memory(self, tuning: str, memory_bytes: int | None) -> int | None:
-        """The bytes of a device with which a tuning decides: those with which it began.
+        """The free bytes of a device that the search uses: the number from the beginning of this tuning.
 
-        Other programs come and go, and with other bytes the search would try other micro batches. A tuning in
-        which nothing ran well begins anew. Kept when the folder is marked.
+        Other programs come and go, and with another number the search would try other micro batches. After a
+        tuning in which nothing ran well, the next one uses a new number. `mark` writes the number down.
 
-        ``tuning``: a word for what is tuned; ``memory_bytes``: how many are free now, None if nobody knows.
+        ``tuning``: a word for what is tuned; ``memory_bytes``: bytes that are free now, None if unknown.
         """
         if self._memory[:1] != (tuning,):
             self._memory = (tuning, *(() if memory_bytes is None else (str(memory_bytes),)))
@@ -131,12 +131,12 @@ class Folders:
         """Remove what tunings have written, and nothing else.
 
         Raises:
-            AutotuningError: something of it cannot be removed.
+            AutotuningError: a file cannot be removed.
         """
         self._memory = ()
         for name in self.results.names():
             if made := self._made(name):
-                # Half of a folder would be nobody's: a command that is killed meanwhile leaves none.
+                # Remove it whole, even if we are killed meanwhile: dsl would not recognize half a folder.
                 self._clear(name)
                 if self._describes(name, made[0]):
                     self._exps.remove(f"{name}.json")
@@ -152,8 +152,8 @@ class Folders:
     def written(self, experiment: Experiment) -> str:
         """The file that an experiment has to write.
 
-        Its name is of this command alone. A run of a command that was killed may live on for its grace
-        period: what it writes is taken for nobody else's.
+        Only this command uses its name. An experiment of a killed command may live on for its grace period,
+        and we must not take its file for ours.
         """
         stem, ending = os.path.splitext(_kept_name(experiment))
         return f"{self.folder(experiment)}/{stem}-{self._token}{ending}"
@@ -167,13 +167,13 @@ class Folders:
     ) -> None:
         """Write down an experiment before it runs.
 
-        What an earlier run of the same content has left is removed, one of another content is put aside.
+        The files of an earlier run with the same content are removed; with other content, they are put aside.
 
-        ``description`` goes to the folder of descriptions, ``exp`` is the same with all that is known of the
-        run, ``command`` a line for a shell.
+        ``description`` goes to the folder of descriptions, ``exp`` is the same with everything known about
+        the run, and ``command`` is a line for a shell.
 
         Raises:
-            AutotuningError: the files cannot be written, or something of others has their names.
+            AutotuningError: the files cannot be written, or files that are not ours have their names.
         """
         name, new = experiment.name, f"{SCRATCH}new-{experiment.name}"
         made = self._made_here(experiment)
@@ -194,9 +194,10 @@ class Folders:
         self.results.rename(new, name)
 
     def save(self, experiment: Experiment, fingerprint: str, result: Result) -> None:
-        """Keep what became of an experiment. Raises AutotuningError if it cannot be written.
+        """Write down the result of an experiment. Raises AutotuningError if it cannot be written.
 
-        A script may have removed its folder: it is made anew. Where something else is, nothing is kept.
+        If the script has removed its folder, the folder is made anew. If something else is in the place of
+        the folder, the result is not written.
         """
         name = experiment.name
         found = self.results.what(name)
@@ -218,7 +219,7 @@ class Folders:
         self.results.write(f"{name}/{RESULT}", as_json(known))
 
     def load(self, experiment: Experiment, fingerprint: str) -> Result | None:
-        """What became of an experiment of the same content; None: it has not run, or has to run again.
+        """The result of an experiment with the same content; None: it has not run, or has to run again.
 
         Raises:
             AutotuningError: its files were put aside and cannot come back.
@@ -242,11 +243,11 @@ class Folders:
             return None
 
     def text(self, experiment: Experiment) -> str | None:
-        """What an experiment has written; None: nothing."""
+        """The text that an experiment has written; None: nothing."""
         return self._take(experiment, os.path.basename(self.written(experiment)))
 
     def instead(self, experiment: Experiment) -> str:
-        """What there is in place of a file that an experiment had to write; empty: nothing."""
+        """What is in the place of the file that an experiment had to write, in words; empty: nothing."""
         folder = self.results.what(experiment.name)
         if folder != A_FOLDER:
             return f"its folder is now {folder}" if folder else "its folder is gone"
@@ -257,7 +258,7 @@ class Folders:
         return ""
 
     def left(self, experiment: Experiment, fingerprint: str) -> str | None:
-        """What a run of the same content has written whose end nobody has noted; None: nothing."""
+        """What a run with the same content has written, if its result was not saved; None: nothing."""
         exp = self.results.read_object(f"{experiment.name}/{DESCRIPTION}")
         is_known = any(self.results.what(f"{experiment.name}/{name}") for name in (RESULT, PAUSED))
         if exp.get("fingerprint") != fingerprint or is_known:
@@ -269,8 +270,8 @@ class Folders:
             return None
 
     def distrust(self, experiment: Experiment) -> None:
-        """What the run of an experiment will have written counts only if its end is noted."""
-        with suppress(AutotuningError):  # a full disk costs a run less than a tuning
+        """Mark the run of an experiment as paused: what it writes counts only if its result is saved."""
+        with suppress(AutotuningError):  # a full disk must not end the tuning because of one run
             self.results.write(f"{experiment.name}/{PAUSED}", "")
 
     def tail(self, experiment: Experiment, stream: str) -> str:
@@ -288,7 +289,7 @@ class Folders:
         self.results.write(OPTIMAL_COMMAND, command + "\n")
 
     def forget_optimal(self) -> None:
-        """Remove what an earlier tuning has found, as this one has found nothing. Raises AutotuningError."""
+        """Remove the best config of an earlier tuning, as this one has none. Raises AutotuningError."""
         for name in (OPTIMAL_CONFIG, OPTIMAL_COMMAND):
             self.results.remove(name)
 
@@ -308,16 +309,16 @@ class Folders:
         )
 
     def _made_here(self, experiment: Experiment) -> tuple[str, str] | None:
-        """Name and fingerprint of what has the name of an experiment; None: nothing has."""
+        """Name and fingerprint of the earlier experiment with the name of this one; None: there is none."""
         made = self._made(experiment.name)
         if self.results.what(experiment.name) and (made is None or made[0] != experiment.name):
             raise _not_ours(self.folder(experiment), "results_dir")
         return made
 
     def _made(self, folder: str) -> tuple[str, str] | None:
-        """Name and fingerprint of the experiment whose folder dsl has made there; None: it is none of ours.
+        """Name and fingerprint of the experiment that a folder belongs to; None: the folder is not ours.
 
-        A copy under another name is none: what it is for only its owner knows.
+        A copy under another name is not ours: only its owner knows its purpose.
         """
         exp = self.results.read_object(f"{folder}/{DESCRIPTION}")
         name, fingerprint = exp.get("name"), exp.get("fingerprint")
@@ -326,25 +327,25 @@ class Folders:
         return (name, fingerprint) if folder in (name, _aside(name, fingerprint)) else None
 
     def _describes(self, described: str, name: str) -> bool:
-        """Whether a description of that name is of this experiment."""
+        """Whether the description named ``described`` is that of the experiment ``name``."""
         return bool(self._exps.read_object(f"{described}.json").get("name") == name)
 
     def _clear(self, name: str) -> None:
-        """Remove the folder of an experiment, of which half is never left."""
+        """Remove the folder of an experiment without ever leaving half of it."""
         old = f"{SCRATCH}old-{name}"
         self.results.clear(old)
         self.results.rename(name, old)
         self.results.clear(old)
 
     def _put_aside(self, name: str, fingerprint: str) -> None:
-        """Let the files of an experiment make room for another one of its name."""
+        """Move the files of an experiment away, for another experiment with its name."""
         aside = _aside(name, fingerprint)
         if self.results.what(aside):
             raise _not_ours(f"{self.results_dir}/{aside}", "results_dir")
         self._move(name, name, aside)
 
     def _bring_back(self, experiment: Experiment, fingerprint: str) -> None:
-        """Give an experiment the files that it had before another one of its name."""
+        """Move the files of an experiment back, if they were put aside for another with its name."""
         name = experiment.name
         aside = _aside(name, fingerprint)
         if self._made(aside) != (name, fingerprint):
@@ -365,7 +366,7 @@ class Folders:
 
 
 def _kept_name(experiment: Experiment) -> str:
-    """Where the file of an experiment lies in its folder when it has ended."""
+    """Name of the file of an experiment in its folder after its end."""
     return "model_info.json" if experiment.kind == "profile" else "metrics.json"
 
 

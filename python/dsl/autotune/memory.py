@@ -26,15 +26,15 @@ class Model:
     params: float
     """Parameters, over all workers that share a copy."""
     trainable: float
-    """Those of them that are trained, and so have gradients and a place in the optimizer."""
+    """Parameters that are trained, and so have gradients and a place in the optimizer."""
     activation_bytes: float
-    """Memory that a forward pass of one sample takes; 0: nobody knows."""
+    """Memory that a forward pass of one sample takes; 0: unknown."""
     hidden_size: int = 0
-    """Width of a layer; 0: nobody knows."""
+    """Width of a layer; 0: unknown."""
 
 
 def read_model(facts: Mapping[str, object]) -> Model | None:
-    """The model of a profile's file or of ``model_info``; None if not even its size is known."""
+    """The model from a profile's file or ``model_info``; None if its size is unknown."""
     params = _count(facts, "num_params")
     if not params:
         return None
@@ -52,9 +52,9 @@ def estimate(model: Model, stage: int, config: Mapping[str, object], devices: in
     Args:
         model: what is known about it.
         stage: 0 to 3.
-        config: for its precision, optimizer and offload.
-        devices: of the job; a stage divides among them what it divides.
-        mp_size: how many of them share a copy of the model.
+        config: we use its precision, optimizer and offload.
+        devices: devices of the job; a stage divides its share of the memory among them.
+        mp_size: how many devices share a copy of the model.
     """
     zero = _section(config, ZERO)
     is_half = any(_section(config, key).get("enabled") is True for key in ("fp16", "bf16", "bfloat16"))
@@ -83,7 +83,7 @@ def _states(config: Mapping[str, object]) -> int:
 
 
 def _share_on_device(zero: Mapping[str, object], key: str, old_key: str) -> float:
-    """The share that is not offloaded: in a newer config a section, in an older one a switch."""
+    """The share that is not offloaded. Newer configs have a section for it, older ones a switch."""
     section = _section(zero, key)
     if section.get("device") in _OFF_DEVICE:
         ratio = section.get("ratio", 1)
@@ -97,7 +97,7 @@ def _section(config: Mapping[str, object], key: str) -> Mapping[str, object]:
 
 
 def _count(facts: Mapping[str, object], key: str) -> float:
-    """A fact about a model; 0: it is not told, or is none that a model can have."""
+    """A number about a model; 0: it is missing or impossible."""
     value = facts.get(key)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 1 <= value <= MOST_BYTES else 0  # type: ignore[arg-type,operator]

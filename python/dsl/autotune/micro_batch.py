@@ -1,6 +1,7 @@
-"""Which micro batch a ZeRO stage runs best with: DeepSpeed's steps, one stage at a time.
+"""Finds the best micro batch of a ZeRO stage: DeepSpeed's steps, one stage at a time.
 
-The smallest one that runs, the largest one, some between them, and a look below the largest.
+The steps find the smallest micro batch that runs and the largest, try some between them, and then some
+just below the largest.
 """
 
 from __future__ import annotations
@@ -24,38 +25,38 @@ if TYPE_CHECKING:
     from dsl.autotune.section import Section
 
 MARKED = 0.05
-"""A micro batch has to be better by this share to be worth going on in its direction."""
+"""The search goes on in a direction only if a micro batch is better by this share."""
 
 
 @record
 class Batches:
-    """How large batches may be. Sizes are samples."""
+    """How large batches may be. Sizes are in samples."""
 
     workers: int
-    """Of the job."""
+    """Workers of the job."""
     mp_size: int
     """Workers that share one copy of the model."""
     accumulation: int
-    """Steps that the user's config accumulates."""
+    """Accumulation steps in the user's config."""
     least: int
     """Smallest micro batch."""
     most: int
-    """Largest one that the section allows."""
+    """Largest micro batch that the section allows."""
     most_of_step: int | None
     """Most samples of one worker in a step; None: no bound."""
     least_of_step: int
-    """Least of them."""
+    """Fewest samples of one worker in a step."""
     given: int | None
     """The user's micro batch."""
     listed: tuple[int, ...]
-    """Those that the user wants tried, ascending: no other is then; empty: dsl looks for them."""
+    """Micro batches that the user listed, ascending: only these are tried; empty: dsl looks for them."""
 
     def total(self, micro_batch: int, steps: int) -> int:
         """Samples of a step over all workers."""
         return micro_batch * steps * self.workers // self.mp_size
 
     def steps_while_searching(self, micro_batch: int) -> int:
-        """Accumulation steps of a run that only asks whether a micro batch fits."""
+        """Accumulation steps of a run that only tests whether a micro batch fits."""
         if self.most_of_step is None:
             return self.accumulation
         return max(min(self.accumulation, self.most_of_step // micro_batch), 1)
@@ -69,14 +70,14 @@ class Batches:
 
 @record
 class Found:
-    """What the micro batches of a stage came to."""
+    """The micro batches that were found for a stage."""
 
     largest: int
     """Largest micro batch that runs."""
     sizes: tuple[int, ...]
-    """Worth trying with other settings, ascending."""
+    """Micro batches worth trying with other settings, ascending."""
     samples: int
-    """Of one worker in a step."""
+    """Samples of one worker in a step."""
 
 
 @record
@@ -86,15 +87,15 @@ class Failed:
     reason: str
     """Why, in one line."""
     is_too_large: bool = True
-    """It is for want of memory: a smaller micro batch may run."""
+    """Whether memory was the reason, so that a smaller micro batch may run."""
 
 
 def read_batches(section: Section, config: Mapping[str, object], workers: int) -> Batches:
-    """The bounds that section and config set. Values of other kinds than DeepSpeed's count as not said.
+    """The bounds from section and config. Values of types that DeepSpeed does not take are ignored.
 
     Raises:
-        AutotuningError: a count is beyond all bounds, accumulation steps are listed, a micro batch that is
-            listed is no count, or each of them makes too large a step.
+        AutotuningError: a count is too large, accumulation steps are a list, a listed micro batch is no
+            whole number from 1 on, or every listed micro batch makes too large a step.
     """
     for key in (MICRO_BATCH, ACCUMULATION):
         value = config.get(key)
@@ -143,7 +144,7 @@ class Stage:
     def __init__(
         self, number: int, config: Mapping[str, object], batches: Batches, book: Book, lanes: int = 1
     ) -> None:
-        """Take what is tuned. With several lanes, idle ones try what may be asked for next."""
+        """Take what is tuned. With several lanes, idle lanes try sizes that may be needed next."""
         self.space = f"z{number}"
         self._config = with_stage(config, number)
         self._batches = batches
@@ -152,11 +153,11 @@ class Stage:
         self._seen: set[tuple[int, int]] = set()
 
     def tune(self, start: int, fits: int | None) -> Steps[Found | Failed]:
-        """Go through all steps.
+        """Run all steps.
 
         Args:
             start: largest micro batch of the stage before; 0: there is none.
-            fits: what should fit into memory; None: nobody knows.
+            fits: largest micro batch that should fit into memory; None: unknown.
         """
         if self._batches.listed:
             return (yield from self._try_listed())
@@ -202,7 +203,7 @@ class Stage:
             entry = yield from self._probe(size, [one for one in sizes[place:] if one > smallest])
             if entry.value is not None:
                 return size
-        # Whatever fails from here on is too large: the smallest one has run.
+        # A size that fails from here on is too large: the smallest size has run.
         low, high = smallest, limit
         before = (yield from self._probe(smallest)).value
         while low <= high:
@@ -227,7 +228,7 @@ class Stage:
         return (*sizes, largest)
 
     def _look_below(self, smallest: int, sizes: tuple[int, ...], samples: int) -> Steps[int]:
-        """The largest one may be slow, so short of memory as it is: try some below it, as many steps each."""
+        """Try sizes below the largest, which may be slow because memory is short. Returns the best size."""
         entries = yield from self._run_all([(size, samples // size) for size in sizes])
         best, value = sizes[-1], entries[-1].value
         low = sizes[-2] + 1 if len(sizes) > 1 else smallest
@@ -245,7 +246,7 @@ class Stage:
         return self._book.section.num_tuning_micro_batch_sizes
 
     def _probe(self, size: int, ahead: Sequence[int] = ()) -> Steps[Entry]:
-        """Run a size to see whether it fits, and maybe others that may be asked for next."""
+        """Run a size to see whether it fits; idle lanes run sizes ``ahead`` that may be needed next."""
         pairs = [(one, self._batches.steps_while_searching(one)) for one in (size, *ahead)]
         return (yield from self._run(pairs[0], pairs))
 
@@ -268,7 +269,7 @@ class Stage:
 
 
 def _middles(low: int, high: int, count: int) -> list[int]:
-    """What a bisection may ask for, the next first: each half of what is left has a middle of its own."""
+    """The sizes that a bisection may need, the next first: the middle, then the middle of each half."""
     ranges, found = [(low, high)], list[int]()
     while ranges and len(found) < count:
         (low, high), *ranges = ranges
@@ -280,14 +281,14 @@ def _middles(low: int, high: int, count: int) -> list[int]:
 
 
 def with_stage(config: Mapping[str, object], stage: int) -> dict[str, object]:
-    """The first values of a config with a ZeRO stage. Other ZeRO keys stay, unless they are null."""
+    """A config with a ZeRO stage and the first value of each list. ZeRO keys that are null are left out."""
     own = first_config(config)
     zero = own.get(ZERO)
     return {**own, ZERO: {**(without_nulls(zero) if isinstance(zero, dict) else {}), STAGE: stage}}
 
 
 def with_batch(config: Mapping[str, object], size: int, steps: int, batches: Batches) -> dict[str, object]:
-    """A config with a micro batch, the steps that accumulate it, and the batch that comes of both."""
+    """A config with a micro batch, its accumulation steps, and the resulting train batch."""
     return {
         **config,
         MICRO_BATCH: size,

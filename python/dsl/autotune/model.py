@@ -1,4 +1,4 @@
-"""Model-based search: a tree-structured Parzen estimator (optuna's) says which point is worth a run."""
+"""Model-based search: a tree-structured Parzen estimator (optuna's) chooses the points to run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ASKS = 8
 
 
 class ModelBased:
-    """Proposes what the model holds for promising, or the nearest point to it that was not tried yet."""
+    """Proposes the points that the model finds promising, or the nearest points that are untried."""
 
     def __init__(self, grid: Grid, section: Section) -> None:
-        """Take the space.
+        """Set up the model of a space.
 
         Raises:
             AutotuningError: optuna is not installed.
@@ -38,7 +38,7 @@ class ModelBased:
         return [self._next() for _ in range(min(count, len(self._left)))]
 
     def learn(self, point: Point, value: float | None) -> None:
-        """Tell the model. A point that failed counts as worse than all that ran."""
+        """Tell the model about a result. A failed point counts as worse than every point that ran."""
         states = self._optuna.trial.TrialState
         self._study.add_trial(
             self._optuna.trial.create_trial(
@@ -54,7 +54,7 @@ class ModelBased:
         for _ in range(_ASKS):
             trial = self._study.ask(self._distributions)
             choice = tuple([trial.params[axis.key] for axis in self._axes])
-            # What becomes of the point is told by `learn`, also where another one is tried in its place.
+            # `learn` tells the result later, also if another point is tried in place of this one.
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
             if choice in self._left:
                 return self._left.pop(choice)
@@ -69,7 +69,7 @@ class ModelBased:
 
     def _distribution(self, axis: Axis) -> Any:
         places = range(len(axis.values))
-        # Numbers have a place in their order; what else a config holds has only an identity.
+        # Numbers have an order; other values are only equal or different.
         if _is_ordered(axis):
             return self._optuna.distributions.IntDistribution(0, places[-1])
         return self._optuna.distributions.CategoricalDistribution(list(places))

@@ -1,4 +1,4 @@
-"""Names of experiments and spaces. They are names of folders, and those of DeepSpeed."""
+"""Names of experiments and spaces, as in DeepSpeed. They are also the names of folders."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ _OFFLOAD = {"offload_param": "op_", "offload_optimizer": "oo_"}
 
 
 def micro_batch_name(space: str, accumulation: int, micro_batch: int) -> str:
-    """Of an experiment that looks for a micro batch, such as ``z1_gas2_tmbspg8``."""
+    """Name of an experiment that looks for a micro batch, such as ``z1_gas2_tmbspg8``."""
     return f"{space}_gas{accumulation}_tmbspg{micro_batch}"
 
 
 def full_name(config: Mapping[str, object], tuned: Collection[str], prefix: str) -> str:
-    """Of an experiment of a full space: initials of each tuned key, and its value."""
+    """Name of an experiment of a full space: initials of each tuned key, and its value."""
     keys = {*tuned, MICRO_BATCH, ACCUMULATION}
     return as_folder(prefix + (_join(config, keys, has_values=True) or "exp"))
 
 
 def space_name(space: Mapping[str, object], tuned: Collection[str], prefix: str) -> str:
-    """Of a full space: the same without the values."""
+    """Name of a full space: as `full_name`, but without the values."""
     keys = {*tuned, MICRO_BATCH, ACCUMULATION}
     return as_folder(prefix + (_join(space, keys, has_values=False) or "exp"))
 
 
 def dotted_name(values: Mapping[str, object]) -> str:
-    """Of an experiment of a space of the user's own: ``batch=8_lr=0.1``, each key by its last part."""
+    """Name of an experiment of the user's own space: ``batch=8_lr=0.1``, each key by its last part."""
     return as_folder("_".join([f"{key.rpartition('.')[2]}={value}" for key, value in values.items()]))
 
 
 def repeat_name(name: str, repeat: int) -> str:
-    """Of the same config measured once more."""
+    """Name of another run of the same config."""
     return f"{name}_repeat{repeat}" if repeat else name
 
 
 def as_folder(text: str) -> str:
-    """A text as the name of a folder, of which no part leads out of the one around it."""
+    """A text as the name of a folder that cannot lead out of its parent folder."""
     name = "".join([one if one in _PLAIN or one == "_" else "-" for one in text])
     return (name if name.strip(".") else "exp")[:_LONGEST]
 

@@ -1,4 +1,4 @@
-"""One experiment to run, and the line by which a lane is told of it."""
+"""One experiment to run, and the line that hands it to a lane."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 GRACE_S = 3.0
-"""An experiment that is ended has nothing to save: its workers get so long after SIGTERM, or less."""
+"""Most seconds that workers get after SIGTERM: an experiment that we end has nothing to save."""
 
 
 @record
@@ -19,35 +19,35 @@ class Order:
     """One experiment to run."""
 
     name: str
-    """Of the experiment."""
+    """Name of the experiment."""
     argv: tuple[str, ...]
     """Its own command; empty in a lane."""
     env: Mapping[str, str]
-    """The whole environment of its command, or of the lane that runs it; empty there."""
+    """The whole environment of its command, or of the lane that runs it; empty in a lane."""
     words: tuple[str, ...]
-    """What is behind ``dsl`` in its own command."""
+    """The words behind ``dsl`` in its own command."""
     stdout: str
     """File of its stdout, which is appended to."""
     stderr: str
-    """The same of stderr."""
+    """File of its stderr, which is appended to."""
     limit_s: float
     """Seconds that it may take; 0: no limit."""
     grace_s: float = GRACE_S
     """Seconds that its workers get between SIGTERM and SIGKILL."""
     lane: tuple[str, ...] = ()
-    """The command of a lane that runs it, and others after it; empty: its own command does."""
+    """The command of a lane that runs it, and later others; empty: its own command runs it."""
 
 
 TOLD = ("name", "words", "stdout", "stderr", "limit_s", "grace_s")
-"""What a lane has to know."""
+"""Fields that a lane needs."""
 
 
 def order_to_line(order: Order) -> bytes:
-    """One line, for the lane that runs it."""
+    """An order as one line, for the lane that runs it."""
     return dumps({name: getattr(order, name) for name in TOLD}).encode() + b"\n"
 
 
 def order_of(fields: Mapping[str, object]) -> Order:
-    """The order of a line that is read already, as far as a lane knows it."""
+    """The order with these fields of a line; fields that a lane does not get are empty."""
     own = {**fields, "argv": (), "env": {}, "words": tuple(fields["words"])}  # type: ignore[arg-type]
     return Order(**own)  # type: ignore[arg-type]

@@ -19,12 +19,12 @@ class Place:
 
     @property
     def filter(self) -> str:
-        """The same in the words of ``--include``."""
+        """The slots as ``--include`` takes them."""
         return "@".join([f"{host.name}:{','.join(map(str, host.slots))}" for host in self.hosts])
 
 
 class Slots:
-    """The slots that there are. An experiment takes ``slots_per_node`` of each of ``nodes`` hosts."""
+    """All slots. An experiment takes ``slots_per_node`` of each of ``nodes`` hosts."""
 
     def __init__(self, hosts: Sequence[Host], nodes: int, slots_per_node: int) -> None:
         self._nodes = nodes
@@ -34,9 +34,9 @@ class Slots:
         self._free = {host.name: list(host.slots) for host in hosts}
 
     def take(self) -> Place | None:
-        """The slots of another experiment; None if too few are free.
+        """Take slots for another experiment; None if too few are free.
 
-        Hosts with most room come first, so that as many experiments fit as can.
+        Hosts with the most room come first, so that as many experiments as possible fit.
         """
         count = self._slots_per_node
         by_room = sorted(self._names, key=lambda name: -(len(self._free[name]) // count))
@@ -50,7 +50,7 @@ class Slots:
         return Place(tuple(hosts))
 
     def give_back(self, place: Place) -> None:
-        """The experiment there has ended."""
+        """Free the slots of an experiment that has ended."""
         for host in place.hosts:
             free = {*self._free[host.name], *host.slots}
             self._free[host.name] = [slot for slot in self._order[host.name] if slot in free]

@@ -1,4 +1,4 @@
-"""The picture of a tuning: the metric over what varies in the config."""
+"""The plot of a tuning: the metric against what varies in the config."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 INCHES = (8.0, 5.0)
 DOTS_PER_INCH = 120
 FAILED_HEIGHT = 0.03
-"""Where those of the first line that failed are marked, as a share of the height: they have no value."""
+"""Height of the marks for failed runs of the first line, as a share of the plot: they have no value."""
 
 MOST_NAMES = 24
-"""So many experiments have their names below the axis."""
+"""Up to this many experiments, their names stand below the axis."""
 
 LONGEST_NAME = 32
-"""Characters of what is written in the picture, for each name."""
+"""Characters of a name in the picture."""
 
 
 @record
@@ -31,21 +31,21 @@ class Line:
     """What one line of the picture shows."""
 
     name: str
-    """What the legend calls it."""
+    """Its name in the legend."""
     points: tuple[tuple[float, float], ...]
     """Every run that has a value: place and value, in the order of the places."""
     tops: tuple[tuple[float, float], ...]
     """The best value at each place, which the line joins; empty: the places have no order."""
     failed: tuple[float, ...]
-    """Places of the runs that have none."""
+    """Places of the runs without a value."""
 
 
 @record
 class Picture:
-    """What is to be drawn, with no decision left."""
+    """What to draw, with all decisions made."""
 
     title: str
-    """What stands above it."""
+    """Text above the plot."""
     across: str
     """Label of the horizontal axis: the keys of the config that vary."""
     up: str
@@ -55,11 +55,15 @@ class Picture:
     best: tuple[float, float] | None
     """Place and value of the best config."""
     names: tuple[str, ...] = ()
-    """Of what is at the places 1, 2 and so on; empty: the places are numbers."""
+    """Names of the experiments at the places 1, 2 and so on; empty: the axis shows numbers."""
 
 
 def make_picture(summary: Summary) -> Picture:
-    """Decide what is drawn: over the number that varies, or the micro batch of stages, else in no order."""
+    """Decide what to draw.
+
+    The horizontal axis is the micro batch if ZeRO stages were tuned, or the only number that varies.
+    Otherwise the experiments stand side by side.
+    """
     runs = summary.runs
     configs = differences([one.experiment.config for one in runs])
     keys = list(dict.fromkeys(key for config in configs for key in config))
@@ -91,12 +95,12 @@ def make_picture(summary: Summary) -> Picture:
 
 
 def can_draw() -> bool:
-    """Whether what draws is installed."""
+    """Whether matplotlib, which draws, is installed."""
     from importlib.util import find_spec
 
     try:
         return find_spec("matplotlib") is not None
-    except ValueError:  # something that is no module has its name
+    except ValueError:  # something else has its name
         return False
 
 
@@ -115,7 +119,7 @@ def draw(picture: Picture) -> bytes:
         _draw_line(axes, line, f"C{index % 10}", FAILED_HEIGHT * (1 + index))
     if picture.best is not None:
         axes.plot(*picture.best, marker="*", markersize=16, color="black", linestyle="", label="best")
-    # Names are the user's: nothing in them is a formula.
+    # The names come from the user: nothing in them is a formula.
     figure.suptitle(picture.title, fontsize="large", parse_math=False)
     axes.set_xlabel(shorten(picture.across, 3 * LONGEST_NAME), parse_math=False)
     axes.set_ylabel(shorten(picture.up, 2 * LONGEST_NAME), parse_math=False)
@@ -163,7 +167,7 @@ def _line(
 
 
 def _numbers(configs: Sequence[Mapping[str, object]], key: str) -> list[float]:
-    """What each config has at a key; empty unless all of that are numbers."""
+    """The value of a key in each config; empty unless all values are numbers."""
     values = [config.get(key) for config in configs]
     numbers = [float(one) for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
     return numbers if len(numbers) == len(configs) else []

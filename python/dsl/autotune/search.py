@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from dsl.autotune.section import Section
 
 _STAGES = (0, 1, 2, 3)
-# With `model_info` a run of DeepSpeed may take itself for a profile.
+# With `model_info`, DeepSpeed may treat a run as a profile.
 _NOT_FOR_RUNS = ("results_dir", "exps_dir", "metric_path", "model_info", "model_info_path")
 
 
 def search(section: Section, config: Mapping[str, object], resources: Resources) -> Steps[Summary]:
     """Look for the best config.
 
-    A generator: it yields experiments that may run side by side, is sent their results by name, and returns
-    what it has found. One that has been stopped, or has no result, ends it. The same results lead to the same
-    experiments, so a search is taken up again by sending it what is known.
+    A generator: it yields experiments that may run side by side, takes their results by name with ``send``,
+    and returns what it has found. An experiment that was stopped, or has no result, ends the search. The same
+    results lead to the same experiments, so you resume a search by sending it the known results.
 
     Args:
-        section: of the config.
-        config: the user's, with the numbers of `resolve_auto`.
-        resources: of an experiment.
+        section: section of the config.
+        config: the user's config, with the numbers of `resolve_auto`.
+        resources: what an experiment gets.
 
     Raises:
-        AutotuningError: nothing can be tried: a bound is below one sample a worker, a ZeRO stage is none, a
-            key of the space is none, or a tuner needs a package that is not installed.
+        AutotuningError: nothing can be tried: a bound is below one sample for each worker, a ZeRO stage or a
+            key of the space does not exist, or a tuner needs a package that is not installed.
     """
     book = Book(section, _own_section(config))
     try:
@@ -59,21 +59,21 @@ def search(section: Section, config: Mapping[str, object], resources: Resources)
 
 
 def count_configs(section: Section) -> int | None:
-    """How many configs the search will try; None: that follows from results."""
+    """How many configs the search will try; None: that depends on the results."""
     if section.space is None or section.tuner_early_stopping:
         return None
     return min(count_own(section.space), section.tuner_num_trials)
 
 
 def _own_section(config: Mapping[str, object]) -> Mapping[str, object]:
-    """What the script reads about tuning. Who runs it adds where to write."""
+    """The section that the script reads. The tuner adds the files to write."""
     section = config.get(AUTOTUNING)
     user = section if isinstance(section, dict) else {}
     return {**{key: value for key, value in user.items() if key not in _NOT_FOR_RUNS}, "enabled": True}
 
 
 def _tune_grid(grid: Grid, book: Book, resources: Resources) -> Steps[str]:
-    """Try points of a space until they are all tried, enough are, or nothing better comes. Says which."""
+    """Try points of a space: all, or until enough are tried or no better one comes. Says why it ended."""
     section = book.section
     tuner = make_tuner(grid, section)
     tried, best, best_at = 0, None, 0
@@ -104,9 +104,9 @@ class _Before:
     largest: int = 0
     """Largest micro batch that ran."""
     size: int = 0
-    """The best one."""
+    """Its best micro batch."""
     entry: Entry | None = None
-    """The best config."""
+    """Its best config."""
 
 
 class _Stages:
@@ -141,7 +141,7 @@ class _Stages:
 
     def tune(self) -> Steps[str]:
         if not self._section.fast and any(self._stages):
-            # A tuner that cannot be had is told before anything runs.
+            # Raises before anything runs, if the tuner's package is missing.
             make_tuner(Grid("", (), ()), self._section)
         if not (yield from self._profile()):
             self._book.notes.append("not even ZeRO 3 with a micro batch of 1 fits into memory")
@@ -154,7 +154,7 @@ class _Stages:
             if isinstance(found, Failed):
                 self._book.notes.append(f"z{stage} ends: {found.reason}")
                 continue
-            # As DeepSpeed has it: a stage counts for the next ones if it is best with a larger micro batch.
+            # As in DeepSpeed: the next stages build on this one only if its best micro batch is larger.
             if found.size > before.size:
                 before = found
         return "all ZeRO stages that the config asks for were tried"
@@ -183,7 +183,7 @@ class _Stages:
         return True
 
     def _needed(self, stage: int) -> float | None:
-        """Bytes of a device that the model takes; None: nobody knows."""
+        """Bytes of a device that the model takes; None: unknown."""
         if self._model is None or self._resources.memory_bytes is None:
             return None
         config = first_config(self._config)
@@ -202,7 +202,7 @@ class _Stages:
         return False
 
     def _fits(self, stage: int) -> int | None:
-        """The micro batch that memory suffices for; None: nobody knows."""
+        """The largest micro batch that fits into memory; None: unknown."""
         needed, memory = self._needed(stage), self._resources.memory_bytes
         if needed is None or memory is None or self._model is None or not self._model.activation_bytes:
             return None
@@ -227,7 +227,7 @@ class _Stages:
         if size <= before.size:
             return _Before(found.largest, size, best)
         if before.entry is not None:
-            # Which of two near-ties is better decides about a whole space, so they are measured again.
+            # The better of two near-ties decides whether a whole space is tried, so both are measured again.
             winner = yield from self._book.settle([before.entry, best])
             if winner is before.entry:
                 return _Before(found.largest, size, best)

@@ -1,6 +1,6 @@
 """The ``autotuning`` section of a config, checked.
 
-Keys and defaults are those of ``deepspeed.autotuning`` (0.19.8); what is ours is marked.
+Keys and defaults are those of ``deepspeed.autotuning`` (0.19.8). Keys that only dsl has are marked "Ours".
 """
 
 from __future__ import annotations
@@ -19,71 +19,71 @@ AUTOTUNING = "autotuning"
 """Key of the section in a config."""
 
 DURATIONS = ("latency", "fwd", "bwd", "step")
-"""Metrics of DeepSpeed's file of which less is better."""
+"""Metrics in DeepSpeed's file for which less is better."""
 
 MOST_BYTES = 10**18
-"""Of a device, and most parameters of a model: beyond it there is none, and a slip does no harm."""
+"""Most bytes of a device, and most parameters of a model: a larger number is a mistake."""
 
 COUNTS = ("num_params", "trainable_num_params", "activation_mem_per_gpu", "hidden_size")
-"""Keys of ``model_info`` that the search reckons with."""
+"""Keys of ``model_info`` that the search uses."""
 
 FLOPS = ("FLOPS", "FLOPS_PER_GPU")
 """Two names of one metric, in upper case."""
 
 OF_SCRIPTS = ("enabled", "metric_path", "model_info_path")
-"""Further keys of a section, which are for scripts."""
+"""Other keys of a section, which only scripts use."""
 
 TUNERS = ("gridsearch", "random", "model_based")
-"""Words of ``tuner_type``."""
+"""Values of ``tuner_type``."""
 
 
 @record
 class Section:
-    """What a section says. ``enabled`` is not asked: the option ``--autotuning`` enables."""
+    """The values of a section. ``enabled`` is ignored: the option ``--autotuning`` enables tuning."""
 
     fast: bool = True
     """Only ZeRO stage and micro batch are tuned."""
     results_dir: str = "autotuning_results"
     """Folder of results, relative to the working directory."""
     exps_dir: str = "autotuning_exps"
-    """Folder of the descriptions of experiments, likewise."""
+    """Folder of the descriptions of experiments, relative to the working directory."""
     overwrite: bool | None = None
-    """Start anew instead of going on with what is there; None: not said."""
+    """Start anew instead of going on with existing results; None: not set."""
     metric: str = "throughput"
     """Key of the metric that is tuned. ``FLOPS`` also stands for ``FLOPS_per_gpu``."""
     mode: Literal["min", "max"] = "max"
-    """Ours. Which end is better; ``min`` by itself where the metric is one of `DURATIONS`."""
+    """Ours. Whether less or more is better; the default is ``min`` for the metrics in `DURATIONS`."""
     start_profile_step: int = 3
     """First step that is measured."""
     end_profile_step: int = 5
-    """Step at whose end an experiment ends."""
+    """An experiment ends after this step."""
     tuner_type: Literal["gridsearch", "random", "model_based"] = "gridsearch"
     """In which order the configs of a full space are tried."""
     tuner_early_stopping: int = 5
-    """Ends a full space after so many trials without a better one; 0, or not said beside ``space``: never."""
+    """Trials without improvement after which a full space ends; 0, or not set beside ``space``: never."""
     tuner_num_trials: int = 50
     """Most trials of a full space."""
     arg_mappings: tuple[tuple[str, str], ...] = ()
-    """Key of the config, and the option of the script that repeats its value."""
+    """Pairs of a key of the config and the option of the script that repeats its value."""
     max_train_batch_size: int | None = None
     """Most samples of a step over all workers; None: no bound."""
     min_train_batch_size: int = 1
-    """Least samples of a step over all workers."""
+    """Fewest samples of a step over all workers."""
     max_train_micro_batch_size_per_gpu: int = 1024
     """Most samples that a worker takes at a time."""
     min_train_micro_batch_size_per_gpu: int = 1
-    """Least of them."""
+    """Fewest samples that a worker takes at a time."""
     num_tuning_micro_batch_sizes: int = 3
     """How many micro batches are tried below the largest one that runs."""
     mp_size: int = 1
     """Workers that share one copy of the model."""
     model_info: Mapping[str, object] | None = None
     """What the user knows about the model (``num_params``, ``hidden_size``, ``activation_mem_per_gpu`` and so
-    on): with ``num_params`` there is no profile."""
+    on). With ``num_params``, no profile is run."""
     space: Mapping[str, tuple[object, ...]] | None = None
     """Ours. Dotted keys of the config with the values to try, for any script; None: DeepSpeed's phases."""
     seed: int = 0
-    """Ours. Two searches with one seed and the same results decide the same."""
+    """Ours. With the same seed and the same results, two searches make the same decisions."""
     repeats: int = 1
     """Ours. How often a config is run again at most, if it comes near the best; 0: never."""
     near: float = 0.05
@@ -91,14 +91,14 @@ class Section:
     exp_timeout_s: float = 3600.0
     """Ours. An experiment that takes longer is ended; 0: never."""
     device_memory: int | None = None
-    """Ours. Bytes of a device, instead of what it says itself."""
+    """Ours. Memory of a device in bytes, instead of what the device reports."""
 
 
 def read_section(config: Mapping[str, object]) -> Section:
     """The section of a whole config.
 
     Raises:
-        AutotuningError: there is none, or a value is not what it must be.
+        AutotuningError: there is no section, or a value is not allowed.
     """
     if AUTOTUNING not in config:
         raise AutotuningError(
@@ -108,7 +108,7 @@ def read_section(config: Mapping[str, object]) -> Section:
 
 
 def find_slips(config: Mapping[str, object]) -> tuple[Notice, ...]:
-    """What a section says, or does not say, that may be a slip."""
+    """Notices about likely mistakes in a section."""
     given = config.get(AUTOTUNING)
     section = given if isinstance(given, dict) else {}
     known = (*Section.__match_args__, *OF_SCRIPTS)
@@ -130,7 +130,7 @@ def _unknown(key: str, known: Sequence[str]) -> Notice:
 
 
 def read_metric(section: Section, metrics: Mapping[str, float]) -> float | None:
-    """The metric that is tuned, out of a file of metrics. None: it is not there, or is no finite number."""
+    """The tuned metric from a file of metrics. None: it is missing, or is no finite number."""
     metric = section.metric
     # What DeepSpeed's documents call FLOPS, its file calls FLOPS_per_gpu.
     keys = (metric, "FLOPS_per_gpu", "FLOPS") if metric.upper() == "FLOPS" else (metric,)
@@ -139,7 +139,7 @@ def read_metric(section: Section, metrics: Mapping[str, float]) -> float | None:
 
 
 def show(value: object) -> str:
-    """A value of a config as a message can repeat it, on one line."""
+    """A value of a config on one line, short enough for a message."""
     return shorten(" ".join(repr(value).split()))
 
 
@@ -150,7 +150,7 @@ def _mapping(where: str, value: object) -> Mapping[str, object]:
 
 
 class _Reader:
-    """Takes values out of a section; null counts as not said."""
+    """Reads the values of a section; null counts as not set."""
 
     def __init__(self, section: Mapping[str, object]) -> None:
         self._section = section

@@ -22,14 +22,14 @@ START = (
     "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl.__main__ import main; "
     "sys.exit(main())"
 )
-"""Python that is the command ``dsl``. The directory that it is called in is no place for modules of ours."""
+"""Python code of the command ``dsl``, which must not import modules from the working directory."""
 
 
 START_LANE = (
     "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl import _own_process; "
     "_own_process.claim(); from dsl.cli.lane import main; sys.exit(main())"
 )
-"""Python that is a lane."""
+"""Python code of a lane."""
 
 
 @record
@@ -37,15 +37,15 @@ class Setup:
     """What all experiments of a tuning have in common."""
 
     options: tuple[str, ...]
-    """Options of ``dsl`` as the user gave them, but for hosts, slots, address and port."""
+    """Options of ``dsl`` as the user gave them, except hosts, slots, address and port."""
     trial_options: tuple[str, ...]
-    """The same for an experiment, which fails only once and has nothing to save."""
+    """The same for an experiment, which is not restarted and has nothing to save."""
     grace_s: float
     """Seconds that the workers of an experiment get to end."""
     rank_logs: bool
-    """Each rank has a file of its own."""
+    """Whether each rank has a log file of its own."""
     resources: tuple[str, ...]
-    """Those about hosts and slots, as the user gave them."""
+    """The options about hosts and slots, as the user gave them."""
     hostfile: tuple[str, ...]
     """The option that names the hostfile, if any."""
     port: tuple[str, ...]
@@ -55,9 +55,9 @@ class Setup:
     script: str
     """What each worker runs."""
     args: tuple[str, ...]
-    """Its arguments, as the user gave them."""
+    """The script's arguments, as the user gave them."""
     config: ConfigWord
-    """Where the config stands among them."""
+    """Where the config is among the arguments."""
     section: Section
     """How to tune."""
     size: Resources
@@ -65,27 +65,27 @@ class Setup:
     hosts: tuple[Host, ...]
     """The hosts and slots that there are."""
     is_uniform: bool
-    """The hosts of the user's own job give as many slots each as those of an experiment do."""
+    """Whether each host of the user's own job gives as many slots as a host of an experiment."""
     is_local: bool
-    """All workers run on this machine."""
+    """Whether all workers run on this machine."""
     has_lanes: bool
-    """Experiments on the same slots share a command, and its fork servers."""
+    """Whether experiments on the same slots share a command, and its fork servers."""
     environ: Mapping[str, str]
     """The environment of the command."""
     visible: tuple[str, tuple[str, ...]] = ("", ())
-    """Variable and names of devices that stand in place of slots; empty: slots do."""
+    """A variable, and the names of devices for it, to use in place of slots; empty: slots are used."""
     script_digest: str = ""
-    """Content of the script, or of the module that it names."""
+    """Digest of the script, or of the module that it names."""
     device: str = ""
-    """Accelerator and models of its devices, where those of this machine are the slots; empty: not known."""
+    """Accelerator and models of its devices, if the slots are devices of this machine; empty: unknown."""
 
     @property
     def is_whole(self) -> bool:
-        """An experiment is placed just as the user's own job would be."""
+        """Whether an experiment is placed just as the user's own job would be."""
         return self.is_uniform and self.size.lanes == 1
 
     def place_words(self, place: Place) -> tuple[str, ...]:
-        """The options that place a job there."""
+        """The options that put a job at a place."""
         if self.is_whole:
             return (*self.resources, *self.address)
         is_first = place.hosts[0].name == self.hosts[0].name
@@ -93,7 +93,7 @@ class Setup:
         return (*slots, *(self.address if is_first else ()))
 
     def own_words(self) -> tuple[str, ...]:
-        """The options that place the user's own job, of the size that was tuned for."""
+        """The options that place the user's own job, in the size that was tuned."""
         if self.is_uniform:
             return (*self.resources, *self.address, *self.port)
         place = Slots(self.hosts, self.size.nodes, self.size.slots_per_node).take()
@@ -102,12 +102,12 @@ class Setup:
 
 
 def dsl_words(options: Sequence[str], script: str, args: Sequence[str]) -> tuple[str, ...]:
-    """The words behind ``dsl``: the first ``--`` behind the script is dropped when they are read."""
+    """The words behind ``dsl``. dsl drops the first ``--`` behind the script, so we double it."""
     return (*options, script, *(("--",) if args[:1] in (("--",), ["--"]) else ()), *args)
 
 
 def digest_of(script: str) -> str:
-    """What stands for the content of a script, or of a module; empty if it cannot be read."""
+    """SHA-256 of the file of a script or module, in hex; empty if it cannot be read."""
     from hashlib import sha256
 
     path = script if os.path.isfile(script) else _module_file(script)
@@ -121,7 +121,7 @@ def digest_of(script: str) -> str:
 
 
 def _module_file(name: str) -> str:
-    """The file that ``python -m NAME`` runs, found without running any of it; empty if nobody knows it."""
+    """The file that ``python -m NAME`` runs, found without running any of it; empty if there is none."""
     from importlib.machinery import PathFinder
 
     parts = name.split(".")

@@ -1,7 +1,7 @@
 """Spaces of configs: the values that are tried for each key, and every config that they make.
 
-A list in a config is what the user wants tried, where DeepSpeed takes one value. Defaults of the ZeRO stages
-are DeepSpeed's.
+If a config has a list where DeepSpeed takes one value, the user wants to try these values. The defaults of
+the ZeRO stages are DeepSpeed's.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MOST_POINTS = 20_000
-"""Of a space: a slip in its lists does no harm."""
+"""Most configs of a space, so that a mistake in its lists does no harm."""
 
-# Where DeepSpeed takes one number, word or switch, so that a list is what to try. Elsewhere it is a value.
+# DeepSpeed takes one number, word or switch here, so a list has values to try. Elsewhere a list is a value.
 _SECTIONS = (
     *(ZERO, f"{ZERO}.offload_param", f"{ZERO}.offload_optimizer"),
     *("fp16", "bf16", "bfloat16", "activation_checkpointing", "aio"),
@@ -77,11 +77,11 @@ class Point:
     """A config of a space."""
 
     name: str
-    """Of its experiment."""
+    """Name of its experiment."""
     config: Mapping[str, object]
-    """Whole."""
+    """The whole config."""
     choice: tuple[int, ...]
-    """For each axis of the space which of its values it has."""
+    """For each axis of the space, the index of the value that this config has."""
 
 
 @record
@@ -89,7 +89,7 @@ class Axis:
     """A key that is tuned."""
 
     key: str
-    """Dotted, into the config."""
+    """Dotted key of the config."""
     values: tuple[object, ...]
     """At least two, all different."""
 
@@ -101,7 +101,7 @@ class Grid:
     name: str
     """As the table shows it."""
     axes: tuple[Axis, ...]
-    """What is tuned."""
+    """The keys that are tuned."""
     points: tuple[Point, ...]
     """All different, in the order in which a grid search goes through them."""
 
@@ -109,7 +109,7 @@ class Grid:
 def first_config(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """A config in which each list of values to try is replaced by the first of them.
 
-    ``prefix``: of its keys, with a dot at the end; empty: it is a whole config.
+    ``prefix``: dotted key of this section, with a dot at the end; empty: it is a whole config.
     """
     own: dict[str, object] = {}
     for key, value in config.items():
@@ -127,7 +127,7 @@ def _is_tried(key: str) -> bool:
 
 
 def without_nulls(config: Mapping[str, object]) -> dict[str, object]:
-    """A config without keys whose value is null, which is how a user takes a key out."""
+    """A config without the keys whose value is null: with null, a user takes a key out."""
     return {
         key: without_nulls(value) if isinstance(value, dict) else value
         for key, value in config.items()
@@ -146,16 +146,16 @@ def zero_grid(
 ) -> Grid:
     """The full space of a ZeRO stage.
 
-    What the user says counts: a value of a key that is tuned by default replaces its values, a list replaces
-    them with its own, null takes the key out of the space and of the template.
+    The user's config wins: for a key that is tuned by default, the user's value or list replaces the default
+    values, and null takes the key out of the space and of the template.
 
     Args:
         stage: 1 to 3.
-        config: the user's.
-        micro_batches: to try.
-        samples: of a step of one worker; with the micro batch it gives the accumulation steps.
-        hidden_size: of the model, which sets some sizes of stage 3; 0: nobody knows.
-        workers: that share the samples of a step, which are fewer than all if several share a copy.
+        config: the user's config.
+        micro_batches: micro batches to try.
+        samples: samples of one worker in a step; with the micro batch they give the accumulation steps.
+        hidden_size: width of the model, which sets some sizes of stage 3; 0: unknown.
+        workers: workers that share the samples of a step; fewer than all if several share a model's copy.
 
     Raises:
         AutotuningError: there are too many configs.
@@ -166,7 +166,7 @@ def zero_grid(
     left_out = (ZERO, MICRO_BATCH, ACCUMULATION, TRAIN_BATCH, AUTOTUNING)
     others = {key: value for key, value in config.items() if key not in left_out}
     space = {ZERO: zero, MICRO_BATCH: list(micro_batches), **others}
-    # DeepSpeed's order is that of the template in names of experiments, and that of the defaults elsewhere.
+    # DeepSpeed has the keys in the template's order in names of experiments, else in the defaults' order.
     listed = {**space, ZERO: {STAGE: stage, **_DEFAULTS[stage], **said}}
     axes = _checked(_axes(listed, ""))
     tuned = {axis.key.rpartition(".")[2] for axis in axes}
@@ -205,7 +205,7 @@ def own_grid(config: Mapping[str, object], space: Mapping[str, tuple[object, ...
 
 
 def count_own(space: Mapping[str, tuple[object, ...]]) -> int:
-    """How many configs `own_grid` makes of that."""
+    """How many configs `own_grid` makes of this space."""
     return prod([len(_different(values)) for values in space.values()])
 
 
@@ -237,7 +237,7 @@ def _checked(axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 
 def _different(values: Sequence[object]) -> tuple[object, ...]:
-    # By content: 1, 1.0 and true are equal to Python, and not to a script.
+    # By content: 1, 1.0 and true are equal in Python, but different for a script.
     return tuple({fingerprint(value): value for value in values}.values())
 
 
@@ -251,7 +251,7 @@ def _put(config: dict[str, object], key: str, value: object) -> None:
                 f"{show(section)} and no section"
             )
         inner = section
-    inner[parts[-1]] = _copy(value) if isinstance(value, dict) else value  # no config changes another one
+    inner[parts[-1]] = _copy(value) if isinstance(value, dict) else value  # not shared between configs
 
 
 def _copy(config: Mapping[str, object]) -> dict[str, object]:

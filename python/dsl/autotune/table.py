@@ -1,7 +1,7 @@
 """``summary.txt``: the table of tuning spaces, as DeepSpeed's autotuner writes it.
 
 Columns, their order, the last row and the last line are those of ``deepspeed.autotuning`` (0.19.8), which has
-the table made by tabulate (its format ``pipe``). Counts are true: a config that is used again counts once.
+the table made by tabulate (its format ``pipe``). Counts are true: a config that is reused counts once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GLOBAL = "global"
 HEADERS = ("tuning_space", "num_experiments", "best_metric_val", "best_exp_name")
 IS_NUMBER = (False, True, True, False)
 LEAST_PADDING = 2
-"""A column is wider than its header by so much."""
+"""A column is wider than its header by at least this many characters."""
 
 
 def summary_table(summary: Summary) -> str:

@@ -1,9 +1,10 @@
 """Runs experiments side by side: each is a ``dsl`` command of its own, which an agent supervises.
 
-A command of its own has a guard, a cgroup and a process tree that is killed whole, reaches other hosts by any
-launcher, and dies with us however we end. It costs a Python that starts, some tens of milliseconds.
+A command of its own has a guard, a cgroup and a process tree that is killed as a whole. It reaches other
+hosts by any launcher, and dies with us however we end. It costs the start of a Python, some tens of
+milliseconds.
 
-Where fork servers are asked for, the experiments on the same slots of this host share a command, a lane
+If the user wants fork servers, the experiments on the same slots of this host share a command, a lane
 (`dsl.cli.lane`).
 """
 
@@ -37,17 +38,17 @@ if TYPE_CHECKING:
     from dsl.model.outcome import History, Membership
 
 MARGIN_S = 1.0
-"""Beyond that, for its command to end."""
+"""Seconds after the grace of its workers, for the command of an experiment to end."""
 
 START_S = 1.0
-"""What is being started when the tuning is stopped gets so long to be there."""
+"""Seconds that we wait for a starting command to have a pid; without a pid, a signal is skipped."""
 
 PATIENCE_S = 5.0
-"""Beyond what an experiment has, for its lane to say that it has ended."""
+"""Seconds after the time of an experiment, for its lane to say that it has ended."""
 
 _SUSPEND = signal.SIGTSTP
 _LEAST_S = 0.001
-"""More than none, which is for ever."""
+"""Least time that is left: 0 would mean no limit."""
 
 INTERNAL_ERROR = 70
 READ_BYTES = 4096
@@ -59,31 +60,31 @@ class Done:
 
     order: Order
     exit_code: int
-    """Of its command."""
+    """Exit code of its command."""
     elapsed_s: float
     """From start to end, in seconds."""
     stop: str = ""
     """Why we ended it: ``timeout`` or ``stopped``; empty: it ended by itself."""
     error: str = ""
-    """Why its command could not be run; empty: it was."""
+    """Why its command could not be run; empty: it ran."""
 
 
 @record
 class _Stop:
-    """Somebody wants the end of an experiment."""
+    """A request to end an experiment."""
 
     grace_s: float
 
 
 class _Leash:
-    """Ends an experiment when its time is over, or when told to: a channel of its agent."""
+    """A channel of an experiment's agent: ends the experiment when its time is over, or on request."""
 
     def __init__(self, order: Order) -> None:
         self.deadline_s = time.monotonic() + order.limit_s if order.limit_s else None
         self._grace_s = order.grace_s + MARGIN_S
         self.reason = ""
         self._left_s: float | None = None
-        """Of a deadline that stands still."""
+        """Seconds until the deadline, while the clock is paused."""
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._lock = threading.Lock()
 
@@ -97,27 +98,27 @@ class _Leash:
                 os.write(self._write_fd, b"k" if at_once else b"s")
 
     def shorten(self, left_s: float) -> None:
-        """Let the time be over in so many seconds; 0: never. From any thread."""
+        """Set the seconds that are left; 0: no limit. From any thread."""
         with self._lock:
             self.deadline_s = time.monotonic() + left_s if left_s else None
             if self._write_fd >= 0:
-                os.write(self._write_fd, b"d")  # whoever waits looks again
+                os.write(self._write_fd, b"d")  # wakes the agent, which reads the new deadline
 
     def pause(self) -> None:
-        """Its time stands still; from any thread."""
+        """Stop its clock; from any thread."""
         with self._lock:
             if self.deadline_s is not None:
                 self._left_s = self.deadline_s - time.monotonic()
                 self.deadline_s = None
 
     def go_on(self) -> None:
-        """Its time goes on; from any thread."""
+        """Let its clock go on; from any thread."""
         left_s, self._left_s = self._left_s, None
         if left_s is not None:
             self.shorten(max(left_s, _LEAST_S))
 
     def read(self) -> Sequence[_Stop]:
-        """What is wanted."""
+        """The requests that are due."""
         try:
             words = os.read(self._read_fd, READ_BYTES)
         except BlockingIOError:
@@ -139,7 +140,7 @@ class _Leash:
 
 
 class _Process:
-    """The process of a command, which passes on to its workers what it is told: a listener of its agent."""
+    """A listener that knows the process of a command. The command passes signals on to its workers."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -152,11 +153,11 @@ class _Process:
             self._is_known.set()
 
     def over(self) -> None:
-        """It has ended, or it was never started."""
+        """Note that the command has ended, or was never started."""
         self._is_known.set()
 
     def tell(self, number: int) -> None:
-        """Send it a signal, if it runs; from any thread."""
+        """Send the command a signal, if it runs; from any thread."""
         if not self._is_known.wait(START_S) or not self._pid:
             return
         try:
@@ -164,7 +165,7 @@ class _Process:
         except OSError:
             return  # it has ended
         try:
-            # As long as its status was not taken the number is its own, and the descriptor, too.
+            # Until its status is taken, no other process gets its pid: the descriptor is the command's.
             os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             signal.pidfd_send_signal(fd, number)
         except OSError:
@@ -174,7 +175,7 @@ class _Process:
 
 
 class _Runner:
-    """A command that runs experiments, with the time that it has."""
+    """A command that runs experiments, with its time limit."""
 
     def __init__(self, order: Order) -> None:
         self._leash = _Leash(order)
@@ -186,7 +187,7 @@ class _Runner:
         self._process.tell(_SUSPEND)
 
     def go_on(self) -> None:
-        """Continue them."""
+        """Continue its processes and its clock."""
         self._process.tell(signal.SIGCONT)
         self._leash.go_on()
 
@@ -204,7 +205,7 @@ class _Single(_Runner):
         self._leash.pull(at_once=at_once)
 
     def settle(self) -> None:
-        """After its end."""
+        """Clean up after its end."""
         self._thread.join()
         self._leash.close()
 
@@ -226,9 +227,9 @@ class _Lane(_Runner):
         self._order: Order | None = order
         self._begin_s = time.monotonic()
         self._is_stopped = False
-        """The end of the experiment was asked for."""
+        """Whether the end of the experiment was requested."""
         self._is_over = False
-        """It takes no more orders."""
+        """Whether the lane takes no more orders."""
         self._rest = b""
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
         host = replace(order, name=f"lane of {order.name}", argv=order.lane, stdout="", stderr=os.devnull)
@@ -237,7 +238,7 @@ class _Lane(_Runner):
         self._write(order_to_line(order))
 
     def give(self, order: Order) -> bool:
-        """Run another experiment; one at a time. False: it takes no more orders."""
+        """Run another experiment; one at a time. False: the lane takes no more orders."""
         with self._lock:
             if self._is_over:
                 return False
@@ -248,7 +249,7 @@ class _Lane(_Runner):
         return True
 
     def stop(self, *, at_once: bool) -> None:
-        """End the experiment; at once: the lane, too."""
+        """End the experiment; ``at_once`` ends the lane, too."""
         with self._lock:
             order = self._order
             self._is_stopped = True
@@ -260,7 +261,7 @@ class _Lane(_Runner):
             self._write(dumps({"stop": order.grace_s}).encode() + b"\n")
 
     def settle(self) -> None:
-        """After the end of an experiment."""
+        """Do nothing after the end of an experiment: the lane goes on."""
 
     def close(self) -> None:
         """Give no more orders, and wait for the end of the lane."""
@@ -297,12 +298,12 @@ class _Lane(_Runner):
         with self._lock:
             order = self._order
             self._begin_s = time.monotonic()
-            # The lane ends it by itself, and is ended if it does not.
+            # The lane ends the experiment by itself. If it does not, we end the lane.
             if order is not None and order.limit_s and not self._is_stopped:
                 self._leash.shorten(order.limit_s + order.grace_s + PATIENCE_S)
 
     def _let_go(self) -> None:
-        """Nobody but the lane reads orders, so what is written after its end does not wait for a reader."""
+        """Close our read end: only the lane reads orders, so a write after its end fails and never waits."""
         if self._read_fd >= 0:
             os.close(self._read_fd)
             self._read_fd = -1
@@ -311,7 +312,7 @@ class _Lane(_Runner):
         try:
             os.write(self._write_fd, line)
         except OSError:
-            return  # it has ended, and says so
+            return  # the lane has ended, and `_run` reports that
 
     def _run(self, host: Order) -> None:
         code, error = run_order(host, self._leash, (self, self._process), self._read_fd)
@@ -334,7 +335,7 @@ class Runners:
 
     @property
     def bell_fd(self) -> int:
-        """What a signal may write its number to, to end `wait` (see `signal.set_wakeup_fd`)."""
+        """The descriptor that takes the number of a signal and ends `wait` (see `signal.set_wakeup_fd`)."""
         return self._write_fd
 
     @property
@@ -343,7 +344,7 @@ class Runners:
         return len(self._runners)
 
     def start(self, order: Order, place: str = "") -> None:
-        """Start an experiment; `wait` tells of its end. ``place``: those of one place share a lane."""
+        """Start an experiment; `wait` returns its end. Experiments of the same ``place`` share a lane."""
         if not order.lane:
             self._runners[order.name] = _Single(order, self._note)
             return
@@ -373,7 +374,7 @@ class Runners:
         return done, signals
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End all experiments that run; they are still to be waited for."""
+        """End all experiments that run. `wait` still has to return them."""
         for runner in self._runners.values():
             runner.stop(at_once=at_once)
 
@@ -383,7 +384,7 @@ class Runners:
         for runner in runners:
             runner.pause()
         old = signal.signal(_SUSPEND, signal.SIG_DFL)
-        os.kill(os.getpid(), _SUSPEND)  # comes back when we are continued, or if nobody could do that
+        os.kill(os.getpid(), _SUSPEND)  # returns when we are continued, or at once if no shell could do that
         signal.signal(_SUSPEND, old)
         for runner in runners:
             runner.go_on()
@@ -400,7 +401,7 @@ class Runners:
 
     def _read(self) -> list[int]:
         numbers = [number for number in os.read(self._read_fd, READ_BYTES) if number]
-        # Who presses Ctrl-Z twice wants to stop once.
+        # A user who presses Ctrl-Z twice wants one pause.
         return [
             number for at, number in enumerate(numbers) if number not in numbers[:at] or number != _SUSPEND
         ]
@@ -451,7 +452,7 @@ def run_order(
 
 
 def _decide(history: History, event: object, membership: Membership) -> Decision:
-    """As always, but for the end that was asked for."""
+    """The usual policy, except that a request ends the experiment."""
     if isinstance(event, _Stop):
         return Decision("stop", grace_s=event.grace_s)
     return decide(history, event, membership)

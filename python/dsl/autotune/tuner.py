@@ -1,4 +1,4 @@
-"""Carries a search from its first experiment to its summary: places, runs, judges and remembers."""
+"""Runs a search from its first experiment to its summary: places, starts, judges and saves experiments."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     Search: TypeAlias = Generator[tuple[Experiment, ...], Mapping[str, Result], Summary]
 
     class Board(Protocol):
-        """Whoever shows how the tuning goes. It must not raise."""
+        """Shows the progress of a tuning. Its methods must not raise."""
 
         def began(self, experiment: Experiment, place: str) -> None:
             """An experiment was started on these slots."""
 
         def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
-            """It is known how an experiment went; ``is_reused``: from an earlier tuning."""
+            """An experiment has a result; ``is_reused``: the result is from an earlier tuning."""
 
         def pause(self) -> None:
-            """Leave the terminal to others, until `go_on`."""
+            """Leave the terminal alone until `go_on`."""
 
         def go_on(self) -> None:
-            """Take it again."""
+            """Use the terminal again."""
 
 
 PORTS = range(20000, 29000)
-"""Where experiments meet."""
+"""Ports at which the workers of an experiment meet."""
 
 PORT_TRIES = 100
 
 MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s", "model_info")
-"""Keys of the section that matter to an experiment; the others only to the search."""
+"""Keys of the section that matter to an experiment; the other keys matter only to the search."""
 
 
 class Tuner:
@@ -71,14 +71,14 @@ class Tuner:
         self._ports: dict[str, int] = {}
         self._count = 0
         self._paused: set[str] = set()
-        """Experiments that were stopped for a while: what they measure of time is wrong."""
+        """Experiments that were paused: the times that they measure are wrong."""
         self.signals: list[int] = []
-        """What asked for the end, in order; empty: nobody did."""
+        """Signals that asked for the end, in order."""
 
     def run(self, search: Search, batch: Sequence[Experiment]) -> Summary:
-        """Run what a search wants until it ends, or a signal does; its summary is of what is known then.
+        """Run what a search wants until it ends. A signal ends it early, with a summary of what is known.
 
-        ``batch``: the first that it wants.
+        ``batch``: the first experiments that the search wants.
 
         Raises:
             AutotuningError: a file cannot be written.
@@ -91,7 +91,7 @@ class Tuner:
                 return summary
 
     def listen(self) -> None:
-        """Hear signals that have come while nobody waited: where nothing has to run, nobody does."""
+        """Handle signals that have come. We wait for signals only while experiments run."""
         for number in self._runners.heard():
             self._hear(number)
 
@@ -128,7 +128,7 @@ class Tuner:
         return results
 
     def _hear(self, number: int) -> None:
-        """A signal: Ctrl-Z stops all for a while; the first of others ends experiments, a second kills."""
+        """Handle a signal: Ctrl-Z pauses; the first of the others ends the experiments, the second kills."""
         if number == signal.SIGTSTP:
             self._board.pause()
             self._paused.update(self._places)
@@ -141,16 +141,16 @@ class Tuner:
         self.signals.append(number)
 
     def _has_to_run_again(self, experiment: Experiment, done: Done) -> bool:
-        """Whether it has measured a time in which it stood still, or may have failed of that."""
+        """Whether a pause has spoiled the times that an experiment measured, or may have made it fail."""
         was_paused = experiment.name in self._paused
         self._paused.discard(experiment.name)
         return was_paused and not done.stop and (experiment.kind == "run" or bool(done.exit_code))
 
     def _known(self, experiment: Experiment) -> Result | None:
-        """How an experiment of the same content went.
+        """The result of an earlier experiment with the same content; None: there is none.
 
-        One that was killed with us after it had written its metrics counts as ended, as DeepSpeed has it:
-        its engine writes them once, at the end. Other scripts may write them again and again.
+        If DeepSpeed's engine had written its metrics before it was killed with us, the experiment counts as
+        ended: the engine writes them once, at the end. Other scripts may write them again and again.
         """
         print_ = self._fingerprint(experiment)
         known = self._folders.load(experiment, print_)
@@ -168,7 +168,7 @@ class Tuner:
         measured = (
             {key: section[key] for key in MEASURED if key in section} if isinstance(section, dict) else {}
         )
-        place = replace(setup.config, is_encoded=False)  # the config counts, not where it lies
+        place = replace(setup.config, is_encoded=False)  # the config counts, not the place of its file
         words = experiment_words(setup.args, place, experiment.config, "", setup.section)
         return fingerprint(
             __version__,
@@ -244,21 +244,21 @@ class Tuner:
         self._runners.start(order, place.filter)
 
     def _where(self, experiment: Experiment, place: Place) -> tuple[str, ...]:
-        """The options by which an experiment gets its slots and its port."""
+        """The options that give an experiment its slots and its port."""
         setup = self._setup
         words = setup.place_words(place)
         if setup.is_whole and setup.port:
             return (*words, *setup.port)
-        if not setup.is_local:  # nobody here knows which ports are free there
+        if not setup.is_local:  # we cannot know which ports are free on another host
             return (*words, "--master_port=0")
         port = self._ports[experiment.name] = self._free_port()
         return (*words, f"--master_port={port}")
 
     def _free_port(self) -> int:
-        """A port that no experiment has, and nobody else.
+        """A port that no experiment and no other program uses.
 
-        A script may import for seconds before it listens, and connections of others begin at ports that the
-        kernel picks: so it is one below those.
+        A script may import for seconds before it listens. Meanwhile other programs connect from ports that
+        the kernel picks, so we take a port below the kernel's range.
         """
         for _ in range(PORT_TRIES):
             port = PORTS[int.from_bytes(os.urandom(4), "big") % len(PORTS)]
@@ -290,7 +290,7 @@ class Tuner:
         )
         result = judge(ending, self._keys(experiment))
         if self.signals and result.outcome != "ok":
-            # Whoever ends us may signal the experiments, too: how they ended says nothing then.
+            # The signal may have reached the experiments, too: then the way in which they ended says nothing.
             result = replace(result, outcome="stopped", metrics={}, reason="it was stopped")
         folders.save(experiment, self._fingerprint(experiment), result)
         return result

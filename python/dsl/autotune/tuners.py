@@ -1,4 +1,4 @@
-"""In which order the points of a space are tried. Every tuner tries a point once at most."""
+"""Choose the order in which the points of a space are tried. A tuner tries each point at most once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         """Proposes points and learns how they did."""
 
         def propose(self, count: int) -> list[Point]:
-            """The next points, at most so many, all new; none if the space is empty."""
+            """The next points, at most ``count``, all new; empty if no point is left."""
 
         def learn(self, point: Point, value: float | None) -> None:
             """Take the metric of a point; None: it failed."""
@@ -33,7 +33,7 @@ class InOrder:
         return batch
 
     def learn(self, point: Point, value: float | None) -> None:
-        """Nothing is learned."""
+        """Do nothing: the order is fixed."""
 
 
 def make_tuner(grid: Grid, section: Section) -> Tuner:

@@ -1,6 +1,6 @@
-"""What became of an experiment, by its exit code and the file that it had to write.
+"""Judges an experiment by its exit code and the file that it had to write.
 
-Words of its output never fail an experiment that ended well. They only tell apart those that failed.
+Words in the output never make an experiment fail if it ended well. They only tell kinds of failures apart.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ OUT_OF_MEMORY = (
     "cublas_status_alloc_failed",
     "resource_exhausted",
 )
-"""What the output of an experiment says that ran out of memory, of a device or of the host, in lower case."""
+"""Words in the output if a device or the host ran out of memory, in lower case."""
 
 MOST = 1e308
-"""Numbers beyond it, and what is none (NaN), cannot be compared."""
+"""Numbers beyond it, and NaN, cannot be compared."""
 
 VERDICTS = (" failed first: ", " failed: ", "error: ")
-"""In the line by which a job of ours says what has failed."""
+"""Words that mark the line in which a job of ours says what has failed."""
 
 
 @record
 class Ending:
-    """How the job of an experiment ended, and what it has left."""
+    """How the job of an experiment ended, and what it left."""
 
     exit_code: int
-    """Of the job."""
+    """Exit code of the job."""
     elapsed_s: float
     """From start to end, in seconds."""
     written: str | None
     """Text of the file that it had to write; None: there is none."""
     instead: str = ""
-    """What there is in place of that file, in words; empty: nothing."""
+    """What is in the place of that file, in words; empty: nothing."""
     stdout: str = ""
     """Last part of its stdout."""
     stderr: str = ""
-    """The same of stderr."""
+    """Last part of its stderr."""
     stop: str = ""
     """Why we ended it: ``timeout`` or ``stopped``; empty: it ended by itself."""
     limit_s: float = 0.0
@@ -58,7 +58,7 @@ class Ending:
 
 
 def judge(ending: Ending, keys: Sequence[str]) -> Result:
-    """What became of an experiment that was to write at least one of these keys; none of them: any number."""
+    """The result of an experiment that had to write a number for one of these keys; no keys: for any."""
     outcome, metrics, reason = _judge(ending, keys)
     return Result(outcome, metrics, reason, ending.exit_code, ending.elapsed_s)
 
@@ -99,7 +99,7 @@ def read_metrics(text: str, keys: Sequence[str]) -> tuple[Outcome, Mapping[str, 
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is one that can be compared."""
+    """Whether a value is a number that can be compared."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
 
 
@@ -110,7 +110,7 @@ def _failure(ending: Ending) -> tuple[Outcome, Mapping[str, float], str]:
 
 
 def _why(ending: Ending) -> str:
-    """What the job says of its failure, and the last thing that the script said before."""
+    """What the job says about its failure, and the last line that the script wrote."""
     lines = [line.strip() for line in ending.stderr.splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("dsl: ") and any(word in line for word in VERDICTS)]
     said = [line for line in lines if not line.startswith("dsl: ")]

@@ -1,7 +1,7 @@
-"""What stands in the way of a job on several hosts, in words. Nothing is looked up here.
+"""Finds the problems of a job on several hosts, in words. Nothing is looked up here.
 
-The first half is for a host: it is given what was found there. The second half is for the head: it compares
-what the hosts have told.
+The first half is for a host, with the facts that were found there. The second half is for the head: it
+compares what the hosts have reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dsl.model.job import Job, Meeting
 
 MOST_SKEW_NS = 1_000_000_000
-"""Clocks that differ by more are worth a word, in nanoseconds."""
+"""Nanoseconds by which clocks may differ without a warning."""
 
 
 def slot_problem(slots: Sequence[int], accelerator: str, count: int) -> str:
@@ -42,10 +42,10 @@ def slot_problem(slots: Sequence[int], accelerator: str, count: int) -> str:
 
 @record
 class MasterAddress:
-    """What a host knows of the address that the user has named for rank 0."""
+    """What a host knows about the address that the user has named for rank 0."""
 
     address: str
-    """As it was written."""
+    """The address as the user wrote it."""
     option: str
     """The option for it, as the command spells it."""
     unchecked: str
@@ -53,13 +53,13 @@ class MasterAddress:
     resolved: tuple[str, ...]
     """The addresses that it stands for here."""
     loopback: tuple[str, ...]
-    """Those of them that every machine calls itself by."""
+    """Resolved addresses by which every machine means itself."""
     own: tuple[str, ...] = ()
-    """Those of them that are this machine's."""
+    """Resolved addresses that belong to this machine."""
     addresses: tuple[str, ...] = ()
     """The addresses of this machine (of node 0)."""
     blocked: str = ""
-    """Why no packet can go to any of them; empty: there is a route."""
+    """Why no packet can go to any resolved address; empty: there is a route."""
 
 
 def master_problem(found: MasterAddress, *, is_first: bool) -> str:
@@ -91,7 +91,7 @@ def master_problem(found: MasterAddress, *, is_first: bool) -> str:
 
 
 def assignment_problem(assignment: Assignment) -> str:
-    """Why nobody can have this part of a job; empty: it is one."""
+    """Why this part of a job cannot exist; empty: it can."""
     hosts, node_rank, task = assignment.job.hosts, assignment.node_rank, assignment.task
     if node_rank >= len(hosts):
         return f"the job has no host {node_rank}"
@@ -101,7 +101,7 @@ def assignment_problem(assignment: Assignment) -> str:
 
 
 def meeting_problem(meeting: Meeting, job: Job) -> str:
-    """Why the nodes of a job cannot meet so; empty: they can."""
+    """Why the nodes of a job cannot meet in this way; empty: they can."""
     if meeting.node_rank >= meeting.node_count:
         return f"node {meeting.node_rank} is none of {meeting.node_count}"
     if meeting.host_index >= len(job.hosts):
@@ -113,7 +113,7 @@ def meeting_problem(meeting: Meeting, job: Job) -> str:
 
 
 def version_problem(hello: Hello, version: str) -> str:
-    """Whether the dsl of a host is another than the head's; empty if it is the same."""
+    """What is wrong with the version of dsl on a host; empty if it is the head's version."""
     if hello.version == version:
         return ""
     where = f" for {hello.python}" if hello.python else ""
@@ -128,9 +128,9 @@ def _subject(names: Sequence[str]) -> str:
 
 
 def compare(hosts: Sequence[tuple[str, Checked]]) -> tuple[Notice, ...]:
-    """What the user should know of hosts that pass, seen together.
+    """Warnings from a comparison of the hosts that pass the checks.
 
-    Hosts of different accelerators, and a machine that is named twice.
+    The accelerators of hosts differ, or several names mean the same machine.
     """
     notices = []
     kinds: dict[str, list[str]] = {}
@@ -154,7 +154,7 @@ def compare(hosts: Sequence[tuple[str, Checked]]) -> tuple[Notice, ...]:
 def skew_notice(name: str, offset_ns: int, bound_ns: int) -> Notice | None:
     """A warning if the clock of a host is surely more than a second from ours; None if not.
 
-    ``offset_ns`` is its clock less ours, and ``bound_ns`` how far from the truth that may be.
+    ``offset_ns`` is its clock minus ours, and ``bound_ns`` is the largest error of ``offset_ns``.
     """
     if abs(offset_ns) - bound_ns <= MOST_SKEW_NS:
         return None

@@ -1,9 +1,9 @@
-"""How far the clocks of two machines are apart, as far as that can be known. Pure.
+"""How far the clocks of two machines are apart, as far as we can know. Pure.
 
 A heartbeat is sent at ``a``, heard at ``b``, answered at ``c`` and back at ``d``: ``a`` and ``d`` by our
-clock, ``b`` and ``c`` by theirs. So their clock is ahead of ours by ``(b - a + c - d) / 2``. That is wrong
-by half of the time on the way at most, ``(d - a - (c - b)) / 2``, however unequal the two ways are (RFC
-5905, section 8). Clocks run apart, so what was measured a while ago is less exact.
+clock, ``b`` and ``c`` by the other machine's clock. So the other clock is ahead of ours by
+``(b - a + c - d) / 2``. The error is at most half of the travel time, ``(d - a - (c - b)) / 2``, however
+unequal the two trips are (RFC 5905, section 8). Clocks drift apart, so an older measurement is less exact.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from dsl._record import record
 
 DRIFT_PER_MILLION = 1000
-"""Two clocks that are steered run apart by no more: each is slewed by 500 at most (adjtimex)."""
+"""Two steered clocks drift apart by at most this: each clock is slewed by at most 500 (adjtimex)."""
 
 STEP_NS = 1_000_000
-"""The clock of the day is taken to have been set if it moves so differently from one that never steps."""
+"""If the time of day moves by more than this against a clock that never steps, then it was set."""
 
 KEPT = 8
 """Samples to choose from."""
@@ -22,22 +22,22 @@ KEPT = 8
 
 @record
 class Clock:
-    """What is known of the clock of another machine."""
+    """What is known about the clock of another machine."""
 
     offset_ns: int
-    """By how much it is ahead of ours."""
+    """How far it is ahead of our clock."""
     error_ns: int
     """The offset is wrong by no more than this."""
 
 
 @record
 class Sample:
-    """One heartbeat that has come back."""
+    """The measurement of one heartbeat."""
 
     at_ns: int
-    """When, by a clock of ours that never steps."""
+    """When its answer came back, by our clock that never steps."""
     offset_ns: int
-    """By how much their clock is ahead of ours."""
+    """How far the other clock was ahead of ours."""
     error_ns: int
     """The offset was wrong by no more than this."""
 
@@ -46,9 +46,9 @@ OURS = Clock(0, 0)
 
 
 def measure(a_ns: int, b_ns: int, c_ns: int, d_ns: int, sent_ns: int, back_ns: int) -> Sample | None:
-    """Make a sample of four times of day, and of when it was sent and back by a clock that never steps.
+    """Make a sample from four times of day, as at the top of this module. None: a clock was set meanwhile.
 
-    None: a clock was set meanwhile.
+    ``sent_ns`` and ``back_ns`` are the times of sending and return by our clock that never steps.
     """
     trip_ns = back_ns - sent_ns
     if abs((d_ns - a_ns) - trip_ns) > STEP_NS or not 0 <= c_ns - b_ns <= trip_ns + STEP_NS:
@@ -64,7 +64,7 @@ def _error_ns(sample: Sample, now_ns: int) -> int:
 def add(samples: tuple[Sample, ...], new: Sample) -> tuple[Sample, ...]:
     """The samples that are worth keeping, the new one last.
 
-    Those that cannot be true together with the new one are of a time before a clock was set.
+    A sample that contradicts the new one was made before a clock was set, and goes.
     """
     fitting = [
         old
@@ -77,7 +77,7 @@ def add(samples: tuple[Sample, ...], new: Sample) -> tuple[Sample, ...]:
 
 
 def estimate(samples: tuple[Sample, ...], now_ns: int) -> Clock | None:
-    """The best that is known now; None: nothing is."""
+    """The best estimate for now; None without samples."""
     if not samples:
         return None
     best = min(samples, key=lambda one: _error_ns(one, now_ns))
@@ -85,10 +85,10 @@ def estimate(samples: tuple[Sample, ...], now_ns: int) -> Clock | None:
 
 
 def is_earlier(one_ns: int, one: Clock | None, other_ns: int, other: Clock | None) -> bool | None:
-    """Whether the first of two things happened before the second; None: that cannot be known.
+    """Whether the first of two things happened before the second; None: we cannot know.
 
-    Each is told by the time of day of its machine. A machine has one clock: for two things on one machine
-    give `OURS` twice.
+    Each time is the time of day on its machine. For two things on one machine, which has one clock, pass
+    `OURS` twice.
     """
     if one is None or other is None:
         return None

@@ -1,8 +1,9 @@
-"""Shows what the agents send of their workers' output: one thread that may wait for a slow terminal.
+"""Shows the workers' output that the agents send, on one thread that may wait for a slow terminal.
 
-What one agent sends in one frame stays together. Frames of others wait while the rest of a line is on its
-way. A line that stays unfinished is shown as far as it is. If another one has to come, it ends there with a
-mark, and comes again, whole, when it goes on. Otherwise the bytes are those of the workers.
+The bytes of one frame stay together. While the rest of a line is on its way, the frames of other agents wait.
+A line that stays unfinished is shown as far as it has come. If another line must be shown then, the
+unfinished line ends with a mark, and is shown again from its start when it goes on. Otherwise the bytes are
+exactly those of the workers.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Piece: TypeAlias = tuple[object, int, bytes, bool]
-    """Whose, of which stream (1 or 2), bytes, whether the rest of the line follows."""
+    """Source, stream (1 or 2), bytes, whether the rest of the line follows."""
     Speaker: TypeAlias = tuple[object, int]
-    """Somebody, and one of the two streams."""
+    """A source, such as an agent's link, and one of its two streams."""
 
 CUT = "\u2026".encode()
-"""Ends a line where another one has to come; it is the mark of a node's own console, too."""
+"""Ends an unfinished line before another line; a node's own console has the same mark."""
 
 LONGEST_BEGUN = 64 << 10
-"""A longer line is not shown again from its begin."""
+"""A longer unfinished line is not shown again from its start."""
 
 LONGEST_BEGUN_OF_ALL = 4 << 20
-"""Where all of them together are longer, the line that goes on is not."""
+"""If all unfinished lines together are longer, the line that goes on is not shown again either."""
 
 
 class _Target:
@@ -41,16 +42,16 @@ class _Target:
         self.fd, self.name = fd, name
         self.is_gone = False
         self.holder: Speaker | None = None
-        """Who is in the middle of a line whose rest follows at once."""
+        """The speaker in the middle of a line whose rest follows at once."""
         self.waiting: deque[Piece] = deque()
         self._speaker: Speaker | None = None
-        """Who has spoken last."""
+        """The speaker of the last bytes."""
         self._begun: dict[Speaker, bytes] = {}
-        """Lines that are not finished, as far as they were shown; empty: it is not shown again."""
+        """The unfinished lines, as far as they were shown; an empty one is not shown again."""
         self._begun_bytes = 0
 
     def begin(self, speaker: Speaker) -> bytes:
-        """What comes before the next bytes of somebody: the end of another's line, the begin of their own."""
+        """What to show before a speaker's next bytes: the end of another's line, the start of its own."""
         if speaker == self._speaker:
             return b""
         before = b""
@@ -75,7 +76,7 @@ class _Target:
             self._keep(speaker, before + data)
 
     def _keep(self, speaker: Speaker, begun: bytes | None) -> None:
-        """Note the line of somebody as far as it was shown; None: there is none."""
+        """Note the unfinished line of a speaker, as far as it was shown; None: there is none."""
         self._begun_bytes -= len(self._begun.pop(speaker, b""))
         if begun is None:
             return
@@ -86,7 +87,7 @@ class _Target:
         self._begun_bytes += len(begun)
 
     def forget(self, who: object) -> None:
-        """Nobody goes on with the lines of somebody."""
+        """Forget the unfinished lines of a source that has ended."""
         for speaker in [one for one in self._begun if one[0] is who]:
             self._keep(speaker, b"" if speaker == self._speaker else None)
         if self.holder is not None and self.holder[0] is who:
@@ -96,8 +97,8 @@ class _Target:
 class Console:
     """Writes to two descriptors.
 
-    ``taken(who, count)`` is called when bytes of somebody have been written or thrown away, ``tell`` with
-    what the user should know. Both are called on the thread of the console.
+    ``taken(who, count)`` is called when ``count`` bytes of the source ``who`` have been written or thrown
+    away, and ``tell`` with notices for the user. Both are called on the thread of the console.
     """
 
     def __init__(
@@ -117,21 +118,21 @@ class Console:
         self.thread = threading.Thread(target=self._run, name="dsl-console", daemon=True)
 
     def put(self, who: object, fd: int, data: bytes, *, unfinished: bool) -> None:
-        """Show bytes soon. Never waits: whoever sends them has leave for so many."""
+        """Show bytes soon. Never waits: the hub limits the bytes that an agent may send."""
         with self._lock:
             self._queue.append((who, fd, data, unfinished))
             self._unshown += 1
             self._changed.notify_all()
 
     def end(self, who: object) -> None:
-        """Nothing more comes from somebody: an unfinished line of theirs holds up nobody."""
+        """Note that a source has ended, so that its unfinished line does not hold up the others."""
         with self._lock:
             self._queue.append((who,))
             self._unshown += 1
             self._changed.notify_all()
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Wait until all that was put is shown; False: it is not yet."""
+        """Wait until all bytes are shown; False: the time was over first."""
         with self._lock:
             return self._changed.wait_for(lambda: not self._unshown, timeout_s)
 
@@ -170,7 +171,7 @@ class Console:
         self._show_waiting(target)
 
     def _show_waiting(self, target: _Target) -> None:
-        """Show what has waited, until somebody is in the middle of a line again."""
+        """Show the pieces that waited, until a speaker is in the middle of a line again."""
         while target.waiting:
             kept: deque[Piece] = deque()
             for piece in target.waiting:
@@ -203,7 +204,7 @@ class Console:
         while left and not target.is_gone:
             try:
                 left = left[os.write(target.fd, left) :]
-            except BlockingIOError:  # whoever shares it has made it so
+            except BlockingIOError:  # a process that shares it has made it non-blocking
                 poller = select.poll()
                 poller.register(target.fd, select.POLLOUT)
                 poller.poll()
@@ -219,7 +220,7 @@ class Console:
 
 
 def _targets(stdout_fd: int, stderr_fd: int) -> dict[int, _Target]:
-    """Where each stream goes. Two names of one file or terminal are one place."""
+    """The target of each stream. If both go to the same file or terminal, there is one target."""
     out = _Target(stdout_fd, "stdout")
     try:
         one, other = os.fstat(stdout_fd), os.fstat(stderr_fd)

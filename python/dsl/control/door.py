@@ -1,7 +1,8 @@
-"""The port of a head: lets agents in that know their key, and nobody else.
+"""The port of a head: lets in only agents that know their key.
 
-A connection is a stranger's until its first message has been read: only then has it shown that it knows the
-key. Until then it may send little, has ten seconds, and there are only so many of them.
+A connection shows that it knows the key with its first message. Until we have read that message, the
+connection counts as a stranger's: it may send little, it has ten seconds, and the number of such connections
+is limited.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
             """Call back when the descriptor is readable."""
 
         def unwatch(self, fd: int) -> None:
-            """Stop that."""
+            """Stop watching a descriptor."""
 
         def is_connected(self, place: int) -> bool:
-            """Whether an agent of that place is there."""
+            """Whether an agent of that place is connected."""
 
         def admit(
             self, stream: SecureStream, address: str, place: int, decoder: Decoder, arrived: list[Frame]
@@ -48,10 +49,10 @@ if TYPE_CHECKING:
 
 
 HANDSHAKE_S = 10.0
-"""So long may it take until a connection has shown who it is."""
+"""Seconds that a connection has to show that it knows the key."""
 
 SPARE = 64
-"""So many more connections may be open than agents are expected."""
+"""Connections of strangers that may be open besides one for each expected agent."""
 
 _ACCEPTS = 64
 _FEW, _MANY = 16 << 10, 256 << 10
@@ -59,7 +60,7 @@ _PAUSE_S = 1.0
 
 
 class _Caller:
-    """A connection that has not shown who it is."""
+    """A connection that has not shown yet that it knows the key."""
 
     def __init__(self, sock: socket.socket, address: str, now_s: float) -> None:
         self.socket, self.address = sock, address
@@ -86,15 +87,15 @@ class Door:
         self._callers: dict[int, _Caller] = {}
         self._of_host: dict[str, dict[int, _Caller]] = {}
         self._answered: dict[int, _Caller] = {}
-        """Those whose first bytes were made with the key, and who have not shown yet that they know it."""
+        """Callers whose first bytes were made with the key. They may be a copy, so this is no proof yet."""
         self._paused_until_s: float | None = None
 
     def open(self) -> None:
-        """Begin to listen to who comes."""
+        """Begin to accept connections."""
         self._host.watch(self._socket.fileno(), self._accept)
 
     def expect(self, place: int | None, key: bytes, count: int) -> None:
-        """Know a key, and go on with those who had to wait for it."""
+        """Take the key of a place, and go on with the callers that waited for it."""
         self._expected[place] = count
         self._keys[place] = key
         for caller in list(self._callers.values()):
@@ -102,7 +103,7 @@ class Door:
                 self._go_on(caller)
 
     def close(self) -> None:
-        """Close the port, and the connections of those who are still unknown."""
+        """Close the port, and the connections of all callers."""
         for caller in list(self._callers.values()):
             self._drop(caller)
         if self._paused_until_s is None:
@@ -122,7 +123,7 @@ class Door:
         return min(due, default=None)
 
     def expire(self, now_s: float) -> None:
-        """Refuse those who have taken too long."""
+        """Refuse the callers that have taken too long, and accept again after a pause."""
         while self._callers and (oldest := next(iter(self._callers.values()))).deadline_s <= now_s:
             self._refuse(oldest)
         if self._paused_until_s is not None and self._paused_until_s <= now_s:
@@ -143,27 +144,28 @@ class Door:
             self._callers[sock.fileno()] = caller
             self._of_host.setdefault(caller.host, {})[sock.fileno()] = caller
             self._host.watch(sock.fileno(), partial(self._read, caller))
-            self._read(caller, 0)  # who has waited in line has said something already
+            self._read(caller, 0)  # a caller that waited to be accepted may have sent something already
             if len(self._callers) - len(self._answered) > self._most():
                 self._refuse(self._least_welcome())
 
     def _least_welcome(self) -> _Caller:
-        """The oldest of the address that has most connections: whoever floods hurts himself first.
+        """The caller to refuse first: the oldest one of the address with the most connections.
 
-        Those come before it whose first bytes were made with the key, now or at another time.
+        So a host that floods us hurts itself first. Callers whose first bytes were made with the key, now or
+        at another time, are refused only if there are no others.
         """
         if not self._of_host:
             return next(iter(self._answered.values()))
         return next(iter(max(self._of_host.values(), key=len).values()))
 
     def _most(self) -> int:
-        """How many connections may be open before they show who they are: never all descriptors we have."""
+        """How many callers may be connected at a time: never as many as we have descriptors."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         expected = SPARE + sum(self._expected.values())
         return expected if soft == resource.RLIM_INFINITY else min(expected, max(soft // 2, SPARE))
 
     def _make_room(self, error: OSError) -> None:
-        """Whoever waits cannot be taken: there are no descriptors."""
+        """Free a descriptor for the next caller, or pause: no descriptor is left to accept it."""
         if self._callers:
             self._refuse(self._least_welcome())
             return
@@ -175,7 +177,7 @@ class Door:
         self._paused_until_s = time.monotonic() + _PAUSE_S
 
     def _read(self, caller: _Caller, _mask: int) -> None:
-        """Hear a caller. What goes wrong is the end of that caller, and of nobody else."""
+        """Read from a caller. An error ends this caller and no other."""
         try:
             self._hear(caller)
         except BlockingIOError:
@@ -191,7 +193,7 @@ class Door:
             self._read_hello(caller)
             return
         if len(caller.data) >= OPENING_BYTES:
-            # Its key is not known yet: it has nothing to say before the answer.
+            # Its key is not known yet, and an agent sends nothing before our answer.
             if caller.socket.recv(1) == b"":
                 self._drop(caller)
             else:
@@ -202,7 +204,7 @@ class Door:
         if not MAGIC.startswith(caller.data[: len(MAGIC)]):
             self._refuse(caller)
         elif not data:
-            # An agent that has reached us at another address, too, leaves after its first words.
+            # An agent that has also reached us at another address ends this connection after its first bytes.
             if len(caller.data) >= PREAMBLE.size:
                 self._drop(caller)
             else:
@@ -227,7 +229,7 @@ class Door:
             self._refuse(caller)
 
     def _read_hello(self, caller: _Caller) -> None:
-        """Read the first message, which only who knows the key can have made. Raises OSError, Damaged."""
+        """Read the first message, which shows that the caller knows the key. Raises OSError, Damaged."""
         assert caller.stream is not None
         data = caller.stream.read()
         if data == b"":
@@ -274,7 +276,7 @@ class Door:
         caller.socket.close()
 
     def _refuse(self, caller: _Caller) -> None:
-        """End the connection of a stranger, and tell the first time."""
+        """End the connection of a stranger, and warn the user the first time."""
         self._drop(caller)
         self.strangers += 1
         if self.strangers == 1:
@@ -284,7 +286,7 @@ class Door:
 
 
 def _listener() -> socket.socket:
-    """A socket that hears IPv6 and IPv4, or IPv4 alone where there is no other."""
+    """A socket that listens on IPv6 and IPv4, or on IPv4 alone if there is no IPv6."""
     try:
         sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
     except OSError:

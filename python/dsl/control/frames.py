@@ -1,6 +1,6 @@
-"""How messages, heartbeats and output stand on a connection. Pure.
+"""The form of messages, heartbeats and output on a connection. Pure.
 
-A frame is 4 bytes of length, highest first, 1 byte of kind, and the payload, which alone the length counts.
+A frame is 4 bytes of length (big-endian), 1 byte of kind, and the payload. The length is the payload's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MESSAGE, PING, PONG, OUTPUT, CREDIT = 1, 2, 3, 4, 5
 KINDS = frozenset((MESSAGE, PING, PONG, OUTPUT, CREDIT))
 
 LONGEST = 64 << 20
-"""Bytes of payload that a head may send. The environment of a job has its place in it."""
+"""Most bytes of payload from a head. The environment of a job fits into it."""
 
 LONGEST_OF_AGENTS = 1 << 20
-"""The same of an agent, whose words are few: there may be many of them."""
+"""Most bytes of payload from an agent. An agent sends short messages, and there may be many agents."""
 
 LONGEST_OF_STRANGERS = 64 << 10
-"""The same before the other side has shown who it is."""
+"""Most bytes of payload before the other side has shown that it knows the key."""
 
 
 class Damaged(Exception):  # noqa: N818  it says what has happened to the connection
@@ -35,7 +35,7 @@ class Damaged(Exception):  # noqa: N818  it says what has happened to the connec
 
 
 OUTPUT_COST = 192
-"""What a piece of output counts for beyond its bytes: so much does a head need to keep it."""
+"""Bytes that a piece of output counts for in addition to its own: a head needs them to keep the piece."""
 
 _HEAD = Struct(">IB")
 _PING = Struct(">QQ")
@@ -56,7 +56,7 @@ class Decoder:
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.longest = longest
-        """Bytes of payload that a frame may have from now on."""
+        """Most bytes of payload that a frame may have from now on."""
         self._data = bytearray()
 
     @property
@@ -68,7 +68,7 @@ class Decoder:
         """Take bytes, and give each frame that they complete.
 
         Raises:
-            Damaged: this is no frame, or one that is too long. Nothing can be read after that.
+            Damaged: the bytes are no frame, or the frame is too long. Nothing can be read after that.
         """
         self._data += data
         at, end = 0, len(self._data)
@@ -97,20 +97,20 @@ def ping(sent_ns: int, real_ns: int) -> bytes:
 
 
 def pong(asked: bytes, heard_ns: int, now_ns: int) -> bytes:
-    """The answer to the payload of a `ping`: with the times of day at which that was heard and this is sent.
+    """The answer to the payload of a `ping`, with the times of day of its arrival and of the answer.
 
     Raises:
-        Damaged: the payload is none.
+        Damaged: the payload is not that of a `ping`.
     """
     sent_ns, real_ns = _unpack(_PING, asked)
     return frame(PONG, _PONG.pack(sent_ns, real_ns, heard_ns, now_ns))
 
 
 def read_pong(payload: bytes) -> tuple[int, int, int, int]:
-    """What `ping` and `pong` were given: (sent, real, heard, now), all in nanoseconds.
+    """The arguments of `ping` and `pong`: (sent, real, heard, now), all in nanoseconds.
 
     Raises:
-        Damaged: the payload is none.
+        Damaged: the payload is not that of a `pong`.
     """
     sent_ns, real_ns, heard_ns, now_ns = _unpack(_PONG, payload)
     return sent_ns, real_ns, heard_ns, now_ns
@@ -122,10 +122,10 @@ def output(fd: int, data: bytes, *, unfinished: bool = False) -> bytes:
 
 
 def read_output(payload: bytes) -> tuple[int, bytes, bool]:
-    """What `output` was given: (1 or 2, bytes, unfinished).
+    """The arguments of `output`: (1 or 2, bytes, unfinished).
 
     Raises:
-        Damaged: the payload is none.
+        Damaged: the payload is not that of `output`.
     """
     fd = payload[0] & ~_UNFINISHED if payload else 0
     if fd not in (STDOUT, STDERR):
@@ -134,15 +134,15 @@ def read_output(payload: bytes) -> tuple[int, bytes, bool]:
 
 
 def credit(count: int) -> bytes:
-    """Leave to send so many more bytes of output."""
+    """Leave to send ``count`` more bytes of output."""
     return frame(CREDIT, _CREDIT.pack(count))
 
 
 def read_credit(payload: bytes) -> int:
-    """What `credit` was given.
+    """The argument of `credit`.
 
     Raises:
-        Damaged: the payload is none.
+        Damaged: the payload is not that of a `credit`.
     """
     (count,) = _unpack(_CREDIT, payload)
     return int(count)

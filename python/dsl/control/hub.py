@@ -1,7 +1,7 @@
 """The connections of a process: messages, heartbeats and output, served by one thread.
 
 A hub is silent until it is started. So an agent can talk to its head first (`Link.send_now`,
-`Link.receive`), then fork, and start it in the process that goes on.
+`Link.receive`), then fork, and start the hub in the process that goes on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIRST_WINDOW = 64 << 10
 """Most bytes of output that an agent may send before the first of them is shown."""
 
 LEAST_WINDOW = 2 << 10
-"""An agent may have so many, however many others there are."""
+"""Bytes of output that an agent may always send, however many agents there are."""
 
 USUAL_AGENTS = 16
 
@@ -56,7 +56,7 @@ class Hub:
         self.is_head = show
         self.is_started = False
         self._mailbox = Mailbox()
-        # An agent answers the heartbeats of its head, and sends its own only when there are none.
+        # An agent answers the heartbeats of its head, and sends its own only if none come.
         pause_s = heartbeat_s / 4 if show else heartbeat_s / 3
         self._server = Server(heartbeat_s, pause_s, self._mailbox, self._gone, is_head=show)
         self._thread = threading.Thread(target=self._server.run, name="dsl-hub", daemon=True)
@@ -64,11 +64,11 @@ class Hub:
         self._early: list[Link] = []
         self._encoded: tuple[object, bytes] = (None, b"")
         self.agents = USUAL_AGENTS
-        """Head: how many of them share what output may take of our memory."""
+        """Head: number of agents that share the memory for output."""
         self._granted = 0
 
     def add(self, stream: Stream, name: str) -> Link:
-        """Serve a connection; ``name`` is what the user knows the other side by."""
+        """Serve a connection; ``name`` is the other side's name for the user."""
         stream.tune(self.heartbeat_s)
         link = Link(self, stream, name)
         if self.is_started:
@@ -89,12 +89,12 @@ class Hub:
         return self._server.door.port
 
     def expect(self, place: int | None, key: bytes, count: int | None = None) -> None:
-        """Let agents of a place in that know a key of 32 bytes; None: of every place. `listen` comes first.
+        """Let in agents of a place that know a key of 32 bytes; None: of every place. Call `listen` first.
 
-        ``count``: how many they are; without it one of a place, some thousands of every place.
+        ``count``: number of these agents; the default is one for a place, some thousands for every place.
 
         Raises:
-            ControlError: this is no key.
+            ControlError: the key does not have 32 bytes.
         """
         door = self._server.door
         assert door is not None
@@ -113,14 +113,14 @@ class Hub:
         return self._mailbox.fd
 
     def read(self) -> list[tuple[Link | None, object]]:
-        """Take the messages that have arrived. `Lost` is the last of a link; a `Notice` is of no link."""
+        """Take the messages that have arrived. `Lost` is a link's last message; a `Notice` has no link."""
         messages, resumed = self._mailbox.take()
         for link in resumed:
             self._server.call(link)
         return messages
 
     def relay(self, link: Link, stdout_fd: int, stderr_fd: int) -> None:
-        """Send what comes out of two pipes to the head, which shows it. The hub owns the read ends then."""
+        """Send what comes out of two pipes to the head, which shows it. The hub then owns the read ends."""
         relay = Relay(link, stdout_fd, stderr_fd)
 
         def begin() -> None:
@@ -131,8 +131,8 @@ class Hub:
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait for output; False: the time is over, or the head is gone.
 
-        Of an agent: until all that was in the pipes is written to the connection. Of a head: until all that
-        has arrived is shown.
+        An agent waits until all that was in the pipes is written to the connection. A head waits until all
+        that has arrived is shown.
         """
         if self._console is not None:
             return self._console.drain(timeout_s)
@@ -149,7 +149,7 @@ class Hub:
         early, self._early = self._early, []
         for link in early:
             self._server.do(lambda link=link: self._server.begin(link))  # type: ignore[misc]
-        # Signals are for the threads that were there before.
+        # Only the threads that existed before take signals.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             if self._console is not None:
@@ -171,7 +171,7 @@ class Hub:
             self._console.close()
 
     def disown(self) -> None:
-        """Close the descriptors in this process alone: another one, forked from it, goes on with them."""
+        """Close the descriptors in this process alone: a process forked from it goes on with them."""
         for link in self._early:
             link.stream.disown()
         if self._server.door is not None:
@@ -180,7 +180,7 @@ class Hub:
     # For links, the door and the console.
 
     def encoded(self, message: object) -> bytes:
-        """The frame of a message. Often the same one goes to all links."""
+        """The frame of a message, kept for the next call: often one message goes to all links."""
         last, data = self._encoded
         if last is not message:
             data = frames.frame(frames.MESSAGE, message_to_bytes(message))
@@ -192,15 +192,15 @@ class Hub:
         self._server.call(link)
 
     def deliver(self, link: Link, message: object, size: int) -> None:
-        """Keep a message for whoever reads."""
+        """Keep a message until it is read."""
         self._mailbox.put(link, message, size)
 
     def first_message_of(self, link: Link) -> object:
-        """Take the first message of a link out of those that are kept."""
+        """Take the first unread message of a link; None: there is none."""
         return self._mailbox.take_first(link)
 
     def show(self, link: Link, fd: int, data: bytes, *, unfinished: bool) -> None:
-        """Show output of an agent. Raises Damaged for more than it may send."""
+        """Show output of an agent. Raises Damaged if the agent has sent more than it may."""
         if self._console is None:
             raise Damaged("has sent output to an agent")
         with self._server.lock:
@@ -210,7 +210,7 @@ class Hub:
         self._console.put(link, fd, data, unfinished=unfinished)
 
     def grant(self, link: Link, most: int = FIRST_WINDOW) -> None:
-        """Let an agent send more: ``most``, or its share of `OUTPUT_BYTES`, if so much is free."""
+        """Let an agent send more: up to ``most``, its share of `OUTPUT_BYTES`, and what is free."""
         share = max(OUTPUT_BYTES // max(self.agents, len(self._server.links)), LEAST_WINDOW)
         with self._server.lock:
             free = max(OUTPUT_BYTES - self._granted, LEAST_WINDOW - link.outstanding)
@@ -228,7 +228,7 @@ class Hub:
         self._granted += count
 
     def _taken(self, who: object, count: int) -> None:
-        """The console has shown bytes of an agent: it may send others."""
+        """The console has shown bytes of an agent, so the agent may send more."""
         link = who
         assert isinstance(link, Link)
         with self._server.lock:
@@ -250,11 +250,11 @@ class Hub:
         self._server.watch(fd, ready)
 
     def unwatch(self, fd: int) -> None:
-        """Stop that."""
+        """Stop watching a descriptor."""
         self._server.unwatch(fd)
 
     def is_connected(self, place: int) -> bool:
-        """Whether an agent of that place is there."""
+        """Whether an agent of that place is connected."""
         return any(link.place == place for link in self._server.links.values())
 
     def admit(

@@ -1,4 +1,4 @@
-"""One connection of a hub: what waits to be sent, what has arrived, since when the other side is silent."""
+"""One connection of a hub: what to send, what has arrived, and since when the other side is silent."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
             """Let the thread of the hub look at a link."""
 
         def deliver(self, link: Link, message: object, size: int) -> None:
-            """Keep a message for whoever reads."""
+            """Keep a message until it is read."""
 
         def grant(self, link: Link) -> None:
             """Let an agent send more output, as far as there is room for it."""
 
         def first_message_of(self, link: Link) -> object:
-            """Take the first message of a link out of those that are kept; None: there is none."""
+            """Take the first unread message of a link; None: there is none."""
 
         def show(self, link: Link, fd: int, data: bytes, *, unfinished: bool) -> None:
             """Show output."""
@@ -50,32 +50,32 @@ if TYPE_CHECKING:
 CLOSED = "has closed the connection"
 
 QUEUE_BYTES = 2 * frames.LONGEST
-"""More than this does not wait for a peer that reads nothing."""
+"""Most bytes that wait for a peer that reads nothing."""
 
 CHUNK = 64 << 10
 _FIRST_PINGS = 4
 
 
 class Link:
-    """A connection. Only what has no underscore and no note is for those who own the hub."""
+    """A connection. Owners of the hub use its public names, except those that a comment keeps for the hub."""
 
     def __init__(
         self, hub: Owner, stream: Stream, name: str, place: int = -1, decoder: Decoder | None = None
     ) -> None:
         self.name = name
-        """The other side, as the user knows it."""
+        """Name of the other side, as the user knows it."""
         self.place = place
         """Node rank or rank of the agent there; -1: not known yet, or the other side is the head."""
         self.last_heard_s = time.monotonic()
-        """`time.monotonic` when something came from there."""
-        # From here on for the hub alone.
+        """`time.monotonic` when the last bytes came from there."""
+        # The fields from here on are for the hub alone.
         self.stream = stream
         self.fds = stream.fds()
         self.is_lost = self.is_closing = self.is_finished = self.is_heard = False
         self.is_greeted = False
-        """Head: its agent has said who it is."""
+        """Head: whether the agent has said who it is."""
         self.is_paused = self.is_deaf = False
-        """Too many of its messages wait to be read; it is not read from."""
+        """Too many of its messages are unread, so we do not read from it."""
         self.unread_bytes = 0
         self.waits_to_write = False
         self.stuck_since_s: float | None = None
@@ -85,18 +85,18 @@ class Link:
         self.control: deque[bytes] = deque()
         self.control_bytes = 0
         self._pong = b""
-        """The answer to the last heartbeat that came. There is one, whoever asks how often."""
+        """The answer to the last heartbeat. We keep only one, however many heartbeats come."""
         self._is_ping_due = False
         self._owed = 0
-        """Head: leave that the agent has not been told of."""
+        """Head: bytes of output that the agent may send, but does not know of yet."""
         self.output: deque[bytes] = deque()
         self.output_bytes = 0
         self.credit = 0
-        """Agent: bytes of output that we may still send, with what each piece of it costs."""
+        """Agent: bytes of output that we may still send, including `frames.OUTPUT_COST` for each piece."""
         self.leave = 0
-        """Head: the same of the agent."""
+        """Head: bytes of output that the agent may still send, counted in the same way."""
         self.outstanding = 0
-        """Head: the same, and what has arrived and is not shown."""
+        """Head: `leave`, plus the bytes that have arrived and are not shown."""
         self.samples: tuple[Sample, ...] = ()
         self._hub = hub
         self._decoder = decoder or Decoder(frames.LONGEST_OF_AGENTS if hub.is_head else frames.LONGEST)
@@ -109,21 +109,21 @@ class Link:
 
     @property
     def is_local(self) -> bool:
-        """Whether both ends are seen to be on one machine; of descriptors that cannot be seen."""
+        """Whether both ends are known to be on one machine; False for descriptors, which do not tell."""
         return self.stream.is_local
 
     @property
     def own_address(self) -> str:
-        """The address of this machine that the connection ends at; empty: it is not ours (ssh's)."""
+        """Our address at this end of the connection; empty: another program, such as ssh, made it."""
         return self.stream.own_address.removeprefix("::ffff:")
 
     @property
     def clock(self) -> Clock | None:
-        """How far the clock there is from ours (head); None: not known yet."""
+        """How far the agent's clock is from ours (on the head); None: not known yet."""
         return clock.estimate(self.samples, time.monotonic_ns())
 
     def send(self, message: object) -> None:
-        """Queue a message: from any thread, without waiting. To a link that is lost it does nothing."""
+        """Queue a message, from any thread, without waiting. Does nothing if the link is lost."""
         self.queue_control(self._hub.encoded(message))
         self._hub.call(self)
 
@@ -136,7 +136,7 @@ class Link:
         """Send a message before the hub is started, and wait until it has gone.
 
         Raises:
-            ControlError: the connection has ended, or nothing was taken for too long.
+            ControlError: the connection has ended, or the other side took nothing for too long.
         """
         self.queue_control(self._hub.encoded(message))
         self._flush_now(time.monotonic() + timeout_s)
@@ -144,10 +144,10 @@ class Link:
     def receive(self, timeout_s: float, *, while_heard: bool = False) -> object:
         """Wait for a message before the hub is started.
 
-        ``while_heard``: as long as the other side is not silent for this time.
+        ``while_heard``: the time begins anew whenever the other side sends something.
 
         Raises:
-            ControlError: the connection has ended, or none came in time.
+            ControlError: the connection has ended, or no message came in time.
         """
         deadline_s = time.monotonic() + timeout_s
         while (message := self._hub.first_message_of(self)) is None:
@@ -175,28 +175,28 @@ class Link:
         if not poller.poll(left_ms):
             raise ControlError(f"{self.name} does not answer")
 
-    # What follows is called on the thread of the hub, or before that is started.
+    # The methods from here on are called on the thread of the hub, or before that thread is started.
 
     def queue_control(self, frame: bytes) -> None:
-        """Queue a message, which waits for no output. From any thread."""
+        """Queue a message; it goes before all output. From any thread."""
         with self._lock:
             if not self.is_lost:
                 self.control.append(frame)
                 self.control_bytes += len(frame)
 
     def owe(self, count: int) -> None:
-        """Tell the agent soon that it may send so much more. From any thread."""
+        """Tell the agent soon that it may send ``count`` more bytes. From any thread."""
         with self._lock:
             self._owed += count
 
     def queue_output(self, frame: bytes, count: int) -> None:
-        """Queue a frame of so many bytes of output."""
+        """Queue a frame with ``count`` bytes of output."""
         self.output.append(frame)
         self.output_bytes += len(frame)
         self.credit -= count + frames.OUTPUT_COST
 
     def lose(self) -> None:
-        """Forget what waits: nobody will take it."""
+        """Forget what waits to be sent: the other side is gone."""
         with self._lock:
             self.is_lost = True
             self.control.clear()
@@ -207,12 +207,12 @@ class Link:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits to be sent."""
+        """Whether nothing waits to be sent."""
         beats = self._pong or self._is_ping_due or self._owed
         return not (self.control or self.output or self._chunk or beats)
 
     def flush(self) -> bool:
-        """Write what the connection takes; say whether it has to be waited for. Raises OSError."""
+        """Write what the connection takes; returns whether to wait for room. Raises OSError."""
         while True:
             if not self._chunk:
                 self._chunk = memoryview(self._next_chunk())
@@ -229,7 +229,7 @@ class Link:
             self.last_sent_s, self.stuck_since_s = now_s, None
 
     def _next_chunk(self) -> bytes:
-        """Frames to write at once: all that control has, and output only behind it."""
+        """Frames to write at once: first all control frames, then output."""
         size = 0
         with self._lock:
             parts = self._beats()
@@ -244,7 +244,7 @@ class Link:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _beats(self) -> list[bytes]:
-        """Heartbeats and leave. They are made when they can go, so nobody makes us keep many of them."""
+        """Heartbeats and leave. We make them when they can be sent, so a peer cannot pile them up here."""
         parts = []
         if self._pong:
             parts.append(self._pong)
@@ -256,7 +256,7 @@ class Link:
         return parts
 
     def take(self) -> bool:
-        """Read once and handle the frames of it; say whether there was something. Raises OSError, Damaged."""
+        """Read once and handle the frames; returns whether there was data. Raises OSError, Damaged."""
         data = self.stream.read()
         if data is None:
             return False
@@ -288,7 +288,7 @@ class Link:
                 self._hub.show(self, fd, data, unfinished=unfinished)
 
     def _greet(self) -> None:
-        """The head answers the first word with leave to send output, and a look at the clock."""
+        """Answer the first frame, if we are the head: allow output, and measure the clock."""
         if self._hub.is_head:
             self._hub.grant(self)
             self.ping()
@@ -303,7 +303,7 @@ class Link:
         self._hub.deliver(self, message, len(payload))
 
     def _check_greeting(self, message: object) -> None:
-        """An agent says first, and once, that it is the one who is expected. Raises Damaged."""
+        """Check that only the first message is a `Hello`, of the expected agent. Raises Damaged."""
         if not self.is_greeted and not isinstance(message, Hello):
             raise Damaged(f"has not said who it is before it sent {type(message).__name__}")
         if not isinstance(message, Hello):
@@ -315,7 +315,7 @@ class Link:
         self.is_greeted, self.place = True, message.place
 
     def ping(self) -> None:
-        """Send a heartbeat as soon as one can go."""
+        """Send a heartbeat as soon as the connection takes it."""
         self.last_measured_s = time.monotonic()
         self._is_ping_due = True
 

@@ -1,4 +1,4 @@
-"""Messages that have arrived and wait for whoever reads them, and a descriptor that is readable meanwhile."""
+"""Messages that have arrived and are unread, and a descriptor that is readable while there are some."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from dsl.control.link import Link
 
 UNREAD_BYTES = frames.LONGEST_OF_AGENTS
-"""A link is not read from while so many bytes of its messages wait here."""
+"""We do not read from a link while this many bytes of its messages are unread."""
 
 UNREAD_BYTES_OF_ALL = 64 * UNREAD_BYTES
-"""The same of all links that have sent something."""
+"""The same limit for all links together: it pauses each link that sends beyond it."""
 
 MESSAGE_COST = 512
-"""What a message counts for beyond its bytes."""
+"""Bytes that a message counts for in addition to its own."""
 
 
 class Mailbox:
@@ -33,7 +33,7 @@ class Mailbox:
         self._bytes = 0
 
     def put(self, link: Link | None, message: object, size: int = 0) -> None:
-        """Keep a message that took so many bytes. A link that has sent too many is marked as paused."""
+        """Keep a message of ``size`` bytes. A link with too many unread bytes is marked as paused."""
         with self._lock:
             if link is not None:
                 size += MESSAGE_COST
@@ -44,7 +44,7 @@ class Mailbox:
             self._items.append((link, message, size))
 
     def take(self) -> tuple[list[tuple[Link | None, object]], list[Link]]:
-        """Take all messages, and the links that were paused and need not be any longer."""
+        """Take all messages; also returns the links whose pause is over."""
         with self._lock:
             items, self._items = self._items, deque()
             self._hush()
@@ -79,5 +79,5 @@ class Mailbox:
             os.eventfd_read(self.fd)
 
     def __del__(self) -> None:
-        """Close the descriptor: messages may be read as long as somebody can ask for them."""
+        """Close the descriptor only now: messages can be read as long as the mailbox exists."""
         os.close(self.fd)

@@ -1,6 +1,6 @@
-"""What the head and the agents of a job tell each other: records, and their bytes.
+"""The messages between the head and the agents of a job, and their bytes.
 
-The bytes of a message are those of `dsl.model.codec`, so nothing that arrives can run code.
+The bytes of a message are those of `dsl.model.codec`, so no message that arrives can run code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Assignment:
     cwd: str = ""
     """Directory to run in."""
     pid: Count = 0
-    """Pid of the command on the head: names of files are made of it, the same on every node."""
+    """Pid of the command on the head, for names of files that are the same on every node."""
     stamp: str = ""
     """Local time on the head as YYYYmmddHHMMSS, for the same names."""
     token: str = ""
@@ -48,7 +48,7 @@ class Assignment:
     checks: bool = True
     """Whether to look for problems before the start."""
     is_elastic: bool = False
-    """Nodes come and go: it may wait long for its first meeting, and any node may be the first."""
+    """Nodes come and go: the agent may wait long for its first meeting, and any node may be the first."""
 
 
 @record
@@ -56,37 +56,37 @@ class Hello:
     """agent to head, first: who it is. Over ssh's stream it comes before the `Assignment`."""
 
     version: str
-    """Version of dsl there."""
+    """Version of dsl on the agent's host."""
     place: Count
-    """The node rank that it was started as, or the rank if it is a task of one rank."""
+    """The node rank that the agent was started with, or the rank if it is a task of one rank."""
     host: str
     """Name of the machine (``uname -n``)."""
     pid: Count
     """Its pid."""
     is_task: bool = False
-    """It is a task of one rank, which its launcher has counted."""
+    """Whether it is a task of one rank, which its launcher has numbered."""
     local_rank: Count = 0
-    """Of such a task: its place on its host, as its launcher counts."""
+    """For such a task: its number on its host, as its launcher counts."""
     python: str = ""
     """Its interpreter."""
 
 
 @record
 class Checked:
-    """agent to head, after the `Assignment`: what stands in the way on its host."""
+    """agent to head, after the `Assignment`: problems and facts of its host."""
 
     problems: tuple[str, ...] = ()
     """One line each, without the name of the host: what, where, how to mend it."""
     addresses: tuple[str, ...] = ()
-    """Addresses of its machine, the one that the head reached it by first."""
+    """Addresses of its machine; the first is the address by which the head reached it."""
     is_port_free: bool = True
-    """Whether the master port of the job can be taken there (of node 0)."""
+    """Whether the master port of the job is free there (only node 0)."""
     free_port: Port = 0
-    """Another port that is free there (of node 0)."""
+    """Another port that is free there (only node 0)."""
     accelerator: str = ""
-    """What the slots of its host stand for: ``cuda``, ``cpu`` and so on; empty: nobody has looked."""
+    """What the slots of its host stand for: ``cuda``, ``cpu`` and so on; empty: not checked."""
     machine: str = ""
-    """What two agents share only if they run on the same machine; empty: not known."""
+    """A word for the machine: two agents have the same only on the same machine; empty: unknown."""
 
 
 @record
@@ -119,19 +119,19 @@ class Report:
     failed_ns: Moment = 0
     """CLOCK_REALTIME of that host when the first failure was noticed; 0: no worker failed by itself."""
     rank: RankOrNone = -1
-    """Of the cause; -1 without one."""
+    """Rank of the cause; -1 without a cause."""
     lines: tuple[str, ...] = ()
-    """The verdict on its own workers, but for what became of those that did not fail."""
+    """The verdict on its own workers, without the workers that did not fail."""
     victims: tuple[Count, ...] = ()
     """Ranks that died of a stop, or were not started because of it."""
     followers: tuple[Count, ...] = ()
     """Ranks that ended with a code of their own after the stop had begun."""
     is_preempted: bool = False
-    """The scheduler had announced the end."""
+    """Whether the scheduler had announced the end."""
     stop_signal: Signal | None = None
-    """The signal by which a user or scheduler ended it there."""
+    """The signal by which a user or scheduler ended the attempt there; None without such a signal."""
     survivors: Count = 0
-    """Processes that would not die."""
+    """Number of processes that did not die."""
 
 
 @record
@@ -143,7 +143,7 @@ class Said:
 
 @record
 class Refused:
-    """agent to head: it cannot start its part. head to agent: it is not wanted."""
+    """agent to head: the agent cannot start its part. head to agent: the agent is not wanted."""
 
     text: str
     """One line: what, where, how to mend it."""
@@ -167,9 +167,9 @@ class Stop:
     grace_s: Seconds
     """Seconds until SIGKILL; 0 at once."""
     is_preemption: bool = False
-    """It is the notice of a preemption."""
+    """Whether it announces a preemption."""
     why: str = ""
-    """For the record of the agent."""
+    """The reason, for the record of the agent."""
 
 
 @record
@@ -186,7 +186,7 @@ class Over:
 
 @record
 class Lost:
-    """Made by a link, never sent: the other side is gone, and this is the last that comes from it."""
+    """Made by a link, never sent: the other side is gone, and no other message follows."""
 
     reason: str
     """Why, in words that follow the name of the other side: ``has closed the connection``."""
@@ -195,12 +195,12 @@ class Lost:
 TO_HEAD: Mapping[str, type] = {
     one.__name__: one for one in (Hello, Checked, Running, Failing, Report, Said, Refused, Bye)
 }
-"""What an agent may say, by name."""
+"""The messages that an agent may send, by name."""
 
 TO_AGENT: Mapping[str, type] = {
     one.__name__: one for one in (Assignment, Meeting, Stop, Forward, Over, Refused)
 }
-"""What a head may say, by name."""
+"""The messages that a head may send, by name."""
 
 
 def message_to_bytes(message: object) -> bytes:
@@ -212,6 +212,6 @@ def message_from_bytes(data: bytes, kinds: Mapping[str, type]) -> object:
     """Read a message of one of these kinds, `TO_HEAD` or `TO_AGENT`.
 
     Raises:
-        JobFormatError: these are not the bytes of one; why, in a clause.
+        JobFormatError: these are not the bytes of such a message; its text says why, in a clause.
     """
     return from_plain(from_json(data), kinds)

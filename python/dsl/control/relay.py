@@ -1,8 +1,8 @@
-"""Takes the output of a node's workers out of two pipes and sends it to the head, as fast as that lets it.
+"""Reads the output of a node's workers from two pipes and sends it to the head, as fast as the head allows.
 
-The engine writes to the pipes, and tells in them which lines it shows before they are finished, because a
-worker was silent in the middle of one. The rest of any other line follows, however long that takes: it may
-stand in front of a full pipe, or wait for a processor.
+The engine writes to the pipes. If a worker is silent in the middle of a line, the engine shows the line
+before it is finished, and says so with a sign in the pipe. The rest of every other line follows, however long
+that takes: the engine may wait for room in the pipe, or for a processor.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ READ = 64 << 10
 """Most bytes that are read at once."""
 
 PIECE = 16 << 10
-"""A longer line is sent in pieces of this size, or of less where the head gives less leave."""
+"""A longer line is sent in pieces of this size, or smaller ones if the head allows less."""
 
 BACKLOG = 256 << 10
 """Bytes of frames that may wait for the connection. The rest waits in the pipe, and then the workers wait."""
 
 SIGN, UNFINISHED, ITSELF = b"\x10", b"\x10.", b"\x10-"
-"""What begins each sign of the engine (``mux/compose/relayed.rs``), and the signs: what stands before it is
-shown before its line is finished; the byte that begins a sign.
+"""The signs of the engine (``mux/compose/relayed.rs``). Each begins with the byte `SIGN`. `UNFINISHED`: the
+bytes before it are shown before their line is finished. `ITSELF`: stands for the byte `SIGN` in the output.
 """
 
 
 def reserve(credit: int) -> int:
-    """Leave that is kept for what the frames of one reading cost, and the tails of both pipes."""
+    """Leave to keep for the cost of the frames of one reading, and of the tails of both pipes."""
     return (4 + min(credit, READ) // PIECE) * frames.OUTPUT_COST
 
 
 class Pipe:
-    """One stream of the workers, and what has been read of a line that is not complete."""
+    """One stream of the workers, and the part of an incomplete line that has been read."""
 
     def __init__(self, fd: int, stream: int) -> None:
         self.fd, self.stream = fd, stream
         os.set_blocking(fd, False)
         self.tail = b""
         self.owed = 0
-        """Bytes of it that somebody waits for."""
+        """Bytes in the pipe that `Hub.drain` waits for."""
         self.is_ended = False
-        """Nobody can write to it any more."""
+        """Whether its last write end is closed."""
         self.is_begun = False
-        """The head has the begin of the line whose next bytes come, and shows nothing else before its end."""
+        """Whether the head has the start of this pipe's line, and shows nothing else before its end."""
 
     def owe(self) -> None:
-        """Somebody waits for what is in it now."""
+        """Note how many bytes are in the pipe now: `Hub.drain` waits for these."""
         count = array("i", [0])
         fcntl.ioctl(self.fd, termios.FIONREAD, count)
         self.owed = count[0]
@@ -68,7 +68,7 @@ class Relay:
         self.pipes = (Pipe(stdout_fd, frames.STDOUT), Pipe(stderr_fd, frames.STDERR))
 
     def room(self, pipe: Pipe) -> int:
-        """Bytes that may be read now. Where the head waits for the rest of a line, all leave is for that."""
+        """Bytes that may be read now; 0 while the head waits for the rest of a line of the other pipe."""
         if self.link.is_lost:
             return READ
         if self._is_behind(pipe):
@@ -84,13 +84,13 @@ class Relay:
         return any(other.is_begun and not other.is_ended for other in self.pipes if other is not pipe)
 
     def is_full(self, pipe: Pipe) -> bool:
-        """Whether beginnings of lines take up the leave: the head gives no more until it has one of them."""
+        """Whether incomplete lines use up the leave: the head gives no more until it gets one of them."""
         if pipe.tail in (b"", SIGN) or self.room(pipe) or self._is_behind(pipe):
             return False
         return 4 * self._held() >= self.link.credit
 
     def pump(self, pipe: Pipe) -> None:
-        """Read once, and queue the whole lines of it; or the begin of a line that takes up the leave."""
+        """Read once and queue the whole lines, or queue the start of a line that uses up the leave."""
         if self.is_full(pipe):
             end = len(pipe.tail) - pipe.tail.endswith(SIGN)
             self._send(pipe, pipe.tail[:end], begins=True)
@@ -119,21 +119,21 @@ class Relay:
         if cut:
             self._send(pipe, data[:cut])
         rest = data[cut:]
-        while len(rest) > PIECE:  # something is left for a last piece, which says that it is the last
+        while len(rest) > PIECE:  # leave bytes for a last piece, which tells the head that it is the last
             end = PIECE - rest.startswith(SIGN, PIECE - 1)
             self._send(pipe, rest[:end], begins=True)
             rest = rest[end:]
         pipe.tail = rest
 
     def is_done(self) -> bool:
-        """Nothing of what somebody waits for is left here; or nobody takes it any more."""
+        """Whether all bytes that `Hub.drain` waits for are sent, or the head is gone."""
         if self.link.is_lost:
             return True
         is_empty = not any(pipe.owed or pipe.tail for pipe in self.pipes)
         return is_empty and self.link.is_idle and not self.link.waits_to_write
 
     def flush(self, pipe: Pipe) -> None:
-        """Send what there is of a line: nothing more of it comes, or nobody waits for it."""
+        """Send an incomplete line as it is: its rest never comes, or we do not wait for the rest."""
         if not self.link.is_lost:
             self._send(pipe, pipe.tail)
         pipe.tail = b""

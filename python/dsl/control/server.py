@@ -1,6 +1,6 @@
-"""The thread of a hub: waits for all connections at once, and keeps their time.
+"""The thread of a hub: waits for all connections at once, and watches their time limits.
 
-Everything here runs on that thread, but for `Server.do` and `Server.call`.
+Everything here runs on that thread, except `Server.do` and `Server.call`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LINGER_S = 5.0
 class Server:
     """Serves links, the door of a head and the relay of an agent.
 
-    ``pause_s``: a link on which we have sent nothing for so long gets a heartbeat. ``gone(link)`` is called
+    ``pause_s``: after this time without a byte from us, a link gets a heartbeat. ``gone(link)`` is called
     when a link has ended.
     """
 
@@ -54,7 +54,7 @@ class Server:
         self.is_closing = self.is_closed = False
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        """Told when a link has gone."""
+        """Notified when a link has gone."""
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._heartbeat_s, self._pause_s, self._is_head = heartbeat_s, pause_s, is_head
         self._mailbox, self._gone = mailbox, gone
@@ -69,7 +69,7 @@ class Server:
         self._drained: list[threading.Event] = []
 
     def __del__(self) -> None:
-        """Close the bell, which anybody may ring as long as there is a server."""
+        """Close the bell only now: any thread may ring it as long as the server exists."""
         os.close(self.bell)
 
     def do(self, action: Callable[[], None]) -> None:
@@ -107,7 +107,7 @@ class Server:
         self._epoll.register(fd, mask)
 
     def unwatch(self, fd: int) -> None:
-        """Stop that."""
+        """Stop watching a descriptor."""
         assert self._epoll is not None
         if self._watched.pop(fd, None) is not None:
             with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ class Server:
             self.watch(self.bell, self._hear_bell)
             while not self.is_closed:
                 self._turn()
-        except Exception as error:  # noqa: BLE001  whoever waits for messages has to hear of it
+        except Exception as error:  # noqa: BLE001  the reader of messages must hear of it
             for link in list(self.links.values()):
                 self._drop(link, f"cannot be heard any more: internal error: {type(error).__name__}: {error}")
         finally:
@@ -155,7 +155,7 @@ class Server:
     # Links.
 
     def begin(self, link: Link) -> None:
-        """Serve a link. Until now nobody may have listened to it."""
+        """Serve a link. Its silence counts from now on, because we may not have read from it before."""
         link.last_heard_s = link.last_sent_s = time.monotonic()
         read_fd, write_fd = link.fds = link.stream.fds()
         self.links[id(link)] = link
@@ -182,7 +182,7 @@ class Server:
         self.guard(link, write)
 
     def guard(self, link: Link, work: Callable[[], None]) -> None:
-        """Do something for a link. What goes wrong is the end of that link, and of no other."""
+        """Do something for a link. An error ends this link and no other."""
         try:
             work()
         except Exception as error:  # noqa: BLE001  what one agent sends must not end the others
@@ -190,7 +190,7 @@ class Server:
             self._drop(link, said or reason_of(error))
 
     def _last_words(self, link: Link) -> str:
-        """Take what has arrived on a link that cannot be written; returns why no more comes, if known."""
+        """Read what has arrived on a link that cannot be written; returns why no more comes, if known."""
         try:
             for _ in range(_LAST_READS):
                 if not _is_ready(link.fds[0], select.POLLIN):
@@ -203,7 +203,7 @@ class Server:
         return ""
 
     def _attend(self, link: Link) -> None:
-        """Send what somebody has queued, or end the link as somebody wished."""
+        """Send what is queued on a link, or end the link if its end was requested."""
         if link.is_lost or id(link) not in self.links:
             return
         if link.control_bytes > QUEUE_BYTES:
@@ -240,7 +240,7 @@ class Server:
             self._epoll.modify(write_fd, writing)
 
     def _drop(self, link: Link, reason: str) -> None:
-        """End a link; whoever reads is told why, unless we have closed it."""
+        """End a link; the reader of messages gets a `Lost` with the reason, unless we have closed it."""
         if link.is_lost or self.links.pop(id(link), None) is None:
             return
         link.lose()
@@ -256,7 +256,7 @@ class Server:
     # Time.
 
     def _forgive(self, now_s: float) -> None:
-        """We were stopped, or had no processor: what others have sent meanwhile may not have arrived yet."""
+        """Give links more time: we were stopped, or had no processor, and may not have read everything."""
         for link in self.links.values():
             link.last_heard_s = max(link.last_heard_s, now_s - 0.75 * self._heartbeat_s)
             if link.stuck_since_s is not None:
@@ -275,7 +275,7 @@ class Server:
             elif stuck_until_s <= now_s:
                 self._drop(link, f"has taken nothing for {self._heartbeat_s:g} s")
             elif not link.is_heard and self._is_head:
-                continue  # ssh may take its time; whoever started it knows how long
+                continue  # ssh may take long; the caller that started it limits that time
             elif heard_until_s <= now_s and not link.is_deaf:
                 self._drop(link, f"has not been heard for {self._heartbeat_s:g} s")
             else:
@@ -310,14 +310,14 @@ class Server:
     def _aim_pipe(self, relay: Relay, pipe: Pipe) -> None:
         wants = (relay.room(pipe) > 0 or relay.is_full(pipe)) and not pipe.is_ended
         if self._drained and not pipe.owed:
-            wants = False  # somebody writes on, and is not waited for
+            wants = False  # a worker writes more, but we do not wait for that
         if wants and pipe.fd not in self._watched:
             self.watch(pipe.fd, lambda _mask: relay.pump(pipe))
         elif not wants and pipe.fd in self._watched:
             self.unwatch(pipe.fd)
 
     def drain(self, drained: threading.Event) -> None:
-        """Tell when nothing of what is in the pipes now is left here."""
+        """Set ``drained`` when all bytes that are in the pipes now have been sent."""
         self._drained.append(drained)
         if self.relay is None:
             self._tell_drained()
@@ -344,7 +344,7 @@ class Server:
             self.changed.notify_all()
 
     def stop(self) -> None:
-        """Serve no longer."""
+        """Stop serving."""
         self.is_closed = True
 
     def _end(self) -> None:

@@ -1,8 +1,8 @@
-"""What carries the bytes of a link: descriptors that are there already, or TCP inside an encrypted session.
+"""Carries the bytes of a link: by existing descriptors, or by TCP with an encrypted session.
 
-The encrypted one begins in clear with `MAGIC` and the place of the agent, from which the head knows the
-key. Each of the two messages of the handshake, and of those that follow, has two bytes of length before it.
-Only who knows the key can go on behind the handshake.
+An encrypted session begins in clear with `MAGIC` and the place of the agent, by which the head finds the key.
+Two bytes of length come before each of the two messages of the handshake, and before each later message.
+After the handshake, only a side that knows the key can go on.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
         @property
         def is_local(self) -> bool:
-            """Whether both ends are seen to be on one machine."""
+            """Whether both ends are known to be on one machine."""
 
         @property
         def own_address(self) -> str:
-            """The address of this machine that it ends at; empty: others have made the connection."""
+            """Our address at this end; empty: another program has made the connection."""
 
         def fds(self) -> tuple[int, int]:
             """Descriptors to wait for: to read, and to write."""
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
             """What has arrived; None: nothing yet; empty: the other side ended. Raises OSError, Damaged."""
 
         def write(self, data: memoryview) -> int:
-            """Take as many of these bytes as there is room for. Raises OSError."""
+            """Write as many of these bytes as there is room for; returns how many. Raises OSError."""
 
         def is_written(self) -> bool:
-            """Hand on what `write` has kept back; say whether the kernel has it all. Raises OSError."""
+            """Pass on what `write` has kept back; returns whether the kernel has it all. Raises OSError."""
 
         def finish(self) -> bool:
-            """Tell the other side that nothing more comes; say whether its own end has to be waited for."""
+            """Tell the other side that no more bytes come; returns whether to wait for its end."""
 
         def close(self) -> None:
-            """Let go of the descriptors."""
+            """Close the descriptors."""
 
         def disown(self) -> None:
-            """Close them in this process alone: another one goes on with them."""
+            """Close the descriptors in this process alone: another process goes on with them."""
 
 
 MAGIC = b"dsl\x01"
@@ -64,10 +64,10 @@ PREAMBLE = Struct(">4sI")
 """`MAGIC` and the place of the agent."""
 
 MARK = b"\0dsl\x01link\n"
-"""What each side writes first on descriptors. What a login shell says before it is not of the link."""
+"""What each side writes first on descriptors. Text before it, as from a login shell, is skipped."""
 
 LENGTH = Struct(">H")
-"""Of each encrypted message."""
+"""Length of each encrypted message."""
 
 _HANDSHAKE_BYTES = 48
 """Length of each of the two messages of the handshake."""
@@ -85,10 +85,10 @@ _AGAIN_AT_MOST_S = 2.0
 
 
 class FdStream:
-    """Two descriptors, which may be the same one. They belong to the stream from now on.
+    """Two descriptors, which may be the same one. The stream owns them from now on.
 
     Raises:
-        ControlError: one of them is a file, which nobody is behind.
+        ControlError: a descriptor is a file, which has no other side.
     """
 
     is_local = False
@@ -115,10 +115,10 @@ class FdStream:
         return self.read_fd, self.write_fd
 
     def tune(self, silence_s: float) -> None:
-        """Nothing: whoever carries the bytes further has made the connection."""
+        """Do nothing: the program that carries the bytes, such as ssh, has made the connection."""
 
     def read(self) -> bytes | None:
-        """What has arrived behind the mark of the other side."""
+        """Read what has arrived behind the mark of the other side."""
         try:
             data = os.read(self.read_fd, _CHUNK)
         except BlockingIOError:
@@ -140,7 +140,7 @@ class FdStream:
         raise Damaged(f"has closed the connection before an agent spoke{said}")
 
     def write(self, data: memoryview) -> int:
-        """Take as many bytes as there is room for."""
+        """Write as many bytes as there is room for."""
         self._has_begun = True
         if not self.is_written():
             return 0
@@ -150,7 +150,7 @@ class FdStream:
             return 0
 
     def is_written(self) -> bool:
-        """Nothing is kept back but the mark, before the first bytes."""
+        """Write the mark before the first bytes: nothing else is ever kept back."""
         while self._owed and self._has_begun:
             try:
                 self._owed = self._owed[os.write(self.write_fd, self._owed) :]
@@ -169,13 +169,13 @@ class FdStream:
         return False
 
     def close(self) -> None:
-        """Let go of both. Others may have them, too, so they are left as they were."""
+        """Close both. Other processes may share them, so restore their blocking mode first."""
         for fd in {self.read_fd, self.write_fd} - {-1}:
             _let_go(fd, blocking=self._was_blocking[fd])
         self.read_fd = self.write_fd = -1
 
     def disown(self) -> None:
-        """Close both, and change nothing that another process has, too."""
+        """Close both, and change nothing that another process shares."""
         for fd in {self.read_fd, self.write_fd}:
             os.close(fd)
 
@@ -211,7 +211,7 @@ class SecureStream:
         return fd, fd
 
     def tune(self, silence_s: float) -> None:
-        """Small messages leave at once, little waits in the kernel; it gives up after twice the silence."""
+        """Send small messages at once, let the kernel hold little and give up after twice the silence."""
         tcp, ms = socket.IPPROTO_TCP, max(int(silence_s * 2000), 1)
         options = [
             (tcp, socket.TCP_NODELAY, 1),
@@ -227,7 +227,7 @@ class SecureStream:
                 self._socket.setsockopt(level, option, value)
 
     def read(self) -> bytes | None:
-        """Open what has arrived."""
+        """Decrypt what has arrived."""
         try:
             data = self._socket.recv(self.chunk)
         except BlockingIOError:
@@ -250,7 +250,7 @@ class SecureStream:
         return b"".join(plain) or None
 
     def write(self, data: memoryview) -> int:
-        """Take up to a message if the one before has gone."""
+        """Encrypt and send up to one message, if the one before has gone."""
         if not self.is_written():
             return 0
         piece = bytes(data[: SecureSession.MAX_PLAIN])
@@ -260,7 +260,7 @@ class SecureStream:
         return len(piece)
 
     def is_written(self) -> bool:
-        """Hand on what is sealed."""
+        """Send what is encrypted."""
         while self._sealed:
             try:
                 self._sealed = self._sealed[self._socket.send(self._sealed) :]
@@ -269,7 +269,7 @@ class SecureStream:
         return True
 
     def finish(self) -> bool:
-        """End our half. Whoever closes with bytes unread makes the kernel throw away what is on its way."""
+        """End our half. A close with unread bytes would make the kernel throw away what is on its way."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             return True
@@ -280,7 +280,7 @@ class SecureStream:
         self._socket.close()
 
     def disown(self) -> None:
-        """The same: as long as another process has it, the connection stays."""
+        """Close the socket: as long as another process has it, the connection stays."""
         self._socket.close()
 
 
@@ -288,7 +288,7 @@ def answer(sock: socket.socket, key: bytes, opening: bytes) -> SecureStream:
     """Answer the `OPENING_BYTES` of an agent.
 
     Raises:
-        Damaged: they were not made with the key.
+        Damaged: the bytes were not made with the key.
         OSError: the connection has ended.
     """
     session = SecureSession(key, initiator=False)
@@ -378,7 +378,7 @@ class _Attempt:
 
     @property
     def awaited(self) -> int:
-        """What to wait for, in the words of poll."""
+        """The poll events to wait for."""
         return select.POLLIN if self._has_spoken else select.POLLOUT
 
 
@@ -386,7 +386,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``; an IPv6 address stands in brackets.
 
     Raises:
-        ControlError: it is none.
+        ControlError: the text is no such address.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -401,7 +401,7 @@ def connect(addresses: Sequence[str], key: bytes, place: int, timeout_s: float) 
     that the head expects of this ``place``.
 
     Raises:
-        ControlError: none has answered within ``timeout_s``.
+        ControlError: no address has answered within ``timeout_s``.
     """
     deadline_s = time.monotonic() + timeout_s
     attempts = [_Attempt(one, key, place, deadline_s) for one in sorted(addresses, key=_is_name)]

@@ -1,4 +1,4 @@
-"""What torchrun's users find beside the command: launching from Python, and typed failures.
+"""Launch workers from Python, and catch failures as typed errors, as users of torchrun do.
 
 ::
 
@@ -7,7 +7,7 @@
     # {rank: what train returned}
     results = elastic_launch(LaunchConfig(1, 1, nproc_per_node=4), train)(epochs)
 
-The names are imported when they are asked for. The commands need none of them.
+Each name is imported on first use, because the commands need none of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs a function for `dsl.functions.launcher`, as ``python _worker.py CALL RESULT LOCAL_RANK``.
 
-It stands alone: nothing of dsl is imported, and of the rest only what `multiprocessing` needs to make the
-launching program's main module known here, by the rules of its start method ``spawn``.
+This file stands alone: it imports nothing of dsl. `multiprocessing` imports the main module of the launching
+program here, by the rules of its start method ``spawn``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ LOCAL_RANK_MACRO = "${local_rank}"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run the call that lies in a file and leave its result in another.
+    """Read the call from one file, run it, and write its result to another file.
 
-    What the function raises is recorded where torch's ``@record`` would, shown on stderr, and ends the
-    process with 1; the code of a SystemExit is kept.
+    If the function raises an exception, we record it where torch's ``@record`` would, show it on stderr, and
+    exit with 1. A SystemExit keeps its exit code.
     """
     call_path, result_path, local_rank = argv
     try:
@@ -75,13 +75,13 @@ def _read_call(path: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def open_private(path: str) -> BinaryIO:
-    """A new file that only this user may read, to be written. Raises OSError if there is one."""
+    """Open a new file for writing that only this user may read. Raises OSError if the file exists."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     return open(fd, "w+b")
 
 
 def dump(value: object, file: BinaryIO, *, by_value: bool = False) -> None:
-    """Pickle into a file. cloudpickle, if it is installed, does what pickle cannot do, and all ``by_value``.
+    """Pickle into a file. If installed, cloudpickle does what pickle cannot do, and everything ``by_value``.
 
     Raises what pickle raises, which may be anything.
     """
@@ -101,7 +101,7 @@ def dump(value: object, file: BinaryIO, *, by_value: bool = False) -> None:
 
 
 def cloudpickle() -> Any:
-    """The module, or None if it is not installed."""
+    """The module cloudpickle, or None if it is not installed."""
     import importlib
 
     try:
@@ -111,7 +111,7 @@ def cloudpickle() -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """``TypeError: what it says``, whatever its text is."""
+    """The type and the text of an error in one line, even if the text cannot be made."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # noqa: BLE001  a class of the user
@@ -126,7 +126,7 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _record(error: BaseException) -> None:
-    """Leave the record that torch's ``@record`` leaves (torch 2.13), unless the function already has."""
+    """Write the record that torch's ``@record`` writes (torch 2.13), unless there already is one."""
     path = os.environ.get(ERROR_FILE_VARIABLE)
     if not path or os.path.lexists(path):
         return
@@ -150,7 +150,7 @@ def _record(error: BaseException) -> None:
 
 
 def _show_faults() -> None:
-    """A worker that dies of a fault shows where, as those of torch do."""
+    """Let a worker that dies of a fault show where, as torch's workers do."""
     import faulthandler
 
     try:
@@ -160,7 +160,7 @@ def _show_faults() -> None:
 
 
 if __name__ == "__main__":
-    # The directory of this file holds modules with common names; none of them is meant by an import.
+    # The directory of this file holds modules with common names, which no import should find.
     if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
         del sys.path[0]
     main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""How a function gets to the workers and its results come back: files that only this user may read."""
+"""Sends a function to the workers and reads its results, through files that only this user may read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKER_PATH = os.path.abspath(_worker.__file__)
 
 
 class EntrypointError(UsageError, TypeError):
-    """The function or one of its arguments cannot be sent to a worker, or is nothing that can be started."""
+    """The function or an argument cannot be sent to a worker, or the entrypoint cannot be started."""
 
 
 class ResultError(DslError):
@@ -30,18 +30,18 @@ class ResultError(DslError):
 
 
 class Call:
-    """A function and its arguments, on their way to the workers of the run with this directory."""
+    """A function and its arguments for the workers of the run whose directory is ``run_dir``."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], run_dir: str) -> None:
         self.function = function
         self.args = args
         self.run_dir = run_dir
-        # A restart needs it, and the package may be removed before that.
+        # A restart needs the source, and the package may be removed before that.
         with open(_worker.__file__, "rb") as file:
             self._worker_source = file.read()
 
     def write(self) -> None:
-        """Put it where the workers find it.
+        """Write the call to the file where the workers look for it.
 
         Raises:
             EntrypointError: the function or an argument cannot be pickled.
@@ -62,11 +62,11 @@ class Call:
             raise DslError(f"cannot write {path}: {error.strerror}") from None
 
     def is_written(self) -> bool:
-        """Whether it lies where the workers look for it: a directory for temporary files may be cleaned."""
+        """Whether the file of the call still exists: a directory for temporary files may be cleaned."""
         return os.path.exists(f"{self.run_dir}/{CALL_FILE}")
 
     def with_worker(self, plan: NodePlan) -> NodePlan:
-        """The plan with a worker program that is there: our own, else a copy beside the call.
+        """The plan with a worker program that exists: our own, else a copy beside the call.
 
         Raises:
             DslError: the copy cannot be written.
@@ -112,7 +112,7 @@ class Call:
         """What the function returned in one worker.
 
         Raises:
-            ResultError: there is nothing, or it cannot be made an object again.
+            ResultError: there is no result, or it cannot be unpickled.
         """
         try:
             with open(self._result_path(attempt, local_rank), "rb") as file:
@@ -129,7 +129,7 @@ class Call:
             ) from error
 
     def remove(self, last_attempt: int, count: int) -> None:
-        """Remove the files. ``count``: workers of each attempt."""
+        """Remove the files. ``count``: number of workers in each attempt."""
         results = [
             self._result_path(attempt, local_rank)
             for attempt in range(last_attempt + 1)
@@ -147,10 +147,10 @@ class Call:
 
 
 def interpreter_words() -> tuple[str, ...]:
-    """The interpreter of a worker that runs a call, up to where the plan names the worker's files.
+    """The first words of the command of a worker that runs a call; the plan adds the worker's files.
 
     Raises:
-        DslError: nobody knows the interpreter of this program.
+        DslError: the interpreter of this program is unknown.
     """
     from multiprocessing import spawn
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ def interpreter_words() -> tuple[str, ...]:
 
 
 def entrypoint_name(entrypoint: object) -> str:
-    """The name of a function, or of what is called like one."""
+    """The name of a function or another callable."""
     inner = getattr(entrypoint, "func", entrypoint)  # functools.partial
     return str(getattr(inner, "__name__", type(entrypoint).__name__))
 
@@ -177,10 +177,11 @@ def source_of(entrypoint: object) -> str:
 
 
 def refuse_while_importing() -> None:
-    """Raise if a worker, or a child of multiprocessing, is just importing the launching program.
+    """Raise if this process is a worker, or a child of multiprocessing, that imports the main program.
 
     Raises:
-        EntrypointError: the program has no guard, so that each worker would start workers.
+        EntrypointError: the call is not under ``if __name__ == "__main__":``, so each worker would start
+            workers.
     """
     from multiprocessing import process
 
@@ -192,9 +193,9 @@ def refuse_while_importing() -> None:
 
 
 def _preparation() -> tuple[dict[str, Any], bool]:
-    """What `multiprocessing.spawn.prepare` needs in a worker, and whether the main module can be had there.
+    """The data for `multiprocessing.spawn.prepare` in a worker, and whether it can import the main module.
 
-    Not asked of `multiprocessing.spawn.get_preparation_data`: that fixes the start method of this process.
+    We do not call `multiprocessing.spawn.get_preparation_data`: it fixes the start method of this process.
     """
     from multiprocessing import process
 

@@ -1,10 +1,10 @@
-"""`LaunchConfig`: what users of torch.distributed.launcher write, and what it asks of this node."""
+"""`LaunchConfig`, as users of torch.distributed.launcher write it, and how it becomes a request."""
 
 from __future__ import annotations
 
 import os
 
-# Not a record of ours: users change a config, copy it and look into it as they do with torch's dataclass.
+# Not one of our frozen records: users change, copy and inspect a config as they do with torch's dataclass.
 from dataclasses import dataclass, field
 
 from dsl.errors import OptionError, UnsupportedError
@@ -34,38 +34,38 @@ if TYPE_CHECKING:
 
 STATIC = "static"
 STATIC_RUN_ID = "none"
-"""Nodes with fixed places compare the name of their job, and none of them can make it up."""
+"""Nodes with fixed places compare the name of their job, so no node can make up a random name."""
 START_METHODS = ("spawn", "fork", "forkserver")
 TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DEFAULT_TIMEOUT_S = 30
-"""What torch waits after a stop signal."""
+"""Seconds that torch waits after a stop signal."""
 
 MEETING_TIMEOUT_S = 900
-"""What torch waits for other nodes. Nothing does here, but programs read it back."""
+"""Seconds that torch waits for other nodes. We do not use it, but programs read it back."""
 
 
 @dataclass
 class LaunchConfig:
     """How to start a group of workers. The first fields are those of torch 2.13, in its order.
 
-    Fields are resolved and checked when it is made, as torch does it, and checked again at the launch.
+    As in torch, the fields are resolved and checked when you make a config. The launch checks them again.
 
     min_nodes, max_nodes: nodes that take part. With ``rdzv_backend="static"`` the numbers must be equal.
     nproc_per_node: workers on this node; also ``"gpu"``, ``"cpu"`` or ``"auto"`` as on the command line.
     logs_specs: name of a ``--logs-specs`` plug-in; for torch's objects see log_dir, redirects and tee.
-    run_id: name of the job (default: a random one, which the config has after the launch, for static nodes
-    ``none``).
-    role: what a prefix template calls the workers.
-    rdzv_backend, rdzv_endpoint, rdzv_configs: with ``static`` ``"HOST:PORT"`` where the workers meet and
-    ``{"rank": NODE_RANK}``; else several nodes find each other there, and rdzv_configs are the settings of
-    the backend. A lone node meets itself, whatever the backend, at the static endpoint if that is given, else
-    at a free port.
+    run_id: name of the job (default: ``none`` for static nodes, else a random name, which the config has
+    after the launch).
+    role: name of the workers in a prefix template.
+    rdzv_backend, rdzv_endpoint, rdzv_configs: with ``static``, the endpoint is the ``"HOST:PORT"`` where the
+    workers meet, and rdzv_configs is ``{"rank": NODE_RANK}``. With another backend, several nodes find each
+    other at the endpoint, and rdzv_configs are the settings of the backend. A single node needs no other
+    node, whatever the backend: its workers meet at a given static endpoint, else at a free port.
     max_restarts: how often a group that failed is started again.
     log_line_prefix_template: with ``${role_name}``, ``${rank}``, ``${local_rank}`` and ``${hostname}``.
     local_addr: address of this node. numa_options: ``"node"``, ``"socket"``, ``"exclusive"``,
     ``"core-complex"`` or torch's NumaOptions.
     signals_to_handle: signals that end the job in order and raise `SignalException`, unless the program
-    handles or ignores them; they are taken only while a call in the main thread runs.
+    handles or ignores them; they are handled only while a call in the main thread runs.
     duplicate_stdout_filters, duplicate_stderr_filters: words; lines with one of them also go to a file.
     virtual_local_rank: each worker has local rank 0 and sees one device.
     shutdown_timeout: whole seconds between the stop signal and SIGKILL (default:
@@ -74,17 +74,18 @@ class LaunchConfig:
     Accepted without effect: rdzv_timeout and ``rdzv_configs["timeout"]``,
     monitor_interval (nothing is polled), metrics_cfg, event_log_handler.
 
-    start_method: ``forkserver`` imports once and forks the workers; the others start an interpreter for each.
+    start_method: ``forkserver`` imports once and forks the workers; the other methods start an interpreter
+    for each worker.
 
-    Ours: log_dir, redirects, tee (stream maps such as ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts of it,
-    too), local_ranks_filter (those whose output is shown), partial_after_s (seconds after which an unfinished
-    line is shown, None: never), grace_s (shutdown_timeout with fractions), env
-    (more variables for the workers), preload (modules that a fork server imports; empty: what the module of
-    the function names), prewarm (read the interpreter and torch's libraries into the page cache first),
-    fork_server_per (``"numa"``: a fork server for each NUMA node that workers are bound to),
-    import_throttle (how many workers that are executed import at a time; None: all), debug (ranks
-    that run under debugpy: ``"all"``, ``"0,2-3"`` or a collection of numbers), debug_port (of local rank 0;
-    those of the others follow), debug_address (where they listen), debug_wait (each begins when a debugger
+    Only in dsl: log_dir, redirects, tee (stream maps such as ``"3"`` or ``"0:1,1:2"``; torch's Std and dicts
+    of it, too), local_ranks_filter (local ranks whose output is shown), partial_after_s (seconds after which
+    an unfinished line is shown; None: never), grace_s (shutdown_timeout with fractions), env (more variables
+    for the workers), preload (modules that a fork server imports; empty: the imports of the function's
+    module), prewarm (read the interpreter and torch's libraries into the page cache first), fork_server_per
+    (``"numa"``: a fork server for each NUMA node that workers are bound to), import_throttle (how many
+    executed workers import at a time; None: all), debug (ranks that run under debugpy: ``"all"``,
+    ``"0,2-3"`` or a collection of numbers), debug_port (port of local rank 0; the other ranks use the next
+    ports), debug_address (where the debugged workers listen), debug_wait (each worker waits until a debugger
     has attached to it).
     """
 
@@ -131,7 +132,7 @@ class LaunchConfig:
         """Resolve what was left open.
 
         Raises:
-            OptionError: a value makes no sense, or that of ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``.
+            OptionError: a field or ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT`` has a value that makes no sense.
         """
         default_s = (
             _default_timeout_s() if self.shutdown_timeout is None or self.grace_s is not None else None
@@ -147,11 +148,11 @@ class LaunchConfig:
 
 
 def to_request(config: LaunchConfig, program: ProgramRequest, source: str = "") -> Request:
-    """What the config asks for; ``program`` is what is started, ``source`` the file of a function's module.
+    """The request of a config; ``program`` is what to start, ``source`` the file of a function's module.
 
     Raises:
         OptionError: a field makes no sense.
-        UnsupportedError: an object where this version takes a name, or debug of a program.
+        UnsupportedError: logs_specs is an object and not a name, or debug is set for a program.
     """
     _check_values(config)
     _check_nodes(config)
@@ -197,7 +198,7 @@ def to_request(config: LaunchConfig, program: ProgramRequest, source: str = "") 
 
 
 def _variables(config: LaunchConfig) -> Mapping[str, str]:
-    # An empty template is a wish, too: no prefix, whatever the environment asks for.
+    # An empty template means no prefix, whatever the environment says.
     return {**config.env, TEMPLATE_VARIABLE: ""} if config.log_line_prefix_template == "" else config.env
 
 
@@ -217,7 +218,7 @@ def _output(config: LaunchConfig) -> OutputRequest:
 
 
 def _check_values(config: LaunchConfig) -> None:
-    """Refuse fields that make no sense, whatever is started with them. Raises OptionError."""
+    """Refuse fields that make no sense for any program or function. Raises OptionError."""
     least, most = config.min_nodes, config.max_nodes
     if not 1 <= least <= most:
         raise OptionError(f"min_nodes {least}, max_nodes {most}: expected 1 <= min_nodes <= max_nodes")
@@ -276,7 +277,7 @@ def _check_nodes(config: LaunchConfig) -> None:
 
 
 def _settings(config: LaunchConfig) -> str:
-    """As the command line has them. torch puts its own timeout of 900 s there, which no backend needs."""
+    """The backend's settings as on the command line, without torch's 900 s timeout: no backend needs it."""
     left_out = {"timeout", "rank"} if config.rdzv_backend == STATIC else {"timeout"}
     return ",".join([f"{key}={value}" for key, value in config.rdzv_configs.items() if key not in left_out])
 
@@ -335,8 +336,8 @@ def _words(words: Collection[str] | None) -> str:
 
 
 def _signals(text: str, warnings: list[str] | None = None) -> tuple[int, ...]:
-    """The signals of a text; ``warnings`` tells of what is none, and is passed over, as in torch."""
-    # Nothing is forwarded here: job control is the program's own, or that of its terminal.
+    """The signals in a text. As in torch, other words are skipped; ``warnings`` gets a line for each."""
+    # No signal is forwarded here: job control belongs to the program or its terminal.
     numbers = parse_signals(
         text,
         "signals_to_handle",
@@ -348,7 +349,7 @@ def _signals(text: str, warnings: list[str] | None = None) -> tuple[int, ...]:
 
 
 def refuse_nameless(numbers: Sequence[int], where: str) -> None:
-    """Raise OptionError for a signal that Python has no name for: `SignalException` tells of it by that."""
+    """Raise OptionError for a signal that has no name in Python: `SignalException` needs the name."""
     from signal import Signals
 
     named = {int(one) for one in Signals}
@@ -358,7 +359,7 @@ def refuse_nameless(numbers: Sequence[int], where: str) -> None:
 
 
 def warnings_of(config: LaunchConfig, request: Request) -> list[str]:
-    """What the user should know of a config and of what was made of it, a line each."""
+    """What the user should know about a config and its request, one line for each fact."""
     warnings: list[str] = []
     _signals(config.signals_to_handle, warnings)
     if not config.run_id and config.max_nodes > 1 and config.rdzv_backend != STATIC:

@@ -1,7 +1,7 @@
-"""Failed workers as a typed error, with what users of torch read from its ``ChildFailedError``.
+"""Failed workers as a typed error, with the attributes that users of torch's ``ChildFailedError`` read.
 
-The names and attributes are those of torch.distributed.elastic.multiprocessing.errors (torch 2.13). torch is
-not imported, so an ``except`` clause has to name the class that is here.
+The names and attributes are those of torch.distributed.elastic.multiprocessing.errors (torch 2.13). We do not
+import torch: unless your program has imported torch's class, name the class of this module in ``except``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TORCHS_ERRORS = "torch.distributed.elastic.multiprocessing.errors"
 
 
 class ProcessFailure:
-    """One failed worker, as torch shows it. ``failure`` has all that is known of it."""
+    """One failed worker, as torch shows it. ``failure`` has everything that is known about it."""
 
     def __init__(self, failure: Failure) -> None:
         self.failure = failure
@@ -64,7 +64,7 @@ class ProcessFailure:
 
     @property
     def error_file(self) -> str:
-        """Path of its record, ``<N/A>`` if it left none that can be read."""
+        """Path of its record; ``<N/A>`` without a readable record."""
         return self.failure.error_file or NOT_AVAILABLE
 
     @property
@@ -80,14 +80,14 @@ class ProcessFailure:
 
     @property
     def message(self) -> str | dict[str, Any]:
-        """What the file holds as ``message``: the parts of an exception, or text; else what torch says."""
+        """The record's ``message``: the parts of an exception, or text. Without a record, torch's text."""
         recorded = self.failure.recorded
         message: str | dict[str, Any] = file_data(recorded)["message"] if recorded is not None else ""
         return message or generic_message(self.failure)
 
     @property
     def timestamp(self) -> int:
-        """Seconds since the epoch: as it recorded, else when its death was noticed."""
+        """Seconds since the epoch: from its record, the record's file, or its death."""
         return seconds_of(self.failure)
 
     def signal_name(self) -> str:
@@ -100,17 +100,17 @@ class ProcessFailure:
 
 
 class ChildFailedError(DslError):
-    """Workers failed. Its text is the failure summary, which has many lines, unlike that of other errors.
+    """Workers failed. Unlike other errors, this one has a text of many lines: the failure summary.
 
     ``failures`` has an entry for each rank that failed by itself, ``evidence`` more lines about the root
     cause. ``exit_code`` is what the command would have returned (G2). Raises ValueError without failures.
 
-    In a program that has imported torch's error of this name it is one of those, too: ``except`` clauses and
-    torch's ``@record``, which leaves the record of the worker, treat both alike.
+    If the program has imported torch's error of this name, this error is also an instance of torch's class.
+    So ``except`` clauses, and torch's ``@record``, which leaves the worker's record, treat both alike.
     """
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
-        """Choose the class."""
+        """Choose the class: also a subclass of torch's, if the program has imported it."""
         kind: Any = _as_torchs() if cls is ChildFailedError else cls
         made: Self = super().__new__(kind)
         return made
@@ -126,11 +126,11 @@ class ChildFailedError(DslError):
         _, first = self.get_first_failure()
         status = first.exitcode if first.exitcode >= 0 else SIGNAL_CODES - first.exitcode
         self.exit_code = own_code(status, is_stopped=first.failure.is_stopped)
-        DslError.__init__(self, self.format_msg())  # not torch's, which may be a base, too
+        DslError.__init__(self, self.format_msg())  # not the __init__ of torch's class, which may be a base
 
     @classmethod
     def of(cls, name: str, failures: Sequence[Failure], evidence: Sequence[str] = ()) -> ChildFailedError:
-        """The error of what `dsl.report.failures.collect` found."""
+        """The error for the failures that `dsl.report.failures.collect` found."""
         return cls(name, {failure.rank: ProcessFailure(failure) for failure in failures}, evidence)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -156,11 +156,11 @@ class ChildFailedError(DslError):
 
 
 _common: dict[type[ChildFailedError], type[ChildFailedError]] = {}
-"""Classes made here, each with the one that it stands for elsewhere."""
+"""The classes made by `_as_torchs`, each with the class that it is pickled as."""
 
 
 def _as_torchs() -> type[ChildFailedError]:
-    """Our error as a class that is torch's, too, if this program has imported that; else as it is."""
+    """A subclass of our error and torch's, if this program has imported torch's; else our error itself."""
     torchs = getattr(sys.modules.get(TORCHS_ERRORS), "ChildFailedError", None)
     if not isinstance(torchs, type) or not issubclass(torchs, Exception):
         return ChildFailedError

@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from dsl.rendezvous.dynamic import Dynamic
 
     class Reporter(Listener, Protocol):
-        """A listener that is told, too, what was found while planning."""
+        """A listener that also takes the notices of the planning."""
 
         def note(self, notice: Notice) -> None:
-            """Take note of it."""
+            """Take a notice."""
 
 
 __all__ = [
@@ -77,9 +77,9 @@ __all__ = [
 
 
 class elastic_launch:  # noqa: N801  torch's name
-    """Calling it with arguments runs the entrypoint with them in every worker, and waits for all of them.
+    """Call an instance to run the entrypoint with the arguments in every worker, and to wait for all workers.
 
-    See `launch_agent`, which it calls, for the entrypoint, the result and the errors.
+    The call goes to `launch_agent`: see there for the entrypoint, the result and the errors.
     """
 
     def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str) -> None:
@@ -111,17 +111,18 @@ def launch_agent(
 ) -> dict[int, Any]:
     """Run the entrypoint in this node's workers until all have ended; returns {global rank: result}.
 
-    ``entrypoint`` is a function, whose results these are, or a program, looked up on ``PATH``, with its
-    arguments as text, whose result is None. ``${local_rank}`` in a text argument becomes the worker's. It may
-    be called from any thread, and from several at once. An exception that is raised while it waits, such as
-    KeyboardInterrupt, ends the workers first. A config without a run_id has one afterwards.
+    ``entrypoint`` is a function, or the name of a program, which is looked up on ``PATH``. A program gets its
+    arguments as text, and its result is None. ``${local_rank}`` in a text argument becomes the local rank of
+    the worker. You may call this from any thread, and from several threads at once. If an exception such as
+    KeyboardInterrupt is raised during the wait, the workers are ended before you get it. A config without a
+    run_id has one afterwards.
 
     Raises:
         ChildFailedError: a worker failed, and all restarts are spent.
-        ResultError: a worker ended well, but there is no result of it that can be read.
+        ResultError: a worker ended well, but its result is missing or cannot be read.
         EntrypointError: the function or an argument cannot be sent to a worker.
         SignalException: a signal of ``config.signals_to_handle`` arrived.
-        ProgramError: the program is not there (FileNotFoundError), or may not be executed (PermissionError).
+        ProgramError: the program is missing (FileNotFoundError), or may not be executed (PermissionError).
         UsageError: the config asks for something that cannot be done.
         EngineError: the workers cannot be started on this machine.
     """
@@ -146,11 +147,12 @@ def run_request(
 ) -> dict[int, Any]:
     """Run this node's part of a job in this process; returns {global rank: result}.
 
-    ``call`` is the function of the workers and its arguments; without one the request's program runs, and the
-    results are None. ``listener`` makes, of the first plan, who tells the user (default: the logger ``dsl``).
-    ``preview`` is shown the first plan before anything is made; if it returns true, nothing is started.
+    ``call`` is the function for the workers and its arguments; without a call the request's program runs, and
+    the results are None. ``listener`` takes the first plan and returns the listener that tells the user
+    (default: through the logger ``dsl``). ``preview`` takes the first plan before anything is created; if
+    ``preview`` returns true, nothing is started.
     ``stdin_is_terminal``: the worker that reads our stdin gets the terminal. Raises what `launch_agent`
-    raises, and ScriptError for a script that is not there.
+    raises, and ScriptError for a script that does not exist.
     """
     planned = plan_job(request, facts)
     if planned.remote is not None:
@@ -172,7 +174,7 @@ def run_request(
 
 @contextlib.contextmanager
 def _together(planned: JobPlan, facts: Facts) -> Iterator[Dynamic | None]:
-    """The rendezvous of a job whose nodes find each other, while the block runs; None for another job."""
+    """The rendezvous of a job whose nodes find each other, while the block runs; None for other jobs."""
     job = planned.job
     if not job.meeting.backend:
         yield None
@@ -187,7 +189,7 @@ def _together(planned: JobPlan, facts: Facts) -> Iterator[Dynamic | None]:
 
 
 def _without_part(over: PeerFailure | MeetingRefused) -> dict[int, Any]:
-    """The results of a node that was a spare until the job ended: none. RendezvousError if the job failed."""
+    """No results, for a node that stayed a spare until the job ended. RendezvousError if the job failed."""
     from dsl.report.together import describe_end
 
     notice, code = describe_end(over)
@@ -211,7 +213,7 @@ def _program(entrypoint: object, args: Sequence[Any]) -> ProgramRequest:
 
 
 class _Source(Planner):
-    """A planner whose workers may run a function: it goes to them by a file, and so do its results."""
+    """A planner whose workers may run a function. Files carry the function and its results."""
 
     def __init__(
         self,
@@ -233,7 +235,7 @@ class _Source(Planner):
         return self._call.with_worker(plan)
 
     def notices(self, plan: NodePlan) -> tuple[Notice, ...]:
-        """What the user should know of the first plan. Raises UsageError if nobody could attach."""
+        """What the user should know about the first plan. Raises UsageError if no debugger could attach."""
         if not self.job.debug.ranks:
             return plan.notices
         from dsl.agent.preflight import debugger_notices
@@ -249,7 +251,7 @@ class _Source(Planner):
         }
 
     def finish(self, *, succeeded: bool) -> None:
-        """Remove what was passed, and the directory of the run unless something in it is worth keeping."""
+        """Remove the files of the call, and the run's directory unless it holds something worth keeping."""
         if self._call is not None:
             self._call.remove(self.attempts - 1, self.local_world_size)
         super().finish(succeeded=succeeded)
@@ -304,7 +306,7 @@ def _run(
 
 
 def _ended_elsewhere(outcome: Outcome) -> str:
-    """Why a job is over of which no worker failed here."""
+    """Why a job is over although no worker failed on this node."""
     from dsl.model.nodes import PeerFailure
 
     told = [one for one in outcome.last.news if isinstance(one, PeerFailure)]

@@ -1,4 +1,4 @@
-"""From a failed attempt to the typed error: who failed, who first, and what else is known of that one."""
+"""Makes the typed error of a failed attempt: which workers failed, which was first, and the evidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def failure_of(name: str, attempt: AttemptOutcome) -> ChildFailedError:
     """The error of an attempt with a first failure. ``name``: what was started."""
-    # Nobody has looked for failures where a plug-in gives no worker a file for an account of its end.
+    # If a plug-in gives the workers no error files, the failures have not been collected yet.
     failures = attempt.failures or tuple(collect(attempt.plan, attempt.exits))
     root = root_cause(failures)
     cause = attempt.ended.first_failure
@@ -23,7 +23,7 @@ def failure_of(name: str, attempt: AttemptOutcome) -> ChildFailedError:
 
 
 def _evidence(attempt: AttemptOutcome, *, has_record: bool) -> list[str]:
-    """What is known of the first failure besides its exit and its error file, in lines."""
+    """What is known about the first failure besides its exit and its error file, as lines."""
     from dsl.report.evidence import kernel_log, last_bytes, without_lost_record
     from dsl.report.verdict import memory_evidence
 

@@ -1,4 +1,4 @@
-"""Signals that end a job which was launched from Python: taken while it runs, if nobody else wants them."""
+"""Signals that end a job launched from Python, handled while it runs, unless the program handles them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class SignalException(SystemExit):
     """A signal asked for the end of the job, and its workers have ended.
 
-    ``sigval`` is the signal. A program that lets it pass ends with 128 + its number (G2).
+    ``sigval`` is the signal. A program that does not catch it ends with 128 + the signal's number (G2).
     """
 
     def __init__(self, sigval: signal.Signals) -> None:
@@ -40,7 +40,7 @@ class SignalException(SystemExit):
 class HandledSignals:
     """While the block runs, these signals raise `SignalException` in the main thread.
 
-    Those that the program handles or ignores (nohup) are left to it, and in other threads all of them.
+    Signals that the program handles or ignores (nohup) are left alone. In other threads, this does nothing.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
@@ -66,7 +66,7 @@ def _raise(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def supervise(agent: Agent, plan: NodePlan) -> Outcome:
-    """Run an agent in this process. An exception, as of a signal, stops the workers and is raised again."""
+    """Run an agent in this process. An exception, as from a signal, stops the workers and is raised again."""
     supervisor = Supervisor()
     try:
         return agent.run(supervisor)

@@ -1,1 +1,1 @@
-"""What the user is told: the plan, what happens, how it ended and why."""
+"""What we tell the user: the plan, what happens, and how and why the job ended."""

@@ -1,4 +1,4 @@
-"""Ends outside of Python's exceptions, in lines that a worker wrote."""
+"""Finds crashes outside of Python's exceptions in a worker's output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PANIC = re.compile(r"thread '[^']*'(?: \(\d+\))? panicked at (.+)$")
 
 
 def find_crashes(lines: Sequence[str], ordinary: Sequence[int]) -> Iterator[Finding]:
-    """Ends outside of Python's exceptions: the interpreter's, those of C++, Rust and the C library."""
+    """Every crash outside of Python's exceptions: of the interpreter, C++, Rust or the C library."""
     starts = [index for index, line in enumerate(lines) if starts_crash(line)]
     for start, limit in zip(starts, [*starts, len(lines)][1:], strict=True):
         first = lines[start]
@@ -54,7 +54,7 @@ def find_crashes(lines: Sequence[str], ordinary: Sequence[int]) -> Iterator[Find
 
 
 def starts_crash(line: str) -> bool:
-    """Whether such an end begins with this line."""
+    """Whether this line begins such a crash."""
     return (
         "Fatal Python error: " in line
         or "terminate called " in line
@@ -65,7 +65,7 @@ def starts_crash(line: str) -> bool:
 
 
 def _current_thread(part: Sequence[str]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """The head of the interpreter's dump and the thread that crashed; that one's frames, outermost first."""
+    """The dump's head and the thread that crashed, and the frames of that thread, outermost first."""
     start = next((at for at, line in enumerate(part) if line.startswith("Current thread ")), None)
     if start is None:
         return part, []

@@ -1,4 +1,4 @@
-"""What the kernel knows of a death by SIGKILL."""
+"""Evidence about a failure: the kernel's log, the end of a log file, and a full disk."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CLOCK_SLACK_S = 2.0
 
 
 def kernel_log(since_s: float = 0.0) -> list[str]:
-    """Lines of the kernel's log about out-of-memory kills; none where it may not be read.
+    """Lines of the kernel's log about out-of-memory kills; empty if we may not read the log.
 
-    ``since_s``: a value of `time.monotonic`; what is older may be about an earlier owner of a pid.
+    ``since_s`` is a value of `time.monotonic`. Older lines may be about an earlier process with the same pid.
     """
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -62,9 +62,9 @@ def last_bytes(path: str, count: int = 16384) -> bytes:
 
 
 def space_problem(path: str) -> str:
-    """Why nothing more fits beside this file, in words; empty if something does, or that cannot be tried.
+    """Why nothing more fits into the directory of this file; empty if there is space, or we cannot try.
 
-    What tells is a file without a name: unlike the counts of the file system it knows quotas, too.
+    We try by writing to a file without a name: unlike the file system's counters, that includes quotas.
     """
     try:
         file = os.open(os.path.dirname(path) or ".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -86,7 +86,7 @@ def _if_full(error: OSError) -> str:
 def without_lost_record(tail: bytes, error_file: str | None) -> bytes:
     """The last output of a worker, up to where torch's ``@record`` failed to write the error file.
 
-    The directory of that file may have been cleaned away. What was to be recorded stands before.
+    The directory of that file may have been removed. The exception to record comes before that failure.
     """
     if error_file is None:
         return tail

@@ -1,7 +1,7 @@
-"""What a worker's last output says of its end: the exception, where it was raised, and the lines to show.
+"""What a worker's last output says about its end: the exception, where it was raised, and lines to show.
 
-Imported only when a worker has failed. Everything here reads text that a stranger wrote: no input raises, the
-work is linear in its size, and what comes out holds no control character but the tab.
+Imported only when a worker has failed. The text comes from any program, so no input makes this module raise,
+its work is linear in the size of the text, and its results hold no control character but the tab.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 MAX_TAIL = 64 << 10  # bytes looked at, from the end
 MAX_LINE = 500  # characters of a shown line
-STALE_AFTER = 30  # lines of ordinary output: a program that wrote so much more did not end of that error
+STALE_AFTER = 30  # lines of ordinary output; with more of them after an error, the error was not the cause
 
-# A last line by which argparse, click or the interpreter itself refuses to run.
+# A last line with which argparse, click or the interpreter itself refuses to run.
 _COMPLAINT = re.compile(
     r"[^\s:]+: error: \S|Error: \S"
     r"|\S*python[\d.]*: (?:can't open file |can't find '__main__'|No module named |Error while finding )"
@@ -33,11 +33,11 @@ _COMPLAINT = re.compile(
 
 @record
 class Excerpt:
-    """What there is to say: nothing of it when a worker wrote nothing.
+    """What the output tells: None and no lines if the worker wrote nothing.
 
-    ``exception`` is the last line of the last traceback (``ValueError: bad batch``), or what a crash outside
-    of Python said of itself. ``where`` is ``train.py:41 in step``: the innermost frame of the user's own
-    code, else the innermost one. ``lines`` are what to show, without line ends.
+    ``exception`` is the last line of the last traceback (``ValueError: bad batch``), or the message of a
+    crash outside of Python. ``where`` is ``train.py:41 in step``: the innermost frame of the user's own
+    code, else the innermost frame of all. ``lines`` are the lines to show, without line ends.
     """
 
     exception: str | None
@@ -48,8 +48,8 @@ class Excerpt:
 def excerpt(tail: bytes, *, max_lines: int = 30) -> Excerpt:
     """Read the last output of a worker that failed.
 
-    ``tail`` is its end, in bytes, and may begin anywhere; ``max_lines`` bounds the lines of the result, each
-    of them at most 500 characters long. Never raises.
+    ``tail`` is the end of the output and may begin in the middle of a line. The result has at most
+    ``max_lines`` lines of at most 500 characters each. Never raises.
     """
     lines = _clean(tail)
     ordinary = _ordinary_after(lines)
@@ -70,7 +70,7 @@ def excerpt(tail: bytes, *, max_lines: int = 30) -> Excerpt:
 
 
 def _clean(tail: bytes) -> list[str]:
-    """Lines as a terminal would have left them: of each, what follows its last carriage return."""
+    """The lines as a terminal would show them: only the text after each line's last carriage return."""
     text = tail[-MAX_TAIL:].decode("utf-8", "replace")
     lines = [
         printable(without_sequences(line).rstrip("\r").rpartition("\r")[2]).rstrip()
@@ -93,7 +93,7 @@ def _ordinary_after(lines: Sequence[str]) -> list[int]:
 
 
 def _cause(errors: Sequence[Finding], ordinary: Sequence[int]) -> Finding | None:
-    """The error that ended the worker: the last one, unless it happened on the way out after another."""
+    """The error that ended the worker: the last, unless it is a crash in the teardown after another."""
     fresh = [error for error in errors if ordinary[error.end] <= STALE_AFTER] or errors
     if not fresh:
         return None

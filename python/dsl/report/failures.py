@@ -1,7 +1,7 @@
-"""Workers that failed by themselves: what the engine saw of each, what its error file says, which was first.
+"""Workers that failed by themselves: what the engine saw, what their error files say, which was first.
 
-Imported only when a worker has failed. Error files are written by strangers: whatever lies there, reading it
-neither blocks nor raises.
+Imported only when a worker has failed. Any program may have written an error file, so reading it never
+blocks and never raises, whatever it contains.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ COARSE_NS = 10_000_000
 """Times of files lag behind the clock by up to a tick of the kernel, at most 10 ms."""
 
 TRUSTED_NS = 1_000_000_000
-"""How far outside of its worker's life a file's time may lie; beyond, another clock has made it."""
+"""How far a file's time may lie outside of its worker's life; a time beyond that is from another clock."""
 
-# A day short of the last one of `datetime`, so that any time zone can show it.
+# One day before the end of `datetime`'s range, so that the time is valid in every time zone.
 MAX_TIME_S = 253_402_214_400.0
 MAX_DIGITS = 40
 
@@ -36,7 +36,7 @@ MAX_DIGITS = 40
 def collect(plan: NodePlan, exits: Sequence[Exit]) -> list[Failure]:
     """Every worker that failed by itself, in the order in which they died.
 
-    One that was stopped by us has failed by itself if it recorded an exception before the first one died.
+    A worker that we stopped counts, too, if it recorded an exception before the first worker died.
     """
     error_files = [worker.error_file for worker in plan.workers]
     found = []
@@ -56,7 +56,7 @@ def collect(plan: NodePlan, exits: Sequence[Exit]) -> list[Failure]:
 
 def _failure(plan: NodePlan, exit_: Exit, path: str | None) -> Failure:
     worker = plan.workers[exit_.worker]
-    # What lies there was not written by a worker that never ran.
+    # A worker that never ran did not write the file.
     found = _load(path) if path is not None and exit_.pid else None
     recorded, recorded_ns = found or (None, None)
     if recorded_ns is not None and not (
@@ -80,11 +80,11 @@ def _failure(plan: NodePlan, exit_: Exit, path: str | None) -> Failure:
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others follow from: the first death, as the kernel ordered them (G3).
+    """The failure that caused the others: the first death, in the kernel's order (G3).
 
-    A worker may raise, record that, and clean up for a while, during which its peers die of the connection
-    that broke. So the earliest record counts instead if it is clearly older than the first death. Raises
-    ValueError without failures.
+    A worker may raise an exception, record it, and clean up for a while. Meanwhile its peers die because
+    their connections to it break. So the earliest record counts instead if it is clearly older than the
+    first death. Raises ValueError without failures.
     """
     first = min(failures, key=lambda failure: failure.order)
     times = [
@@ -101,16 +101,16 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
 def read_error_file(path: str) -> ErrorRecord | None:
     """Read what ``@record`` of torch.distributed.elastic.multiprocessing.errors wrote (torch 2.13).
 
-    None if there is no regular file (links are not followed), or nothing in it that is a record. Of a file
-    that is cut off, or longer than 1 MiB, the texts that are left; of one with values of the wrong type, the
-    others. Never raises, never waits for a writer.
+    None if there is no regular file (links are not followed), or if it holds no record. From a file that is
+    cut off, or longer than 1 MiB, you get the texts that can be read; values of the wrong type are left
+    out. Never raises, never waits for a writer.
     """
     found = _load(path)
     return found[0] if found is not None else None
 
 
 def read_data(failure: Failure) -> dict[str, Any] | None:
-    """The record of a failure as its file holds it, or, if that is damaged, what is left of it."""
+    """The record of a failure as its file holds it; from a damaged file, the parts that can be read."""
     import json
 
     if failure.error_file is None or failure.recorded is None:
@@ -219,7 +219,7 @@ def _string(text: str, start: int) -> tuple[str, int]:
 
 
 def _unquoted(body: str) -> str:
-    """A JSON string's text, without an escape at its end that is cut off."""
+    """A JSON string's text, without a cut-off escape at its end."""
     import json
 
     for cut in range(6):  # as long as \u and three digits
@@ -231,7 +231,7 @@ def _unquoted(body: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """The value if it is text, fit to be written anywhere; JSON can hold halves of characters."""
+    """The value if it is text, else empty. Lone surrogates, which JSON can hold, become ``?``."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
 
 

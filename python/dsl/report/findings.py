@@ -1,4 +1,4 @@
-"""An error that was found in a worker's last output, and what the modules that look for them share."""
+"""An error found in a worker's last output, and what the modules that search for errors share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HEADER = "Traceback (most recent call last):"
-MAX_DOUBTFUL = 8  # lines taken for parts of a message that might as well be other output
+MAX_DOUBTFUL = 8  # lines that we count as part of a message, though they may be other output
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|/python\d+\.zip/|^<")
 # What a process may still write after its last error: warnings, C++ log lines and stacks, other threads.
@@ -37,7 +37,7 @@ class Finding:
 
 
 def innermost(frames: Sequence[tuple[str, ...]]) -> str | None:
-    """The innermost frame of the user's code, else the innermost."""
+    """The innermost frame of the user's code, else the innermost frame of all."""
     if not frames:
         return None
     own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
@@ -49,7 +49,10 @@ def innermost(frames: Sequence[tuple[str, ...]]) -> str | None:
 
 
 def fold(lines: Sequence[str], limit: int, head: int = 1, *, from_start: bool = False) -> list[str]:
-    """At most ``limit`` lines: ``head`` ones and the last, or the first alone, and how many are left out."""
+    """At most ``limit`` lines: the first ``head`` ones, how many are left out, and the last ones.
+
+    ``from_start`` keeps the first lines only.
+    """
     if len(lines) <= limit:
         return list(lines)
     if limit < 3:

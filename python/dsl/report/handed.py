@@ -1,6 +1,6 @@
-"""The record of the root cause, for whoever has started us and looks for it, as operators of Kubernetes do.
+"""Hands the root cause's record to the program that started us, such as a Kubernetes operator.
 
-The shape is what torchrun leaves (torch 2.13): the record of the worker as it is, with its exit code in it.
+The file looks as torchrun leaves it (torch 2.13): the worker's record, with the exit code added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HandedError:
-    """A listener that leaves the record when the job has failed; ``warn`` is told if that cannot be."""
+    """A listener that writes the record when the job has failed, and calls ``warn`` if it cannot."""
 
     def __init__(self, path: str, warn: Callable[[str, Level], None]) -> None:
         self._path = path
@@ -36,12 +36,12 @@ class HandedError:
 
 
 def hand_on(failure: Failure, path: str) -> None:
-    """Write the record of a failure to a file; nothing without a record, as torchrun.
+    """Write the record of a failure to a file; without a record write nothing, as torchrun does.
 
-    The file is written where it is: it may be mounted, or lie in a directory that we may not change.
+    The file is overwritten in place: it may be mounted, or lie in a directory that we may not change.
 
     Raises:
-        DslError: it cannot be written.
+        DslError: the file cannot be written.
     """
     data = read_data(failure)
     if data is None:

@@ -43,22 +43,22 @@ LONGEST_MESSAGE = 300
 STDERR = 2
 USUAL_ROWS = 24
 OWN_LINES = 4
-"""Of a verdict on a terminal, with the prompt behind it."""
+"""Lines of a verdict on a terminal besides the quoted ones, including the prompt behind it."""
 
 
 class Narrator:
-    """Listens for one job, and speaks as loud as its plan says."""
+    """A listener that tells the user about one job, at the log level of its plan."""
 
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
         self._ended = 0
         self._dropped = 0
         self._has_paused = False
-        self._is_stopping = False  # somebody has asked for the end, and will insist next time
+        self._is_stopping = False  # a stop was requested; the next request ends the grace
         self._unbound: set[str] = set()
 
     def say(self, text: str, level: Level = "critical") -> None:
-        """One line, if the user wants to hear what is of this level."""
+        """Say one line, if the user's log level includes this level."""
         if LEVELS[level] >= LEVELS[self._plan.log_level]:
             say(self._plan.command, text)
 
@@ -67,12 +67,12 @@ class Narrator:
         self.say(notice.line, notice.level)
 
     def hear(self, event: object) -> None:
-        """Pass on what the user should know of an event."""
+        """Tell the user what matters about an event."""
         if isinstance(event, Exited):
             self._ended += 1
         elif isinstance(event, AttemptStarted):
             self._plan, self._ended = event.plan, 0
-            if event.plan.attempt:  # those of the first one were told before there was a job
+            if event.plan.attempt:  # the notices of the first attempt were said before the job began
                 for notice in event.plan.notices:
                     self.note(notice)
         elif isinstance(event, LogNotice):
@@ -89,7 +89,7 @@ class Narrator:
         elif isinstance(event, Unbound):
             self._hear_unbound(event)
         elif isinstance(event, ForkServerLost):
-            if not event.workers:  # else the verdict tells
+            if not event.workers:  # otherwise the verdict says it
                 self.say(f"warning: {lost_server(event)}", "warning")
         elif isinstance(event, ForkServerSlow):
             self.say(f"warning: {slow_server(event)}", "warning")
@@ -121,12 +121,12 @@ class Narrator:
 
     def _hear_notice(self, event: LogNotice) -> None:
         if event.kind == "lines_dropped":
-            self._dropped += event.count  # the last word is about them
+            self._dropped += event.count  # reported at the end
         else:
             self.say(f"warning: {_describe(event)}", "warning")
 
     def _say_dropped(self, signum: int | None = None) -> None:
-        """Say how many lines the console lacks, and where they are; once for each of them."""
+        """Say how many lines the console lacks and where to find them, and reset the count."""
         if self._dropped == 0:
             return
         lines = "1 line was" if self._dropped == 1 else f"{self._dropped} lines were"
@@ -137,7 +137,7 @@ class Narrator:
         self.say(f"{lines} not shown, {why}: {_full_text(self._plan)}", "warning")
 
     def _hear_unbound(self, event: Unbound) -> None:
-        """Once for each reason: what one worker is refused the others will be, too."""
+        """Warn once for each stage: what fails for one worker will fail for the others, too."""
         if event.stage in self._unbound:
             return
         self._unbound.add(event.stage)
@@ -149,7 +149,7 @@ class Narrator:
         self.say(f"warning: {label} {reason} (said once{strict})", "warning")
 
     def _hear_pause(self, event: Awaiting) -> None:
-        """Say it once: in a crash loop there will be many."""
+        """Say it once: a crash loop has many pauses."""
         if event.decision.kind != "pause" or self._has_paused:
             return
         self._has_paused = True
@@ -225,16 +225,16 @@ class Narrator:
         self._say_dropped()
 
     def _verdict(self, attempt: AttemptOutcome) -> tuple[Evidence, list[str]]:
-        """What is known of the cause, and what is said; the exits alone if that goes wrong."""
+        """The evidence about the cause, and the verdict's lines; if an error occurs, from the exits alone."""
         try:
             evidence = self._evidence(attempt)
             return evidence, verdict(attempt, evidence)
-        except Exception as error:  # noqa: BLE001  who has failed is said in any case (G3)
+        except Exception as error:  # noqa: BLE001  we name the failed worker in any case (G3)
             complain(self._plan.command, error)
             return NO_EVIDENCE, verdict(attempt)
 
     def _evidence(self, attempt: AttemptOutcome) -> Evidence:
-        """What is known of the cause."""
+        """What is known about the cause."""
         cause, ended = attempt.cause, attempt.ended
         memory, tail, path, problem = "", b"", None, ""
         if cause is not None and ended.first_failure is not None:
@@ -261,7 +261,7 @@ class Narrator:
 
 
 def _is_on_screen(evidence: Evidence, shown_since: int | None) -> bool:
-    """Whether the lines to quote, and what the terminal has shown since, fit on its screen together."""
+    """Whether the terminal still shows the lines to quote: they fit on its screen with all lines since."""
     if shown_since is None or evidence.words is None:
         return False
     try:
@@ -272,7 +272,7 @@ def _is_on_screen(evidence: Evidence, shown_since: int | None) -> bool:
 
 
 def _recorded(attempt: AttemptOutcome, cause: Exit) -> str:
-    """What the worker recorded of its end, in one line; empty if it did not."""
+    """The message that the worker recorded, in one line; empty without a record."""
     for failure in attempt.failures:
         if failure.order == cause.order and failure.recorded is not None:
             return " ".join(failure.recorded.message.split())[:LONGEST_MESSAGE]
@@ -280,13 +280,13 @@ def _recorded(attempt: AttemptOutcome, cause: Exit) -> str:
 
 
 def lost_server(event: ForkServerLost) -> str:
-    """That workers come to be in another way than was asked for, or have died, and why."""
+    """Says that a fork server is lost and why, and what this means for its workers."""
     so = "its workers died with it" if event.workers else "workers are executed instead"
     return f"fork server {event.server} {event.text}: {so}"
 
 
 def slow_server(event: ForkServerSlow) -> str:
-    """That workers wait, and how to see for what."""
+    """Says that workers wait for a slow fork server, and how to see what it is doing."""
     who = f"fork server {event.server} (process {event.pid})"
     return (
         f"{who} is still importing after {event.import_s:.0f} s, and the workers wait for it: "
@@ -295,7 +295,7 @@ def slow_server(event: ForkServerSlow) -> str:
 
 
 def prewarmed(event: Prewarmed) -> str:
-    """What was read into the page cache."""
+    """Says how much was read into the page cache."""
     if not event.files:
         return "nothing was read ahead: neither the interpreter's libraries nor torch's were found"
     size = f"{event.read_bytes / (1 << 20):.0f} of {event.file_bytes / (1 << 20):.0f} MiB"
@@ -321,7 +321,7 @@ def _describe(notice: LogNotice) -> str:
 
 
 def _full_text(plan: NodePlan) -> str:
-    """Where the lines are that the console lacks."""
+    """Where to find the lines that the console lacks."""
     routes = [
         route for worker in plan.workers for route in (worker.stdout, worker.stderr) if route is not None
     ]

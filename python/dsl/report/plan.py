@@ -1,6 +1,6 @@
-"""What a plan looks like to its user: ``--dry-run`` and ``--report-bindings``.
+"""Shows a plan to the user: ``--dry-run`` and ``--report-bindings``.
 
-Of the environment only what the job changes is shown: the rest is the user's own, and may hold secrets.
+Of the environment, only the variables that the job changes are shown: the others may hold secrets.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def plan_json(plan: NodePlan, environ: Mapping[str, str]) -> str:
 
 
 def hosts_text(job: Job, remote: Remote, starts: Sequence[Start]) -> list[str]:
-    """What would reach the hosts of a job, and which ranks each has, for people."""
+    """The ranks of each host of a job, and the commands that would start its hosts, for people."""
     from shlex import join, quote
 
     lines = []
@@ -173,12 +173,12 @@ def _command(job: Job) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable holds what must not be shown."""
+    """Whether the value of a variable must not be shown."""
     return name.startswith("DSL_CONTROL_")
 
 
 def hosts_json(job: Job, remote: Remote, starts: Sequence[Start]) -> str:
-    """The same as one JSON object, for programs."""
+    """What `hosts_text` shows, as one JSON object for programs."""
     from json import dumps
 
     hosts, first = [], 0

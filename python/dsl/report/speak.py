@@ -1,4 +1,4 @@
-"""Lines on stderr for the user. The only speaker: nobody else of ours writes there."""
+"""Writes lines for the user to stderr. No other module of dsl writes there."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ import sys
 
 STALL_MS = 500
 PIPE_BUF = 4096
-"""Bytes that are written as one: what this many fit into, poll finds writable."""
+"""Bytes per write: a pipe that poll calls writable has room for this many."""
 
 _stalled: set[int] = set()
-"""Holds stderr's number once that was found stopped, until it takes something again."""
+"""Contains stderr's number, 2, from the time when stderr takes no output until it takes some again."""
 
 
 def flush_output() -> None:
-    """What this program has written so far comes before what the workers write, and is written once."""
+    """Flush our output, so that it comes before the workers' output and is written only once."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
                 stream.flush()
         except (OSError, ValueError):
-            continue  # nobody reads it
+            continue  # the stream is closed, or has no reader
 
 
 def say(command: str, text: str) -> None:
-    """One line on stderr, unless nobody takes it: a stopped terminal or pager must not hold the job."""
+    """Write one line to stderr, or drop it if stderr is stuck: a stopped pager must not hold up the job."""
     write(f"{command}: {' '.join(text.splitlines())}\n")
 
 
 def complain(command: str, error: Exception) -> None:
-    """One line about an error of our own; users never see a traceback of ours."""
+    """Write one line about an internal error; users never see one of our tracebacks."""
     say(command, f"internal error: {type(error).__name__}: {error}, please report it")
 
 
 def _may_write(fd: int) -> bool:
-    """Whether it takes something before long."""
+    """Whether stderr takes output within `STALL_MS`, or right now if it was stuck before."""
     try:
         import select
-    except ImportError:  # Python's own files are gone: better a word that may have to wait than none
+    except ImportError:  # Python's own files are gone: a message that may block is better than none
         return True
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
@@ -47,12 +47,12 @@ def _may_write(fd: int) -> bool:
 
 
 def write(text: str) -> None:
-    """Text on stderr, as it is, unless nobody takes it: that is waited for once, half a second.
+    """Write text to stderr as it is. Drop it if stderr takes nothing for half a second.
 
-    A terminal with ``stty tostop`` stops whoever writes to it from the background, but no thread that blocks
-    SIGTTOU (tcsetattr(3) and termios(3)).
+    While stderr stays stuck, later calls do not wait. A terminal with ``stty tostop`` stops a background
+    process that writes to it, unless the writing thread blocks SIGTTOU (tcsetattr(3) and termios(3)).
     """
-    # What `signal` is made of, without its enums, which take long to import. It has no stub.
+    # `_signal` is `signal` without its enums, which take long to import. It has no type stub.
     import _signal as signal  # type: ignore[import-not-found]
 
     rest = text.encode(errors="backslashreplace")
@@ -64,7 +64,7 @@ def write(text: str) -> None:
         while rest and _may_write(fd):
             rest = rest[os.write(fd, rest[:PIPE_BUF]) :]
     except OSError:
-        return  # nobody reads it, or somebody else was faster to fill it
+        return  # stderr has no reader, or another process filled it first
     finally:
         if own is not None:
             os.close(own)
@@ -72,10 +72,10 @@ def write(text: str) -> None:
 
 
 def _open() -> int | None:
-    """A descriptor of stderr that never waits; None where there is none but the first.
+    """A new descriptor of stderr whose writes never block; None if only descriptor 2 can be used.
 
-    That one is shared with whoever started us, and so is the choice that it waits: a pipe or a terminal is
-    opened anew. Raises OSError if there is no stderr.
+    Descriptor 2 shares its blocking mode with the process that started us, so we must not change that mode.
+    Instead we open the pipe or terminal anew. Raises OSError if there is no stderr.
     """
     from stat import S_ISCHR, S_ISFIFO
 

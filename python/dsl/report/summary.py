@@ -1,10 +1,14 @@
-"""The failure summary in the shape of torchrun (torch 2.13), which people and their log parsers know.
+"""The failure summary in the shape of torchrun's (torch 2.13), which people and their log parsers know.
 
-Where torch can say the same it is said in the same bytes, but for these: failures within one second show its
-fraction, what is known of the root cause stands below what torch says of it, or in place of its advice how to
-have tracebacks, a worker that never started says why, a record without a time has that of its file or of
-the death, one with an empty traceback shows its message and an empty one counts as none, many are counted
-instead of shown, very long texts lose their middle, and control characters are made harmless.
+Where torch can say the same, our bytes are the same, with these exceptions:
+
+- Failures within the same second show the fraction of the second.
+- Evidence about the root cause stands below torch's text, or replaces its advice on how to get tracebacks.
+- A worker that never started says why.
+- A record without a time has the time of its file, or of the worker's death.
+- A record with an empty traceback shows its message; an empty record counts as no record.
+- Failures beyond `MAX_OTHERS` are counted instead of shown, very long texts lose their middle, and control
+  characters are made harmless.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ MAX_TEXT = 1 << 16
 """Characters of a traceback that are shown."""
 
 TOLD = 200
-"""Characters of a message by which it is known again."""
+"""Characters of a message that we compare to recognize it."""
 
 MAX_WIDTH = 60
 NOT_AVAILABLE = "<N/A>"
@@ -35,10 +39,10 @@ HINT = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.
 
 
 def addition(name: str, failures: Sequence[Failure], root: Failure, told: str) -> str:
-    """What there is to add to a verdict, in the same shape; empty if there is nothing.
+    """The summary to show after a verdict; empty if it would add nothing.
 
-    ``told`` is the exception that the verdict has quoted, with its traceback: the summary of a job whose
-    workers have recorded nothing repeats it, and that of the others does not show it again.
+    ``told`` is the exception that the verdict has already quoted with its traceback. If the workers have
+    recorded nothing, a summary would only repeat it. Otherwise the summary shows it without its traceback.
     """
     if told and not any(failure.recorded for failure in failures):
         return ""
@@ -57,9 +61,9 @@ def format_summary(
 ) -> str:
     """The text of torch's ``ChildFailedError``, with an empty line in front and no line end behind.
 
-    ``name`` is what has failed, ``root`` one of ``failures``, which are numbered in the order given.
+    ``name`` is what has failed. ``failures`` are numbered in the given order, and ``root`` is one of them.
     ``evidence``: lines that tell more about the root cause. ``border`` and ``section`` are the characters of
-    the rules. ``told``: as for `addition`. Raises ValueError if ``root`` is none of ``failures``.
+    the rules. ``told``: as for `addition`. Raises ValueError if ``root`` is not in ``failures``.
     """
     at = failures.index(root)
     others = [index for index in range(len(failures)) if index != at]
@@ -111,7 +115,7 @@ def _block(index: int, failure: Failure, account: str, *, with_fraction: bool) -
 
 
 def _repeats(failure: Failure, told: str) -> bool:
-    """Whether what the worker has recorded is the exception that was told, or nothing."""
+    """Whether the worker recorded the exception in ``told``, or nothing."""
     if failure.recorded is None:
         return True
     first, _, _ = failure.recorded.message.partition("\n")
@@ -119,9 +123,9 @@ def _repeats(failure: Failure, told: str) -> bool:
 
 
 def _account(failure: Failure, evidence: Sequence[str] = (), *, has_traceback: bool = False) -> str:
-    """What stands behind ``traceback :``. As in torch, its further lines are indented unless it is text.
+    """The text after ``traceback :``. As in torch, further lines are indented unless the record is text.
 
-    ``has_traceback``: the reader has seen one, and needs no advice how to get it.
+    ``has_traceback``: the reader has seen a traceback and needs no advice on how to get one.
     """
     known = [printable(line) for text in evidence for line in text.splitlines()]
     account = _own_account(failure)
@@ -148,7 +152,7 @@ def _own_account(failure: Failure) -> str:
 
 
 def generic_message(failure: Failure) -> str:
-    """What torch says of a worker that has recorded nothing; the reason for one that never started."""
+    """torch's text for a worker that recorded nothing; the reason for a worker that never started."""
     if failure.exitcode < 0:
         return f"Signal {-failure.exitcode} ({signal_name(failure)}) received by PID {failure.pid}"
     if not failure.pid and failure.reason:
@@ -172,7 +176,7 @@ def signal_name(failure: Failure) -> str:
 
 
 def seconds_of(failure: Failure) -> int:
-    """When it failed, in whole seconds since the epoch: as it recorded, else when its death was noticed."""
+    """Time of a failure in whole seconds since the epoch: from its record, its error file or its death."""
     if failure.recorded is not None and failure.recorded.time_s is not None:
         return int(failure.recorded.time_s)
     time_ns = failure.time_ns if failure.recorded_ns is None else failure.recorded_ns
@@ -185,9 +189,9 @@ def iso_time(failure: Failure, *, with_fraction: bool = False) -> str:
 
     seconds = seconds_of(failure)
     time_ns = failure.time_ns if failure.recorded is None else failure.recorded_ns
-    # A record is dated in whole seconds, and its file may be written in the next one.
+    # A record's time is in whole seconds, and its file may be written in the next second.
     if with_fraction and time_ns is not None and 0 <= time_ns - seconds * 10**9 < 2 * 10**9:
         whole_s, rest_ns = divmod(time_ns, 10**9)
-        moment = datetime.fromtimestamp(whole_s).replace(microsecond=rest_ns // 1000)  # noqa: DTZ006  as torch
+        moment = datetime.fromtimestamp(whole_s).replace(microsecond=rest_ns // 1000)  # noqa: DTZ006
         return moment.isoformat(sep="_", timespec="microseconds")
     return datetime.fromtimestamp(seconds).isoformat(sep="_")  # noqa: DTZ006  as torch

@@ -1,7 +1,7 @@
-"""What there is on this machine for a job, as plain data: the JSON of ``dsl-report``.
+"""What this machine has for a job, as plain data: the JSON of ``dsl-report``.
 
-Its keys are documented in docs/cli.md. What cannot be found out is None or empty, and a line in ``problems``
-says why where the user can mend it.
+Its keys are documented in docs/cli.md. A value that cannot be found is None or empty. If the user can fix
+that, a line in ``problems`` says why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dsl.machine.programs import Package
 
 SCHEMA = 1
-"""Raised when a key goes or means something else; new keys may come at any time."""
+"""Raised when a key is removed or changes its meaning; new keys may come at any time."""
 
 SMALL_SHM_BYTES = 512 << 20
 """NCCL and data loaders need more shared memory than this (DeepSpeed's ds_report warns of less)."""
@@ -36,7 +36,7 @@ GIT_FACTS = ("git_hash", "git_branch", "torch_info", "accelerator_name")
 
 
 def survey(hostfile: str, facts: Facts) -> dict[str, Any]:
-    """Everything, with the keys in the order in which people read it. Nothing of torch is imported."""
+    """The whole survey, with its keys in the order in which people read them. torch is not imported."""
     problems: list[str] = []
     return {
         "schema": SCHEMA,
@@ -97,7 +97,7 @@ def _cpus(facts: Facts) -> dict[str, Any]:
 
 
 def _accelerator(facts: Facts, problems: list[str]) -> dict[str, Any]:
-    """What a job on this machine would run on, and what of it the user shows."""
+    """The accelerator that a job would run on here, and which devices the user makes visible."""
     from dsl.devices.accelerators import ACCELERATORS
     from dsl.devices.slots import find_devices
 
@@ -137,7 +137,7 @@ def _nvidia(facts: Facts, problems: list[str]) -> dict[str, Any] | None:
 
 
 def driver_version(text: str) -> str:
-    """The version in the driver's own file: the first word of its first line that is one."""
+    """The version in the driver's own file: the first word of its first line that looks like a version."""
     words = (text.splitlines() or [""])[0].split()
     return next((word for word in words if word.count(".") and word.replace(".", "").isdigit()), "")
 
@@ -175,7 +175,7 @@ def _shared_memory(problems: list[str]) -> dict[str, Any] | None:
 
 
 def _open_files() -> dict[str, int]:
-    """The limits of descriptors; -1 is none."""
+    """The limits on open descriptors; -1 means no limit."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -198,7 +198,7 @@ def _hostfile(path: str, facts: Facts, problems: list[str]) -> dict[str, Any] | 
 
 
 def _allocation(facts: Facts, problems: list[str]) -> dict[str, Any] | None:
-    """What a scheduler has given to the job that we run in."""
+    """The hosts and slots that a scheduler gave to the job that we run in."""
     try:
         found = find_allocation(facts.environ, facts.files.read_text)
     except DslError as error:
@@ -210,7 +210,7 @@ def _allocation(facts: Facts, problems: list[str]) -> dict[str, Any] | None:
 
 
 def _env_files(facts: Facts, problems: list[str]) -> list[dict[str, Any]]:
-    """Files of variables, with names alone: values may be secrets."""
+    """The environment files with the names of their variables; values may be secrets."""
     name = facts.environ.get(NAME_VARIABLE) or DEFAULT_NAME
     paths = env_file_paths(name, facts.files.home, facts.files.cwd)
     try:

@@ -1,4 +1,4 @@
-"""Tells the user of a job whose nodes come and go: what the narrator tells, and what happens elsewhere."""
+"""Tells the user about a job whose nodes come and go: what `Narrator` says, and news of the other nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TogetherNarrator(Narrator):
-    """Listens for one node of such a job."""
+    """A listener on one node of such a job."""
 
     def __init__(self, plan: NodePlan) -> None:
         super().__init__(plan)
@@ -28,7 +28,7 @@ class TogetherNarrator(Narrator):
         self._is_blamed = False
 
     def hear(self, event: object) -> None:
-        """Pass on what the user should know of an event."""
+        """Tell the user what matters about an event."""
         if isinstance(event, Notice):
             self.note(event)
         elif isinstance(event, PeerFailure):
@@ -83,7 +83,7 @@ class TogetherNarrator(Narrator):
             self.say(f"waiting {event.decision.within_s:g} s before the next attempt", "info")
 
     def _hear_restart(self, event: AttemptEnded) -> None:
-        """Say why there is another attempt: the same on all nodes."""
+        """Say why there is another attempt; all nodes say the same."""
         history, met = event.history, self._met
         if met is None:
             super()._hear_restart(event)
@@ -106,7 +106,7 @@ class TogetherNarrator(Narrator):
         self.say(f"{number}: {why}, {again}{extra}", "warning")
 
     def _why(self, last: AttemptOutcome) -> str:
-        """Who has failed with what, wherever that was."""
+        """Which worker failed and with which code, here or on another node."""
         if self._failures:
             return _blame(self._failures[0])
         if last.cause is not None:
@@ -136,14 +136,14 @@ class TogetherNarrator(Narrator):
 
 
 def describe_end(event: PeerFailure | MeetingRefused) -> tuple[Notice, int]:
-    """What to tell of an event that has ended the job, and the exit code of a node without a part in it."""
+    """The notice about an event that ended the job, and the exit code of a node that had no part in it."""
     if isinstance(event, PeerFailure):
         return Notice("error", f"the job is over: {_told(event)}"), event.code or 1
     return Notice("info", event.text), 0
 
 
 def _told(failure: PeerFailure) -> str:
-    """What another node says of a failure, on one line."""
+    """What another node says about a failure, on one line."""
     line = " ".join(failure.line.split()) or _blame(failure)
     return line if failure.host in line else f"host {failure.host}: {line}"
 
@@ -158,7 +158,7 @@ def _nodes(names: Sequence[str]) -> str:
 
 
 def _without(names: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """The names that the others lack, as often as they lack them: hosts may have one name."""
+    """The names minus the others, counting repeats: several hosts may have the same name."""
     rest = list(others)
     found = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Tracebacks of Python in lines that a worker wrote, also chained, nested, prefixed and cut off."""
+"""Finds Python tracebacks in a worker's output, including chained, nested, prefixed and cut-off ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOGGED = re.compile(r"\[?(?:\d{4}-\d\d-\d\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICA
 
 
 def find_tracebacks(lines: Sequence[str]) -> list[Finding]:
-    """Every traceback; those that are chained are one."""
+    """Every traceback; chained tracebacks count as one."""
     errors: list[Finding] = []
     index = 0
     while index < len(lines):
@@ -50,7 +50,7 @@ def find_tracebacks(lines: Sequence[str]) -> list[Finding]:
 
 
 def _traceback_at(lines: Sequence[str], index: int) -> tuple[Finding | None, int]:
-    """The traceback whose first line this is, if it is one, and where to look on."""
+    """The traceback that starts at this line, or None, and the index where the search goes on."""
     line = lines[index]
     has_header = line.endswith(HEADER)
     before = line[: -len(HEADER)] if has_header else ""
@@ -80,9 +80,9 @@ def _traceback_at(lines: Sequence[str], index: int) -> tuple[Finding | None, int
 
 
 def _frames(lines: Sequence[str], index: int, prefix: str) -> tuple[list[tuple[str, ...]], int, bool]:
-    """The frames from a line on, the index behind them, and whether an exception's line stands there.
+    """The frames from this line on, the index behind them, and whether an exception's line is there.
 
-    A few lines of other writers among them are passed over.
+    A few lines of other writers between the frames are skipped.
     """
     frames: list[tuple[str, ...]] = []
     while index < len(lines):
@@ -110,7 +110,7 @@ def _frames(lines: Sequence[str], index: int, prefix: str) -> tuple[list[tuple[s
 
 
 def _is_whole(frames: Sequence[tuple[str, ...]], exception: str) -> bool:
-    """Whether frames without a header and the line behind them are an exception's report."""
+    """Whether frames without a header, together with the line behind them, are a traceback."""
     if frames and not frames[-1][2]:
         return exception.startswith(("SyntaxError", "IndentationError", "TabError"))
     return _is_exception(exception, surely=True)
@@ -126,7 +126,7 @@ def _is_exception(body: str, *, surely: bool = False) -> bool:
 
 
 def _message(lines: Sequence[str], index: int, prefix: str) -> tuple[list[str], int]:
-    """The lines of an exception's message, the first one included, without the prefix; the index behind."""
+    """All lines of an exception's message without the prefix, and the index behind them."""
     message = [lines[index][len(prefix) :]]
     end = index + 1
     doubtful = 0
@@ -151,7 +151,7 @@ def _message(lines: Sequence[str], index: int, prefix: str) -> tuple[list[str], 
 
 
 def _led_in(lines: Sequence[str], index: int) -> tuple[int, int]:
-    """Where the lines that introduce a traceback begin, and its weight by what they say."""
+    """The index where the lines that introduce a traceback begin, and the weight that they give it."""
     if index == 0:
         return index, 2
     line = _unprefixed(lines[index - 1])
@@ -165,7 +165,7 @@ def _led_in(lines: Sequence[str], index: int) -> tuple[int, int]:
 
 
 def _is_chained(lines: Sequence[str], first: Finding, second: Finding) -> bool:
-    """Whether the second traceback goes on with the first: chained to it, or a part of its message."""
+    """Whether the second traceback continues the first: it is chained to it, or part of its message."""
     between = [line for line in map(_unprefixed, lines[first.end : second.start]) if line]
     if second.shown[0].startswith("Original "):
         return not between
@@ -173,7 +173,7 @@ def _is_chained(lines: Sequence[str], first: Finding, second: Finding) -> bool:
 
 
 def _group_at(lines: Sequence[str], index: int, prefix: str) -> tuple[Finding, int]:
-    """An exception group's tree: its own line and that of its first member are what it says."""
+    """An exception group as one finding; its text is the group's own line and its first member's line."""
     parts: list[tuple[str, list[tuple[str, ...]]]] = []
     frames: list[tuple[str, ...]] = []
     is_due = True
@@ -204,7 +204,7 @@ def _group_at(lines: Sequence[str], index: int, prefix: str) -> tuple[Finding, i
 
 
 def _joined(message: Sequence[str]) -> str:
-    """A message in one line: its first one, and those that go on with it."""
+    """A message as one line: its first line, joined with the lines that continue it."""
     text = message[0].strip()
     for line in message[1:]:
         if not line:

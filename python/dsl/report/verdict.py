@@ -17,40 +17,40 @@ if TYPE_CHECKING:
     from dsl.model.outcome import AttemptOutcome, TimerExpired
     from dsl.report.excerpt import Excerpt
 
-# Steps of a start whose engine names are no words.
+# Words for the steps of a start whose engine names would not tell the user much.
 STAGES = {"stdio": "its log file or stream"}
 BINDING_STAGES = ("affinity", "affinity-check", "mempolicy", "mempolicy-check")
 
-# The kernel's, as on every Linux.
+# The kernel's error numbers, the same on every Linux.
 EPERM = 1
 EACCES = 13
 
 SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15
 KEYS = {SIGINT: "Ctrl-C", SIGQUIT: "Ctrl-\\"}
-"""Keys by which a terminal sends signals."""
+"""Keys that make a terminal send a signal."""
 
-# Characters of an exception that still fit behind the exit code; a longer one gets a line of its own.
+# Characters of an exception that fit behind the exit code; a longer exception gets a line of its own.
 SHORT = 160
 
 
 @record
 class Evidence:
-    """What is known of a failure besides the exit."""
+    """What is known about a failure besides the exit."""
 
     known: str = ""
     """One clause from elsewhere, such as an out-of-memory kill or a recorded exception."""
     tail: bytes = b""
     """The end of what the worker wrote."""
     log_path: str | None = None
-    """The file that holds all of it."""
+    """The file with all of the worker's output."""
     log_problem: str = ""
-    """Why that file may lack the end of it."""
+    """Why that file may lack the end of the output."""
     is_on_screen: bool = False
-    """The user still sees it."""
+    """Whether the user's terminal still shows the end of the output."""
 
     @kept
     def words(self) -> Excerpt | None:
-        """What the worker said of its end."""
+        """What the worker's output says about its end; None without output."""
         if not self.tail:
             return None
         from dsl.report.excerpt import excerpt
@@ -59,7 +59,7 @@ class Evidence:
 
     @property
     def said(self) -> str:
-        """The exception and where it was raised, in one line; empty if nobody has found one."""
+        """The exception and where it was raised, in one line; empty if none was found."""
         words: Excerpt | None = self.words
         if words is None or not words.exception:
             return ""
@@ -89,14 +89,14 @@ def verdict(attempt: AttemptOutcome, evidence: Evidence = NO_EVIDENCE) -> list[s
         others = [exit_ for exit_ in exits if exit_.status and not exit_.caused_by_stop]
         others = [exit_ for exit_ in others if workers[exit_.worker] is not worker]
         lines.extend(_also_failed(workers, cause, others))
-    if not attempt.plan.is_conducted:  # the head tells it of all hosts together
+    if not attempt.plan.is_conducted:  # the head says it for all hosts together
         lines.extend(_victims(attempt, exits))
     lines.extend(survivor(*one) for one in ended.survivors)
     return [line if line.isprintable() else _printable(line) for line in lines]
 
 
 def _victims(attempt: AttemptOutcome, exits: Sequence[Exit]) -> list[str]:
-    """How the workers ended that did not end the job: what we did to them, and what they did."""
+    """How the other workers ended after the stop: by our signals, or in another way."""
     ended, workers = attempt.ended, attempt.plan.workers
     by_us: dict[str, list[Label]] = {}
     others: dict[str, list[Label]] = {}
@@ -124,21 +124,21 @@ def _victims(attempt: AttemptOutcome, exits: Sequence[Exit]) -> list[str]:
 
 
 def is_stopped(exit_: Exit, ended: Ended) -> bool:
-    """Whether a worker that did not end before the stop died of a signal of ours, or was never started.
+    """Whether the stop ended a worker: by one of our signals, or before the worker was started.
 
-    One with an exit code of its own may have lost its peer, or have taken our signal for a wish.
+    A worker with another exit code may have lost its peer, or may have handled our signal in its own way.
     """
     ours = (SIGTERM, SIGKILL, ended.stop_signal)
     return exit_.exec_stage == "cancelled" or _ended_by(exit_) in ours
 
 
 def _ended_by(exit_: Exit) -> int:
-    """The signal that has ended it, or that its exit code stands for, as a shell has it; below 1: none."""
+    """The signal that ended a worker, or that its exit code means as in a shell (128 + n); below 1: none."""
     return exit_.signal if exit_.signal is not None else (exit_.code or 0) - SIGNAL_CODES
 
 
 def _answer(exit_: Exit, ended: Ended) -> str:
-    """What a worker made of a signal by which somebody has ended the job."""
+    """How a worker ended after a signal that ended the job."""
     if exit_.exec_stage == "cancelled":
         return "not started"
     if exit_.signal == SIGKILL:
@@ -151,7 +151,7 @@ def _answer(exit_: Exit, ended: Ended) -> str:
 def end_on_request(signum: int, *, is_key: bool, is_preemption: bool = False) -> str:
     """What ended a job: ``interrupted (Ctrl-C)``, ``terminated (SIGTERM)``.
 
-    ``is_key``: a key of the terminal has sent the signal. ``is_preemption``: it has announced the end.
+    ``is_key``: a key of the terminal sent the signal. ``is_preemption``: the signal announced a preemption.
     """
     name = KEYS.get(signum) if is_key else None
     what = "interrupted" if signum == SIGINT else "terminated"
@@ -159,7 +159,7 @@ def end_on_request(signum: int, *, is_key: bool, is_preemption: bool = False) ->
 
 
 def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -> list[str]:
-    """The cause and its reason in one line, then what it wrote last."""
+    """One line with the cause and its reason, then the worker's last output."""
     worker = plan.workers[cause.worker]
     pid = f", pid {cause.pid}" if cause.pid else ""
     place = f"local rank {worker.local_rank}{pid}, host {plan.host}"
@@ -167,10 +167,10 @@ def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -
         place = f"pid {cause.pid}" if cause.pid else "not started"
     first = "" if is_alone else " first"
     if plan.is_conducted:
-        first = ""  # the head knows
+        first = ""  # only the head knows which worker was first
     elif plan.world_size > len(plan.workers):
-        first = " first on this node"  # who knows of the others
-    # Its record told of an error before we stopped it: what ended it in the end was ours.
+        first = " first on this node"  # we cannot compare with the other nodes
+    # The worker recorded an error before we stopped it, so its exit shows only our signal.
     why = (
         f"an exception, stopped by {plan.command} ({_ending(cause)})"
         if cause.caused_by_stop
@@ -178,14 +178,14 @@ def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -
     )
     why += evidence.known and ": " + evidence.known
     said, output = evidence.said, _last_words(worker.label, evidence)
-    # What SIGKILL ended, or something known from elsewhere, did not end of what it had said before.
+    # After SIGKILL, or with a reason known from elsewhere, an exception in the output is not the reason.
     is_reason = bool(said) and len(said) <= SHORT and not evidence.known and cause.signal != 9
     line = f"{worker.label} ({place}) failed{first}: {why}{': ' + said if is_reason else ''}"
     return [line, *([f"  {said}"] if said and not is_reason else []), *output]
 
 
 def _blame_server(attempt: AttemptOutcome, server: ForkServerLost, evidence: Evidence) -> str:
-    """The fork server that died, and with it the worker that died first."""
+    """One line about a fork server that died, and its workers."""
     plan = attempt.plan
     whose = name_labels([plan.workers[number].label for number in server.workers])
     how = server.text if server.signum is None else f"was killed by {signal_name(server.signum)}"
@@ -197,7 +197,7 @@ def _blame_server(attempt: AttemptOutcome, server: ForkServerLost, evidence: Evi
 
 
 def _debugger_hint(plan: NodePlan, worker: WorkerPlan, tail: bytes) -> list[str]:
-    """How a debugger that met the end of its input can have the command's."""
+    """A hint for a debugger that found no input: how to give it the command's standard input."""
     last = tail[-1000:]
     has_quit = b"bdb.BdbQuit" in last or b"Quitting pdb will kill the process" in last
     if not has_quit or worker.stdin or not any(other.stdin for other in plan.workers):
@@ -207,7 +207,7 @@ def _debugger_hint(plan: NodePlan, worker: WorkerPlan, tail: bytes) -> list[str]
 
 
 def survivor(pid: int, state: str, name: str, wchan: str | None, errno: int | None = None) -> str:
-    """A line about one of `dsl.Ended.survivors`, or of a guard's."""
+    """A line about a surviving process, from `dsl.Ended.survivors` or from a guard."""
     if not pid:
         why = "does not show them to this user" if errno == EACCES else "cannot be read, so nobody can look"
         return f"processes of the job may be left: /proc {why}"
@@ -232,7 +232,7 @@ def _last_words(label: Label, evidence: Evidence) -> list[str]:
 
 
 def cause_last(lines: Sequence[str]) -> list[str]:
-    """The lines of a verdict for a terminal: what is read first there stands last."""
+    """The lines of a verdict with the cause last: on a terminal, people read the last lines first."""
     count = 2 if len(lines) > 1 and lines[1].startswith("  ") else 1  # a long exception has its own line
     return [*lines[count:], *lines[:count]]
 
@@ -298,7 +298,7 @@ def _start_failure(exit_: Exit) -> str:
 
 
 def file_error(number: int) -> str:
-    """Why a log file cannot be opened or written; the engine says ENXIO of what could make it wait."""
+    """Why a log file cannot be opened or written; the engine reports ENXIO for a file that may block."""
     import errno
     import os
 
@@ -339,13 +339,13 @@ def name_labels(labels: Sequence[Label]) -> str:
 
 
 def timer_evidence(timer: TimerExpired) -> str:
-    """What speaks for a death by an expired timer."""
+    """The evidence for a death by an expired timer."""
     scope = timer.scope if len(timer.scope) <= SHORT else f"{timer.scope[: SHORT - 3]}..."
     return f"its timer {scope!r} had expired"
 
 
 def memory_evidence(exit_: Exit, kernel_log: Sequence[str], oom_kills: int) -> str:
-    """What speaks for an out-of-memory kill: the kernel's own line about the pid, or a counter that moved."""
+    """The evidence for an out-of-memory kill: the kernel's line about the pid, or a counter that moved."""
     if exit_.signal != 9:
         return ""
     peak = f"peak memory {exit_.max_rss_bytes / 2**20:.0f} MiB"
