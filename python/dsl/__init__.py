@@ -1,17 +1,17 @@
 """dsl starts, watches and ends the workers of a distributed training job.
 
-The library face is the engine itself: describe a group with `WorkerSpec` and `LaunchSpec`, start it with a
-`Supervisor`, and read what happens as a stream of events that ends with `Ended`. The command ``dsl`` and the
-names that DeepSpeed users import from `dsl.runner` stand on the same engine.
+As a library, dsl is its engine: describe a group with `WorkerSpec` and `LaunchSpec`, start it with a
+`Supervisor`, and read what happens as a stream of events that ends with `Ended`. The command ``dsl``, and the
+names that DeepSpeed users import from `dsl.runner`, use the same engine.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what `signal` is made of: it is built in, and has no stub
+import _signal  # type: ignore[import-not-found]  # the built-in module behind `signal`, which has no stub
 import sys
 
-# `python -m dsl.node` and the like: the process is all ours, and Ctrl-C ends it without a traceback. While
-# Python looks for the module, `-m` stands in the place of its name.
+# With `python -m dsl.node` and the like the whole process is ours, so Ctrl-C ends it without a traceback.
+# While Python looks for the module, `sys.argv[0]` is `-m` instead of the module's name.
 if (
     getattr(sys, "argv", [])[:1] == ["-m"]
     and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == __name__

@@ -6,7 +6,7 @@ from dsl import _own_process
 
 _own_process.claim()  # before anything else is imported
 
-from dsl.cli.deepspeed import main  # noqa: E402  as said
+from dsl.cli.deepspeed import main  # noqa: E402  after `claim`
 
 __all__ = ["main"]
 

@@ -1,4 +1,4 @@
-"""Typed face of the extension module. Kept equal to the built module by ``mypy.stubtest``."""
+"""Types and docs of the extension module. ``mypy.stubtest`` checks them against the built module."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from os import PathLike
@@ -46,19 +46,20 @@ __all__ = [
 
 __version__: str
 EVENT_VERSION: Final[int]
-"""Version of what ``to_dict`` of the events returns (docs/events.md)."""
+"""Version of the data that ``to_dict`` of the events returns (docs/events.md)."""
 
 def build_info() -> dict[str, str]:
     """Version, target triple and profile of the extension."""
 
 def kernel_interfaces() -> dict[str, str]:
-    """Interfaces of the kernel that the engine uses where it can, by name: empty, or why it does without.
+    """Kernel interfaces that the engine uses where it can: name -> why it does without, empty if it is used.
 
-    ``clone3``, ``pidfd``, ``close_range`` and ``cgroup``, of which one is made for an instant to find out.
+    The names are ``clone3``, ``pidfd``, ``close_range`` and ``cgroup``. To find out about the last one, the
+    engine makes a cgroup for an instant.
     """
 
 def probe_port(port: int) -> int:
-    """Listen on a TCP port for an instant, on all addresses as a TCPStore does; 0: on any free one.
+    """Listen on a TCP port for an instant, on all addresses as a TCPStore does; port 0: any free port.
 
     Returns the port. Raises OSError with the kernel's reason: taken, not permitted, no network.
     """
@@ -83,25 +84,25 @@ class Stdio:
 
     @staticmethod
     def inherit() -> Stdio:
-        """The same stream of this process."""
+        """The worker uses the same stream as this process."""
     @staticmethod
     def null() -> Stdio:
         """``/dev/null``."""
     @staticmethod
     def file(path: _Path, *, append: bool = False) -> Stdio:
-        """A file the worker writes directly (created with mode 0640; truncated unless ``append``)."""
+        """A file that the worker writes directly (created with mode 0640; truncated unless ``append``)."""
     @staticmethod
     def fd(fd: int) -> Stdio:
         """A descriptor of this process.
 
-        It stays the caller's and must stay open until the worker has started.
+        The caller owns it, and must keep it open until the worker has started.
         """
     @staticmethod
     def pipe() -> Stdio:
         """A pipe read by the engine; bytes arrive as `Output` events."""
     @staticmethod
     def stdout() -> Stdio:
-        """For stderr only: the same open file as the worker's stdout, in order."""
+        """For stderr only: the same open file as the worker's stdout, so that the order of output is kept."""
     @staticmethod
     def log(
         path: _Path | None = None,
@@ -110,40 +111,41 @@ class Stdio:
         terminal: bool = False,
         prefix: str | bytes | None = None,
     ) -> Stdio:
-        """An output stream that the engine reads and passes on, on a thread of its own.
+        """An output stream that the engine reads and passes on, in a thread of its own.
 
-        The bytes go to the file ``path`` unchanged (created with mode 0640, appended to). Whole lines go,
+        The bytes go unchanged to the file ``path`` (created with mode 0640, appended to). Whole lines go,
         with the worker's prefix, to this process's stdout (``console=1``) or stderr (``console=2``). With
-        ``terminal`` the worker sees a terminal of its own; ``prefix`` stands in place of the worker's. Lines
-        with a prefix show text, colours and moves within the line, and nothing that could reach beyond it.
+        ``terminal`` the worker sees a terminal of its own. ``prefix`` replaces the worker's prefix. A line
+        with a prefix shows text, colours and cursor moves within the line; the engine removes all sequences
+        that could change other lines.
         """
     @property
     def kind(self) -> Literal["inherit", "null", "file", "fd", "pipe", "stdout", "log"]:
-        """Name of the method that made it."""
+        """Name of the method that made this object."""
     @property
     def path(self) -> str | None:
-        """File of a ``file`` or a ``log``."""
+        """Path of a ``file`` or a ``log``."""
     @property
     def append(self) -> bool:
-        """Of a ``file``; a ``log`` always appends."""
+        """Whether a ``file`` is appended to; a ``log`` always is."""
     @property
     def descriptor(self) -> int | None:
         """The number of an ``fd``."""
     @property
     def console(self) -> Literal[1, 2] | None:
-        """Where a ``log`` is shown."""
+        """Where the lines of a ``log`` are shown: stdout or stderr of this process."""
     @property
     def terminal(self) -> bool:
-        """Whether the worker sees a terminal instead of a pipe, of a ``log``."""
+        """Whether the worker of a ``log`` sees a terminal instead of a pipe."""
     @property
     def prefix(self) -> bytes | None:
-        """What stands before each line of a ``log`` in place of the worker's prefix."""
+        """The text before each shown line of a ``log``, which replaces the worker's prefix."""
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
 @final
 class WorkerSpec:
-    """One worker: what to execute and how. Immutable; equal to another that means the same."""
+    """One worker: what to execute and how. Immutable; specs with the same meaning are equal."""
 
     def __new__(
         cls,
@@ -162,20 +164,23 @@ class WorkerSpec:
         fork_server: int | None = None,
         fork_entry: int = 0,
     ) -> Self:
-        """``argv[0]`` is looked up on the worker's ``PATH`` when it holds no slash.
+        """``argv[0]`` is looked up on the worker's ``PATH`` when it contains no slash.
 
-        ``env`` is laid over the group's environment (later wins). ``stdin`` defaults to null, ``stdout``
-        and ``stderr`` to inherit. ``cpus``: CPUs the worker is bound to; ``mempolicy``: NUMA policy and
-        nodes (both must lie in what this process may use). ``foreground`` leaves the worker in the
-        terminal's foreground process group, so that it can read from the terminal; at most one worker may.
-        ``prefix`` is put before each line that is shown of its `Stdio.log` streams. ``keep_fds``: descriptors
-        of this process, from 3 on, that the worker has under the same numbers; it has no other beside its
-        standard streams. They stay the caller's and must be open until the worker has started: one that is
-        not is a failure of the stage ``stdio``.
+        ``env``: variables that are added to the group's environment, or replace variables of it. ``stdin``
+        defaults to null, ``stdout`` and ``stderr`` to inherit. ``cpus``: CPUs that the worker is bound to.
+        ``mempolicy``: NUMA policy and nodes. This process must be allowed to use these CPUs and nodes.
+        ``foreground`` leaves the worker in the terminal's foreground process group, so that the worker can
+        read from the terminal; at most one worker of a group may have it. ``prefix``: text before each shown
+        line of the worker's `Stdio.log` streams.
 
-        ``fork_server``: number of a fork server (`Supervisor.start_fork_server`) that starts the worker. No
-        worker of the group is started before it is ready; where it is lost, ``argv`` is executed.
-        ``fork_entry``: place in ``argv`` of what follows the interpreter and its flags, a script or ``-m``.
+        ``keep_fds``: descriptors of this process, from 3 on, that the worker gets under the same numbers. The
+        worker has no others besides its standard streams. The caller owns these descriptors, and must keep
+        them open until the worker has started; a closed one is a failure of the stage ``stdio``.
+
+        ``fork_server``: number of the fork server (`Supervisor.start_fork_server`) that forks the worker. No
+        worker of the group starts before the server is ready. If the server is lost, ``argv`` is executed.
+        ``fork_entry``: index in ``argv`` of the first word after the interpreter and its flags: a script, or
+        ``-m``.
         """
     @property
     def argv(self) -> list[str]: ...
@@ -191,7 +196,7 @@ class WorkerSpec:
     def stderr(self) -> Stdio: ...
     @property
     def cpus(self) -> list[int]:
-        """Empty: as inherited."""
+        """CPUs that the worker is bound to; empty: the inherited ones."""
     @property
     def mempolicy(self) -> tuple[Literal["bind", "preferred", "interleave", "local"], list[int]] | None: ...
     @property
@@ -209,9 +214,9 @@ class WorkerSpec:
 
 @final
 class LaunchSpec:
-    """Everything the engine needs to start and end one worker group.
+    """Everything that the engine needs to start and end one worker group.
 
-    Immutable; holds no decisions. Equal to another that means the same.
+    Immutable, with every decision made. Specs with the same meaning are equal.
     """
 
     def __new__(
@@ -231,30 +236,33 @@ class LaunchSpec:
         tells_signals: bool = False,
         import_throttle: int | None = None,
     ) -> Self:
-        """``env``: environment of every worker (default: this process's, now).
+        """``env``: environment of every worker (default: the current environment of this process).
 
-        ``inherits``: ``env`` is this process's environment with changes, as it always is by default. Then
-        what no mapping can hold of that is passed on, too: entries without a name or a value, and further
-        ones of a variable that was not changed.
+        ``inherits``: ``env`` is this process's environment with changes; the default ``env`` always is. Then
+        the workers also get the entries that no mapping can hold: entries without a name or a value, and
+        further entries of a variable that was not changed.
 
-        ``on_failure``: what a failed worker (non-zero code, signal, failed exec) means for the others.
-        ``grace_s``: seconds between the stop signal and SIGKILL, one deadline for the whole group.
-        ``binding``: whether a worker that cannot be bound to its ``cpus`` and ``mempolicy`` is not started
-        (``required``, ``cpus_required`` for the CPUs alone) or runs all the same and `Unbound` tells.
-        For `Stdio.log` streams: ``log_max_bytes`` caps each file, its first and last part are kept;
-        ``collapse`` shows equal lines of several workers once, with a count; ``line_files`` are
-        (1 for stdout or 2 for stderr, path, words): lines that hold one of the words are copied to the path;
-        ``partial_after_s``: seconds without output after which an unfinished line is shown where there is no
-        terminal, twice as long if it goes on (None: never); ``relayed``: the caller reads this process's
-        stdout and stderr, and is told there which lines are shown unfinished (`dsl.control.relay`).
+        ``on_failure``: whether a failed worker (non-zero code, signal, failed exec) stops the others
+        (``stop``) or is only reported (``report``). ``grace_s``: seconds between the stop signal and SIGKILL,
+        one deadline for the whole group. ``binding``: what happens to a worker that cannot be bound to its
+        ``cpus`` and ``mempolicy``. With ``required`` the worker is not started. With ``cpus_required`` that
+        holds for the CPUs alone. With ``wanted`` the worker runs anyway, and `Unbound` reports it.
 
-        ``tells_signals``: a signal to the job (see `Guard`) does nothing by itself. `SignalReceived` tells
-        of it, with what would have been done; the caller acts by `Supervisor.signal`, ``stop`` and ``kill``.
-        The guard does not know of that: it kills an agent that does not end in the time that a stop leaves.
+        For `Stdio.log` streams: ``log_max_bytes`` caps each file, and keeps its first and last part.
+        ``collapse`` shows equal lines of several workers once, with a count. ``line_files`` holds tuples (1
+        for stdout or 2 for stderr, path, words): lines that contain one of the words are copied to the path.
+        ``partial_after_s``: seconds without output after which an unfinished line is shown, if there is no
+        terminal; twice as long if the line goes on (None: never). ``relayed``: the caller reads this
+        process's stdout and stderr, and the engine marks there which lines are unfinished
+        (`dsl.control.relay`).
 
-        ``import_throttle``: at most so many workers import at a time, as far as can be seen; those that fork
-        servers fork do not count. The next one is started when one of them has waited for 0.1 s without using
-        a processor or a disk, has ended, or has run for a minute (None: all are started at once).
+        ``tells_signals``: a signal to the job (see `Guard`) has no effect by itself. `SignalReceived` reports
+        the signal and the action that it would have had; the caller acts by `Supervisor.signal`, ``stop`` and
+        ``kill``. The guard still kills an agent that has not ended in the time that a stop leaves.
+
+        ``import_throttle``: at most this many workers import at a time, as far as the engine can see; workers
+        of fork servers do not count. The next worker starts when one of them has waited for 0.1 s without
+        using a processor or a disk, has ended, or has run for a minute (None: all start at once).
 
         Raises `SpecError`.
         """
@@ -263,7 +271,7 @@ class LaunchSpec:
     def workers(self) -> list[WorkerSpec]: ...
     @property
     def env(self) -> dict[str, str]:
-        """What every worker gets, less its own."""
+        """Environment of every worker, without the variables of the single workers."""
     @property
     def on_failure(self) -> Literal["stop", "report"]: ...
     @property
@@ -301,33 +309,33 @@ class Exit:
         """Process id; 0 when the worker never started."""
     @property
     def code(self) -> int | None:
-        """Exit code 0-255, or None when a signal ended it or it never ran."""
+        """Exit code 0-255; None when a signal ended the worker or the worker never ran."""
     @property
     def signal(self) -> int | None:
-        """Number of the signal that ended it."""
+        """Number of the signal that ended the worker."""
     @property
     def core_dumped(self) -> bool: ...
     @property
     def exec_stage(self) -> str | None:
         """The step that failed when the worker never ran: ``exec``, ``chdir``, ``stdio``, ``affinity``...
 
-        ``cancelled`` for a worker that was never tried because the group was stopped.
+        ``cancelled``: the group was stopped before the engine tried to start this worker.
         """
     @property
     def exec_errno(self) -> int | None:
-        """errno of that step."""
+        """errno of the failed step."""
     @property
     def exec_path(self) -> str | None:
         """The path that could not be executed or opened."""
     @property
     def status(self) -> int:
-        """The code, 128 + signal, or 127 (not found) or 126 (found, not executable) for a failed exec."""
+        """The exit code, 128 + signal, or for a failed exec 127 (not found) or 126 (not executable)."""
     @property
     def order(self) -> int:
         """Position in the order in which the kernel reported the deaths of this group, from 0."""
     @property
     def caused_by_stop(self) -> bool:
-        """True for a death after we had begun to signal the worker: a victim, never a cause."""
+        """True if the worker died after the engine had begun to signal it: a victim, never a cause."""
     @property
     def cpu_user_s(self) -> float: ...
     @property
@@ -336,17 +344,17 @@ class Exit:
     def max_rss_bytes(self) -> int:
         """Peak of resident memory.
 
-        At least what this process had in memory when it started the worker, which shares it until its program
-        runs: of a small program it says nothing.
+        The worker shares this process's memory until its own program runs. So the value is at least what this
+        process had in memory at that time, and says nothing about a small program.
         """
     @property
     def started_ns(self) -> int:
-        """CLOCK_REALTIME nanoseconds when exec had succeeded; 0 when it never ran."""
+        """CLOCK_REALTIME nanoseconds when exec had succeeded; 0 when the worker never ran."""
     @property
     def ended_ns(self) -> int:
-        """CLOCK_REALTIME nanoseconds when the death was noticed."""
+        """CLOCK_REALTIME nanoseconds when the engine noticed the death."""
     def to_dict(self) -> dict[str, Any]:
-        """Its facts as plain data, as they stand inside an event (docs/events.md)."""
+        """The same values as plain data, as events contain them (docs/events.md)."""
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
@@ -367,18 +375,18 @@ class Started:
 
 @final
 class Unbound:
-    """The worker runs, but not bound as its spec says (never with ``binding="required"``).
+    """The worker runs, but is not bound as its spec says (never with ``binding="required"``).
 
-    The kernel refused, or did something else than it was told, as a cpuset that has shrunk makes it do.
+    The kernel refused to bind the worker, or bound it differently, as it does in a cpuset that has shrunk.
     """
 
     @property
     def worker(self) -> int: ...
     @property
     def stage(self) -> Literal["affinity", "affinity-check", "mempolicy", "mempolicy-check"]:
-        """The step that failed; those after it were not tried.
+        """The step that failed; the engine did not try the steps after it.
 
-        ``-check``: what was set is not what was asked for.
+        ``-check``: the kernel has set something else than the spec says.
         """
     @property
     def errno(self) -> int: ...
@@ -389,7 +397,7 @@ class Unbound:
 
 @final
 class Exited:
-    """The worker ended, or could not be started. Reported exactly once a worker."""
+    """The worker ended, or could not be started. Reported exactly once for each worker."""
 
     @property
     def exit(self) -> Exit: ...
@@ -400,7 +408,7 @@ class Exited:
 
 @final
 class Output:
-    """Bytes a worker wrote to a stream routed through `Stdio.pipe`; empty at end of file."""
+    """Bytes that a worker wrote to a `Stdio.pipe` stream; empty at the end of the stream."""
 
     @property
     def worker(self) -> int: ...
@@ -415,16 +423,16 @@ class Output:
 
 @final
 class SignalReceived:
-    """A signal reached this job (only in an agent, see `Guard`)."""
+    """A signal to the job has arrived (only in an agent, see `Guard`)."""
 
     @property
     def signum(self) -> int: ...
     @property
     def action(self) -> Literal["forward", "stop", "preempt", "reopen", "ignore"]:
-        """What is done about it; ``ignore`` for a first stop signal to a job that is ending already.
+        """What the engine does about it; ``ignore`` for a first stop signal to a job that is already ending.
 
-        With `LaunchSpec.tells_signals` it is what would have been done, if the same had been done about all
-        before it: a stop signal after the first is ``stop`` again, because it insists.
+        With `LaunchSpec.tells_signals`: what the engine would do, had it acted on all signals before this
+        one. A second stop signal is ``stop`` again, because the user insists.
         """
     @property
     def from_terminal(self) -> bool: ...
@@ -441,7 +449,7 @@ class Stopping:
     def reason(self) -> Literal["failure", "request", "signal", "guard_lost"]: ...
     @property
     def signum(self) -> int:
-        """Signal that was sent to the workers."""
+        """The signal that the engine sends to the workers."""
     @property
     def grace_s(self) -> float: ...
     def to_dict(self) -> dict[str, Any]:
@@ -465,7 +473,7 @@ class Killing:
 
 @final
 class ForkServerReady:
-    """A fork server has imported what it was to import, and takes orders."""
+    """A fork server has finished its imports, and takes orders."""
 
     @property
     def server(self) -> int:
@@ -477,16 +485,16 @@ class ForkServerReady:
 
 @final
 class ForkServerSlow:
-    """A fork server is still importing after ``slow_s``, and its workers wait. Once a server, if at all."""
+    """A fork server still imports after ``slow_s``, and its workers wait. At most once for each server."""
 
     @property
     def server(self) -> int: ...
     @property
     def pid(self) -> int:
-        """Its process, for those who want to see what it does."""
+        """Pid of the server, for looking at what it does."""
     @property
     def import_s(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since the server was started."""
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data that JSON can hold (docs/events.md)."""
     def __eq__(self, other: object, /) -> bool: ...
@@ -494,22 +502,22 @@ class ForkServerSlow:
 
 @final
 class ForkServerLost:
-    """A fork server takes no more orders: workers that name it are executed from now on. Once a server."""
+    """A fork server takes no more orders; from now on its workers are executed. Once for each server."""
 
     @property
     def server(self) -> int: ...
     @property
     def pid(self) -> int:
-        """Its process; 0 when it could not be executed."""
+        """Pid of the server; 0 when it could not be executed."""
     @property
     def signum(self) -> int | None:
-        """The signal that has ended it."""
+        """The signal that ended the server, if one did."""
     @property
     def text(self) -> str:
-        """Why, as one line: it has refused, has died, or is of no use."""
+        """The reason in one line: the server has refused, has died, or is of no use."""
     @property
     def workers(self) -> list[int]:
-        """Workers that ran and die with it."""
+        """Running workers of the server, which die with it."""
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data that JSON can hold (docs/events.md)."""
     def __eq__(self, other: object, /) -> bool: ...
@@ -517,40 +525,40 @@ class ForkServerLost:
 
 @final
 class Ended:
-    """Last event of a group: every worker has ended and nothing of it is left, but for `survivors`."""
+    """Last event of a group: all workers have ended, and no process of the group is left but `survivors`."""
 
     @property
     def first_failure(self) -> Exit | None:
-        """The earliest death that we did not cause."""
+        """The earliest failure that the engine did not cause."""
     @property
     def stop_signal(self) -> int | None:
-        """Signal by which the user ended the job, if so."""
+        """The signal by which the user ended the job, if any."""
     @property
     def stragglers(self) -> int:
-        """Descendants that outlived their worker and were ended by us."""
+        """Number of descendants that outlived their worker, and that the engine ended."""
     @property
     def survivors(self) -> list[tuple[int, str, str, str | None, int | None]]:
         """(pid, state, name, wchan, errno) of processes that SIGKILL did not end in time.
 
-        ``wchan`` is the kernel function that it sleeps in, None if that cannot be known. ``errno`` is EPERM
-        for a process that may not be signalled, as root's. Processes that may be left and that ``/proc`` does
-        not show have the pid 0, and the reason as ``errno``.
+        ``wchan`` is the kernel function in which the process sleeps, None if unknown. ``errno`` is EPERM for
+        a process that we may not signal, such as one of root. Where ``/proc`` does not show whether processes
+        are left, there is an entry with the pid 0, and ``errno`` has the reason.
         """
     @property
     def oom_kills(self) -> int:
-        """Out-of-memory kills while the group ran, as the memory cgroup of this process counts them.
+        """Out-of-memory kills while the group ran, as counted by the memory cgroup of this process.
 
-        That of the workers, if the engine has made one that counts and says more. 0 where nobody counts.
+        If the engine made a cgroup for the workers and that counts more, its number. 0 without a counter.
         """
     @property
     def tail(self) -> bytes:
-        """Last output (16 KiB at most) of the worker that failed first.
+        """Last stderr output (16 KiB at most) of the worker that failed first.
 
-        Of its stderr, if that is a `Stdio.log` stream; else empty.
+        Empty if its stderr is no `Stdio.log` stream.
         """
     @property
     def shown_since(self) -> int | None:
-        """Lines that a terminal has shown since the last one of that stream; None: none of it was shown."""
+        """Lines on the terminal after the last line of the `tail`'s stream; None: it was not shown there."""
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data that JSON can hold (docs/events.md)."""
     def __eq__(self, other: object, /) -> bool: ...
@@ -558,7 +566,7 @@ class Ended:
 
 @final
 class LogNotice:
-    """Something that happened to output that the engine passes on. The job goes on."""
+    """A problem with output that the engine passes on. The job goes on."""
 
     @property
     def kind(
@@ -568,11 +576,11 @@ class LogNotice:
     ]:
         """What happened.
 
-        ``file_failed``: a log file could not be opened or written (told once a file). ``reopen_failed``: it
-        could not be opened anew, and the one that was open is still written. ``bytes_lost``: what a log file
-        lacks at its end. ``console_closed``: nobody reads our output any more. ``console_failed``: output
-        cannot be shown, because no thread can be had for it. ``lines_dropped``: lines that were not shown,
-        because the console took none for a while.
+        ``file_failed``: a log file could not be opened or written (reported once for each file).
+        ``reopen_failed``: a log file could not be reopened, so the engine still writes the old one.
+        ``bytes_lost``: bytes are missing at the end of a log file. ``console_closed``: no process reads our
+        output any more. ``console_failed``: output cannot be shown, because its thread could not be started.
+        ``lines_dropped``: lines were not shown, because the console took none for a while.
         """
     @property
     def worker(self) -> int | None:
@@ -583,7 +591,7 @@ class LogNotice:
     def errno(self) -> int | None: ...
     @property
     def count(self) -> int:
-        """Bytes or lines."""
+        """Number of bytes or lines."""
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data that JSON can hold (docs/events.md)."""
     def __eq__(self, other: object, /) -> bool: ...
@@ -608,11 +616,11 @@ Event: TypeAlias = (
 class Supervisor:
     """Starts, watches and ends one worker group at a time. One engine thread does the work.
 
-    Within somebody's Python it takes no signal and reaps nobody else's children. In an agent (a process
-    under a `Guard`) it also takes the signals of the job and reaps orphans.
+    In an ordinary Python program it handles no signals, and reaps only its own children. In an agent (a
+    process under a `Guard`) it also handles the signals to the job, and reaps orphans.
 
-    It belongs to the process that made it. In a child of `os.fork` every method raises `EngineError`, but
-    `wake` and `close`, which do nothing.
+    Only the process that made a supervisor can use it. In a child of `os.fork`, `wake` and `close` do
+    nothing, and every other method raises `EngineError`.
     """
 
     def __new__(cls, *, guard: Guard | None = None) -> Self: ...
@@ -628,90 +636,90 @@ class Supervisor:
     ) -> int:
         """Execute a fork server: a Python process that imports once, and forks a worker for each order.
 
-        ``words``: its command, to which the number of a descriptor is added, for its `ForkLink`. ``env``: its
-        whole environment (None: this process's, now), to which the job's token is added. ``cpus`` and
-        ``mempolicy``: where it runs and has its memory, as far as the kernel lets it; a worker that has none
-        of its own inherits them. stdin is ``/dev/null``; the end of what it writes is kept for
-        `ForkServerLost`, which quotes the last line. ``slow_s``: `ForkServerSlow` tells of one that is still
-        importing after so many seconds; one that is stopped by a signal then, and still after as much time
-        again, is lost.
+        ``words``: the server's command; the engine appends the number of a descriptor for `ForkLink`.
+        ``env``: the server's whole environment (None: the current one of this process); the engine adds the
+        job's token. ``cpus`` and ``mempolicy``: where the server runs and has its memory, as far as the
+        kernel allows; a worker inherits them unless its spec has its own. The server's stdin is
+        ``/dev/null``. The engine keeps the end of the server's output, and `ForkServerLost` quotes the last
+        line. ``slow_s``: after this many seconds of importing, `ForkServerSlow` is reported. A server that is
+        stopped by a signal at that time, and still is after another ``slow_s``, is lost.
 
-        Returns its number for `WorkerSpec` at once. `ForkServerReady` or `ForkServerLost` follows; one that
-        cannot be executed, or that this kernel has not the means for, is lost, too. It serves one group after
-        the other and ends with the supervisor. No group's signals reach it.
+        Returns the server's number for `WorkerSpec` at once. `ForkServerReady` or `ForkServerLost` follows. A
+        server is also lost if it cannot be executed, or if this kernel lacks what it needs. The server works
+        for one group after the other, and ends with the supervisor. Signals to a group do not reach it.
 
         Raises `SpecError`, and `EngineError` on a closed supervisor.
         """
     def start(self, spec: LaunchSpec) -> None:
-        """Check limits, then begin to spawn.
+        """Check limits, then begin to start the workers.
 
         Raises `LimitError`, `BindingError`, `EngineError` before anything is started.
         """
     def wait(self, timeout_s: float | None = None, *, routine: bool = True) -> list[Event]:
-        """Next events, in order. Python signal handlers run while waiting.
+        """Wait for the next events, and return them in order. Python signal handlers run while waiting.
 
-        An empty list means that ``timeout_s`` is over, that somebody has called `wake`, or that another
-        thread has closed the supervisor meanwhile. With ``routine`` false it sleeps through starts and clean
-        exits, which come with the next event.
+        An empty list means that ``timeout_s`` has passed, that `wake` was called, or that another thread has
+        closed the supervisor. With ``routine=False`` starts and clean exits do not end the wait: they are
+        returned together with the next other event.
 
-        Handlers run under the mask of signals that the caller has, so that what they start is an ordinary
-        child.
+        Handlers run with the caller's signal mask, so that processes they start are ordinary children.
 
-        Raises `EngineError` on a closed supervisor, when the engine thread has ended of itself, and without
-        ``timeout_s`` when no group was started whose `Ended` was not taken yet: it would wait for ever.
+        Raises `EngineError` on a closed supervisor, and when the engine thread has ended by itself. Without
+        ``timeout_s`` also when no group has its `Ended` still to come: the wait would never end.
         """
     def fileno(self) -> int:
-        """A descriptor that `select`, `poll`, `epoll` or an event loop finds readable when there are events.
+        """A descriptor for `select`, `poll`, `epoll` or an event loop; it is readable when there are events.
 
-        It is readable exactly when ``wait(0)`` would return events, or raise because the engine thread has
-        ended; while workers are being started, up to 20 ms later. The pattern is::
+        The descriptor is readable exactly when ``wait(0)`` would return events, or raise because the engine
+        thread has ended; while workers are being started, up to 20 ms later. The pattern is::
 
             select.select([supervisor, *others], [], [])
             for event in supervisor.wait(0):
                 ...
 
-        ``routine`` of the last `wait` holds for it, too: after ``wait(0, routine=False)`` it sleeps through
-        starts and clean exits, and is readable when the same call would return events. A `wake` does not make
-        it readable, since it is no event. Only `wait` may read it. `close` makes it readable for the last
-        time, and then closes it: forget it before.
+        ``routine`` of the last `wait` also applies here: after ``wait(0, routine=False)`` starts and clean
+        exits do not make the descriptor readable; events that the same call would return do. `wake` does not
+        make it readable, since a wake is no event. Only `wait` may read from it. `close` makes it readable
+        for the last time and then closes it, so remove it from your loop before you call `close`.
 
         Raises `EngineError` on a closed supervisor.
         """
     def wake(self) -> None:
-        """Make the `wait` that another thread is in, or else the next one, return an empty list at once.
+        """Make a `wait` in another thread return an empty list at once; without one, the next `wait`.
 
-        From any thread, and from a signal handler. Wakes before that `wait` count as one. Events keep for the
-        `wait` after it. Does nothing on a closed supervisor.
+        You can call it from any thread, and from a signal handler. Several wakes before a `wait` count as
+        one. Pending events stay for the `wait` after that. Does nothing on a closed supervisor.
         """
     def signal(self, signum: int, worker: int | None = None) -> None:
-        """Send a signal to one worker's process group, or to all.
+        """Send a signal to the process group of one worker, or of all workers.
 
-        After SIGTSTP to all, workers that were to be started wait for SIGCONT.
+        After SIGTSTP to all, workers that have not started yet wait for SIGCONT.
         """
     def stop(self, *, signum: int = 15, grace_s: float | None = None) -> None:
-        """Begin to stop the group (default grace: the spec's).
+        """Begin to stop the group. Without ``grace_s`` the grace is that of the spec.
 
-        Called again, it can only shorten the grace.
+        Another call can only shorten the grace.
         """
     def kill(self) -> None:
-        """SIGKILL to every process of the group, now."""
+        """Send SIGKILL to every process of the group, now."""
     def flush(self, stream: Literal[1, 2] | None = None) -> tuple[int, int | None]:
-        """Wait until what groups that have ended left to stdout, stderr or (None) both is written.
+        """Wait until all output of ended groups to stdout, stderr or (None) both is written.
 
-        What is shown only in a pipe, a socket or a file waits for its reader, also beyond `Ended`. Under a
-        `Guard` a signal to the job ends the waiting; elsewhere an exception of a signal handler does, which
-        is raised. Returns how many lines were given up, counted once, and the signal that ended the waiting.
+        Output that is shown only in a pipe, a socket or a file waits for its reader, even after `Ended`.
+        Under a `Guard`, a signal to the job ends the waiting; elsewhere an exception in a signal handler
+        does, and `flush` raises it. Returns how many lines were given up (each is counted once), and the
+        signal that ended the waiting.
 
         Raises `EngineError` on a closed supervisor.
         """
     def close(self) -> None:
-        """`flush`, then kill what is left, wait for it, and end the engine thread. Idempotent."""
+        """`flush`, kill all processes that are left, wait for them, and end the engine thread. Idempotent."""
     def __enter__(self) -> Self:
-        """Itself: the end of a ``with`` block closes it. Raises `EngineError` if it is closed already."""
+        """Return itself; the end of the ``with`` block closes it. Raises `EngineError` if it is closed."""
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """Close; after an exception what the console has not taken is given up."""
+        """Close the supervisor; after an exception, give up the output that the console has not taken."""
 
 @final
 class GuardOutcome:
@@ -728,10 +736,10 @@ class GuardOutcome:
         """Processes of the job that the guard had to kill."""
     @property
     def survivors(self) -> list[tuple[int, str, str, str | None, int | None]]:
-        """(pid, state, name, wchan, errno) of what would not die, as in `Ended.survivors`."""
+        """(pid, state, name, wchan, errno) of processes that did not die, as in `Ended.survivors`."""
     @property
     def terminal_interrupt(self) -> bool:
-        """The terminal's Ctrl-C was among the signals."""
+        """Whether the terminal's Ctrl-C was among the signals."""
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
@@ -739,7 +747,7 @@ class GuardOutcome:
 class Guard:
     """The process that the shell sees.
 
-    It forwards signals, keeps the exit code, and ends what a dead agent left.
+    It forwards signals, keeps the exit code, and ends the processes that a dead agent left.
     """
 
     def __new__(
@@ -750,41 +758,49 @@ class Guard:
         helper: int | None = None,
         mask: Collection[int] | None = None,
     ) -> Self:
-        """Become subreaper, block and take the signals of the job. Call with one thread, then fork.
+        """Become subreaper, and block and handle the signals to the job. Call it with one thread, then fork.
 
-        ``signals``: what each signal means. ``stop``: pass it on to the workers, and kill what is left after
-        the grace; a second one kills at once. ``forward``: pass it on and go on. ``preempt``: the job will
-        lose its machine; pass it on, and kill what is left after ``preempt_grace_s`` seconds (default: the
-        grace of the group). That is a stop, which `Ended.stop_signal` names; a second notice changes nothing,
-        and the first stop signal after it is passed on and leaves the workers the grace at most.
+        ``signals``: the meaning of each signal.
 
-        Only what is named is taken: any other signal that ends a process ends the guard, and with it the job.
-        SIGTSTP, SIGCONT and SIGWINCH are forwarded always. None: SIGINT, SIGTERM, SIGHUP and SIGQUIT stop,
-        SIGUSR1 and SIGUSR2 are forwarded. A signal that is ignored when the guard is made (SIGHUP under
-        ``nohup``; SIGPIPE and SIGXFSZ, which Python ignores) stays ignored, even if it is named. Where a
-        group has log files, a SIGHUP that would stop the job and is no hang-up of a terminal opens them anew.
+        - ``stop``: pass it on to the workers, and after the grace kill all processes that are left. A second
+          stop signal kills at once.
+        - ``forward``: pass it on to the workers, and go on.
+        - ``preempt``: the job will lose its machine. Pass the signal on, and kill all processes that are left
+          after ``preempt_grace_s`` seconds (default: the grace of the group). This is a stop, so
+          `Ended.stop_signal` names it. A second notice changes nothing. The first stop signal after the
+          notice is passed on, and leaves the workers the grace at most.
 
-        ``helper``: pid of a child that helps the job and ends by itself when the agent has ended; the guard
-        waits some seconds for that, and kills it then. Any other child that there is now is a stranger.
+        With ``signals=None``, SIGINT, SIGTERM, SIGHUP and SIGQUIT stop, and SIGUSR1 and SIGUSR2 are
+        forwarded. SIGTSTP, SIGCONT and SIGWINCH are always forwarded. The guard handles no other signals: if
+        one of them ends the guard, it ends the job, too. A signal that is ignored when the guard is made
+        (SIGHUP under ``nohup``; SIGPIPE and SIGXFSZ, which Python ignores) stays ignored, even if ``signals``
+        names it. If a group has log files, a SIGHUP that would stop the job reopens them instead, unless a
+        terminal has hung up.
 
-        ``mask``: the signals that were blocked before the caller began to hold signals back for the guard:
-        the workers' mask. None: those that are blocked now.
+        ``helper``: pid of a child that helps the job, and ends by itself after the agent. The guard waits
+        some seconds for that, and then kills the helper. No other child that exists now belongs to the job.
 
-        Raises `SpecError` for an unknown meaning, and for a signal that cannot be taken: SIGKILL, SIGSTOP,
+        ``mask``: the signal mask of the workers: the signals that were blocked before the caller began to
+        hold signals back for the guard. None: the signals that are blocked now.
+
+        Raises `SpecError` for an unknown meaning, and for a signal that cannot be handled: SIGKILL, SIGSTOP,
         SIGCHLD, those of a fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS), 32 and 33,
-        which are the C library's, and numbers outside 1 to 64.
+        which the C library uses, and numbers outside 1 to 64.
         """
     def supervise(self, agent_pid: int, grace_s: float, *, reopens: bool = False) -> GuardOutcome:
-        """In the parent of the fork: wait for the agent, forwarding signals, then end what it left.
+        """In the parent of the fork: wait for the agent, forwarding signals, then end the processes it left.
 
-        An agent that has not ended well after ``grace_s`` seconds from a stop signal, or the time that a
-        preemption leaves, is killed. ``reopens``: the job has log files, so a SIGHUP that is no hang-up does
-        not end it.
+        The guard kills an agent that still runs well after the grace: ``grace_s`` seconds from a stop signal,
+        or the time that a preemption leaves. ``reopens``: the job has log files, so a SIGHUP does not end the
+        job unless a terminal has hung up.
         """
     def discard(self) -> None:
-        """Remove what it has made: for a guard that gets no agent, because the fork has failed."""
+        """Remove what the guard has made, when there is no agent because the fork failed."""
     def enter_agent(self) -> None:
-        """In the child of the fork: own process group, subreaper, watch the guard."""
+        """In the child of the fork: become an agent, with its own process group, and watch the guard.
+
+        The agent becomes subreaper, too.
+        """
     @property
     def job_id(self) -> str:
         """Random token that every process of the job carries in ``DSL_JOB_ID``."""
@@ -794,10 +810,10 @@ class Guard:
 
 @final
 class ForkedProgram:
-    """The program of a forked worker, to be called by the interpreter as `sys.excepthook`.
+    """The program of a forked worker, which the interpreter calls as `sys.excepthook`.
 
-    There no frame of Python lies below it, so tracebacks and stacks show the program's own frames alone. It
-    ends as a main program does: by its exit code, with the interpreter's traceback, or by SIGINT.
+    There is no Python frame below it there, so tracebacks and stacks show only the program's own frames. The
+    program ends as a main program does: with its exit code, with the interpreter's traceback, or by SIGINT.
     """
 
     def __new__(
@@ -809,98 +825,103 @@ class ForkedProgram:
         settle: Callable[[bool], object],
         finish: Callable[[], object],
     ) -> Self:
-        """``prepare`` gets what the hook gets, and answers what to call with which arguments.
+        """``prepare`` gets the arguments of the hook, and returns the function to call and its arguments.
 
-        ``settle`` is called behind that, with whether a KeyboardInterrupt has ended it, and ``finish`` at the
-        end, unless a SystemExit has ended it.
+        ``settle`` is called after that function, with True if a KeyboardInterrupt ended it. ``finish`` is
+        called at the end, unless a SystemExit ended the function.
         """
     def __call__(
         self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None, /
     ) -> None:
-        """Run it. Raises SystemExit, which the interpreter turns into its exit code."""
+        """Run the program. Raises SystemExit, which the interpreter turns into its exit code."""
 
 class SecureError(Exception):
-    """A session cannot do what it was asked for: a wrong key, a bad message, or a call out of order."""
+    """A call of a `SecureSession` failed: a wrong key, a bad message, or a call out of order."""
 
 @final
 class SecureSession:
-    """One side of an encrypted connection between two that hold the same key. Bytes in, bytes out.
+    """One side of an encrypted connection between two processes with the same key. Bytes in, bytes out.
 
-    Without the key nobody can read, change, repeat, reorder or make a message, and who learns it later cannot
-    read what was recorded before. Only that the connection has ended does no message tell. The protocol is
-    Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s.
+    Without the key a third party cannot read, change, repeat, reorder or make a message. If the key leaks
+    later, earlier messages that were recorded stay secret. The protocol has no message for the end of a
+    connection, so a cut cannot be told from a regular end. It is Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s.
     """
 
     MAX_PLAIN: Final = 65519
-    """Bytes that one message holds at most. It is 16 bytes longer than what it holds."""
+    """Most bytes that one message can hold. The message itself is 16 bytes longer than its content."""
 
     def __new__(cls, key: bytes, *, initiator: bool) -> Self:
-        """``key``: the 32 bytes that both sides have. The initiator speaks first.
+        """``key``: the 32 bytes that both sides have. The initiator sends the first message.
 
-        The initiator calls `handshake`, sends the bytes, and gives the answer to `read_handshake`; the other
-        side does the reverse. Then both are ready. Raises `SecureError` for a key of another length.
+        The initiator calls `handshake`, sends the bytes, and gives the answer to `read_handshake`. The other
+        side calls `read_handshake` first, then `handshake`. Then both are ready. Raises `SecureError` for a
+        key of another length.
         """
     def handshake(self) -> bytes:
         """The next message of the handshake, for the other side (48 bytes).
 
-        Raises `SecureError` when it is the other side's turn, or the handshake is over.
+        Raises `SecureError` when it is the other side's turn, or when the handshake is over.
         """
     def read_handshake(self, data: bytes) -> None:
-        """Take the other side's next message of the handshake, as a whole.
+        """Read the next handshake message of the other side; ``data`` is the whole message.
 
-        Raises `SecureError` when it was made with another key, when it was damaged, and out of order. After
-        a message that does not fit every call fails.
+        Raises `SecureError` when the message was made with another key, was damaged, or comes out of order.
+        After such a message every call fails.
         """
     @property
     def is_ready(self) -> bool:
         """Whether the handshake is over and no message was refused."""
     def seal(self, data: bytes) -> bytes:
-        """The message that holds ``data``. The other side must open all messages in the order they were made.
+        """Encrypt ``data`` as one message. The other side must open messages in the order they were made.
 
         Raises `SecureError` for more than `MAX_PLAIN` bytes, and when the session is not ready.
         """
     def open(self, data: bytes) -> bytes:
-        """What the other side's next message holds; ``data`` is the whole message.
+        """Decrypt the next message of the other side; ``data`` is the whole message.
 
-        Raises `SecureError` when it is not that message as it was made. Then every later call fails.
+        Raises `SecureError` when ``data`` is not exactly that message. Then every later call fails.
         """
 
 @final
 class ForkLink:
-    """A fork server's connection with the engine, in the server's process.
+    """A fork server's connection to the engine, in the server's process.
 
-    The thread that makes it is the one that forks, and lives as long as the process: the workers die with
-    it. In a child of `os.fork` it is of no use.
+    The thread that makes the link must be the thread that forks, and must live as long as the process: the
+    workers die with that thread. A child of `os.fork` cannot use the link.
     """
 
     def __new__(cls, fd: int) -> Self:
-        """``fd``: the last word of the command. It is the link's from now on. Raises `EngineError`."""
-    def settle(self) -> None:
-        """Note what imports have left, for `ForkOrder.take_trace`: signal handlers, the limit of files.
+        """``fd``: the number in the last word of the command; the link owns it from now on.
 
-        To be called when everything is imported, before this process forks. Raises `EngineError`.
+        Raises `EngineError`.
+        """
+    def settle(self) -> None:
+        """Record what imports have changed, for `ForkOrder.take_trace`: signal handlers, limit of open files.
+
+        Call it when everything is imported, before this process forks. Raises `EngineError`.
         """
     @staticmethod
     def environ() -> list[bytes]:
         """The environment of this process as C libraries see it: ``NAME=value``."""
     def ready(self) -> None:
-        """Say that everything is imported, so that orders may come.
+        """Tell the engine that everything is imported, so that it may send orders.
 
-        Raises `EngineError` if nobody listens.
+        Raises `EngineError` if the engine has closed the link.
         """
     def refuse(self, text: str) -> None:
-        """Say why no worker is to come of this process, in one line, instead of `ready`. Then end."""
+        """Instead of `ready`: tell the engine in one line why this process cannot fork workers. Then end."""
     def next(self) -> ForkOrder | None:
-        """Wait for the next order. None: the engine has hung up, and the process is to end.
+        """Wait for the next order. None: the engine has closed the link, and the process must end.
 
-        Tells the engine meanwhile which workers have ended, and reaps them when they are not needed any more.
+        While waiting it tells the engine which workers have ended, and reaps them when they are not needed
+        any more.
         """
     def forked(self, order: ForkOrder, pid: int) -> None:
-        """Say which child was forked for an order, in the parent. Must come before `next`."""
+        """In the parent: tell the engine which child was forked for an order. Call it before `next`."""
     def not_forked(self, order: ForkOrder, errno: int) -> None:
-        """Say that none could be. The engine gives no more orders then."""
+        """Tell the engine that no child could be forked for an order. It sends no more orders then."""
     def fileno(self) -> int:
-        """The descriptor."""
+        """The link's descriptor."""
 
 @final
 class ForkOrder:
@@ -908,34 +929,40 @@ class ForkOrder:
 
     @property
     def argv(self) -> list[bytes]:
-        """The command that would start it without a fork server."""
+        """The command that would start the worker without a fork server."""
     @property
     def entry(self) -> int:
-        """Place in `argv` of what follows the interpreter and its flags."""
+        """Index in `argv` of the first word after the interpreter and its flags."""
     @property
     def environ(self) -> list[bytes]:
-        """Its environment, entry by entry: mostly ``NAME=value``, but whatever was inherited."""
+        """The worker's environment, entry by entry: mostly ``NAME=value``, and any odd inherited entries."""
     def enter(self) -> None:
-        """Make the worker of this process.
+        """Turn this process into the worker.
 
-        Its process group, the attempt's cgroup, its streams and kept descriptors and no others, directory,
-        limit of open files, CPUs and memory policy, and the signal mask of every worker. It dies with the
-        server. All signals with a handler, SIGPIPE and SIGXFSZ get their default action, until `take_trace`.
+        The process gets the worker's process group, the attempt's cgroup, the worker's streams and kept
+        descriptors and no others, its directory, limit of open files, CPUs and memory policy, and the signal
+        mask of every worker. The worker dies with the server. Until `take_trace`, all signals with a handler,
+        SIGPIPE and SIGXFSZ have their default action.
 
-        Comes back once the engine watches the worker. What fails is told to the engine, and ends the process
+        Returns once the engine watches the worker. A failure is reported to the engine, and ends the process
         with code 127. Does nothing in the server.
         """
     def show_command(self, words: int) -> None:
-        """Make `argv` what others see as the command of this process, and `environ` its environment.
+        """Show `argv` as the command of this process, and `environ` as its environment.
 
-        ``words``: how many words the server was started with, which the interpreter still tells C libraries.
-        After `enter`. ``os.environ`` stays as it is: it was made before. Does nothing in the server.
+        ``words``: how many words the server was started with; the interpreter still passes these to C
+        libraries. Call it after `enter`. ``os.environ`` does not change: Python made it before. Does nothing
+        in the server.
         """
     def forget_exit_functions(self) -> None:
-        """Let ``exit`` of C call what this process has asked for from now on, and nothing of before.
+        """Make C's ``exit`` call only the exit functions that this process registers from now on.
 
-        What streams of C hold is written. Destructors of libraries that were loaded before are among them.
-        Where a thread holds one of the standard streams, all are called. Does nothing in the server.
+        Those of the server are not called, nor the destructors of libraries that it has loaded. C streams are
+        still written. If a thread holds one of these streams at the exit, all functions are called after all.
+        Does nothing in the server.
         """
     def take_trace(self) -> None:
-        """Leave this process as imports had left the server at `ForkLink.settle`. Does nothing in there."""
+        """Give this process the signal handlers and the file limit that `ForkLink.settle` has recorded.
+
+        Does nothing in the server.
+        """

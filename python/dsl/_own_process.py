@@ -1,13 +1,14 @@
-"""Spares a process that is all ours what it needs not. The commands claim it first, the library never.
+"""Speeds up a process that runs dsl alone. The commands call `claim` first; the library never does.
 
-A launch imports some sixty modules of ours. Python asks several times for each, in every folder on the way,
-which takes as long as loading them: the finder here goes where they lie. What it does not understand it
-leaves to Python's own. It can also keep the code of modules that may be needed when the package is gone.
+A launch imports some sixty of our modules. For each one Python looks several times into every folder of its
+path, which takes as long as loading the modules. The finder here goes straight to the files of our modules,
+and leaves anything unusual to Python's own finders. It can also keep the code of modules in memory, so that
+they can be imported when the package is gone from the disk.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what `signal` is made of: it is built in, and has no stub
+import _signal  # type: ignore[import-not-found]  # the built-in module behind `signal`, which has no stub
 import gc
 import os
 import sys
@@ -26,9 +27,9 @@ _claimed: list[object] = []
 
 
 def claim() -> None:
-    """Collect no garbage, of which there is next to none on the way to the workers, and find modules fast.
+    """Turn off garbage collection, as there is little garbage before the workers start; find modules fast.
 
-    SIGINT ends the process as other programs, without a traceback, until there is a guard.
+    Until there is a guard, SIGINT ends the process without a traceback, as it ends other programs.
     """
     _end_by_interrupt()
     if gc.isenabled():
@@ -41,9 +42,9 @@ def claim() -> None:
 
 
 def _end_by_interrupt() -> None:
-    """Whoever has started us ignoring it (nohup) wants that, and a handler that is not Python's own stays."""
+    """Let SIGINT end the process, unless it is ignored (nohup) or has a handler that is not Python's."""
     if _signal.getsignal(_signal.SIGINT) in (_signal.default_int_handler, _signal.SIG_DFL):
-        # The kernel keeps from the first process of a container whatever would end it by default.
+        # The kernel never applies a default action that would end the first process of a container.
         is_first = os.getpid() == 1
         _signal.signal(_signal.SIGINT, _exit_by_interrupt if is_first else _signal.SIG_DFL)
 
@@ -53,7 +54,7 @@ def _exit_by_interrupt(_signum: int, _frame: object) -> None:
 
 
 def restore() -> None:
-    """Undo `claim` for code that is not ours and is about to run here, but for what SIGINT does."""
+    """Undo `claim`, except for SIGINT, before code that is not ours runs in this process."""
     for claimed in _claimed:
         if claimed is gc:
             gc.enable()
@@ -63,10 +64,10 @@ def restore() -> None:
 
 
 def keep(names: Sequence[str]) -> None:
-    """Hold the code of these modules, so that importing them later reads no file.
+    """Hold the code of these modules in memory, so that importing them later reads no file.
 
-    That costs some microseconds each, and what their files take in memory. Where the process is not claimed,
-    or a module lies elsewhere than in a compiled file that fits, it is imported now.
+    This costs some microseconds for each module, and memory for its compiled file. If the process is not
+    claimed, or a module has no compiled file that matches its source, the module is imported now.
     """
     finder = next((one for one in _claimed if isinstance(one, _Finder)), None)
     for name in names:
@@ -75,12 +76,12 @@ def keep(names: Sequence[str]) -> None:
 
 
 def _finders() -> list[Any]:
-    """Those that Python asks for a module, in order."""
+    """The finders that Python asks for a module, in order."""
     return sys.meta_path
 
 
 class _Finder:
-    """Finds modules of the package by their compiled files, as long as these are those of their sources."""
+    """Finds modules of the package by their compiled files, as long as these match the sources."""
 
     def __init__(self, package: ModuleType) -> None:
         self._package = package
@@ -95,14 +96,14 @@ class _Finder:
         return is_usual and type(loader).__name__ == "SourceFileLoader"
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
-        """Say where a module lies, or nothing: then others are asked."""
+        """Return the spec of a module; None lets Python ask the next finder."""
         if not name.startswith(PACKAGE + "."):
             return None
         found = self._kept.pop(name, None) or self._find(name)
         if found is None:
             return None
         path, cached, folder, data = found
-        # Its class, without the price of importing it by name.
+        # The class `ModuleSpec`, without the cost of importing it by name.
         make: Any = type(self._package.__spec__)
         code: CodeType = loads(memoryview(data)[HEADER:])  # noqa: S302  the interpreter runs the same file
         spec = make(name, _Loader(code), origin=path)
@@ -118,7 +119,7 @@ class _Finder:
         return found is not None
 
     def _find(self, name: str) -> tuple[str, str, str | None, bytes] | None:
-        """The source of a module, its compiled file, its folder if it is a package, and what is compiled."""
+        """Paths of a module's source and compiled file, its folder if it is a package, and the bytes."""
         stem = f"{self._package.__path__[0]}/{name[len(PACKAGE) + 1 :].replace('.', '/')}"
         for path, folder in ((f"{stem}.py", None), (f"{stem}/__init__.py", stem)):
             head, _, tail = path.rpartition("/")
@@ -129,7 +130,7 @@ class _Finder:
         return None
 
     def _read(self, path: str, cached: str) -> bytes | None:
-        """The compiled file of a source that has not changed since (PEP 3147, PEP 552)."""
+        """Bytes of the compiled file; None if it does not match the source (PEP 3147, PEP 552)."""
         try:
             source = os.stat(path)
             file = os.open(cached, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""Frozen records without `dataclasses`, whose import alone costs as much as a whole one-node launch may.
+"""Frozen records without `dataclasses`: importing that takes as long as a whole one-node launch may.
 
-A record takes its fields in order or by name, compares and hashes by value, and refuses to be changed. All
-records share the functions below, and the class stays the one that was written: nothing is compiled or made
-anew a class, so a class costs three microseconds more than a plain one.
+A record takes its fields in order or by name, compares and hashes by value, and cannot be changed. All
+records share the functions below, and `record` returns the class that it was given. It compiles no code and
+creates no class, so a record class costs only three microseconds more than a plain one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _refuse(self: Any, name: str, *_value: object) -> None:
 
 
 class _Signature:
-    """Makes the ``__signature__`` of a record when it is asked for: `inspect` is not for the launch path."""
+    """Makes the ``__signature__`` of a record on demand: a launch must not import `inspect`."""
 
     __slots__ = ()
 
@@ -113,12 +113,12 @@ def _refuse_fields_of_bases(cls: type) -> None:
 
 @dataclass_transform(frozen_default=True)
 def record(cls: type[_T]) -> type[_T]:
-    """Make a frozen record of a class whose annotations are its fields and whose values are their defaults.
+    """Make a class a frozen record: its annotations are the fields, its class attributes their defaults.
 
     Type checkers see a frozen dataclass.
 
     Raises:
-        TypeError: a base has fields, which would be lost; or a default cannot be hashed, as no list can.
+        TypeError: a base has fields, which would be lost; or a default cannot be hashed, such as a list.
             Defaults are shared between instances, so they must not change.
     """
     if cls.__bases__ != (object,):
@@ -137,26 +137,26 @@ def record(cls: type[_T]) -> type[_T]:
 
 
 def fields(kind: type) -> Mapping[str, str]:
-    """The fields of a record in their order, each with its annotation as it is written."""
+    """The fields of a record in order, each with its annotation as source text."""
     return kind.__annotations__
 
 
 def scope(kind: type) -> Mapping[str, Any]:
-    """What the names in the annotations of a record stand for: those of its module."""
+    """The namespace that a record's annotations refer to: that of its module."""
     import sys
 
     return vars(sys.modules[kind.__module__])
 
 
 def replace(instance: _T, **changes: Any) -> _T:
-    """Return the record with some fields changed. Raises TypeError for a name that is not a field."""
+    """Return a copy of the record with some fields changed. Raises TypeError for a name that is no field."""
     names: tuple[str, ...] = instance.__match_args__  # type: ignore[attr-defined]
     values = dict(zip(names, _values(instance), strict=True))
     return type(instance)(**{**values, **changes})
 
 
 class kept:  # noqa: N801  used as a decorator, like `property`
-    """A property that is computed when it is first asked for: functools, which has one, costs two ms."""
+    """A property that is computed once, on first access. The one of functools takes two ms to import."""
 
     def __init__(self, compute: Callable[[Any], Any]) -> None:
         self._compute = compute

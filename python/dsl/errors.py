@@ -26,15 +26,16 @@
         |   `-- LogDirIsFileError   2    (NotADirectoryError)
         |-- LauncherError           2    --launcher: unknown, or not installed (NotImplementedError)
         |-- HostNameError           2    a name that a launcher takes for something else (ValueError)
-        |-- JobFormatError          2    the description of a job that came from another host (ValueError)
+        |-- JobFormatError          2    a job's description from another host (ValueError)
         |-- ElasticityError         2    batch and world sizes of an elastic job
         |   |-- ElasticityConfigError 2  the elasticity section (ValueError, NotImplementedError)
         |   `-- ElasticityIncompatibleWorldSize 2  a world size that the section rules out
         |-- AutotuningError         2    --autotuning: its section, or the config around it (ValueError)
         `-- UnsupportedError        2    understood, but not in this version
 
-Where DeepSpeed or torch raises a builtin exception for the same mistake, ours is one of those too, so that
-the except clauses of its users keep working. The text of an error is one line: what, where, how to mend it.
+Where DeepSpeed or torch raises a builtin exception for the same mistake, our error is a subclass of it, so
+that their users' except clauses keep working. The text of an error is one line: what is wrong, where, and how
+to fix it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class PidFileError(DslError):
 
 
 class ControlError(DslError):
-    """Head and agent of a job cannot reach each other, or one of them has gone."""
+    """The head and an agent of a job cannot reach each other, or one of the two has ended."""
 
 
 class RendezvousError(DslError):
@@ -81,11 +82,11 @@ class UsageError(DslError):
 
 
 class OptionError(UsageError, ValueError):
-    """Options that exclude one another, or one that needs another."""
+    """An option has a bad value, or options exclude or need one another."""
 
 
 class NumNodesError(UsageError, RuntimeError, ValueError):
-    """``--num_nodes`` is not a count, nor the MIN:MAX of an elastic job."""
+    """``--num_nodes`` is neither a count nor the MIN:MAX of an elastic job."""
 
 
 class HostfileError(UsageError, ValueError):
@@ -105,7 +106,7 @@ class WorldInfoError(UsageError, ValueError):
 
 
 class AcceleratorError(UsageError, ValueError):
-    """``DS_ACCELERATOR`` or ``LOCAL_SIZE`` holds a value that means nothing."""
+    """``DS_ACCELERATOR`` or ``LOCAL_SIZE`` has an invalid value."""
 
 
 class NoDevicesError(UsageError, RuntimeError):
@@ -125,7 +126,7 @@ class ScriptError(UsageError):
 
 
 class ScriptSyntaxError(ScriptError):
-    """The script is not correct Python. The exit code is that of an interpreter that runs it."""
+    """The script is not correct Python. The exit code is the one that Python itself would end with."""
 
     exit_code = 1
 
@@ -139,7 +140,7 @@ class LogDirIsFileError(LogDirError, NotADirectoryError):
 
 
 class LauncherError(UsageError, NotImplementedError):
-    """``--launcher`` names no launcher, one that is missing, or one that cannot do what is asked for."""
+    """The launcher is unknown, is not installed, or cannot do what the user asked for."""
 
 
 class HostNameError(UsageError, ValueError):
@@ -151,7 +152,7 @@ class JobFormatError(UsageError, ValueError):
 
 
 class ElasticityError(UsageError):
-    """The ``elasticity`` section of a config, and what is asked of it, do not go together."""
+    """The ``elasticity`` section of a config does not fit what the user asked for."""
 
 
 class ElasticityConfigError(ElasticityError, ValueError, NotImplementedError):
@@ -167,4 +168,4 @@ class AutotuningError(UsageError, ValueError):
 
 
 class UnsupportedError(UsageError):
-    """A request that is understood but that this version does not serve."""
+    """The request is understood, but this version does not support it."""

@@ -1,6 +1,6 @@
-"""What a launch needs to know of the machine it is planned on, a room each: the only readers of the machine.
+"""What a launch needs to know about its machine, by rooms: all reads of the machine go through a room.
 
-Importing this costs next to nothing, and a room is imported when somebody asks for something in it.
+Importing this module costs next to nothing: each room is imported on first use.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """This machine, looked at where and when somebody asks. Tests give rooms of their own, by name."""
+    """This machine, read only on demand. Tests pass rooms of their own, by name."""
 
     environ: Mapping[str, str]
     """The environment of this process."""
     console: Console
-    """What its own streams are."""
+    """What the standard streams of this process are."""
     names: Names
-    """What the machine, the process and things that are made anew are called."""
+    """Names of the machine and the process, and new names for a run."""
     files: Files
-    """Text of files, and where they lie."""
+    """Files, programs and directories."""
     cpus: Cpus
-    """CPUs that we may use, and how they lie."""
+    """The CPUs that this process may use, and their topology."""
     devices: DeviceFacts
     """Accelerators."""
     ports: Ports
@@ -46,7 +46,7 @@ class Facts:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Make a room that has not been asked for before."""
+            """Make a room on first use."""
             if name not in _ROOMS:
                 raise AttributeError(f"Facts has no room {name}")
             room = _ROOMS[name]()

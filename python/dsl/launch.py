@@ -1,7 +1,7 @@
-"""The place of ``torch.distributed.launch``: ``python -m dsl.launch``, and its function ``main``.
+"""The counterpart of ``torch.distributed.launch``: ``python -m dsl.launch``, and its function ``main``.
 
-The same as `dsl.run`, for scripts that parse ``--local-rank``: it stands before their arguments unless
-``--use-env`` is given.
+The same as `dsl.run`, for scripts that parse ``--local-rank``: dsl puts that option before the script's own
+arguments, unless ``--use-env`` is given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WAYS = {"program": "python -m dsl.launch", "local_rank_arg": "dash"}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Parse a command line (default: that of this process) and run it in this process, as `dsl.run.main`."""
+    """Parse a command line (default: that of this process) and run it here, like `dsl.run.main`."""
     from dsl.cli import in_process
 
     run(in_process.parse_args(args, **_WAYS))

@@ -1,11 +1,11 @@
-"""The agent on one host of a job on several: ``python -m dsl.node``, which `dsl` starts there."""
+"""The agent on one host of a multi-host job: ``python -m dsl.node``, which `dsl` starts on that host."""
 
 from __future__ import annotations
 
 import sys
 
 if __name__ == "__main__":
-    # Python puts the working directory there, whose files are the user's: none of them is a module of ours.
+    # Python puts the working directory here. The user's files there must not replace our modules.
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]
 

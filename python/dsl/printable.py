@@ -1,4 +1,4 @@
-"""Text that a stranger wrote, made harmless for a terminal."""
+"""Makes text of unknown origin harmless for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ESCAPE = (
 
 
 def printable(text: str) -> str:
-    """The text without terminal sequences and control characters; tabs stay, other white space is a space."""
+    """Remove terminal sequences and control characters; tabs stay, other white space becomes a space."""
     if text.isprintable():
         return text
     text = without_sequences(text)
@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def without_sequences(text: str) -> str:
-    """The text without terminal sequences, also those that are cut off."""
+    """The text without terminal sequences, complete or cut off."""
     if "\x1b" not in text and "\x9b" not in text:
         return text
     import re

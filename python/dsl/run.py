@@ -1,7 +1,7 @@
-"""The place of ``torch.distributed.run``: its functions, and the command ``dslrun`` as ``python -m dsl.run``.
+"""The counterpart of ``torch.distributed.run``: its functions, and ``dslrun`` as ``python -m dsl.run``.
 
-The functions do what torch's do (torch 2.13). They run in the process of whoever calls them, and the caller
-goes on afterwards.
+The functions do what torch's do (torch 2.13). They run in the caller's process, and the caller goes on
+afterwards.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> None:
     """Run this node's part of a job in this process, and return when all workers have ended with 0.
 
-    ``args`` are values of `parse_args`, of torch's own parser, or a namespace made by hand: what is missing
-    has its default, numbers may be text. Signals are handled as by `dsl.functions.launcher.launch_agent`:
-    those of ``--signals-to-handle`` that the program leaves alone end the job, ``--forward-signals`` has no
-    effect.
+    ``args`` is a namespace from `parse_args`, from torch's own parser, or made by hand. A missing value gets
+    its default, and a number may be text. Signals are handled as by `dsl.functions.launcher.launch_agent`:
+    those of ``--signals-to-handle`` that the program neither handles nor ignores end the job;
+    ``--forward-signals`` has no effect.
 
     Raises:
         ChildFailedError: a worker failed, and all restarts are spent (`dsl.functions.ChildFailedError`).
@@ -53,10 +53,10 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def command(*, program: str = "dslrun", local_rank_arg: str = "none") -> int:
-    """Be the command ``dslrun``: the process is all ours, and ends with the job.
+    """Run the command ``dslrun``, which takes over this process and ends it with the job.
 
-    ``program`` is what a usage error calls us, ``local_rank_arg`` the default of that option. The exit code
-    comes back only if nothing was started.
+    ``program``: our name in usage errors. ``local_rank_arg``: the default of that option. Returns the exit
+    code only if nothing was started.
     """
     from dsl import _own_process
 

@@ -70,7 +70,7 @@ def _stable_remove_duplicates(data: Iterable[_T]) -> list[_T]:
 def parse_resource_filter(
     host_info: Mapping[str, Sequence[int]], include_str: str = "", exclude_str: str = ""
 ) -> Mapping[str, Sequence[int]]:
-    """Apply a filter to host -> slots. Without a filter the same object comes back.
+    """Apply a filter to host -> slots. Without a filter it returns the same object.
 
     Raises:
         FilterError: both filters, a malformed one, or an unknown host or slot.

@@ -1,4 +1,4 @@
-"""Names of signals, and the grammar of those that users write."""
+"""Names of signals, and a parser for the lists of signals that users write."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LAST = 64
 """Real-time signals up to this one have a number and no name."""
 
 UNTAKEABLE = (9, 19, 17, 4, 5, 6, 7, 8, 11, 31, 32, 33)
-"""What cannot or must not be taken: end, stop, news of children, a program's own faults, two of libc's."""
+"""Signals that dsl cannot or must not handle: SIGKILL, SIGSTOP, SIGCHLD, a program's faults, two of libc."""
 
 JOB_CONTROL = (20, 18, 28)
-"""TSTP, CONT and WINCH, which belong to the shell and the terminal."""
+"""SIGTSTP, SIGCONT and SIGWINCH, which belong to the shell and the terminal."""
 
 
 def signal_name(number: int) -> str:
@@ -42,12 +42,12 @@ def parse_signals(
 ) -> tuple[int, ...]:
     """``SIGUSR1,usr2,34`` as numbers, each once.
 
-    ``option`` is what a message calls the text. ``job_control`` says why `JOB_CONTROL` is refused; empty: it
-    may be named. ``warnings`` gets a line for each item that is no signal and is passed over; None: such an
-    item is refused.
+    ``option``: name of the text in messages. ``job_control``: why the signals of `JOB_CONTROL` are refused;
+    empty: they are allowed. ``warnings``: gets a line for each item that is no signal, and the item is
+    skipped; None: such an item is refused.
 
     Raises:
-        OptionError: an item is no signal, or one that cannot be taken.
+        OptionError: an item is no signal, or a signal that dsl cannot handle.
     """
     numbers = {name: number for number, name in SIGNALS.items()}
     found: dict[int, None] = {}

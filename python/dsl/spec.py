@@ -1,4 +1,4 @@
-"""`dsl.model.node.NodePlan` -> `dsl._core.LaunchSpec`: the only author of what the engine starts."""
+"""`dsl.model.node.NodePlan` -> `dsl._core.LaunchSpec`: the only place that makes specs for the engine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def launch_spec(
     stdin_is_terminal: bool,
     fork_servers: Sequence[int] = (),
 ) -> LaunchSpec:
-    """Translate a plan; nothing is decided but how a route is carried out.
+    """Translate a plan. The only decision here is how to carry out each route.
 
-    A worker that reads a terminal of ours, or writes to it by itself, belongs to the foreground: elsewhere
-    the terminal may stop it. ``fork_servers``: what the engine calls those of the plan; without them all
-    workers are executed.
+    A worker that reads from our terminal, or writes to it directly, goes to the foreground: elsewhere the
+    terminal may stop it. ``fork_servers``: the engine's numbers for the fork servers of the plan; without
+    them all workers are executed.
 
     Raises:
-        SpecError: from the engine, for a plan that cannot be started.
+        SpecError: the engine cannot start such a plan.
     """
     from dsl._core import LaunchSpec, WorkerSpec
 
@@ -80,7 +80,7 @@ def _stdin(worker: WorkerPlan) -> Stdio:
 
 
 def _stderr(plan: NodePlan, worker: WorkerPlan) -> Stdio:
-    """What nobody shows and no file keeps is read all the same: its end may say why the worker failed."""
+    """Read stderr even if it is neither shown nor kept: its end may say why the worker failed."""
     from dsl._core import Stdio
 
     if worker.stderr is None and worker.stdout != NOWHERE:
@@ -96,7 +96,7 @@ def _has_terminal(worker: WorkerPlan) -> bool:
 
 
 def _stdio(plan: NodePlan, route: Route, stream: Literal[1, 2]) -> Stdio:
-    """Nobody stands between a worker and a file, unless something has to be done with the bytes."""
+    """Let the worker write to its file directly, unless the engine has to process the bytes."""
     from dsl._core import Stdio
 
     if route.inherit:

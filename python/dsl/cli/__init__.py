@@ -1,1 +1,1 @@
-"""The commands: each turns its arguments into a `dsl.model.request.Request` and hands it on."""
+"""The commands. Most turn their arguments into a `dsl.model.request.Request` and hand it on."""

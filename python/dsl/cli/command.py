@@ -1,4 +1,4 @@
-"""What both commands do with a request: plan it, tell the user, and run it."""
+"""What both commands do with a request: plan the job, show notices, and run it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dsl.plan.job import JobPlan
 
 STRICT_VARIABLE = "DSL_STRICT"
-"""1: the same as ``--strict``."""
+"""With the value 1: the same as ``--strict``."""
 
 
 def _with_details(level: Level) -> Level:
@@ -45,13 +45,13 @@ def _with_details(level: Level) -> Level:
 
 
 class Command:
-    """A command by the name that its messages start with."""
+    """A command, and the name that its messages start with."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def run(self, work: Callable[[], int]) -> int:
-        """The exit code of ``work``; a mistake of the user is one line on stderr."""
+        """Run ``work`` and return its exit code; a mistake of the user is one line on stderr."""
         try:
             return work()
         except DslError as error:
@@ -61,11 +61,11 @@ class Command:
             return 130
 
     def say(self, text: str) -> None:
-        """One line on stderr."""
+        """Write one line to stderr."""
         say(self.name, text)
 
     def show(self, notices: Sequence[Notice], log_level: str) -> None:
-        """The notices that are at least of this level."""
+        """Say the notices of this level or above."""
         for notice in notices:
             if LEVELS[notice.level] >= LEVELS[log_level]:
                 self.say(notice.line)
@@ -80,8 +80,8 @@ class Command:
     ) -> int:
         """Plan a job and run this node's part of it, or show what would be started.
 
-        ``argv``: what the user has typed, from the program's name on, for messages that name the same for
-        another node. The command's exit code comes back only if nothing was started: a job ends this process.
+        ``argv``: what the user has typed, with the program's name, for messages that show the command of
+        another node. Returns the command's exit code only if nothing was started: a job ends this process.
 
         Raises:
             DslError: the job cannot be planned or prepared.
@@ -123,10 +123,10 @@ class Command:
                 planner.finish(succeeded=False)  # nothing was started
 
     def start_remote(self, planned: JobPlan, request: Request, show: ShowRequest, facts: Facts) -> int:
-        """Start a job whose hosts have to be reached, or show what would reach them.
+        """Start a job on other hosts, or show the commands that would reach these hosts.
 
         Raises:
-            DslError: the hosts cannot be reached as asked for.
+            DslError: the hosts cannot be reached in the way that the user asked for.
         """
         from dsl.cli.head import run_head
 
@@ -135,7 +135,7 @@ class Command:
 
     @staticmethod
     def run_job(planner: Planner, plan: NodePlan, *, held: HeldSignals, stdin_is_terminal: bool) -> int:
-        """Start what was planned; see `dsl.cli.process.run_guarded`."""
+        """Run the plan; see `dsl.cli.process.run_guarded`."""
         from dsl.cli.process import crew_of, run_guarded
 
         crew = crew_of(planner, plan)
@@ -148,9 +148,9 @@ class Command:
         script_args: Sequence[str],
         flags: Collection[str],
     ) -> list[Notice]:
-        """A warning for the first of ``flags`` that stands after the script and not before it.
+        """A warning for the first of ``flags`` that comes after the script, but not also before it.
 
-        ``script_args`` are the last words of ``argv``. ``flags`` has both spellings of each.
+        ``script_args``: the last words of ``argv``. ``flags``: with both spellings of each option.
         """
         own = {dashed(word.partition("=")[0]) for word in argv[: len(argv) - len(script_args)]}
         for word in script_args:
@@ -162,7 +162,7 @@ class Command:
 
 
 def output_request(options: Options | argparse.Namespace, **own: Any) -> OutputRequest:
-    """What is asked about output; ``own``: fields that only one of the commands has, or sees differently."""
+    """The request about output. ``own``: fields that only one of the commands has, or sets differently."""
     fields: dict[str, Any] = {
         "log_dir": options.log_dir or None,
         "redirects": options.redirects or "",
@@ -180,7 +180,7 @@ def output_request(options: Options | argparse.Namespace, **own: Any) -> OutputR
 
 
 def placement_request(options: Options | argparse.Namespace, **own: Any) -> PlacementRequest:
-    """What is asked about devices, cores and memory; ``own``: fields that only one of the commands has."""
+    """The request about devices, cores and memory. ``own``: fields that only one of the commands has."""
     return PlacementRequest(
         bind=options.bind,
         memory=options.mem_policy,
@@ -191,7 +191,7 @@ def placement_request(options: Options | argparse.Namespace, **own: Any) -> Plac
 
 
 def start_request(options: Options | argparse.Namespace) -> StartRequest:
-    """How the workers are to come to be."""
+    """The request about how workers are started."""
     names = tuple([name.strip() for name in options.preload.split(",")]) if options.preload else ()
     return StartRequest(
         method=options.start_method,
@@ -203,7 +203,7 @@ def start_request(options: Options | argparse.Namespace) -> StartRequest:
 
 
 def debug_request(options: Options | argparse.Namespace) -> DebugRequest:
-    """Which workers run under a debugger, and where that attaches."""
+    """The request about debugging: which workers run under a debugger, and where it attaches."""
     return DebugRequest(options.debug or "", options.debug_port, options.debug_address, options.debug_wait)
 
 
@@ -212,10 +212,11 @@ def signal_request(
     stop_words: str = DEFAULT_STOP,
     forward_words: str = DEFAULT_FORWARD,
 ) -> SignalRequest:
-    """What signals mean. One that the user names for a meaning is taken out of the defaults of the others.
+    """The meaning of each signal. A signal that the user names loses its default meaning.
 
     Raises:
-        OptionError: a signal cannot be taken or is named for two, or the name of one of ours is none.
+        OptionError: dsl cannot handle a signal, a signal has two meanings, or a word of ``--forward-signals``
+            or ``--preempt-signal`` is no signal.
     """
     stop = parse_signals(stop_words, "--signals-to-handle", warnings=[])
     forward = parse_signals(forward_words, "--forward-signals", job_control="")
@@ -244,7 +245,7 @@ def signal_request(
 
 
 def with_strictness(request: Request, environ: Mapping[str, str]) -> Request:
-    """The request, strict if it or a variable of ours says so. Raises OptionError for a senseless value."""
+    """The request, made strict if ``DSL_STRICT`` is 1. Raises OptionError for values other than 0 and 1."""
     text = environ.get(STRICT_VARIABLE, "")
     if text not in ("", "0", "1"):
         raise OptionError(f"{STRICT_VARIABLE}={quote(text)}: expected 0 or 1")
@@ -256,11 +257,11 @@ def with_strictness(request: Request, environ: Mapping[str, str]) -> Request:
 
 
 def log_level(options: Options | argparse.Namespace) -> Level:
-    """How much is said. The usual level, if it is named, stands for the details, too."""
+    """The log level. If the user gives the default level ``info``, it includes the details."""
     level: Level = options.log_level
     return _with_details(level) if options.log_level_given else level
 
 
 def show_request(options: Options | argparse.Namespace) -> ShowRequest:
-    """What of the plan is to be shown."""
+    """The parts of the plan that the user wants to see."""
     return ShowRequest(options.report_bindings, options.dry_run, options.dry_run_json)

@@ -42,8 +42,8 @@ COMMAND = Command("dsl")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a job and return the exit code of the command.
 
-    ``argv`` are the arguments without the program's name (default: those of this process). Mistakes of the
-    user are one line on stderr; bad usage exits like argparse does, with 2.
+    ``argv``: the arguments without the program's name (default: those of this process). A mistake of the user
+    is one line on stderr; bad usage exits with 2, like argparse.
     """
     return COMMAND.run(lambda: _run(sys.argv[1:] if argv is None else argv))
 
@@ -61,10 +61,10 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Request, Options]:
-    """What the command line asks for, and the values of its options. Exits with 2 for bad usage.
+    """The request of the command line, and the values of its options. Exits with 2 for bad usage.
 
     Raises:
-        UsageError: of the kind that fits.
+        UsageError: an option has a bad value.
     """
     options = read_words(argv, COMMAND_LINE) or Options(vars(parse_args(argv)))
     return with_strictness(to_request(options), environ), options
@@ -83,7 +83,7 @@ def make_parser() -> Parser:
 
 
 def to_request(options: Options | argparse.Namespace) -> Request:
-    """What the options ask for; DeepSpeed's stand-ins for "not said" (-1, "None", "") become None.
+    """Make the request of the options; DeepSpeed's values for "not given" (-1, "None", "") become None.
 
     Raises:
         NumNodesError: MIN:MAX without elastic training.
@@ -143,7 +143,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
 
 
 def _signals(options: Options | argparse.Namespace) -> SignalRequest:
-    """What signals mean: the usual, unless one of them announces a preemption. Raises OptionError."""
+    """The meaning of the signals: the defaults, unless ``--preempt-signal`` is given. Raises OptionError."""
     if options.preempt_signal:
         return signal_request(options)
     return SignalRequest(grace_s=options.grace, preempt_grace_s=options.preempt_grace)

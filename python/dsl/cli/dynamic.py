@@ -1,4 +1,7 @@
-"""The commands where nodes find each other: a delegate meets them, first before there is a guard."""
+"""Jobs whose nodes find each other: a helper process, the delegate, meets the other nodes for this one.
+
+The first meeting comes before there is a guard.
+"""
 
 from __future__ import annotations
 
@@ -34,23 +37,23 @@ if TYPE_CHECKING:
     from dsl.rendezvous.dynamic import Delegate, Dynamic
 
     class Speaker(Protocol):
-        """A command by the name that its messages start with."""
+        """What this module needs of a command: its messages start with the command's name."""
 
         def say(self, text: str) -> None:
-            """One line on stderr."""
+            """Write one line to stderr."""
 
         def show(self, notices: Sequence[Notice], log_level: str) -> None:
-            """The notices that are at least of this level."""
+            """Say the notices of this level or above."""
 
 
 HANDLERS = "torchrun.handlers"
 """The group of entry points that registers other backends with torch."""
 
 RANK_OPTION, SHORTEST_RANK = "--node-rank", "--nod"
-"""The option that says a node's place, and how short it may be written."""
+"""The option for a node's place, and its shortest abbreviation."""
 
 ENDING = (1, 2, 3, 15)
-"""SIGHUP, SIGINT, SIGQUIT and SIGTERM: what ends a command that has not started its job."""
+"""SIGHUP, SIGINT, SIGQUIT and SIGTERM: the signals that end a command before its job has started."""
 
 
 def start_elastic(
@@ -61,9 +64,9 @@ def start_elastic(
     facts: Facts,
     argv: tuple[str, ...] = (),
 ) -> int:
-    """Run this node's part of a job whose nodes come and go, or show what is known of it beforehand.
+    """Run this node's part of a job whose nodes come and go, or show the part of the plan known beforehand.
 
-    ``argv``: what the user has typed, from the program's name on. The command's exit code comes back only if
+    ``argv``: what the user has typed, with the program's name. Returns the command's exit code only if
     nothing was started.
 
     Raises:
@@ -118,7 +121,7 @@ def start_elastic(
 
 
 class ElasticCrew(Crew):
-    """The crew of one node of such a job."""
+    """The crew of one node of a job whose nodes find each other."""
 
     def __init__(
         self, planner: Planner, plan: NodePlan, rendezvous: Dynamic, delegate: Delegate, *, gives_up: bool
@@ -131,17 +134,17 @@ class ElasticCrew(Crew):
         self.helper = delegate.pid
 
     def stay(self) -> None:
-        """The agent alone talks with the delegate."""
+        """Leave the connection to the delegate to the agent."""
         self._delegate.close()
 
     def leave(self, code: int) -> int:
-        """The delegate takes its leave of the other nodes."""
+        """Let the delegate leave the other nodes, and wait for that."""
         self._delegate.see_off()
         return code
 
 
 def _check_backend(name: str) -> None:
-    """Refuse a name that nobody has registered, before torch is asked."""
+    """Refuse an unregistered backend before torch is asked for it."""
     if name in (STATIC, *STORES):
         return
     from importlib.metadata import entry_points
@@ -163,7 +166,7 @@ def _greeting(rendezvous: Dynamic) -> Notice:
 
 
 def _show(command: Speaker, planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
-    """Show the plan of this node as if it were alone: who takes part is known when the nodes have met."""
+    """Show the plan of this node as if it were alone: which nodes take part is known only after they met."""
     from dsl.cli.show import show_plan
 
     job = planned.job
@@ -197,12 +200,12 @@ def meeting_line(job: Job) -> str:
 def without_place(
     argv: tuple[str, ...], program: ProgramRequest, environ: Mapping[str, str]
 ) -> tuple[tuple[str, ...], int]:
-    """The command of this node without its place, and before which word the place of another node belongs.
+    """The command of this node without its rank option, and the index where another node's option belongs.
 
-    Options that the environment holds are a part of it.
+    Options from the environment are a part of this command. If it cannot be made: no words, and 0.
     """
     script = len(argv) - len(program.args) - 1
-    if argv[script:][:1] == ("--",):  # it separates the script from its arguments
+    if argv[script:][:1] == ("--",):  # separates the script from its arguments
         script -= 1
     is_long = sum(map(len, argv)) > LONGEST_COMMAND
     if is_long or script < 0 or argv[script] != program.script:
@@ -220,7 +223,7 @@ def without_place(
 
 
 def _ended_by_signals(delegate: Delegate) -> AbstractContextManager[None]:
-    """Until there is a guard a signal ends this process, but not before the delegate has gone."""
+    """While there is no guard, let a signal end the delegate first and then this process."""
     import signal
     from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""``dsl-elastic``: what the elasticity section of a config stands for, as ``ds_elastic`` tells it."""
+"""``dsl-elastic``: prints the batch and world sizes of a config's elasticity section, like ``ds_elastic``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FRAME = "-" * 42
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Solve, and tell. The exit code is 0, or 2; ``argv`` is without the program's name."""
+    """Compute the sizes, and print them. The exit code is 0 or 2; ``argv`` has no program name."""
     options = make_parser().parse_args(argv)
     return COMMAND.run(lambda: _run(options))
 
@@ -38,10 +38,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def read_config(path: str, read_text: Callable[[str], str | None]) -> Mapping[str, Any]:
-    """The config in a file of JSON.
+    """The config from a JSON file.
 
     Raises:
-        ElasticityConfigError: the file cannot be read, or there is no JSON object in it.
+        ElasticityConfigError: the file cannot be read, or has no JSON object.
     """
     from json import JSONDecodeError, loads
 
@@ -65,7 +65,7 @@ def read_config(path: str, read_text: Callable[[str], str | None]) -> Mapping[st
 
 
 def elastic_lines(config: Mapping[str, Any], world_size: int) -> list[str]:
-    """The text of ``ds_elastic`` (0.19.7); a world size of 0 or less is none.
+    """The output of ``ds_elastic`` (0.19.7); 0 or less means no world size.
 
     Raises:
         ElasticityError: there is no solution.

@@ -1,9 +1,9 @@
-"""``python -m dsl.fanout FILE``: reaches many hosts by ssh, so many at a time.
+"""``python -m dsl.fanout FILE``: reaches many hosts by ssh, a limited number of them at a time.
 
-Each ssh starts an agent that stays behind and connects to the head by itself. What becomes of a host that
-cannot be reached goes to stdout, a line each: ``dsl-unreachable PLACE STATUS LAST-WORDS``.
+Each ssh starts an agent that stays there and connects to the head by itself. For each host that cannot be
+reached, a line goes to stdout: ``dsl-unreachable PLACE STATUS LAST-WORDS``.
 
-``python -m dsl.fanout --orders FILE`` keeps a program for each host of an elastic job: `dsl.cli.starters`.
+``python -m dsl.fanout --orders FILE`` runs a program for each host of an elastic job: `dsl.cli.starters`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST_LINE = 300
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start all agents, then wait to be stopped: the head hears of each that could not be started."""
+    """Start all agents, report to the head those that could not be started, then wait to be stopped."""
     from concurrent.futures import ThreadPoolExecutor
     from json import load
 
@@ -42,12 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(line, flush=True)
     import signal
 
-    while True:  # as long as this program runs, so does the job
+    while True:  # the end of this program would end the job
         signal.pause()
 
 
 def _reach(place: int, command: Sequence[str], key: str) -> str:
-    """Start one agent; a line about why it could not be started, or nothing."""
+    """Start one agent; return a line with the reason if it could not be started, else an empty text."""
     import subprocess
 
     try:

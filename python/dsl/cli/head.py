@@ -1,4 +1,4 @@
-"""The command on the host where a job for several hosts is launched: it reaches the others, and conducts."""
+"""The command on the host where a multi-host job is launched: it starts the agents, and conducts the job."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from dsl.plan.job import JobPlan
 
 FEW = 256
-"""Agents for which every usual limit of descriptors is enough."""
+"""Number of agents for which every usual limit of descriptors is enough."""
 
 AGENT_WORDS: tuple[str, ...] = ("-m", "dsl.node")
 
 
 def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
-    """Start an agent on every host of a job, conduct it, and end this process with the job's exit code.
+    """Start an agent on every host, conduct the job, and end this process with the job's exit code.
 
-    The exit code comes back only if nothing was started.
+    Returns the exit code only if nothing was started.
 
     Raises:
-        DslError: the hosts cannot be reached as asked for.
+        DslError: the hosts cannot be reached in the way that the user asked for.
     """
     job, remote = planned.job, planned.remote
     assert remote is not None
@@ -96,17 +96,17 @@ def _head(job: Job, remote: Remote, starts: Sequence[Start], hub: Hub, facts: Fa
 
 
 def _uses_streams(job: Job, remote: Remote) -> bool:
-    """Whether the agents talk over the streams of their ssh; else they connect by themselves."""
+    """Whether the agents talk to the head over the streams of their ssh; else they connect by themselves."""
     return remote.launcher == "ssh" and len(job.hosts) <= remote.fanout and not remote.is_elastic
 
 
 def _tells_key(remote: Remote) -> bool:
-    """Whether each agent makes a key of its own, and tells it by the way that it was started."""
+    """Whether each agent makes a key of its own, and sends it back through the program that started it."""
     return remote.launcher == "pdsh" or (remote.is_elastic and remote.launcher == "ssh")
 
 
 def _kept(starts: Sequence[Start], python: str, folder: str) -> Start:
-    """One program that keeps these, one for each host. Their environment, with the key, is its own."""
+    """One program that runs all these programs. They inherit its environment, with the key."""
     from json import dumps
 
     path = f"{folder}/commands.json"
@@ -120,7 +120,7 @@ def _kept(starts: Sequence[Start], python: str, folder: str) -> Start:
 
 
 def _allow_connections(count: int) -> None:
-    """Let this process have a descriptor for each agent, if it may. Where it may not, the hub says so."""
+    """Raise the limit of descriptors to one for each agent, as far as allowed. The hub reports it if not."""
     if count < FEW:
         return
     import resource
@@ -192,7 +192,7 @@ def _assignment(job: Job, remote: Remote, facts: Facts) -> Assignment:
 
 
 class _Folder:
-    """The directory of the files that a launcher reads; made when there is one."""
+    """The directory of the files that a launcher reads; it is made only if there are such files."""
 
     def __init__(self) -> None:
         from dsl.machine.process import temp_dir
@@ -221,7 +221,7 @@ class _Folder:
             ) from None
 
     def remove(self) -> None:
-        """Remove them, and the directory."""
+        """Remove the files and directories."""
         for path in self._files:
             _try_to(os.unlink, path)
         for folder in reversed(self._folders):
@@ -244,7 +244,7 @@ class _HeadCrew(Crew):
         self._head = head
 
     def stay(self) -> None:
-        """The connections are for the agent."""
+        """Leave the connections to the agent."""
         self._head.disown()
 
     def enter(self, supervisor: Supervisor) -> None:

@@ -1,4 +1,4 @@
-"""The short help, and what to write instead of an option that there is not. A launch needs neither."""
+"""The short help, and hints for unknown options. A plain launch does not import this module."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DSLRUN_HAS = {
     "-q": "--log-level error",
     "--quiet": "--log-level error",
 }
-"""Options of ``dsl`` alone, and what ``dslrun`` has for them; empty: nothing like it."""
+"""Options that only ``dsl`` has, and what to use with ``dslrun``; empty: ``dslrun`` has nothing like it."""
 
 DSL_HAS = {
     "--nnodes": f"--num_nodes with {_NODES_FILE}",
@@ -71,13 +71,13 @@ DSL_HAS = {
     "--signals-to-handle": "",
     "--forward-signals": "",
 }
-"""The reverse."""
+"""Options that only ``dslrun`` has, and what to use with ``dsl``; empty: ``dsl`` has nothing like it."""
 
 COUNTS = (
     *("nprocs", "nproc", "np", "-n", "num_procs", "num_processes", "num_workers", "workers", "ngpus", "gpus"),
     *("num_devices", "devices", "ntasks", "ntasks_per_node", "gpus_per_node", "nproc_per_gpu"),
 )
-"""What other launchers call the number of workers."""
+"""Names of other launchers for the number of workers."""
 
 OTHERS = {
     **dict.fromkeys(COUNTS, ("--num_gpus", "--nproc-per-node")),
@@ -90,7 +90,7 @@ OTHERS = {
     "-m": ("--module", "--module"),
     "restarts": ("--max-restarts", "--max-restarts"),
 }
-"""Words of other launchers, and what ``dsl`` and ``dslrun`` have for them."""
+"""Options of other launchers, and what to use with ``dsl`` and with ``dslrun``."""
 
 
 MORE = "https://github.com/dsl-project/dsl/blob/main/docs/cli.md"
@@ -107,7 +107,7 @@ EXAMPLES = {
         ("--nnodes 2 --node-rank 0 --master-addr n0 train.py", "node 0 of 2"),
     ),
 }
-"""Words behind the command, and what they start."""
+"""Example arguments of each command, and what they start."""
 
 _ALSO_BRIEF = (
     ("--module", "run the script as 'python -m' does"),
@@ -136,13 +136,13 @@ BRIEF = {
         *_ALSO_BRIEF,
     ),
 }
-"""What fits on a screen: options, and what they do."""
+"""The options of the short help, which fits on one screen."""
 
 
 def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:
-    """What the user most likely meant by an option that there is not; empty: nobody knows.
+    """What the user most likely meant by an unknown option; empty if there is no good guess.
 
-    ``origin`` is the tool that the command at hand stands in for, ``known`` are the spellings that it has.
+    ``origin``: the tool that the current command replaces. ``known``: the spellings of the command's options.
     """
     command, sister = ("dsl", "dslrun") if origin == DEEPSPEED else ("dslrun", "dsl")
     word = _word(flag)
@@ -166,5 +166,5 @@ def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:
 
 
 def _word(flag: str) -> str:
-    """An option without its dashes; letters keep theirs, as ``-n`` and ``--n`` are not the same."""
+    """An option without its dashes; ``-n`` keeps its dash, because it is not the same as ``--n``."""
     return flag if len(flag) == 2 and flag[:1] == "-" else flag.lstrip("-").replace("-", "_")

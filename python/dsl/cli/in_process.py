@@ -1,4 +1,4 @@
-"""The commands inside of somebody's program: what it asks for, run in its own process."""
+"""The commands as functions of a Python program: they run the job in the program's own process."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from dsl.model.request import Request, ShowRequest
 
 ALIASES = {"shutdown_timeout": "grace"}
-"""Names that values have in torch's namespace, and what they are called in ours."""
+"""Names of values in torch's namespace, and their names in ours."""
 
 
 class _ArgsParser(Parser):
-    """Whoever takes the parser itself finds what the environment says among the values, too."""
+    """A parser for use outside of dsl: its values also include those from the environment."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
 
     Raises:
         OptionError: a value makes no sense.
-        UnsupportedError: a wish that only the command can fulfil.
+        UnsupportedError: only the command can do what a value asks for.
         DslError, EngineError: as `dsl.functions.launcher.launch_agent`.
     """
     options = _options(args)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def run_deepspeed(args: Sequence[str]) -> int:
-    """Run the command line of ``dsl`` in this process, say how it ends as the command does; its exit code.
+    """Run the command line of ``dsl`` in this process, with the command's messages; return the exit code.
 
     Raises:
         SystemExit: 2, for bad usage.
@@ -105,7 +105,7 @@ def _refuse_preemption(options: Options, command: str) -> None:
 def _start(
     request: Request, shown: ShowRequest, listener: Callable[[NodePlan], Reporter] | None = None
 ) -> None:
-    """Run the job, or show its plan if that is all that is wanted."""
+    """Run the job, or for a dry run only show its plan."""
     request = with_strictness(request, os.environ)
     facts = this_machine()
     least, most = request.resources.min_nodes or 1, request.resources.max_nodes
@@ -117,7 +117,7 @@ def _start(
     ):
         raise UnsupportedError("dry_run of nodes that find each other: use the command dslrun")
     if facts.console.stdin_is_terminal and not request.output.stdin:
-        # Whoever reads a terminal stands in our process group, and hears its Ctrl-C twice: there and from us.
+        # A worker that reads a terminal is in our process group, and would get Ctrl-C from there and from us.
         request = replace(request, output=replace(request.output, stdin="none"))
 
     def preview(plan: NodePlan) -> bool:
@@ -133,10 +133,10 @@ def _start(
 
 
 def _options(args: argparse.Namespace) -> Options:
-    """The values of all options: those given, as the option reads them, and defaults for what is missing.
+    """The values of all options: given values as the option reads them, and defaults for missing ones.
 
-    Programs make namespaces of their own, from torch's parser or by hand, with numbers as text and without
-    what only we have.
+    Programs make the namespace by hand or with torch's parser. It may have numbers as text, and lacks options
+    that only dsl has.
     """
     given = {ALIASES.get(name, name): value for name, value in vars(args).items() if value is not None}
     script = given.get(COMMAND_LINE.script)
@@ -146,7 +146,7 @@ def _options(args: argparse.Namespace) -> Options:
         )
     values = vars(get_args_parser().parse_args(["script"]))
     for option in COMMAND_LINE.options:
-        # Ours are texts: accelerate, whose arguments these may be, has a flag of its own named --debug.
+        # Our option has a text value. A bool is another program's: accelerate has a flag --debug of its own.
         is_theirs = option.bare is not None and isinstance(given.get(option.dest), bool)
         if option.dest in given and not is_theirs:
             values[option.dest] = _value(option, given[option.dest])
@@ -171,5 +171,5 @@ def _value(option: Option, value: Any) -> Any:
 
 
 def _words(words: Sequence[object]) -> str:
-    """A list, as torch's parser makes of the filters, in the words of the command line."""
+    """A list, which torch's parser makes of the filters, as text of the command line."""
     return ",".join([str(word).replace(",", ",,") for word in words])

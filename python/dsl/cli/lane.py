@@ -1,19 +1,19 @@
-"""Runs experiments on the same slots of this host one after another, as they are ordered.
+"""Runs experiments one after another on the same slots of this host, as the tuner orders.
 
-With ``--start-method forkserver`` the fork servers of the first experiment fork the workers of all: what a
-script imports is imported once. Each experiment is an attempt of the one agent here. On stdin come the
-orders, on stdout go the answers: one JSON object a line.
+With ``--start-method forkserver`` the fork servers of the first experiment fork the workers of all, so that
+the imports of a script run once. Each experiment is an attempt of one agent. The lane reads orders from
+stdin, and writes answers to stdout: one JSON object a line.
 
 | order | |
 | --- | --- |
 | what `order_to_line` makes | run the job of this command line |
-| ``{"stop": SECONDS}`` | end it; its workers get so many seconds |
+| ``{"stop": SECONDS}`` | end the experiment; its workers get so many seconds |
 
 | answer | |
 | --- | --- |
-| ``{"begun": true}`` | its workers start now, what was to be imported is imported |
-| ``{"code": CODE, "stop": WHY}`` | it has ended; ``timeout`` or ``stopped``: we ended it |
-| ``{"error": TEXT}`` | it cannot be run |
+| ``{"begun": true}`` | the imports are done, and the workers of the experiment start now |
+| ``{"code": CODE, "stop": WHY}`` | the experiment has ended; ``timeout`` or ``stopped``: the lane ended it |
+| ``{"error": TEXT}`` | the experiment cannot be run |
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SIGCONT, SIGTSTP = 18, 20  # as on all machines that we run on
 
 @record
 class Stop:
-    """The experiment is to end."""
+    """Order to end the experiment."""
 
     reason: str
     """``timeout`` or ``stopped``."""
@@ -62,11 +62,11 @@ class Stop:
 
 @record
 class Over:
-    """There will be no more orders."""
+    """The tuner sends no more orders."""
 
 
 class Orders:
-    """What the tuner wants, and what it is told: a channel of the agent."""
+    """The orders of the tuner, and the answers to it: a channel of the agent."""
 
     def __init__(self, orders_fd: int, answers_fd: int) -> None:
         self._orders_fd = orders_fd
@@ -74,12 +74,12 @@ class Orders:
         self._rest = b""
         self._limit: tuple[float, float] | None = None
         self._left: tuple[float, float] | None = None
-        """Seconds of a limit that stands still, and the grace behind it."""
+        """Seconds left of a paused limit, and the grace after it."""
         self._stop = ""
 
     @property
     def deadline_s(self) -> float | None:
-        """`time.monotonic` when the time of the experiment is over."""
+        """`time.monotonic` when the experiment's time limit ends; None without a running limit."""
         return None if self._limit is None else self._limit[0]
 
     def fileno(self) -> int:
@@ -87,7 +87,7 @@ class Orders:
         return self._orders_fd
 
     def read(self) -> Sequence[Order | Stop | Over]:
-        """What is wanted now; waits if nothing is readable and no time is over."""
+        """Return new orders, or a stop if the time limit has passed; else wait for orders."""
         if self._limit is not None and time.monotonic() >= self._limit[0]:
             grace_s = self._limit[1]
             self._limit = None
@@ -101,41 +101,41 @@ class Orders:
         return [self._order(loads(line)) for line in lines]
 
     def first(self) -> Order | None:
-        """Wait for an experiment; None: there is none."""
+        """Wait for the first experiment; None if there is none."""
         while True:
             if found := self.read():
-                # What comes together with an order takes it back.
+                # A message that arrives together with the order takes the order back.
                 return found[0] if len(found) == 1 and isinstance(found[0], Order) else None
 
     def begin(self, order: Order) -> None:
-        """The time of an experiment begins, and the tuner is told."""
+        """Start the time limit of an experiment, and tell the tuner that it has begun."""
         self._limit = (time.monotonic() + order.limit_s, order.grace_s) if order.limit_s else None
         self._tell({"begun": True})
 
     def pause(self) -> None:
-        """The time of an experiment stands still."""
+        """Pause the time limit of the experiment."""
         if self._limit is not None:
             self._left = (self._limit[0] - time.monotonic(), self._limit[1])
             self._limit = None
 
     def go_on(self) -> None:
-        """It goes on."""
+        """Resume the time limit after `pause`."""
         if self._left is not None:
             self._limit = (time.monotonic() + self._left[0], self._left[1])
             self._left = None
 
     def end(self, code: int) -> None:
-        """Tell how the experiment has ended."""
+        """Tell the tuner how the experiment has ended."""
         self._limit = self._left = None
         self._tell({"code": code, "stop": self._stop})
         self._stop = ""
 
     def refuse(self, text: str) -> None:
-        """Tell why an experiment cannot be run."""
+        """Tell the tuner why an experiment cannot be run."""
         self._tell({"error": text})
 
     def leave(self) -> None:
-        """Forget the descriptors: the orders are for another process."""
+        """Close the descriptors here: another process serves the orders."""
         os.close(self._orders_fd)
         os.close(self._answers_fd)
 
@@ -152,7 +152,7 @@ class Orders:
         try:
             os.write(self._answers_fd, dumps(answer).encode() + b"\n")
         except OSError:
-            return  # nobody wants to know
+            return  # the tuner is gone
 
 
 class Jobs:
@@ -165,10 +165,10 @@ class Jobs:
         self._orders = orders
         self._planner: Planner | None = None
         self.next: Order | None = None
-        """The one whose turn it is."""
+        """The order of the current experiment, or of the next one."""
 
     def plan(self, _attempt: int) -> NodePlan:
-        """Plan the next one. Raises DslError."""
+        """Plan the next experiment. Raises DslError."""
         order = self.next
         assert order is not None
         try:
@@ -191,17 +191,17 @@ class Jobs:
         return replace(plan, workers=workers, notices=(*planned.notices, *plan.notices))
 
     def prepare(self, plan: NodePlan) -> NodePlan:
-        """Make the directories that it needs. Raises DslError."""
+        """Make the directories that the plan needs. Raises DslError."""
         assert self._planner is not None
         assert self.next is not None
         return self._planner.prepare(plan)
 
     def membership(self) -> Membership:
-        """Nobody joins or leaves."""
+        """The node itself: no node joins or leaves."""
         return Membership(1)
 
     def finish(self, *, succeeded: bool) -> None:
-        """Remove what was made for the last one."""
+        """Remove the files that were made for the last experiment."""
         self._finish(succeeded=succeeded)
 
     def _finish(self, *, succeeded: bool) -> None:
@@ -211,32 +211,32 @@ class Jobs:
 
 
 class Lane(Crew):
-    """Who listens to the experiments of a lane, and what follows from what they hear."""
+    """The crew of a lane: it reports the experiments, and decides what the agent does next."""
 
     def __init__(self, jobs: Jobs, orders: Orders, plan: NodePlan, own_fd: int) -> None:
         super().__init__([self], [orders], self.decide)
-        self.routine = True  # a fork server that is ready is news
+        self.routine = True  # to get `ForkServerReady`
         self._jobs = jobs
         self._orders = orders
         self._narrator = Narrator(plan)
         self._own_fd = own_fd
         self._imports = True
-        """The fork servers of the first experiment are not there yet."""
+        """Whether the fork servers of the first experiment may still be importing."""
         self._is_last = False
-        """Nobody wants another experiment."""
+        """Whether no other experiment will follow."""
 
     def stay(self) -> None:
-        """The orders are for the agent, and so are the files of experiments."""
+        """Leave the orders and the files of experiments to the agent."""
         self._orders.leave()
         os.dup2(self._own_fd, 2)
 
     def refuse(self, command: str, text: str, code: int) -> None:
-        """Tell the tuner, too."""
+        """Report it to the user and to the tuner."""
         super().refuse(command, text, code)
         self._orders.refuse(text)
 
     def hear(self, event: object) -> None:
-        """Tell of an experiment in its own file."""
+        """Report the events of an experiment in the experiment's own file."""
         if isinstance(event, AttemptStarted):
             self._narrator = Narrator(event.plan)
             for notice in event.plan.notices:
@@ -258,7 +258,7 @@ class Lane(Crew):
         self._orders.begin(self._jobs.next)
 
     def decide(self, history: History, event: object, membership: Membership) -> Decision:
-        """What follows: after an experiment the next one is waited for."""
+        """Decide what the agent does next: after an experiment it waits for the next one."""
         if history.gives_up:
             return Decision("end", code=1)
         self._is_last = self._is_last or _is_end(event)
@@ -278,33 +278,33 @@ class Lane(Crew):
             return decision
         last = history.attempts[-1].ended
         if self._is_last or last.stop_signal is not None or last.survivors:
-            return decision  # the end of this process says it
+            return decision  # the end of this process tells the tuner
         self._orders.end(decision.code)
         return Decision("finish", code=decision.code)
 
 
 def _is_end(event: object) -> bool:
-    """Whether there will be no other experiment."""
+    """Whether no other experiment can follow this event."""
     if isinstance(event, SignalReceived):
         return event.action != "forward"
     return isinstance(event, Over) or (isinstance(event, Stopping) and event.reason == "guard_lost")
 
 
 def _with_files(worker: WorkerPlan, order: Order) -> WorkerPlan:
-    """The worker with its streams in the files of its experiment, with nobody in between."""
+    """The worker, writing its streams directly to the files of its experiment."""
     stderr = None if worker.stderr is None else Route(path=order.stderr)
     return replace(worker, stdout=Route(path=order.stdout), stderr=stderr, prefix="")
 
 
 def _show_in(path: str, fd: int) -> None:
-    """Let a stream of ours go to a file."""
+    """Redirect a descriptor of this process to a file."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     os.dup2(file, fd)
     os.close(file)
 
 
 def main() -> int:
-    """Obey the orders on stdin until there are no more."""
+    """Follow the orders on stdin until there are no more."""
     orders_fd, answers_fd, own_fd = os.dup(0), os.dup(1), os.dup(2)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)

@@ -1,7 +1,7 @@
 """``python -m dsl.node``: the agent on one host of a job, started by the head's launcher.
 
-It says who it is, is told the whole job over its connection, and runs its part as `dsl` runs a job on one
-host. Nobody types this command: its options may change.
+The agent introduces itself to the head, gets the whole job over the connection, and runs its part as `dsl`
+runs a job on one host. Users never type this command: its options may change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 COMMAND = "dsl"
 KEY_VARIABLE = "DSL_CONTROL_KEY"
-"""Holds the key of the job, where the launcher passes an environment on."""
+"""Variable with the key of the job, if the launcher passes variables on."""
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 LOCAL_RANK_VARIABLES = (
@@ -47,10 +47,10 @@ LOCAL_RANK_VARIABLES = (
 
 CONNECT_S = 30.0
 WORD_S = 600.0
-"""Longest that an agent waits for a word of its head before its workers run."""
+"""An agent waits at most this long for a message of the head before its workers run."""
 
 LEAST_SILENCE_S = 15.0
-"""A host that waits for its first workers gives a silent head at least so long."""
+"""An agent that waits for its first workers gives a silent head at least this long."""
 
 FAREWELL_S = 5.0
 SCANCEL_S = 3.0
@@ -58,10 +58,10 @@ LOST = 1
 
 
 class Options:
-    """What stands on the command line."""
+    """The values of the command line."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Raises DslError: nobody but the head writes it, and it wrote something else."""
+        """Read the words. Raises DslError for a word that the head never writes."""
         self.addresses: tuple[str, ...] = ()
         self.place: int | None = None
         self.first_place = 0
@@ -90,7 +90,7 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run this host's part of a job. The exit code comes back only if nothing was started."""
+    """Run this host's part of a job. Returns the exit code only if nothing was started."""
     try:
         return _run(Options(sys.argv[1:] if argv is None else argv))
     except DslError as error:
@@ -167,10 +167,10 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
 
 
 def announcements(plan: NodePlan, assignment: Assignment) -> list[Notice]:
-    """What the user should know before the first attempt, for the head to say: once for each host."""
+    """Notices for the user before the first attempt, once for each host; the head shows them."""
     if assignment.task:
         return []
-    # In a directory that the user has named, the first host's files tell where the others' are.
+    # In a log directory that the user has named, the first host's notice shows where all files are.
     is_known = assignment.node_rank > 0 and assignment.job.output.log_dir is not None
     notices = [notice for notice in plan.notices if not (is_known and notice.is_made)]
     said = [replace(notice, text=f"host {plan.host}: {notice.text}") for notice in notices]
@@ -187,7 +187,7 @@ def announcements(plan: NodePlan, assignment: Assignment) -> list[Notice]:
 
 
 def _enter(cwd: str, environ: dict[str, str]) -> None:
-    """Go to the directory of the job, as a shell does. Raises DslError if that is not possible."""
+    """Change to the directory of the job, and set ``PWD`` as a shell does. Raises DslError on failure."""
     if not cwd:
         return
     try:
@@ -199,7 +199,7 @@ def _enter(cwd: str, environ: dict[str, str]) -> None:
 
 
 def _end_early(link: Link, message: object) -> int:
-    """The head wants nothing of us, or is gone."""
+    """End without workers: the head has ended the job, or is gone. Returns the exit code."""
     if isinstance(message, Over):
         link.send_now(Bye(0))
         return 0
@@ -226,7 +226,7 @@ def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
 
 
 def _link(hub: Hub, options: Options, place: int) -> Link:
-    """The connection to the head. What else would read stdin or write to stdout finds nothing there."""
+    """The connection to the head. If it uses stdin and stdout, these become /dev/null for everything else."""
     if not options.addresses:
         ours = [os.dup(fd) for fd in (0, 1)]
         _close_streams()
@@ -239,7 +239,7 @@ def _link(hub: Hub, options: Options, place: int) -> Link:
         os.write(1, f"dsl-agent {place} {secret.hex()}\n".encode())
     stream = connect(options.addresses, secret, place, CONNECT_S)
     if not key:
-        os.setpgid(0, 0)  # from now on the head ends us, not the end of the connection that started us
+        os.setpgid(0, 0)  # now the head ends this agent, no longer the end of the connection that started it
     return hub.add(stream, "the head")
 
 
@@ -251,7 +251,7 @@ def _unhex(key: str) -> bytes:
 
 
 def _read_key() -> str:
-    """The key of the job, which the head's ssh brings."""
+    """The key of the job, which the head sends over ssh to stdin."""
     with open(0, "rb", closefd=False, buffering=0) as stdin:
         return stdin.readline().decode("ascii", "replace").strip()
 
@@ -264,7 +264,7 @@ def _close_streams() -> None:
 
 
 class _PartNames(Names):
-    """Names of this machine, and of files those that the whole job has."""
+    """Names of this machine; names of files are those of the whole job."""
 
     def __init__(self, assignment: Assignment) -> None:
         super().__init__()
@@ -272,11 +272,11 @@ class _PartNames(Names):
         self._assignment = assignment
 
     def stamp(self) -> str:
-        """That of the head."""
+        """The time stamp of the head."""
         return self._assignment.stamp
 
     def random(self) -> str:
-        """That of the run."""
+        """The token of the run."""
         return self._assignment.token
 
 
@@ -288,15 +288,15 @@ class _Hubbub:
         self._link = link
 
     def fileno(self) -> int:
-        """That of the hub."""
+        """The descriptor of the hub."""
         return self._hub.fileno()
 
     def receive(self) -> list[object]:
-        """What has come."""
+        """The messages that have arrived."""
         return [message for _, message in self._hub.read()]
 
     def wait(self) -> None:
-        """Wait until there is something."""
+        """Wait until there is a message."""
         import select
 
         poller = select.poll()
@@ -304,14 +304,14 @@ class _Hubbub:
         poller.poll()
 
     def send(self, message: object) -> None:
-        """Send it."""
+        """Send a message."""
         self._link.send(message)
 
 
 class _PartCrew(Crew):
-    """The crew of a part: all that is said goes to the head, which has this console.
+    """The crew of an agent: all messages go to the head, which has the user's console.
 
-    ``allocation``: the job of Slurm that was made for this job alone, for this agent to end with a lost head.
+    ``allocation``: the Slurm job that was made for this job alone; this agent ends it if the head is lost.
     """
 
     def __init__(
@@ -319,18 +319,18 @@ class _PartCrew(Crew):
     ) -> None:
         super().__init__([Reporter(plan, link.send)], [orders], decide)
         self.announced: list[Notice] = []
-        """What the head is to say before the first attempt."""
+        """Notices that the head shows before the first attempt."""
         self._console = console
         self._allocation = allocation
         self._hub = hub
         self._link = link
 
     def stay(self) -> None:
-        """The connection is for the agent: when that dies, the head sees it at once."""
+        """Leave the connection to the agent: when the agent dies, the head sees it at once."""
         self._hub.disown()
 
     def enter(self, supervisor: Supervisor) -> None:  # noqa: ARG002  as every crew
-        """What this process and its workers write goes to the head, unless nobody looks at it there."""
+        """Send the output of this process and its workers to the head, unless the head discards it."""
         ends = []
         for fd, kind in ((1, self._console.stdout), (2, self._console.stderr)):
             read, write = os.pipe2(os.O_CLOEXEC)
@@ -346,14 +346,14 @@ class _PartCrew(Crew):
             self._link.send(Said(notice))
 
     def refuse(self, command: str, text: str, code: int) -> None:  # noqa: ARG002  the head has a name of its own
-        """The head says it."""
+        """Let the head report it."""
         self._link.send(Refused(text, code))
 
     def leave(self, code: int) -> int:
-        """All of the output has gone, and this is the last word.
+        """Send the rest of the output, then the last message.
 
-        The head knows the code. To its launcher the agent has done its work: for any other code Open MPI 4
-        takes three seconds to end, and Slurm ends agents that still send output.
+        The head gets the code by message. The launcher always gets 0: for any other code Open MPI 4 takes
+        three seconds to end, and Slurm ends agents that still send output.
         """
         self._hub.drain()
         self._link.send(Bye(code))
@@ -365,7 +365,7 @@ class _PartCrew(Crew):
 
 
 def end_allocation(number: str) -> None:
-    """End a job of Slurm whose srun was killed, and which would keep its nodes for ever."""
+    """End a Slurm job whose srun was killed: it would keep its nodes for ever."""
     import subprocess
 
     try:
@@ -373,4 +373,4 @@ def end_allocation(number: str) -> None:
         command = ["scancel", "--quiet", number]
         subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=SCANCEL_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return  # there is no scancel here, or nobody who answers
+        return  # there is no scancel here, or it does not answer

@@ -1,7 +1,7 @@
-"""The options of both commands as data: what a row of the table says, and the rows that both have.
+"""The options of both commands as data: the columns of the table, and the rows that both commands share.
 
-`dsl.cli.options_deepspeed` and `dsl.cli.options_torch` have the others. Every launch imports the table, so it
-needs nothing but records; `dsl.cli.reader` and `dsl.cli.parser` read it.
+`dsl.cli.options_deepspeed` and `dsl.cli.options_torch` have the other rows. Every launch imports the table,
+so it needs only records. `dsl.cli.reader` and `dsl.cli.parser` read it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ OURS: Origin = "dsl"
 DEFAULT_STOP = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """Signals that are passed on and end the job."""
 DEFAULT_FORWARD = "SIGUSR1,SIGUSR2"
-"""Signals that are passed on, and no more."""
+"""Signals that are only passed on."""
 
 SMALLEST_LOG = 64 * 1024
 LARGEST_LOG = 1 << 50
 
 
 class BadValueError(Exception):
-    """A value is refused, in words that say what is expected."""
+    """A value is refused; the message says what is expected."""
 
 
 @record
@@ -49,41 +49,44 @@ class Option:
     """One option of a command line."""
 
     origin: Origin
-    """Whose it is. Only options of the tool that a command stands in for may be shortened."""
-    scope: Scope
-    """Where its value counts.
+    """The tool that the option comes from.
 
-    ``job``: it travels in the job and means the same on every node. ``node``: it is this machine's own.
-    ``launcher``: the host where the job is launched uses it up.
+    A command accepts abbreviations only of options from the tool that it replaces.
+    """
+    scope: Scope
+    """Where the value is used.
+
+    ``job``: on every node, with the same meaning. ``node``: on this machine alone. ``launcher``: only on the
+    host where the job is launched.
     """
     group: str
-    """Title in the help."""
+    """Title of its group in the help."""
     names: tuple[str, ...]
     """All spellings."""
     dest: str
     """Name of its value."""
     metavar: str
-    """What help calls its value; empty: help shows the choices, or it is a flag."""
+    """Name of the value in the help; empty: the help shows the choices, or the option is a flag."""
     help: str
-    """One line."""
+    """Its text in the help, one line."""
     is_flag: bool
-    """It takes no value: it is True if it is there."""
+    """The option takes no value: it is True if it is given."""
     default: Any
-    """Its value if it is not there."""
+    """The value if the option is not given."""
     read: Callable[[str], Any]
     """Makes a value of a word. Raises ValueError or `BadValueError`."""
     choices: tuple[str, ...] | None
-    """The values that there are; None: any."""
+    """The allowed values; None: any."""
     own_names: tuple[str, ...]
     """Spellings that ``origin`` does not have, which are never shortened."""
     given: str
-    """Name of a second value: whether the option was there. Empty: nobody asks."""
+    """Name of a second value: whether the option was given. Empty: there is no such value."""
     is_slip: bool
-    """Scripts rarely have it: where it comes after the script, it most likely was meant for us."""
+    """Scripts rarely have this option: if it comes after the script, it was most likely meant for dsl."""
     bare: str | None = None
-    """What it means without a value, which then stands behind ``=`` alone. None: it always has one."""
+    """The value if the user writes none; a written value must then follow ``=``. None: it needs a value."""
     is_text: bool = False
-    """Its value is free text, which may begin with a dash."""
+    """The value is free text, which may begin with a dash."""
 
 
 @record
@@ -91,9 +94,9 @@ class CommandLine:
     """What one command understands: ``OPTIONS SCRIPT ARGUMENTS``."""
 
     origin: Origin
-    """The tool that it stands in for."""
+    """The tool that the command replaces."""
     options: tuple[Option, ...]
-    """In the order of the help."""
+    """All options, in the order of the help."""
     script: str
     """Name of the value that holds the script."""
     rest: str
@@ -103,15 +106,16 @@ class CommandLine:
 
     @property
     def slips(self) -> tuple[str, ...]:
-        """Long spellings of the options that are most likely a slip after the script."""
+        """Long spellings of the options that are most likely a mistake after the script."""
         return tuple([name for one in self.options if one.is_slip for name in one.names if name[:2] == "--"])
 
 
 def is_free_text(word: str, known: Container[str]) -> bool:
-    """Whether a word that begins with a dash is the value of the option of free text in front of it.
+    """Whether a word that begins with a dash is the value of the free-text option before it.
 
-    As with argparse it is, if it has a blank and is no option with its value behind ``=``. But argparse takes
-    ``-t 7 -u 30`` for ``-t`` with a value, where there is a ``-t``. ``known``: the spellings of all options.
+    Like argparse, it is a value if it has a blank and is no option with a value after ``=``. Unlike here,
+    argparse reads ``-t 7 -u 30`` as ``-t`` with a value, if there is a ``-t``. ``known``: the spellings of
+    all options.
     """
     return " " in word and word.partition("=")[0] not in known
 
@@ -130,7 +134,7 @@ def flag(
     *,
     is_slip: bool = False,
 ) -> Option:
-    """An option without a value. ``names``: spellings, between blanks; ``text``: its line of the help."""
+    """An option without a value. ``names``: spellings, between blanks. ``text``: its line of the help."""
     words = _spellings(names)
     return Option(
         origin, scope, group, words, _dest(words), "", text, True, False, bool, None, (), "", is_slip
@@ -154,9 +158,9 @@ def value(
     bare: str | None = None,
     is_text: bool = False,
 ) -> Option:
-    """An option with a value. ``names``: spellings, between blanks; ``text``: its line of the help."""
+    """An option with a value. ``names``: spellings, separated by blanks. ``text``: its line of the help."""
     words = _spellings(names)
-    # By position: a launch makes dozens of them.
+    # By position, which is faster: a launch makes dozens of options.
     return Option(
         origin, scope, group, words, _dest(words), metavar, text, False, default, read, choices, own_names,
         given, is_slip, bare, is_text,
@@ -164,7 +168,7 @@ def value(
 
 
 def _spellings(names: str) -> tuple[str, ...]:
-    """The names, and behind them the sisters of the long ones: underscores for dashes, or the reverse."""
+    """The names, then the other spelling of each long one: underscores for dashes, or the reverse."""
     words = names.split()
     for word in names.split():
         if word[:2] == "--":
@@ -182,7 +186,7 @@ def _dest(names: tuple[str, ...]) -> str:
 
 
 def integer(text: str) -> int:
-    """A whole number. Its bounds are those of the plan, which knows what it counts."""
+    """A whole number. The plan checks its bounds, because it knows what the number counts."""
     number = parse_integer(text)
     if number is None:
         raise BadValueError(
@@ -207,7 +211,7 @@ def seconds_or_never(text: str) -> float | None:
 
 
 def byte_size(text: str) -> int:
-    """A size in bytes with an optional K, M or G (of 1024), from 64K to what no disk holds."""
+    """A size in bytes, at least 64K, with an optional K, M or G (powers of 1024)."""
     size = parse_size(text)
     if size is None or not SMALLEST_LOG <= size <= LARGEST_LOG:
         raise BadValueError(
@@ -217,14 +221,14 @@ def byte_size(text: str) -> int:
 
 
 def stream_map(text: str) -> str:
-    """A map of streams, which nobody leaves empty by intention: torchrun refuses that, too."""
+    """A map of streams. An empty one is refused as a mistake, like in torchrun."""
     if not text:
         raise BadValueError("expected 0, 1, 2 or 3, or a list such as 0:1,12:3, but it is empty")
     return text
 
 
 def rank_list(text: str) -> str:
-    """Ranks, which nobody leaves empty by intention. Whether there are such ranks the plan knows."""
+    """A list of ranks. An empty one is refused as a mistake. The plan checks whether these ranks exist."""
     if not text:
         raise BadValueError("expected ranks such as 1 or 0,2-3, or all, but it is empty")
     return text
@@ -351,4 +355,4 @@ COMMON = (
     flag(OURS, LAUNCHER, _PLAN, "--dry-run", "show what would be started, and start nothing"),
     flag(OURS, LAUNCHER, _PLAN, "--dry-run-json", "the same as one JSON object"),
 )  # fmt: skip
-"""Options of ours and of torchrun, the same in both commands."""
+"""Options of dsl and torchrun that both commands have."""

@@ -1,4 +1,4 @@
-"""The command line of ``dsl``: DeepSpeed's options of every version, and those that both commands have."""
+"""The command line of ``dsl``: the options of all DeepSpeed versions, and those that both commands have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dsl.model.request import DEFAULT_HEARTBEAT_S, DEFAULT_HOSTFILE, DEFAULT_MAS
 
 
 def node_count(text: str) -> int | str:
-    """``N`` as a number; ``MIN:MAX`` as it stands, until it is known whether the job is elastic."""
+    """``N`` as a number; ``MIN:MAX`` stays text until dsl knows whether the job is elastic."""
     counts = [parse_integer(part) for part in text.split(":")]
     if None in counts or len(counts) > 2:
         raise BadValueError(f"invalid int value, nor MIN:MAX: {quote(text)}")
@@ -55,7 +55,7 @@ _OPTIONS = (
     value(
         DEEPSPEED, JOB, _WHERE, "--master_port", "PORT",
         "where the workers meet; another is chosen if the default is taken, 0 chooses always",
-        # A default that is spelled out is a wish.
+        # If the user writes the default, it counts as the user's choice.
         DEFAULT_MASTER_PORT, read=integer, given="master_port_given", is_slip=True,
     ),
     value(

@@ -1,4 +1,4 @@
-"""The command line of ``dslrun``: torchrun's options of every version, ours, and those of both commands."""
+"""The command line of ``dslrun``: the options of all torchrun versions, ours, and those of both commands."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ENVIRONMENT_PREFIX = "PET_"
 """``PET_NAME`` is the default of ``--name``."""
 
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""Torch's own default of the grace."""
+"""Variable with which torch sets the default of ``--grace``."""
 
 LOCAL_RANK_OPTIONS = {"none": "", "dash": "--local-rank", "underscore": "--local_rank"}
-"""Words of ``--local-rank-arg``, and the option by which a script is told its local rank."""
+"""Values of ``--local-rank-arg``, and the option that passes the local rank to a script."""
 
 _WHERE = "where to run"
 _MEETING = "where to meet"

@@ -1,4 +1,4 @@
-"""Reads a command line with argparse: help, mistakes, abbreviations, all that `dsl.cli.reader` declines."""
+"""Reads a command line with argparse, when `dsl.cli.reader` declines it: help, mistakes, abbreviations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 MOST_TOLD = 5
-"""Of options that there are not."""
+"""Most unknown options that an error message lists."""
 
 
 class _BriefAction(argparse.Action):
-    """Show what most jobs need, and end."""
+    """Show the options that most jobs need, and end."""
 
     def __call__(
         self,
@@ -43,11 +43,11 @@ class HelpFormatter(argparse.HelpFormatter):
     """Help with defaults, as wide as the terminal."""
 
     def __init__(self, prog: str) -> None:
-        # Without a width argparse imports shutil to learn it, whenever an option is added.
+        # Without a width argparse imports shutil for it, each time an option is added.
         super().__init__(prog, max_help_position=32, width=_terminal_width())
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        # One spelling of a word is enough to read, and its value once.
+        # Help shows one spelling of each name, and the value once.
         shown = _without_sisters(action.option_strings)
         if not shown or action.nargs == 0:
             return ", ".join(shown) if shown else super()._format_action_invocation(action)
@@ -80,7 +80,7 @@ def _terminal_width() -> int:
 
 
 class _GivenAction(argparse.Action):
-    """Store the value, and in a second one that it was given."""
+    """Store the value, and in a second value that the option was given."""
 
     def __init__(self, *args: Any, given: str, **facts: Any) -> None:
         super().__init__(*args, **facts)
@@ -97,14 +97,14 @@ class _GivenAction(argparse.Action):
         self.note(namespace)
 
     def note(self, namespace: argparse.Namespace) -> None:
-        """Note that there is a value."""
+        """Record that the option has a value."""
         setattr(namespace, self._given, True)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser for ``OPTIONS SCRIPT ARGUMENTS`` that never looks at what follows the script.
+    """A parser for ``OPTIONS SCRIPT ARGUMENTS`` that never reads the words after the script.
 
-    argparse alone does: it refuses ``train.py --n 3`` because ``--n`` could stand for several of its options.
+    Plain argparse does: it refuses ``train.py --n 3`` because ``--n`` could stand for several of its options.
     """
 
     def __init__(self, line: CommandLine, prog: str) -> None:
@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
         )
         self._whole: set[str] = set()
-        """Spellings that are taken only as they are, so that others can be shortened."""
+        """Spellings that cannot be shortened, so that abbreviations of others stay unambiguous."""
         self._texts = {option.dest for option in line.options if option.is_text}
         self._origin = line.origin
         self._rest = line.rest
@@ -160,7 +160,7 @@ class Parser(argparse.ArgumentParser):
         return _in_columns([(f"{self.prog} {words}", text) for words, text in EXAMPLES[self._origin]])
 
     def option(self, name: str) -> argparse.Action:
-        """The option of that spelling."""
+        """The option with that spelling."""
         return self._option_string_actions[name]
 
     def actions(self) -> list[argparse.Action]:
@@ -175,16 +175,16 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, str(error)) from None
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # Asked only for a word that is no option as it stands.
+        # argparse calls this only for a word that is not exactly an option.
         found: list[Any] = super()._get_option_tuples(option_string)
         found = [
             item for item in found if item[1] not in self._whole or item[1] == option_string.partition("=")[0]
         ]
-        # Two spellings of one option are no reason to ask back.
+        # Two spellings of the same option are not ambiguous.
         return list({id(item[0]): item for item in reversed(found)}.values())[::-1]
 
     def error(self, message: str) -> NoReturn:
-        """End with 2 and one line; an option that does not exist is likely to be a slip of one that does."""
+        """End with 2 and one line. For an unknown option, the line names the one that was probably meant."""
         subject, _, rest = message.partition(": ")
         names = subject.removeprefix("argument ")
         if subject == "unrecognized arguments":
@@ -197,7 +197,7 @@ class Parser(argparse.ArgumentParser):
         super().error(f"{subject}: {rest}" if rest else message)
 
     def _advise(self, unknown: Iterable[str]) -> str:
-        """Words that are no options, each with what was meant by it."""
+        """Unknown options, each with a hint at what the user probably meant."""
         parts = [(shorten(word), self._hint(word)) for word in list(dict.fromkeys(unknown))[:MOST_TOLD]]
         if not parts[-1][1]:
             parts[-1] = (parts[-1][0], f"see {self.prog} --help")
@@ -209,9 +209,9 @@ class Parser(argparse.ArgumentParser):
         return hint(word.partition("=")[0], self._origin, self._option_string_actions)
 
     def parse_script_args(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse up to the script; what follows is kept unchanged. Exits with 2 for bad usage.
+        """Parse up to the script, and keep the words after it unchanged. Exits with 2 for bad usage.
 
-        As with argparse, the first ``--`` is a separator if it stands before the script or right after it.
+        As in argparse, the first ``--`` is a separator if it comes before the script or right after it.
         """
         if not argv:
             self.print_usage(sys.stderr)
@@ -226,9 +226,9 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _split(self, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Our own words, the last of which is the script, and what follows. Faults are left to argparse.
+        """Split the words: ours, up to and with the script, and the rest. argparse finds the mistakes later.
 
-        Values that argparse would not take for one, or not for the right one, are joined to their options.
+        A value that argparse would not read as the value of its option is joined to the option with ``=``.
         """
         own: list[str] = []
         words = iter(argv)
@@ -242,7 +242,7 @@ class Parser(argparse.ArgumentParser):
                 break
             if action is None or has_value or action.nargs == 0:
                 continue
-            if action.nargs == "?":  # argparse would give it the word behind it
+            if action.nargs == "?":  # argparse would read the next word as its value
                 own[-1] = f"{word}={action.const}"
             elif (text := next(words, None)) is not None:
                 joined = action.dest in self._texts and text[:1] == "-"
@@ -253,7 +253,7 @@ class Parser(argparse.ArgumentParser):
         return own, list(words)
 
     def _find_unknown(self, argv: Sequence[str]) -> list[str]:
-        """The options that there are not, up to a word that may be the script or a value."""
+        """The unknown options, up to a word that may be the script or a value."""
         found: list[str] = []
         takes_next = False
         for word in argv:
@@ -271,12 +271,12 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _is_value(self, word: str) -> bool:
-        """Whether argparse takes a word that is no option for a value."""
+        """Whether argparse reads a word that is no option as a value."""
         is_number = self._negative_number_matcher.match(word) is not None
         return word[:1] != "-" or word == "-" or " " in word or is_number
 
     def _read_option(self, word: str) -> tuple[argparse.Action | None, bool]:
-        """The last option that argparse sees in a word, if any, and whether the word holds its value too."""
+        """The last option that argparse finds in a word, if any, and whether the word contains its value."""
         actions = self._option_string_actions
         name, equals, _ = word.partition("=")
         if name in actions:
@@ -298,7 +298,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _facts(option: Option) -> dict[str, Any]:
-    """What `argparse.ArgumentParser.add_argument` is told of an option."""
+    """The arguments of `argparse.ArgumentParser.add_argument` for an option, besides its names."""
     facts: dict[str, Any] = {"help": option.help, "default": option.default}
     if option.is_flag:
         return {**facts, "action": "store_true"}
@@ -313,7 +313,7 @@ def _facts(option: Option) -> dict[str, Any]:
 
 @record
 class _Inherited:
-    """What a variable of the environment says of an option; read only if the command line says nothing."""
+    """The value of an option from the environment; it is read only if the command line has none."""
 
     variable: str
     text: str
@@ -323,7 +323,7 @@ class _Inherited:
 
 
 def inherit(parser: Parser, environ: Mapping[str, str]) -> None:
-    """Take the defaults of torchrun's options from the environment, where it has them."""
+    """Take defaults of torchrun's options from the environment, as far as the variables are set."""
     shutdown = environ.get(SHUTDOWN_VARIABLE)
     if shutdown is not None:
         parser.option("--grace").default = _Inherited(SHUTDOWN_VARIABLE, shutdown)
@@ -335,7 +335,7 @@ def inherit(parser: Parser, environ: Mapping[str, str]) -> None:
 
 
 def read_inherited(parser: Parser, namespace: argparse.Namespace) -> None:
-    """Read what `inherit` took, where the command line has said nothing. Exits with 2 for bad values."""
+    """Read the values from `inherit` of options that were not given. Exits with 2 for bad values."""
     for action in parser.actions():
         value = getattr(namespace, action.dest)
         if isinstance(value, _Inherited):
@@ -345,9 +345,9 @@ def read_inherited(parser: Parser, namespace: argparse.Namespace) -> None:
 
 
 def name_variables(parser: Parser, argv: Sequence[str], message: str) -> str:
-    """A message about options, with the variables that stand for those that the command line does not have.
+    """Add to a message about options the names of the variables that have set them, if any.
 
-    ``parser`` is one that `inherit` was called for.
+    ``parser``: a parser on which `inherit` was called.
     """
     namespace = parser.parse_script_args(argv)
     words = set(message.replace(":", " ").replace(",", " ").split())
@@ -361,7 +361,7 @@ def name_variables(parser: Parser, argv: Sequence[str], message: str) -> str:
 
 
 def _read_inherited(parser: Parser, action: argparse.Action, inherited: _Inherited) -> Any:
-    """The value of an option, checked as if it stood on the command line."""
+    """The value of an option, checked like one on the command line."""
     text, shown = inherited.text, f"{inherited.variable}={quote(inherited.text)}"
     try:
         if action.nargs == 0:

@@ -1,11 +1,11 @@
 """The processes of a command: the guard, which the shell sees, and the agent, which does the work.
 
-Only the commands fork and end their process; whoever runs an agent elsewhere gets its outcome.
+Only the commands fork, and end their process. In other programs the caller gets the agent's outcome.
 """
 
 from __future__ import annotations
 
-# What `signal` is made of is a part of the interpreter: it is there even if no file is. It has no stub.
+# The module behind `signal` is a part of the interpreter, so importing it needs no file. It has no stub.
 import _signal  # type: ignore[import-not-found]
 import os
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from dsl.model.node import NodePlan
 
     class Plans(Source, Protocol):
-        """A source of plans that tidies up."""
+        """A source of plans that cleans up after the job."""
 
         def finish(self, *, succeeded: bool) -> None:
-            """Remove what was made for the job."""
+            """Remove the files that were made for the job."""
 
 
 SIGINT = 2
@@ -42,25 +42,25 @@ INTERNAL_ERROR = 70  # sysexits.h: an error of our own
 
 
 ENDING = (1, 2, 3, 10, 12, 15)
-"""SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTERM: they end a process, and are for a job to take."""
+"""SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTERM: they end a process, but a job handles them."""
 
 
 class HeldSignals:
-    """From `hold` on, signals that would end this process wait: for the guard, or for the end of the block.
+    """After `hold`, signals that would end this process wait for the guard, or for the end of the block.
 
-    What is made for a job is made behind it, so that no signal leaves any of that behind.
+    The files of a job are made after `hold`, so that no signal can end the process and leave them behind.
     """
 
     def __init__(self) -> None:
         self.mask: Collection[int] = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
-        """What was blocked before."""
+        """The signals that were blocked before."""
 
     def __enter__(self) -> Self:
         return self
 
     def hold(self) -> None:
-        """Begin."""
-        # While signals still end this process: what stdout has to take it may not take.
+        """Hold signals back from now on."""
+        # Flush while signals still end this process: stdout may block.
         flush_output()
         _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING)
 
@@ -69,7 +69,7 @@ class HeldSignals:
 
 
 class Crew:
-    """Who takes part in a job beside its agent, and what has to be done when the agent begins and ends."""
+    """Listeners, channels and policy of an agent, and hooks for its start and end."""
 
     def __init__(
         self, listeners: Sequence[Listener], channels: Sequence[Channel] = (), policy: Policy = decide
@@ -78,22 +78,22 @@ class Crew:
         self.channels = channels
         self.policy = policy
         self.routine = False
-        """Listeners also hear of starts and clean exits."""
+        """Whether listeners also get starts and clean exits."""
         self.helper: int | None = None
         """Pid of a child that helps the job, and ends by itself."""
 
     def stay(self) -> None:
-        """In the process of the guard, when there is an agent."""
+        """Called in the guard's process when there is an agent."""
 
     def enter(self, supervisor: Supervisor) -> None:
-        """In the process of the agent, before anything is started."""
+        """Called in the agent's process before anything is started."""
 
     def refuse(self, command: str, text: str, code: int) -> None:  # noqa: ARG002  some have to pass it on
-        """The job cannot be run."""
+        """Report that the job cannot be run."""
         say(command, f"error: {text}")
 
     def leave(self, code: int) -> int:
-        """In the process of the agent, after everything else. Returns the code to end with."""
+        """Called in the agent's process, after everything else. Returns the exit code of that process."""
         return code
 
 
@@ -102,12 +102,11 @@ def run_guarded(
 ) -> int:
     """Run a job whose first attempt is ``plan``, and end this process with the command's exit code (G2).
 
-    Forks: the caller becomes the guard, the child the agent. Returns only if one of the two cannot be.
-    ``held``: the block that this is called in.
+    Forks: the caller becomes the guard, the child the agent. Returns only if one of them cannot be made.
+    ``held``: the block around this call.
     """
     try:
-        # Whatever the child would have to write to memory is made before there is a child: a page that both
-        # have costs it several microseconds.
+        # Make objects before the fork: the child's first write to a shared page costs several microseconds.
         agent = Agent(
             planner,
             plan,
@@ -144,7 +143,7 @@ def run_guarded(
         if outcome.agent_signal is not None:
             _tidy_up(planner, plan, pid)
         _report_agent(plan, pid, outcome)
-    except Exception as error:  # noqa: BLE001  what is said never changes the exit code
+    except Exception as error:  # noqa: BLE001  a failing report never changes the exit code
         complain(plan.command, error)
     if outcome.terminal_interrupt and outcome.code == 128 + SIGINT:
         die_of_interrupt()
@@ -153,20 +152,20 @@ def run_guarded(
 
 
 def become(words: Sequence[str]) -> NoReturn:
-    """Be another program from now on. Raises OSError if it cannot be executed."""
+    """Replace this process by another program. Raises OSError if it cannot be executed."""
     flush_output()
     os.execv(words[0], list(words))  # noqa: S606  there is no shell, on purpose
 
 
 def fill_standard_streams() -> None:
-    """Open those that are closed: else the next file that anybody opens is taken for one of them."""
+    """Open /dev/null for closed standard streams: else the next opened file would take the place of one."""
     while (null := os.open(os.devnull, os.O_RDWR | os.O_NOCTTY)) <= 2:
         os.set_inheritable(null, True)
     os.close(null)
 
 
 def stay_behind() -> None:
-    """Go on in a process that has left its session and its streams, and end this one with 0."""
+    """Go on in a child with its own session and /dev/null as streams, and end this process with 0."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -182,12 +181,12 @@ def crew_of(planner: Planner, plan: NodePlan) -> Crew:
 
 
 def channels_of(planner: Planner) -> tuple[Channel, ...]:
-    """Other sources of events than the engine that this machine has."""
+    """Sources of events of this machine besides the engine."""
     return () if planner.timers is None else (planner.timers,)
 
 
 def listen(planner: Planner, plan: NodePlan, narrator: Narrator) -> list[Listener]:
-    """Whoever wants to know what happens to a job, in the order in which they hear of it."""
+    """The listeners of a job, in the order in which they get its events."""
     listeners: list[Listener] = [narrator]
     if planner.timers is not None:
         listeners.append(planner.timers)
@@ -220,7 +219,7 @@ def _run_agent(agent: Agent, planner: Plans, plan: NodePlan, guard: Guard, crew:
 def _finish(planner: Plans, plan: NodePlan, *, succeeded: bool) -> None:
     try:
         planner.finish(succeeded=succeeded)
-    except Exception as error:  # noqa: BLE001  what is left behind never changes the exit code
+    except Exception as error:  # noqa: BLE001  a failing cleanup never changes the exit code
         complain(plan.command, error)
 
 
@@ -242,7 +241,7 @@ def _refuse(crew: Crew, plan: NodePlan, error: EngineError) -> int:
 
 
 def _tidy_up(planner: Plans, plan: NodePlan, pid: int) -> None:
-    """Remove the files of an agent that was killed: the next job may want the same names."""
+    """Remove the files of an agent that was killed: the next job may need the same names."""
     if plan.pid_file is not None:
         from dsl.agent.pid_file import remove
 
@@ -254,14 +253,14 @@ def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
     if outcome.agent_signal is not None:
         name = signal_name(outcome.agent_signal)
         say(plan.command, f"the agent (pid {pid}) was killed by {name}: its workers were ended")
-    # An agent that has ended with a verdict has told of them.
+    # An agent that ended with a verdict has reported the survivors.
     is_told = outcome.agent_signal is None and outcome.code not in (0, INTERNAL_ERROR)
     for one in () if is_told else outcome.survivors:
         say(plan.command, survivor(*one))
 
 
 def die_of_interrupt() -> None:
-    """End as Ctrl-C ends a program, so that a shell's loop stops too. Pid 1 cannot, and goes on."""
+    """End as Ctrl-C ends a program, so that a shell's loop stops, too. Pid 1 cannot end so, and goes on."""
     flush_output()
     _signal.signal(SIGINT, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {SIGINT})

@@ -1,7 +1,7 @@
-"""Reads a command line that is written out in full, without argparse, whose import costs half a launch.
+"""Reads a plain command line without argparse, whose import costs half a launch.
 
-Whatever is not plain (abbreviations, joined flags, help, mistakes) is declined, and `dsl.cli.parser` reads
-the same words. It is also the judge: where this one accepts, both mean the same.
+This reader declines everything else (abbreviations, joined flags, help, mistakes), and then `dsl.cli.parser`
+reads the same words. Whenever this reader accepts a command line, the parser gives the same values.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def read_words(
 ) -> Options | None:
     """The values of a command line; None if it is not plain.
 
-    ``defaults`` replaces those of the table. ``inherited`` has words of the environment, which are read only
-    for options that are not there.
+    ``defaults``: replace defaults of the table. ``inherited``: texts from the environment, which are read
+    only for options that the command line does not have.
     """
     by_name = {name: option for option in line.options for name in option.names}
     given: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def read_words(
 
 
 def _is_value(word: str) -> bool:
-    """Whether argparse takes the word for a value or a script for sure."""
+    """Whether argparse surely reads the word as a value or a script."""
     return word[:1] != "-" or (word[1:].isascii() and word[1:].isdecimal())
 
 

@@ -1,4 +1,4 @@
-"""``dsl-report``: what there is on this machine, in the way of DeepSpeed's ``ds_report``."""
+"""``dsl-report``: what this machine has for a training job, like DeepSpeed's ``ds_report``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMAND = Command("dsl-report")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look, and tell. The exit code is 0, whatever was found; ``argv`` is without the program's name."""
+    """Print the report. The exit code is always 0; ``argv`` does not include the program's name."""
     options = make_parser().parse_args(argv)
     return COMMAND.run(lambda: _run(options))
 
@@ -38,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the options; those of ds_report about its operators are accepted, for dsl has none."""
+    """The parser of the options. It accepts and ignores ds_report's options about operators: dsl has none."""
     from dsl.cli.parser import HelpFormatter
 
     parser = argparse.ArgumentParser(

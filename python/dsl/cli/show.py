@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def show_plan(
     asked: ShowRequest, plan: NodePlan, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> bool:
-    """Print what is asked for; whether that was all the user wants (a dry run).
+    """Print what the user asked for. True for a dry run, after which nothing is started.
 
-    ``environ`` is the environment that the command was started in; ``say`` puts a line on stderr.
+    ``environ``: the environment that the command was started in. ``say``: writes a line to stderr.
     """
     if asked.bindings:
         for line in bindings_table(plan):
@@ -36,7 +36,7 @@ def show_plan(
 
 
 def show_hosts(job: Job, remote: Remote, starts: Sequence[Start], *, as_json: bool) -> None:
-    """Print what would reach the hosts of a job; nothing of it is started."""
+    """Print the commands that would reach the hosts of a job, without starting them."""
     from dsl.report.plan import hosts_json, hosts_text
 
     text = hosts_json(job, remote, starts) if as_json else "\n".join(hosts_text(job, remote, starts))
@@ -44,13 +44,13 @@ def show_hosts(job: Job, remote: Remote, starts: Sequence[Start], *, as_json: bo
 
 
 def show_text(text: str) -> None:
-    """Text on stdout, unless nobody reads it."""
+    """Print text to stdout; ignore it if the other end of stdout is closed."""
     if sys.stdout is None:
         return
     try:
         print(text, flush=True)
     except OSError:
-        # Nobody reads it. What is left in the buffer must not fail again when the interpreter ends.
+        # The reader is gone. The rest of the buffer must not fail again when the interpreter ends.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.close(null)

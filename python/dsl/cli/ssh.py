@@ -1,4 +1,4 @@
-"""``dsl-ssh``: one command on all hosts of a hostfile, as DeepSpeed's ``ds_ssh`` runs it."""
+"""``dsl-ssh``: runs one command on all hosts of a hostfile, like DeepSpeed's ``ds_ssh``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 COMMAND = Command("dsl-ssh")
 SSH = "ssh"
 SSH_FAILED = 255
-"""Exit code of ssh for all that goes wrong with the connection itself."""
+"""Exit code of ssh when the connection itself fails."""
 
 STOP_SIGNALS = (15, 1)
 AT_ONCE = 64
@@ -53,7 +53,7 @@ EPILOG = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; ``argv`` is without the program's name."""
+    """Run the command line and return the exit code; ``argv`` does not include the program's name."""
     return COMMAND.run(lambda: _run(sys.argv[1:] if argv is None else argv, this_machine()))
 
 
@@ -71,7 +71,7 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
             f"the command is too long: written for a shell it has {size} bytes, and at most {LONGEST_LINE} "
             "fit: copy a script to the hosts, and run that"
         )
-    # Its other end is ours alone, and ends with us: then the commands end, too, wherever they run.
+    # Every ssh reads from this pipe. Only we hold the other end: when we end, the commands on all hosts end.
     reading, _writing = os.pipe()
     sent = Sent(tuple(words), options.ssh_port, reading)
     plans = plan_rounds(hosts, sent, options.max_at_once, facts.environ)
@@ -80,7 +80,7 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and those of the command, which begins behind our options and their values."""
+    """Split the words: first our options and their values, then the command."""
     index = 0
     while index < len(argv) and argv[index].startswith("-") and argv[index] not in ("-", "--"):
         index += 2 if argv[index] in VALUED else 1
@@ -137,11 +137,11 @@ def _bounded(text: str, most: int) -> int:
 
 
 def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
-    """The hosts that the options leave, in the order of the hostfile, or of the scheduler without one.
+    """The hosts that the options select, in the order of the hostfile, or without one of the scheduler.
 
     Raises:
         HostfileError: there is no such file, or it is malformed.
-        FilterError: a filter is malformed, or names what is not there.
+        FilterError: a filter is malformed, or names an unknown host or slot.
     """
     pool = read_hostfile(options.hostfile, facts.files.read_text)
     if pool is None and options.hostfile == DEFAULT_HOSTFILE:
@@ -154,7 +154,7 @@ def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
     slots = {host: range(count) for host, count in pool.items()}
     if not options.include and not options.exclude:
         return tuple(slots)
-    # A host without slots is a host all the same.
+    # A host without slots counts, too.
     chosen = apply_filters(
         {host: one or range(1) for host, one in slots.items()}, options.include, options.exclude
     )
@@ -163,18 +163,18 @@ def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
 
 @record
 class Sent:
-    """What goes to every host."""
+    """What each ssh needs besides the name of its host."""
 
     words: tuple[str, ...]
     """The command."""
     port: int | None
-    """Of the ssh servers; None: the usual one."""
+    """Port of the ssh servers; None: the usual one."""
     fd: int
-    """What every ssh reads: nothing, as long as we live."""
+    """Stdin of every ssh: a pipe without data, which closes when this process ends."""
 
 
 def plan_rounds(hosts: Sequence[str], sent: Sent, at_once: int, environ: Mapping[str, str]) -> list[NodePlan]:
-    """What is started, at most ``at_once`` hosts at a time."""
+    """Plan rounds of at most ``at_once`` hosts each."""
     rounds = [hosts[first : first + at_once] for first in range(0, len(hosts), at_once)]
     return [
         NodePlan(
@@ -211,10 +211,10 @@ def _worker(place: int, host: str, sent: Sent) -> WorkerPlan:
 
 
 class _Teller(Narrator):
-    """Tells of hosts on which the command failed; what else there is to tell, the narrator does."""
+    """Reports the hosts on which the command failed. `Narrator` reports all other events."""
 
     def hear(self, event: object) -> None:
-        """Pass on what the user should know of an event."""
+        """Report an event to the user."""
         if not isinstance(event, Outcome):
             super().hear(event)
             return
@@ -225,7 +225,7 @@ class _Teller(Narrator):
 
 
 def failure_lines(plan: NodePlan, exits: Sequence[Exit]) -> list[str]:
-    """A line for each way in which hosts failed, the first failure first; hosts in their order."""
+    """A line for each kind of failure, the first failure first; each line lists its hosts in order."""
     alike: dict[str, list[int]] = {}
     for exit_ in exits:
         if exit_.status and not exit_.caused_by_stop:
@@ -236,7 +236,7 @@ def failure_lines(plan: NodePlan, exits: Sequence[Exit]) -> list[str]:
 
 
 def _run_rounds(plans: Sequence[NodePlan]) -> int:
-    """Run them one after another; the exit code is that of the first failure."""
+    """Run the rounds one after another; return the exit code of the first one that failed, or 0."""
     code = 0
     try:
         with HandledSignals((SIGINT, *STOP_SIGNALS)):

@@ -1,18 +1,18 @@
-"""The programs that reach the hosts of an elastic job, one for each: started, ended and started as ordered.
+"""Starts and ends the programs that reach the hosts of an elastic job, one for each host, as the head orders.
 
-The engine supervises a group that does not change, and these come and go. So one program of the group keeps
-them, as its children. On its stdin come the orders of the head, on its stdout goes what they say and how they
-end: one JSON object a line.
+The engine supervises a group that does not change, but these programs come and go. So the group has one
+program, the keeper, and these programs are its children. The keeper reads orders of the head from stdin. It
+writes to stdout what the programs say and how they end. Each order and each answer is one JSON object a line.
 
 | order | |
 | --- | --- |
-| ``{"reach": PLACE}`` | start the program of this host; what is left of the last one is ended first |
-| ``{"end": [PLACE, ...]}`` | end those of these hosts, wait a moment for the others, and end |
+| ``{"reach": PLACE}`` | start the program of this host; if the last one still runs, end it first |
+| ``{"end": [PLACE, ...]}`` | end the programs of these hosts, wait a moment for the others, and end |
 
 | answer | |
 | --- | --- |
-| ``{"place": PLACE, "line": TEXT, "stream": 1 or 2}`` | a line of its stdout or stderr |
-| ``{"place": PLACE, "status": CODE}`` | it has ended, with its code or 128 + the signal |
+| ``{"place": PLACE, "line": TEXT, "stream": 1 or 2}`` | a line of the program's stdout or stderr |
+| ``{"place": PLACE, "status": CODE}`` | the program has ended, with its code or 128 + the signal |
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KILL_S = 3.0
-"""A program that is to end gets this long to obey."""
+"""A program gets this long to end before it is killed."""
 
 END_S = 5.0
 """At the end of the job, programs whose agents have ended get this long to end by themselves."""
@@ -40,7 +40,7 @@ CHUNK = 65536
 
 
 def keep(path: str) -> int:
-    """Start a program for each host of the file, and obey the orders on stdin until it ends."""
+    """Start a program for each host of the file, and follow the orders on stdin until the job ends."""
     with open(path, encoding="utf-8") as file:
         commands: list[list[str]] = load(file)["commands"]
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -62,17 +62,17 @@ class _Program:
         self.place = place
         self.rest = {1: b"", 2: b""}
         self.kill_s: float | None = None
-        """`time.monotonic` when it is killed, if it was told to end."""
+        """`time.monotonic` when the program is killed; None if it was not asked to end."""
 
     def fd(self, stream: int) -> int:
-        """Where its words come from."""
+        """The descriptor from which its stdout or stderr is read."""
         pipe = self.process.stdout if stream == 1 else self.process.stderr
         assert pipe is not None
         return pipe.fileno()
 
 
 class Keeper:
-    """Keeps the programs. ``bell_fd`` is readable when a child has ended; orders come from ``orders_fd``."""
+    """Keeps the programs. ``bell_fd``: readable when a child has ended. ``orders_fd``: has the orders."""
 
     def __init__(self, commands: Sequence[Sequence[str]], bell_fd: int, orders_fd: int = 0) -> None:
         self._commands = commands
@@ -88,7 +88,7 @@ class Keeper:
             self._poller.register(fd, select.POLLIN)
 
     def start(self, place: int) -> None:
-        """Start the program of a host, once nothing is left of the last one."""
+        """Start the program of a host, after its last program has ended."""
         if place in self._programs:
             self._again.add(place)
             self._stop(self._programs[place])
@@ -113,7 +113,7 @@ class Keeper:
             self._poller.register(fd, select.POLLIN)
 
     def turn(self) -> bool:
-        """Wait for something, and do what follows; whether there is more to do."""
+        """Wait for the next order, output, end or deadline, and handle it. False when all is done."""
         due = [one.kill_s for one in self._programs.values() if one.kill_s is not None]
         due += [] if self._end_s is None else [self._end_s]
         left_ms = (max(min(due) - time.monotonic(), 0) * 1000 + 1) if due else None
@@ -161,7 +161,7 @@ class Keeper:
                         self._stop(self._programs[place])
 
     def _hear(self, program: _Program, stream: int) -> bool:
-        """Read once; whether there may be more."""
+        """Read once from a stream, and pass lines on. True if there may be more to read."""
         fd = program.fd(stream)
         try:
             data = os.read(fd, CHUNK)
@@ -181,7 +181,7 @@ class Keeper:
         return bool(data)
 
     def _finish(self, program: _Program) -> None:
-        """A program has ended. What it has said last comes first; others may hold its streams open."""
+        """Report a program that has ended, after its last output. Its children may hold its streams open."""
         for stream in (1, 2):
             fd = program.fd(stream)
             while fd in self._streams and self._hear(program, stream):

@@ -45,9 +45,9 @@ def main(
 ) -> int:
     """Run this node's part of a job and return the exit code of the command.
 
-    ``argv`` are the arguments without the program's name (default: those of this process), ``program`` what
-    a usage error calls us, ``local_rank_arg`` the default of that option. Mistakes of the user are one line
-    on stderr; bad usage exits like argparse does, with 2.
+    ``argv``: the arguments without the program's name (default: those of this process). ``program``: our name
+    in usage errors. ``local_rank_arg``: the default of that option. A mistake of the user is one line on
+    stderr; bad usage exits with 2, like argparse.
     """
     words = sys.argv[1:] if argv is None else argv
     return COMMAND.run(lambda: _run(words, program, local_rank_arg))
@@ -75,12 +75,12 @@ def read(
     program: str = COMMAND.name,
     local_rank_arg: str = "none",
 ) -> tuple[Request, Options]:
-    """What the command line asks for, and the values of its options. Exits with 2 for bad usage.
+    """The request of the command line, and the values of its options. Exits with 2 for bad usage.
 
-    ``environ`` has defaults of options; the rest is as for `main`.
+    ``environ``: the environment, which may have defaults of options. The other arguments are those of `main`.
 
     Raises:
-        UsageError: of the kind that fits.
+        UsageError: an option has a bad value.
     """
     options = _read_plain(argv, environ, local_rank_arg)
     if options is None:
@@ -110,7 +110,7 @@ def parse_args(
 ) -> argparse.Namespace:
     """Parse as torchrun does; ``PET_NAME`` is the default of ``--name``. Exits with 2 for bad usage.
 
-    ``program`` is what the command is called in messages; ``local_rank_arg`` the default of that option.
+    ``program``: name of the command in messages. ``local_rank_arg``: the default of that option.
     """
     from dsl.cli.parser import read_inherited
 
@@ -123,7 +123,7 @@ def parse_args(
 def make_parser(
     program: str = COMMAND.name, environ: Mapping[str, str] | None = None, local_rank_arg: str = "none"
 ) -> Parser:
-    """The argparse parser of torchrun: every option with its default or what the environment says instead."""
+    """The argparse parser of torchrun; defaults of options may come from the environment."""
     from dsl.cli.parser import Parser, inherit
 
     parser = Parser(COMMAND_LINE, program)
@@ -133,10 +133,10 @@ def make_parser(
 
 
 def to_request(options: Options | argparse.Namespace) -> Request:
-    """What the options ask for.
+    """Make the request of the options.
 
     Raises:
-        OptionError: nodes or signals are not written as they must be, or options contradict each other.
+        OptionError: the value for nodes or signals is malformed, or options contradict each other.
     """
     least, most = parse_nnodes(options.nnodes)
     signals = signal_request(options, options.signals_to_handle, options.forward_signals)
@@ -175,7 +175,7 @@ def to_request(options: Options | argparse.Namespace) -> Request:
 
 
 def _program(options: Options | argparse.Namespace) -> ProgramRequest:
-    # It takes precedence over the other two. Each worker is an interpreter of its own here.
+    # --run-path overrides --module and --no-python. Every worker is a new interpreter here anyway.
     runs_path = options.run_path
     local_rank_arg = "none" if options.use_env else options.local_rank_arg
     no_python = options.no_python and not runs_path
@@ -192,7 +192,7 @@ def _program(options: Options | argparse.Namespace) -> ProgramRequest:
 
 def _output(options: Options | argparse.Namespace) -> OutputRequest:
     template, logs_specs = options.log_line_prefix_template, options.logs_specs
-    if options.log_dir == os.devnull:  # torchrun's word for no log files at all
+    if options.log_dir == os.devnull:  # torchrun's way to ask for no log files
         return output_request(
             options, log_dir=None, redirects="", tee="", template=template, logs_specs=logs_specs
         )
@@ -210,7 +210,7 @@ def parse_nnodes(text: str) -> tuple[int, int]:
 
 
 def signal_notices(options: Options | argparse.Namespace) -> list[Notice]:
-    """As torchrun does, names that mean nothing are passed over with a warning."""
+    """A warning for each name that is no signal: like torchrun, dslrun skips it."""
     warnings: list[str] = []
     parse_signals(options.signals_to_handle, "--signals-to-handle", warnings=warnings)
     return [Notice("warning", line) for line in warnings]

@@ -1,4 +1,4 @@
-"""``dsl --autotuning``: looks for the config with which the job runs best, and trains with it."""
+"""``dsl --autotuning``: finds the config with which the job runs best, and trains with it."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 
 RESOURCES = ("include", "exclude", "num_nodes", "num_gpus")
 REPLACED = ("autotuning", "hostfile", *RESOURCES, "master_addr", "master_port")
-"""Options that each experiment has in words of its own."""
+"""Options that each experiment sets by itself."""
 
 OWN = ("max_restarts", "grace", "enable_each_rank_log", "save_pid", "stdin")
-"""Options of the training that an experiment does without, or has in a way of its own."""
+"""Options of the training that an experiment does not use, or sets in its own way."""
 
 REFUSED = {
     "elastic_training": "the hosts of an experiment stay the same",
@@ -74,13 +74,13 @@ REFUSED = {
 
 
 def tune(command: Command, request: Request, options: Options | argparse.Namespace) -> int:
-    """Look for the best config, write it down, and train with it if that is asked for.
+    """Find the best config, write it to a file, and train with it if the user asked for that.
 
-    The exit code: 0 if a best config was found, 1 if none was, 128 + the number of the signal that ended it.
-    With ``run`` this process becomes the training.
+    Returns the exit code: 0 if there is a best config, 1 if not, 128 + the signal that ended the tuning. With
+    ``--autotuning run`` this process becomes the training.
 
     Raises:
-        DslError: the job, its config or a folder is not as it has to be.
+        DslError: something is wrong with the job, its config or a folder.
     """
     fill_standard_streams()
     _own_process.restore()
@@ -90,7 +90,7 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     request = replace(request, elastic=ElasticRequest())
     setup, config, notices = set_up(request, options, facts)
     command.show(notices, request.log_level)
-    _begin(setup, config)  # what cannot be tuned at all is said before anything is made
+    _begin(setup, config)  # raises before any folder is made if there is nothing to tune
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
     tell, is_quiet = _teller(command, request.log_level)
     expected = count_configs(setup.section)
@@ -129,7 +129,7 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
 
 
 def _teller(command: Command, log_level: str) -> tuple[Callable[[str], None], bool]:
-    """Who says a line where ``--log_level`` lets it be said, and whether only warnings and errors are."""
+    """A function that says a line if ``--log_level`` allows it, and whether it skips plain information."""
     least = LEVELS[log_level]
 
     def tell(line: str) -> None:
@@ -142,10 +142,10 @@ def _teller(command: Command, log_level: str) -> tuple[Callable[[str], None], bo
 def set_up(
     request: Request, options: Options | argparse.Namespace, facts: Facts
 ) -> tuple[Setup, dict[str, object], tuple[Notice, ...]]:
-    """What all experiments have in common, the config that is tuned, and what the user should know.
+    """What all experiments have in common, the config to tune, and notices for the user.
 
     Raises:
-        UsageError: of the kind that fits.
+        UsageError: the job or its config cannot be tuned.
     """
     args = request.program.args
     word = find_config(args)
@@ -160,7 +160,7 @@ def set_up(
     config = parse_config(text, word.path)
     section = read_section(config)
     config = resolve_auto(config, section, args)
-    planned = plan_job(request, facts)  # what is wrong with the job itself is said before anything runs
+    planned = plan_job(request, facts)  # finds mistakes in the job itself before any experiment runs
     check_program(planned.job.program, planned.job.flavour, facts.environ)
     asked = choose_hosts(request, facts)
     nodes, slots = len(asked.hosts), min([len(host.slots) for host in asked.hosts])
@@ -187,13 +187,13 @@ def set_up(
             nodes,
             slots,
             lanes,
-            # All of them at once run as the user's own job does.
+            # With one lane an experiment runs on the same hosts and slots as the user's own job.
             _memory(asked if lanes == 1 else whole, lanes * slots, section.device_memory, facts),
         ),
         hosts=whole.hosts,
         is_uniform=all(len(host.slots) == slots for host in asked.hosts),
         is_local=is_here,
-        # Workers of a lane write to the files of their experiment, and to no others.
+        # The workers of a lane write only to the files of their experiment.
         has_lanes=is_here
         and request.start.method == "forkserver"
         and request.output.each_rank_log is None
@@ -209,9 +209,9 @@ def set_up(
 def option_words(
     options: Options | argparse.Namespace, without: Collection[str] = (), but: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Options as words that mean the same: those that say something else than no option would.
+    """The given options, or those that differ from their defaults, as words of a command line.
 
-    ``without``: names of values to leave out; ``but``: names of the only ones to take.
+    ``without``: names of values to leave out. ``but``: if not empty, take only values with these names.
     """
     words = []
     for option in COMMAND_LINE.options:
@@ -226,10 +226,10 @@ def option_words(
 
 
 def _text(value: object) -> str:
-    """A value as it is read again."""
+    """A value as text that its option reads back as the same value."""
     if value is None:
-        return "never"  # the only one that a word makes None
-    if isinstance(value, float):  # no exponent, which the readers do not take
+        return "never"  # the only word that an option reads as None
+    if isinstance(value, float):  # without an exponent, which the options do not read
         return f"{value:f}".rstrip("0").rstrip(".")
     return str(value)
 
@@ -244,7 +244,7 @@ def _refuse(options: Options | argparse.Namespace) -> None:
 
 
 def _all_hosts(request: Request, facts: Facts) -> ActiveHosts:
-    """The hosts and slots that there are, whatever the size of the job."""
+    """All hosts and slots that are available, independent of the size of the job."""
     resources = replace(request.resources, min_nodes=None, max_nodes=None, num_gpus=None)
     try:
         return choose_hosts(replace(request, resources=resources), facts)
@@ -253,23 +253,24 @@ def _all_hosts(request: Request, facts: Facts) -> ActiveHosts:
 
 
 def _shown(hosts: ActiveHosts) -> tuple[str, tuple[str, ...]]:
-    """The variable and the names by which the user shows devices, where slots only count them."""
+    """The variable for visible devices, and the user's names in it; empty if the slots name the devices."""
     if not hosts.visible_devices:
         return "", ()
     return ACCELERATORS[hosts.accelerator].visible_variable, tuple(hosts.visible_devices.split(","))
 
 
 def _device(hosts: ActiveHosts, facts: Facts) -> str:
-    """What the devices of this machine are, where they are the slots."""
+    """The accelerator, and for CUDA also the models of this machine's devices."""
     if hosts.accelerator != "cuda":
         return hosts.accelerator
     return ", ".join(["cuda", *sorted({device.model for device in facts.devices.survey.devices})])
 
 
 def _memory(hosts: ActiveHosts, count: int, given: int | None, facts: Facts) -> int | None:
-    """Bytes that are free on the device with the least of those that experiments get, as far as we know.
+    """Free bytes of the experiments' device that has the least free memory; None if unknown.
 
-    Experiments get the first ``count`` slots. A device that does not say what is free counts whole.
+    Experiments get the first ``count`` slots. A device that does not report its free memory counts in full.
+    ``given``: the size that the user has set.
     """
     if given is not None:
         return given
@@ -280,13 +281,13 @@ def _memory(hosts: ActiveHosts, count: int, given: int | None, facts: Facts) -> 
     slots = ",".join(map(str, hosts.hosts[0].slots))
     found = visible_devices(hosts.visible_devices or slots, facts.devices.survey.devices)[:count]
     free = facts.devices.free_memory
-    # What is free on a device that is divided into instances is not free in each.
+    # A device that is divided into instances reports its free memory as a whole, not for each instance.
     sizes = [one.memory_bytes if one.mig else free.get(one.index, one.memory_bytes) for one in found]
     return min([size for size in sizes if size is not None], default=None)
 
 
 def _begin(setup: Setup, config: Mapping[str, object]) -> tuple[Search, Sequence[Experiment]]:
-    """A search and the first experiments that it wants. Raises AutotuningError if it wants none."""
+    """A search and its first experiments. Raises AutotuningError if there are none."""
     steps = search(setup.section, config, setup.size)
     try:
         return steps, next(steps)
@@ -295,7 +296,7 @@ def _begin(setup: Setup, config: Mapping[str, object]) -> tuple[Search, Sequence
 
 
 def _keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) -> Setup:
-    """The same with the memory with which this tuning began, if it goes on or has found something."""
+    """The setup with the memory size that this tuning recorded at its start; a new tuning records it now."""
     if setup.section.device_memory is not None:
         return setup
     size = setup.size
@@ -311,7 +312,7 @@ def _keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) -
 def _search(
     steps: Search, batch: Sequence[Experiment], setup: Setup, folders: Folders, board: Board
 ) -> tuple[Summary, list[int]]:
-    """What was found, and the signals that have ended it."""
+    """The result of the search, and the signals that have ended it."""
     runners = Runners()
     tuner = Tuner(setup, folders, runners, board)
     try:
@@ -324,7 +325,7 @@ def _search(
 
 
 def _optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tuple[str, ...]:
-    """Write the best config down, or that there is none; the words that train with it."""
+    """Write the best config to its file, or remove an old one; return the command that trains with it."""
     if best is None:
         folders.forget_optimal()
         return ()
@@ -338,7 +339,7 @@ def _optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tuple[s
 
 
 class _Signals:
-    """While the block runs, signals are told to the runners. Those that are ignored stay so (nohup)."""
+    """While the block runs, signals go to the runners. Ignored signals stay ignored (nohup)."""
 
     def __init__(self, runners: Runners) -> None:
         self._runners = runners
@@ -353,9 +354,9 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, old in self._old.items():
             signal.signal(number, old)
-        # Last: a signal that is not told to the runners finds its old handler again.
+        # Last: from here on a signal that the runners do not get finds its old handler.
         signal.set_wakeup_fd(-1)
 
 
 def _heard(_number: int, _frame: FrameType | None) -> None:
-    """The number is written to the bell already."""
+    """Do nothing: the wakeup descriptor already has the number."""

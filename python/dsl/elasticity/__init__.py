@@ -1,4 +1,4 @@
-"""What users of DeepSpeed import from ``deepspeed.elasticity``: batch sizes that serve many world sizes.
+"""The counterpart of ``deepspeed.elasticity``: batch sizes that serve many world sizes.
 
 ::
 

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 ALGORITHM = "0.19.7"
-"""The version of DeepSpeed whose answers these are."""
+"""The version of DeepSpeed that gives the same answers."""
 
 MINIMUM = (0, 3, 8)
-"""The first one that had elasticity."""
+"""The first version of DeepSpeed with elasticity."""
 
 
 def elasticity_enabled(ds_config: Mapping[str, Any]) -> bool:
     """Whether a config has an ``elasticity`` section that is enabled.
 
     Raises:
-        ElasticityConfigError: the section is no object, or ``enabled`` neither true nor false.
+        ElasticityConfigError: the section is no object, or ``enabled`` is neither true nor false.
     """
     return ELASTICITY in ds_config and is_enabled(check_section(ds_config[ELASTICITY]))
 
@@ -38,10 +38,10 @@ def elasticity_enabled(ds_config: Mapping[str, Any]) -> bool:
 def ensure_immutable_elastic_config(runtime_elastic_config_dict: Mapping[str, Any]) -> None:
     """Compare a section with the one that the scheduler has seen (``DEEPSPEED_ELASTICITY_CONFIG``).
 
-    Without that variable there is a warning in the log of ``dsl``.
+    Without that variable it logs a warning to the logger ``dsl``.
 
     Raises:
-        ElasticityConfigError: largest batch, micro batches or version differ, or the variable holds no JSON.
+        ElasticityConfigError: largest batch, micro batches or version differ, or the variable has no JSON.
     """
     from os import environ
 
@@ -78,17 +78,18 @@ def compute_elastic_config(
 ) -> tuple[Any, ...]:
     """The batch size of an elastic job, and the world sizes that it serves.
 
-    World sizes count data-parallel workers. Where one is needed and not given, with version 0.2 and for a
-    micro batch, ``WORLD_SIZE`` tells the number of all workers.
+    World sizes count data-parallel workers. Version 0.2 and ``return_microbatch`` need a world size. If
+    ``world_size`` is not given, it follows from ``WORLD_SIZE``, the number of all workers.
 
-    The answer is the batch size (int) and the world sizes (list of int, ascending); with ``world_size`` or
+    Returns the batch size (int) and the world sizes (list of int, ascending); with ``world_size`` or
     ``return_microbatch`` also the micro batch of a worker (int).
 
     Raises:
-        ElasticityConfigError: the section is missing, disabled or malformed, or serves no world size; or
-            nobody tells a world size that is needed.
+        ElasticityConfigError: the section is missing, disabled or malformed, or serves no world size; or a
+            world size is needed, and neither ``world_size`` nor ``WORLD_SIZE`` gives it.
         ElasticityIncompatibleWorldSize: the world size is not served.
-        ElasticityError: the target version has no elasticity, or a node cannot be divided as asked.
+        ElasticityError: the target version has no elasticity, or the devices of a node cannot be divided
+            evenly among copies of the model.
     """
     config = _checked(ds_config, target_deepspeed_version)
     given = _whole_size(world_size)
@@ -134,20 +135,20 @@ def _has_elasticity(version: object) -> bool:
         release += [int(digits[:MOST_DIGITS])] if digits else []
         if suffix:
             break
-    # `8rc1` and `dev0` come before a release, `post1` behind it.
+    # `8rc1` and `dev0` come before a release, `post1` comes after it.
     is_before = suffix != "" and not suffix.startswith("post")
     return tuple(release) > MINIMUM or (tuple(release) == MINIMUM and not is_before)
 
 
 def _whole_size(world_size: object) -> int:
-    """The world size; ranks of other kinds of parallelism leave a whole number as a float."""
+    """The world size as an int; a division by other kinds of parallelism leaves a float that is whole."""
     if isinstance(world_size, int | float) and world_size == world_size // 1 and world_size >= 0:
         return int(world_size)
     raise ElasticityIncompatibleWorldSize(f"world size {show(world_size)} is not a number of workers")
 
 
 def _inherited_size(config: ElasticityConfig) -> int:
-    """Data-parallel workers of the job in whose environment we are."""
+    """The number of data-parallel workers of this job, from ``WORLD_SIZE``."""
     from os import environ
 
     text = environ.get("WORLD_SIZE")
@@ -168,7 +169,7 @@ def _inherited_size(config: ElasticityConfig) -> int:
 
 
 def _check_served(config: ElasticityConfig, solution: Solution, size: int) -> None:
-    """Refuse a world size that a solution does not serve, and a solution that serves none; 0: any will do."""
+    """Refuse a solution that serves no world size, or not ``size``; size 0 accepts any world size."""
     if not solution.world_sizes:
         kind = ElasticityIncompatibleWorldSize if size else ElasticityConfigError
         raise kind(

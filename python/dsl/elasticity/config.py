@@ -1,6 +1,6 @@
 """The ``elasticity`` section of a DeepSpeed config, checked.
 
-Keys, defaults and order of the checks are those of ``deepspeed.elasticity.config`` (0.19.7).
+Keys, defaults and the order of the checks are those of ``deepspeed.elasticity.config`` (0.19.7).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ELASTICITY = "elasticity"
 """Key of the section in a config."""
 
 ENABLED = "enabled"
-"""Key in the section: whether it counts."""
+"""Key in the section: whether elasticity is on."""
 
 ENABLED_DEFAULT = False
 
@@ -27,27 +27,27 @@ LATEST_VERSION = 0.2
 
 
 class ElasticityConfig:
-    """What a section says, under the names of DeepSpeed's class.
+    """The values of a section, with the names of DeepSpeed's class.
 
     Raises:
-        ElasticityConfigError: a required key is missing, or a value is not what it must be.
+        ElasticityConfigError: a required key is missing, or a value is invalid.
     """
 
     def __init__(self, param_dict: Mapping[str, Any]) -> None:
         section = check_section(param_dict)
         self.enabled: bool = is_enabled(section)
-        """Whether the section counts."""
+        """Whether elasticity is on."""
         for key in (MAX_BATCH, MICRO_BATCHES):
             if self.enabled and key not in section:
                 raise ElasticityConfigError(f"elasticity config missing {key}, which an enabled one needs")
         self.max_acceptable_batch_size: int = _whole(section, MAX_BATCH, 2000, None)
         """Most samples of a step, over all workers."""
         self.micro_batches: list[int] = _micro_batches(section)
-        """Samples that a worker can take at a time; one of them is chosen."""
+        """The possible numbers of samples that a worker takes at a time; one of them is chosen."""
         self.min_gpus: int = _whole(section, "min_gpus", 1, 1)
-        """Least number of devices."""
+        """Smallest number of devices."""
         self.max_gpus: int = _whole(section, "max_gpus", 10000, 1)
-        """Most devices."""
+        """Largest number of devices."""
         if self.max_gpus < self.min_gpus:
             raise ElasticityConfigError(
                 "elasticity min_gpus cannot be greater than max_gpus: "
@@ -56,17 +56,17 @@ class ElasticityConfig:
         self.model_parallel_size: int = _whole(section, "model_parallel_size", 1, 1)
         """Devices that share one copy of the model."""
         self.num_gpus_per_node: int = _whole(section, "num_gpus_per_node", 1, 1)
-        """Devices of a node, on which version 0.2 counts."""
+        """Number of devices on each node; only version 0.2 uses it."""
         self.min_time: float = _minutes(section)
-        """Minutes before a scheduler changes the job again; only told."""
+        """Minutes before a scheduler changes the job again; dsl does not use it."""
         self.version: float = _version(section)
-        """Of the algorithm: 0.1 counts devices, 0.2 nodes."""
+        """Version of the algorithm: 0.1 counts devices, 0.2 counts nodes."""
         self.prefer_larger_batch_size: bool = _flag(section, "prefer_larger_batch", default=True)
-        """Of batch sizes that serve as many world sizes, the larger one is taken."""
+        """If batch sizes serve the same number of world sizes, take the larger one."""
         self.ignore_non_elastic_batch_info: bool = _flag(
             section, "ignore_non_elastic_batch_info", default=False
         )
-        """Batch sizes elsewhere in the config are no mistake."""
+        """Allow other batch sizes elsewhere in the config."""
 
     def repr(self) -> dict[str, Any]:
         """The values by name."""
@@ -79,8 +79,8 @@ class ElasticityConfig:
 
 
 def check_section(value: Any) -> Mapping[str, Any]:
-    """The section as a mapping. Raises ElasticityConfigError if it is none."""
-    # A mapping by what it can do: importing collections.abc for its name is not worth it.
+    """The section as a mapping. Raises ElasticityConfigError if it is no mapping."""
+    # Check for the methods of a mapping: importing collections.abc for its class takes too long.
     if not hasattr(value, "keys") or not hasattr(value, "get"):
         raise ElasticityConfigError(f"elasticity: expected an object with keys, got {show(value)}")
     section: Mapping[str, Any] = value
@@ -88,17 +88,17 @@ def check_section(value: Any) -> Mapping[str, Any]:
 
 
 def is_enabled(section: Mapping[str, Any]) -> bool:
-    """Whether a section counts. Raises ElasticityConfigError if it says neither yes nor no."""
+    """Whether a section is enabled. Raises ElasticityConfigError if ``enabled`` is neither true nor false."""
     return _flag(section, ENABLED, default=ENABLED_DEFAULT)
 
 
 def show(value: object) -> str:
-    """A value of a config as a message can repeat it, on one line."""
+    """A value of a config for a message: shortened, on one line."""
     return shorten(" ".join(repr(value).split()))
 
 
 def _whole(section: Mapping[str, Any], key: str, default: int, least: int | None) -> int:
-    """A whole number. JSON writes one of them also as 1e4 or 2000.0."""
+    """A whole number of the section. JSON may also write it as 1e4 or 2000.0."""
     value = section.get(key, default)
     if isinstance(value, float) and value.is_integer():
         value = int(value)

@@ -1,6 +1,6 @@
-"""With how many workers a job goes on: what its ``elasticity`` section would refuse is not to be started.
+"""The numbers of workers that a job's ``elasticity`` section accepts; dsl does not start any other number.
 
-DeepSpeed asks the solver in every worker, with the number of data-parallel workers that it finds.
+In DeepSpeed every worker checks its number of data-parallel workers with the solver.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 SECTION_VARIABLE = "DEEPSPEED_ELASTICITY_CONFIG"
-"""Holds the section as the scheduler has seen it, in JSON."""
+"""Variable with the section that the scheduler has seen, in JSON."""
 
 CONFIG_OPTIONS = ("--deepspeed_config", "--deepspeed")
-"""Arguments by which scripts name their config: DeepSpeed's own, and that of Hugging Face's Trainer."""
+"""Arguments by which scripts name their config: DeepSpeed's own, and the one of Hugging Face's Trainer."""
 
 VERSIONS = (0.1, LATEST_VERSION)
 
@@ -35,11 +35,11 @@ def job_world_sizes(
     read_text: Callable[[str], str | None],
     most: int,
 ) -> tuple[int, ...] | None:
-    """The numbers of workers up to ``most`` with which a job goes on, ascending; None: any, as far as known.
+    """The numbers of workers up to ``most`` that a job accepts, ascending; None: any, as far as known.
 
-    ``environ`` is that of the workers, ``arguments`` those of the script, and ``read_text`` reads a file, as
+    ``environ``: that of the workers. ``arguments``: those of the script. ``read_text``: reads a file, as
     `dsl.machine.process.Files.read_text` does. An empty tuple means that the job would refuse every number.
-    What is wrong with the config is for the job to say: it counts as unknown.
+    For a config with mistakes the answer is None: the job itself reports them.
     """
     section = find_section(environ, arguments, read_text)
     if section is None:
@@ -53,9 +53,10 @@ def job_world_sizes(
 def accepted_world_sizes(section: Mapping[str, Any], most: int) -> tuple[int, ...]:
     """The numbers of workers up to ``most`` that an enabled section accepts, ascending.
 
-    They count all workers, as ``WORLD_SIZE`` does. With a ``model_parallel_size`` only its multiples are
-    accepted. Version 0.2 also accepts sizes off its list, with a batch size made for each, unless the model
-    is divided. What DeepSpeed 0.19.7 refuses by mistake is left out, too (docs/compat.md).
+    The numbers count all workers, as ``WORLD_SIZE`` does. With a ``model_parallel_size`` only multiples of it
+    are accepted. Version 0.2 also accepts numbers outside its list, each with a batch size of its own, unless
+    ``model_parallel_size`` is above 1. Numbers that DeepSpeed 0.19.7 refuses by mistake are left out, too
+    (docs/compat.md).
 
     Raises:
         ElasticityError: the section is malformed, or no batch size satisfies it.
@@ -73,7 +74,7 @@ def accepted_world_sizes(section: Mapping[str, Any], most: int) -> tuple[int, ..
         )
     smallest = min(config.micro_batches) * config.num_gpus_per_node
     if not listed and (common.batch_size == smallest or not config.prefer_larger_batch_size):
-        # Where no number of whole nodes is served, DeepSpeed fails.
+        # If the batch size serves no number of whole nodes, DeepSpeed fails.
         return ()
     return tuple([size for size in range(1, most + 1) if size in listed or _serves_alone(config, size)])
 
@@ -81,18 +82,18 @@ def accepted_world_sizes(section: Mapping[str, Any], most: int) -> tuple[int, ..
 def _serves_alone(config: ElasticityConfig, size: int) -> bool:
     """Whether DeepSpeed finds a batch size for a world size that its list does not have."""
     largest = config.max_acceptable_batch_size
-    # It looks at the largest of the batch sizes that it finds, or at the smallest, which may be 0.
+    # DeepSpeed takes the largest of the batch sizes that it finds, or the smallest one, which may be 0.
     looked_at = min if config.prefer_larger_batch_size else max
-    # It computes in floating point: 7 devices a node make 60 of 61 workers.
+    # DeepSpeed computes in floating point: with 7 devices on a node, 61 workers become 60.
     is_found = int(size / config.num_gpus_per_node * config.num_gpus_per_node) == size
     return is_found and looked_at(config.micro_batches) * size <= largest
 
 
 def check_version(config: ElasticityConfig) -> None:
-    """Refuse a version of the algorithm that there is not, or that divides no model.
+    """Refuse an unknown version of the algorithm, and model parallelism with version 0.1.
 
     Raises:
-        ElasticityConfigError: says which there are.
+        ElasticityConfigError: the version does not fit.
     """
     if config.model_parallel_size > 1 and config.version != LATEST_VERSION:
         raise ElasticityConfigError(
@@ -106,9 +107,9 @@ def check_version(config: ElasticityConfig) -> None:
 def find_section(
     environ: Mapping[str, str], arguments: Sequence[str], read_text: Callable[[str], str | None]
 ) -> Mapping[str, Any] | None:
-    """The enabled ``elasticity`` section of a job: the scheduler's in the environment, or that of its config.
+    """The enabled ``elasticity`` section of a job: the scheduler's from its variable, or else the config's.
 
-    None if there is none, or none that can be read: the job itself says what is wrong with it.
+    None if there is no such section, or it cannot be read: the job itself reports mistakes in it.
     """
     text = environ.get(SECTION_VARIABLE)
     section = _enabled(_load(text)) if text else None
@@ -126,7 +127,7 @@ def find_section(
 
 
 def config_path(arguments: Sequence[str]) -> str | None:
-    """The file that the arguments of a script name as its config; the last one of an option counts."""
+    """The config file in the arguments of a script; if an option is repeated, the last one counts."""
     for option in CONFIG_OPTIONS:
         joined = f"{option}="
         for index in reversed(range(len(arguments))):

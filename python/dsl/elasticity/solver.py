@@ -1,10 +1,11 @@
-"""Which batch size serves the most world sizes, and which world sizes those are.
+"""Finds the batch size that serves the most world sizes, and these world sizes.
 
-The answers are those of DeepSpeed 0.19.7, which lets a batch size have many divisors: it takes a micro batch,
-or the least common multiple of all, times a highly composite number. A batch size B serves a world size of w
-workers if each of them gets the same number of whole micro batches: B is a multiple of w times one of these.
+The answers are those of DeepSpeed 0.19.7. It looks for a batch size with many divisors: a micro batch, or the
+least common multiple of all micro batches, times a highly composite number. A batch size B serves a world
+size of w workers if every worker gets the same number of whole micro batches: B is a multiple of w times a
+micro batch.
 
-All world sizes here count data-parallel workers, each of which is ``model_parallel_size`` processes.
+All world sizes here count data-parallel workers; each of these consists of ``model_parallel_size`` processes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ HIGHLY_COMPOSITE = (
     *(10080, 15120, 20160, 25200, 27720, 45360, 50400, 55440, 83160, 110880, 166320, 221760, 277200),
     *(332640, 498960, 554400, 665280, 720720),
 )
-"""Numbers with more divisors than any smaller one (OEIS A002182), as far as DeepSpeed goes."""
+"""Numbers with more divisors than any smaller number (OEIS A002182), up to the last one in DeepSpeed."""
 
 
 @record
@@ -36,13 +37,13 @@ class Solution:
     batch_size: int
     """Samples of a step, over all workers."""
     world_sizes: tuple[int, ...]
-    """Every one that it serves, ascending."""
+    """All world sizes that the batch size serves, ascending."""
     is_for_one: bool = False
-    """It is made for a single world size that the batch size of the others does not serve."""
+    """The batch size was made for one world size that the common batch size does not serve."""
 
 
 def solve_devices(config: ElasticityConfig) -> Solution:
-    """Version 0.1: every device counts. There may be no world size that is served.
+    """Version 0.1: any number of devices. The solution may serve no world size.
 
     Raises:
         ElasticityConfigError: a micro batch is larger than the largest batch.
@@ -51,11 +52,11 @@ def solve_devices(config: ElasticityConfig) -> Solution:
 
 
 def solve_nodes(config: ElasticityConfig) -> Solution:
-    """Version 0.2: nodes are whole. There may be no world size that is served.
+    """Version 0.2: only whole nodes. The solution may serve no world size.
 
     Raises:
-        ElasticityError: a node cannot be divided among copies of the model.
-        ElasticityConfigError: a micro batch is larger than the share of a node in the largest batch.
+        ElasticityError: the devices of a node cannot be divided evenly among copies of the model.
+        ElasticityConfigError: a micro batch is larger than the largest batch divided by a node's workers.
     """
     devices, model = config.num_gpus_per_node, config.model_parallel_size
     if devices % model:
@@ -74,10 +75,10 @@ def solve_nodes(config: ElasticityConfig) -> Solution:
 
 
 def solve_for(config: ElasticityConfig, world_size: int) -> Solution:
-    """Version 0.2 for a world size: the common solution, or else one of its own, whose batch size differs.
+    """Version 0.2 for one world size: the common solution, or else a solution for this world size alone.
 
     Raises:
-        ElasticityError: as `solve_nodes`.
+        ElasticityError: as for `solve_nodes`.
         ElasticityIncompatibleWorldSize: not even one micro batch for each worker fits into the largest batch.
     """
     common = solve_nodes(config)
@@ -95,7 +96,10 @@ def solve_for(config: ElasticityConfig, world_size: int) -> Solution:
 
 
 def _best(config: ElasticityConfig, largest: int, least: int, most: int) -> Solution:
-    """The batch size up to ``largest`` that serves the most world sizes; 0 for a bound is none."""
+    """The batch size up to ``largest`` that serves the most world sizes.
+
+    ``least``, ``most``: bounds of the world sizes; 0: no bound.
+    """
     micro_batches = sorted(set(config.micro_batches))
     if micro_batches[-1] > largest:
         raise ElasticityConfigError(
@@ -128,11 +132,11 @@ def _fitting(share: int, micro_batches: Sequence[int]) -> list[int]:
 
 
 def largest_micro_batch(batch_size: int, world_size: int, micro_batches: Sequence[int]) -> int:
-    """What a worker takes at a time of a batch that serves the world size."""
+    """The largest micro batch that divides a worker's share of a batch."""
     return max(_fitting(batch_size // world_size, micro_batches))
 
 
 def preferred_micro_batch(batch_size: int, world_size: int, config: ElasticityConfig) -> int:
-    """The same where version 0.2 is not told a world size: the largest, or the one that is named first."""
+    """The micro batch of version 0.2 without a given world size: the largest that fits, or the first one."""
     fitting = _fitting(batch_size // world_size, config.micro_batches)
     return max(fitting) if config.prefer_larger_batch_size else fitting[0]

@@ -1,1 +1,1 @@
-"""One file a launcher: how it is asked to start an agent on every host, as argv, environment and files."""
+"""One file for each launcher: the command, environment and files by which it starts the agents."""

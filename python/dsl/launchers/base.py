@@ -1,4 +1,4 @@
-"""What a launcher is given, and what it answers. Launchers are pure: they start nothing."""
+"""What a launcher function gets and returns. These functions are pure: they start nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from dsl.model.remote import Remote
 
 PLACE = "--place"
-"""Option by which an agent is told its node rank, where the launcher can tell it apart."""
+"""Option with an agent's node rank, if the launcher can give each agent its own options."""
 
 ENDED = "dsl-agent-ended"
-"""First word of the line that tells place and exit code of an agent, where its launcher does not."""
+"""First word of a line with the place and exit code of an agent, if its launcher does not report them."""
 
 FIRST_PLACE = "--first-place"
-"""Option by which it is told the place of the first host that its launcher knows."""
+"""Option with the place of the first host that the agent's launcher knows."""
 
 
 @record
@@ -27,44 +27,44 @@ class Agents:
     """What a launcher has to start."""
 
     words: tuple[str, ...]
-    """The command of an agent behind its interpreter. Nothing of it is the user's."""
+    """The words of an agent's command after its interpreter. None of them comes from the user."""
     python: str
-    """The interpreter of a host for which `Remote.pythons` has none."""
+    """The interpreter of hosts, if `Remote.pythons` is empty."""
     hosts: tuple[Host, ...]
-    """Where, by node rank. A launcher of ranks starts one task for each of their slots."""
+    """The hosts, by node rank. A launcher of ranks starts a task for each slot of a host."""
     variables: Pairs = ()
-    """Variables that the agents need. They may be secret, so no value of them stands on a command line."""
+    """Variables that the agents need. Their values may be secret, so they never appear on a command line."""
     folder: str = ""
-    """Directory for `Start.files`, which the caller makes, for this user alone."""
+    """Directory for `Start.files`; the caller makes it, for this user alone."""
     environ: Pairs = ()
-    """The environment of the launching command, for what the user says there to the launcher's program."""
+    """The environment of the launching command, which may have the user's settings for the launcher."""
     is_root: bool = False
-    """The caller is root, which Open MPI wants confirmed."""
+    """The caller is root, for which Open MPI needs an option."""
     is_cuda: bool = False
-    """The launching host has CUDA devices, which MVAPICH2 has to be told."""
+    """The launching host has CUDA devices, for which MVAPICH2 needs a setting."""
 
 
 @record
 class Start:
-    """A command that has to be started on the launching host."""
+    """A command to start on the launching host."""
 
     argv: tuple[str, ...]
-    """Its words."""
+    """The words of the command."""
     env: Pairs = ()
-    """Variables over the environment of the launching command."""
+    """Variables to add to the environment of the launching command."""
     unset: tuple[str, ...] = ()
-    """Variables that it must not see."""
+    """Variables to remove from that environment."""
     files: Pairs = ()
-    """Path and text of each file that has to lie there first, readable for this user alone."""
+    """Path and text of each file that must be written first, readable for this user alone."""
     node_rank: int | None = None
-    """The one host that it serves; None: all."""
+    """The only host that the command serves; None: all hosts."""
     lingers: bool = False
-    """It does not end by itself when all agents have ended: it is stopped then."""
+    """The command does not end by itself when all agents have ended, so the head stops it."""
     speaks: bool = False
     """Its stdin and stdout are the connection to the agent (ssh); else the agents connect by themselves."""
     labels: tuple[tuple[str, int], ...] = ()
-    """What it writes before ``: `` and a line of a host, with the node rank of that. Only by such a line an
-    agent can tell its key."""
+    """Labels that the command writes before ``: `` and a line of a host, each with the host's node rank. An
+    agent can send its key only in a labelled line."""
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""One command of the user's on a host, by ssh: what ``dsl-ssh`` starts there."""
+"""The ssh command by which ``dsl-ssh`` runs a command of the user on a host."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
 ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
 
 LONGEST_LINE = 131_071
-"""Bytes that the last of `ssh_command` may have, here and there: the kernel's MAX_ARG_STRLEN, less a NUL."""
+"""Most bytes of the last word of `ssh_command`, here and on the host: the kernel's MAX_ARG_STRLEN - 1."""
 
-# sshd tells a command that the connection is gone by nothing but the end of its input. So a second process
-# waits for that, and then ends the session: a process group of its own, with this shell as its leader.
+# When a connection is gone, sshd only closes the input of the command. So a second process waits for the end
+# of input, and then ends the session: a process group of its own, with this shell as its leader.
 SCRIPT = (
     "exec 3<&0 </dev/null; "
     '(cat <&3; trap "" TERM; kill -s TERM -- "-$$"; sleep 3; kill -s KILL -- "-$$") >/dev/null 2>&1 & '
     'dsl_watch=$!; exec 3<&-; eval "$(printf %b "$1")"; dsl_code=$?; '
     "kill -s KILL $dsl_watch 2>/dev/null; exit $dsl_code"
 )
-"""Runs the line that its first word becomes when ``printf %b`` has read it."""
+"""Decodes its first argument with ``printf %b``, and runs the result as a line of shell."""
 
 SHELL = '"${SHELL:-sh}" -c '
 
 
 def ssh_command(host: str, words: Sequence[str], port: int | None = None) -> tuple[str, ...]:
-    """The words that run a command on a host and end it when its connection ends.
+    """The words of an ssh that runs a command on a host, and ends it when the connection ends.
 
-    One word is a line for the user's shell there, as with ssh; several are a program and its arguments, which
-    arrive byte for byte. Either reads nothing: its input is ``/dev/null``.
+    A single word is a line for the user's shell on the host, as with ssh. Several words are a program and its
+    arguments, which arrive byte for byte. In both cases stdin is ``/dev/null``.
     """
     line = SHELL + _quoted(words[0]) if len(words) == 1 else " ".join(map(_quoted, words))
-    # Line breaks are what shells spell differently, so none may come to the login shell.
+    # Shells quote line breaks differently, so the login shell must not see any.
     coded = line.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     place = () if port is None else ("-p", str(port))
     options = (*OPTIONS, "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}", *ALIVE, *place)

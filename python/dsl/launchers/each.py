@@ -1,7 +1,7 @@
-"""Elastic jobs: one program of the launcher for each host, so that one can be lost and reached again alone.
+"""Elastic jobs: one program of the launcher for each host, so that a lost host can be reached again alone.
 
-What reaches all hosts at once may end with the first that it loses, as an mpirun does, and none of these
-programs starts again what it has lost.
+A program that reaches all hosts at once may end when it loses the first host, as mpirun does. And no such
+program starts an agent again on a lost host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def each_host(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    """Ask for an agent on every host, by a program for each: the one of a host has its place.
+    """The commands that start an agent on every host: one for each host, in the order of the hosts.
 
     Raises:
         HostNameError: the launcher cannot be given the name of a host.

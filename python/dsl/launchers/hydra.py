@@ -1,4 +1,4 @@
-"""What the launchers of MPICH, Intel MPI and MVAPICH share: all three are Hydra."""
+"""What the launchers for MPICH, Intel MPI and MVAPICH share: all three use Hydra."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ RANK = "${PMI_RANK:-$PMIX_RANK}"
 
 @record
 class Ranks:
-    """The tasks of a job, as Hydra is told of them."""
+    """The tasks of a job, as arguments for Hydra."""
 
     total: str
-    """How many there are."""
+    """Number of tasks."""
     each: str | None
-    """How many each host has; None: not all the same."""
+    """Number of tasks of each host; None: the hosts differ."""
     names: tuple[str, ...]
-    """The hosts that have any."""
+    """The hosts with tasks."""
     places: tuple[str, ...]
-    """``HOST:COUNT`` of each of them."""
+    """``HOST:COUNT`` of each of these hosts."""
     command: tuple[str, ...]
     """The command of a task."""
 
@@ -51,11 +51,11 @@ def ranks(remote: Remote, agents: Agents) -> Ranks:
 
 
 def transport(remote: Remote, agents: Agents, kind: str, more: str) -> Pairs:
-    """The variables of a Hydra that starts its proxies by ssh, unless the user has named another way.
+    """Variables that make Hydra start its proxies by ssh, unless the user has chosen another way.
 
-    Inside an allocation of Slurm it would take srun, which numbers the hosts in an order of its own, and then
-    Hydra puts the tasks on the wrong ones. ``kind`` and ``more`` are its variables for the way and for words
-    to ssh.
+    In a Slurm allocation Hydra would use srun, which orders the hosts in its own way: then Hydra puts tasks
+    on the wrong hosts. ``kind``: Hydra's variable for the way to start proxies. ``more``: its variable for
+    more words to ssh.
     """
     environ = dict(agents.environ)
     variables = [] if environ.get(kind) else [(kind, "ssh")]

@@ -1,4 +1,4 @@
-"""``--launcher impi``: the mpirun of Intel MPI, a Hydra that binds, and takes counts from a file only."""
+"""``--launcher impi``: Intel MPI's mpirun, a Hydra that binds, and reads counts only from a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIN = "I_MPI_PIN"
 
 
 def impi(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    """Ask for a task a slot, or a host.
+    """The command that starts a task for each slot, or for each host.
 
     Raises:
         HostNameError: Hydra cannot be given the name of a host.

@@ -1,4 +1,4 @@
-"""``--launcher mpich``: Hydra's mpirun, which hands its own environment to every task."""
+"""``--launcher mpich``: Hydra's mpirun, which passes its own environment to every task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def mpich(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    """Ask for a task a slot, or a host.
+    """The command that starts a task for each slot, or for each host.
 
     Raises:
         HostNameError: Hydra cannot be given the name of a host.

@@ -19,13 +19,13 @@ SETTINGS = (
     ("MV2_INTER_ALLGATHER_TUNING", "5"),
     ("MV2_CUDA_USE_NAIVE", "0"),
 )
-"""What DeepSpeed tells MVAPICH2: do without a kernel module, allow threads, do not bind."""
+"""DeepSpeed's settings for MVAPICH2: among others, use no kernel module, allow threads, do not bind."""
 
 CUDA_SETTING = ("MV2_USE_CUDA", "1")
 
 
 def mvapich(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    """Ask for a task a slot, or a host. A setting that the user has made himself is left alone.
+    """The command that starts a task for each slot, or for each host. The user's own settings are kept.
 
     Raises:
         HostNameError: Hydra cannot be given the name of a host.

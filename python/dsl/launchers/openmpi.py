@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def openmpi(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    """Ask for a task a slot, or a host.
+    """The command that starts a task for each slot, or for each host.
 
-    Open MPI 4 puts the tasks of the launching host first, wherever it stands in the hostfile. The mapper
-    ``seq`` keeps to the order, with one line for each task.
+    By default Open MPI 4 puts the tasks of the launching host first, wherever it is in the hostfile. The
+    mapper ``seq`` keeps the order of the hostfile, which then has one line for each task.
 
     Raises:
-        HostNameError: a hostfile cannot hold the name of a host.
+        HostNameError: a hostfile cannot contain the name of a host.
     """
     tasks = tasks_of(remote, agents)
     names = host_names(agents, "Open MPI's mpirun")
@@ -34,9 +34,9 @@ def openmpi(remote: Remote, agents: Agents) -> tuple[Start, ...]:
 
 
 def _options(remote: Remote, agents: Agents) -> Iterable[str]:
-    """Our options but those that the user gives: mpirun refuses one that it is given twice."""
+    """Our options, without those that the user gives: mpirun refuses an option that is given twice."""
     said = {word.lstrip("-") for word in remote.args}
-    # Open MPI 4 warns of hardware that this component would drive, although others do that today.
+    # Open MPI 4 warns about hardware for this component, although other components drive that today.
     if "btl" not in said:
         yield from ("--mca", "btl", "^openib")
     if remote.ssh_port is not None and not said & {"plm_rsh_args", "plm_ssh_args"}:

@@ -1,4 +1,4 @@
-"""``--launcher pdsh``, DeepSpeed's usual one: one pdsh, which starts an ssh for each host."""
+"""``--launcher pdsh``, DeepSpeed's default: one pdsh, which starts an ssh for each host."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from dsl.model.remote import Remote
 
 FANOUT = 1024
-"""Hosts that pdsh reaches at once. More hosts raise it, for no agent ends before all have started."""
+"""Hosts that pdsh reaches at once, or all hosts if there are more: no agent ends before all have started."""
 
 SSH_OPTIONS = ("-oBatchMode=yes", "-oClearAllForwardings=yes", "-oControlMaster=no")
-"""As `dsl.launchers.ssh` has them, too."""
+"""The same options as in `dsl.launchers.ssh`."""
 
 SSH_MODULE = "ssh:"
-"""Before an address with colons: what stands before the first one names a module of pdsh."""
+"""Prefix for an address with colons: pdsh reads the text before the first colon as the name of a module."""
 
 _PLACE = "%n"
 
-# pdsh tells nothing of an agent that ends with 0, and sshd tells what it has started that the connection is
-# gone by nothing but the end of its input. So a shell stays with the agent: it says how that ended, and both
-# end with their connection until the agent has connected to the head, and has a process group of its own.
+# pdsh reports nothing for an agent that ends with 0. And when the connection is gone, sshd only closes the
+# input of the command. So a shell stays with the agent: it reports the agent's exit code. Until the agent has
+# connected to the head, and has a process group of its own, the shell also ends both with the connection.
 _WATCH = (
     "exec 3<&0 </dev/null; "
     '(while read -r dsl_word; do :; done; kill -s KILL -- "-$$") <&3 >/dev/null 2>&1 & '
@@ -38,11 +38,11 @@ _WATCH = (
 
 
 def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    """Ask for an agent on every host. pdsh writes a host's place for ``%n``, and ``%`` for ``%%``.
+    """The command that starts an agent on every host. In it pdsh writes a host's place for ``%n``.
 
     Raises:
         HostNameError: the name of a host means something else to pdsh.
-        LauncherError: the user wants no labels.
+        LauncherError: the user turns labels off.
     """
     if "-N" in remote.args:
         raise LauncherError(
@@ -53,7 +53,7 @@ def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
         raise ValueError("pdsh carries no variables")
     names = tuple(_host(name) for name in host_names(agents, "pdsh", also="@:%[]+"))
     port = () if remote.ssh_port is None else ("-p", str(remote.ssh_port))
-    # What the user has in it comes first, and so it holds.
+    # The user's words come first, because ssh uses the first value of an option.
     ssh_args = (dict(agents.environ).get(PDSH_SSH_ARGS, "").strip(), *SSH_OPTIONS, *port)
     fanout = str(max(FANOUT, len(names)))
     argv = ("pdsh", "-S", "-f", fanout, "-w", ",".join(names), *remote.args, _line(remote, agents))
@@ -62,9 +62,9 @@ def pdsh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
 
 
 def _labels(names: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """What pdsh calls each host: its name, or where all have one domain what stands before that.
+    """The labels of pdsh for each host: its name, or if all hosts have one domain, the name without it.
 
-    The short name is taken for that of a host only if it is no other's.
+    A short name counts as a label only if no other host has it.
     """
     hosts = [name.removeprefix(SSH_MODULE).rpartition("@")[2] for name in names]
     shorts = [host if host[:1].isdigit() else host.partition(".")[0] for host in hosts]
@@ -78,7 +78,7 @@ def _labels(names: Sequence[str]) -> tuple[tuple[str, int], ...]:
 
 
 def _host(given: str) -> str:
-    """How pdsh has to be told of a host: it takes what stands before a ``:`` for the way to reach it."""
+    """The name of a host as pdsh needs it: pdsh reads the text before a ``:`` as its module for the host."""
     name = bare(given)
     if name.count("@") > 1:
         raise HostNameError(
@@ -95,5 +95,6 @@ def _line(remote: Remote, agents: Agents) -> str:
     agent = replace(agents, words=(*agents.words, PLACE, _PLACE))
     words = agent_command(remote, agent, place="$0", name=_PLACE)
     words = ("sh", "-c", _WATCH, _PLACE, *words)
+    # pdsh writes % for %%.
     shown = (word if word == _PLACE else shell_word(word).replace("%", "%%") for word in words)
     return " ".join(("exec", *shown))

@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from dsl.model.remote import Remote
 
 LONGEST_WORD = 100_000
-"""Characters of a list of nodes that still fits into one word of a command line (Linux: 128 KiB)."""
+"""Most characters of a list of nodes in one word of the command line (Linux allows 128 KiB)."""
 
 UNSET = ("SLURM_HOSTFILE", "SLURM_NTASKS_PER_NODE")
-"""What an allocation says about the tasks of its steps, against our list of nodes."""
+"""Variables of an allocation that would contradict our list of nodes."""
 
 
 def slurm(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    """Ask for a task a slot, or a host.
+    """The command that starts a task for each slot, or for each host.
 
-    srun sorts the nodes and fills them as it likes; it keeps to order and counts only if each task names its
-    node.
+    srun sorts the nodes, and fills them in its own way. It keeps our order and counts only if the list of
+    nodes has an entry for each task.
 
     Raises:
-        HostNameError: Slurm cannot have a node of this name.
+        HostNameError: the name of a host is no valid node name for Slurm.
     """
     tasks = tasks_of(remote, agents)
     names = host_names(agents, "srun")

@@ -1,4 +1,4 @@
-"""``--launcher ssh``: one ssh for each host, over whose own stream its agent talks."""
+"""``--launcher ssh``: one ssh for each host; its agent talks to the head over the streams of that ssh."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from dsl.launchers.base import Agents
     from dsl.model.remote import Remote
 
-# No terminal, no forwarding of anything, nobody to type a password. A connection that others share may be
-# used, but none is left behind: it would outlive the job, or the end of the job would end theirs.
+# No terminal, no forwarding, no password prompt. ssh may use an existing shared connection, but must not make
+# one: it would outlive the job, or end with the job while others use it.
 OPTIONS = (
     *("-T", "-x", "-a", "-e", "none"),
     *("-o", "BatchMode=yes", "-o", "ClearAllForwardings=yes", "-o", "ControlMaster=no"),
@@ -22,14 +22,16 @@ OPTIONS = (
 CONNECT_TIMEOUT_S = 15
 
 SILENCES = 3
-"""Unanswered questions after which ssh gives up; all of them fit into the heartbeat."""
+"""Unanswered keep-alive messages after which ssh gives up; all of them fit into the heartbeat."""
 
 
 def ssh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    """Ask for an agent on every host. ssh keeps the first of two settings: the user's words come first.
+    """The commands that start an agent on every host.
 
-    Agents that are given a key in `Agents.variables` connect by themselves, and their ssh ends: one program
-    starts them, `Remote.fanout` at a time.
+    ssh uses the first value of an option, so the user's words come first.
+
+    Agents with a key in `Agents.variables` connect by themselves, and their ssh ends. One program starts
+    these agents, `Remote.fanout` at a time.
 
     Raises:
         HostNameError: the name of a host means something else to ssh.
@@ -55,7 +57,7 @@ def ssh(remote: Remote, agents: Agents) -> tuple[Start, ...]:
 
 
 def _fanned(remote: Remote, agents: Agents, starts: Sequence[Start]) -> Start:
-    """One program that runs these commands, and gives each the key."""
+    """One program that runs these commands, and sends each the key."""
     from json import dumps
 
     path = f"{agents.folder}/{HOST_FILE}.json"
@@ -69,5 +71,5 @@ def _fanned(remote: Remote, agents: Agents, starts: Sequence[Start]) -> Start:
 
 
 def alive_s(heartbeat_s: float) -> int:
-    """Whole seconds between ssh's own questions; 0: it asks none."""
+    """Whole seconds between ssh's keep-alive messages; 0: it sends none."""
     return max(1, int(heartbeat_s / SILENCES)) if heartbeat_s > 0 else 0

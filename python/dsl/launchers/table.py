@@ -1,4 +1,4 @@
-"""The launchers by their word of ``--launcher``."""
+"""The launchers by their names for ``--launcher``."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ TABLE: dict[LauncherName, Launcher] = {
     "mvapich": mvapich,
     "slurm": slurm,
 }
-"""What starts the agents of a job. The first word of a launcher's command is the program that it needs."""
+"""Name -> launcher. The first word of a launcher's command is the program that it needs."""

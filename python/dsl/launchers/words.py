@@ -1,4 +1,4 @@
-"""What the launchers share: the agent's command, the names of hosts, and words that all shells read alike."""
+"""What the launchers share: the agent's command, names of hosts, and words that all shells read alike."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HOST_FILE = "hosts"
 """Name of the file in `Agents.folder` that lists hosts or tasks."""
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:,@+-")
-# A script that is sourced without arguments of its own sees those of the shell, so these are put away. What
-# it prints must not come into the agent's stdout, nor may it read the agent's stdin.
+# A sourced script sees the arguments of the shell, so these are saved elsewhere first. The script must
+# neither write to the agent's stdout nor read the agent's stdin.
 _SOURCE = (
     'dsl_script=$1; shift; dsl_words=("$@"); set --; '
     'case $dsl_script in "~/"*) dsl_script=$HOME/${dsl_script:2};; esac; '
@@ -27,7 +27,7 @@ _SOURCE = (
 
 
 def tasks_of(remote: Remote, agents: Agents) -> tuple[int, ...]:
-    """How many tasks each host gets from a launcher of ranks, by node rank."""
+    """The number of tasks that a launcher of ranks starts on each host, by node rank."""
     return tuple(1 if remote.per_node else len(host.slots) for host in agents.hosts)
 
 
@@ -36,9 +36,9 @@ def agent_command(
 ) -> tuple[str, ...]:
     """The command of an agent, the same for all hosts.
 
-    If the hosts' interpreters differ, a line of ``sh`` chooses one there: ``place`` is what this shell reads
-    as the number of the task, ``name`` its own name (``$0``), and ``tasks`` the number of tasks of each host
-    (none: one).
+    If the hosts' interpreters differ, a line of ``sh`` chooses one on the host. ``place``: the text that this
+    shell expands to the number of the task. ``name``: the shell's own name (``$0``). ``tasks``: the number of
+    tasks of each host (empty: one each).
     """
     pythons = pythons_of(remote, agents)
     words = (*pythons[:1], *agents.words)
@@ -54,7 +54,7 @@ def pythons_of(remote: Remote, agents: Agents) -> tuple[str, ...]:
 
 
 def sourced(remote: Remote, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Put what sources ``--venv_script`` before a command. A relative path is one of the launching host."""
+    """Let a shell source ``--venv_script`` before a command. A relative path starts in `Remote.cwd`."""
     script = remote.venv_script
     if not script:
         return words
@@ -78,10 +78,11 @@ def _choice(pythons: Sequence[str], tasks: Sequence[int], place: str) -> str:
 def shell_word(word: str) -> str:
     """Write a word so that sh, bash, zsh, csh and fish read it back.
 
-    Single quotes mean the same to all of them but around ``'``, ``!`` (csh's history) and a backslash (fish).
+    Single quotes mean the same in all of them, except for ``'``, ``!`` (csh's history) and a backslash
+    (fish).
 
     Raises:
-        UsageError: a line break is in it, which these shells spell differently.
+        UsageError: the word contains a line break, which these shells quote differently.
     """
     if word and _PLAIN.issuperset(word):
         return word
@@ -92,13 +93,14 @@ def shell_word(word: str) -> str:
 
 
 def host_names(agents: Agents, launcher: str, *, also: str = "") -> tuple[str, ...]:
-    """The hosts' names, once it is sure that none means something else to the launcher.
+    """The hosts' names, after a check that none of them means something else to the launcher.
 
-    A name is letters, digits, dots, hyphens and underscores, and begins with no hyphen. ``also`` are other
-    marks that the launcher takes: ``@`` behind the name of a user, ``:`` and ``%`` in an IPv6 address.
+    A name consists of letters, digits, dots, hyphens and underscores, and does not begin with a hyphen.
+    ``also``: other characters that the launcher allows: ``@`` after the name of a user, ``:`` and ``%`` in an
+    IPv6 address.
 
     Raises:
-        HostNameError: a name is none of those.
+        HostNameError: a name is not allowed.
     """
     for host in agents.hosts:
         _check(host.name, launcher, also)

@@ -1,4 +1,4 @@
-"""Whether a program can be executed, before anything is started."""
+"""Checks whether a program can run, before anything is started."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 NO_PYTHON = "--no-python"
 
 LARGEST_SCRIPT = 4 * 1024
-"""Bytes of a script that is compiled for its mistakes: Python compiles two to four in a microsecond."""
+"""Most bytes of a script that is compiled to find mistakes: Python compiles two to four in a microsecond."""
 LARGEST_SHELL_SCRIPT = 256 * 1024
-"""The same of one that names a shell: no compiler gets far in it."""
+"""The same limit for a script that names a shell: the compiler stops early in it."""
 LONGEST_ARCHIVE_END = 22 + 0xFFFF
-"""Bytes behind the last file of a zip archive: a record, and a comment."""
+"""Most bytes after the last file of a zip archive: a record, and a comment."""
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "csh", "tcsh", "fish"})
 
-# With one of these words a package may look for its modules elsewhere than where they lie.
+# A package that contains one of these words may look for its modules in other places.
 _MOVES_MODULES = (b"__path__", b"modules", b"meta_path", b"path_hooks")
 
 
@@ -45,16 +45,17 @@ def check_program(
 ) -> None:
     """Refuse a script, module or program that cannot run.
 
-    ``flavour`` is that of the job: messages spell options as its command does. ``folder`` is where relative
-    paths begin; empty: where we are. ``option`` makes a program of a script; empty: nothing has to. What only
-    Python can tell is looked at where the workers have our own interpreter.
+    ``flavour``: that of the job; messages spell options as its command does. ``folder``: where relative paths
+    begin; empty: the working directory. ``option``: the option by which the user asked for a program instead
+    of a script, for messages; empty: there is no such option. Python code is checked only if the workers use
+    our own interpreter.
 
     Raises:
         ScriptError: the script or module does not exist, cannot be read, is a directory without
             ``__main__.py``, or is not Python.
         ScriptSyntaxError: it is not correct Python.
         ProgramNotFoundError: the program of ``--no_python`` does not exist.
-        ProgramNotExecutableError: it may not be executed.
+        ProgramNotExecutableError: the program of ``--no_python`` may not be executed.
     """
     if program.kind == "program":
         _check_executable(program.script, option and flavour.spell(option), environ, folder)
@@ -69,7 +70,7 @@ def check_program(
 
 
 def find_executable(name: str, environ: Mapping[str, str], folder: str = "") -> str:
-    """Where a program lies that may be executed, by the rules of `execvpe`; empty if there is none."""
+    """The path of an executable program, found by the rules of `execvpe`; empty if there is none."""
     return next((one for one in _candidates(name, environ, folder) if _is_executable(one)), "")
 
 
@@ -87,7 +88,7 @@ def _check_script(script: str, flavour: Flavour, folder: str) -> None:
 
 
 def _check_text(script: str, flavour: Flavour, folder: str) -> None:
-    """Look into a script, as far as that costs next to nothing."""
+    """Check the text of a script, unless it is long: the check must cost next to nothing."""
     path = os.path.join(folder, script)
     if not os.path.isfile(path):  # a directory, or a pipe that can be read once
         return
@@ -101,7 +102,7 @@ def _check_text(script: str, flavour: Flavour, folder: str) -> None:
                 text += file.read(LARGEST_SHELL_SCRIPT)
     except OSError:
         return
-    if kind == "ELF" and b"PK\5\6" in text:  # an archive is appended, which Python runs
+    if kind == "ELF" and b"PK\5\6" in text:  # Python runs a zip archive that is appended to a program
         return
     mistake = None
     if kind != "ELF":
@@ -127,7 +128,7 @@ def _check_text(script: str, flavour: Flavour, folder: str) -> None:
 
 
 def _foreign_kind(text: bytes) -> str:
-    """What a text is if it is most likely not Python: ``ELF``, or the shell that it names; else empty."""
+    """``ELF``, or the name of a shell, if the text is most likely not Python; else empty."""
     if text.startswith(b"\x7fELF"):
         return "ELF"
     if not text.startswith(b"#!"):
@@ -139,10 +140,10 @@ def _foreign_kind(text: bytes) -> str:
 
 
 def _mistake(text: bytes, name: str) -> SyntaxError | None:
-    """Why Python would not compile a text; None if it would, or if nobody knows."""
+    """Why Python cannot compile a text; None if it can, or if we cannot tell."""
     import _warnings
 
-    # The warnings of a text are for those who run it. Python's own module for that takes long to import.
+    # The workers show the warnings of a text. We avoid the module `warnings`, which takes long to import.
     filters: list[Any] = getattr(sys.modules.get("warnings"), "filters", _warnings.filters)
     ignored = ("ignore", None, Warning, None, 0)
     filters.insert(0, ignored)
@@ -158,12 +159,12 @@ def _mistake(text: bytes, name: str) -> SyntaxError | None:
 
 
 def _check_module(name: str, flavour: Flavour, environ: Mapping[str, str], folder: str) -> None:
-    """Refuse a module that Python will not find, without importing anything."""
+    """Refuse a module that Python will not find. Nothing is imported for this."""
     if sys.flags.isolated or sys.flags.no_site or sys.flags.no_user_site:
         return  # the workers look in more places
     try:
         missing = _missing_module(name, [folder or os.getcwd(), *_python_path(environ, folder), *sys.path])
-    except Exception:  # noqa: BLE001  somebody else's finder, or one that wants a package to be imported
+    except Exception:  # noqa: BLE001  a foreign finder, or a finder that needs an imported package
         return
     if not missing:
         return
@@ -179,7 +180,7 @@ def _python_path(environ: Mapping[str, str], folder: str) -> list[str]:
 
 
 def _missing_module(name: str, path: Sequence[str]) -> str:
-    """The first part of a module's name that is surely nowhere; empty if all are there, or nobody knows."""
+    """The first part of a module's name that surely does not exist; empty if all parts exist or may exist."""
     parts = name.split(".")
     if not all(parts):
         return name
@@ -198,7 +199,7 @@ def _missing_module(name: str, path: Sequence[str]) -> str:
 
 
 def _find_module(name: str, path: Sequence[str], *, is_top: bool) -> Any:
-    """Python's own finders, which read directories and nothing else."""
+    """The spec of a module from Python's finders, which only read directories; None if there is none."""
     for finder in sys.meta_path:
         places = path if not is_top or getattr(finder, "__name__", "") == "PathFinder" else None
         spec = finder.find_spec(name, places)
@@ -208,9 +209,9 @@ def _find_module(name: str, path: Sequence[str], *, is_top: bool) -> Any:
 
 
 def _may_move(spec: Any) -> bool:
-    """Whether the text of a package may change where its modules are looked for."""
+    """Whether the code of a package may change where Python looks for its modules."""
     if not spec.origin:
-        return False  # a folder without a text
+        return False  # a folder without code
     if not spec.origin.endswith(".py"):
         return True
     try:

@@ -23,7 +23,7 @@ LARGEST_FILE = 1 << 16
 
 @record
 class NumaNode:
-    """A NUMA node, its online CPUs (none if it is memory alone), and whether workers may allocate on it."""
+    """A NUMA node, its online CPUs (none if it has only memory), and whether workers may allocate on it."""
 
     number: int
     cpus: tuple[int, ...]
@@ -32,7 +32,7 @@ class NumaNode:
 
 @record
 class Topology:
-    """NUMA nodes, ascending by number, and the cores of the CPUs that were asked for: the CPUs of each."""
+    """NUMA nodes, ascending by number, and the cores of the requested CPUs: a tuple of CPUs for each core."""
 
     numa_nodes: tuple[NumaNode, ...] = ()
     cores: tuple[tuple[int, ...], ...] = ()
@@ -40,13 +40,13 @@ class Topology:
 
 def parse_kernel_list(text: str) -> tuple[int, ...]:
     """The kernel's list format: ``"0-2,5"`` -> (0, 1, 2, 5); blank -> ()."""
-    # The files of Linux 5.15-rc1 end in a zero byte.
+    # In Linux 5.15-rc1 these files end with a zero byte.
     ranges = [parse_range(part) for part in text.strip("\0 \t\n").split(",")]
     return tuple([number for ends in ranges if ends for number in range(ends[0], ends[1] + 1)])
 
 
 def _read(path: str) -> str | None:
-    """A file of the kernel, which it gives in one piece. Large machines have hundreds: no buffer for each."""
+    """Text of a kernel file, in one read without a buffer: large machines have hundreds of these files."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -96,23 +96,23 @@ def read_topology(cpus: Iterable[int], root: str = "/") -> Topology:
 
 
 def read_cores(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
-    """CPUs of each core that some of the given ones belong to."""
+    """The CPUs of each core that contains a given CPU."""
     return _groups(cpus, lambda cpu: _shared(root, cpu, "core_cpus_list", "thread_siblings_list") or (cpu,))
 
 
 def read_packages(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
-    """CPUs of each package (socket) that some of the given ones are in, where the kernel names it."""
+    """The CPUs of each package (socket) that contains a given CPU, if the kernel names the package."""
     return _groups(cpus, lambda cpu: _shared(root, cpu, "package_cpus_list", "core_siblings_list"))
 
 
 def read_caches(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
-    """The same for caches of the last level."""
+    """The CPUs of each last-level cache that serves a given CPU, if the kernel names the cache."""
     base = os.path.join(root, CPU_FOLDER)
     return _groups(cpus, lambda cpu: _last_level_cache(f"{base}/cpu{cpu}/cache"))
 
 
 def _groups(cpus: Iterable[int], read: Callable[[int], tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Each group once, in the order of the CPUs; the files of one member speak for all."""
+    """Each group of CPUs once, in the order of the CPUs. Only the files of its first CPU are read."""
     groups: list[tuple[int, ...]] = []
     known: set[int] = set()
     for cpu in cpus:
@@ -123,14 +123,14 @@ def _groups(cpus: Iterable[int], read: Callable[[int], tuple[int, ...]]) -> tupl
 
 
 def _shared(root: str, cpu: int, *names: str) -> tuple[int, ...]:
-    """Of two names the first is newer (Linux 5.3), and the second deprecated."""
+    """CPUs from the first of these files that has any: a newer name (Linux 5.3), then a deprecated one."""
     folder = os.path.join(root, CPU_FOLDER, f"cpu{cpu}/topology")
     lists = (parse_kernel_list(_read(f"{folder}/{name}") or "") for name in names)
     return next(filter(None, lists), ())
 
 
 def _last_level_cache(folder: str) -> tuple[int, ...]:
-    """CPUs that share the cache of the highest level that holds data."""
+    """CPUs that share the data cache of the highest level."""
     highest, shared = -1, ""
     for name in _list(folder):
         if not name.startswith("index") or (_read(f"{folder}/{name}/type") or "").strip() == "Instruction":
@@ -142,7 +142,7 @@ def _last_level_cache(folder: str) -> tuple[int, ...]:
 
 
 class Cpus:
-    """CPUs of the machine below ``root``. Large machines have hundreds of files about them."""
+    """CPUs of the machine below ``root``, read on first use: large machines have hundreds of such files."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root
@@ -164,10 +164,10 @@ class Cpus:
 
     @kept
     def packages(self) -> Groups:
-        """CPUs of each package (socket) that some allowed ones are in, where the kernel names it."""
+        """The CPUs of each package (socket) that contains an allowed CPU, if the kernel names the package."""
         return read_packages(self.allowed, self._root)
 
     @kept
     def caches(self) -> Groups:
-        """The same for caches of the last level."""
+        """The CPUs of each last-level cache that serves an allowed CPU, if the kernel names the cache."""
         return read_caches(self.allowed, self._root)

@@ -14,10 +14,10 @@ ASK_S = 30.0
 
 
 def check_debugger(interpreter: str, environ: Mapping[str, str], cwd: str = "") -> None:
-    """Refuse an interpreter without debugpy. One that cannot be executed is for others to refuse.
+    """Refuse an interpreter without debugpy. Another check refuses an interpreter that cannot be executed.
 
     Raises:
-        OptionError: it has no debugpy.
+        OptionError: the interpreter has no debugpy.
     """
     import subprocess
 

@@ -1,6 +1,6 @@
-"""The network as this machine sees it: its own addresses, what a name means here, which way packets would go.
+"""The network as this machine sees it: its own addresses, the addresses of names, and the routes of packets.
 
-Nothing is sent: a route is found by a UDP socket that is connected and never written to.
+No packet is sent to find a route: a UDP socket is connected, but nothing is written to it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 ANY_PORT = 9
 LOOPBACK = "127.0.0.1"
 LONGEST_LOOK_S = 5.0
-"""A name server that does not answer takes seconds for each name."""
+"""Longest time for looking up names: a name server that does not answer takes seconds for each name."""
 INNER = ("docker", "br-", "virbr", "cni", "flannel", "veth", "lxc", "lxd", "podman", "cali")
-"""How interfaces start whose addresses other machines have, too: those of container software."""
+"""Prefixes of the interfaces of container software, whose addresses other machines may have, too."""
 
 
 class Network:
@@ -49,10 +49,10 @@ class Network:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Addresses of this machine's interfaces that are up, the likeliest to be reached from elsewhere first.
+    """Addresses of this machine's active interfaces; those that other machines most likely reach come first.
 
-    Without loopback. IPv4 comes before IPv6, an interface of container software after all others, and an
-    address that holds on one link alone last. None if psutil is not installed.
+    Loopback is left out. IPv4 comes before IPv6, then come interfaces of container software, and link-local
+    addresses last. Empty if psutil is not installed.
     """
     try:
         import psutil
@@ -74,14 +74,14 @@ def own_addresses() -> tuple[str, ...]:
 
 
 def sort_addresses(found: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Order pairs of interface and address as `own_addresses` says; each address once."""
+    """Sort pairs of interface and address as `own_addresses` describes; return each address once."""
     outer = [pair for pair in found if not is_loopback(pair[1])]
     outer.sort(key=lambda pair: (_is_link_local(pair[1]), pair[0].startswith(INNER), ":" in pair[1]))
     return tuple(dict.fromkeys([address for _, address in outer]))
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is that of every machine itself."""
+    """Whether an address always means the local machine."""
     return address.startswith(("127.", "::ffff:127.")) or address in ("::1", "localhost")
 
 
@@ -106,7 +106,7 @@ def is_own_address(address: str) -> bool:
 
 
 def why_unreachable(address: str) -> str:
-    """Why no packet can go to an address, in the kernel's words; empty if there is a route."""
+    """The kernel's reason why no packet can go to an address; empty if there is a route."""
     return _try_socket(address, ANY_PORT, "connect")
 
 
@@ -127,12 +127,13 @@ def _try_socket(address: str, port: int, method: Literal["bind", "connect"]) -> 
 
 
 def addresses_toward(names: Sequence[str], master_address: str = "") -> tuple[str, ...]:
-    """The addresses of this machine by which these hosts reach it, the best first, each once.
+    """The addresses by which these hosts can reach this machine, the best first, each once.
 
-    They are those from which packets to the hosts would go, that of most hosts first. All other addresses of
-    this machine follow if a host's name means nothing here (an alias of ssh's), or none has a route. Where no
-    host is another machine, loopback is the last of them. ``master_address`` is what the user calls the first
-    host, and comes before all others if that is this machine. After `LONGEST_LOOK_S` no name is looked up.
+    First come the addresses from which packets to the hosts would go; the one for most hosts is the first.
+    All other addresses of this machine follow if the name of a host is unknown here (an alias of ssh), or if
+    there is no route to a host. If all hosts are this machine, loopback comes last. ``master_address``: the
+    user's address for the first host; it comes before all others if that host is this machine. After
+    `LONGEST_LOOK_S` no more names are looked up.
     """
     from time import monotonic
 
@@ -174,10 +175,10 @@ def _source_address(address: str) -> str:
 
 
 def machine_identity() -> str:
-    """A text that two agents share only if they run on the same machine or in the same container.
+    """A text that is equal for two agents only if they run on the same machine, or in the same container.
 
-    Of the kernel's boot, the name of the machine and its network: containers have names and networks of their
-    own. Empty if the kernel does not tell.
+    It consists of the kernel's boot id, the network namespace and the name of the machine: containers have
+    names and networks of their own. Empty if the kernel does not tell.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -1,7 +1,7 @@
-"""TCP ports of this machine: which are free, and who holds one.
+"""TCP ports of this machine: which ports are free, and which process holds a port.
 
-The extension listens for an instant, the way a TCPStore does: Python's own sockets cost half a millisecond to
-import.
+To test a port, the extension listens on it for an instant, as a TCPStore does. Importing Python's `socket`
+would take half a millisecond.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def _reason(error: OSError) -> str:
 
 
 def pick_free_port() -> int:
-    """A port that the kernel says is free.
+    """A free port, chosen by the kernel.
 
     Raises:
-        PortError: there is none.
+        PortError: there is no free port.
     """
     try:
         return probe_port(0)
@@ -63,7 +63,7 @@ def pick_free_port() -> int:
 
 
 def name_port_holder(port: int) -> str:
-    """The process that listens on the port: ``pid 12 (python train.py)``, or what can be said of it."""
+    """The process that listens on the port: ``pid 12 (python train.py)``, or a vaguer description."""
     try:
         import psutil
     except ImportError:

@@ -1,6 +1,6 @@
-"""Reading what workers load into the page cache: once and in order, where they would fetch it page by page.
+"""Reads files that workers will load into the page cache: once and in order, instead of page by page.
 
-Nothing is imported or executed: the interpreter's path says where its libraries and torch's lie.
+Nothing is imported or executed: the path of the interpreter shows where its libraries and those of torch are.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 CHUNK = 4 << 20
-"""Bytes that are read at once."""
+"""Bytes of one read."""
 
 SAMPLE = 128 << 10
-"""Of so many bytes one is asked for, to know whether they are in memory: what the kernel reads ahead."""
+"""One byte of this many is tested to see whether they are in memory: the kernel reads ahead as much."""
 
 LONGEST_S = 60.0
-"""Seconds after which the rest is left to the workers."""
+"""Seconds after which the workers have to read the rest."""
 
 MEMORY_SHARE = 2
-"""At most this part of the memory that is free is filled."""
+"""At most the free memory divided by this number is filled."""
 
 LIBRARY_FOLDERS = ("torch/lib", "torch", "nvidia/*/lib", "nvidia/*/*/lib", "numpy/_core", "numpy.libs")
-"""Where the libraries of torch lie, below a folder of installed packages."""
+"""Folders with the libraries of torch, below a folder of installed packages."""
 
 
 def prewarm(interpreter: str, environ: Mapping[str, str], goes_on: Callable[[], bool]) -> Prewarmed:
-    """Read the files of `library_files` that are not in memory, as long as ``goes_on`` says so.
+    """Read the files of `library_files` that are not in memory, as long as ``goes_on`` returns True.
 
-    At most half of the free memory is filled, and nothing is read after a minute. What cannot be read is left
-    out: the worker that needs it will say why.
+    This fills at most half of the free memory, and ends after a minute. A file that cannot be read is left
+    out: the worker that needs it will report why.
     """
     begin_s = time.monotonic()
     left = _free_memory() // MEMORY_SHARE
@@ -69,9 +69,9 @@ def prewarm(interpreter: str, environ: Mapping[str, str], goes_on: Callable[[], 
 
 
 def library_files(interpreter: str, environ: Mapping[str, str]) -> list[str]:
-    """The interpreter and the shared libraries that it and torch consist of, each once.
+    """The interpreter, its shared libraries and those of torch, each once.
 
-    ``interpreter`` is a path, or a name that is looked up on the ``PATH`` of ``environ``.
+    ``interpreter``: a path, or a name that is looked up on the ``PATH`` of ``environ``.
     """
     from glob import glob
 
@@ -93,7 +93,7 @@ def library_files(interpreter: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _prefixes(path: str) -> list[str]:
-    """Where the interpreter is installed: its virtual environment first, then what that was made of."""
+    """The folders of the interpreter: its virtual environment first, then the installation behind that."""
     prefixes = [os.path.dirname(os.path.dirname(os.path.abspath(path)))]
     try:
         with open(f"{prefixes[0]}/pyvenv.cfg", encoding="utf-8", errors="surrogateescape") as file:
@@ -108,7 +108,7 @@ def _prefixes(path: str) -> list[str]:
 
 
 def _package_folders(prefixes: list[str], environ: Mapping[str, str]) -> Iterator[str]:
-    """Where packages may be installed, in the order in which the interpreter looks."""
+    """Folders of installed packages, in the order in which the interpreter searches them."""
     from glob import glob
 
     yield from [one for one in environ.get("PYTHONPATH", "").split(os.pathsep) if one]
@@ -122,7 +122,7 @@ def _package_folders(prefixes: list[str], environ: Mapping[str, str]) -> Iterato
 
 
 def _is_cached(fd: int, start: int, stop: int) -> bool:
-    """Whether this part of a file is in memory, as far as samples and the kernel tell."""
+    """Whether this part of a file seems to be in memory, judged by samples."""
     byte = bytearray(1)
     try:
         for offset in range(start, stop, SAMPLE):
@@ -135,7 +135,7 @@ def _is_cached(fd: int, start: int, stop: int) -> bool:
 
 
 def _free_memory() -> int:
-    """Bytes of memory that the kernel can give away without swapping."""
+    """Bytes of memory that are available without swapping."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:

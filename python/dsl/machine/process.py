@@ -1,4 +1,4 @@
-"""This process: its streams, what it and its machine are called, and the files that it may read."""
+"""This process: its standard streams, its names and those of its machine, and the files that it can read."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @record
 class Console:
-    """Our own streams, which are what the user watches."""
+    """The standard streams of the command, which the user watches."""
 
     stdout: Kind = "other"
-    """A ``terminal``, ``null`` (/dev/null, or closed: nobody reads it), or ``other``."""
+    """A ``terminal``, ``null`` (/dev/null, or closed), or ``other``."""
     stderr: Kind = "other"
-    """The same."""
+    """The kind of stderr, with the same values."""
     stdin_is_terminal: bool = False
-    """Whether somebody may type."""
+    """Whether stdin is a terminal, so that a user may type."""
     is_relayed: bool = False
-    """They are those of a command on another host, to which all nodes pass theirs on."""
+    """The streams belong to the command on another host, and all nodes send their output there."""
 
 
 def this_console() -> Console:
@@ -34,7 +34,7 @@ def this_console() -> Console:
 
 
 def stream_kind(fd: int) -> Kind:
-    """What a descriptor leads to. One that is closed has nobody to read it, as /dev/null has."""
+    """The kind of file behind a descriptor. A closed descriptor counts as /dev/null."""
     try:
         if os.isatty(fd):
             return "terminal"
@@ -47,7 +47,7 @@ class Names:
     """Names of this machine and process."""
 
     def __init__(self) -> None:
-        # Taken once: the workers' agent is forked off later, and has another.
+        # Read once: the agent is forked later and has another pid.
         self.pid = os.getpid()
         """The process that the user's shell sees."""
 
@@ -58,7 +58,7 @@ class Names:
 
     @property
     def temp_dir(self) -> str:
-        """Where files go that nobody has named a place for."""
+        """The directory for files that have no other place."""
         return temp_dir()
 
     @property
@@ -73,7 +73,7 @@ class Names:
         return strftime("%Y%m%d%H%M%S")
 
     def random(self) -> str:
-        """16 hexadecimal digits that nobody can guess, new ones each time."""
+        """16 random hexadecimal digits, new ones for each call."""
         return os.urandom(8).hex()
 
     def is_this_machine(self, host: str) -> bool:
@@ -82,7 +82,7 @@ class Names:
 
 
 def temp_dir() -> str:
-    """The directory `tempfile.gettempdir` would name, without its import."""
+    """The directory that `tempfile.gettempdir` would return, without importing `tempfile`."""
     named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
     for folder in (*named, "/tmp", "/var/tmp", "/usr/tmp"):  # noqa: S108  the search order of tempfile
         if folder and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
@@ -91,7 +91,7 @@ def temp_dir() -> str:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a host of the hostfile is this machine: by its name, else by owning one of its addresses."""
+    """Whether a host of the hostfile is this machine: it has our name, or one of its addresses is ours."""
     name = host.rpartition("@")[2]
     own = os.uname().nodename
     if name in ("localhost", own) or name.partition(".")[0] == own or own.partition(".")[0] == name:
@@ -121,7 +121,7 @@ class Files:
 
     @property
     def cwd(self) -> str:
-        """The working directory. Raises UsageError if it is gone."""
+        """The working directory. Raises UsageError if it no longer exists."""
         try:
             return os.getcwd()
         except OSError as error:
@@ -132,7 +132,7 @@ class Files:
 
     @property
     def home(self) -> str:
-        """The home directory of the user; empty if nobody knows it."""
+        """The home directory of the user; empty if unknown."""
         home = os.path.expanduser("~")
         return home if home.startswith("/") else ""
 
@@ -144,10 +144,10 @@ class Files:
 
 
 def read_text(path: str) -> str | None:
-    """Text of a file, None if it is no regular file. Bytes that are not UTF-8 come as surrogates.
+    """Text of a file; None if it is no regular file. Bytes that are not UTF-8 become surrogates.
 
     Raises:
-        OSError: the file is there but cannot be read.
+        OSError: the file exists but cannot be read.
     """
     if not os.path.isfile(path):
         return None

@@ -1,4 +1,4 @@
-"""Programs and packages that are installed beside us, and their versions. No package is imported."""
+"""Programs and packages on this machine that matter to dsl, and their versions. No package is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEADLINE_S = 5.0
-"""What all programs together get to tell their versions."""
+"""All programs together get this long to print their versions."""
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "ssh": ("-V",),
@@ -22,7 +22,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "srun": ("--version",),
     "nvcc": ("--version",),
 }
-"""What makes a program tell its version."""
+"""Arguments that make a program print its version."""
 
 
 @record
@@ -31,9 +31,9 @@ class Program:
 
     path: str
     kind: str = ""
-    """What it is, where several share the name: ``openmpi``, ``mpich``, ``impi``, ``mvapich``."""
+    """Which of several programs with this name it is: ``openmpi``, ``mpich``, ``impi``, ``mvapich``."""
     version: str = ""
-    """Empty: it did not say."""
+    """Empty if the program did not print it."""
 
 
 @record
@@ -43,11 +43,11 @@ class Package:
     version: str
     path: str
     facts: tuple[tuple[str, str], ...] = ()
-    """Constants of a file of it that are text or None (empty)."""
+    """Name and text of constants in a file of the package; None becomes an empty text."""
 
 
 def find_programs(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, Program | None]:
-    """Where programs are and what they say of themselves, all asked at once; None for what is not there."""
+    """Paths and versions of programs; None for a missing program. All programs run at the same time."""
     import time
     from shutil import which
 
@@ -88,10 +88,10 @@ def _answer(process: Popen[bytes] | None, left_s: float) -> str:
 
 
 def read_version(name: str, said: str) -> tuple[str, str]:
-    """What a program is and its version, of what it says when it is asked.
+    """Kind and version of a program, from the text that it prints about its version.
 
-    ``mpirun`` is the name of four: Open MPI's says so, Intel's too, and what calls itself Hydra is MPICH's,
-    or MVAPICH's if that name stands in the arguments of its configuration.
+    There are four programs named ``mpirun``. Those of Open MPI and Intel MPI print their names. A program
+    that prints HYDRA is MPICH's, or MVAPICH's if that name is in the arguments of its configuration.
     """
     import re
 
@@ -115,10 +115,10 @@ def read_version(name: str, said: str) -> tuple[str, str]:
 
 
 def find_package(name: str, module: str, file: str, constants: Sequence[str]) -> Package | None:
-    """An installed package, by the name of its distribution and of its module; None if it is not there.
+    """An installed package, by the names of its distribution and its module; None if it is not installed.
 
-    ``file`` of it is read, not run, for ``constants``; a ``__version__`` there says more than the
-    distribution's, such as the build.
+    ``constants`` are read from ``file`` of the package without running it. A ``__version__`` in that file is
+    used first: it may say more than the distribution's version, such as the build.
     """
     from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec
@@ -141,7 +141,7 @@ def find_package(name: str, module: str, file: str, constants: Sequence[str]) ->
 
 
 def read_constants(path: str, names: Sequence[str]) -> dict[str, str]:
-    """Constants of a Python file, as text; those that are not there, or are computed, are left out."""
+    """Constants of a Python file, as text. Missing and computed ones are left out."""
     import ast
 
     try:

@@ -1,7 +1,7 @@
-"""The hosts that a scheduler has given to the job that we run in: its variables and files in, hosts out.
+"""Finds the hosts that a scheduler has given to the current job, from the scheduler's variables and files.
 
-Slurm, PBS (and Torque), LSF and Grid Engine say it, each in its own way. A host comes with a number of slots:
-devices where the scheduler counts them (Slurm), else the tasks that it has room for.
+Slurm, PBS (and Torque), LSF and Grid Engine each name the hosts in their own way. A host has a number of
+slots: its devices if the scheduler counts them (Slurm), else the number of tasks that fit on it.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ if TYPE_CHECKING:
     ReadText: TypeAlias = Callable[[str], str | None]
 
 TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE")
-"""Variables of the tasks that an MPI has started: whoever is one of several is no head of a job."""
+"""Variables in the tasks of an MPI job. One of several tasks must not start a job on all hosts."""
 
 OWN_JOB = "DSL_JOB_ID"
-"""Variable of our own workers. What runs in one of them runs on its host."""
+"""Variable in the workers of dsl. A program in a worker stays on the worker's host."""
 
 FIRST_SPECIAL_STEP = 4_294_967_290
-"""From here on Slurm's numbers of steps mean interactive shells and batch scripts."""
+"""From this number on, Slurm's step numbers mean interactive shells and batch scripts."""
 
 
 @record
 class Allocation:
-    """What a scheduler has given."""
+    """The hosts that a scheduler has given to a job."""
 
     scheduler: Scheduler
     name: str
-    """What a message calls it: ``Slurm job 12``."""
+    """The name in messages: ``Slurm job 12``."""
     hosts: tuple[tuple[str, int], ...]
     """Names and numbers of slots, in the scheduler's order."""
     counts_devices: bool = False
-    """The slots are devices; else another number of workers a host may be asked for."""
+    """The slots are devices; else the user may ask for another number of workers on a host."""
     tasks: tuple[int, ...] = ()
-    """How many tasks each host was asked for; empty: as many as slots, or nobody knows."""
+    """The number of tasks that was requested for each host; empty: as many as slots, or unknown."""
 
 
 def find_allocation(environ: Environ, read_text: ReadText) -> Allocation | None:
-    """The hosts of the job of a scheduler that we run in and lead; None if there is none.
+    """The hosts of the scheduler's job in which this process runs; None if there is no such job.
 
-    Nobody leads it who is one of several tasks of a step or of an MPI job, or a worker of ours.
+    Also None if this process must not start work on all hosts: it is one of several tasks of a step or of an
+    MPI job, or runs in a worker of dsl.
 
     Raises:
-        HostfileError: what the scheduler says cannot be understood.
+        HostfileError: the scheduler's variables or files are malformed.
     """
     if OWN_JOB in environ or any((parse_number(environ.get(name, "")) or 0) > 1 for name in TASK_COUNTS):
         return None
@@ -90,12 +91,12 @@ def _slurm(environ: Environ, _read_text: ReadText) -> Allocation | None:
 
 
 def parse_step(text: str) -> int | None:
-    """The number of a Slurm step; None if it is none. Special ones have ten digits."""
+    """The number of a Slurm step; None if the text is no number. Special steps have ten digits."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS + 1 else None
 
 
 def _slurm_devices(environ: Environ) -> int:
-    """Devices of a host: those asked for, else those of this one, which stands for all; 0: not counted."""
+    """Devices of each host: the requested number, else the number on this host; 0: Slurm counts none."""
     for name in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"):
         numbers = [parse_number(part.rpartition(":")[2]) for part in environ.get(name, "").split(",")]
         count = sum([number for number in numbers if number is not None])
@@ -105,7 +106,7 @@ def _slurm_devices(environ: Environ) -> int:
 
 
 def _slurm_tasks(environ: Environ, host_count: int) -> list[int]:
-    """Tasks of each host: as asked for, else as Slurm has dealt them, else one."""
+    """Tasks of each host: as requested, else as Slurm has distributed them, else one."""
     asked = parse_number(environ.get("SLURM_NTASKS_PER_NODE", "")) or 0
     if 0 < asked <= MOST_WORKERS:
         return [asked] * host_count
@@ -114,7 +115,7 @@ def _slurm_tasks(environ: Environ, host_count: int) -> list[int]:
 
 
 def expand_counts(text: str, most: int) -> list[int]:
-    """``2(x3),1`` -> [2, 2, 2, 1]; nothing if it is no such list, or one of more than ``most`` numbers."""
+    """``2(x3),1`` -> [2, 2, 2, 1]; empty if the text is malformed or has more than ``most`` numbers."""
     counts: list[int] = []
     for part in text.split(","):
         count, mark, times = part.partition("(x")
@@ -126,10 +127,10 @@ def expand_counts(text: str, most: int) -> list[int]:
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Slurm's list of nodes, ``a[01-03,5],b``, as names. The last bracket of a name counts fastest.
+    """The names in Slurm's list of nodes, such as ``a[01-03,5],b``. The last bracket varies fastest.
 
     Raises:
-        ValueError: it is no such list, or names more hosts than a job can have.
+        ValueError: the list is malformed, or names more hosts than a job can have.
     """
     names: list[str] = []
     for pattern in _split(text):
@@ -145,7 +146,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between commas that stand in no bracket."""
+    """Split at the commas outside of brackets."""
     start, depth = 0, 0
     for place, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")
@@ -160,7 +161,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _pieces(pattern: str) -> Iterator[tuple[str, list[str]]]:
-    """Text and what may follow it, bracket by bracket: ``a[1-2]b`` -> ("a", ["1", "2"]), ("b", [""])."""
+    """Each text, and the choices in the bracket after it: ``a[1-2]b`` -> ("a", ["1", "2"]), ("b", [""])."""
     *bracketed, last = pattern.split("]")
     for part in bracketed:
         text, _, ranges = part.partition("[")
@@ -169,7 +170,7 @@ def _pieces(pattern: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _expand_range(text: str) -> list[str]:
-    """``01-03`` -> 01, 02, 03; one number alone; both as wide as the first."""
+    """``01-03`` -> 01, 02, 03; a single number is itself. All are as wide as the first number."""
     first, dash, last = text.partition("-")
     low, high = parse_number(first), parse_number(last) if dash else parse_number(first)
     if low is None or high is None or high < low:
@@ -180,13 +181,13 @@ def _expand_range(text: str) -> list[str]:
 
 
 def _pbs(environ: Environ, read_text: ReadText) -> Allocation | None:
-    """A line a slot."""
+    """The hosts of PBS: its file has a line for each slot."""
     lines = _lines(environ, "PBS_NODEFILE", read_text)
     return _counted("pbs", "PBS", environ.get("PBS_JOBID", ""), [(words[0], 1) for words in lines])
 
 
 def _lsf(environ: Environ, read_text: ReadText) -> Allocation | None:
-    """Pairs of host and number, else a host for each slot."""
+    """The hosts of LSF: from pairs of host and number, else from lists with a host for each slot."""
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     slots = [(name, parse_number(count) or 0) for name, count in zip(words[::2], words[1::2], strict=False)]
     if not slots or len(words) % 2:
@@ -196,14 +197,14 @@ def _lsf(environ: Environ, read_text: ReadText) -> Allocation | None:
 
 
 def _sge(environ: Environ, read_text: ReadText) -> Allocation | None:
-    """Host, number of slots, queue, processors."""
+    """The hosts of Grid Engine: a line has the host, number of slots, queue and processors."""
     lines = _lines(environ, "PE_HOSTFILE", read_text)
     slots = [(words[0], parse_number(words[1]) or 0) for words in lines if len(words) > 1]
     return _counted("sge", "Grid Engine", environ.get("JOB_ID", ""), slots)
 
 
 def _lines(environ: Environ, variable: str, read_text: ReadText) -> list[list[str]]:
-    """Words of the lines of the file that a variable names; nothing if this machine does not have it."""
+    """Words of each line of the file that a variable names; empty if this machine has no such file."""
     path = environ.get(variable)
     try:
         text = read_text(path) if path else None

@@ -1,9 +1,9 @@
-"""Files of variables for all hosts (``.deepspeed_env``): ``NAME=VALUE`` a line.
+"""Files of variables for all hosts (``.deepspeed_env``), with ``NAME=VALUE`` on each line.
 
-An unquoted value is what follows the first ``=``, as it stands but for blanks at its ends: DeepSpeed's
-grammar. Ours are blank lines, lines that start with ``#``, ``export`` before the name, and quotation marks
-around the whole value. What stands in single ones is taken as it is. In double ones ``$NAME`` and ``${NAME}``
-are filled in, and a backslash takes the meaning from ``$``, ``"`` and itself.
+In DeepSpeed's grammar, the value is the text after the first ``=``, without blanks at its ends. We also allow
+blank lines, lines that start with ``#``, ``export`` before the name, and quotation marks around the whole
+value. Text in single quotes stays as it is. In double quotes, ``$NAME`` and ``${NAME}`` are replaced by the
+variable's value, and a backslash escapes ``$``, ``"`` and itself.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 DEFAULT_NAME = ".deepspeed_env"
-"""Name of the file in the home and working directory."""
+"""Name of the file in the home directory and the working directory."""
 
 NAME_VARIABLE = "DS_ENV_FILE"
-"""Variable that names another one; a path from the root is one file."""
+"""Variable with another name of the file. An absolute path means that one file."""
 
 
 @record
 class EnvEntry:
-    """A line of such a file."""
+    """A variable of an environment file."""
 
     name: str
     value: str
     line: int
-    """Its number, from 1."""
+    """Number of its line, from 1."""
     looks_expandable: bool = False
-    """A variable is written in it that is not filled in, because there are no double quotes."""
+    """The value contains a ``$NAME`` that is not replaced, because the value has no double quotes."""
 
 
 def env_file_paths(name: str, home: str, cwd: str) -> tuple[str, ...]:
-    """Where files of this name are looked for. What a later one says wins."""
+    """The paths where dsl looks for files of this name. A later file overrides an earlier one."""
     if name.startswith("/"):
         return (name,)
     return tuple(dict.fromkeys([f"{folder.rstrip('/')}/{name}" for folder in (home, cwd) if folder]))
@@ -44,9 +44,9 @@ def env_file_paths(name: str, home: str, cwd: str) -> tuple[str, ...]:
 def read_env_files(
     paths: tuple[str, ...], environ: Mapping[str, str], read_text: Callable[[str], str | None]
 ) -> dict[str, tuple[EnvEntry, ...]]:
-    """Read those of the files that there are: path -> entries.
+    """Read the files that exist: path -> entries.
 
-    ``environ`` is what variables in double quotes are filled in from, after the lines before.
+    ``environ``: values for variables in double quotes, unless an earlier line has set the variable.
 
     Raises:
         EnvFileError: a file cannot be read, or a line is malformed.
@@ -64,7 +64,9 @@ def read_env_files(
 
 
 def parse_env_file(text: str, path: str, known: dict[str, str]) -> Iterator[EnvEntry]:
-    """The entries of a file. ``known`` is what is filled in, and takes them up; ``path`` is for errors.
+    """The entries of a file. Each one is also added to ``known``.
+
+    ``known``: values for variables in double quotes. ``path``: name of the file in errors.
 
     Raises:
         EnvFileError: a malformed line.
@@ -123,7 +125,7 @@ def _has_reference(text: str) -> bool:
 
 
 def _reference(text: str, place: int) -> tuple[str, int] | None:
-    """The variable that is written behind the ``$`` before ``place``, and where it ends; None if none is."""
+    """The variable after the ``$`` before ``place``, and the index where it ends; None if there is none."""
     braced = text[place : place + 1] == "{"
     end = start = place + braced
     while end < len(text) and text[end].isascii() and (text[end].isalnum() or text[end] == "_"):

@@ -1,7 +1,7 @@
-"""Which variables of the launching command go to the workers on other hosts.
+"""Chooses the variables of the launching command that go to the workers on other hosts.
 
-The rules are DeepSpeed's: names by their beginnings, those of the accelerator among them, and PYTHONPATH with
-the working directory in front. Values go as they are.
+The rules are DeepSpeed's: variables with certain prefixes, including those of the accelerator, and PYTHONPATH
+with the working directory in front. Values stay unchanged.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ NEBULA = (
     *("AZUREML_PARAMETER_ITPJOB_NAME", "FC_TASKROLE_NAME", "FC_TASK_INDEX", "MASTER_HOST", "LOCAL_HOST"),
     *("AZUREML_BLOB_ACCOUNT_NAME", "AZUREML_BLOB_ACCOUNT_KEY"),
 )
-"""The same, of the versions up to 0.19.7."""
+"""More such prefixes, from DeepSpeed up to 0.19.7."""
 
 EXCLUSIONS = {"AISC_JOB_NAME": ("NCCL_IB_HCA", "UCX_NET_DEVICES")}
-"""When the variable on the left is set, those on the right differ from host to host and stay at home."""
+"""If the variable on the left is set, those on the right differ from host to host, and are not sent."""
 
 GENERAL = ("LD_LIBRARY", "PATH")
-"""Beginnings that belong to no accelerator, although some of them want these variables everywhere."""
+"""Prefixes of general variables, which some accelerators list although they do not belong to any."""
 
 
 def choose_exports(environ: Mapping[str, str], cwd: str, prefixes: Iterable[str]) -> dict[str, str]:
     """Return the variables that go to every host.
 
-    ``cwd`` is the directory in which the workers run, ``prefixes`` are those of the accelerator.
+    ``cwd``: the directory in which the workers run. ``prefixes``: those of the accelerator.
     """
     old = environ.get("PYTHONPATH")
     beginnings = (*PREFIXES, *NEBULA, *prefixes)

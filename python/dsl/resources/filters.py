@@ -1,8 +1,8 @@
-"""Which hosts and slots take part: ``--include``, ``--exclude``, ``--num_nodes``, ``--num_gpus``.
+"""Chooses hosts and slots: ``--include``, ``--exclude``, ``--num_nodes``, ``--num_gpus``.
 
 A filter is ``HOST[:SLOT[,SLOT...]]``, several joined by ``@``. A host without slots means all of its slots,
-unless the same filter also names some of them. The result keeps the order of the resource pool, never that
-of the filter, and drops hosts that have no slot left.
+unless the same filter also names some of them. The result keeps the order of the resource pool, not the order
+of the filter. It drops hosts that have no slot left.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def apply_filters(
 ) -> dict[str, list[int]]:
     """Return the active resources: host -> slots that pass the filter, in the order of the pool.
 
-    Without a filter the pool comes back whole, hosts without slots included. Errors call it ``source``.
+    Without a filter it returns the whole pool, with hosts that have no slots. ``source``: name of the pool in
+    errors.
 
     Raises:
         FilterError: both filters at once, a malformed filter, or a host or slot that is not in the pool.
@@ -133,8 +134,8 @@ def trim(
 ) -> dict[str, list[int]]:
     """Keep the first ``num_nodes`` hosts, each with slots 0 to ``num_gpus`` - 1; None and 0 change nothing.
 
-    ``checked`` is False where slots are only a number, as those that this machine's CPU counts.
-    ``source`` names the hostfile in errors.
+    ``checked``: False if slots are only a number, such as the slots that dsl counts for a CPU; then a host
+    may get more than it has. ``source``: name of the hostfile in errors.
 
     Raises:
         FilterError: fewer hosts, or fewer slots on a host, than asked for.

@@ -1,7 +1,7 @@
-"""Hostfiles: ``HOST slots=N`` a line, in the order that becomes the node ranks.
+"""Hostfiles, with ``HOST slots=N`` on each line. The order of the lines becomes the order of the node ranks.
 
-The grammar is DeepSpeed's: blank lines and lines that start with ``#`` count for nothing, and whatever
-follows the number is ignored (``h slots=4 max_slots=8`` is fine), but for ``python=PATH``, which is ours.
+The grammar is DeepSpeed's: blank lines and lines that start with ``#`` are skipped, and words after the
+number are ignored (``h slots=4 max_slots=8`` is fine). Only ``python=PATH`` there is our own addition.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def parse_hostfile(lines: Iterable[str], path: str = "hostfile") -> dict[str, in
                 f"{path} line {number}: hostfile contains a bad entry: {line[:80]!r}, expected 'HOST slots=N'"
             )
         host, digits = entry.groups()
-        # As DeepSpeed's pattern does, this one lets digits of any script pass.
+        # Like DeepSpeed's pattern, this one accepts digits of any script.
         slots = int(digits) if len(digits) <= MOST_DIGITS else BEYOND
         if slots > MOST_WORKERS:
             raise HostfileError(
@@ -56,13 +56,13 @@ def parse_hostfile(lines: Iterable[str], path: str = "hostfile") -> dict[str, in
 
 
 def parse_pythons(lines: Iterable[str], path: str = "hostfile") -> dict[str, str]:
-    """Return host -> interpreter, where a line names one behind the slots: ``h slots=4 python=/bin/python``.
+    """Return host -> interpreter, for lines such as ``h slots=4 python=/bin/python``.
 
-    It is a path from the root, or the name of a program on that host's ``PATH``. The lines are those of a
-    hostfile that `parse_hostfile` has read.
+    The interpreter is an absolute path, or the name of a program on that host's ``PATH``. Call this only for
+    lines that `parse_hostfile` accepts.
 
     Raises:
-        HostfileError: no interpreter is named, or by a path that means something else in each directory.
+        HostfileError: the interpreter is empty, or is a relative path.
     """
     pythons = {}
     for number, raw in enumerate(lines, start=1):

@@ -1,7 +1,7 @@
-"""World info, which carries the hosts of a job and their slots from node to node.
+"""World info: DeepSpeed's text form of the hosts of a job and their slots.
 
-It is DeepSpeed's: a JSON object of hosts and slot ids in rank order, with Python's default
-separators, in URL-safe base64 with padding.
+It is a JSON object of hosts and slot ids in rank order, with Python's default separators, in URL-safe base64
+with padding.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ALPHABET = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234
 def _is_slot_list(slots: object) -> bool:
     if not isinstance(slots, list):
         return False
-    # bool is an int to Python, not to JSON.
+    # In Python bool is an int, in JSON it is not.
     whole = all(type(slot) is int and slot >= 0 for slot in slots)
     return whole and len(set(slots)) == len(slots)
 
