@@ -238,7 +238,7 @@ def _link(hub: Hub, options: Options, place: int) -> Link:
         secret = os.urandom(32)
         os.write(1, f"dsl-agent {place} {secret.hex()}\n".encode())
     stream = connect(options.addresses, secret, place, CONNECT_S)
-    if not key:
+    if not key and os.getpgrp() != os.getpid():
         os.setpgid(0, 0)  # now the head ends this agent, no longer the end of the connection that started it
     return hub.add(stream, "the head")
 
