@@ -1,13 +1,13 @@
-"""``--bind auto``: cores of its own for each worker, beside its device where all workers have one.
+"""``--bind auto``: cores of its own for each worker, beside its device if all workers have devices.
 
-The cores that may be used of a device's NUMA node are dealt evenly to the workers whose devices lie there.
-Where not every worker has a device whose node is known, all cores are dealt evenly to all workers, in the
-order of NUMA nodes; if an equal split can end where nodes end, it does. A core goes as a whole, with all its
-threads.
+The usable cores of a NUMA node are split evenly among the workers whose devices lie there. If some worker has
+no device with a known node, all cores are split evenly among all workers, in the order of NUMA nodes; if an
+equal split can end where nodes end, it does. A core is never divided: its threads stay together.
 
-Workers that outnumber the cores to be dealt all get all of them. Single cores would have unequal numbers of
-workers, the slowest of which hold up the job, and the kernel could not move one to a core that falls idle.
-They still keep to NUMA nodes if each node's number of workers is then proportional to its cores.
+If there are more workers than cores to split, every worker gets all of these cores. With single cores, some
+cores would have more workers than others, the slowest workers would hold up the job, and the kernel could not
+move a worker to an idle core. These workers still keep to NUMA nodes if each node's number of workers is then
+proportional to its cores.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def bind_auto(
         notices.append("the NUMA node of some workers' devices is not known, all cores are split evenly")
     known = [place for place in places if place is not None]
     cores = _beside(known, nodes) if len(known) == len(places) else _split(len(homes), nodes)
-    runs = {own[0]: own for own in cores}  # those that begin at the same core are the same
+    runs = {own[0]: own for own in cores}  # shares that begin at the same core are equal
     if len(runs) < len(cores):
         total = sum(map(len, nodes.values()))
         notices.append(f"{len(homes)} workers share cores, {total} may be used")
@@ -63,7 +63,7 @@ def bind_auto(
 
 
 def _cores_by_node(allowed: Collection[int], topology: Topology) -> dict[int, list[Core]]:
-    """Cores of each NUMA node that has some, in the order of nodes; -1: those in none."""
+    """Usable cores of each NUMA node that has some, in the order of nodes; -1: cores in no node."""
     node_of: dict[int, int] = {}
     for node in topology.numa_nodes:
         for cpu in node.cpus:
@@ -75,7 +75,7 @@ def _cores_by_node(allowed: Collection[int], topology: Topology) -> dict[int, li
 
 
 def _owners(topology: Topology, nodes: Mapping[int, Sequence[Core]]) -> dict[int, int]:
-    """By the number of each NUMA node, the one whose cores are those beside it."""
+    """For each NUMA node, by number: the node under which its cores are listed in ``nodes``."""
     owner_of = {cpu: number for number, cores in nodes.items() for core in cores for cpu in core}
     owners = {}
     for node in topology.numa_nodes:
@@ -100,7 +100,7 @@ def _split(count: int, nodes: Mapping[int, Sequence[Core]]) -> list[Sequence[Cor
 
 
 def _deal(cores: Sequence[Core], count: int) -> list[Sequence[Core]]:
-    """Runs of cores, the first ones get what is left over; all of the cores to each if they are too few."""
+    """Split cores into ``count`` runs; the first runs get leftover cores. Too few cores: all for each."""
     if len(cores) < count:
         return [cores] * count
     each, left = divmod(len(cores), count)
@@ -109,9 +109,9 @@ def _deal(cores: Sequence[Core], count: int) -> list[Sequence[Core]]:
 
 
 def _workers_of_nodes(count: int, sizes: Sequence[int]) -> list[int]:
-    """Numbers of workers that keep to one node each and have equal shares but for one core; or nothing.
+    """How many workers go to each node, if no worker needs two nodes and shares differ by at most one core.
 
-    Workers that outnumber the cores have shares that are exactly equal.
+    Empty if that is impossible. If there are more workers than cores, the shares must be exactly equal.
     """
     total = sum(sizes)
     least, more = divmod(total, count)
@@ -132,7 +132,7 @@ def _workers_of_nodes(count: int, sizes: Sequence[int]) -> list[int]:
 
 
 def _whole_nodes(count: int, groups: Sequence[Sequence[Core]]) -> list[Sequence[Core]]:
-    """Whole neighbouring nodes for each worker, if that makes shares that are equal but for one core."""
+    """Whole neighbouring nodes for each worker, if the shares then differ by at most one core; else empty."""
     least = sum(map(len, groups)) // count
     shares: list[list[Core]] = [[]]
     for cores in groups:

@@ -25,17 +25,17 @@ class Binding:
 
     cpus: tuple[int, ...]
     mempolicy: MemoryPolicy | None = None
-    """None: where the kernel sees fit."""
+    """None: the kernel places the memory."""
 
 
 def refuse_kmp_affinity(option: str, environ: Mapping[str, str]) -> None:
-    """Raise PlacementError if OpenMP is told where its threads run, which would undo the option's binding."""
+    """Raise PlacementError if ``KMP_AFFINITY`` is set: OpenMP would undo the option's binding."""
     if AFFINITY_VARIABLE in environ:
         raise PlacementError(f"{AFFINITY_VARIABLE} is set and conflicts with {option}, unset one of them")
 
 
 def allowed_cores(allowed: Collection[int], topology: Topology) -> list[Core]:
-    """What may be used of each core, by its first CPU. A CPU that the kernel names in no core is one."""
+    """The usable CPUs of each core, ordered by first CPU. A CPU that is listed in no core counts as one."""
     mine = frozenset(allowed)
     cores = {tuple([cpu for cpu in core if cpu in mine]) for core in topology.cores}
     single = mine.difference([cpu for core in cores for cpu in core])
@@ -79,9 +79,9 @@ def _fake_numa_groups(nodes: Sequence[NumaNode]) -> list[list[NumaNode]]:
 
 
 def memory_policy(mode: str, cpus: Collection[int], topology: Topology) -> MemoryPolicy | None:
-    """The policy ``mode`` on the NUMA nodes of some CPUs; None where it cannot say anything.
+    """The policy ``mode`` on the NUMA nodes of some CPUs; None if there is no node to name, or no policy.
 
-    A preference is for one node: that in which all the CPUs lie, or the high-bandwidth memory beside it.
+    ``preferred`` names one node: the node that has all the CPUs, or the high-bandwidth memory beside it.
     """
     if mode == "local":
         return ("local", ())
@@ -101,7 +101,7 @@ def memory_policy(mode: str, cpus: Collection[int], topology: Topology) -> Memor
 def describe_all(noun: str, first: int, bindings: Sequence[Binding]) -> list[str]:
     """A line for each different binding: ``"ranks 0-3: cores 0-7, memory not bound"``.
 
-    ``noun`` is the word for one of them, ``first`` the number of the first.
+    ``noun`` is the word for one worker, ``first`` the number of the first worker.
     """
     holders: dict[tuple[tuple[int, ...], MemoryPolicy | None], list[int]] = {}
     for rank, binding in enumerate(bindings, first):

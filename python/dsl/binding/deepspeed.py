@@ -1,8 +1,8 @@
 """``--bind_cores_to_rank``: which CPUs and which NUMA memory each worker of a node gets.
 
 The cores (``--bind_core_list``, or one CPU of every physical core that may be used) are cut into equal runs
-in rank order; what does not divide stays unused. A worker whose cores lie in one NUMA node also gets that
-node's memory. The rules are DeepSpeed's, which asks the numactl program to carry them out.
+in rank order; cores that are left over stay unused. A worker whose cores lie in one NUMA node also gets that
+node's memory. The rules are DeepSpeed's; DeepSpeed itself has numactl apply them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dsl.model.node import MemoryPolicy
 
 CPU_LIMIT = 65_536
-"""CPU numbers end below this; no kernel is built for as many."""
+"""CPU numbers are below this: no kernel is built for so many."""
 
 
 def parse_core_list(text: str) -> list[int]:

@@ -1,7 +1,8 @@
 """The one entry for wishes about placement: which CPUs, memory and device each worker of a node gets.
 
-``--bind_cores_to_rank`` is DeepSpeed's, ``--numa-binding`` torchrun's, ``--bind auto`` ours; at most one is
-in force. Over any of them lies ``--mem-policy``. With them goes how many threads a worker should have.
+``--bind_cores_to_rank`` is DeepSpeed's, ``--numa-binding`` torchrun's, ``--bind auto`` ours; at most one of
+them is in force. ``--mem-policy`` overrides the memory policy of any of them. A binding also decides how many
+threads a worker should start.
 """
 
 from __future__ import annotations
@@ -35,40 +36,40 @@ class NodeGroup:
     """The workers of a node that are to be placed."""
 
     count: int
-    """How many there are."""
+    """Number of workers."""
     env: Mapping[str, str]
-    """The environment of all, but for a number of threads that nobody but the command has chosen."""
+    """The environment that all workers share, without the command's own default for the number of threads."""
     own: tuple[Mapping[str, str], ...] = ()
-    """What each has over it, where each sees one device alone; empty: all see the same."""
+    """Further variables of each worker, if each sees one device alone; empty: all see the same devices."""
     accelerator: str = ""
-    """A name in `dsl.devices.accelerators.ACCELERATORS`; empty: what ``workers`` stands for."""
+    """A name in `dsl.devices.accelerators.ACCELERATORS`; empty: the one that ``workers`` stands for."""
     workers: str = "auto"
     """``--nproc-per-node``, which may name an accelerator."""
     first_rank: int = 0
-    """Number of the first, in what the user is told."""
+    """Number of the first worker in messages."""
     noun: str = "local rank"
-    """What that is the number of: ``rank`` or ``local rank``."""
+    """What messages call that number: ``rank`` or ``local rank``."""
     announces: bool = False
-    """Whether the user hears how many cores each got."""
+    """Whether a message tells how many cores each worker gets."""
 
 
 @record
 class Placement:
-    """What each worker gets, by its place among those of the node."""
+    """What each worker of the node gets, by local rank."""
 
     bindings: tuple[Binding, ...] = ()
     """Empty: no binding is in force."""
     devices: tuple[WorkerDevice | None, ...] = ()
-    """Empty: not looked up. None for a worker that has none, or one of which nothing is known."""
+    """Empty: not looked up. None: the worker has no device, or nothing is known about its device."""
     threads: tuple[int, ...] = ()
-    """How many each should start; empty: somebody else has chosen."""
+    """How many threads each worker should start; empty: the binding does not decide that."""
     node_threads: int | None = None
-    """How many each starts, whatever the user has said; None: the user's word holds."""
+    """How many threads each worker starts, against the user's choice, too; None: the user's choice holds."""
     notices: tuple[Notice, ...] = ()
     """What the user should know, in order."""
 
     def variables(self, local_rank: int) -> dict[str, str]:
-        """What the worker's environment has of it."""
+        """Variables that the placement adds to the worker's environment."""
         return {THREADS_VARIABLE: str(self.threads[local_rank])} if self.threads else {}
 
     def device(self, local_rank: int) -> WorkerDevice | None:
@@ -77,13 +78,13 @@ class Placement:
 
 
 def place(wish: PlacementRequest, group: NodeGroup, facts: Facts) -> Placement:
-    """Carry out all wishes for the workers of a node.
+    """Decide the placement of a node's workers by all wishes.
 
     ``--bind_cores_to_rank`` sets ``node_threads``, as DeepSpeed does; the other bindings set ``threads``,
-    unless the user has chosen.
+    unless the user has chosen a number.
 
     Raises:
-        OptionError: wishes that exclude one another.
+        OptionError: two wishes exclude each other.
         PlacementError: the cores cannot be given as asked, or ``KMP_AFFINITY`` would undo the binding.
     """
     _refuse_two_bindings(wish)
@@ -130,7 +131,7 @@ def _refuse_two_bindings(wish: PlacementRequest) -> None:
 def _by_command(
     wish: PlacementRequest, group: NodeGroup, facts: Facts
 ) -> tuple[tuple[Binding, ...], list[Notice]]:
-    """The bindings of the options that are DeepSpeed's or torchrun's; none if there is no such wish."""
+    """The bindings of DeepSpeed's or torchrun's option; empty if the user gave neither."""
     if wish.bind_cores_to_rank:
         from dsl.binding.deepspeed import bind_workers
 
@@ -148,9 +149,9 @@ def _by_command(
 def shown_devices(
     wish: PlacementRequest, group: NodeGroup, devices: DeviceFacts
 ) -> tuple[WorkerDevice | None, ...]:
-    """The device of each worker: the one that its runtime numbers as its local rank.
+    """The device of each worker: the one whose number in the runtime is the worker's local rank.
 
-    Empty where no wish needs them: then nothing is looked up.
+    Empty if no wish needs devices: then nothing is looked up.
     """
     if wish.bind != "auto" and not wish.names_devices:
         return ()
@@ -174,14 +175,14 @@ def _with_memory(
     mode = wish.memory or ("preferred" if wish.bind == "auto" else None)
     if mode is None:
         return tuple(bindings)
-    # Workers that share cores are many; what is asked of one holds for them all.
+    # Many workers may share the same cores, and then have the same policy: it is made once for all of them.
     policies = {cpus: memory_policy(mode, cpus, topology) for cpus in {one.cpus for one in bindings}}
     made = {cpus: Binding(cpus, policy) for cpus, policy in policies.items()}
     return tuple([made[one.cpus] for one in bindings])
 
 
 def _threads(bindings: Sequence[Binding], allowed: Collection[int], topology: Topology) -> tuple[int, ...]:
-    """Physical cores of each worker; a core that several have counts for each as a part of one."""
+    """Number of physical cores of each worker; a core that n workers share counts as 1/n for each of them."""
     core_of = {cpu: core for core in allowed_cores(allowed, topology) for cpu in core}
     users: dict[tuple[int, ...], int] = {}
     for binding in bindings:
@@ -208,13 +209,13 @@ def _unused_options(wish: PlacementRequest, *, is_bound: bool) -> list[Notice]:
 
 
 def _told(wish: PlacementRequest, bindings: Sequence[Binding], group: NodeGroup) -> list[Notice]:
-    """Their sizes if the command announces them, and a table for those who debug."""
+    """How many cores the workers get, if the command announces that, and a table at level debug."""
     table = [Notice("debug", text) for text in describe_all(group.noun, group.first_rank, bindings)]
     if not group.announces:
         return table
     sizes = [len(binding.cpus) for binding in bindings]
     least, most = min(sizes), max(sizes)
     shown = f"{least}" if least == most else f"{least} to {most}"
-    # Only DeepSpeed's binding takes a core without the other threads of it.
+    # Only DeepSpeed's binding takes one thread of a core without the core's other threads.
     noun = "cores" if wish.bind_cores_to_rank else "CPUs"
     return [Notice("detail", f"{noun} bound to each worker: {shown}"), *table]

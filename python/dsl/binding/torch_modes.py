@@ -1,19 +1,19 @@
 """``--numa-binding``: each worker gets the CPUs beside its device. The modes are torchrun's.
 
-The device of a worker is the one that CUDA numbers as its local rank. It lies at a NUMA node, its home, and
-the worker gets of the CPUs that it would inherit
+The device of a worker is the one whose number in CUDA is the worker's local rank. The NUMA node of this
+device is the worker's home. Of the CPUs that it would inherit, the worker gets
 
-* ``node``: all of its home,
-* ``socket``: all of the NUMA nodes in the socket of its home,
-* ``exclusive``: its share of the cores of its home, which are dealt to all visible devices there, the first
-  ones get what is left over,
-* ``core-complex``: those that share one last-level cache in its home; the visible devices there take the
-  caches in turn, the one with most CPUs first.
+* ``node``: all CPUs of its home,
+* ``socket``: all CPUs of the NUMA nodes in the socket of its home,
+* ``exclusive``: its share of the cores of its home; all visible devices there share the cores, and the first
+  devices get the cores that are left over,
+* ``core-complex``: the CPUs that share one last-level cache in its home; the visible devices there take the
+  caches in turn, the cache with most CPUs first.
 
-torchrun gives up where it sees no device. Here the workers are then spread evenly over the NUMA nodes that
-have CPUs, in the order of their local ranks, and the rules are the same. Only NVIDIA's devices count so far.
-torchrun binds CPUs alone; here a worker also prefers the memory of its home if none of its CPUs lies
-elsewhere. It is a preference: where a worker is bound to the memory of a node, a full node gets it killed.
+torchrun gives up if it sees no device. Here the workers are then spread evenly over the NUMA nodes that have
+CPUs, in the order of their local ranks, and the rules are the same. Only NVIDIA's devices count so far.
+torchrun binds only CPUs; here a worker also prefers the memory of its home if all of its CPUs lie there. It
+is only a preference: a worker that is bound to the memory of one node gets killed when that memory is full.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 
 @record
 class NumaPlan:
-    """A binding for each local rank, and what the user should know of how it was found."""
+    """A binding for each local rank, and what the user should know about how it was found."""
 
     bindings: tuple[Binding, ...]
     notices: tuple[Notice, ...] = ()
@@ -49,19 +49,19 @@ class NumaPlan:
 
 @record
 class _Place:
-    """What the rules need to know."""
+    """The facts that the rules need."""
 
     topology: Topology
     nodes: Mapping[int, tuple[int, ...]]
-    """CPUs that may be used of each NUMA node that has any, by its number."""
+    """Usable CPUs of each NUMA node that has any, by its number."""
     homes: tuple[int, ...]
-    """NUMA nodes of the devices, or of the workers where there is none."""
+    """NUMA nodes of the devices; if there are no devices, of the workers."""
     names: tuple[str, ...]
-    """What they are called."""
+    """What messages call these devices or workers."""
     packages: Sequence[Sequence[int]] = ()
-    """Only for the mode that means them: they take many files to read."""
+    """CPUs of each socket, only for the mode that needs them: they take many files to read."""
     caches: Sequence[Sequence[int]] = ()
-    """The same."""
+    """CPUs of each last-level cache, likewise."""
 
 
 def plan_numa(
@@ -70,8 +70,8 @@ def plan_numa(
     """Bind ``count`` workers by one of `MODES`, within the affinity mask that they would inherit.
 
     ``CUDA_VISIBLE_DEVICES`` of ``environ`` says which devices there are, and in which order. Its numbers
-    follow the PCI addresses, as CUDA's do for devices of one model. A device whose NUMA node the machine
-    does not tell is taken to lie at the first that has CPUs, as torchrun does.
+    follow the PCI addresses, as CUDA's do for devices of one model. If the machine does not tell the NUMA
+    node of a device, it is taken to be the first node that has CPUs, as in torchrun.
 
     Raises:
         PlacementError: there are devices, but fewer than workers; no CPU beside a worker's device may be
@@ -99,14 +99,14 @@ def plan_numa(
 
 
 def _usable_nodes(numa_nodes: Iterable[NumaNode], allowed: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """CPUs that may be used of each NUMA node that has any; all are one node if the kernel knows none."""
+    """Usable CPUs of each NUMA node that has any; all CPUs are one node if the kernel knows no nodes."""
     may_be_used = frozenset(allowed)
     usable = {node.number: tuple([cpu for cpu in node.cpus if cpu in may_be_used]) for node in numa_nodes}
     return {number: cpus for number, cpus in usable.items() if cpus} or {0: tuple(allowed)}
 
 
 def _visible_gpus(count: int, environ: Mapping[str, str], devices: DeviceFacts) -> Sequence[Device]:
-    """Devices in CUDA's order; none where there are none, or the user hides them all."""
+    """Visible devices in CUDA's order; empty if there are none, or if the user hides them all."""
     value = environ.get(VISIBLE_VARIABLE)
     gpus = () if value is not None and hides_all(value) else devices.gpus
     shown = _shown(value, gpus, devices) if gpus else ()
@@ -127,7 +127,7 @@ def _shown(value: str | None, gpus: Sequence[Device], devices: DeviceFacts) -> S
     entries = read_entries(value)
     if not entries or not entries[0].startswith("MIG-"):
         return visible_devices(value, gpus)
-    # A process sees one instance; each worker may show itself its own.
+    # A process sees only one instance, but each worker may show itself another one.
     shown = []
     for entry in entries:
         gpu = _divided(entry, gpus, devices)
@@ -138,7 +138,7 @@ def _shown(value: str | None, gpus: Sequence[Device], devices: DeviceFacts) -> S
 
 
 def _divided(entry: str, gpus: Sequence[Device], devices: DeviceFacts) -> Device | None:
-    """The device that an instance is a part of."""
+    """The device that a MIG instance is a part of."""
     if not entry.startswith("MIG-GPU-"):
         address = devices.mig_parent(entry)
         return next((gpu for gpu in gpus if gpu.address == address), None)
@@ -168,7 +168,7 @@ def _bind(mode: str, rank: int, place: _Place, allowed: Sequence[int]) -> Bindin
 
 
 def _socket(own: Sequence[int], place: _Place) -> tuple[int, ...]:
-    """A NUMA node is in the socket of its first CPU."""
+    """CPUs of all NUMA nodes in the socket of ``own``. A node is in the socket of its first CPU."""
     package = next((package for package in place.packages if own[0] in package), tuple(own))
     cpus = {cpu for node in place.nodes.values() if node[0] in package for cpu in node}
     return tuple(sorted(cpus))
@@ -197,7 +197,7 @@ def _complex(rank: int, own: Sequence[int], place: _Place) -> tuple[int, ...]:
 
 
 def _cut(groups: Iterable[Sequence[int]], own: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """What each group has of some CPUs, by the first CPU of the whole group."""
+    """The part of each group that is in ``own``, by the first CPU of the whole group."""
     mine = frozenset(own)
     found = {group[0]: tuple([cpu for cpu in group if cpu in mine]) for group in groups}
     return {first: cpus for first, cpus in found.items() if cpus}

@@ -1,6 +1,6 @@
-"""The accelerators: their names, the variables that limit them, and what of the environment is theirs.
+"""The accelerators: their names, the variables that limit them, and the variables that belong to them.
 
-All of it is DeepSpeed's, whose classes of accelerators say the same.
+DeepSpeed's classes of accelerators have the same facts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ACCELERATORS = {
 }
 
 PLACEHOLDERS = ("cpu", "hpu", "mps")
-"""Accelerators whose runtime does not read the variable: it picks slots here, and hides nothing."""
+"""Accelerators whose runtime does not read the variable: here the variable picks slots, but hides nothing."""
 
 
 def are_hidden(name: str, environ: Mapping[str, str]) -> bool:
@@ -54,10 +54,10 @@ def are_hidden(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def hides_all(value: str) -> bool:
-    """Whether a value means that no device is to be seen. One that names none by a slip does not."""
+    """Whether a value is meant to hide all devices. A value that names no device by mistake is not."""
     return ends_list(value.partition(",")[0].strip())
 
 
 def ends_list(entry: str) -> bool:
-    """Whether an entry hides all devices from there on: empty, negative, ``NoDevFiles`` (Slurm's word)."""
+    """Whether an entry ends the list of devices: empty, negative, or ``NoDevFiles`` (Slurm's word)."""
     return not entry or entry == "NoDevFiles" or (entry.startswith("-") and entry[1:].isdigit())

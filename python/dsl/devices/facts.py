@@ -1,8 +1,8 @@
 """The accelerators of this machine, found without importing torch. Each answer is kept.
 
-Here is the first look that every launch takes: a few file names. What only some machines need is imported
-there: `dsl.devices.others` (devices other than CUDA's), `dsl.devices.nvidia` (what the driver says),
-`dsl.devices.locations` (where a device sits).
+This module takes the first look of every launch: a few file names. Modules that only some machines need are
+imported only there: `dsl.devices.others` (devices other than CUDA's), `dsl.devices.nvidia` (what the driver
+says), `dsl.devices.locations` (where a device sits).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from dsl.devices.nvidia import Device, Survey
 
 OTHER_FILES = ("davinci", "accel", "hl", "cambricon_dev", "xpu", "tcaicard", "biren")
-"""How names in ``/dev`` start that may be accelerators besides GPUs."""
+"""How the names of accelerators other than GPUs start in ``/dev``."""
 
 
 class DeviceFacts:
-    """Devices of the machine below ``root``, those that the environment hides too."""
+    """Devices of the machine below ``root``, with those that the environment hides."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root
@@ -45,10 +45,10 @@ class DeviceFacts:
     def other_count(self, name: str, environ: Mapping[str, str]) -> int:
         """Devices of an accelerator that is neither ``cuda`` nor ``cpu``.
 
-        A plug-in may have to be asked, in the first ``environ`` that is given: that takes seconds.
+        The first call may have to ask a plug-in, in its ``environ``: that takes seconds.
 
         Raises:
-            AcceleratorError: it did not answer.
+            AcceleratorError: the plug-in did not answer.
         """
         if name not in self._counts:
             from dsl.devices.others import count_accelerator
@@ -57,7 +57,7 @@ class DeviceFacts:
         return self._counts[name]
 
     def located(self, name: str, environ: Mapping[str, str]) -> Sequence[LocatedDevice]:
-        """Where those devices are, and AMD's as ``cuda``, in the order of their runtime."""
+        """Where the devices of an accelerator are, in the order of its runtime; ``cuda``: AMD's devices."""
         if name == "cuda" and not os.path.exists(os.path.join(self._root, "dev/kfd")):
             return ()
         from dsl.devices.locations import read_devices
@@ -79,14 +79,14 @@ class DeviceFacts:
 
     @kept
     def survey(self) -> Survey:
-        """The same, asked of the driver, and what went wrong."""
+        """The NVIDIA devices by the driver's own answers, and what went wrong."""
         from dsl.devices.nvidia import survey
 
         return survey(self._root)
 
     @kept
     def free_memory(self) -> Mapping[int, int]:
-        """Bytes that nobody uses on NVIDIA devices, by their numbers, when it was first asked."""
+        """Free memory of NVIDIA devices in bytes, by their numbers, at the first call."""
         from dsl.devices.nvidia import free_memory
 
         return free_memory(self._root)
@@ -101,10 +101,10 @@ class DeviceFacts:
 def find_other_accelerator(root: str = "/") -> str | None:
     """The accelerator that comes before CUDA on this machine, None if there is none.
 
-    See `dsl.devices.others.find_accelerator`, which is imported only if some file in ``/dev`` may be one.
+    See `dsl.devices.others.find_accelerator`: it is imported only if a file in ``/dev`` may be such a device.
     """
     names = list_names(os.path.join(root, "dev"))
-    # Most machines have a graphics device; few have a torch for one of Intel's.
+    # Most machines have a graphics device, but few have a torch for Intel's devices.
     is_intel = "dri" in names and any(has_intel_torch(folder) for folder in sys.path)
     if not is_intel and not any(name.startswith(OTHER_FILES) for name in names):
         return None
@@ -120,12 +120,12 @@ def count_cuda_devices(
 ) -> int:
     """NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says, else AMD ones.
 
-    The driver's directory in ``/proc`` and the device files in ``/dev`` answer in microseconds. Only when
-    they disagree (a container that was given some devices, device files not yet made, WSL) is the driver
-    asked, through pynvml; without pynvml the device files decide.
+    The driver's directory in ``/proc`` and the device files in ``/dev`` answer in microseconds. If they
+    disagree (a container that was given some devices, device files not yet made, WSL), we ask the driver
+    through pynvml; without pynvml the device files decide.
 
-    torch calls AMD devices CUDA devices too. They are those that ``ROCR_VISIBLE_DEVICES`` and
-    ``HIP_VISIBLE_DEVICES`` of ``environ`` (ours, if None) leave.
+    torch calls AMD devices CUDA devices, too. Those count that ``ROCR_VISIBLE_DEVICES`` and
+    ``HIP_VISIBLE_DEVICES`` of ``environ`` (ours, if None) leave visible.
     """
     in_proc = len(list_names(os.path.join(root, "proc/driver/nvidia/gpus")))
     names = list_names(os.path.join(root, "dev"))

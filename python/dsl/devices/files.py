@@ -1,4 +1,4 @@
-"""Files of the kernel and of drivers in ``/dev``, ``/proc`` and ``/sys`` that tell of devices."""
+"""Files of the kernel and of drivers in ``/dev``, ``/proc`` and ``/sys`` that describe devices."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def list_names(folder: str) -> list[str]:
 
 
 def numbered(folder: str, prefix: str) -> list[str]:
-    """Names in a folder that are the prefix and a number."""
+    """Names in a folder that consist of the prefix and a number."""
     size = len(prefix)
     return [name for name in list_names(folder) if name[:size] == prefix and name[size:].isdigit()]
 
 
 def read_fact(path: str) -> str:
-    """What a small file of the kernel says; empty if there is none."""
+    """The text of a small file of the kernel; empty if there is no such file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip()
@@ -29,7 +29,7 @@ def read_fact(path: str) -> str:
 
 
 def read_fields(path: str) -> dict[str, str]:
-    """A file of lines ``NAME: VALUE``; empty if there is none."""
+    """The fields of a file with lines ``NAME: VALUE``; empty if there is no such file."""
     pairs = [line.partition(":") for line in read_fact(path).splitlines()]
     return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -51,7 +51,7 @@ def read_numa_node(address: str, root: str = "/") -> int | None:
 
 
 def has_nvidia_driver(root: str = "/") -> bool:
-    """Whether there are files of an NVIDIA driver (on WSL: of a driver of any GPU)."""
+    """Whether there are files of an NVIDIA driver (on WSL: of any GPU's driver)."""
     names = ("proc/driver/nvidia", "dev/nvidiactl", "dev/dxg")
     return any(os.path.exists(os.path.join(root, name)) for name in names)
 

@@ -1,7 +1,7 @@
 """The device of each worker and where it sits, for ``--bind auto``, ``--report-bindings`` and dry runs.
 
-NVIDIA's devices are `dsl.devices.nvidia`'s; here is what files tell of the others.
-Nothing of it is imported where there is no device, or no option that asks for one.
+`dsl.devices.nvidia` finds NVIDIA's devices; this module finds the others, by files.
+It is imported only if there is a device, and an option that asks where devices sit.
 
 Sources: the kernel's documentation of sysfs for PCI devices (``numa_node``, -1 where it is not known), for
 amdgpu (``product_name``) and for habanalabs (``pci_addr``, ``device_type``, ``module_id``); amdkfd's topology
@@ -9,7 +9,7 @@ amdgpu (``product_name``) and for habanalabs (``pci_addr``, ``device_type``, ``m
 "Device Hierarchy" and "Affinity Mask" of the Level Zero programming guide, and for the order of its devices
 Intel's driver; "Gaudi-to-process Assignment" of the Gaudi documentation; Cambricon's driver guide
 (``/proc/driver/cambricon/mlus``). Ascend, SDAA, Biren and Kunlun devices have no documented file that leads
-from the number of a device to its PCI address: theirs are not known.
+from the number of a device to its PCI address, so we do not know where these devices sit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MODULES_VARIABLE = "HABANA_VISIBLE_MODULES"
 
 @record
 class LocatedDevice:
-    """A device, and how its runtime's variable calls it besides by its position (empty: in no other way)."""
+    """A device, and its name in its runtime's variable; empty: the variable knows only its position."""
 
     device: WorkerDevice
     name: str = ""
@@ -57,7 +57,7 @@ def worker_devices(
     others: Sequence[LocatedDevice],
     own: Sequence[Mapping[str, str]],
 ) -> tuple[WorkerDevice | None, ...]:
-    """The device of each of ``count`` workers, of those found, as `dsl.binding.placement.shown_devices` says.
+    """The device of each of ``count`` workers, for `dsl.binding.placement.shown_devices`.
 
     ``name`` is the accelerator, ``gpus`` NVIDIA's devices, ``others`` those of `read_devices`.
     """
@@ -80,10 +80,10 @@ def _nvidia_device(gpu: Device) -> WorkerDevice:
 def seen_devices(
     name: str, environ: Mapping[str, str], found: Sequence[LocatedDevice]
 ) -> list[WorkerDevice | None]:
-    """Those of ``found`` that a process of this environment sees, as its runtime numbers them.
+    """The devices of ``found`` that a process with this environment sees, in the order of its runtime.
 
-    A Gaudi worker takes the module that has its local rank as its number, or that stands at its local rank in
-    ``HABANA_VISIBLE_MODULES``; None: there is none, or its place is not known.
+    A Gaudi worker takes the module whose number is its local rank, or the module at that place in
+    ``HABANA_VISIBLE_MODULES``. None: there is no such module, or we do not know where it sits.
     """
     if name == "hpu":
         by_module = {one.name: one.device for one in found}
@@ -103,9 +103,9 @@ def seen_devices(
 
 
 def read_devices(name: str, environ: Mapping[str, str], root: str = "/") -> tuple[LocatedDevice, ...]:
-    """The devices of an accelerator that files tell of, in the order of its runtime, hidden ones too.
+    """The devices of an accelerator that files describe, in the order of its runtime, hidden ones too.
 
-    ``cuda`` stands for AMD's. Level Zero's depend on ``ZE_FLAT_DEVICE_HIERARCHY`` of ``environ``.
+    ``cuda`` stands for AMD's devices. Level Zero's depend on ``ZE_FLAT_DEVICE_HIERARCHY`` of ``environ``.
     """
     if name == "cuda":
         return tuple([_amd_device(node, root) for node in rocm_nodes(root)])
@@ -133,9 +133,9 @@ def _amd_device(node: Mapping[str, str], root: str) -> LocatedDevice:
 
 
 def _kfd_address(node: Mapping[str, str]) -> str:
-    """The PCI address by kfd: bus, device and function in 16 bits, and the domain.
+    """The PCI address from kfd, which has bus, device and function in 16 bits, and the domain.
 
-    The function is always 0: in its bits some kernels put the number of a part.
+    The function is always taken as 0, because some kernels put the number of a part into its bits.
     """
     place, domain = _number(node, "location_id") & 0xFFFF, _number(node, "domain")
     return f"{domain:04x}:{place >> 8:02x}:{place >> 3 & 0x1F:02x}.0" if place else ""
@@ -166,7 +166,7 @@ def _intel_devices(root: str, *, composite: bool) -> tuple[LocatedDevice, ...]:
 
 
 def _gaudi_devices(root: str) -> tuple[LocatedDevice, ...]:
-    """Those that tell their module: only older drivers do not, and the order of their files is another."""
+    """Gaudi devices that tell their module. Only older drivers do not, and their files have another order."""
     found = []
     for folder in gaudi_folders(root):
         module = read_fact(f"{folder}/module_id")
@@ -178,7 +178,7 @@ def _gaudi_devices(root: str) -> tuple[LocatedDevice, ...]:
 
 
 def _cambricon_devices(root: str) -> tuple[LocatedDevice, ...]:
-    """By the driver's files in ``/proc``, in the order of the device files, of which we may lack some."""
+    """Devices by the driver's files in ``/proc``, if we have their device files, in the order of these."""
     base = os.path.join(root, "proc/driver/cambricon/mlus")
     found = []
     for address in list_names(base):

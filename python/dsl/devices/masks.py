@@ -1,15 +1,15 @@
 """Variables that limit which devices a process sees, read as each vendor's runtime reads them.
 
-The last part says what such a variable may show each worker alone, and what to write in it instead of a slip.
+The last functions find values that show each worker its own device, and explain mistakes in values.
 
 `CUDA_VISIBLE_DEVICES` follows "CUDA Environment Variables" of NVIDIA's CUDA programming guide and what
 ``torch.cuda.device_count`` makes of it; `ROCR_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` AMD's "GPU isolation
 techniques"; `ZE_AFFINITY_MASK` the programming guide of oneAPI Level Zero; `ASCEND_RT_VISIBLE_DEVICES` the
-reference of CANN's environment variables; `HABANA_VISIBLE_MODULES` the Gaudi documentation. Vendors without a
-published grammar are read as lists of numbers that end where CUDA's would.
+reference of CANN's environment variables; `HABANA_VISIBLE_MODULES` the Gaudi documentation. The variables of
+vendors without a published grammar are read as lists of numbers that end where CUDA's would.
 
 None of them takes ranges: CUDA reads ``0-3`` as 0. (``ASCEND_VISIBLE_DEVICES`` does, and
-``NVIDIA_VISIBLE_DEVICES`` takes ``all``, but those speak to container runtimes and say nothing to a process.)
+``NVIDIA_VISIBLE_DEVICES`` takes ``all``, but only container runtimes read these two, not processes.)
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 @record
 class Grammar:
-    """How a runtime reads its variable. What it cannot read ends the list, unless it ``skips`` it."""
+    """How a runtime reads its variable. An entry that it cannot read ends the list, except with ``skips``."""
 
     prefixes: tuple[str, ...] = ()
-    """How names of devices start."""
+    """Prefixes of the names of devices."""
     mixed: bool = False
-    """Names and numbers may stand side by side."""
+    """A list may have both names and numbers."""
     loose: bool = True
-    """A number is read as strtoul(3) does: blanks before and rubbish behind it are nothing."""
+    """A number is read as strtoul(3) does: blanks before it and other text behind it are ignored."""
     repeated: str = "hides"
-    """What a device that comes twice does: ``hides`` all of them or counts ``once``."""
+    """What a repeated device does: it ``hides`` all devices, or counts ``once``."""
     empty_shows_all: bool = False
-    """An empty value is as good as none."""
+    """An empty value means the same as no value."""
     skips: bool = False
-    """What cannot be read is passed over."""
+    """Entries that cannot be read are skipped."""
     parts: bool = False
     """``1.0`` is a part of device 1."""
 
@@ -68,10 +68,10 @@ GRAMMARS = {
 
 
 def read_entries(value: str | None, grammar: Grammar = CUDA) -> tuple[str, ...] | None:
-    """The devices that a value names: numbers without zeros in front, names as they stand.
+    """The devices that a value names: numbers without leading zeros, names unchanged.
 
-    None: the process sees all devices; ``()``: it sees none. Nothing is known of the machine here, so numbers
-    may be too high and names unknown, see `resolve`.
+    None: the process sees all devices; ``()``: it sees none. This function knows nothing about the machine,
+    so numbers may be too high and names unknown, see `resolve`.
     """
     if value is None or (grammar.empty_shows_all and value.strip() in ("", "all")):
         return None
@@ -93,7 +93,7 @@ def read_entries(value: str | None, grammar: Grammar = CUDA) -> tuple[str, ...] 
 
 def _read_entry(word: str, grammar: Grammar, named: Sequence[str]) -> str | None:
     if named or (grammar.mixed and word.strip().startswith(grammar.prefixes)):
-        # In a list that may be mixed the blanks before a name do not matter; CUDA ends there.
+        # In a list that may be mixed, blanks before a name do not matter; CUDA's list ends at such a name.
         name = word.strip() if grammar.mixed else word
         if name.startswith(grammar.prefixes if grammar.mixed else tuple(named)):
             return name
@@ -125,10 +125,10 @@ def _read_part(text: str) -> str | None:
 def resolve(
     value: str | None, count: int, names: Sequence[str] = (), grammar: Grammar = CUDA
 ) -> tuple[int, ...]:
-    """Positions of the visible ones among ``count`` devices, in the order in which a process numbers them.
+    """Positions of the visible devices among ``count``, in the order in which a process numbers them.
 
-    ``names``: the devices' names (UUIDs), by position. A name may be cut short as long as it is the
-    beginning of one of them alone. A number or name that is no device ends the list.
+    ``names``: the devices' names (UUIDs), by position. An entry may be the beginning of a name, if only one
+    name begins like that. A number or name that is no device ends the list.
     """
     entries = read_entries(value, grammar)
     if entries is None:
@@ -144,7 +144,7 @@ def resolve(
             positions.append(position)
         elif grammar.repeated == "hides":
             return ()
-    # Level Zero keeps the machine's order, whatever that of the mask.
+    # Level Zero keeps the machine's order, whatever the order of the mask.
     return tuple(sorted(positions) if grammar.parts else positions)
 
 
@@ -161,9 +161,9 @@ def count_visible(
 ) -> int:
     """How many of ``count`` devices a process sees.
 
-    Names cannot be looked up where ``names`` are not known; then as many count as the machine can have. A
-    process sees one MIG instance and no other device, however many are named; ``alone`` counts them all,
-    for workers that are shown one each.
+    Without ``names``, the names in a value cannot be looked up: then all of them count, up to ``count``. A
+    process sees one MIG instance and no other device, however many instances the value names. ``alone``
+    counts all of them, for workers that see one instance each.
     """
     entries = read_entries(value, grammar)
     if entries and entries[0].startswith("MIG-"):
@@ -176,7 +176,7 @@ def count_visible(
 def count_rocm(environ: Mapping[str, str], count: int, names: Sequence[str] = ()) -> int:
     """How many of ``count`` AMD devices a process sees: ROCR's variable first, then HIP's among the rest.
 
-    HIP reads ``HIP_VISIBLE_DEVICES``, and ``CUDA_VISIBLE_DEVICES`` in its place when that is not set.
+    HIP reads ``HIP_VISIBLE_DEVICES``, or ``CUDA_VISIBLE_DEVICES`` if the former is not set.
     """
     if names:
         return len(resolve_rocm(environ, names[:count]))
@@ -185,7 +185,7 @@ def count_rocm(environ: Mapping[str, str], count: int, names: Sequence[str] = ()
 
 
 def resolve_rocm(environ: Mapping[str, str], names: Sequence[str]) -> tuple[int, ...]:
-    """Positions of the visible ones among the AMD devices of these names, see `count_rocm`."""
+    """Positions of the visible devices among the AMD devices with these names, see `count_rocm`."""
     left = resolve(environ.get("ROCR_VISIBLE_DEVICES"), len(names), names, ROCR)
     seen = resolve(_hip_value(environ), len(left), [names[each] for each in left], ROCR)
     return tuple([left[each] for each in seen])
@@ -208,7 +208,7 @@ def level_zero_hierarchy(environ: Mapping[str, str]) -> str:
 
 
 def level_zero_entries(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """What ``ZE_AFFINITY_MASK`` names, None for everything. Where tiles are devices, parts say nothing."""
+    """The entries of ``ZE_AFFINITY_MASK``; None: all devices. If tiles are devices, parts are ignored."""
     entries = read_entries(environ.get(LEVEL_ZERO_VARIABLE), LEVEL_ZERO)
     if entries is None or level_zero_hierarchy(environ) == "COMPOSITE":
         return entries
@@ -216,7 +216,7 @@ def level_zero_entries(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def resolve_level_zero(environ: Mapping[str, str], count: int) -> tuple[int, ...]:
-    """Positions of the visible ones among ``count`` Intel devices, each of which may be seen in part."""
+    """Positions of the visible Intel devices among ``count``; a process may see only a part of a device."""
     entries = level_zero_entries(environ)
     if entries is None:
         return tuple(range(count))
@@ -227,10 +227,10 @@ def resolve_level_zero(environ: Mapping[str, str], count: int) -> tuple[int, ...
 def masks(shown: Sequence[str] | None, count: int, variable: str) -> tuple[str, ...]:
     """Value of the variable for each of ``count`` workers, so that each sees a device of its own.
 
-    ``shown``: the devices that the workers may use, None for all of them.
+    ``shown``: the devices that the workers may use; None: all devices.
 
     Raises:
-        FilterError: there are too few.
+        FilterError: there are too few devices.
     """
     if shown is None:
         return tuple([str(number) for number in range(count)])
@@ -242,11 +242,12 @@ def masks(shown: Sequence[str] | None, count: int, variable: str) -> tuple[str, 
 
 
 def worker_choices(variable: str, environ: Mapping[str, str], total: int, count: int) -> list[str]:
-    """What of ``total`` devices each of ``count`` workers may be shown by a variable: as many as there are.
+    """All values of a variable that show a worker a device of its own, for ``count`` workers.
 
-    They come in the order in which one process would number them, so that no worker has another device than
-    it would pick by its local rank. Where parts of devices are named (tiles of Level Zero), a worker gets all
-    those of one device, or one alone if there are more workers than devices.
+    ``total`` is the number of devices. There may be fewer or more values than workers. They have the order in
+    which one process would number the devices, so each worker gets the device that it would pick by its local
+    rank. If the variable names parts of devices (tiles of Level Zero), a worker gets all named parts of one
+    device, or a single part if there are more workers than devices.
     """
     value = environ.get(variable)
     if variable != LEVEL_ZERO_VARIABLE:
@@ -266,9 +267,9 @@ def worker_choices(variable: str, environ: Mapping[str, str], total: int, count:
 
 
 def explain_value(variable: str, value: str) -> str | None:
-    """What to write instead of the first entry of a value that is no number or part, if there is one.
+    """What to write instead of a value's first entry that is no number and no part; None: no such entry.
 
-    Entries that hide devices (negative, empty) are not meant as devices.
+    Entries that hide devices (negative, empty) are not meant as devices, and do not count.
     """
     grammar = GRAMMARS.get(variable, NUMBERS)
     for word in value.split(","):
@@ -280,10 +281,10 @@ def explain_value(variable: str, value: str) -> str | None:
 
 
 def count_named(variable: str, shown: Sequence[str], count: int) -> int:
-    """How many devices a list of names shows, where each may be that of a device or of a part of one.
+    """How many devices a list of names shows. A name may stand for a device or for a part of a device.
 
     Raises:
-        FilterError: some are no names, with what to write instead.
+        FilterError: an entry is no name; the text says what to write instead.
     """
     grammar = GRAMMARS.get(variable, NUMBERS)
     for entry in shown:
@@ -293,7 +294,7 @@ def count_named(variable: str, shown: Sequence[str], count: int) -> int:
 
 
 def explain_entry(variable: str, entry: str) -> str:
-    """What to write instead of an entry that is no device, for the user."""
+    """Tell the user what to write instead of an entry that is no device."""
     ends = parse_range(entry) if "-" in entry else None
     if ends is not None and ends[0] <= ends[1] <= min(ends[0] + 64, BEYOND - 1):
         numbers = ",".join(map(str, range(ends[0], ends[1] + 1)))

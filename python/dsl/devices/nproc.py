@@ -1,4 +1,4 @@
-"""The devices of a node whose workers are counted, not named: how many there are, and which is whose."""
+"""The devices of a node that counts its own workers: how many there are, and which worker gets which."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from dsl.devices.facts import DeviceFacts
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
-# On ROCm it says more than the other, if it is set.
+# On ROCm it overrides the other variable, if it is set.
 HIP_DEVICES_VARIABLE = "HIP_VISIBLE_DEVICES"
 
 
 def count_visible_devices(
     name: str, environ: Mapping[str, str], devices: DeviceFacts, *, alone: bool = False
 ) -> int:
-    """How many devices of an accelerator a process of this environment sees; ``gpu`` is ``cuda``.
+    """How many devices of an accelerator a process with this environment sees; ``gpu`` is ``cuda``.
 
-    ``alone``: each worker is shown one device, so MIG instances count as many as are named. Raises
-    AcceleratorError if a plug-in has to be asked and fails, and KeyError for the CPU and for what is no
-    accelerator.
+    ``alone``: each worker sees one device alone, so every MIG instance that is named counts. Raises
+    AcceleratorError if a plug-in has to be asked and fails, and KeyError for the CPU and for a name that is
+    no accelerator.
     """
     if name == "cpu":
         raise KeyError(name)
@@ -45,8 +45,8 @@ def count_visible_devices(
 def node_accelerator(nproc_per_node: str, environ: Mapping[str, str], devices: DeviceFacts) -> str:
     """The accelerator of this node's workers: the one that ``--nproc-per-node`` names, else the machine's.
 
-    Another than CUDA comes first, as everywhere, unless its variable hides all its devices. ``cuda`` also
-    stands for a machine without any.
+    An accelerator other than CUDA comes first, as everywhere, unless its variable hides all its devices.
+    ``cuda`` also stands for a machine without accelerators.
     """
     name = nproc_per_node.strip()
     if name in ACCELERATORS or name == "gpu":
@@ -60,14 +60,14 @@ def own_devices(
 ) -> tuple[Mapping[str, str], ...]:
     """The variables by which each of ``count`` workers sees one device alone (``--virtual-local-rank``).
 
-    torchrun sets ``CUDA_VISIBLE_DEVICES``, whatever devices there are. So do we for the accelerators that
-    have this variable, among them Kunlun's, which passes for CUDA, and on a machine without any: Metal and
-    the CPU take no notice. All others get their own variable. Gaudi is refused: ``HABANA_VISIBLE_MODULES``
-    must be the same for all processes, each of which takes the module at the place of its local rank, and
-    with this option all local ranks are 0 (Gaudi documentation, "Gaudi-to-process Assignment").
+    torchrun sets ``CUDA_VISIBLE_DEVICES`` for all kinds of devices. We set it for the accelerators that have
+    this variable (also Kunlun's, which passes for CUDA) and on a machine without accelerators: Metal and the
+    CPU ignore it. Other accelerators get their own variable. Gaudi is refused: ``HABANA_VISIBLE_MODULES``
+    must be the same for all processes. Each process takes the module at the place of its local rank, and with
+    this option all local ranks are 0 (Gaudi documentation, "Gaudi-to-process Assignment").
 
     Raises:
-        OptionError: the devices that we may use are too few, or cannot be shown to one worker alone.
+        OptionError: there are too few usable devices, or they cannot be shown to one worker alone.
     """
     name = node_accelerator(nproc_per_node, environ, devices)
     if name == "hpu":
@@ -103,7 +103,7 @@ def _own_values(
     try:
         total = devices.other_count(name, environ)
     except AcceleratorError:
-        total = MOST_WORKERS  # who starts this number of workers knows better
+        total = MOST_WORKERS  # the user, who gives the number of workers, knows better
     choices = worker_choices(variable, environ, total, count)
     if len(choices) >= count:
         return choices[:count]

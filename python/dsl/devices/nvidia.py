@@ -1,10 +1,10 @@
-"""What the NVIDIA driver says about its devices: through NVML where that works, else by the driver's files.
+"""What the NVIDIA driver says about its devices: through NVML if that works, else by the driver's files.
 
-NVML is asked, and pynvml imported, only where there are files of the driver. Sources: the chapter on the
-/proc interface of the driver's README, and "MIG Device Names" of the MIG user guide.
+We import pynvml and ask NVML only if there are files of the driver. Sources: the chapter on the /proc
+interface of the driver's README, and "MIG Device Names" of the MIG user guide.
 
-Devices are in NVML's order, which is that of their PCI addresses. CUDA numbers them so too if they are all of
-one kind, or with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; otherwise it puts the fastest first.
+Devices are in NVML's order, which is the order of their PCI addresses. CUDA has the same order if all devices
+are of one kind, or with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; otherwise CUDA puts the fastest device first.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
 @record
 class MigInstance:
-    """A compute instance of a GPU that is divided."""
+    """A compute instance of a divided GPU."""
 
     uuid: str
-    """Without NVML it is the old form ``MIG-GPU-.../GPU-INSTANCE/COMPUTE-INSTANCE``, which CUDA knows too."""
+    """Without NVML the old form ``MIG-GPU-.../GPU-INSTANCE/COMPUTE-INSTANCE``, which CUDA knows, too."""
     parent: str
     """UUID of its GPU."""
     gpu_instance: int
     compute_instance: int
     profile: str = ""
-    """Its slice as ``1g.10gb``, empty if the driver does not say."""
+    """Its slice, such as ``1g.10gb``; empty if the driver does not say."""
 
 
 @record
 class Device:
-    """A GPU. What the driver does not say is empty or None."""
+    """A GPU. Facts that the driver does not tell are empty or None."""
 
     address: str
     """PCI address as in sysfs."""
@@ -69,17 +69,16 @@ class Survey:
 
     devices: tuple[Device, ...] = ()
     source: str = ""
-    """Who named them: ``nvml``, ``files``, or nobody: there is no driver."""
+    """Where they come from: ``nvml`` or ``files``; empty: there is no driver."""
     problems: tuple[str, ...] = ()
-    """What went wrong, a line each."""
+    """What went wrong, one line for each problem."""
 
 
 def survey(root: str = "/", nvml: Open | None = None) -> Survey:
     """Find the NVIDIA devices of this machine or container, whatever ``CUDA_VISIBLE_DEVICES`` says.
 
-    Nothing is imported when there is no driver. When NVML (``nvml`` opens it) fails, the driver's files
-    answer, and one line in ``problems`` says why; a GPU that does not answer is left out, and one line says
-    which.
+    Nothing is imported when there is no driver. ``nvml`` opens NVML. If NVML fails, the driver's files
+    answer, and a line in ``problems`` says why. A GPU that does not answer is left out, and a line names it.
     """
     if not has_nvidia_driver(root):
         return Survey()
@@ -103,7 +102,7 @@ def devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ...]:
 
 
 def free_memory(root: str = "/", nvml: Open | None = None) -> dict[int, int]:
-    """Bytes that nobody uses now, by the numbers of NVML; without those that do not say."""
+    """Free memory in bytes, by the numbers of NVML, without devices that do not tell theirs."""
     if not has_nvidia_driver(root):
         return {}
     from dsl.devices.nvml import Nvml, NvmlError
@@ -118,7 +117,7 @@ def free_memory(root: str = "/", nvml: Open | None = None) -> dict[int, int]:
 
 
 def quick_devices(root: str = "/", nvml: Open | None = None) -> tuple[Device, ...]:
-    """The devices of `read_devices` if every device file is of one of them, else those of `devices`.
+    """The devices of `read_devices` if the driver lists every device file, else those of `devices`.
 
     Opening NVML wakes every GPU, which takes tenths of a second; files answer in microseconds.
     """
@@ -142,7 +141,7 @@ def count(nvml: Open | None = None) -> int | None:
 def _labels(driver: Driver) -> tuple[list[str], tuple[str, ...]]:
     """Labels of the devices that answer, and a line for each that does not.
 
-    Devices that belong to others (another container's) are counted by NVML but refused; they are not ours.
+    NVML also counts devices of other containers, but refuses to open them; they are left out silently.
     """
     from dsl.devices.nvml import NO_PERMISSION, NvmlError
 
@@ -205,10 +204,10 @@ def _ask_instances(driver: Driver, device: str, parent: str) -> tuple[MigInstanc
 
 
 def read_devices(root: str = "/") -> tuple[Device, ...]:
-    """The devices by ``/proc/driver/nvidia`` and sysfs: all but the sizes of their memories.
+    """The devices by ``/proc/driver/nvidia`` and sysfs, without the sizes of their memories.
 
-    Of the devices in ``/proc`` only those count whose device file we have, unless there are no device files
-    at all (they are made on first use). Devices that the driver was told to leave alone do not count.
+    A device in ``/proc`` counts only if we have its device file, or if there are no device files at all (they
+    are made on first use). Devices that the driver was told to leave alone do not count.
     """
     base = os.path.join(root, "proc/driver/nvidia/gpus")
     listed = [(name, read_fields(f"{base}/{name}/information")) for name in list_names(base)]
@@ -251,8 +250,8 @@ def _read_instances(root: str, minor: str, parent: str) -> tuple[MigInstance, ..
 def visible_devices(value: str | None, found: Sequence[Device], *, alone: bool = False) -> tuple[Device, ...]:
     """The GPU behind each device that a process with this ``CUDA_VISIBLE_DEVICES`` sees, in CUDA's order.
 
-    A process sees one MIG instance at most, the first that is named; ``alone``: the GPU of every one named,
-    for workers that are shown one each.
+    A process sees one MIG instance at most, the first that is named. ``alone``: the GPUs of all instances
+    that are named, for workers that see one instance each.
     """
     entries = read_entries(value)
     if not entries or not entries[0].startswith("MIG-"):

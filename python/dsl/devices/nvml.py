@@ -1,7 +1,7 @@
 """The one place that speaks to NVML, the NVIDIA driver's library, through pynvml (nvidia-ml-py).
 
 Every question goes through `Nvml.ask` and every answer is plain data, so that the answers of a machine can be
-recorded and given again. Source: NVIDIA's "NVML API Reference".
+recorded and replayed. Source: NVIDIA's "NVML API Reference".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Driver(Protocol):
-        """Whoever answers for the driver."""
+        """Answers questions as the driver: NVML, or a recording."""
 
         def ask(self, question: str, device: str = "", number: int = 0) -> Any:
             """See `Nvml.ask`."""
@@ -34,7 +34,7 @@ REASONS = {
 
 
 class NvmlError(Exception):
-    """NVML cannot answer: its return code (0: pynvml is missing) and what it calls that."""
+    """NVML cannot answer: NVML's return code (0: pynvml is missing), and its text for that code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -80,12 +80,12 @@ class Nvml:
             raise NvmlError(FUNCTION_NOT_FOUND, f"this pynvml has no {function}") from None
 
     def ask(self, question: str, device: str = "", number: int = 0) -> Any:
-        """Ask about the driver, a device or a MIG instance; devices have labels that earlier answers gave.
+        """Ask about the driver, a device or a MIG instance. Earlier answers give the labels of devices.
 
         ``count``: number of devices. ``device``: label of the device of this number. ``mig``: label of a
         device's instance in this slot. ``uuid``, ``name``, ``address``, ``memory_bytes``, ``free_bytes``,
         ``numa_nodes``, ``mig_on``, ``mig_slots``, ``gpu_instance``, ``compute_instance``: facts about the
-        labelled one.
+        device or instance with this label.
 
         Raises:
             NvmlError: there is no answer.

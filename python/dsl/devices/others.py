@@ -1,7 +1,7 @@
 """How the devices of each accelerator are counted without torch, by the files that their drivers make.
 
-The names are those of `dsl.devices.accelerators.ACCELERATORS`. This module is imported only where a device
-may be other than NVIDIA's. Where one card may be several devices for torch, a child process asks the
+The names are those of `dsl.devices.accelerators.ACCELERATORS`. This module is imported only if there may be
+devices other than NVIDIA's. If one card may be several devices for torch, a child process asks the
 accelerator's torch plug-in: we never import torch ourselves.
 
 Sources: the kernel's documentation of its drivers (amdkfd, i915, xe, habanalabs), and the vendors'
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 ASK_TIMEOUT_S = 120.0
-"""Importing torch and a plug-in from a cold network file system takes a minute."""
+"""Seconds to wait for a plug-in: importing it and torch from a cold network file system takes a minute."""
 
 _PROGRAM = """\
 import sys
@@ -54,7 +54,7 @@ def count_davinci(root: str) -> int:
 
 
 def gaudi_folders(root: str) -> list[str]:
-    """Where sysfs has each Gaudi of ours. Other accel devices (NPUs of laptops) have no such type."""
+    """The folder in sysfs of each Gaudi that we have. Other accel devices (NPUs of laptops) are skipped."""
     found = []
     for name in numbered(os.path.join(root, "dev/accel"), "accel"):
         device = os.path.join(root, "sys/class/accel", name, "device")
@@ -106,7 +106,7 @@ class IntelCard:
 def intel_cards(root: str) -> list[IntelCard]:
     """Intel GPUs whose render node we have, in the order of their PCI addresses, which is Level Zero's.
 
-    Integrated GPUs count only if there is no other, as for torch. They sit at 00:02.0.
+    Integrated GPUs count only if there are no others, as in torch. They sit at 00:02.0.
     """
     integrated, discrete = [], []
     base = os.path.join(root, "sys/class/drm")
@@ -140,8 +140,8 @@ def _count_tiles(device: str) -> int:
 def rocm_nodes(root: str = "/") -> list[dict[str, str]]:
     """The properties of the AMD devices that ROCm can use, in its order.
 
-    These are the nodes of kfd's topology with compute units whose properties we may read and whose render
-    node we have: a container sees the others too, but not into them.
+    A node of kfd's topology counts if it has compute units, we may read its properties, and we have its
+    render node. A container sees the other nodes, too, but cannot read their properties.
     """
     if not os.path.exists(os.path.join(root, "dev/kfd")):
         return []
@@ -173,10 +173,10 @@ def rocm_names(root: str = "/") -> tuple[str, ...]:
 
 
 def count_amd(environ: Mapping[str, str], root: str = "/") -> int:
-    """AMD devices that are left by ``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES``.
+    """Number of AMD devices that ``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES`` leave visible.
 
-    ``CUDA_VISIBLE_DEVICES``, which HIP reads where its own variable is not set, is not looked at: it is the
-    accelerator's, like that of NVIDIA devices.
+    HIP reads ``CUDA_VISIBLE_DEVICES`` if its own variable is not set, but we ignore it here: it is the
+    accelerator's own variable, as for NVIDIA devices.
     """
     names = rocm_names(root)
     rest = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
@@ -190,11 +190,11 @@ class Counting:
     files: Counter
     """Counts its device files."""
     plug_in: str
-    """The package whose import makes torch know them; empty: torch itself."""
+    """The package whose import makes torch know the devices; empty: torch itself."""
     function: str
-    """Where in it the function is that counts."""
+    """Dotted name of the function that counts the devices."""
     exact: bool = True
-    """The device files are the devices."""
+    """Each device file is one device; False: a device file may be several devices."""
 
 
 COUNTINGS = {
@@ -207,18 +207,18 @@ COUNTINGS = {
     "supa": Counting(count_biren_cards, "torch_supa", "torch.supa.device_count", exact=False),
     "klxpu": Counting(count_kunlun, "torch_xmlir", "torch.cuda.device_count"),
 }
-"""By name, in the order in which DeepSpeed looks for them; CUDA devices come after them all."""
+"""By accelerator, in the order in which DeepSpeed looks for them; CUDA devices come after all of them."""
 
 SUB_VARIABLES = {"hpu": "HABANA_VISIBLE_MODULES"}
-"""Variables besides the accelerator's own that limit what a process sees, and that are left to the user."""
+"""Variables besides the accelerator's own that limit what a process sees. We leave them to the user."""
 
 
 def find_accelerator(root: str = "/", path: Sequence[str] | None = None) -> str | None:
     """The accelerator that DeepSpeed would choose before CUDA, as far as files can tell; None if none.
 
     It must have a device file, and its plug-in (for ``xpu``: a torch built for it) must lie on ``path``
-    (ours, if None). DeepSpeed imports the plug-ins instead, and takes ``npu``, ``sdaa``, ``hpu``, ``mlu`` and
-    ``klxpu`` for the mere success, on machines without such a device too.
+    (ours, if None). DeepSpeed imports the plug-ins instead. It takes ``npu``, ``sdaa``, ``hpu``, ``mlu`` and
+    ``klxpu`` as soon as the import succeeds, even on machines without such a device.
     """
     folders = sys.path if path is None else path
     for name, counting in COUNTINGS.items():
@@ -243,7 +243,7 @@ def count_accelerator(
 ) -> int:
     """Devices of an accelerator on this machine, whatever its own variable hides.
 
-    ``ask`` counts where the files cannot, None: `ask_plug_in`.
+    ``ask`` counts if the files cannot; None: `ask_plug_in`.
 
     Raises:
         AcceleratorError: the plug-in had to be asked, and did not answer.
@@ -259,7 +259,7 @@ def count_accelerator(
     variable = SUB_VARIABLES.get(name)
     if variable is None or variable not in environ:
         return found
-    # Module numbers are not indices: a part of the modules may have been given to us under any number.
+    # Module numbers are not indices: the modules that we were given may have any numbers.
     return min(found, count_visible(environ[variable], 64, (), GRAMMARS[variable]))
 
 
@@ -272,11 +272,11 @@ def ask_plug_in(
 ) -> int:
     """Number of devices that a function of torch or of a plug-in returns, called in a child process.
 
-    ``plug_in``: the package to import besides torch (empty: none); ``function``: its name with that of its
+    ``plug_in``: the package to import besides torch (empty: none); ``function``: its dotted name, with its
     module; ``environ``: the child's environment; ``executable``: the interpreter of the workers.
 
     Raises:
-        AcceleratorError: it cannot be imported, does not end in time, or does not say a number.
+        AcceleratorError: the plug-in cannot be imported, does not answer in time, or gives no number.
     """
     import subprocess
     from signal import SIGKILL
@@ -284,7 +284,7 @@ def ask_plug_in(
 
     name = plug_in or "torch"
     argv = [executable, "-c", _PROGRAM, plug_in, function]
-    # Files: the end of a pipe comes only when whatever the plug-in has started closes it too.
+    # Files, not pipes: a pipe ends only when every process that the plug-in has started closes it, too.
     with TemporaryFile() as output, TemporaryFile() as complaint:
         try:
             child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a node of ``dsl`` offers: its accelerator, the slots it counts, and those that the user shows."""
+"""What a node of ``dsl`` offers: its accelerator, its slots, and the slots that the user shows."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Devices:
     accelerator: str
     """Name in `dsl.devices.accelerators.ACCELERATORS`."""
     slots: range
-    """The slots it counts."""
+    """One slot for each device; on the CPU for each NUMA node, or as many as ``LOCAL_SIZE`` says."""
     visible: tuple[str, ...] | None
-    """What the user shows, None when the visible-devices variable is not set, ``()`` when it hides all."""
+    """What the user shows; None: the visible-devices variable is not set; ``()``: it hides all devices."""
     visible_setting: str
-    """Its ``NAME=VALUE``."""
+    """This variable as ``NAME=VALUE``."""
     size_from_environment: bool = False
-    """The slots are as many as ``LOCAL_SIZE`` says."""
+    """``LOCAL_SIZE`` sets the number of slots."""
 
 
 def find_devices(environ: Mapping[str, str], devices: DeviceFacts, cpus: Cpus) -> Devices:
@@ -47,14 +47,14 @@ def find_devices(environ: Mapping[str, str], devices: DeviceFacts, cpus: Cpus) -
 def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
     """Slots of this machine that the user shows, in the user's order.
 
-    Numbers are slots; names of devices (``GPU-...``, ``MIG-...``, ``0.1`` for a tile) are counted from 0.
+    Numbers are slots. For names of devices (``GPU-...``, ``MIG-...``, ``0.1`` for a tile) slots count from 0.
 
     Raises:
         FilterError: a slot that the machine does not have, or a name that is no device.
     """
     variable, setting = devices.visible_setting.partition("=")[0], shorten(devices.visible_setting)
     if all(entry.isascii() and entry.isdigit() for entry in shown):
-        # A number that no machine reaches is refused as any other that this one lacks.
+        # A number too large for any machine is refused like any other slot that this machine lacks.
         numbers = [parse_number(entry) for entry in shown]
         slots = list(dict.fromkeys([BEYOND if number is None else number for number in numbers]))
         try:
@@ -73,7 +73,7 @@ def visible_slots(devices: Devices, shown: Sequence[str]) -> list[int]:
 
 
 def visible_warning(shown: Sequence[str]) -> str | None:
-    """What the user should know of the devices that `visible_slots` was given, if anything."""
+    """A warning about the devices that `visible_slots` gets; None: there is nothing to warn of."""
     instances = [entry for entry in shown if entry.startswith("MIG-")]
     if len(instances) < 2:
         return None
@@ -86,7 +86,8 @@ def visible_warning(shown: Sequence[str]) -> str | None:
 def visible_override(devices: Devices, shown: Sequence[str]) -> str | None:
     """What the workers' visible-devices variable holds instead of slot ids, if anything.
 
-    Names of devices are passed on. On a CPU an empty set is too: slot ids would show what the user hid.
+    Names of devices are passed on. On a CPU an empty set is passed on, too: slot ids would show devices that
+    the user hid.
     """
     if devices.accelerator == "cpu":
         return devices.visible_setting.partition("=")[2] if devices.visible == () else None
@@ -96,8 +97,8 @@ def visible_override(devices: Devices, shown: Sequence[str]) -> str | None:
 def read_slots(value: str | None) -> tuple[str, ...] | None:
     """Words of the visible-devices variable, each once: None when unset, ``()`` when it hides all devices.
 
-    The grammar of `dsl.devices.masks` is not for slots: DeepSpeed makes ``--include localhost:WORDS`` of
-    the value, so a device that comes twice is one slot, and a word that is none has to be refused.
+    The grammars of `dsl.devices.masks` do not apply to slots: DeepSpeed makes ``--include localhost:WORDS``
+    of the value. So a repeated device is one slot, and a word that is no device has to be refused.
     """
     if value is None:
         return None
@@ -112,12 +113,12 @@ def read_slots(value: str | None) -> tuple[str, ...] | None:
 def select_accelerator(environ: Mapping[str, str], devices: DeviceFacts) -> tuple[str, int]:
     """Return the accelerator of this node and its number of devices, hidden ones too (0 for the CPU).
 
-    ``DS_ACCELERATOR`` decides. Otherwise it is the one that comes before CUDA, if any, then CUDA, then the
-    CPU; an accelerator whose devices the user has hidden is passed over.
+    ``DS_ACCELERATOR`` decides. If it is not set, the first one with devices is taken: the accelerator that
+    comes before CUDA, then CUDA, then the CPU. An accelerator is skipped if the user hides all its devices.
 
     Raises:
-        AcceleratorError: ``DS_ACCELERATOR`` is no accelerator, or its devices cannot be counted.
-        NoDevicesError: it is one, and there is no device, or all are hidden.
+        AcceleratorError: ``DS_ACCELERATOR`` names no accelerator, or its devices cannot be counted.
+        NoDevicesError: the accelerator that it names has no devices here, or all of them are hidden.
     """
     named = environ.get("DS_ACCELERATOR")
     if named and named not in ACCELERATORS:
@@ -145,7 +146,7 @@ def local_size(environ: Mapping[str, str]) -> int:
     """``LOCAL_SIZE``, the number of workers a node runs on its CPU; 0 when it is not set or not positive.
 
     Raises:
-        AcceleratorError: it is not a whole number.
+        AcceleratorError: the value is not a whole number, or too large.
     """
     value = environ.get("LOCAL_SIZE", "").strip() or "0"
     number = parse_integer(value)
@@ -157,7 +158,7 @@ def local_size(environ: Mapping[str, str]) -> int:
 
 
 def count_numa_nodes(nodes: Iterable[NumaNode]) -> int:
-    """NUMA nodes that have cores; neighbours with the same cores are one (fake NUMA). 1 if none is known."""
+    """Number of NUMA nodes with cores, at least 1; neighbours with the same cores count once (fake NUMA)."""
     count = 0
     previous: Sequence[int] = ()
     for node in nodes:

@@ -1,1 +1,1 @@
-"""The fork server: a Python that imports what workers need once, and forks a worker for each order."""
+"""The fork server: a Python that imports once what workers need, and forks a worker for each order."""

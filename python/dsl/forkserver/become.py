@@ -1,4 +1,4 @@
-"""A forked child becomes a worker that cannot tell it from a Python of its own."""
+"""Turns a forked child into a worker that runs as in a Python of its own."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ else:
 IMPORT_S = 600
 """Seconds that imports may take: SIGALRM ends a server that takes longer."""
 
-# By which our timer is known again. It never counts: the first ring ends the server.
+# By this interval we recognize our timer. It has no other effect: the first SIGALRM ends the server.
 _INTERVAL_S = 1234.567891
 
-# Their objects are not collected at the end, because `gc.freeze` keeps the memory of the server shared. They
-# would tell users of leaks.
+# Modules that report objects as leaks if they still exist at the end. In a worker they do: `gc.freeze` keeps
+# the memory of the server shared, so its objects are not collected.
 _TELL_LEAKS = ("triton._C.libtriton",)
-# Destructors of torch's libraries take most of the time that a worker's end takes, and do nothing that the
-# kernel does not do. Those of other libraries may write files.
+# Destructors of torch's libraries take most of the time at the end of a worker, and only do what the kernel
+# does anyway. Destructors of some other libraries may write files.
 _SLOW_TO_END = ("torch",)
 _WRITE_AT_END = ("adios2", "h5py", "netCDF4", "openpmd_api", "tables", "tensorflow")
-# With one of these a tool has been loaded that may write what it has found out when the process ends.
+# If one of these variables is set, a tool is loaded that may write its results when the process ends.
 _OF_TOOLS = (
     *("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "OMP_TOOL_LIBRARIES"),
     *(
@@ -53,27 +53,27 @@ _OF_TOOLS = (
 
 
 class Leave(BaseException):
-    """Carries a worker out of all frames of the server, to the interpreter."""
+    """Raised to take a worker out of all frames of the server, up to the interpreter."""
 
 
 def show_program(program: Sequence[str]) -> str | None:
-    """Let all that is imported from now on see a program's main module, arguments and folder.
+    """Let all later imports see a program's main module, arguments and folder.
 
     ``program``: ``(script, …)``, ``("-m", module, …)``, or nothing. Returns the object in `sys.path` that is
-    the program's folder; None if the interpreter's flags leave it out.
+    the program's folder; None if the interpreter's flags leave that folder out.
     """
     _renew_main(_holders_of_main(), is_ours=True)
     _show_file(program)
     if getattr(sys.flags, "safe_path", sys.flags.isolated):
         return None
-    # A string of its own, to be found again.
+    # A new string object, by whose identity we find it again.
     folder = os.fsdecode(os.fsencode(_folder(program)))
     sys.path.insert(0, folder)
     return folder
 
 
 class Imports:
-    """What imports change of a process, beside its memory. To be made before them: it begins their time."""
+    """What imports change in a process, beside its memory. Made before the imports: it starts their timer."""
 
     def __init__(self) -> None:
         _signal.setitimer(_signal.ITIMER_REAL, IMPORT_S, _INTERVAL_S)
@@ -85,7 +85,7 @@ class Imports:
         self._by_line = streams.line_buffering()
 
     def settle(self, environ: Sequence[bytes]) -> str | None:
-        """Look what has changed since; return why no worker can have it, as a clause.
+        """Note what has changed since. Return a clause if workers cannot have such a change; else None.
 
         ``environ``: the environment as C libraries see it.
         """
@@ -104,7 +104,7 @@ class Imports:
         self.by_line = dict(set(streams.line_buffering().items()) - set(self._by_line.items()))
         self.variables = _changed_variables(environ)
         self.holders = _holders_of_main()
-        # Each worker would touch, and so copy, all that the cache holds.
+        # Found once here: a worker that looked through the cache would touch, and so copy, all that it holds.
         self.absent = tuple([path for path, finder in sys.path_importer_cache.items() if finder is None])
         return None
 
@@ -121,23 +121,23 @@ def _leads_here(folder: str) -> bool:
 
 
 def _changed_variables(environ: Sequence[bytes]) -> list[Variable]:
-    """Variables that are not as this process was given them.
+    """Variables that have changed since this process started.
 
-    Name, what it was, what Python has and what C has; None for not set. The interpreter sets
-    LC_CTYPE when it begins (PEP 538), and modules what their libraries read. Libraries
-    in C set theirs without Python.
+    Each has its name, its first value, Python's value and C's value; None: not set. The interpreter sets
+    LC_CTYPE when it begins (PEP 538), modules set variables that their libraries read, and C libraries set
+    variables without Python.
     """
     with open("/proc/self/environ", "rb") as file:
         given = _variables(file.read().split(b"\0"))
     in_c = _variables(environ)
     names = dict.fromkeys((*given, *posix.environ, *in_c))
     all_of_them = [(name, given.get(name), posix.environ.get(name), in_c.get(name)) for name in names]
-    # Nobody sets one without a name.
+    # An entry without a name is no change by imports.
     return [one for one in all_of_them if one[0] and not one[1] == one[2] == one[3]]
 
 
 def _holders_of_main() -> Holders:
-    """Where modules hold the main module, `sys.modules` among them: (names, name)."""
+    """All places that hold the main module, as (namespace, name): `sys.modules`, and names in modules."""
     main = sys.modules["__main__"]
     # Not by `vars`, which would import a lazy module.
     modules = [one for one in sys.modules.values() if isinstance(one, type(sys))]
@@ -146,12 +146,12 @@ def _holders_of_main() -> Holders:
 
 
 def compile_program(program: Sequence[str]) -> Compiled | None:
-    """A script's path, text and code, for workers that find the same text; None if they are to compile it.
+    """A script's path, text and code, for workers that find the same text; None if they must compile it.
 
-    Each of them warns of what the compiler has to warn of.
+    They must if the compiler warns of something: each worker shows the warning itself.
     """
     text = _text_of(program)
-    # Not imported for this: it would stay in the workers.
+    # We do not import this module: it would stay in the workers.
     warnings = sys.modules.get("warnings")
     if text is None or warnings is None:
         return None
@@ -165,11 +165,11 @@ def compile_program(program: Sequence[str]) -> Compiled | None:
 def become_worker(
     order: ForkOrder, folder: str | None, imports: Imports, compiled: Compiled | None
 ) -> NoReturn:
-    """Run what is ordered, in a forked child. It leaves by `Leave`, and nothing must catch that.
+    """Carry out an order in a forked child. This raises `Leave`, which no code may catch.
 
     ``folder`` is what `show_program` has returned, ``imports`` are settled, ``compiled`` is what
-    `compile_program` has returned. A script that `compile` does not take (a folder, an archive, a text with
-    an error) is executed plainly.
+    `compile_program` has returned. If `compile` cannot take a script (a folder, an archive, a text with an
+    error), the worker's command is executed instead.
     """
     _take_randomness()
     order.enter()
@@ -182,7 +182,7 @@ def become_worker(
     if code is None and not is_module:
         os.execvp(order.argv[0], order.argv)  # noqa: S606  no shell is what we want
     _change_environment(imports.variables)
-    # Not the server's, which `gc.freeze` keeps from being collected, with all that the program puts there.
+    # `gc.freeze` keeps the server's main module from being collected, with all that a program puts into it.
     _renew_main(imports.holders, is_ours=False)
     _forget_absent(imports.absent)
     _take_arguments(words, program, folder)
@@ -199,9 +199,10 @@ def become_worker(
 
 
 def _take_trace(order: ForkOrder) -> Any:
-    """Take what imports have left, and return what SIGINT is to do in the program.
+    """Take over what imports have left, and return the program's handler of SIGINT.
 
-    Until that begins, SIGINT ends this process as one that is being executed, and not by a traceback of ours.
+    Until the program begins, SIGINT ends this process without a traceback of ours, as if it were just being
+    executed.
     """
     interrupt = _signal.getsignal(_signal.SIGINT)
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGINT})
@@ -213,7 +214,7 @@ def _take_trace(order: ForkOrder) -> Any:
 
 
 def _may_end_early() -> bool:
-    """Whether nobody misses what preloaded libraries do at the end of a process."""
+    """Whether a worker can skip what preloaded libraries do at the end of a process."""
     modules = sys.modules
     return (
         any(name in modules for name in _SLOW_TO_END)
@@ -223,7 +224,7 @@ def _may_end_early() -> bool:
 
 
 def _compiled(program: Sequence[str], compiled: Compiled | None) -> CodeType | None:
-    """The script's code; None for what only the interpreter itself can run, or tell the error of."""
+    """The script's code; None if only the interpreter itself can run the program, or report its error."""
     text = _text_of(program)
     if text is None:
         return None
@@ -253,7 +254,7 @@ def _code_of(path: str, text: bytes) -> CodeType | None:
 
 
 def _absolute(path: str) -> str:
-    """As the interpreter makes it, which leaves ``.`` and ``..`` in their places."""
+    """An absolute path as the interpreter makes it, which keeps ``.`` and ``..``."""
     return path if path.startswith("/") else f"{os.getcwd()}/{path}"
 
 
@@ -263,7 +264,7 @@ def _take_environment(entries: Sequence[bytes]) -> None:
 
 
 def _variables(entries: Sequence[bytes]) -> dict[bytes, bytes]:
-    """As the interpreter reads them: the first entry of a name counts, one without a value does not."""
+    """Variables as the interpreter reads them: the first entry of each name, none without a ``=``."""
     found: dict[bytes, bytes] = {}
     for entry in entries:
         name, equals, value = entry.partition(b"=")
@@ -273,7 +274,7 @@ def _variables(entries: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def _change_environment(variables: Sequence[Variable]) -> None:
-    """Do what imports would have done to the variables that this worker shares with the server."""
+    """Repeat what the imports did to each variable whose first value was the same here as in the server."""
     for name, before, now, in_c in variables:
         if posix.environ.get(name) != before:
             continue
@@ -297,14 +298,17 @@ def _take_arguments(words: Sequence[str], program: Sequence[str], folder: str | 
 
 
 def _forget_absent(places: Sequence[str]) -> None:
-    """Let folders and archives be searched that are there since the server looked for them."""
+    """Let imports search folders and archives that have appeared since the server looked for them."""
     for path in places:
         if os.path.exists(path):
             sys.path_importer_cache.pop(path, None)
 
 
 def _renew_main(holders: Holders, *, is_ours: bool) -> None:
-    """Put a new main module in place, as it is before a program begins. ``is_ours``: the names in it are."""
+    """Put a new main module in place, as it is before a program begins.
+
+    ``is_ours``: the old module is ours, so only special names such as ``__name__`` are kept.
+    """
     old = sys.modules["__main__"]
     new = type(old)("__main__")
     for name, value in vars(old).items():
@@ -322,13 +326,13 @@ def _show_file(program: Sequence[str]) -> None:
         main["__file__"] = path
         main["__loader__"] = sys.modules["_frozen_importlib_external"].SourceFileLoader("__main__", path)
         sys.argv[:] = program
-        # The interpreter has asked whether the script is an archive.
+        # An interpreter leaves this entry when it asks whether the script is an archive.
         sys.path_importer_cache[path] = None
         return
     main.pop("__file__", None)
     main.pop("__cached__", None)
     main["__loader__"] = sys.modules["_frozen_importlib"].BuiltinImporter
-    # What `-m` leaves here is put right by `runpy`, later.
+    # `-m` leaves this here, and `runpy` corrects it later.
     sys.argv[:] = ["-m", *program[2:]]
 
 
@@ -339,14 +343,14 @@ def _folder(program: Sequence[str]) -> str:
 
 
 def _take_randomness() -> None:
-    """Begin anew what has begun by chance. `random` does so by itself."""
+    """Give generators of random numbers new seeds. `random` does so by itself."""
     if (random := sys.modules.get("numpy.random")) is not None:
-        # As good as its `seed`, and in a third of the time: 624 words, all of them used up, no draw kept.
+        # As good as its `seed`, in a third of the time: 624 random words, all marked as used, no draw kept.
         words = sys.modules["numpy"].frombuffer(os.urandom(4 * 624), "u4")
         random.set_state(("MT19937", words, 624, 0, 0.0))
     if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()
-    # Names files of a cache by it, which others may write at the same time.
+    # datasets names files of a cache by it, and other workers may write such files at the same time.
     if (names := sys.modules.get("datasets.fingerprint")) is not None and "fingerprint_rng" in vars(names):
         names.fingerprint_rng.seed()
     if (process := sys.modules.get("multiprocessing.process")) is not None:
@@ -356,7 +360,7 @@ def _take_randomness() -> None:
 
 
 def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any) -> NoReturn:
-    """``interrupt``: what SIGINT is to do in the program."""
+    """Leave the server's frames and run the program. ``interrupt``: the program's handler of SIGINT."""
     hook = sys.excepthook
     function: Any = type(_leave)
     is_script = code is not None
@@ -398,20 +402,20 @@ def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any) -> N
 
 
 def end_quietly() -> None:
-    """Let a worker's end be as quiet as it is elsewhere. Called before others ask to be called at the end."""
+    """Mute false reports of leaks at a worker's end. Called before other code registers exit functions."""
     atexit = sys.modules.get("atexit") or __import__("atexit")
-    # What was asked for first is called last.
+    # The function that is registered first is called last.
     atexit.register(_mute_tellers)
 
 
 def _mute_tellers() -> None:
     if any(name in sys.modules for name in _TELL_LEAKS):
-        # The interpreter lets go of this when all objects are gone, before libraries look for leaks.
+        # The interpreter drops this object when all others are gone, before libraries look for leaks.
         vars(sys.modules["builtins"])["_dsl_mute"] = _Mute(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
 
 
 class _Mute:
-    """Leads stderr nowhere when it goes. No name of a module means anything then."""
+    """Leads stderr to /dev/null when it is destroyed. Names of modules do not work any more at that time."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -421,7 +425,7 @@ class _Mute:
 
 
 def _note_interrupt() -> None:
-    """Let the interpreter end by SIGINT: it does where a text, not a function, has raised this to the top."""
+    """Let the interpreter end by SIGINT: it does if code from a text, not a function, raises this error."""
     try:
         exec("raise KeyboardInterrupt", {})  # noqa: S102  a text of ours
     except KeyboardInterrupt:

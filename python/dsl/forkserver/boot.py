@@ -1,6 +1,6 @@
 """Started as a script: ``python [flags] boot.py MODULE,… [script | -m module] FD``.
 
-Imports the server from this file's own package, in an interpreter that need not have it, and leaves no trace.
+Imports the server from this file's package, which the interpreter need not have installed. Leaves no trace.
 """
 
 import _signal  # type: ignore[import-not-found]  # what `signal` is made of, which has no stub
@@ -25,7 +25,7 @@ def start(path: str) -> None:
     folder = path.rpartition("/")[0].rpartition("/")[0].rpartition("/")[0] or "/"
 
     class Finder:
-        """Finds this package alone. Its modules are found by its own path."""
+        """Finds only this package. The package's own path finds its modules."""
 
         @staticmethod
         def find_spec(name: str, _path: object = None, _target: object = None) -> "ModuleSpec | None":
@@ -37,7 +37,7 @@ def start(path: str) -> None:
     try:
         from dsl.forkserver.server import serve
     except ImportError as error:
-        # One without a global lock, say, or older than all that we know.
+        # For example a Python without the global lock, or one that is too old.
         raise SystemExit(f"this Python cannot load the extension of dsl: {error}") from None
 
     def forget() -> None:

@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# Empty words at the end. C libraries that set the title of a process take a worker for started with as many
-# words as the server, and find those in its memory if its own are no more.
+# Empty words at the end. C libraries that set the title of a process look in a worker's memory for as many
+# words as the server was started with. They find that many if the worker itself has no more words.
 _ROOM = ("",) * 60
 
 

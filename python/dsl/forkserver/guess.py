@@ -35,19 +35,19 @@ TORCH_PACKAGES = frozenset(
         *("accelerate", "transformers", "diffusers", "timm", "fairscale", "monai"),
     }
 )
-"""Packages whose import costs that of torch."""
+"""torch, and packages that import torch."""
 
 OTHER_MODULES = 1
-"""The text has changed where modules are found, or a variable: it may find, or get, others than we do."""
+"""The text has changed where modules are found, or a variable: it may get other modules than we do."""
 OTHER_LIBRARIES = 2
-"""It has also changed what torch and numpy read when they are imported, or may have."""
+"""The text has also changed, or may have changed, what torch and numpy read when they are imported."""
 
-# Variables that torch, numpy or a library of theirs reads when it is loaded.
+# Prefixes of variables that torch, numpy or one of their libraries reads when it is loaded.
 _READ_BY_LIBRARIES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
     *("TORCH", "PYTORCH", "NCCL_", "GLOO_", "MALLOC_"),
 )
-# Methods that change what is there. Those that add to the end of `sys.path` hide nothing.
+# Methods that count as a change. Methods that add to the end of `sys.path` do not: they hide no module.
 _CHANGES = {
     "sys.path": ("insert", "remove", "pop", "clear", "reverse", "sort"),
     "sys.modules": ("pop", "popitem", "clear", "update", "setdefault"),
@@ -63,29 +63,29 @@ class Import:
     module: str
     """Dotted name; empty for ``from . import name``."""
     names: tuple[str, ...] = ()
-    """What ``from module import`` names: each may be a module, too. Empty for ``import module``."""
+    """The names behind ``from module import``: each may be a module, too. Empty for ``import module``."""
     level: int = 0
     """Leading dots: 0 is absolute."""
     behind: int = 0
-    """What the text may have changed before: nothing, `OTHER_MODULES` or `OTHER_LIBRARIES`."""
+    """What the text may have changed before it: 0 for nothing, `OTHER_MODULES` or `OTHER_LIBRARIES`."""
 
 
 @record
 class Imports:
-    """All imports of a text, each in its order, the same one once."""
+    """All imports of a text, in order, each once."""
 
     top: tuple[Import, ...]
-    """Those that run when the text runs: also below ``if``, ``try``, ``with`` and in classes."""
+    """Imports that run when the text runs: also below ``if``, ``try``, ``with`` and in classes."""
     inner: tuple[Import, ...]
-    """Those inside functions, which may never run."""
+    """Imports inside functions, which may never run."""
 
 
 def find_imports(text: str | bytes, *, is_program: bool = False) -> Imports:
-    """Imports that a text names, but for those that only a type checker sees.
+    """The imports of a text, without those that only a type checker sees.
 
-    ``is_program``: it is run as the main program; otherwise what is for that alone is left out, too.
-    Raises SyntaxError or ValueError for a text that is no Python, RecursionError or MemoryError for one that
-    is too deep.
+    ``is_program``: the text is run as the main program; otherwise imports for the main program alone are left
+    out, too. Raises SyntaxError or ValueError if the text is not Python, RecursionError or MemoryError if it
+    nests too deep.
     """
     tree = compile(text, "<text>", "exec", _ONLY_TREE, dont_inherit=True)
     top: list[Import] = []
@@ -99,7 +99,7 @@ def find_imports(text: str | bytes, *, is_program: bool = False) -> Imports:
         if not is_inner:
             behind = max(behind, _change_of(node))
         waiting += [(child, is_inner) for child in reversed(list(_children(node, is_program=is_program)))]
-    # A function runs when all of the text has run.
+    # A function may run when all of the text has run.
     inner = [replace(one, behind=behind) for one in inner]
     return Imports(tuple(dict.fromkeys(top)), tuple(dict.fromkeys(inner)))
 
@@ -107,8 +107,9 @@ def find_imports(text: str | bytes, *, is_program: bool = False) -> Imports:
 def worth_preloading(found: Imports) -> tuple[Import, ...]:
     """What a program will most likely import.
 
-    Of the imports inside functions those of packages that it also imports at its top, and torch. A function
-    that is never called often imports what is heavy, or not even installed.
+    All imports at the top are worth it. Imports inside functions are worth it only if they are of torch, or
+    of a package that is also imported at the top: a function that is never called often imports a package
+    that is heavy, or not even installed.
     """
     packages = {package_of(one.module) for one in found.top if not one.level}
     inner = [one for one in found.inner if not one.level and package_of(one.module) in {*packages, "torch"}]
@@ -116,7 +117,7 @@ def worth_preloading(found: Imports) -> tuple[Import, ...]:
 
 
 def with_later_imports(modules: Iterable[str]) -> tuple[str, ...]:
-    """The modules, and behind them what their packages import later on."""
+    """The modules, followed by those that their packages import later on."""
     names = list(dict.fromkeys(modules))
     packages = dict.fromkeys(package_of(name) for name in names)
     later = [name for package in packages for name in IMPORTED_LATER.get(package, ())]
@@ -156,7 +157,7 @@ def _is_for_type_checkers(test: Any) -> bool:
 
 
 def _is_for_main(test: Any) -> bool:
-    """``__name__ == "__main__"``, either way round."""
+    """Whether a test is ``__name__ == "__main__"``, in either order."""
     if type(test).__name__ != "Compare" or [type(one).__name__ for one in test.ops] != ["Eq"]:
         return False
     sides = (test.left, *test.comparators)
@@ -166,7 +167,7 @@ def _is_for_main(test: Any) -> bool:
 
 
 def _change_of(node: Any) -> int:
-    """What a node changes of what imports behind it find."""
+    """What a node changes for the imports after it, as in `Import.behind`."""
     kind = type(node).__name__
     if kind == "Call" and hasattr(node.func, "attr"):
         what, method = _dotted(node.func.value), node.func.attr
@@ -193,7 +194,7 @@ def _change_of_target(target: Any) -> int:
 
 
 def _weight(what: str, variables: Iterable[object]) -> int:
-    """``variables``: what is changed of the environment, None for what the text does not tell."""
+    """``variables``: names of the changed variables; None for a name that the text does not tell."""
     if what in ("sys.path", "sys.modules"):
         return OTHER_MODULES
     is_told = all(isinstance(one, str) and not one.startswith(_READ_BY_LIBRARIES) for one in variables)
@@ -209,7 +210,7 @@ def _variables_of(call: Any, method: str) -> list[object]:
 
 
 def _dotted(node: Any) -> str:
-    """``sys.path`` and the like as text, also where it was imported by its own name."""
+    """``sys.path`` and the like as text; ``environ`` alone is ``os.environ``."""
     name = getattr(node, "id", "")
     if name:
         return "os.environ" if name == "environ" else name

@@ -13,7 +13,7 @@ else:
     # `signal` would stay in the workers as a module that they have not imported.
     import _signal
 
-# Modules that no fork may come behind, and why.
+# Modules after whose import a process must not fork, and why.
 HARMFUL = {
     "grpc": "its threads and channels do not survive a fork",
     "mpi4py.MPI": "it starts MPI when it is imported, and MPI does not allow forks",
@@ -32,15 +32,15 @@ _DEVICES = (
     "/dev/vfio/",
 )
 _ACCELERATORS = ("cuda", "xpu", "mps", "mtia")
-# Seconds that a fork and its first instants may take. A handler that waits for a lost thread waits for ever.
+# Seconds that a fork and its first moments may take. A handler that waits for a lost thread waits forever.
 _FORK_S = 10
-# How the child of the trial ends, beside 0 and the numbers of `_ACCELERATORS`.
+# Exit codes of the child of the trial, beside 0 and the numbers of `_ACCELERATORS`.
 _TRIAL_FAILED, _OPENS, _STARTS = 20, 21, 22
 _OF_A_FORK = {
     _OPENS: "what was imported opens a file or a connection in each fork: no worker keeps it",
     _STARTS: "what was imported starts a thread in each fork: no worker has it",
 }
-# Looks at the threads, and seconds between two of them.
+# How often we look at the threads, and seconds between two looks.
 _LOOKS, _LOOK_S = 10, 0.02
 # PF_EXITING of the kernel's include/linux/sched.h.
 _EXITING = 0x4
@@ -52,13 +52,13 @@ def open_descriptors() -> dict[int, str]:
     for name in os.listdir("/proc/self/fd"):
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # the one of the listing itself
+        except OSError:  # the descriptor of the listing itself
             continue
     return found
 
 
 def shared_memory() -> dict[tuple[str, str], str]:
-    """Device and inode of all memory that this process writes and shares with its forks, and their path."""
+    """Memory that this process can write and shares with its forks: device and inode, and the path."""
     found = {}
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -69,10 +69,11 @@ def shared_memory() -> dict[tuple[str, str], str]:
 
 
 def find_early_poison(link: int) -> str | None:
-    """Why this interpreter must not be forked for others, whatever it imports; None if nothing is seen yet.
+    """Why this interpreter must not fork workers, whatever it imports; None if there is no reason yet.
 
-    To be called first, before the connection ``link`` is used. A worker keeps no descriptor but its streams,
-    so what was opened when the interpreter started would write into files that the worker opens.
+    Call it first, before the connection ``link`` is used. A worker keeps only the descriptors of its streams.
+    Code that opened another descriptor when the interpreter started would write into a file that the worker
+    opens under the same number.
     """
     for reason in _flags():
         return reason
@@ -83,11 +84,11 @@ def find_early_poison(link: int) -> str | None:
 
 
 def find_poison(known: dict[int, str], shared: dict[tuple[str, str], str]) -> str | None:
-    """Why this process must not be forked for others, as a clause; None if it may be.
+    """Why this process must not fork workers, as a clause; None if it may.
 
-    ``known``, ``shared``: descriptors and shared memory before anything was imported. Forks once: a library
-    whose threads cannot bear a fork keeps them, and one that can (OpenBLAS) has ended them by then. Where
-    that fork hangs, SIGALRM ends this process: it waits for nothing longer than that.
+    ``known``, ``shared``: descriptors and shared memory before anything was imported. This forks once, as a
+    trial: a library that can bear forks (OpenBLAS) ends its threads for that, any other library keeps them.
+    If the fork hangs, SIGALRM ends this process: its time is longer than any wait here.
     """
     of_modules = (*_flags(), *_harmful_modules(), *_accelerators(), *_folders(), *_finalizers())
     for reason in (*of_modules, *_descriptors(known), *_mappings(shared), *_children()):
@@ -140,7 +141,7 @@ def _descriptors(known: dict[int, str]) -> Iterator[str]:
 
 
 def _mappings(shared: dict[tuple[str, str], str]) -> Iterator[str]:
-    """A worker that dies with a lock would keep it from those of the next attempt."""
+    """Shared memory. If a worker dies with a lock in it, workers of the next attempt cannot get that lock."""
     for place, path in shared_memory().items():
         if place not in shared:
             yield f"what was imported shares {path}, as a lock of multiprocessing is: workers would share it"
@@ -156,7 +157,7 @@ def _children() -> Iterator[str]:
 
 
 def _folders() -> Iterator[str]:
-    """Folders that the first worker to end would remove."""
+    """Temporary folders, which the first worker to end would remove."""
     finalize = getattr(sys.modules.get("weakref"), "finalize", None)
     if "tempfile" not in sys.modules or finalize is None:
         return
@@ -167,7 +168,7 @@ def _folders() -> Iterator[str]:
 
 
 def _finalizers() -> Iterator[str]:
-    """They run in the process alone that has registered them."""
+    """Finalizers of multiprocessing, which run only in the process that has registered them."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None and vars(util).get("_finalizer_registry"):
         yield "what was imported has given multiprocessing something to do at its end: no worker would do it"
@@ -205,7 +206,7 @@ def _trial() -> str | None:
 
 
 def _status_of(pid: int) -> int | None:
-    """How a child ended; None if it has not in the time that it has."""
+    """How a child ended; None if it has not ended within `_FORK_S` seconds."""
     for _ in range(round(_FORK_S / _LOOK_S)):
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -216,7 +217,7 @@ def _status_of(pid: int) -> int | None:
 
 
 def _fork_quietly() -> int:
-    """Fork. Python warns where there are threads, which is what we are about to find out."""
+    """Fork without Python's warning about threads: we are about to look for threads ourselves."""
     warnings = sys.modules.get("warnings")
     if warnings is None:
         return os.fork()
@@ -226,11 +227,11 @@ def _fork_quietly() -> int:
 
 
 def _judge_from_inside(before: dict[int, str]) -> int:
-    """0, or which kind of device torch takes for lost, or what is there that was not ``before`` the fork.
+    """The exit code of the trial: 0, a kind of device that torch takes for lost, or `_OPENS` or `_STARTS`.
 
-    Only a child of the fork can ask that.
+    Only the child of a fork can find that out. ``before``: the open descriptors before the fork.
     """
-    # Even with what it has closed in the place of something else.
+    # A descriptor that leads elsewhere than before is new, too.
     if not open_descriptors().items() <= before.items():
         return _OPENS
     if len(os.listdir("/proc/self/task")) > 1:
@@ -249,14 +250,14 @@ def _threads() -> str | None:
         count = sum(_lives(task) for task in os.listdir("/proc/self/task") if task != own)
         if not count:
             return None
-        # Python's `join` comes back before a thread has ended, for which there is nothing to wait.
+        # Python's `join` returns before a thread has ended, and there is no way to wait for its end.
         _signal.sigtimedwait((), _LOOK_S)
     what = "a thread" if count == 1 else f"{count} threads"
     return f"what was imported has started {what}, as a computation with OpenMP does: no worker has them"
 
 
 def _lives(task: str) -> bool:
-    """Whether a thread has not begun to end: who has waited for its end may still see it."""
+    """Whether a thread has not begun to end. After a wait for its end, a thread may still be listed."""
     try:
         with open(f"/proc/self/task/{task}/stat", "rb") as file:
             flags = int(file.read().rpartition(b")")[2].split()[6])

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-# Folders of what is installed. What lies elsewhere is the user's own: it may read its rank when it is
-# imported, and it may be edited between two attempts, so each worker imports it itself.
+# Folders of installed packages. Modules elsewhere are the user's own: they may read the rank when they are
+# imported, and may be edited between two attempts, so each worker imports them itself.
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _STANDARD = os.path.dirname(os.__file__) + "/"
-# They act when they are imported.
+# Modules that do something as soon as they are imported.
 _NEVER = frozenset({"__main__", "antigravity", "this", "idlelib", "turtledemo", "test"})
-# They note the rank when they are imported, and go by that. They need torch, which does not.
+# Packages that read the rank when they are imported, and keep it. They need torch, which does not do that.
 _READ_THEIR_PLACE = frozenset({"lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics"})
-# What a text may import behind a change of where modules are found, or of variables that these do not read.
+# Packages that we import although the text first changes where modules are found, or variables that these
+# packages do not read.
 _ALWAYS_THE_SAME = frozenset({"torch", "numpy"})
 _MOST_TEXTS = 500
 _MOST_BYTES = 1 << 20
@@ -41,8 +42,8 @@ PLACE_VARIABLES = frozenset(
 def guess_modules(program: Sequence[str], harmful: Iterable[str]) -> tuple[str, ...]:
     """Modules to import for a program: ``(script,)`` or ``("-m", module)``, as far as its text names them.
 
-    Modules of the user's own are not imported but read: what they import the program imports. A text that
-    cannot be read or parsed names nothing. ``harmful``: modules that never are among them.
+    The user's own modules are not imported but read: the program imports what they import. A text that cannot
+    be read or parsed names nothing. ``harmful`` modules are left out.
     """
     never = {*_NEVER, *harmful}
     texts = _Texts()
@@ -66,7 +67,7 @@ def guess_modules(program: Sequence[str], harmful: Iterable[str]) -> tuple[str, 
 
 
 def _sure(name: str, behind: int) -> str | None:
-    """What is imported for a name, though the text has changed something before: as a worker will get it."""
+    """What to import for a name, although the text has made changes before: only what workers get as well."""
     package = guess.package_of(name)
     if package in sys.stdlib_module_names:
         return name
@@ -80,12 +81,12 @@ def _sure(name: str, behind: int) -> str | None:
 def import_modules(
     names: Iterable[str], begin: Callable[[str], object], *, are_guessed: bool = False
 ) -> str | None:
-    """Import what can be imported. Return what failed first, as a clause: workers meet it themselves.
+    """Import what can be imported. Return the first failure as a clause: workers will meet it themselves.
 
-    ``names``: of modules, or ``module:name`` for what ``from module import name`` does. ``begin`` is called
-    with each, as a dotted name, before it is imported. ``are_guessed``: of those that a program may never
-    import, only one counts that has failed half-way, because a worker would not meet the same, or that has
-    asked for its place.
+    ``names``: modules, or ``module:name`` for ``from module import name``. ``begin`` is called with each, as
+    a dotted name, before it is imported. ``are_guessed``: the program may never import these modules, so only
+    two kinds of failures count. Either a module failed half-way, so that a worker would not meet the same
+    error, or a module asked for the worker's place.
     """
     failure = None
     for name in names:
@@ -109,19 +110,19 @@ def import_modules(
 
 
 def _import(name: str) -> None:
-    """As the statement does: a submodule is looked for only where its package gives nothing of that name."""
+    """Import as the statement does: a submodule is searched only if its package has nothing of that name."""
     module, _, part = name.partition(":")
     __import__(module, fromlist=[part] if part else ())
 
 
 class _Watch:
-    """Notes in a ``with`` block the first variable that tells a worker its place and is asked for."""
+    """Notes the first of `PLACE_VARIABLES` that code in a ``with`` block asks for and that is not set."""
 
     def __init__(self) -> None:
         self.asked_for = ""
 
     def __enter__(self) -> _Watch:  # noqa: PYI034  typing.Self needs 3.11
-        # Not in `os.environ` itself: whoever holds that, or what it holds, goes on holding it.
+        # We change the class, not `os.environ` itself: modules may hold that object, or what it holds.
         of_variables = os._Environ  # noqa: SLF001  its instances have no place for a method
         self._get = get = of_variables.__getitem__
 
@@ -145,16 +146,16 @@ class _Watch:
 
 
 def _has_left_parts(before: set[str]) -> bool:
-    """Whether there are modules of a package that is not there: its text would run a second time among them.
+    """Whether modules of a package are left although the package is not: its text would run a second time.
 
-    That of torch then says so, and not what has failed.
+    torch then reports that second run, and not what has failed.
     """
     parents = {name.rpartition(".")[0] for name in set(sys.modules) - before}
     return any(parent and parent not in sys.modules for parent in parents)
 
 
 def _is_there(name: str) -> bool:
-    """Whether there is nothing to import, also because the name is that of a function in a module."""
+    """Whether there is nothing to import, also if the name is that of a function in an imported module."""
     if name in sys.modules:
         return True
     parent, _, last = name.replace(":", ".").rpartition(".")
@@ -167,13 +168,13 @@ class _Text:
     """A source file to read."""
 
     path: str
-    """Of the file."""
+    """Path of the file."""
     package: str
-    """In which its module is, for imports with leading dots."""
+    """Package of its module, for imports with leading dots."""
     is_program: bool = False
     """Whether it is run as the main program."""
     behind: int = 0
-    """As `guess.Import.behind`, of the first import that leads here."""
+    """As `guess.Import.behind`, for the first import that leads to this file."""
 
 
 class _Texts:
@@ -192,7 +193,7 @@ class _Texts:
         return self._waiting.pop(0) if self._waiting else None
 
     def add_module(self, name: str, *, is_program: bool = False, behind: int = 0) -> None:
-        """Add what lies between the package and the module, nothing of it imported."""
+        """Add the files from the package down to the module, and import none of them."""
         where = None
         spec = None
         parts = name.split(".")
@@ -210,7 +211,7 @@ class _Texts:
 
 def _imports_in(text: _Text) -> tuple[guess.Import, ...]:
     try:
-        # Of a pipe, only one reads the text: the worker.
+        # The text of a pipe can be read only once, and the worker has to read it.
         if not os.path.isfile(text.path) or os.stat(text.path).st_size > _MOST_BYTES:
             return ()
         with open(text.path, "rb") as file:
@@ -245,7 +246,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _find(name: str, where: Iterable[str] | None) -> ModuleSpec | None:
-    """What an import would find, found without it."""
+    """What an import would find, without importing it."""
     if where is None and (module := sys.modules.get(name)) is not None:
         return _spec_of(module)
     for finder in sys.meta_path:

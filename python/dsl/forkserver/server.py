@@ -16,15 +16,15 @@ else:
     import _signal
 
 _NEVER = 50_000_017
-"""More new objects than imports make, and a number that nobody else would choose."""
+"""More new objects than imports make, and a number that no module would choose by chance."""
 
 
 def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
-    """Import what is to be imported and fork a worker for each order, until the engine hangs up.
+    """Import modules, then fork a worker for each order, until the engine hangs up.
 
     ``words``: modules with commas between them, or empty; the program; the number of the link's descriptor.
-    ``forget`` removes what the start of this server has left in the interpreter. Ends the process; only
-    a forked worker leaves it, by `become.Leave`.
+    ``forget`` removes what the start of this server has left in the interpreter. This function ends the
+    process; only a forked worker leaves it, by `become.Leave`.
     """
     listed, *rest, fd = words
     program = [word for word in rest if word]
@@ -45,7 +45,8 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     gc.collect()
     # A signal to every process of a cgroup or a user is not meant for us; workers have their own mask.
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
-    # What the user named is a slip, or broken. What was guessed may be for another case than this one.
+    # If a module fails that the user named, the name is wrong or the module is broken. A guessed module may
+    # be meant for another case than this one.
     reason = failure or changed
     if reason is None:
         link.settle()
@@ -70,15 +71,15 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
 
 
 def _import(names: Sequence[str], *, are_guessed: bool) -> str | None:
-    """Import without the collections that imports set off: one behind them finds the same, and takes less."""
+    """Import without garbage collections on the way: one after the imports finds the same in less time."""
     before, *others = gc.get_threshold()
-    # Not by `gc.disable`: a module may call that, for its workers.
+    # Not by `gc.disable`: a module may call that itself, and mean it for the workers.
     gc.set_threshold(_NEVER, *others)
     failure = preload.import_modules(
         names, lambda name: _leave_word(f"while it imported {name}"), are_guessed=are_guessed
     )
     now, *others = gc.get_threshold()
-    # A module may have multiplied what it found.
+    # A module may have multiplied the threshold that it found.
     times, rest = divmod(now, _NEVER)
     if times and not rest:
         gc.set_threshold(times * before, *others)
@@ -86,7 +87,7 @@ def _import(names: Sequence[str], *, are_guessed: bool) -> str | None:
 
 
 def _leave_word(text: str) -> None:
-    """Say what is shown if this process dies now without another word: the last line that it wrote."""
+    """Write a line to stderr. If this process dies now, this is its last line, and reports show that one."""
     try:
         os.write(2, f"{text}\n".encode())
     except OSError:

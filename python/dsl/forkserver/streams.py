@@ -14,7 +14,7 @@ _NAMES = ("stdin", "stdout", "stderr")
 
 
 def flush() -> None:
-    """Write what the streams hold: whoever forks with it has it written twice."""
+    """Write what the streams hold: after a fork, both processes would write it."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name, None)
         if stream is not None:
@@ -25,31 +25,31 @@ def flush() -> None:
 
 
 def line_buffering() -> dict[str, bool]:
-    """By name, whether a stream writes line by line. One that is not there, or of no use, is left out."""
+    """By name, whether each stream writes line by line. Missing and unusable streams are left out."""
     first = {name: getattr(sys, f"__{name}__", None) for name in _NAMES}
     return {name: one.line_buffering for name, one in first.items() if one is not None and _is_whole(one)}
 
 
 def reopen(by_line: Mapping[str, bool] | None = None) -> None:
-    """Begin the streams anew on the descriptors 0 to 2, which are others now.
+    """Begin the streams anew on the descriptors 0 to 2, which lead elsewhere now.
 
-    The objects stay the same: a module that was imported before holds them. Encoding and error handler are
-    as before, too, since environment and locale are. What a closed descriptor would give is None.
-    ``by_line``: streams of which somebody has chosen whether they write line by line.
+    The objects stay the same, because modules that were imported before hold them. Encoding and error handler
+    stay the same, too, as environment and locale do. The stream of a closed descriptor becomes None.
+    ``by_line``: by name, whether a stream writes line by line, if imported code has chosen that.
     """
     for fd, name in enumerate(_NAMES):
         first = getattr(sys, f"__{name}__", None)
         if first is not None and not _is_whole(first):
             continue
         now = _reopened(first, fd, by_line=(by_line or {}).get(name)) if _is_open(fd) else None
-        # A module may have put a stream of its own in the place of the first one.
+        # A module may have replaced the first stream by one of its own.
         if getattr(sys, name, None) is first:
             setattr(sys, name, now)
         setattr(sys, f"__{name}__", now)
 
 
 def _is_whole(stream: Any) -> bool:
-    """Whether nobody has closed it, or given its buffer to another one."""
+    """Whether a stream is usable: it is not closed, and still has its buffer."""
     try:
         return not stream.closed
     except ValueError:
@@ -72,7 +72,7 @@ def _reopened(stream: Any, fd: int, *, by_line: bool | None) -> Any:
     is_written = fd > 0
     is_buffered = hasattr(stream.buffer, "raw")
     encoding, errors, writes_at_once = stream.encoding, stream.errors, stream.write_through
-    # A new one: it remembers whether it can seek.
+    # A new one, because the object remembers whether it can seek.
     raw: Any = FileIO(fd, "wb" if is_written else "rb", closefd=False)
     raw.name = f"<{_NAMES[fd]}>"
     if by_line is None:
@@ -92,7 +92,7 @@ def _reopened(stream: Any, fd: int, *, by_line: bool | None) -> Any:
 
 
 def _buffer_size(fd: int) -> int:
-    """As `open` chooses it."""
+    """The size of a buffer, as `open` chooses it."""
     import io
 
     block = os.fstat(fd).st_blksize

@@ -1,10 +1,11 @@
 """Records as JSON and back, checked: how a `Job` and the messages about it travel between hosts.
 
-The bytes are JSON in ASCII: a record is an object whose one key is its class, a tuple a list. Bytes of argv
-and environment that are no UTF-8 travel as the surrogates by which Python holds them. Nothing of it can run
-code. What is read has the fields of its record, and each fits its annotation; a number has a bound in any
-case. An annotation may name another one, which stands in the module of its record as text. ``Shown`` is text
-for the user, whoever has written it: it is read as printable and of bounded length.
+The bytes are JSON in ASCII. A record is an object whose only key is its class, and a tuple is a list. Bytes
+of argv and environment that are no UTF-8 travel as the surrogates by which Python holds them. Reading never
+runs code. A record that is read has only the fields of its class, each value fits the annotation of its
+field, and every number is bounded. An annotation may name another annotation, which the record's module holds
+as text. ``Shown`` marks text for the user, written by anyone: reading it makes it printable and bounds its
+length.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias, TypeVar
 
     Reader: TypeAlias = Callable[[Any], Any]
-    """Makes a value of what JSON has. Raises `_Unfit`."""
+    """Makes a value from what JSON holds. Raises `_Unfit`."""
     _T = TypeVar("_T")
 
 FORMAT = 1
-"""Grows with every change by which one version of dsl cannot read what another has written."""
+"""Grows with every change after which one version of dsl cannot read what another has written."""
 
 DEEPEST = 16
-"""So many lists and objects may stand in one another. A message has half as many."""
+"""How deep lists and objects may nest. Messages nest half as deep."""
 
 LONGEST_SHOWN = 2000
 """Characters of a text for the user."""
@@ -37,13 +38,13 @@ LONGEST_NUMBER = 32
 """Characters of a number."""
 
 BIGGEST = 2**63 - 1
-"""No number is further from 0."""
+"""Largest absolute value of a number."""
 
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class _Unfit(Exception):  # noqa: N818  it says what a value is
-    """A value does not fit; the text shows it."""
+    """A value does not fit its annotation; the text shows the value."""
 
 
 def job_to_bytes(job: Job) -> bytes:
@@ -82,8 +83,8 @@ def from_json(data: bytes) -> Any:
     """The reverse of `to_json`.
 
     Raises:
-        JobFormatError: this is no JSON, it nests too deep, or a number is too long or none at all. The text
-            is a clause, as that of all errors from here.
+        JobFormatError: the data is no JSON, nests too deep, or has a number that is too long, infinite or
+            NaN. The text is a clause, as for all errors of the functions below.
     """
     from json import loads
 
@@ -108,7 +109,7 @@ def from_plain(value: Any, kinds: Mapping[str, type]) -> Any:
     """Read a record of one of these classes: the reverse of `to_plain`.
 
     Raises:
-        JobFormatError: it is none of them, or a part of it does not fit.
+        JobFormatError: the value is no such record, or a part of it does not fit.
     """
     name = next(iter(value), "") if isinstance(value, dict) else value
     if not isinstance(value, dict) or len(value) != 1 or name not in kinds:
@@ -117,10 +118,10 @@ def from_plain(value: Any, kinds: Mapping[str, type]) -> Any:
 
 
 def fields_from_plain(found: Any, kind: type[_T]) -> _T:
-    """Make a record of its fields as JSON has them.
+    """Make a record from its fields in JSON.
 
     Raises:
-        JobFormatError: a field is missing, unknown or not of its kind.
+        JobFormatError: a field is missing or unknown, or its value does not fit.
     """
     readers = _READERS.get(kind)
     if readers is None:
@@ -144,22 +145,22 @@ def fields_from_plain(found: Any, kind: type[_T]) -> _T:
 
 
 _READERS: dict[type, dict[str, Reader]] = {}
-"""Of the records that were read before: what reads each field."""
+"""The reader of each field, for the classes of records that were read before."""
 
 
-# What reads a value, made of its annotation.
+# Readers of values, made from annotations.
 
 
 def _reader(annotation: str, names: Mapping[str, Any]) -> Reader:
     from _ast import PyCF_ONLY_AST
 
-    # As `ast.parse` does, whose module takes longer to import than all annotations to read.
+    # What `ast.parse` does. Importing its module would take longer than reading all annotations.
     tree: Any = compile(annotation, "", "eval", PyCF_ONLY_AST)
     return _reader_of(tree.body, names)
 
 
 def _reader_of(node: expr, names: Mapping[str, Any]) -> Reader:
-    """``names``: what a name in an annotation stands for."""
+    """``names`` maps the names in annotations to what they stand for."""
     from _ast import BinOp, Constant, Name, Subscript
 
     if isinstance(node, Constant):
@@ -283,11 +284,11 @@ def _record_of(kind: type) -> Reader:
     return read
 
 
-# What is no value of ours before it is looked at.
+# Checks of JSON that is not a value yet.
 
 
 def _is_deep(data: bytes) -> bool:
-    """Whether it nests deeper than `DEEPEST`, seen without recursion. What has no end may count as deep."""
+    """Whether JSON nests deeper than `DEEPEST`, without recursion. Incomplete JSON may count as deep."""
     outside = data.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]
     marks = b"".join(outside).translate(None, _NOT_BRACKETS)
     for _ in range(DEEPEST):

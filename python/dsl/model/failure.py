@@ -1,4 +1,4 @@
-"""A worker that failed by itself, and what it has recorded of that."""
+"""A worker that failed by itself, and what it recorded about its failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dsl._record import record
 
 @record
 class ErrorRecord:
-    """What a worker recorded of the exception that ended it. Text is as it was written, with line ends."""
+    """What a worker recorded about the exception that ended it. Texts are as written, with line ends."""
 
     message: str
     """What the exception says, or the whole text of the file."""
@@ -16,9 +16,9 @@ class ErrorRecord:
     time_s: float | None
     """Seconds since the epoch, as recorded."""
     exit_code: int | None
-    """That of a process below the worker which the record was taken over from."""
+    """Exit code of a process below the worker, if the worker took the record over from that process."""
     is_text: bool = False
-    """The file holds a message alone, not an exception's parts."""
+    """The file holds a plain message, not the parts of an exception."""
 
 
 @record
@@ -34,7 +34,7 @@ class Failure:
     pid: int
     """Process id; 0 if it never started."""
     exitcode: int
-    """Exit code, minus the number of the signal that ended it, or 126 or 127 if it could not be executed."""
+    """Exit code; for a signal, minus its number; 126 or 127 if the worker could not be executed."""
     time_ns: int
     """CLOCK_REALTIME when its death was noticed."""
     order: int
@@ -44,8 +44,8 @@ class Failure:
     recorded: ErrorRecord | None
     """That record."""
     recorded_ns: int | None
-    """CLOCK_REALTIME of the file, if that can be believed."""
+    """CLOCK_REALTIME of the file, if that time is plausible."""
     reason: str
-    """One clause."""
+    """Why it failed, as one clause."""
     is_stopped: bool = False
-    """It recorded its end before the first death, and was still cleaning up when we stopped the group."""
+    """It recorded its failure before the first death, and was still cleaning up when we stopped the group."""

@@ -36,9 +36,9 @@ class Notice:
     text: str
     """One line."""
     is_made: bool = False
-    """It tells of something that is made for the workers: said when it is there, and not of a dry run."""
+    """It announces something that is made for the workers: shown once that exists, and not in a dry run."""
     is_fallback: bool = False
-    """The user does not get what was asked for. So it is with every warning."""
+    """The user does not get what was asked for. Every warning is a fallback, too."""
 
     @property
     def line(self) -> str:
@@ -57,7 +57,7 @@ def refuse_fallbacks(notices: Iterable[Notice]) -> None:
 class Flavour:
     """The environment and argument habits of one family of launchers, as data.
 
-    The facts that variables tell are those of `dsl.plan.environ`.
+    `dsl.plan.environ` has the facts that variables can tell.
     """
 
     command: str
@@ -69,29 +69,29 @@ class Flavour:
     constants: Pairs = ()
     """Variables that always have this value."""
     defaults: Pairs = ()
-    """Variables that have this value unless the user has chosen."""
+    """Variables that have this value unless the user sets them."""
     crowd_defaults: Pairs = ()
-    """The same, where several workers share a node."""
+    """More defaults, for nodes with several workers."""
     interpreter_variable: str = ""
-    """Variable that names another interpreter than ours."""
+    """Variable that may name another interpreter than ours."""
     fills_local_rank: bool = False
-    """``${local_rank}`` in a word becomes the worker's."""
+    """``${local_rank}`` in a word becomes the worker's local rank."""
     shows_slots: bool = False
     """The visible-devices variable holds the slots of the node."""
     reads_pod: bool = False
-    """A file of the cluster tells variables of the pod."""
+    """Workers get variables of the pod, from a file of the cluster."""
     keeps_errors: bool = False
-    """Each worker has a file for an account of its end, in a directory of the run."""
+    """Each worker has a file to record its error in, in the directory of the run."""
     hands_on_errors: bool = False
-    """The record of the root cause also goes to where our own environment names a file for one."""
+    """The record of the root cause also goes to the error file that our own environment names."""
     has_timers: bool = False
     """Workers may take timers, if the environment asks for that."""
     logs_by_folder: bool = False
-    """A log directory alone means that all output goes to files, too."""
+    """With a log directory and no other option, all output goes to files, too."""
     binds_memory: bool = False
     """The memory policy is a part of the bindings that the user asks for."""
     tells_bindings: bool = False
-    """How many CPUs each worker gets is said, not only how they are dealt."""
+    """A message says how many CPUs each worker gets."""
     underscores: bool = False
     """Its options are written ``--no_python``, not ``--no-python``."""
 
@@ -107,18 +107,18 @@ class Program:
     kind: ProgramKind
     """A ``script`` or ``module`` of Python, any ``program``, or a ``call`` that was launched from Python."""
     script: str
-    """Path, module name or program; of a call the interpreter."""
+    """Path, module name or program; for a call the interpreter."""
     args: tuple[str, ...] = ()
-    """Its arguments; of a call the interpreter's."""
+    """Its arguments; for a call the interpreter's."""
     local_rank_option: str = ""
-    """Option by which it is told its local rank; empty: by none."""
+    """Option that passes a worker its local rank; empty: none does."""
     name: str = ""
     """What reports call it."""
 
 
 @record
 class Host:
-    """A machine that takes part by name, and the slots that it gives. Its place is its node rank."""
+    """A named machine of the job, and the slots that it offers. Its place in `Job.hosts` is its node rank."""
 
     name: str
     slots: tuple[Count, ...]
@@ -126,25 +126,25 @@ class Host:
 
 @record
 class MeetingPoint:
-    """What is agreed beforehand about where the workers meet."""
+    """What is known beforehand about where the workers meet."""
 
     kind: MeetingKind
-    """``alone``: one node that meets nobody; ``static``: nodes that know address, port and their places;
+    """``alone``: one node that meets no other; ``static``: nodes that know address, port and their places;
     ``dynamic``: nodes that find each other through a store."""
     address: str
-    """Where rank 0 listens; of a dynamic job empty: the nodes decide in each round."""
+    """Where rank 0 listens; empty: the head finds it, or the nodes decide in each round (``dynamic``)."""
     port: Port | None
     """Port there; 0: any free one for each attempt; None: the usual one, or another if that is taken."""
     backend: str = ""
-    """Where nodes tell each other of themselves: ``static``, or torch's name of what holds the store."""
+    """How the nodes find each other: ``static``, or torch's name for a kind of store."""
     endpoint: str = ""
-    """Where that is, as the backend reads it."""
+    """Where they find each other, in the form that the backend reads."""
     settings: Pairs = ()
     """Settings of the backend."""
     least_nodes: Count = 1
-    """Where there is a backend: the job runs with so many nodes, up to `Job.node_count`."""
+    """With a backend: the least nodes that the job runs with; `Job.node_count` are the most."""
     local_address: str = ""
-    """By which the others reach this node; empty: its name."""
+    """Address by which other nodes reach this node; empty: its name."""
 
 
 @record
@@ -152,27 +152,27 @@ class Job:
     """Everything that one command line starts, over all nodes and attempts."""
 
     flavour: Flavour
-    """Whose environment and argument habits the workers expect."""
+    """The family of launchers whose environment and arguments the workers expect."""
     program: Program
     """What each worker runs."""
     meeting: MeetingPoint
     """Where the workers meet."""
     run_id: str = ""
-    """Name of the job, which tells it from others."""
+    """Name of the job, different from that of other jobs."""
     role: str = "default"
     """What the workers are called."""
     hosts: tuple[Host, ...] = ()
-    """The nodes, where they are named; a node without a name counts its workers itself."""
+    """The nodes, if they are named; a node without a name counts its workers itself."""
     node_count: Count = 1
     """Number of nodes."""
     workers: str = ""
-    """How many workers such a node has: a number, ``auto``, ``cpu``, ``gpu`` or an accelerator."""
+    """How many workers a node without a name has: a number, ``auto``, ``cpu``, ``gpu`` or an accelerator."""
     accelerator: str = ""
     """The accelerator of all nodes; empty: each node looks for its own."""
     visible_devices: str | None = None
     """What the visible-devices variable holds instead of slots: names of devices, or nothing at all."""
     env: Pairs = ()
-    """Variables over the environment that each node's workers inherit."""
+    """Variables added to the environment that each node's workers inherit."""
     max_restarts: int = 0
     """How often a group that failed is started again."""
     signals: SignalRequest = SignalRequest()
@@ -182,11 +182,11 @@ class Job:
     placement: PlacementRequest = PlacementRequest()
     """Wishes about devices, CPUs and memory."""
     start: StartRequest = StartRequest()
-    """Wishes about how workers come to be."""
+    """Wishes about how workers are started."""
     debug: DebugRequest = DebugRequest()
     """Which workers run under debugpy."""
     log_level: Level = "info"
-    """How much is said."""
+    """Which messages are shown."""
     saves_pid: bool = False
     """Each agent keeps its pid in a file while the job runs."""
     is_strict: bool = False
@@ -195,7 +195,7 @@ class Job:
 
 @record
 class Meeting:
-    """One round of a job: who takes part, in which place, and where the workers meet."""
+    """One round of a job: which nodes take part, in which places, and where the workers meet."""
 
     attempt: Count
     """How often the group was started before."""
@@ -208,19 +208,19 @@ class Meeting:
     port: Port
     """Port there."""
     round: Count = 0
-    """How often the nodes have met; grows without an attempt that counts when a node joins or leaves."""
+    """How often the nodes have met; it also grows when a node joins or leaves, without a counted restart."""
     notices: tuple[Notice, ...] = ()
-    """What the user should know of it."""
+    """What the user should know about this round."""
     restarts: Count = 0
-    """Restarts that were counted so far, the same on all nodes."""
+    """Counted restarts so far, the same on all nodes."""
     reason: RestartReason = ""
-    """Why there is this round, where the nodes tell each other."""
+    """Why this round takes place, if the nodes tell each other; else empty."""
     first_role_rank: Count | None = None
     """Rank of this node's first worker among those of its role; None: all workers have the same role."""
     role_size: Count | None = None
     """Number of workers of that role over all nodes; None: all."""
     host: Count | None = None
-    """Place of this node among `Job.hosts`, of which not all need take part; None: its node rank."""
+    """Place of this node among `Job.hosts`, if some hosts do not take part; None: its node rank."""
 
     @property
     def world_size(self) -> int:

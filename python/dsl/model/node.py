@@ -28,15 +28,15 @@ class Route:
     console: Literal[1, 2] | None = None
     """The command's stdout or stderr, line by line."""
     inherit: bool = False
-    """It is the command's own stream, with nobody in between."""
+    """The worker writes straight to the command's own stream."""
     terminal: bool = False
     """The worker sees a terminal: ours if it inherits the stream, else one of its own."""
     prefix: str | None = None
-    """Stands before each line in place of the worker's prefix; None: that one does."""
+    """Prefix of each line in place of the worker's prefix; None: the worker's prefix."""
     fd: int | None = None
-    """It is this descriptor of ours."""
+    """The stream goes to this descriptor of ours."""
     pipe: bool = False
-    """We read it: what arrives are `dsl.Output` events."""
+    """We read the stream, and get `dsl.Output` events."""
 
 
 INHERIT = Route(inherit=True)
@@ -44,7 +44,7 @@ INHERIT = Route(inherit=True)
 
 @record
 class WorkerDevice:
-    """The device of a worker. The address is empty and the node None where the machine does not tell them."""
+    """The device of a worker. The address is empty and the node None if the machine does not tell them."""
 
     name: str
     pci_address: str = ""
@@ -53,7 +53,7 @@ class WorkerDevice:
 
 @record
 class Label:
-    """What one of the supervised programs is called: ``rank 3``, ``host n1``."""
+    """What reports call a supervised program: ``rank 3``, ``host n1``."""
 
     noun: str
     name: str
@@ -69,17 +69,17 @@ class ForkServer:
     interpreter: tuple[str, ...]
     """The workers' interpreter and its flags."""
     env: Mapping[str, str]
-    """Its whole environment: what is the same for its workers in every attempt."""
+    """Its whole environment: the variables that are the same for its workers in every attempt."""
     preload: tuple[str, ...] = ()
-    """Modules to import; empty: what ``script`` names, as far as it is installed."""
+    """Modules to import; empty: the installed modules that ``script`` imports."""
     script: str = ""
-    """Path of a script, or name of a module; empty: there is nothing to look at."""
+    """Path of a script, or name of a module; empty: there is no text to search for imports."""
     is_module: bool = False
     """``script`` names a module."""
     cpus: tuple[int, ...] | None = None
-    """CPUs of the NUMA node that all of its workers are bound to; None: it is not bound."""
+    """CPUs that it is bound to: those of its workers, or of their NUMA node; None: it is not bound."""
     mempolicy: MemoryPolicy | None = None
-    """Memory policy beside them; None: the inherited one."""
+    """Its memory policy; None: the inherited one."""
 
 
 @record
@@ -87,13 +87,13 @@ class WorkerPlan:
     """One worker: what to execute and how."""
 
     rank: int
-    """Global rank, or place among what is supervised."""
+    """Global rank, or index among the supervised programs."""
     local_rank: int
     """Index within its node."""
     argv: tuple[str, ...]
     """The words of its command."""
     env: Mapping[str, str]
-    """Variables over the environment of its node."""
+    """Variables added to the environment of its node."""
     cpus: tuple[int, ...] | None = None
     """CPUs it is bound to; None: not bound."""
     mempolicy: MemoryPolicy | None = None
@@ -105,25 +105,25 @@ class WorkerPlan:
     stderr: Route | None = INHERIT
     """Where its stderr goes; None: it is joined to stdout."""
     prefix: str = ""
-    """Stands before each of its lines on the console."""
+    """Prefix of each of its lines on the console."""
     error_file: str | None = None
-    """Where it may leave an account of its end, as torch does."""
+    """File where it may record its error, as torch's workers do."""
     device: WorkerDevice | None = None
     """Its device, looked up only for a binding, or to be shown."""
     noun: str = "rank"
-    """What ``rank`` counts: reports call it so."""
+    """What ``rank`` counts, as reports call it."""
     keep_fds: tuple[int, ...] = ()
-    """Descriptors of the agent, from 3 on, that it has under the same numbers."""
+    """Descriptors of the agent, from 3 on, that the worker keeps under the same numbers."""
     name: str = ""
     """What reports call it in place of ``rank``."""
     stdin_fd: int | None = None
     """Descriptor of ours that it gets as stdin."""
     fork_server: int | None = None
-    """Index in `NodePlan.fork_servers` of the one that forks it; None: it is executed."""
+    """Index in `NodePlan.fork_servers` of the server that forks this worker; None: the worker is executed."""
     fork_entry: int = 0
     """Place in ``argv`` of the first word behind the interpreter and its flags."""
     debug_port: int | None = None
-    """Port where a debugger attaches to it; None: it runs without."""
+    """Port where a debugger attaches to it; None: it runs without a debugger."""
 
     @property
     def label(self) -> Label:
@@ -132,7 +132,7 @@ class WorkerPlan:
 
     @property
     def log_path(self) -> str | None:
-        """The file that has its errors."""
+        """The log file with its stderr, else the one with its stdout."""
         return (self.stderr or self.stdout).path or self.stdout.path
 
 
@@ -147,7 +147,7 @@ class NodePlan:
     workers: tuple[WorkerPlan, ...]
     """What to start, by local rank."""
     env: Mapping[str, str]
-    """The whole environment of every worker but for its own variables."""
+    """The environment that all workers share, without each worker's own variables."""
     master_addr: str
     """Where rank 0 listens."""
     master_port: int
@@ -157,13 +157,13 @@ class NodePlan:
     grace_s: float = DEFAULT_GRACE_S
     """Seconds between the stop signal and SIGKILL."""
     binding: BindingRule = "required"
-    """Whether the workers' bindings are a condition."""
+    """Which parts of the workers' bindings are required."""
     pid_file: str | None = None
     """Holds the agent's pid while the job runs; None: not asked for."""
     log_dir: str | None = None
     """Directory that is made if it is missing."""
     run_dirs: tuple[str, ...] = ()
-    """Directories below it to make, outermost first; of attempt 0 the first must be new."""
+    """Directories to make for this attempt, outermost first; in attempt 0 the first one must be new."""
     log_max_bytes: int | None = None
     """Cap of each log file, in bytes."""
     collapse: bool = False
@@ -173,7 +173,7 @@ class NodePlan:
     partial_after_s: float | None = DEFAULT_PARTIAL_S
     """Seconds without output after which an unfinished line is shown; None: never."""
     log_level: str = "info"
-    """How much is said."""
+    """Which messages are shown."""
     notices: tuple[Notice, ...] = ()
     """What the user should know before the workers start."""
     command: str = "dsl"
@@ -183,29 +183,29 @@ class NodePlan:
     attempt: int = 0
     """How often the group was started before."""
     handed_file: str | None = None
-    """Where whoever started us looks for the record of the root cause."""
+    """File where the process that started us looks for the record of the root cause; None: no such file."""
     timer_file: str | None = None
     """FIFO by which workers take timers; None: they take none."""
     signals: Mapping[int, SignalMeaning] | None = None
-    """What a signal to the job means; None: the usual."""
+    """What a signal to the job means; None: the engine's usual table."""
     preempt_signal: int | None = None
-    """The signal that announces the end."""
+    """The signal by which a scheduler announces the end."""
     preempt_grace_s: float | None = None
-    """Seconds between it and the kill; None: as ``grace_s``."""
+    """Seconds between that signal and SIGKILL; None: as ``grace_s``."""
     tells_signals: bool = False
-    """A signal to the job is only told to whoever listens, and reaches no worker."""
+    """Listeners hear of a signal to the job, but no worker gets it."""
     on_failure: Literal["stop", "report"] = "stop"
     """What a worker that failed means for the others."""
     is_conducted: bool = False
-    """A head on another host shows its output and compares its failures, beside those of the other nodes."""
+    """A head shows this node's output, and compares its failures with those of the other nodes."""
     fork_servers: tuple[ForkServer, ...] = ()
-    """Processes that fork workers. An attempt uses those that are there, if they are equal."""
+    """Processes that fork workers. An attempt uses servers that already run, if they equal these."""
     prewarms: bool = False
     """The workers' interpreter and torch are read into the page cache before the first start."""
     import_throttle: int | None = None
-    """How many of those workers that are executed import at a time; None: all."""
+    """How many executed workers may import at the same time; None: all."""
 
     @property
     def has_log_files(self) -> bool:
-        """Whether output goes to files, which a rotation may want to be opened anew."""
+        """Whether output goes to files, which we may have to open again after a log rotation."""
         return bool(self.line_files) or any(worker.log_path is not None for worker in self.workers)

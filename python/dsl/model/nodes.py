@@ -1,4 +1,4 @@
-"""What the nodes of a job tell each other where they come and go: events of the rendezvous."""
+"""Events of the rendezvous: what the nodes of a job tell each other, if nodes come and go."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class NodesMet:
     """The nodes have met for another attempt."""
 
     meeting: Meeting
-    """Its number of the attempt is not known here: 0."""
+    """The new round. The rendezvous does not know the attempt, which is 0 here."""
     hosts: tuple[str, ...]
     """Names of the nodes, by node rank."""
     joined: tuple[str, ...] = ()
-    """Those that were not there the last time."""
+    """Names of the nodes that were not there in the last round."""
     left: tuple[str, ...] = ()
-    """Those that are not there any more."""
+    """Names of the nodes of the last round that are not there any more."""
 
 
 @record
@@ -28,31 +28,31 @@ class PeerFailure:
     """A worker of another node failed."""
 
     host: str
-    """That node."""
+    """Name of that node."""
     rank: int
-    """Its global rank; -1: it has none."""
+    """Global rank of the worker; -1: there is none."""
     code: int
     """Its exit code, or 128 + the signal."""
     line: str
-    """What that node says of it."""
+    """What that node reports about it."""
     is_final: bool
     """The job is over."""
 
 
 @record
 class NodesFinished:
-    """Every node has ended well, or cannot be waited for."""
+    """Every node has ended well, or there is no way to wait for the others."""
 
 
 @record
 class MeetingRefused:
-    """The nodes do not meet, or nobody is left who could meet them for us."""
+    """The nodes do not meet, or the delegate that meets them for us is lost."""
 
     text: str
     """One line: what, where, how to mend it."""
     is_lost: bool = False
     """The delegate has ended by itself."""
     is_usage: bool = False
-    """What was asked for makes no sense."""
+    """What the user asked for makes no sense."""
     is_unneeded: bool = False
     """The job has ended while this node was a spare: nothing is wrong."""

@@ -23,16 +23,17 @@ REQUEUE_CODE = 75
 """Exit code of a job that was preempted (``EX_TEMPFAIL`` of sysexits.h): start it again."""
 
 KEPT = 3
-"""How many of the attempts that have ended are kept whole."""
+"""How many of the ended attempts are kept whole."""
 
 SIGNAL_CODES = 128
-"""An exit code above it stands for a signal."""
+"""Exit codes above this one stand for signals."""
 
 
 def own_code(status: int, *, is_stopped: bool) -> int:
-    """The exit code that stands for a failed worker (G2). ``is_stopped``: we signalled it before it ended.
+    """The exit code that stands for a failed worker (G2).
 
-    Then 143 and the like are our stop, or what a handler made of it: it counts as 1, as an exception does.
+    ``is_stopped``: we signalled the worker before it ended. Then a code such as 143 comes from our stop
+    signal, or from the worker's handler for it, and counts as 1, as an exception does.
     """
     return 1 if is_stopped and status > SIGNAL_CODES else status or 1
 
@@ -42,16 +43,16 @@ class TimerExpired:
     """A process of the job has not released a timer in time: an event of the timers."""
 
     pid: int
-    """Who took it."""
+    """The process that took it."""
     scope: str
-    """What it is called."""
+    """Name of the timer."""
     signum: int
     """The signal that was sent to the process; 0: none was asked for."""
 
 
 @record
 class PatienceOver:
-    """The time is over that was to be waited."""
+    """A wait that a decision asked for is over."""
 
 
 @record
@@ -67,17 +68,17 @@ class AttemptOutcome:
     begin_s: float = 0.0
     """`time.monotonic` just before the first start."""
     duration_s: float = 0.0
-    """From there to the end."""
+    """Seconds from there to the end."""
     failures: tuple[Failure, ...] = ()
-    """Workers that failed by themselves, if they were told where to leave an account of it."""
+    """Workers that failed by themselves, if the workers had files to record errors in."""
     cause: Exit | None = None
     """The failure that the others follow from; None if no worker failed by itself."""
     timers: tuple[TimerExpired, ...] = ()
-    """Timers of its workers that have expired."""
+    """Timers of its workers that expired."""
     lost_servers: tuple[ForkServerLost, ...] = ()
-    """Fork servers that were lost meanwhile."""
+    """Fork servers that were lost during the attempt."""
     news: tuple[News, ...] = ()
-    """What came meanwhile from elsewhere than the engine, and signals; see `History.news`."""
+    """Signals, and what came from other sources than the engine, during the attempt; see `History.news`."""
 
     @property
     def is_preempted(self) -> bool:
@@ -86,7 +87,7 @@ class AttemptOutcome:
 
     @property
     def cause_timer(self) -> TimerExpired | None:
-        """The timer whose signal ended the cause."""
+        """The timer whose signal ended the worker of `cause`."""
         cause = self.cause
         if cause is None or cause.caused_by_stop:
             return None
@@ -95,7 +96,7 @@ class AttemptOutcome:
 
     @property
     def cause_server(self) -> ForkServerLost | None:
-        """The fork server whose death took the cause along."""
+        """The fork server whose death killed the worker of `cause`."""
         cause = self.cause
         if cause is None or cause.caused_by_stop or cause.signal != 9:
             return None
@@ -104,25 +105,25 @@ class AttemptOutcome:
 
     @property
     def label(self) -> Label | None:
-        """What the cause is called."""
+        """What reports call the worker of `cause`."""
         return None if self.cause is None else self.plan.workers[self.cause.worker].label
 
 
 @record
 class Tried:
-    """Attempts in a row that have ended alike: what is kept of each."""
+    """Attempts in a row that ended alike, in short."""
 
     duration_s: float
-    """From the first start to the end, of the longest of them."""
+    """Seconds from the first start to the end, for the longest of these attempts."""
     cause: str = ""
     """How they failed, in words that are equal for equal failures; empty: no worker failed."""
     count: int = 1
-    """How many."""
+    """Number of these attempts."""
 
 
 @record
 class Membership:
-    """Who takes part in the job at this moment."""
+    """How many nodes take part in the job at this moment."""
 
     node_count: int
     """Nodes of the present round."""
@@ -138,9 +139,9 @@ class MembershipChanged:
 
     membership: Membership
     left: tuple[str, ...] = ()
-    """Names of the nodes that have left: several may have one name."""
+    """Names of the nodes that have left; several nodes may have the same name."""
     has_dropped_us: bool = False
-    """This node is the one that the others have missed."""
+    """The other nodes count this node among those that have left."""
 
 
 @record
@@ -150,21 +151,21 @@ class History:
     max_restarts: int
     """How many restarts may be counted."""
     attempts: tuple[AttemptOutcome, ...] = ()
-    """The last of those that have ended, in order: at most `KEPT`."""
+    """The last ended attempts, in order; at most `KEPT`."""
     count: int = 0
-    """How many have ended."""
+    """How many attempts have ended."""
     tried: tuple[Tried, ...] = ()
-    """What is kept of all of them."""
+    """What is kept of all ended attempts."""
     restarts: int = 0
-    """Restarts that were counted."""
+    """How many restarts were counted."""
     regroups: bool = False
     """The group was stopped to be started again with other nodes."""
     news: tuple[News, ...] = ()
-    """Since the last start: events of channels but timers, signals, and the loss of the guard, in order."""
+    """Since the last start, in order: signals, the loss of the guard, all events of channels but timers."""
     awaits: str = ""
-    """No worker runs, and this is waited for (see `Decision.kind`)."""
+    """What the agent waits for while no worker runs, as a `Decision.kind`; empty: nothing."""
     gives_up: bool = False
-    """No other attempt can be begun."""
+    """No other attempt can begin."""
 
 
 @record
@@ -172,27 +173,27 @@ class Decision:
     """What the agent does next."""
 
     kind: DecisionKind
-    """``go_on``; ``stop``, ``signal`` or ``restart`` the group, stopped if it runs; ``end`` the job.
+    """``go_on``; ``stop``, ``signal`` or ``restart`` the group, stopped first if it runs; ``end`` the job.
 
-    Once nothing of the group is left: ``pause`` before a restart. Where nodes come and go: ``meet`` them for
-    another attempt, ``finish`` when all have done so, leave them time for word that they are lost
-    (``doubt``), or ``leave`` them before the end."""
+    The other kinds come when nothing of the group is left: ``pause`` before a restart, and if nodes come and
+    go, ``meet`` the other nodes for another attempt, ``finish`` when all nodes have finished, wait for word
+    that other nodes are lost (``doubt``), or ``leave`` the other nodes before the end."""
     counted: bool = True
-    """Of a restart: it is one of those that the user has granted."""
+    """Restart: it uses one of the restarts that the user has granted."""
     code: int = 0
-    """Of an end, and of a leave: the exit code (G2). Of a restart: that of the job if it is the last word."""
+    """End and leave: the exit code (G2). Restart: the exit code of the job if no attempt follows."""
     signum: int = 15
-    """Of a stop, and of a signal: which one the workers get."""
+    """Stop and signal: the signal that the workers get."""
     grace_s: float | None = None
-    """Of a stop: seconds until SIGKILL; None: those of the plan."""
+    """Stop: seconds until SIGKILL; None: those of the plan."""
     restarts: int | None = None
-    """Of a restart: how many the nodes have counted; None: as many as before, and this one if it counts."""
+    """Restart: how many restarts the nodes have counted; None: as before, plus this one if it counts."""
     within_s: float = 0.0
-    """Of a pause, and of a meeting: seconds to wait before; of a doubt and a leave: most that is waited."""
+    """Pause and meet: seconds to wait first. Doubt and leave: seconds to wait at most."""
     closes: bool = False
-    """Of a leave: the job is over on the other nodes, too."""
+    """Leave: the job is over on the other nodes, too."""
     why: str = ""
-    """Of an end, and of a leave: what kept the group from being started again, if that was to be."""
+    """End and leave: why the group could not be started again, if it should have been."""
 
 
 @record
@@ -207,23 +208,23 @@ class Awaiting:
     """Nothing of an attempt is left, and what follows depends on other nodes."""
 
     history: History
-    """It is the last one here."""
+    """The attempt is the last one in it."""
     decision: Decision
-    """What is waited for."""
+    """What the agent waits for."""
 
 
 @record
 class AttemptEnded:
-    """An attempt has ended, and it is decided what follows."""
+    """An attempt has ended, and the next step is decided."""
 
     history: History
-    """It is the last one here."""
+    """The attempt is the last one in it."""
     decision: Decision
 
 
 @record
 class RestartFailed:
-    """The group should have been started again and could not be: the job ends as its last attempt did."""
+    """The group could not be started again as it should have been: the job ends as its last attempt did."""
 
     error: DslError | EngineError
 
@@ -235,9 +236,9 @@ class Prewarmed:
     files: int
     """Number of files."""
     file_bytes: int
-    """Their size."""
+    """Total size of the files."""
     read_bytes: int
-    """What of that was not in memory yet, and was read."""
+    """How much of that was not in memory yet, and was read."""
     duration_s: float
     """Seconds that it took."""
     is_whole: bool = True
@@ -246,12 +247,12 @@ class Prewarmed:
 
 @record
 class OutputCut:
-    """Lines that were given up at the end, because nobody read them."""
+    """Lines that were dropped at the end, because the reader of the output did not take them."""
 
     lines: int
-    """How many."""
+    """Number of lines."""
     signum: int | None
-    """The signal that ended the waiting for their reader."""
+    """The signal that ended the wait for the reader."""
 
 
 @record
@@ -263,11 +264,11 @@ class Outcome:
     attempts: tuple[AttemptOutcome, ...]
     """The last attempts, in order; at least one."""
     error: DslError | EngineError | None = None
-    """What kept the group from being started again, if that was to be."""
+    """Why the group could not be started again, if it should have been."""
     count: int = 1
     """How many attempts there were."""
     tried: tuple[Tried, ...] = ()
-    """What is kept of all of them."""
+    """What is kept of all attempts."""
 
     @property
     def last(self) -> AttemptOutcome:
@@ -281,7 +282,7 @@ class Outcome:
 
     @property
     def victims(self) -> tuple[Label, ...]:
-        """What was stopped because of it."""
+        """Labels of the workers that were stopped because of the cause."""
         workers = self.last.plan.workers
         stopped = [exit_ for exit_ in self.last.exits if exit_.caused_by_stop and exit_ is not self.cause]
         return tuple([workers[exit_.worker].label for exit_ in stopped])

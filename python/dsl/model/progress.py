@@ -1,7 +1,7 @@
-"""Whether a job that is started again and again gets anywhere: pure rules for whoever starts it again.
+"""Whether a job that restarts again and again makes progress: pure rules for the code that restarts it.
 
-Restarts are cheap where a failure is rare. Where each attempt fails soon after its start, the next one waits
-longer each time, and ten that fail in the same way are enough to know that the next one will, too.
+Restarts are cheap if failures are rare. If each attempt fails soon after its start, the next one waits longer
+each time. After ten attempts that fail in the same way, we know that the next one will, too.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @record
 class Patience:
-    """How long a job waits before it starts again what fails soon after its start."""
+    """How long a job waits before it restarts workers that fail soon after their start."""
 
     within_s: float
-    """An attempt that has failed before this time has got nowhere."""
+    """An attempt that fails before this time has made no progress."""
     at_once: int
-    """So many of them in a row are followed by another one without a pause."""
+    """After this many such attempts in a row, the next one still starts without a pause."""
     first_s: float
     """The first pause; each further one is twice as long."""
     longest_s: float
-    """No pause is longer."""
+    """The longest pause."""
 
 
 SAME_HOSTS = Patience(within_s=1.0, at_once=5, first_s=0.1, longest_s=5.0)
@@ -38,7 +38,7 @@ OTHER_HOSTS = Patience(within_s=10.0, at_once=2, first_s=1.0, longest_s=30.0)
 """Hosts come and go, and have to find each other again."""
 
 MOST_FRUITLESS = 10
-"""So many attempts in a row that failed in the same way, within `OTHER_HOSTS.within_s`, are enough."""
+"""After this many attempts in a row that fail alike, within `OTHER_HOSTS.within_s`, another one is futile."""
 
 CRASH_LOOP_S = 60.0
 """A worker that fails sooner after its start has hardly made progress."""
@@ -48,12 +48,12 @@ MOST_KEPT = 32
 
 
 def with_attempt(tried: Sequence[Tried], attempt: AttemptOutcome) -> tuple[Tried, ...]:
-    """What is kept of the attempts so far, and of one more."""
+    """What is kept of the attempts so far, with one more attempt."""
     return add(tried, Tried(attempt.duration_s, _cause_of(attempt)))
 
 
 def add(tried: Sequence[Tried], one: Tried) -> tuple[Tried, ...]:
-    """Add an attempt. One that is like the last is counted with it, so that a crash loop takes no memory."""
+    """Add an attempt. If it ended like the last one, both share an entry: a crash loop takes no memory."""
     last = tried[-1] if tried else None
     if last is None or last.cause != one.cause or _pace(last.duration_s) != _pace(one.duration_s):
         return (*tried, one)[-MOST_KEPT:]
@@ -62,7 +62,7 @@ def add(tried: Sequence[Tried], one: Tried) -> tuple[Tried, ...]:
 
 
 def pause_s(tried: Sequence[Tried], patience: Patience) -> float:
-    """Seconds to wait before the next attempt; ``tried`` are those so far, the last one last."""
+    """Seconds to wait before the next attempt; ``tried`` has the attempts so far, the latest at the end."""
     extra = _in_a_row(tried, patience.within_s) - patience.at_once
     if extra <= 0:
         return 0.0
@@ -70,7 +70,7 @@ def pause_s(tried: Sequence[Tried], patience: Patience) -> float:
 
 
 def is_futile(tried: Sequence[Tried]) -> bool:
-    """Whether another attempt is not worth it. Restarts that the user has counted out are his to spend."""
+    """Whether another attempt is not worth it. If the user sets a number of restarts, the job may use all."""
     return _in_a_row(tried, OTHER_HOSTS.within_s, alike=True) >= MOST_FRUITLESS
 
 
@@ -93,7 +93,7 @@ def crash_loop(tried: Sequence[Tried]) -> str:
 
 
 def _in_a_row(tried: Sequence[Tried], within_s: float, *, alike: bool = False) -> int:
-    """How many attempts in a row, up to the last, have failed before that time; ``alike``: as the last."""
+    """How many attempts in a row, up to the last, failed before that time; ``alike``: as the last one did."""
     count = 0
     for one in reversed(tried):
         if not one.cause or one.duration_s >= within_s or (alike and one.cause != tried[-1].cause):
@@ -103,7 +103,7 @@ def _in_a_row(tried: Sequence[Tried], within_s: float, *, alike: bool = False) -
 
 
 def _pace(duration_s: float) -> int:
-    """Attempts of one pace are the same to every rule."""
+    """A class of durations: every rule treats attempts of one class alike."""
     return sum(duration_s >= bound for bound in (SAME_HOSTS.within_s, OTHER_HOSTS.within_s, CRASH_LOOP_S))
 
 

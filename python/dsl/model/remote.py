@@ -15,20 +15,20 @@ LAUNCHERS: tuple[LauncherName, ...] = ("pdsh", "openmpi", "mvapich", "slurm", "m
 """Words of ``--launcher``, in any case. All but ``ssh`` are DeepSpeed's."""
 
 RANK_LAUNCHERS: tuple[LauncherName, ...] = ("openmpi", "mvapich", "slurm", "mpich", "impi")
-"""Launchers whose tasks are ranks, unless one agent a node is asked for."""
+"""Launchers that start one task for each rank, unless the user asks for one agent per node."""
 
 DEFAULT_FANOUT = 64
 
 PDSH_SSH_ARGS = "PDSH_SSH_ARGS_APPEND"
-"""Words that pdsh gives to its ssh, between blanks."""
+"""Variable with the words that pdsh passes to ssh, separated by blanks."""
 
 
 @record
 class Remote:
-    """The launcher that starts an agent on every host, and what it is told."""
+    """The launcher that starts an agent on every host, and its settings."""
 
     launcher: LauncherName
-    """Its word."""
+    """Its name."""
     args: tuple[str, ...] = ()
     """More words for it (``--launcher_args``)."""
     ssh_port: int | None = None
@@ -40,27 +40,27 @@ class Remote:
     pythons: tuple[str, ...] = ()
     """The interpreter of each host, by node rank; empty: that of the launching command."""
     hostfile: str = ""
-    """The file that named the hosts, if all of it takes part; empty: a part of it, or no file."""
+    """The hostfile, if all of its hosts and slots take part; empty: only a part does, or there is no file."""
     per_node: bool = True
-    """One agent a node starts that node's workers; else each rank is a task of the launcher."""
+    """One agent per node starts that node's workers; False: each rank is a task of the launcher."""
     num_gpus: int | None = None
-    """What ``--num_gpus`` says; None: nothing. Slurm, which hands out devices, is told."""
+    """The value of ``--num_gpus``, which Slurm needs to hand out devices; None: the user gave none."""
     fanout: int = DEFAULT_FANOUT
-    """Hosts that ssh reaches at once. The agents of more hosts stay behind, and connect by themselves."""
+    """Hosts that ssh reaches at once. With more hosts, agents run on without ssh and connect to the head."""
     checks: bool = True
     """The hosts are checked before anything starts on them."""
     heartbeat_s: float = DEFAULT_HEARTBEAT_S
     """Seconds of silence after which the other side counts as lost."""
     least_nodes: int = 0
-    """Of a job whose hosts come and go: it runs with so many of them; 0: all hosts take part, or none."""
+    """The least hosts of a job whose hosts come and go; 0: the job needs all of its hosts."""
     most_nodes: int = 0
-    """It runs with so many of them at most. The others are spares."""
+    """The most hosts that such a job runs with. The others are spares."""
     wait_s: float = 0.0
-    """It waits so long for hosts when there are too few."""
+    """Seconds that the job waits for hosts when there are too few."""
     world_sizes: tuple[int, ...] = ()
-    """Numbers of workers that it accepts; empty: any."""
+    """Numbers of workers that the job accepts; empty: any."""
     gives_up: bool = False
-    """It ends when attempts fail over and over in their first seconds: nobody has counted restarts out."""
+    """The job ends if attempts fail over and over in their first seconds, as the user set no limit."""
 
     @property
     def is_elastic(self) -> bool:

@@ -1,7 +1,7 @@
 """What the user asked for, before anything is looked up: one `Request` for every front end.
 
-None means "not said". Values are as they were written where their grammar needs facts of the job or the
-machine; what is wrong with them by themselves, the front end has already refused.
+None means "not said". A value stays as the user wrote it if its grammar needs facts about the job or the
+machine. The front end has already refused values that are wrong by themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     FlavourName: TypeAlias = Literal["deepspeed", "torch", "functions"]
     BindingRule: TypeAlias = Literal["required", "cpus_required", "wanted"]
 
-# Text, so that the codec can read it: nobody else asks for it when the code runs.
+# Text, so that the codec can read it: nothing else uses these types at run time.
 StartMethod: TypeAlias = "Literal['spawn', 'fork', 'forkserver', 'auto']"
 Level: TypeAlias = "Literal['debug', 'detail', 'info', 'warning', 'error', 'critical']"
 Count: TypeAlias = "Annotated[int, 0, 999_999_999]"
@@ -24,7 +24,7 @@ Port: TypeAlias = "Annotated[int, 0, 65_535]"
 Signal: TypeAlias = "Annotated[int, 1, 64]"
 Code: TypeAlias = "Annotated[int, 0, 255]"
 Shown: TypeAlias = str
-"""Text for the user to read, whoever has written it."""
+"""Text for the user to read, written by anyone."""
 RankOrNone: TypeAlias = "Annotated[int, -1, 999_999_999]"
 
 DEFAULT_HOSTFILE = "/job/hostfile"
@@ -36,10 +36,10 @@ DEFAULT_DEBUG_PORT = 5678
 DEFAULT_DEBUG_ADDRESS = "127.0.0.1"
 
 LEVELS = {"debug": 10, "detail": 15, "info": 20, "warning": 30, "error": 40, "critical": 50}
-"""What is said has one of these levels; the number is its weight.
+"""The levels of messages, and their weights.
 
-``detail`` is what a healthy job has to tell, too. It is shown where ``--log_level info`` is given, and in a
-dry run, but not where the level is left at its default, which is ``info``, too.
+``detail`` is for messages that even a healthy job has. They are shown if the user gives ``--log_level info``,
+and in a dry run, but not by default, although the default level is ``info``, too.
 """
 LOG_LEVELS = tuple([word for word in LEVELS if word != "detail"])
 """Words of ``--log_level``."""
@@ -52,17 +52,17 @@ class ProgramRequest:
     script: str
     """Path of a script, name of a module, or a program."""
     args: tuple[str, ...] = ()
-    """Its arguments; ``${local_rank}`` becomes the worker's where the flavour says so."""
+    """Its arguments; ``${local_rank}`` becomes the worker's local rank if the flavour says so."""
     module: bool = False
     """Run it as ``python -m`` does."""
     no_python: bool = False
     """Run it without an interpreter."""
     local_rank_option: str = ""
-    """Option by which it is told its local rank, such as ``--local_rank``; empty: by none."""
+    """Option that passes a worker its local rank, such as ``--local_rank``; empty: none does."""
     is_call: bool = False
     """It is an interpreter's command line that runs a pickled call (functions launched from Python)."""
     name: str = ""
-    """What reports call it, if not by ``script``."""
+    """What reports call it; empty: ``script``."""
 
 
 @record
@@ -78,7 +78,7 @@ class ResourceRequest:
     min_nodes: int | None = None
     """Number of nodes, or the least of a range."""
     max_nodes: int | None = None
-    """The most of a range; None where the user gave one number."""
+    """The most of a range; None if the user gave one number."""
     num_gpus: int | None = None
     """Workers on each host, as slots 0 to N - 1."""
     nproc_per_node: str | None = None
@@ -106,7 +106,7 @@ class MeetingRequest:
     settings: str = ""
     """Settings of the backend, ``KEY=VALUE,...``."""
     standalone: bool = False
-    """One node that meets nobody."""
+    """One node that meets no other node."""
 
 
 @record
@@ -118,9 +118,9 @@ class RemoteRequest:
     launcher_args: str = ""
     """More words for it."""
     no_ssh: bool = False
-    """Start this node's workers alone: the same command runs on each host."""
+    """Start only this node's workers: the user runs the same command on each host."""
     no_ssh_check: bool = False
-    """Do not try the hosts first."""
+    """Do not check the hosts first."""
     force_multi: bool = False
     """Treat even one host as remote."""
     ssh_port: int | None = None
@@ -128,7 +128,7 @@ class RemoteRequest:
     venv_script: str | None = None
     """Script to source on each host first."""
     per_node: bool = False
-    """Launchers whose tasks are ranks start one agent a node all the same."""
+    """Start one agent per node even with launchers that start one task for each rank."""
     heartbeat_s: float = DEFAULT_HEARTBEAT_S
     """Seconds of silence after which a host counts as lost."""
 
@@ -140,7 +140,7 @@ class SignalRequest:
     stop: tuple[Signal, ...] | None = None
     """Signals that are passed on and end the job; None: the engine's usual table."""
     forward: tuple[Signal, ...] = ()
-    """Signals that are passed on, and no more."""
+    """Signals that are passed on without any other effect."""
     preempt: Signal | None = None
     """The signal by which a scheduler announces the end."""
     preempt_grace_s: Seconds | None = None
@@ -156,7 +156,7 @@ class OutputRequest:
     log_dir: str | None = None
     """Directory below which files go."""
     each_rank_log: str | None = None
-    """Directory of DeepSpeed's files, one a rank."""
+    """Directory of DeepSpeed's files, one for each rank."""
     redirects: str = ""
     """Stream map (``3``, ``0:1,2:3``) of what goes to files alone."""
     tee: str = ""
@@ -192,7 +192,7 @@ class PlacementRequest:
     memory: str | None = None
     """A memory policy or ``none``; None: the binding's own."""
     strict: bool = False
-    """Nothing less than what ``auto`` stands for."""
+    """Refuse less than what ``auto`` stands for."""
     names_devices: bool = False
     """The device of each worker is to be shown."""
     bind_cores_to_rank: bool = False
@@ -205,7 +205,7 @@ class PlacementRequest:
     """Each worker has local rank 0 and sees one device."""
 
     def rule(self, *, binds_memory: bool) -> BindingRule:
-        """What of the bindings is a condition. Only ``auto`` makes do with what there is.
+        """Which parts of the bindings are required. Only ``auto`` makes do with what the machine offers.
 
         ``binds_memory``: the memory policy belongs to what the user asked for, even if ``memory`` is None.
         """
@@ -216,21 +216,21 @@ class PlacementRequest:
 
 @record
 class StartRequest:
-    """What the user asked for about how workers come to be."""
+    """What the user asked for about how workers are started."""
 
     method: StartMethod = "spawn"
     """``spawn``: each is executed; ``forkserver``: each is forked by a process that has imported what they
     need; ``auto``: whichever fits; ``fork``: torch's word, here the same as ``spawn``."""
     preload: tuple[str, ...] = ()
-    """Modules that a fork server imports; empty: what the script itself names, as far as it is installed."""
+    """Modules that a fork server imports; empty: the installed modules that the script itself imports."""
     source: str = ""
-    """File whose imports are looked at for that; empty: the script."""
+    """File to search for these imports; empty: the script."""
     prewarm: bool = False
     """Read the interpreter and torch's libraries into the page cache first."""
     server_per: Literal["node", "numa"] = "node"
     """Workers that may share a fork server: all of a ``node``, or those bound to one NUMA node (``numa``)."""
     import_throttle: int | None = None
-    """How many executed workers of a node import at a time; None: all."""
+    """How many executed workers of a node may import at the same time; None: all."""
 
 
 @record
@@ -240,35 +240,35 @@ class DebugRequest:
     ranks: str = ""
     """``all``, or a list of ranks such as ``0,2-3``; empty: none."""
     port: Port = DEFAULT_DEBUG_PORT
-    """Port of local rank 0 on each node; those of the others follow."""
+    """Port of local rank 0 on each node; other local ranks have the ports after it."""
     address: str = DEFAULT_DEBUG_ADDRESS
-    """Where they listen."""
+    """Address at which these workers listen."""
     waits: bool = False
-    """Each begins when a debugger has attached to it."""
+    """Each of these workers begins only when a debugger has attached to it."""
 
 
 @record
 class ElasticRequest:
-    """Wishes about jobs whose nodes come and go, and one that is for many jobs."""
+    """Wishes about jobs whose nodes come and go, and the wish for autotuning, which runs many jobs."""
 
     autotuning: str = ""
     """``tune`` or ``run``: what the command ``dsl`` does before there is a job."""
     training: bool = False
     """Nodes may join and leave."""
     min_nodes: int | None = None
-    """The least number of them."""
+    """The least number of nodes."""
     max_nodes: int | None = None
-    """The most."""
+    """The greatest number of nodes."""
     wait_s: float | None = None
     """Seconds that the job waits for hosts when there are too few."""
 
 
 @record
 class Request:
-    """What the user asked for. Both commands make it, and functions launched from Python."""
+    """What the user asked for. Both commands make it, and so do functions launched from Python."""
 
     flavour: FlavourName
-    """Whose environment and argument habits the workers expect."""
+    """The family of launchers whose environment and arguments the workers expect."""
     program: ProgramRequest
     resources: ResourceRequest = ResourceRequest()
     meeting: MeetingRequest = MeetingRequest()
@@ -288,14 +288,14 @@ class Request:
     save_pid: bool = False
     """Keep the agent's pid in a file while the job runs."""
     env: tuple[tuple[str, str], ...] = ()
-    """Variables over the environment that each node's workers inherit."""
+    """Variables added to the environment that each node's workers inherit."""
     is_strict: bool = False
     """Fallbacks are errors, see `dsl.model.job.refuse_fallbacks`."""
 
 
 @record
 class ShowRequest:
-    """What of the plan is to be shown before the workers start, or instead."""
+    """Which parts of the plan to show before the workers start, or instead of starting them."""
 
     bindings: bool = False
     """A table of devices, cores and memory, on stderr."""

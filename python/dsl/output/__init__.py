@@ -1,1 +1,1 @@
-"""Where the output of each worker goes, and who reads stdin."""
+"""Where the output of each worker goes, and which worker reads stdin."""

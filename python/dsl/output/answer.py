@@ -1,4 +1,4 @@
-"""What a plug-in of ``--logs-specs`` is told, and its answer as data. `dsl.output.plugin` asks it."""
+"""The variables that a plug-in of ``--logs-specs`` gets, and its answer as data; see `dsl.output.plugin`."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ VARIABLES = (
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     THREADS_VARIABLE,
 )
-"""What torchrun tells a plug-in of all workers alike, as far as it is set."""
+"""Variables of all workers that torchrun passes to a plug-in, if they are set."""
 
 
 @record
 class StreamFile:
-    """Where a plug-in wants one output stream of a worker."""
+    """Where one output stream of a worker goes, as a plug-in wants it."""
 
     path: str | None = None
-    """Its file; None: it goes to none."""
+    """Its file; None: it goes to no file."""
     is_shown: bool = False
     """The console shows it as well."""
     on_console: bool = False
@@ -45,14 +45,14 @@ class StreamFile:
 
 @record
 class WorkerFiles:
-    """What a plug-in says of one worker."""
+    """A plug-in's answer for one worker."""
 
     stdout: StreamFile
     stderr: StreamFile
     error_file: str | None
-    """Where the worker leaves an account of its end, None: nowhere."""
+    """File where the worker records its error; None: no file."""
     env: Mapping[str, str]
-    """Variables over those of the worker: those that the plug-in has changed, and the error file's."""
+    """Variables for the worker: those that the plug-in has changed, and the one that names the error file."""
 
 
 @record
@@ -62,21 +62,21 @@ class StreamFiles:
     workers: tuple[WorkerFiles, ...]
     """By local rank."""
     filtered_stdout: str = ""
-    """File for lines of stdout with some words; empty: none is looked for."""
+    """File for lines of stdout that have one of the user's words; empty: the user gave no words."""
     filtered_stderr: str = ""
     """The same for stderr."""
 
     def error_file(self, local_rank: int) -> str | None:
-        """Where a worker leaves an account of its end."""
+        """File where a worker records its error."""
         return self.workers[local_rank].error_file
 
     def variables(self, local_rank: int) -> Mapping[str, str]:
-        """What a worker's environment has of the answer."""
+        """Variables that the answer adds to a worker's environment."""
         return self.workers[local_rank].env
 
 
 def told(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The variables of one worker that a plug-in is told: some of all workers, and its ``own``."""
+    """The variables of one worker that a plug-in gets: some of those for all workers, and its ``own``."""
     variables = {name: env[name] for name in VARIABLES if name in env}
     variables.update(own)
     variables.pop(ERROR_FILE_VARIABLE, None)
@@ -90,13 +90,13 @@ def read_answer(
     after: Mapping[int, Mapping[str, str]],
     searched: Collection[Literal[1, 2]],
 ) -> StreamFiles:
-    """What ``reify`` of the plug-in ``name`` has returned.
+    """Read what ``reify`` of the plug-in ``name`` has returned.
 
-    ``before`` and ``after`` are the variables of each local rank as it got and left them, ``searched`` the
-    streams in which the user looks for words.
+    ``before`` and ``after`` are the variables of each local rank before and after the call. ``searched`` are
+    the streams that the user wants searched for words.
 
     Raises:
-        OptionError: the answer is not as it must be.
+        OptionError: the answer is malformed.
     """
     stdouts = _streams(name, answer, "stdouts", len(before))
     stderrs = _streams(name, answer, "stderrs", len(before))
@@ -134,7 +134,7 @@ def _paths(name: str, answer: Any, field: str) -> dict[int, str]:
 
 
 def _text(path: Any) -> str:
-    """A path as text, as `os.fsdecode` makes it where file names are UTF-8. Raises TypeError for no path."""
+    """A path as text, like `os.fsdecode` if file names are UTF-8. Raises TypeError if it is no path."""
     if hasattr(path, "__fspath__"):
         path = path.__fspath__()
     if isinstance(path, bytes):

@@ -1,4 +1,4 @@
-"""Directories of log files: made before the workers start, and removed where they hold nothing."""
+"""Directories of log files: made before the workers start, and removed if they are empty."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 HELD = "held"
-"""File in such a directory, locked while the process lives that made it. It goes when the job ends."""
+"""File in a run's directory, locked while the process that made it lives. It goes when the job ends."""
 
 YOUNG_S = 60.0
-"""One that is younger may not be locked yet."""
+"""Seconds; a younger file may not be locked yet."""
 
 MOST_LOOKED = 4096
-"""So many names in the directory for temporary files are looked at."""
+"""How many names in the directory for temporary files we look at."""
 
-_held: dict[str, int] = {}  # a process that closes such a file loses its lock
+_held: dict[str, int] = {}  # kept open: a process that closes such a file loses its lock
 
 
 def hold_run_dir(run_dir: str) -> None:
-    """Show all other processes that a run lives. Where that cannot be, nobody removes what it leaves."""
+    """Lock a file that shows that the run lives. If that fails, no later run removes what this one leaves."""
     path = f"{run_dir}/{HELD}"
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -42,7 +42,7 @@ def hold_run_dir(run_dir: str) -> None:
 
 
 def let_go_run_dir(run_dir: str) -> bool:
-    """End that; whether this run was shown to live. The agent may do it for the guard, which has the lock."""
+    """Remove that file; return whether there was one. The agent may do so for the guard, which locked it."""
     file = _held.pop(run_dir, None)
     if file is None:
         return False
@@ -52,9 +52,9 @@ def let_go_run_dir(run_dir: str) -> bool:
 
 
 def remove_dead_runs(folder: str, scratch: Collection[str]) -> None:
-    """Remove the directories of this user's runs that were killed whole, and what is empty in them.
+    """Remove the empty directories that this user's runs left when all of their processes were killed.
 
-    ``scratch`` are names of files that go, too. Others stay, and the directories that they are in.
+    ``scratch`` are names of files that are removed, too. Other files stay, and so do their directories.
     """
     try:
         with os.scandir(folder) as entries:
@@ -64,7 +64,7 @@ def remove_dead_runs(folder: str, scratch: Collection[str]) -> None:
                 if entry.name.startswith(RUN_PREFIX) and entry.path not in _held:
                     _remove_if_dead(entry.path, scratch)
     except OSError:
-        return  # it will be tried again by the next run
+        return  # the next run will try again
 
 
 def _remove_if_dead(run_dir: str, scratch: Collection[str]) -> None:
@@ -89,13 +89,16 @@ def _remove_if_dead(run_dir: str, scratch: Collection[str]) -> None:
         finally:
             os.close(file)
     except OSError:
-        return  # it lives, has ended by itself, or holds something that is worth keeping
+        return  # the run lives, has removed this itself, or left something that is worth keeping
     finally:
         os.close(top)
 
 
 def _empty(top: int, scratch: Collection[str], depth: int = 2) -> None:
-    """Remove what is empty in a directory, and files of these names, so many levels deep. Follows no link."""
+    """Remove empty directories and files with these names from a directory, ``depth`` levels deep.
+
+    Links are not followed.
+    """
     for name in os.listdir(top):
         try:
             if name in scratch:
@@ -115,7 +118,7 @@ def make_run_dirs(run_dirs: Sequence[str]) -> None:
     """Make the directories of one attempt, the outermost first; all must be new.
 
     Raises:
-        LogDirError: one is there already, or cannot be made.
+        LogDirError: a directory exists already, or cannot be made.
     """
     for index, path in enumerate(run_dirs):
         try:
@@ -127,10 +130,10 @@ def make_run_dirs(run_dirs: Sequence[str]) -> None:
 
 
 def make_shared_dirs(run_dirs: Sequence[str]) -> None:
-    """The same where several processes of ours make them: what one of them has made is there.
+    """Make the directories of one attempt that several of our processes share: a directory may exist already.
 
     Raises:
-        LogDirError: one cannot be made, or its place has been taken by somebody else.
+        LogDirError: a directory cannot be made, or a file or another user's directory has its name.
     """
     for path in run_dirs:
         try:
@@ -144,10 +147,10 @@ def make_shared_dirs(run_dirs: Sequence[str]) -> None:
 
 
 def remake_run_dirs(run_dir: str, run_dirs: Sequence[str]) -> None:
-    """Make the directories of a further attempt, and that of the run, with its parents, if it is gone.
+    """Make the directories of a further attempt, and the run's directory with its parents if it is gone.
 
     Raises:
-        LogDirError: one cannot be made, or the place of the run's has been taken by somebody else.
+        LogDirError: a directory cannot be made, or a file or another user's directory has the run's name.
     """
     try:
         os.makedirs(os.path.dirname(run_dir), exist_ok=True)
@@ -162,7 +165,7 @@ def remake_run_dirs(run_dir: str, run_dirs: Sequence[str]) -> None:
 
 
 def _refuse_strangers(run_dir: str) -> None:
-    """In a directory for all users, a name that is known and free can be taken by any of them."""
+    """Refuse all but our own directory: in a folder for all users, any user can take a known name first."""
     import stat
 
     facts = os.lstat(run_dir)
@@ -171,9 +174,9 @@ def _refuse_strangers(run_dir: str) -> None:
 
 
 def remove_run_dir(run_dir: str, last_attempt: int, count: int, *, succeeded: bool) -> None:
-    """Remove what is empty of a run's directory; after a success also what failed workers said before.
+    """Remove the empty directories of a run; after a success also the error files of earlier attempts.
 
-    ``last_attempt``: the highest number that an attempt can have; ``count``: workers in each.
+    ``last_attempt``: the highest number that an attempt can have; ``count``: number of workers in each.
     """
     for attempt in range(last_attempt + 1):
         for local_rank in range(count):
@@ -193,9 +196,9 @@ def _try(call: Callable[[str], None], path: str) -> None:
 
 
 def link_latest(run_dir: str, name: str) -> None:
-    """Let ``name``, beside a run's directory, lead to it. What is there and is no link of ours stays.
+    """Make ``name``, beside a run's directory, a link to that directory. Anything but our own link stays.
 
-    It is replaced in one step, so whoever follows it at any time finds a run.
+    The link is replaced in one step, so it leads to a run at any time.
     """
     folder, _, target = run_dir.rpartition("/")
     link, spare = f"{folder}/{name}", f"{folder}/.{name}_{target}"
@@ -208,11 +211,11 @@ def link_latest(run_dir: str, name: str) -> None:
         except OSError:
             os.unlink(spare)
     except OSError:
-        return  # the file system knows no links, or somebody else was faster
+        return  # the file system has no links, or another run was faster
 
 
 def _may_link(link: str) -> bool:
-    """Whether nothing is there, or a link to the directory of a run beside it: its name has a time."""
+    """Whether the name is free, or links to the directory of a run beside it: such a name has a time."""
     try:
         known = os.readlink(link)
     except OSError:
@@ -221,7 +224,7 @@ def _may_link(link: str) -> bool:
 
 
 def unlink_latest(run_dir: str, name: str) -> None:
-    """Take the link away again if its run's directory is gone."""
+    """Remove the link again if its run's directory is gone."""
     folder, _, target = run_dir.rpartition("/")
     try:
         if os.readlink(f"{folder}/{name}") == target and not os.path.lexists(run_dir):
@@ -231,12 +234,12 @@ def unlink_latest(run_dir: str, name: str) -> None:
 
 
 def remove_log_dir(log_dir: str) -> None:
-    """Remove the directory, unless there is something in it."""
+    """Remove the directory if it is empty."""
     _try(os.rmdir, log_dir)
 
 
 def make_log_dir(log_dir: str) -> bool:
-    """Create the directory and its parents, unless it exists; whether that was needed.
+    """Create the directory and its parents, unless it exists; return whether that was needed.
 
     Raises:
         LogDirError: it is a file, or cannot be created or written.

@@ -20,10 +20,11 @@ def rank_log_path(log_dir: str, stamp: str, rank: int) -> str:
 def parse_streams(text: str, option: str) -> Callable[[int], int]:
     """torchrun's stream map: local rank -> 0 (none), 1 (stdout), 2 (stderr) or 3 (both).
 
-    ``text`` is one of these for all, or a comma list ``LOCAL_RANK:STREAMS``; ranks that it leaves out have 0.
+    ``text`` is one of these numbers for all ranks, or a comma list of ``LOCAL_RANK:STREAMS``. A rank that is
+    not in the list has 0.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: the text is neither.
     """
     if text in ("0", "1", "2", "3"):
         streams = int(text)
@@ -61,7 +62,7 @@ def parse_local_ranks(text: str) -> frozenset[int]:
 
 
 def parse_words(text: str) -> tuple[str, ...]:
-    """torchrun's comma list of words, in which two commas stand for one."""
+    """torchrun's comma list of words, in which two commas stand for a comma in a word."""
     words = text.replace(",,", "\0").split(",")
     return tuple([word.replace("\0", ",") for word in words if word])
 
@@ -69,7 +70,7 @@ def parse_words(text: str) -> tuple[str, ...]:
 def fill_template(template: str, role: str, rank: int, local_rank: int, host: str) -> str:
     """A line prefix from torchrun's template.
 
-    It may hold ``${role_name}``, ``${rank}``, ``${local_rank}`` and, ours, ``${hostname}``.
+    The template may hold ``${role_name}``, ``${rank}``, ``${local_rank}`` and our addition ``${hostname}``.
     """
     from string import Template
 

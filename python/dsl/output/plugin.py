@@ -1,20 +1,21 @@
 """``--logs-specs NAME``: a plug-in says where the output and the error files of the workers go.
 
-The contract is torchrun's. NAME is an entry point of the group ``torchrun.logs_specs``. It is called once,
-with ``log_dir``, ``redirects``, ``tee`` and ``local_ranks_filter``; what it returns has a method ``reify``.
-Before each attempt that gets the variables of each worker by local rank, which it may change, and answers
-with mappings from local rank to path,
+The contract is torchrun's. NAME is an entry point of the group ``torchrun.logs_specs``. We call it once, with
+``log_dir``, ``redirects``, ``tee`` and ``local_ranks_filter``, and get an object with a method ``reify``.
+Before each attempt we call ``reify`` with the variables of each worker by local rank. The plug-in may change
+the variables. It answers with mappings from local rank to path,
 
 * ``stdouts`` and ``stderrs``: the file of the stream; empty for the console,
 * ``tee_stdouts`` and ``tee_stderrs``: the same file, for streams that the console shows as well,
-* ``error_files``: where the worker leaves an account of its end,
+* ``error_files``: the file where the worker records its error,
 
-and with the paths ``filtered_stdout`` and ``filtered_stderr``, for lines with words that the user looks for.
-The plug-in makes the directories. Files are appended to, as all of ours are; torchrun truncates them.
+and with the paths ``filtered_stdout`` and ``filtered_stderr``, for lines with the user's words. The plug-in
+makes the directories. We append to the files, as to all of our log files; torchrun truncates them.
 
-We never import torch: stream maps are made of its ``Std`` if the plug-in has imported it, else of flags with
-the same names and values. As the command forks before the workers start, threads of a plug-in stay behind in
-the process that waits for the job. They block every signal, as do programs that a plug-in starts.
+We never import torch: stream maps are made of torch's ``Std`` if the plug-in has imported torch, else of
+flags with the same names and values. The command forks before the workers start, so threads of a plug-in stay
+in the process that waits for the job. These threads block every signal, and so do programs that a plug-in
+starts.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TORCH_MODULE = "torch.distributed.elastic.multiprocessing.api"
 
 
 class LogsPlugin:
-    """A plug-in that has been loaded, by the name that the user gave it. It lasts for all attempts."""
+    """A loaded plug-in, under the name that the user gave. One object serves all attempts."""
 
     def __init__(self, name: str, specs: Any) -> None:
         """``specs``: an object with torch's ``reify``."""
@@ -47,10 +48,10 @@ class LogsPlugin:
         self._specs = specs
 
     def ask(self, plan: NodePlan) -> StreamFiles:
-        """Its answer for one attempt, as ``plan`` has it with `dsl.output.routes.without_files`.
+        """The plug-in's answer for one attempt. ``plan`` is made with `dsl.output.routes.without_files`.
 
         Raises:
-            OptionError: it raises, or its answer is not as it must be.
+            OptionError: the plug-in raises an error, or its answer is malformed.
         """
         variables = {worker.local_rank: told(plan.env, worker.env) for worker in plan.workers}
         searched = [stream for stream, _, _ in plan.line_files]
@@ -60,11 +61,11 @@ class LogsPlugin:
 
 
 def load_plugin(name: str, request: OutputRequest) -> LogsPlugin:
-    """Import the plug-in of that name and construct it with what the user asked for.
+    """Import the plug-in of this name and construct it with what the user asked for.
 
     Raises:
-        OptionError: there is none, it cannot be loaded or constructed, or the user's stream maps or list of
-            local ranks are malformed.
+        OptionError: there is no such plug-in, it cannot be loaded or constructed, or the user's stream maps
+            or list of local ranks are malformed.
     """
     from dsl.output.grammar import parse_local_ranks
 
@@ -98,9 +99,10 @@ def _entry_point(name: str) -> Any:
 
 
 def _guarded(name: str, what: str, call: Callable[[], _T]) -> _T:
-    """Call the plug-in's code. Its threads, such as those that importing torch starts, block every signal.
+    """Call the plug-in's code. The threads that it starts, as importing torch does, block every signal.
 
-    A signal to the job would else reach one of them and end the command, which takes signals in its own way.
+    Otherwise a signal to the job could reach such a thread and end the command, which takes signals in its
+    own way.
     """
     import signal
 
@@ -117,7 +119,7 @@ def _guarded(name: str, what: str, call: Callable[[], _T]) -> _T:
 
 
 def _stream_flags() -> Callable[[int], Any]:
-    """From 0, 1, 2 or 3 to the flags that a plug-in expects."""
+    """The function that turns 0, 1, 2 or 3 into the flags that a plug-in expects."""
     from sys import modules
 
     if TORCH_MODULE in modules:
@@ -135,7 +137,7 @@ def _stream_flags() -> Callable[[int], Any]:
 
 
 def _stream_map(text: str, option: str) -> Callable[[Callable[[int], Any]], Any]:
-    """Makes flags for all local ranks, or by local rank if the user gave a list."""
+    """The function that makes flags for all local ranks, or by local rank if the user gave a list."""
     from dsl.output.grammar import parse_streams
 
     streams = parse_streams(text or "0", option)

@@ -1,4 +1,4 @@
-"""Where the output of each worker goes, and who reads stdin."""
+"""Where the output of each worker goes, and which worker reads stdin."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ if TYPE_CHECKING:
     from dsl.output.answer import StreamFile, StreamFiles
 
 RUN_PREFIX = "dslrun_"
-"""How the name of a run's directory begins where nobody has named a place for it."""
+"""Start of the name of a run's directory, if the user has named no place for it."""
 
-# Of the terminal's eight colours those that are read on black and on white, without red, which means trouble.
+# The terminal's colours that are readable on black and on white, without red, which means trouble.
 COLOURS = (36, 32, 35, 34, 33)
 TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
 @record
 class Shown:
-    """Whose output it is, and who looks at it."""
+    """The workers whose output is planned, and what decides how it looks."""
 
     ranks: Sequence[int]
     """Global ranks of the workers of this node, by local rank."""
     world_size: int
     """Number of workers of the job."""
     environ: Mapping[str, str]
-    """``NO_COLOR``, ``TERM`` and the prefix template are read of it."""
+    """``NO_COLOR``, ``TERM`` and the prefix template are read from it."""
     role: str = "default"
     """What a prefix template calls the workers."""
     host: str = ""
-    """What it calls this node."""
+    """What a prefix template calls this node."""
 
 
 @record
 class LogPlace:
-    """Where log files lie, if any are asked for."""
+    """Where log files lie, if the user asks for any."""
 
     run_dir: str | None = None
-    """New directory of this run; None: no option asks for files in one."""
+    """New directory of this run; None: the run has none."""
     attempt: int = 0
     """How often the workers were started before."""
     each_rank_logs: tuple[str, ...] = ()
-    """Files of ``--enable_each_rank_log``, one a worker."""
+    """Files of ``--enable_each_rank_log``, one for each worker."""
 
 
 @record
 class OutputPlan:
-    """Where the output of a node's workers goes, by local rank, and who reads stdin."""
+    """Where the output of a node's workers goes, by local rank, and which worker reads stdin."""
 
     routes: tuple[tuple[Route, Route | None], ...]
-    """Of stdout and stderr; None: it is joined to stdout."""
+    """Routes of stdout and stderr; None for stderr: it is joined to stdout."""
     prefixes: tuple[str, ...]
-    """What stands before each line on the console."""
+    """Prefix of each line on the console."""
     stdin: int | None = None
     """Local rank of the worker that reads our stdin."""
     line_files: tuple[LineFile, ...] = ()
-    """Files for lines with some words."""
+    """Files for lines that have one of the user's words."""
     tee_prefixes: tuple[str, ...] = ()
-    """What stands in place of the prefix before lines that also go to a file; empty: the same."""
+    """Prefix on the console of lines that also go to a file; empty: as ``prefixes``."""
 
 
 NO_FILES = LogPlace()
@@ -74,7 +74,7 @@ NO_FILES = LogPlace()
 def plan_output(
     request: OutputRequest, shown: Shown, console: Console, place: LogPlace = NO_FILES
 ) -> OutputPlan:
-    """Decide for the workers of one node. ``console`` is what our own streams are.
+    """Decide where the output of one node's workers goes. ``console`` tells what our own streams are.
 
     Raises:
         OptionError: a stream map, a list of ranks or ``stdin`` makes no sense for this job.
@@ -101,7 +101,7 @@ def plan_output(
 
 
 def with_stream_files(output: OutputPlan, files: StreamFiles, console: Console) -> OutputPlan:
-    """Put the files of a plug-in in place of ours. Where it names the console, the routes stay as they are.
+    """Replace our files by those of a plug-in. Where the plug-in names the console, the routes stay.
 
     ``output`` is made for `without_files` of the request.
     """
@@ -133,7 +133,7 @@ def without_files(request: OutputRequest) -> OutputRequest:
 
 
 def needs_run_dir(request: OutputRequest) -> bool:
-    """Whether files are asked for that lie in a directory of their own."""
+    """Whether the user asks for files in a directory of this run."""
     maps = [text for text in (request.redirects, request.tee) if text != "0"]
     return any((request.log_dir, *maps, request.stdout_words, request.stderr_words))
 
@@ -141,7 +141,7 @@ def needs_run_dir(request: OutputRequest) -> bool:
 def _joined_routes(
     request: OutputRequest, paths: Sequence[str], console: Console, tee_prefixes: Sequence[str]
 ) -> list[tuple[Route, Route | None]]:
-    """One file for both streams of a worker, which are shown as one, too, if the map names any of them."""
+    """Routes to one file for both streams of a worker; the console shows both if the map names either."""
     from dsl.output.grammar import parse_streams
 
     tee = parse_streams(request.tee or "0", "--tee")
@@ -161,7 +161,7 @@ def _routes(
     searched: set[Literal[1, 2]],
     tee_prefixes: Sequence[str],
 ) -> list[tuple[Route, Route | None]]:
-    """``searched`` are the streams in which words are looked for: somebody has to see their lines."""
+    """``searched`` are the streams that we search for words: we have to read their lines."""
     shown = _shown(request, count)
     files = _files(request, count, folder)
     alone = count == 1 and not console.is_relayed and request.tag != "always" and not searched
@@ -187,7 +187,7 @@ def _route(path: str | None, show: bool, stream: int, kind: Kind, prefix: str | 
 
 
 def _files(request: OutputRequest, count: int, folder: str | None) -> list[list[tuple[str | None, bool]]]:
-    """For each worker and stream: its file, and whether it is shown all the same."""
+    """For each worker and stream: its file, and whether the console shows it as well."""
     if folder is None or not (request.log_dir or request.redirects or request.tee):
         return [[(None, True)] * 2] * count
     from dsl.output.grammar import parse_streams
@@ -208,7 +208,7 @@ def _files(request: OutputRequest, count: int, folder: str | None) -> list[list[
 
 
 def run_dirs(run_dir: str | None, attempt: int, count: int) -> tuple[str, ...]:
-    """Directories to make before an attempt, outermost first: the run's (once), its own, each worker's."""
+    """Directories to make before an attempt, outermost first: of the run (once), the attempt, each worker."""
     if run_dir is None:
         return ()
     folder = f"{run_dir}/attempt_{attempt}"
@@ -239,14 +239,14 @@ def _words(request: OutputRequest) -> list[tuple[Literal[1, 2], str, tuple[str, 
 
 
 def _tee_prefixes(request: OutputRequest, shown: Shown) -> tuple[str, ...]:
-    """``--tee`` asks for torchrun's prefix, wherever the lines go, unless something else is asked for."""
+    """torchrun's prefixes, which ``--tee`` and plug-ins use unless the user asks for other prefixes."""
     if not (request.tee or request.logs_specs) or request.tag != "auto" or TEMPLATE_VARIABLE in shown.environ:
         return ()
     return tuple([f"[{shown.role}{local_rank}]:" for local_rank in range(len(shown.ranks))])
 
 
 def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: bool) -> tuple[str, ...]:
-    """``plain``: they also go to files, where a colour is noise, as it is in a stderr that goes elsewhere."""
+    """``plain``: without colours, as lines also go to files. A stderr that is no terminal has none either."""
     ranks, environ = shown.ranks, shown.environ
     template = environ.get(TEMPLATE_VARIABLE, "")
     on_terminal = console.stdout == "terminal"
@@ -279,7 +279,7 @@ def _prefixes(request: OutputRequest, shown: Shown, console: Console, *, plain: 
 
 
 def _stdin(text: str, ranks: Sequence[int], world_size: int) -> int | None:
-    """Local rank of the worker that reads our stdin: the first one, unless another one is named."""
+    """Local rank of the worker that reads our stdin: the first one, unless the user names another one."""
     if text == "":
         return 0
     if text == "none":

@@ -1,6 +1,6 @@
-"""What ``--log_level debug`` tells of a plan: the hosts, what each worker runs, which variables are made.
+"""What ``--log_level debug`` logs about a plan: the hosts, the workers' commands, which variables are set.
 
-It is what DeepSpeed's and torch's launchers log. Of variables only the names are told: values may be secrets.
+DeepSpeed's and torch's launchers log the same. Variables are logged without values, which may be secrets.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from dsl.model.node import NodePlan
 
 MOST_COMMANDS = 16
-"""Workers whose command is told; those of the others differ in their ranks."""
+"""Workers whose command is logged; the commands of further workers differ only in their ranks."""
 
 LONGEST_COMMAND = 2000
-"""Characters of one."""
+"""Characters of one logged command."""
 
 
 def account(job: Job, plan: NodePlan, environ: Mapping[str, str]) -> tuple[Notice, ...]:
-    """Lines of level debug. ``environ`` is the environment that the workers inherit."""
+    """The lines, at level debug. ``environ`` is the environment that the workers inherit."""
     lines = [
         f"host {rank} is {host.name} with slots {format_ranges(host.slots)}"
         for rank, host in enumerate(job.hosts)

@@ -1,7 +1,7 @@
 """``--debug``: which workers run under debugpy, on which ports, and how an editor attaches to them.
 
 The port of a worker is the base and its local rank, so an editor's configuration stays right from run to run.
-debugpy and editors talk the Debug Adapter Protocol; what stands in the configurations is that of debugpy.
+Editors and debugpy talk the Debug Adapter Protocol. The configurations that we print use debugpy's settings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALL = "all"
 """The word for all ranks."""
 
 EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  what a user may have asked for
-"""Addresses to listen at that nobody can attach to by that name."""
+"""Addresses that mean every interface: a worker can listen there, but an editor cannot connect to them."""
 
 LOCAL = "127.0.0.1"
 
@@ -39,16 +39,16 @@ class Attach:
     rank: int
     """Its global rank."""
     host: str
-    """What the editor connects to."""
+    """Host that the editor connects to."""
     port: int
     """Port there."""
 
 
 def debug_ranks(text: str) -> tuple[tuple[int, int], ...]:
-    """``0,2-3`` as first and last ranks of its runs; ``all`` is the run of all.
+    """Read ``0,2-3`` as runs of ranks, each with its first and last rank; ``all`` is one run of all ranks.
 
     Raises:
-        OptionError: it is no list of ranks.
+        OptionError: the text is no list of ranks.
     """
     if text == ALL:
         return ((0, BEYOND),)
@@ -64,11 +64,11 @@ def debug_ranks(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def check_debug(asked: DebugRequest, program: ProgramRequest, no_python: str) -> None:
-    """Refuse what cannot be debugged. ``no_python`` is that option as the command spells it.
+    """Refuse what cannot be debugged. ``no_python`` is the spelling of that option in this command.
 
     Raises:
-        OptionError: ranks or address are not written as they must be, or the workers run no Python.
-        PortError: the port is none.
+        OptionError: ranks or address are malformed, or the workers run no Python.
+        PortError: the port is out of range.
     """
     debug_ranks(asked.ranks)
     if program.no_python:
@@ -85,11 +85,11 @@ def is_debugged(asked: DebugRequest, rank: int) -> bool:
 
 
 def with_debugger(plan: NodePlan, job: Job) -> NodePlan:
-    """The plan whose chosen workers run under debugpy.
+    """Return the plan with the chosen workers under debugpy.
 
     Raises:
-        OptionError: a rank is named that the job does not have.
-        PortError: a worker's port would be none.
+        OptionError: the user names a rank that the job does not have.
+        PortError: a worker's port would be above the last one.
     """
     if job.meeting.kind != "dynamic":
         _check_ranks(job.debug, plan.world_size)
@@ -102,7 +102,7 @@ def with_debugger(plan: NodePlan, job: Job) -> NodePlan:
 
 
 def check_ports(plan: NodePlan, facts: Facts) -> None:
-    """Refuse a port that somebody has. Only before the first start: later our own workers have them.
+    """Refuse a port that is taken. Only for the first start: later our own workers hold the ports.
 
     Raises:
         PortError: a worker's port is taken.
@@ -114,7 +114,7 @@ def check_ports(plan: NodePlan, facts: Facts) -> None:
 
 
 def port_problem(rank: int, port: int, facts: Facts) -> str:
-    """What keeps a debugged worker of this machine from listening on its port; empty: nothing."""
+    """Message for a debugged worker that cannot listen on its port on this machine; empty if it can."""
     try:
         if facts.ports.is_free(port):
             return ""
@@ -125,10 +125,10 @@ def port_problem(rank: int, port: int, facts: Facts) -> str:
 
 
 def debug_port(job: Job, rank: int, local_rank: int) -> int | None:
-    """The port of a worker's debugger; None: it runs without.
+    """The port of a worker's debugger; None: the worker runs without one.
 
     Raises:
-        PortError: it would be above the last one.
+        PortError: the port would be above the last one.
     """
     if not is_debugged(job.debug, rank):
         return None
@@ -148,11 +148,12 @@ def attach_notices(plan: NodePlan, job: Job) -> tuple[Notice, ...]:
 
 
 def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, ...]:
-    """How to attach, from this machine, to the workers of all hosts of a job, if their places are known.
+    """How to attach from this machine to the workers on all hosts of a job whose hosts stay the same.
 
     Raises:
-        OptionError: a rank is named that the job does not have, or an address that only one host has.
-        PortError: a worker's port would be none, there or here.
+        OptionError: the user names a rank that the job does not have, or ranks of several hosts and an
+            address that only one host has.
+        PortError: a port would be above the last one, on a host or on this machine.
     """
     asked = job.debug
     world_size = sum(len(host.slots) for host in job.hosts)
@@ -163,7 +164,8 @@ def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, .
     found: list[Attach] = []
     tunnels: list[Notice] = []
     names = [host.name for host in job.hosts]
-    # Unless this machine has the first ranks, ports of other hosts' ranks might be those of its own.
+    # A tunnel to a rank starts at base + rank here. If this machine runs other ranks than the first ones, its
+    # own workers may have that port: then all tunnels start beyond the ports of its workers.
     beyond = 0 if facts.names.is_this_machine(names[0]) else world_size
     if not any(facts.names.is_this_machine(name) for name in names):
         beyond = 0
@@ -182,7 +184,7 @@ def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, .
             address = host.name if asked.address in EVERYWHERE else asked.address
             found += [Attach(one, address, port) for one, port in chosen]
             continue
-        # Ranks of several hosts have the same port there: here each has one of its own.
+        # Workers of several hosts use the same port on their hosts; here each needs a port of its own.
         first = asked.port + beyond
         found += [Attach(one, LOCAL, first + one) for one, _ in chosen]
         words = [f"-L {first + one}:{_shown(asked.address)}:{port}" for one, port in chosen]
@@ -199,18 +201,18 @@ def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, .
 
 
 def _ssh_words(remote: Remote, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What the user says about ssh, quoted: the launcher reaches the hosts by the same."""
+    """The user's words for ssh, quoted for a shell; the launcher reaches the hosts with the same words."""
     from shlex import quote as shell_word
 
     words = remote.args if remote.launcher == "ssh" else ()
-    if remote.launcher == "pdsh":  # which divides them at blanks, whatever quotes are there
+    if remote.launcher == "pdsh":  # pdsh splits the words at blanks, even inside quotes
         words = tuple(environ.get(PDSH_SSH_ARGS, "").split())
     port = () if remote.ssh_port is None or remote.launcher == "slurm" else ("-p", str(remote.ssh_port))
     return tuple(map(shell_word, (*words, *port)))
 
 
 def _check_hosts(job: Job) -> None:
-    """Refuse ranks of several hosts at an address that only one of them has."""
+    """Refuse ranks of several hosts with an address that only one host has."""
     names, rank = [], 0
     for host in job.hosts:
         ranks = range(rank, rank + len(host.slots))
@@ -232,10 +234,10 @@ def _check_ranks(asked: DebugRequest, world_size: int) -> None:
 
 
 def _under_debugger(worker: WorkerPlan, port: int, job: Job) -> WorkerPlan:
-    """Behind the interpreter and its flags stand debugpy's words, then the script as it was."""
+    """Insert debugpy's words between the interpreter with its flags and the rest of the command."""
     address = _shown(job.debug.address)
     waits = ("--wait-for-client",) if job.debug.waits else ()
-    # debugpy asks for the first two: breakpoints in modules that are part of the interpreter are missed else.
+    # debugpy asks for the first two: else it misses breakpoints in modules that are part of the interpreter.
     words = ("-X", "frozen_modules=off", "-m", "debugpy", "--listen", f"{address}:{port}", *waits)
     place = words_of_interpreter(job.program)
     return replace(worker, argv=(*worker.argv[:place], *words, *worker.argv[place:]), debug_port=port)
@@ -250,7 +252,7 @@ def _told(found: Sequence[Attach], asked: DebugRequest) -> tuple[Notice, ...]:
     lines = []
     for host in dict.fromkeys(one.host for one in found):
         ranks = [one for one in found if one.host == host]
-        # Ranks that lie side by side with ports that do, too.
+        # One line covers neighbouring ranks whose ports are neighbours, too.
         offsets = dict.fromkeys(one.port - one.rank for one in ranks)
         for offset in offsets:
             members = sorted(one.rank for one in ranks if one.port - one.rank == offset)

@@ -1,4 +1,4 @@
-"""Elastic jobs of ``dsl``: how many hosts they may have, and on which of those that are there they run."""
+"""Elastic jobs of ``dsl``: how many hosts they may have, and which of the available hosts they run on."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from dsl.model.request import Request
 
 DEFAULT_RESTARTS = 100
-"""How often workers that failed are started again, as DeepSpeed's agent has it."""
+"""How often failed workers are started again; DeepSpeed's agent has the same default."""
 
 DEFAULT_WAIT_S = 600.0
-"""How long a job waits for hosts when there are too few: the time that torch's nodes get to join."""
+"""Seconds that a job waits for hosts when there are too few; torch gives its nodes as long to join."""
 
 ROLE = "trainer"
 """What DeepSpeed's elastic agent calls its workers."""
@@ -30,33 +30,33 @@ RUN_ID_VARIABLE = "ELASTIC_RUN_ID"
 """Names an elastic job, in the environment of the command."""
 
 BACKEND = "c10d"
-"""Where nodes that nobody reaches find each other, as with DeepSpeed."""
+"""Backend by which nodes without a head find each other, as with DeepSpeed."""
 
 SHOWN = 8
 
 
 @record
 class Bounds:
-    """On how many hosts a job may run."""
+    """The least and the most hosts of a job."""
 
     least: int
     most: int
 
 
 def without_range(request: Request) -> Request:
-    """The request without ``--num_nodes MIN:MAX``, which leaves out no host: those beyond MAX are spares."""
+    """The request without ``--num_nodes MIN:MAX``. That range drops no host: hosts beyond MAX are spares."""
     if request.resources.max_nodes is None:
         return request
     return replace(request, resources=replace(request.resources, min_nodes=None, max_nodes=None))
 
 
 def node_bounds(request: Request, host_count: int | None) -> Bounds:
-    """From how many hosts to how many.
+    """The least and the most hosts that the user's options allow.
 
-    ``host_count``: hosts that can be reached; None: nodes are started by others, there may be any number.
+    ``host_count``: number of hosts that the head can reach; None: there is no head, and any number may come.
 
     Raises:
-        OptionError: they contradict each other, or are none.
+        OptionError: the options contradict each other, or allow no number of hosts.
     """
     asked, elastic = request.resources, request.elastic
     least, most = elastic.min_nodes, elastic.max_nodes
@@ -89,7 +89,7 @@ def node_bounds(request: Request, host_count: int | None) -> Bounds:
 
 
 def elastic_job(job: Job, request: Request, bounds: Bounds, facts: Facts, *, is_remote: bool) -> Job:
-    """A job as its hosts come and go. ``is_remote``: the head reaches them; else they find each other."""
+    """Make a job elastic. ``is_remote``: a head reaches the hosts; otherwise the nodes find each other."""
     return replace(
         job,
         flavour=ELASTIC,
@@ -103,10 +103,10 @@ def elastic_job(job: Job, request: Request, bounds: Bounds, facts: Facts, *, is_
 
 
 def elastic_remote(remote: Remote, request: Request, job: Job, bounds: Bounds, facts: Facts) -> Remote:
-    """How the hosts of such a job are reached, and which of them it needs.
+    """How the hosts of an elastic job are reached, and how many of them it needs.
 
     Raises:
-        OptionError: the job accepts no number of workers that they can have.
+        OptionError: the job accepts no number of workers that its hosts can have.
     """
     wait_s = request.elastic.wait_s
     return replace(
@@ -125,7 +125,7 @@ def accepted_sizes(job: Job, bounds: Bounds, facts: Facts) -> tuple[int, ...]:
     """Numbers of workers that the job's own ``elasticity`` section accepts; empty: any.
 
     Raises:
-        OptionError: no number of hosts that the job may have makes such a number.
+        OptionError: no number of hosts that the job may have gives an accepted number of workers.
     """
     from dsl.elasticity.sizes import job_world_sizes
 
@@ -145,7 +145,7 @@ def accepted_sizes(job: Job, bounds: Bounds, facts: Facts) -> tuple[int, ...]:
 
 
 def dynamic_meeting(request: Request, bounds: Bounds) -> MeetingPoint:
-    """Where nodes find each other that are started by others: a store at the master address."""
+    """Where nodes without a head find each other: a store at the master address."""
     asked = request.meeting
     address = asked.master_addr or ""
     if ":" in address and not address.startswith("["):
@@ -164,10 +164,10 @@ def dynamic_meeting(request: Request, bounds: Bounds) -> MeetingPoint:
 
 
 def elastic_run_id(request: Request, facts: Facts, *, is_shared: bool) -> str:
-    """The user's name of the job, or one that no other job has.
+    """The user's name of the job, or a name that no other job has.
 
-    ``is_shared``: several commands are one job, and have to find the same name by themselves: from what they
-    have in common.
+    ``is_shared``: several commands make up one job. Each of them must find the same name by itself, so the
+    name comes from what the commands have in common.
     """
     named = facts.environ.get(RUN_ID_VARIABLE, "")
     if named:
@@ -184,10 +184,11 @@ def elastic_run_id(request: Request, facts: Facts, *, is_shared: bool) -> str:
 def choose_hosts(
     ready: Sequence[tuple[int, int]], least: int, most: int, world_sizes: Sequence[int] = ()
 ) -> tuple[int, ...] | None:
-    """The places of as many hosts as possible, from ``least`` to ``most``, in ascending order; None: too few.
+    """Choose as many hosts as possible, ``least`` to ``most``: their places, ascending; None: impossible.
 
-    ``ready`` are places and numbers of workers, the most welcome first. ``world_sizes``: the number of all
-    workers must be one of them (empty: any). Of as many hosts those with most workers are taken.
+    ``ready`` holds the place and the number of workers of each host, preferred hosts first. ``world_sizes``
+    are the accepted totals of workers; empty: any. The first hosts are taken if their total is accepted,
+    otherwise the accepted combination of as many hosts that has the most workers.
     """
     accepted = frozenset(world_sizes)
     for count in range(min(most, len(ready)), least - 1, -1):
@@ -213,7 +214,7 @@ def choose_hosts(
 
 
 def _mixes(there: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    """All ways to take ``count`` hosts, so many of each size."""
+    """All ways to take ``count`` hosts, as numbers of hosts of each size; ``there`` has the greatest ones."""
     if len(there) == 1:
         if count <= there[0]:
             yield (count,)
@@ -224,5 +225,5 @@ def _mixes(there: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
 
 
 def few(numbers: Sequence[int]) -> str:
-    """The first of some numbers, in words."""
+    """The first few of the numbers, as text."""
     return ", ".join(map(str, numbers[:SHOWN])) + (", ..." if len(numbers) > SHOWN else "")

@@ -1,4 +1,4 @@
-"""The environment of a worker: what it inherits, and the facts of its job that a flavour has names for."""
+"""The environment of a worker: what it inherits, and the variables that tell it about its job."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from dsl.model.job import Flavour, Job, Meeting
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
-"""Names the file for the record of whoever has it in its environment."""
+"""Names the file where the process with this variable records its error."""
 
 TIMER_SWITCH_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
-"""Asks for timers, if it is 1."""
+"""Workers may take timers if this variable is 1."""
 
 TIMER_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
 """Names the FIFO of the timers."""
@@ -26,20 +26,20 @@ REASON_VARIABLE = "DSL_RESTART_REASON"
 """Tells the workers of a job whose nodes come and go why they were started: start, failure or membership."""
 
 ATTEMPT_VARIABLE = "DSL_ATTEMPT"
-"""Tells them how often their node has started workers before."""
+"""Tells the same workers how often their node has started workers before."""
 
 STEP_DEVICES_VARIABLE = "SLURM_STEP_GPUS"
-"""Tells the tasks of a Slurm step that devices of their node are theirs."""
+"""Slurm sets it for the tasks of a step to which it has given devices of the node."""
 
 POD_ENVIRONMENT_PATH = "/dlts-runtime/env/pod.env"
 """Where DLTS clusters describe a pod to its processes."""
 
 POD_VARIABLES = ("FC_TASKROLE_NAME", "FC_TASK_INDEX")
-"""What is taken from it."""
+"""Variables that we take from that file."""
 
 
 def parse_pod_environment(text: str) -> dict[str, str]:
-    """``FC_TASKROLE_NAME`` and ``FC_TASK_INDEX`` from ``export NAME=VALUE``; other lines are skipped."""
+    """Read ``FC_TASKROLE_NAME`` and ``FC_TASK_INDEX`` from lines ``export NAME=VALUE``; skip other lines."""
     found = {}
     for line in text.splitlines():
         words = line.split(maxsplit=1)
@@ -51,7 +51,7 @@ def parse_pod_environment(text: str) -> dict[str, str]:
 
 
 def pod_variables(job: Job, facts: Facts) -> dict[str, str]:
-    """What the cluster tells of the pod that this node is, where the flavour passes it on."""
+    """Variables by which the cluster describes this node's pod, if the flavour passes them to workers."""
     if not job.flavour.reads_pod:
         return {}
     try:
@@ -62,12 +62,12 @@ def pod_variables(job: Job, facts: Facts) -> dict[str, str]:
 
 
 def accelerator_of(job: Job, inherited: Mapping[str, str], facts: Facts) -> str:
-    """What the devices of this node are: the job says so, or the node looks."""
+    """The accelerator of this node: the job names it, or the node looks for its own."""
     return job.accelerator or select_accelerator(inherited, facts.devices)[0]
 
 
 def shown_slots(job: Job, meeting: Meeting, inherited: Mapping[str, str], facts: Facts) -> dict[str, str]:
-    """The visible-devices variable: the slots of this node, or what stands in their place."""
+    """The visible-devices variable: the job's value, else devices that Slurm has given, else the slots."""
     variable = ACCELERATORS[accelerator_of(job, inherited, facts)].visible_variable
     shown = job.visible_devices
     if shown is None:
@@ -77,9 +77,10 @@ def shown_slots(job: Job, meeting: Meeting, inherited: Mapping[str, str], facts:
 
 
 def _given_devices(slots: Sequence[int], variable: str, inherited: Mapping[str, str]) -> list[str]:
-    """The devices that Slurm has given to the step we run in, counted from 0; empty: it has not, or too few.
+    """The devices at these slots in the list that Slurm has given to our step; empty: no list, or too short.
 
-    Where it does not hide the others, they keep their numbers, and may be another job's.
+    If Slurm does not hide the other devices, the given devices keep their numbers. Then the device that has
+    the number of a slot may belong to another job.
     """
     if STEP_DEVICES_VARIABLE not in inherited:
         return []
@@ -88,12 +89,12 @@ def _given_devices(slots: Sequence[int], variable: str, inherited: Mapping[str, 
 
 
 def inherited_environment(job: Job, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """What the workers of a node inherit: the environment of its agent, and the job's variables over it."""
+    """What the workers of a node inherit: the environment of its agent, overlaid with the job's variables."""
     return {**environ, **dict(job.env)} if job.env else environ
 
 
 def choose_timer_file(job: Job, facts: Facts) -> str | None:
-    """Name the FIFO of the workers' timers; None if nobody asks for timers."""
+    """Name the FIFO of the workers' timers; None if timers are not switched on."""
     environ = inherited_environment(job, facts.environ)
     if not job.flavour.has_timers or environ.get(TIMER_SWITCH_VARIABLE) != "1":
         return None
@@ -102,7 +103,7 @@ def choose_timer_file(job: Job, facts: Facts) -> str | None:
 
 
 def group_environment(job: Job, meeting: Meeting, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment that all workers of a node share, but for defaults (see `set_defaults`)."""
+    """The environment that all workers of a node share, without the defaults (see `set_defaults`)."""
     facts = group_facts(job, meeting)
     env = dict(inherited)
     env.update([(name, facts[fact]) for name, fact in job.flavour.group_variables])
@@ -114,14 +115,14 @@ def group_environment(job: Job, meeting: Meeting, inherited: Mapping[str, str]) 
 
 
 def set_defaults(env: dict[str, str], flavour: Flavour, local_world_size: int) -> None:
-    """Add the variables that the flavour sets where neither the user nor a binding has chosen."""
+    """Add the flavour's default for each variable that is not set: the user and the bindings choose first."""
     crowd = flavour.crowd_defaults if local_world_size > 1 else ()
     for name, value in (*flavour.defaults, *crowd):
         env.setdefault(name, value)
 
 
 def group_facts(job: Job, meeting: Meeting) -> dict[str, str]:
-    """What variables can tell all workers of a node, by the names that flavours use."""
+    """Facts for all workers of a node, under the names by which flavours refer to them."""
     return {
         "master_addr": meeting.address,
         "master_port": str(meeting.port),
@@ -141,7 +142,7 @@ def group_facts(job: Job, meeting: Meeting) -> dict[str, str]:
 def worker_environment(
     flavour: Flavour, meeting: Meeting, local_rank: int, error_file: str = ""
 ) -> dict[str, str]:
-    """What one worker's environment has over that of its node."""
+    """The variables that one worker has beside those of its node."""
     rank = meeting.ranks[local_rank]
     first = meeting.ranks.start if meeting.first_role_rank is None else meeting.first_role_rank
     facts = {

@@ -1,8 +1,8 @@
 """The two families of launchers as data: what their workers find in the environment and in their arguments.
 
 Sources: the launcher of DeepSpeed 0.19.8 and the agent of torchrun (torch 2.13), whose answers are recorded
-in the contract tests. DeepSpeed sets no NODE_RANK: Lightning reads it, and without it takes each of several
-nodes for the first.
+in the contract tests. DeepSpeed sets no NODE_RANK, but we do: Lightning reads NODE_RANK, and without it
+every node believes that it is the first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEEPSPEED = Flavour(
     underscores=True,
 )
 
-# DeepSpeed's elastic agent is torch's, started with the environment of its launcher.
+# DeepSpeed's elastic agent is torch's agent, started with the environment of DeepSpeed's launcher.
 ELASTIC = replace(
     DEEPSPEED,
     group_variables=(
@@ -46,7 +46,7 @@ ELASTIC = replace(
         ("TORCHELASTIC_RUN_ID", "run_id"),
     ),
     worker_variables=(*DEEPSPEED.worker_variables, ("ROLE_RANK", "role_rank")),
-    # Rank 0 holds the store: the launcher has no torch to hold it with.
+    # Rank 0 serves the store: our launcher has no torch to serve one.
     constants=(("TORCHELASTIC_USE_AGENT_STORE", "False"),),
     defaults=(("NCCL_ASYNC_ERROR_HANDLING", "1"),),
 )
@@ -73,7 +73,7 @@ TORCH = Flavour(
         ("LOCAL_RANK", "local_rank"),
         ("TORCHELASTIC_ERROR_FILE", "error_file"),
     ),
-    # Rank 0 holds the store: the launcher has no torch to hold it with.
+    # Rank 0 serves the store: our launcher has no torch to serve one.
     constants=(("TORCHELASTIC_USE_AGENT_STORE", "False"),),
     defaults=(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),),
     crowd_defaults=((THREADS_VARIABLE, "1"),),
@@ -85,9 +85,9 @@ TORCH = Flavour(
     logs_by_folder=True,
 )
 
-# torch's launcher, called from Python, leaves the number of threads alone, records to its caller, and keeps
-# what the maps say.
+# Called from Python, torch's launcher sets no number of threads, leaves error records to its caller, and
+# writes log files only if stream maps ask for them.
 FUNCTIONS = replace(TORCH, crowd_defaults=(), hands_on_errors=False, logs_by_folder=False)
 
 FLAVOURS = {"deepspeed": DEEPSPEED, "torch": TORCH, "functions": FUNCTIONS}
-"""By the word of `dsl.model.request.Request.flavour`."""
+"""Flavours by their names in `dsl.model.request.Request.flavour`."""

@@ -1,4 +1,4 @@
-"""Which hosts and slots take part, and which of them this node is: the decisions of DeepSpeed's runner."""
+"""Which hosts and slots take part, and which host this node is: the decisions of DeepSpeed's runner."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ ALLOCATION_VARIABLES = (
     ),
     "PE_HOSTFILE",
 )
-"""Whoever has none of them runs under no scheduler that names hosts."""
+"""If none of them is set, no scheduler names hosts for this command."""
 
 
 @record
 class ActiveHosts:
-    """What is decided about the hosts of a job."""
+    """The decisions about the hosts of a job."""
 
     hosts: tuple[Host, ...]
-    """Those that take part, by node rank."""
+    """Hosts that take part, by node rank."""
     node_rank: int
-    """Which of them this node is."""
+    """Rank of this node."""
     address: str
-    """Where rank 0 listens; empty: whoever reaches the hosts finds it."""
+    """Where rank 0 listens; empty: the head or the nodes find an address later."""
     is_remote: bool = False
-    """Agents have to be started on all of them, this machine too; else this node starts its part itself."""
+    """A head starts an agent on every host, on this machine too; False: this node starts its part itself."""
     hostfile: str = ""
-    """The file that names just these hosts and slots; empty: a part of it, or no file."""
+    """The hostfile, if all of its hosts and slots take part; empty: only a part does, or there is no file."""
     has_room: bool = True
-    """A launcher may start a task for each slot. False: an allocation was made for fewer."""
+    """A launcher may start a task for each slot. False: the allocation has room for fewer tasks."""
     source: str = ""
-    """Who named them: ``hostfile`` or the scheduler (``slurm``); empty: nobody, it is this machine."""
+    """Where the hosts come from: ``hostfile`` or the scheduler (``slurm``); empty: this machine alone."""
     pythons: tuple[str, ...] = ()
-    """The interpreter of each host, by node rank, empty for that of this command; or none at all."""
+    """The interpreter of each host, by node rank; empty text, or no entry at all: that of this command."""
     accelerator: str = ""
-    """That of this machine, where its devices are the slots."""
+    """The accelerator of this machine, if its devices are the slots; else empty."""
     visible_devices: str | None = None
-    """What stands in the visible-devices variable instead of slots."""
+    """Value of the visible-devices variable in place of slots; None: the slots."""
     notices: tuple[Notice, ...] = ()
     """What the user should know."""
 
@@ -65,10 +65,11 @@ class ActiveHosts:
 def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     """Decide which hosts and slots take part.
 
-    The devices of this machine are looked at only if they decide: without a hostfile they are the slots.
+    The devices of this machine are looked up only if neither a hostfile nor a scheduler names hosts: then the
+    devices are the slots.
 
     Raises:
-        UsageError: of the kind that fits.
+        UsageError: the hosts cannot be chosen as asked; the subclass tells the kind of error.
     """
     asked, remote = request.resources, request.remote
     notices: list[Notice] = []
@@ -86,7 +87,7 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
     else:
         title = "hostfile" if pool.source in ("", "hostfile") else pool.name
         active = apply_filters(pool.slots, asked.include, asked.exclude, title)
-    if not remote.no_ssh and any(active.values()):  # with --no_ssh the places of hosts are those of the file
+    if not remote.no_ssh and any(active.values()):  # with --no_ssh a host's rank is its place in the file
         active = {name: slots for name, slots in active.items() if slots}
     active = trim(active, asked.min_nodes, asked.num_gpus, checked=pool.counts_devices, source=pool.name)
     if not any(active.values()):
@@ -117,23 +118,23 @@ def choose_hosts(request: Request, facts: Facts) -> ActiveHosts:
 
 @record
 class _Pool:
-    """The hosts that there are to choose from."""
+    """The hosts to choose from."""
 
     slots: Mapping[str, Sequence[int]]
     source: str
-    """``hostfile``, or the scheduler; empty: it is this machine alone."""
+    """``hostfile``, or the scheduler; empty: this machine alone."""
     name: str
-    """What a message calls it."""
+    """What messages call this source."""
     counts_devices: bool = True
-    """Nobody may ask for more workers than a host has slots."""
+    """A host cannot have more workers than slots."""
     text: str = ""
-    """The hostfile."""
+    """Text of the hostfile."""
     tasks: Mapping[str, int] | None = None
-    """How many tasks of a launcher each host has room for, in an allocation that says so."""
+    """How many of a launcher's tasks each host has room for; None: the source does not say."""
 
 
 def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool | None:
-    """The hosts of the hostfile, else those of a scheduler; None: there is this machine alone."""
+    """The hosts of the hostfile, else those of a scheduler; None: this machine alone."""
     path = request.resources.hostfile or DEFAULT_HOSTFILE
     text = read_hosts_text(path, facts.files.read_text)
     if text is not None:
@@ -152,7 +153,7 @@ def _read_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool |
 
 
 def _allocated_pool(request: Request, facts: Facts, notices: list[Notice]) -> _Pool | None:
-    """The hosts that a scheduler has given to this job, where other hosts are among them."""
+    """The hosts that a scheduler has given to this job; None if they are this machine alone, or not used."""
     asked = request.resources
     if request.remote.no_ssh or LOCAL_NAME in f"{asked.include}@{asked.exclude}":
         return None
@@ -208,12 +209,12 @@ def read_hosts_text(path: str, read_text: Callable[[str], str | None]) -> str | 
 
 
 def missing_hostfile(path: str) -> str:
-    """Say that there is no hostfile, in DeepSpeed's words."""
+    """The message for a missing hostfile, in DeepSpeed's words."""
     return f"unable to find hostfile {path}, will proceed with training with local resources only"
 
 
 def _shown_devices(asked: ResourceRequest, devices: Devices, notices: list[Notice]) -> tuple[str, ...]:
-    """Devices that the visible-devices variable picks; none where an option picks them."""
+    """Devices that the visible-devices variable picks; empty if an option picks them instead."""
     option = _picking_option(asked)
     warning = None if option else visible_warning(devices.visible or ())
     if warning:
@@ -230,7 +231,10 @@ def _shown_devices(asked: ResourceRequest, devices: Devices, notices: list[Notic
 def _cpu_notices(
     asked: ResourceRequest, devices: Devices, environ: Mapping[str, str], count: int
 ) -> list[Notice]:
-    """What runs on the CPU, if nobody has asked for that. Who gives a number of workers knows what runs."""
+    """Say that workers run on the CPU, unless the user asked for that.
+
+    A user who picks workers by an option knows what runs: then it is a debug line, else a warning.
+    """
     if environ.get("DS_ACCELERATOR") or devices.visible == () or devices.size_from_environment:
         return []
     level: Level = "debug" if _picking_option(asked) else "warning"
@@ -264,7 +268,7 @@ def _filter_text(asked: ResourceRequest) -> str:
 
 
 def _is_remote(asked: RemoteRequest, hosts: Sequence[Host], facts: Facts, *, is_named: bool) -> bool:
-    """Whether other hosts than this machine have to be reached, or the user wants it done like that."""
+    """Whether a head starts agents: other hosts take part, or the user wants agents even for one host."""
     if asked.no_ssh:
         return False
     if asked.force_multi or len(hosts) > 1:
@@ -273,7 +277,7 @@ def _is_remote(asked: RemoteRequest, hosts: Sequence[Host], facts: Facts, *, is_
 
 
 def _own_node_rank(request: Request, hosts: Sequence[Host]) -> int:
-    """The node that this command starts itself, where nobody reaches others."""
+    """Rank of the node that this command starts itself, with ``--no_ssh``."""
     node_rank = request.meeting.node_rank
     if node_rank is None or not 0 <= node_rank < len(hosts):
         given = "none was given" if node_rank is None else f"got {node_rank}"

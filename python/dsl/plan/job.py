@@ -36,16 +36,16 @@ class JobPlan:
     node_rank: int
     """Place of this node in it."""
     notices: tuple[Notice, ...] = ()
-    """What the user should know of how it was decided."""
+    """What the user should know about the decisions."""
     remote: Remote | None = None
-    """How all of its hosts are reached, this machine too; None: this node starts its part itself."""
+    """How all hosts of the job are reached, this machine too; None: this node starts its part itself."""
 
 
 def plan_job(request: Request, facts: Facts) -> JobPlan:
     """Decide what is the same on every node.
 
     Raises:
-        UsageError: of the kind that fits.
+        UsageError: the request makes no sense, or cannot be met; the subclass tells the kind of error.
     """
     planned = _with_hosts(request, facts) if request.flavour == "deepspeed" else _with_nodes(request, facts)
     if request.is_strict:
@@ -54,7 +54,7 @@ def plan_job(request: Request, facts: Facts) -> JobPlan:
 
 
 def _wishes(request: Request) -> dict[str, Any]:
-    """The fields of a job that the request answers as it stands. Raises OptionError for senseless ones."""
+    """The fields of a job that come straight from the request. Raises OptionError for a senseless value."""
     grace_s, restarts = request.signals.grace_s, request.max_restarts or 0
     if not 0 <= grace_s <= MOST_SECONDS:
         raise OptionError(f"a grace of {grace_s:g} s: it must be 0 to {MOST_SECONDS} seconds")
@@ -94,7 +94,7 @@ def _variables(request: Request) -> tuple[tuple[str, str], ...]:
 
 
 def _with_hosts(request: Request, facts: Facts) -> JobPlan:
-    """Hosts and slots are named: the job of DeepSpeed's runner."""
+    """Plan a job with named hosts and slots, as DeepSpeed's runner does."""
     from dsl.plan.hosts import choose_hosts
 
     if request.elastic.autotuning:
@@ -130,7 +130,7 @@ def _with_hosts(request: Request, facts: Facts) -> JobPlan:
     from dsl.plan.remote import plan_remote, remote_variables
 
     remote = plan_remote(request, active, facts)
-    if remote.launcher in RANK_LAUNCHERS:  # with DeepSpeed their tasks are the script, with the same words
+    if remote.launcher in RANK_LAUNCHERS:  # with DeepSpeed their tasks run the script, with the same words
         job = replace(job, program=replace(job.program, local_rank_option=""))
     if job.debug.ranks and not is_elastic:
         from dsl.plan.debugging import attach_everywhere
@@ -178,7 +178,7 @@ def _check_host_options(request: Request) -> None:
 
 
 def _check_each_rank_log(asked: OutputRequest) -> None:
-    """Its files hold both streams joined, so options that ask for single ones make no sense with it."""
+    """Refuse ``--enable_each_rank_log`` beside options for single streams: its files join both streams."""
     others = {
         "--log-dir": asked.log_dir,
         "--redirects": asked.redirects,
@@ -234,7 +234,7 @@ def _has_unused_debug(request: Request) -> bool:
 
 
 def _with_nodes(request: Request, facts: Facts) -> JobPlan:
-    """Nodes are counted, and each counts its workers: the job of torchrun's agent."""
+    """Plan a job by its number of nodes; each node counts its own workers, as torchrun's agent does."""
     from dsl.plan.meeting import check_meeting, meeting_notices, meeting_point, node_count, run_id
 
     asked = request.meeting

@@ -1,8 +1,9 @@
 """Where the workers of ``dslrun`` meet, and what their job is called: torchrun's rendezvous, without torch.
 
-A job is of one of three kinds. *Alone*: one node and no wish where to meet (``--standalone``, or nothing of
-it said). *Static*: the nodes, the place of this one and the meeting point are named. *Dynamic*: the nodes
-find each other through a store; where only one can take part, and torch has the backend, it is alone.
+There are three kinds of jobs. *Alone*: one node, and no meeting point is named (``--standalone``, or no
+option about it). *Static*: options name the number of nodes, the rank of this node and the meeting point.
+*Dynamic*: the nodes find each other through a store. If the backend is one of torch's stores and only one
+node can take part, the job is alone.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ HEX_DIGITS = "0123456789abcdef"
 STATIC = "static"
 C10D = "c10d"
 STORES = (C10D, "etcd", "etcd-v2")
-"""Backends that torch has beside ``static``. Others are registered in the group ``torchrun.handlers``."""
+"""torch's backends beside ``static``. Packages register others in the group ``torchrun.handlers``."""
 
 
 def is_alone(asked: MeetingRequest, nodes: NodeRange) -> bool:
-    """Whether this is a job of one node that meets nobody, at a port of its choice."""
+    """Whether the job is one node that meets no other node, at a port of its choice."""
     nothing_said = asked.backend == STATIC and not asked.endpoint and asked.master_port is None
     return asked.standalone or (nothing_said and nodes[1] == 1)
 
 
 def is_dynamic(asked: MeetingRequest, nodes: NodeRange) -> bool:
-    """Whether nodes find each other through a store, or a backend that torch does not have decides."""
+    """Whether nodes find each other through a store, or through a backend that torch does not have."""
     if asked.standalone or asked.backend == STATIC:
         return False
     return nodes[1] > 1 or asked.backend not in STORES
@@ -51,7 +52,7 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
     """Refuse nodes, a backend or settings that make no sense.
 
     Raises:
-        OptionError: says what is wrong, and how it should be.
+        OptionError: the text says what is wrong, and what is expected.
     """
     least, most = nodes
     if not 1 <= least <= most:
@@ -63,7 +64,7 @@ def check_meeting(asked: MeetingRequest, nodes: NodeRange) -> None:
             f"--rdzv-backend {quote(asked.backend)}: expected one of {STATIC}, {', '.join(STORES)}"
         )
     settings = parse_settings(asked.settings)
-    # A store that is a file has a path for its endpoint, and other backends have endpoints of their own kind.
+    # The endpoint of a file store is a path, and other backends have endpoints of their own kind.
     is_file = asked.backend == C10D and dict(settings).get("store_type", "").strip().lower() == "file"
     if asked.endpoint and not is_file and asked.backend in (STATIC, *STORES):
         parse_endpoint(asked.endpoint)
@@ -87,10 +88,10 @@ def _is_static(asked: MeetingRequest, nodes: NodeRange) -> bool:
 
 
 def parse_settings(text: str) -> tuple[tuple[str, str], ...]:
-    """``KEY=VALUE,...`` in pairs.
+    """Read ``KEY=VALUE,...`` as pairs.
 
     Raises:
-        OptionError: it is not written so.
+        OptionError: the text has another form.
     """
     pairs = []
     for item in text.split(",") if text.strip() else ():
@@ -107,8 +108,8 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
     """Where the workers meet.
 
     Raises:
-        OptionError: the meeting point of a static job is not written as it must be.
-        PortError: its port is none, or would have to be chosen though several nodes have to know it.
+        OptionError: the meeting point of a static job is malformed.
+        PortError: its port is out of range, or is 0 although several nodes need to know it.
     """
     if is_dynamic(asked, nodes):
         return MeetingPoint(
@@ -151,10 +152,10 @@ def meeting_point(asked: MeetingRequest, nodes: NodeRange) -> MeetingPoint:
 
 
 def parse_endpoint(text: str) -> tuple[str, int | None]:
-    """``HOST:PORT`` or ``HOST``; an IPv6 address may stand in brackets, and must if no port follows.
+    """Read ``HOST:PORT`` or ``HOST``. An IPv6 address may have brackets, and needs them if no port follows.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: the text is neither.
     """
     host, port = text.strip(), None
     is_port = True
@@ -178,9 +179,9 @@ def _is_host(text: str) -> bool:
 
 
 def run_id(asked: MeetingRequest, nodes: NodeRange, random: Callable[[], str]) -> str:
-    """The user's name of the job, or one that no other job has.
+    """The user's name of the job, or a name that no other job has.
 
-    ``random`` gives 16 hexadecimal digits that nobody can guess.
+    ``random`` returns 16 hexadecimal digits that cannot be guessed.
     """
     if asked.run_id and not is_alone(asked, nodes):
         return asked.run_id
@@ -189,14 +190,14 @@ def run_id(asked: MeetingRequest, nodes: NodeRange, random: Callable[[], str]) -
 
 
 def is_random_id(name: str) -> bool:
-    """Whether a name of a job is like those that `run_id` makes: a UUID."""
+    """Whether the name of a job is a UUID, like the names that `run_id` makes."""
     parts = name.split("-")
     digits = "".join(parts)
     return [len(part) for part in parts] == [8, 4, 4, 4, 12] and all(one in HEX_DIGITS for one in digits)
 
 
 def meeting_notices(asked: MeetingRequest, nodes: NodeRange) -> list[Notice]:
-    """What the user has asked for and does not get, in words."""
+    """Warnings about what the user asked for and does not get."""
     texts = []
     least, most = nodes
     if asked.standalone and most != 1:

@@ -1,4 +1,4 @@
-"""`Job`, `Meeting` -> `NodePlan`: every worker of one node in one attempt, planned nowhere else."""
+"""`Job`, `Meeting` -> `NodePlan`: every worker of one node in one attempt. Only this module plans them."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ class AttemptFiles:
     """Where the files of one attempt lie on this node, decided before its plan."""
 
     run_dir: str | None
-    """Directory of this run, the same in every attempt; None: nothing asks for files in one."""
+    """Directory of this run, the same in every attempt; None: the run needs none."""
     chosen: StreamFiles | None = None
-    """What a logs plug-in wants."""
+    """The files that a logs plug-in chose; None: there is no plug-in."""
     timer_file: str | None = None
-    """FIFO of the workers' timers, the same in every attempt; None: nobody asks for them."""
+    """FIFO of the workers' timers, the same in every attempt; None: timers are not switched on."""
 
 
 def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
     """Number of workers of this node.
 
     Raises:
-        OptionError: the word for it means nothing, or there is no such device.
+        OptionError: the job's word for the number is unknown, or this node has no such device.
     """
     if job.hosts:
         return len(job.hosts[node_rank].slots)
@@ -73,15 +73,15 @@ def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
 
 
 def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
-    """Name a new directory for the files of this run on this node; None if nothing asks for one."""
+    """Name a new directory for the files of this run on this node; None if no option needs one."""
     asked = job.output
     if job.flavour.keeps_errors:
-        # A name of the user's may be longer than that of a file can be, and have slashes.
+        # The user's name of the job may have slashes, and be longer than a file name can be.
         if not asked.log_dir:
             return f"{names.temp_dir}/{RUN_PREFIX}{names.random()}"
         from dsl.plan.meeting import is_random_id
 
-        # A random name says nothing, and would spoil the order by time.
+        # A random name tells nothing, and would spoil the order of the directories by time.
         name = "" if is_random_id(job.run_id) else f"{job.run_id.replace('/', '_')[:128]}_"
         return f"{asked.log_dir}/{name}{names.stamp()}_{names.random()[:8]}"
     if asked.each_rank_log is not None or not needs_run_dir(asked):
@@ -96,7 +96,7 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
     """Decide every worker of this node.
 
     Raises:
-        UsageError: of the kind that fits, for wishes that this machine cannot fulfil.
+        UsageError: this machine cannot fulfil a wish; the subclass tells the kind of error.
     """
     flavour, count = job.flavour, meeting.local_world_size
     inherited = inherited_environment(job, facts.environ)
@@ -158,16 +158,16 @@ def plan_node(job: Job, meeting: Meeting, files: AttemptFiles, facts: Facts) -> 
 
 @record
 class _Parts:
-    """What was decided for the workers of a node before there are workers."""
+    """What is decided for all workers of a node before each worker is planned."""
 
     inherited: Mapping[str, str]
-    """The environment that they inherit."""
+    """The environment that the workers inherit."""
     own: tuple[Mapping[str, str], ...]
-    """Variables by which each sees a device of its own; empty: all see the same."""
+    """For each worker the variables that show it one device of its own; empty: all see the same devices."""
     placement: Placement | None
-    """Where each runs, if anything is asked about that."""
+    """Where each worker runs; None: the user asked for nothing about that."""
     output: OutputPlan
-    """Where the output of each goes."""
+    """Where the output of each worker goes."""
 
 
 def _workers(
@@ -246,7 +246,7 @@ def _plan_output(
     if asked.logs_specs is not None:
         asked = without_files(asked)
     elif not job.flavour.logs_by_folder:
-        # Without maps torch's functions write no files, wherever they would lie.
+        # Without stream maps torch's functions write no files, even with a log directory.
         asked = replace(asked, log_dir=None)
     each_rank_logs: tuple[str, ...] = ()
     if asked.each_rank_log is not None:
@@ -264,7 +264,7 @@ def _plan_output(
 
 
 def _has_run_dir(job: Job, files: AttemptFiles) -> bool:
-    """Whether the run has a directory: not for what a plug-in puts elsewhere, but for what a call returns."""
+    """Whether the run has a directory. A plug-in puts logs elsewhere, but a call leaves its results there."""
     return files.run_dir is not None and (files.chosen is None or job.program.kind == "call")
 
 
@@ -282,7 +282,7 @@ def _log_dir(job: Job, files: AttemptFiles) -> str | None:
 
 
 def signal_meanings(job: Job) -> dict[int, SignalMeaning] | None:
-    """What a signal to the job means, by number; None: the usual."""
+    """What a signal to the job means, by number; None: the engine's usual table."""
     asked = job.signals
     if asked.stop is None:
         return None

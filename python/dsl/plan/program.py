@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 LOCAL_RANK_MACRO = "${local_rank}"
 
 FLAGS = ("-u",)
-"""Of Python, in front of every script and module, as with DeepSpeed and torchrun."""
+"""Python's flags before every script and module, as with DeepSpeed and torchrun."""
 
 CALL_FILE = "call.pickle"
-"""Below the directory of a run: the function that was launched from Python, and its arguments."""
+"""File in the directory of a run: the function that was launched from Python, and its arguments."""
 
 RESULT_FILE = "result.pickle"
-"""Below the directory of a worker: what the function returned."""
+"""File in the directory of a worker: what the function returned."""
 
 WORKER_FILE = "worker.py"
-"""Below the directory of a run: the program of the workers, if the package is gone."""
+"""File in the directory of a run: a copy of the workers' program, in case the package is gone."""
 
 
 def plan_program(asked: ProgramRequest, flag: str, module_flag: str) -> Program:
     """Decide the kind of program. ``flag`` and ``module_flag`` are the options as the command spells them.
 
     Raises:
-        OptionError: a program would have to be a module.
+        OptionError: the user asks for a program and for a module.
     """
     if asked.no_python and asked.module:
         raise OptionError(f"don't use both the '{flag}' flag and the '{module_flag}' flag at the same time")
@@ -54,8 +54,8 @@ def worker_commands(
 ) -> list[tuple[str, ...]]:
     """The command of each worker, by local rank.
 
-    ``executable`` is the interpreter of this node, which a variable of ``environ`` may replace; ``folders``
-    are the workers' own directories, of which a call needs to know: ``RUN/attempt_N/LOCAL_RANK``.
+    ``executable`` is the interpreter of this node, which a variable of ``environ`` may replace. ``folders``
+    are the workers' own directories, ``RUN/attempt_N/LOCAL_RANK``: the command of a call names files there.
     """
     ranks = range(len(folders))
     if program.kind == "call":
@@ -74,12 +74,12 @@ def worker_commands(
 
 
 def words_of_interpreter(program: Program) -> int:
-    """How many words of the command of Python's workers are the interpreter and its flags."""
+    """How many words at the start of a Python worker's command are the interpreter and its flags."""
     return len(program.args) if program.kind == "call" else 1 + len(FLAGS)
 
 
 def interpreter_of(flavour: Flavour, environ: Mapping[str, str], executable: str) -> str:
-    """What runs Python's workers: ``executable``, which a variable of ``environ`` may replace."""
+    """The interpreter of Python workers: ``executable``, unless a variable of ``environ`` names another."""
     return environ.get(flavour.interpreter_variable) or executable
 
 
@@ -88,6 +88,6 @@ def _filled(words: Sequence[str], local_rank: int) -> list[str]:
 
 
 def _call_files(folder: str) -> tuple[str, str]:
-    """Where the call is read from and its result left, see `dsl.functions.call`."""
+    """Where a worker reads the call, and where it leaves the result; see `dsl.functions.call`."""
     run_dir = folder.rpartition("/")[0].rpartition("/")[0]
     return f"{run_dir}/{CALL_FILE}", f"{folder}/{RESULT_FILE}"

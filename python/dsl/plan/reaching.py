@@ -13,34 +13,34 @@ if TYPE_CHECKING:
     from dsl.model.job import Job, Pairs
 
 MARGIN_S = 5.0
-"""Beyond the grace of the workers, for what has to be said over the network."""
+"""Seconds added to the grace of the workers, for messages over the network."""
 
 
 @record
 class Reaching:
-    """One program that reaches one host, or all of them."""
+    """A program that reaches one host, or all hosts."""
 
     argv: tuple[str, ...]
-    """Its words."""
+    """The words of its command."""
     host: str = ""
     """The one host that it reaches; empty: all."""
     env: Pairs = ()
-    """Variables over the environment of the command."""
+    """Variables added to the environment of the command."""
     fd: int | None = None
-    """The descriptor of ours that is its stdin and stdout; None: we read what it writes."""
+    """Our descriptor that the program gets as stdin and stdout; None: we read its stdout from a pipe."""
     orders_fd: int | None = None
-    """The descriptor of ours that is its stdin alone; None: it reads nothing else."""
+    """Our descriptor that the program gets as stdin alone; None: it gets no orders this way."""
 
     @property
     def name(self) -> str:
-        """What reports call it: its host, or itself."""
+        """What reports call the program: the name of its host, or its own."""
         return self.host or self.argv[0].rpartition("/")[2]
 
 
 def plan_reaching(job: Job, programs: Sequence[Reaching], environ: Mapping[str, str]) -> NodePlan:
-    """What the host that launches a job starts. ``environ`` is the environment of the programs.
+    """The plan of what the launching host starts. ``environ`` is the environment of the programs.
 
-    They are not told of signals: their agents are, by other ways.
+    Signals to the job do not reach these programs: the agents learn of signals in other ways.
     """
     signals = job.signals
     workers = [

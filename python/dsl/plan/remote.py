@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dsl.plan.hosts import ActiveHosts
 
 FANOUT_VARIABLE = "DSL_SSH_FANOUT"
-"""How many hosts ssh reaches at once, as pdsh's FANOUT."""
+"""Sets how many hosts ssh reaches at once, as FANOUT does for pdsh."""
 
 PROGRAMS: dict[LauncherName, tuple[str, ...]] = {
     "ssh": ("ssh",),
@@ -42,15 +42,15 @@ PACKAGES = {
     "mpiname": "MVAPICH2",
     "srun": "Slurm's client",
 }
-"""What brings such a program."""
+"""What to install for each of these programs."""
 
 
 def plan_remote(request: Request, active: ActiveHosts, facts: Facts) -> Remote:
-    """Decide by what the hosts are reached.
+    """Decide how the hosts are reached.
 
     Raises:
-        LauncherError: the launcher is not installed here, or it cannot do what is asked for.
-        OptionError: ``--launcher_args`` are no words of a shell.
+        LauncherError: the launcher is not installed here, or it cannot do what the user asks for.
+        OptionError: ``--launcher_args`` cannot be split into words as a shell does.
     """
     asked = request.remote
     executable = facts.names.executable
@@ -85,7 +85,7 @@ def _fanout(environ: Mapping[str, str]) -> int:
 
 
 def launcher_word(asked: RemoteRequest) -> LauncherName | None:
-    """The launcher that the user names, in small letters; None: not said. Raises LauncherError."""
+    """The launcher that the user names, in small letters; None if none is named. Raises LauncherError."""
     if asked.launcher is None:
         return None
     for word in LAUNCHERS:
@@ -95,15 +95,15 @@ def launcher_word(asked: RemoteRequest) -> LauncherName | None:
 
 
 def _devices_to_ask_for(request: Request, facts: Facts) -> int | None:
-    """How many devices of each host a scheduler is asked for: ``--num_gpus``, unless they are CPUs."""
+    """How many devices of each host we ask a scheduler for: ``--num_gpus``, unless the workers use CPUs."""
     is_cpu = facts.environ.get("DS_ACCELERATOR") == "cpu"
     return None if is_cpu else request.resources.num_gpus or None
 
 
 def _choose_launcher(asked: RemoteRequest, facts: Facts, *, source: str) -> LauncherName:
-    """The launcher that the user names, else the best that this machine has.
+    """The launcher that the user names, else the best launcher on this machine.
 
-    ``source`` is where the hosts come from.
+    ``source`` tells where the hosts come from.
     """
     launcher = launcher_word(asked)
     if launcher is None:
@@ -142,13 +142,14 @@ def _launcher_words(text: str) -> tuple[str, ...]:
 
 
 def remote_variables(own: Pairs, facts: Facts) -> tuple[Pairs, list[Notice]]:
-    """The variables that go to the workers of all hosts, and what the user should know of them.
+    """The variables that go to the workers of all hosts, and what the user should know about them.
 
-    The later wins: the environment of this command, the files of variables, and ``own``, the job's.
+    They come from the environment of this command, the files of variables, and ``own``, the job's variables.
+    A later source wins.
 
     Raises:
         EnvFileError: a file cannot be read, or a line of it is malformed.
-        AcceleratorError: ``DS_ACCELERATOR`` is no accelerator.
+        AcceleratorError: ``DS_ACCELERATOR`` names no accelerator.
     """
     environ, notices = facts.environ, []
     variables = choose_exports(environ, facts.files.cwd, _export_prefixes(facts))
@@ -172,7 +173,7 @@ def remote_variables(own: Pairs, facts: Facts) -> tuple[Pairs, list[Notice]]:
 
 
 def _export_prefixes(facts: Facts) -> tuple[str, ...]:
-    """Beginnings of the accelerator's variables; of all accelerators if this machine has none."""
+    """Prefixes of the accelerator's variables; those of all accelerators if this machine has none."""
     named = facts.environ.get("DS_ACCELERATOR") or ""
     if named in ACCELERATORS:
         return ACCELERATORS[named].export_prefixes
@@ -181,7 +182,7 @@ def _export_prefixes(facts: Facts) -> tuple[str, ...]:
     except AcceleratorError:
         if named:
             raise
-        name = "cpu"  # there are some, but nobody can count them
+        name = "cpu"  # there are devices, but they cannot be counted
     if name != "cpu":
         return ACCELERATORS[name].export_prefixes
     found = [prefix for one in ACCELERATORS.values() for prefix in one.export_prefixes]

@@ -1,8 +1,8 @@
-"""Which workers of a node are forked by a fork server, and by which; the others are executed.
+"""Which fork server forks which workers of a node; the other workers are executed.
 
-A fork server has read its environment before its workers have theirs, so all of its workers must agree in
-every variable that something may read early: when an interpreter starts, a library is loaded or a module is
-imported. That is any variable but those that tell a worker its place (`is_late`).
+A fork server reads its environment before its workers get theirs. So all of its workers must agree in every
+variable that may be read early: when an interpreter starts, a library is loaded or a module is imported.
+Only variables that tell a worker its place, its meeting or its devices are read late (`is_late`).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ LATE_VARIABLES = {
     ATTEMPT_VARIABLE,
     *[one.visible_variable for one in ACCELERATORS.values()],
 }
-"""Variables that nothing reads before a worker uses devices or meets others, beside those of a flavour."""
+"""Variables that are read only when a worker uses devices or meets others; flavours have further ones."""
 
 LATE_PREFIX = "TORCHELASTIC_"
 LATE_SUFFIX = "_VISIBLE_DEVICES"
 
 NUMA_NODE, CPUS = "NUMA node", "CPUs that OpenMP binds threads to"
-"""In what workers differ that are not to share a fork server for it. No variable of ours has such a name."""
+"""Differences beside variables for which workers get separate fork servers. No variable has such a name."""
 
 
 def is_late(name: str, flavour: Flavour) -> bool:
-    """Whether a variable tells a worker its place, its meeting or its devices, and is read then."""
+    """Whether a variable tells a worker its place, its meeting or its devices, and so is read late."""
     return (
         name in LATE_VARIABLES
         or name.startswith(LATE_PREFIX)
@@ -55,9 +55,10 @@ def is_late(name: str, flavour: Flavour) -> bool:
 
 
 def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
-    """The plan with the fork servers that the job asks for, and who is forked by which.
+    """Add the fork servers that the job asks for, and assign workers to them.
 
-    Notices say in one line each what is started in another way than was asked for, and what ``auto`` chose.
+    Notices of one line say which workers start in another way than the user asked for, and what ``auto``
+    chose.
     """
     if job.start.method == "auto":
         why_not = _why_executed(plan, job, facts)
@@ -73,7 +74,7 @@ def with_fork_servers(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
 
 
 def without_fork_servers(plan: NodePlan) -> NodePlan:
-    """The same plan, whose workers are all executed."""
+    """The same plan, but all workers are executed."""
     if not plan.fork_servers:
         return plan
     workers = [replace(one, fork_server=None, fork_entry=0) for one in plan.workers]
@@ -81,12 +82,12 @@ def without_fork_servers(plan: NodePlan) -> NodePlan:
 
 
 def why_no_torch(source: str) -> str:
-    """Why it gains nothing to import torch once for a Python program, as a clause about it; empty if it does.
+    """Why a Python program gains nothing from a fork server that imports torch; empty if it gains.
 
-    ``source``: as `read_text` gives it, whatever its encoding is.
+    The text is a clause about the program. ``source`` is what `read_text` returns, in any encoding.
     """
     try:
-        # The text itself tells its encoding.
+        # As bytes again: a program may name its encoding in its first lines.
         found = find_imports(source.encode("utf-8", "surrogateescape"), is_program=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "is not read"  # the worker that runs it will say why
@@ -100,7 +101,7 @@ def why_no_torch(source: str) -> str:
 
 
 def _why_executed(plan: NodePlan, job: Job, facts: Facts) -> str:
-    """Why a fork server would not pay; empty if it does."""
+    """Why a fork server would not pay off; empty if it would."""
     name = job.program.name
     if job.program.kind == "program":
         return f"{name} is not run by Python"
@@ -114,7 +115,7 @@ def _why_executed(plan: NodePlan, job: Job, facts: Facts) -> str:
 
 
 def _source(job: Job, facts: Facts) -> str | None:
-    """The text of what the workers run, where it lies at hand."""
+    """The source of the workers' program; None if it is not found."""
     script = job.start.source or job.program.script
     paths = [script, f"{script}/__main__.py"]
     if job.program.kind == "module" and not job.start.source:
@@ -131,7 +132,10 @@ def _source(job: Job, facts: Facts) -> str | None:
 
 
 def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
-    """A server for the workers that agree in what is read early; one that agrees with none is executed."""
+    """Plan a fork server for each class of workers that agree in what is read early.
+
+    If there are several classes, a worker that is alone in its class is executed.
+    """
     flavour = job.flavour
     classes: dict[tuple[tuple[str, str], ...], list[int]] = {}
     by_numa = job.start.server_per == "numa"
@@ -178,7 +182,7 @@ def _divided(plan: NodePlan, job: Job, facts: Facts) -> NodePlan:
 
 
 def _binds_threads(env: Mapping[str, str]) -> bool:
-    """Whether OpenMP binds threads, to CPUs that it chooses from those of the process that loads it."""
+    """Whether OpenMP binds threads. It chooses their CPUs from those of the process that loads it."""
     if (bind := env.get("OMP_PROC_BIND")) is not None:
         return bind.strip().lower() != "false"
     return any(name in env for name in ("OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"))
@@ -192,9 +196,10 @@ def _numa_node(worker: WorkerPlan, facts: Facts) -> NumaNode | None:
 
 
 def _at_home(server: ForkServer, home: NumaNode, workers: Sequence[WorkerPlan], facts: Facts) -> ForkServer:
-    """The server on the CPUs of its workers' NUMA node, where the kernel puts its memory, too.
+    """Bind the server to the CPUs of its workers' NUMA node. The kernel then puts its memory there, too.
 
-    It has a memory policy only if each of its workers has one of its own: others would inherit it.
+    The server gets a memory policy only if each of its workers has its own: a worker without one would
+    inherit that of the server.
     """
     from dsl.binding.cores import memory_policy
     from dsl.machine.cpus import Topology
@@ -224,7 +229,7 @@ def _server(worker: WorkerPlan, job: Job, env: Mapping[str, str]) -> ForkServer:
 
 
 def _difference(plan: NodePlan, classes: Sequence[tuple[tuple[str, str], ...]]) -> str:
-    """Why one server is not enough, and who is executed because of that."""
+    """Why one server is not enough, and which workers are executed because of that."""
     names = sorted({name for early in classes for name, _ in set(early) ^ set(classes[0])})
     alone = [one.rank for one in plan.workers if one.fork_server is None and one.debug_port is None]
     count = len(plan.fork_servers)
@@ -234,5 +239,5 @@ def _difference(plan: NodePlan, classes: Sequence[tuple[tuple[str, str], ...]]) 
 
 
 def _with_notice(plan: NodePlan, level: Level, text: str) -> NodePlan:
-    """Said once, before the first attempt."""
+    """Add a notice to the plan of the first attempt; later plans stay as they are."""
     return plan if plan.attempt else replace(plan, notices=(*plan.notices, Notice(level, text)))

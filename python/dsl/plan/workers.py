@@ -1,4 +1,4 @@
-"""How many workers a node has that counts them itself: torchrun's ``--nproc-per-node``."""
+"""The number of workers of a node that counts its own workers: torchrun's ``--nproc-per-node``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def local_world_size(text: str, environ: Mapping[str, str], facts: Facts, *, alo
     """Number of workers on this node from torchrun's ``--nproc-per-node``.
 
     A number, ``cpu`` (the CPUs that we may use), ``gpu`` (visible CUDA devices), the name of another
-    accelerator (its visible devices), ``auto`` (whatever devices there are, else CPUs). ``alone``: each
-    worker is shown one device, so that MIG instances count as many as are named.
+    accelerator (its visible devices), ``auto`` (the devices that the node has, else CPUs). ``alone``: each
+    worker sees one device alone, so every MIG instance that is named counts.
 
     Raises:
-        OptionError: it is none of these, is not positive, or there is no such device.
+        OptionError: the text is none of these, the number is not positive, or there is no such device.
     """
     shown = f"--nproc-per-node {quote(text)}"
     text = text.strip()
