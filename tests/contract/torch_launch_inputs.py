@@ -70,7 +70,7 @@ BASE = {
     "rdzv_endpoint": "localhost:0",
 }
 TWO_NODES = {"max_nodes": 2, "rdzv_configs": {"last_call_timeout": 1}}
-"""The second of which never comes."""
+"""Fields of a job of two nodes; the second node never comes."""
 
 # name: (fields of the config, entrypoint, arguments). A word with `=` in front is a program, `{python}` the interpreter,
 # `{folder}` an empty folder but for what `prepare` puts there. `log_dir` is torch's DefaultLogsSpecs.

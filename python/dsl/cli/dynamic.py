@@ -13,7 +13,7 @@ from dsl.agent.elastic import Elastic
 from dsl.agent.envoy import Envoy
 from dsl.agent.planner import Planner
 from dsl.cli.options_torch import ENVIRONMENT_PREFIX
-from dsl.cli.process import Crew, HeldSignals, channels_of, listen, run_guarded
+from dsl.cli.process import ENDING, Crew, HeldSignals, channels_of, listen, run_guarded
 from dsl.errors import OptionError
 from dsl.lists import quote
 from dsl.machine.check import check_program
@@ -51,9 +51,6 @@ HANDLERS = "torchrun.handlers"
 
 RANK_OPTION, SHORTEST_RANK = "--node-rank", "--nod"
 """The option for a node's place, and its shortest abbreviation."""
-
-ENDING = (1, 2, 3, 15)
-"""SIGHUP, SIGINT, SIGQUIT and SIGTERM: the signals that end a command before its job has started."""
 
 
 def start_elastic(
