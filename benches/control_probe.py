@@ -21,8 +21,9 @@ from pathlib import Path
 
 from dsl.control.hub import Hub
 from dsl.control.link import Link
-from dsl.control.messages import Bye, Failing, Forward, Hello, Over, Report, Stop
+from dsl.control.messages import Bye, Failing, Forward, Hello, Over, Stop
 from dsl.control.stream import connect
+from dsl.model.judgement import Absence, Report
 
 KEY = bytes(32)
 HEARTBEAT_S = 15.0
@@ -124,7 +125,7 @@ def agents(port: int, first: int, count: int) -> None:
                 left -= 1
         if len(stopped) == count:  # an answer before that would be a load that the others feel
             for one, at_ns in stopped:
-                one.send(Report(0, 1, at_ns))
+                one.send(Report(0, 1, absence=Absence("host", "it has ended", ended_ns=at_ns)))
             stopped.clear()
     hub.close(10)
 

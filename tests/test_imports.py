@@ -19,7 +19,7 @@ ROOMS = (
     *("errors", "_record", "_own_process", "lists", "printable", "signals"),
     *("elasticity", "model", "resources", "machine"),
     *("devices", "facts", "forkserver", "binding", "output", "rendezvous", "plan", "launchers", "control"),
-    *("report", "spec", "agent", "functions", "autotune", "cli"),
+    *("conductor", "report", "spec", "agent", "functions", "autotune", "cli"),
     *("__main__", "node", "fanout", "run", "launch", "runner"),
 )
 # The package's own face hands out the extension's names, and is imported by all.
@@ -29,7 +29,7 @@ MAY_IMPORT_EXTENSION = {
     *("dsl.forkserver.become", "dsl.forkserver.server"),
 }
 # Rooms that only compute: values in, values out. What they know of the machine they are given.
-PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers")
+PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers", "dsl.conductor")
 PURE_MODULES = (
     "dsl.agent.policy",
     "dsl.agent.elastic",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from unittest.mock import Mock
 
 from dsl import Ended, Exit, Exited, SignalReceived, Stopping
+from dsl.model.judgement import Alike, Evidence, Failed, Report, Survivor
 from dsl.model.node import NodePlan, WorkerPlan
 from dsl.model.outcome import AttemptOutcome
 
@@ -102,6 +103,35 @@ def end(
 def an_attempt(plan: NodePlan, exits: Sequence[Exit], ended: Ended, **fields: Any) -> AttemptOutcome:
     """How an attempt ended; its cause is the first failure unless the test says otherwise."""
     return AttemptOutcome(plan, tuple(exits), ended, **{"cause": ended.first_failure, **fields})
+
+
+def a_report(
+    attempt: int = 0,
+    code: int = 0,
+    *,
+    rank: int = -1,
+    at_ms: float = 0,
+    host: str = "n0",
+    victims: Sequence[int] = (),
+    followers: Sequence[int] = (),
+    survivors: int = 0,
+    lines: Sequence[str] = (),
+    **fields: Any,
+) -> Report:
+    """What a member reports; ``rank`` has failed with the code, ``lines`` are its last output."""
+    groups = [(victims, True), (followers, False)]
+    fields["after"] = tuple(
+        [
+            Alike(tuple(map(str, ranks)), by_stop, None, 15 if by_stop else 1)
+            for ranks, by_stop in groups
+            if ranks
+        ]
+    )
+    if rank >= 0:
+        fields["cause"] = Failed("rank", str(rank), rank, 0, 1000 + rank, code, int(at_ms * MS), code)
+        fields["evidence"] = Evidence(lines=tuple(lines))
+    left = tuple([Survivor(70 + number, "D", "stuck", host=host) for number in range(survivors)])
+    return Report(attempt, code, host, survivors=left, **fields)
 
 
 def a_signal(signum: int = 15, action: str = "stop") -> Any:

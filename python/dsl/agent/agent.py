@@ -75,6 +75,9 @@ if TYPE_CHECKING:
 LATE_MODULES = (
     "dsl.model.failure",
     "dsl.printable",
+    "dsl.model.judgement",
+    "dsl.conductor",
+    "dsl.conductor.judge",
     "dsl.report.findings",
     "dsl.report.crashes",
     "dsl.report.tracebacks",

@@ -8,6 +8,7 @@ fail on two hosts, the verdict names the first only if the hosts' clocks can tel
 from __future__ import annotations
 
 from dsl._record import record, replace
+from dsl.conductor.judge import Clocks, Context, Member, judge
 from dsl.control.checks import compare, skew_notice, version_problem
 from dsl.control.messages import (
     Assignment,
@@ -19,25 +20,24 @@ from dsl.control.messages import (
     Lost,
     Over,
     Refused,
-    Report,
     Running,
     Said,
     Stop,
 )
-from dsl.lists import format_ranges
 from dsl.model.job import Meeting, Notice
-from dsl.model.node import Label
+from dsl.model.judgement import Absence, Report
 from dsl.model.outcome import REQUEUE_CODE, Tried
 from dsl.model.progress import SAME_HOSTS, add, pause_s
 from dsl.model.request import DEFAULT_MASTER_PORT
-from dsl.report.verdict import end_on_request, name_labels
+from dsl.report.verdict import verdict
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from dsl.model.job import Job
+    from dsl.model.judgement import Judgement
     from dsl.model.progress import Patience
     from dsl.model.remote import Remote
 
@@ -87,16 +87,6 @@ class Dismiss:
     """An order: no message to the agents is left. The programs that started them have ``within_s`` to end."""
 
     within_s: float
-
-
-@record
-class Clocks:
-    """What is known of two clocks."""
-
-    offset_ns: int
-    """Subtract this from a time of that host to get the same moment on the head's clock."""
-    error_ns: int
-    """How far the offset may be wrong."""
 
 
 def places_of(job: Job, *, per_node: bool) -> tuple[Place, ...]:
@@ -154,6 +144,8 @@ class Conductor:
         self._is_key = False
         self._is_preempted = False
         self._verdict: list[Notice] = []
+        self.judgement: Judgement | None = None
+        """What all agents have reported about the last attempt, once the job is over."""
         self.code: int | None = None
         """Exit code of the job, once decided."""
         self.clocks: dict[int, Clocks] = {}
@@ -503,7 +495,8 @@ class Conductor:
         meeting = self._meeting
         assert meeting is not None
         if agent.report is None:
-            agent.report = Report(meeting.attempt, code, lines=(f"{self.name(place)}: {agent.problem}",))
+            absence = Absence(self.name(place), agent.problem, is_lost=False)
+            agent.report = Report(meeting.attempt, code, absence=absence)
         orders = self._stop_others(place)
         return [*orders, *self._decide()]
 
@@ -521,17 +514,20 @@ class Conductor:
                 return [Speak(Notice("warning", text)), *self._finish_if_done()]
             return self._finish_if_done()
         orders: list[object] = []
-        known = self._failing.get(place)
         if agent.report is None:
-            code = known.status if known is not None else FAILURE
-            ranks = self.places[place].ranks
-            noun = "rank" if len(ranks) == 1 else "ranks"
-            what = f"{self.name(place)} ({noun} {format_ranges(ranks)}) was lost: it {reason}"
-            if known is not None:
-                what = f"rank {known.rank} failed with {known.status}, then {what}"
-            agent.report = Report(self._meeting.attempt, code, lines=(what,))
+            agent.report = self._report_of_lost(place, f"it {reason}", self.places[place].ranks)
             orders = self._stop_others(place)
         return [*orders, *self._decide()]
+
+    def _report_of_lost(self, place: int, why: str, ranks: range, code: int = FAILURE) -> Report:
+        """The report of an agent that was lost while its workers ran."""
+        assert self._meeting is not None
+        absence = Absence(self.name(place), why, first_rank=ranks.start, rank_count=len(ranks))
+        known = self._failing.get(place)
+        if known is not None:
+            code = known.status
+            absence = replace(absence, rank=known.rank, status=code, ended_ns=known.ended_ns)
+        return Report(self._meeting.attempt, code, absence=absence)
 
     def _decide(self) -> list[object]:
         """When the attempt has ended on every host: start another attempt, or end the job."""
@@ -544,7 +540,7 @@ class Conductor:
         if not failed and not was_stopped:
             self.code = 0
             return self._end()
-        lines, code = self._judge()
+        judgement = self._judge()
         may_restart = (
             self._restarts < self._job.max_restarts
             and failed
@@ -555,31 +551,29 @@ class Conductor:
             and not any(report.survivors or report.stop_signal is not None for report in ended)
         )
         if not may_restart:
-            self.code = code
-            if self._is_preempted and not any(report.rank >= 0 for report in ended):
-                self.code = REQUEUE_CODE
-                text = f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again"
-                self._verdict.append(Notice("info", text))
-            self._verdict += [Notice("critical", line) for line in lines]
+            self._end_with(judgement)
             if self._meeting is not None and self._meeting.attempt and failed:
                 self._verdict.append(Notice("error", f"{self._meeting.attempt + 1} attempts have failed"))
             return self._end()
         assert self._meeting is not None
-        self._note_attempt(self._cause_of(code))
+        self._note_attempt(_cause_of(judgement))
         self._restarts += 1
         attempt = self._meeting.attempt + 1
         self._meeting = replace(self._meeting, attempt=attempt, round=attempt, restarts=self._restarts)
-        said = self._say_restart(lines, self._pause(SAME_HOSTS))
+        said = self._say_restart(judgement, self._pause(SAME_HOSTS))
         return said if self._pause_s is not None else [*said, *self._meet()]
 
     def _note_attempt(self, cause: str) -> None:
         """Keep what later pauses depend on: how long the attempt took, and how it failed."""
         self._tried = add(self._tried, Tried(self._now_s - self._begun_s, cause))
 
-    def _cause_of(self, code: int) -> str:
-        reports = self._reports().values()
-        rank = next((one.rank for one in reports if one.rank >= 0 and one.code == code), -1)
-        return f"rank {rank}, exit code {code}"
+    def _end_with(self, judgement: Judgement) -> None:
+        """Note how the job ends: its exit code, and what the user has to know."""
+        self.judgement, self.code = judgement, judgement.code
+        if judgement.is_preempted:
+            text = f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again"
+            self._verdict.append(Notice("info", text))
+        self._verdict += [Notice("critical", line) for line in verdict(judgement)]
 
     def _pause(self, patience: Patience) -> float:
         """Make the next attempt wait if it has to. Returns the pause in seconds."""
@@ -587,102 +581,31 @@ class Conductor:
         self._pause_s = self._now_s + wait_s if wait_s else None
         return wait_s
 
-    def _say_restart(self, lines: Sequence[str], wait_s: float) -> list[object]:
+    def _say_restart(self, judgement: Judgement, wait_s: float) -> list[object]:
         text = f"starting all hosts again, restart {self._restarts} of {self._job.max_restarts}"
         if wait_s:
             text += f", in {wait_s:g} s"
-        said: list[object] = [Speak(Notice("error", line)) for line in lines[:1]]
+        said: list[object] = [Speak(Notice("error", line)) for line in verdict(judgement)[:1]]
         return [*said, Speak(Notice("warning", text))]
 
     def _reports(self) -> dict[int, Report]:
         """The known reports on how the attempt has ended, by place."""
         return {place: agent.report for place, agent in enumerate(self._agents) if agent.report is not None}
 
-    def _judge(self) -> tuple[list[str], int]:
-        """Lines of the verdict over all hosts, and the exit code."""
+    def _judge(self) -> Judgement:
+        """What follows from all reports."""
         reports = self._reports()
-        causes = [
-            (place, report) for place, report in reports.items() if report.code and self._is_cause(report)
-        ]
-        stopped = self._victims(reports.values())
-        if self._fault:
-            return [self._fault, *stopped], FAILURE
-        if not causes:
-            if self._user_signal is not None:
-                return self._ended(self._user_signal), 128 + self._user_signal
-            return self._judge_stopped(stopped)
-        # A worker that failed by itself comes before a lost host, whose loss shows only later.
-        causes.sort(key=lambda cause: self._moment(*cause))
-        first_place, first = causes[0]
-        rivals = [one for one in causes[1:] if self._may_be_first(first_place, first, *one)]
-        lines = list(first.lines)
-        if len(self._agents) > 1 or self._sizes[0] > 1:
-            how = " failed: " if rivals else " failed first: "
-            lines[:1] = [line.replace(" failed: ", how, 1) for line in lines[:1]]
-        if rivals:
-            lines.append(
-                "which of these was first cannot be known, the clocks of their hosts are too far apart:"
-            )
-        for place, report in causes[1:]:
-            about = report.lines[0] if report.lines else f"{self.name(place)} failed"
-            is_rival = any(place == rival for rival, _ in rivals)
-            lines.append(f"{'or first' if is_rival else 'also failed'}: {about}")
-        return [*lines, *stopped], first.code
-
-    def _judge_stopped(self, stopped: list[str]) -> tuple[list[str], int]:
-        """`_judge` for an attempt without a worker that failed by itself, and without a signal here."""
-        reports = self._reports()
-        failed = [report for report in reports.values() if report.code]
-        for report in failed:
-            if report.stop_signal is not None:  # the user knows who received it
-                return self._ended(report.stop_signal), 128 + report.stop_signal
-        first = None if self._begun_by is None else reports.get(self._begun_by)
-        if self._begun_by is None or first is None:
-            preempt = self._job.signals.preempt if self._is_preempted else None
-            stopped = stopped if preempt is None else self._ended(preempt)
-            return stopped, failed[0].code if failed else FAILURE
-        text = f"{self.name(self._begun_by)} has stopped its workers, exit code {first.code}"
-        return [text, *stopped], first.code
-
-    def _victims(self, reports: Iterable[Report]) -> list[str]:
-        """Lines about the workers that a failure elsewhere has ended."""
-        reports = list(reports)
-        return [
-            f"{who}: {_name_ranks(ranks)}"
-            for who, ranks in (
-                (f"stopped by {self._job.flavour.command}", [one.victims for one in reports]),
-                ("ended because of it", [one.followers for one in reports]),
-            )
-            if any(ranks)
-        ]
-
-    def _ended(self, signum: int) -> list[str]:
-        """The line about the workers that a user or a scheduler has ended."""
-        ranks = [one.victims + one.followers for one in self._reports().values()]
-        is_key = self._is_key and signum == self._user_signal
-        what = end_on_request(signum, is_key=is_key, is_preemption=self._is_preempted)
-        return [f"{what}: {_name_ranks(ranks)} ended"] if any(ranks) else []
-
-    def _is_cause(self, report: Report) -> bool:
-        """Whether a host failed by itself, and not only because we stopped it."""
-        return report.rank >= 0 or (
-            report.stop_signal is None and report.failed_ns == 0 and bool(report.lines)
+        members = {place: Member(self.name(place), self.places[place].node_rank) for place in reports}
+        context = Context(
+            self._job.flavour.command,
+            self._user_signal,
+            is_key=self._is_key,
+            is_preempted=self._is_preempted,
+            preempt_signal=self._job.signals.preempt,
+            fault=self._fault,
+            begun_by=self._begun_by,
         )
-
-    def _moment(self, place: int, report: Report) -> tuple[bool, int]:
-        """When an agent failed, on our clock. Agents without a time come last."""
-        clock = self.clocks.get(place, Clocks(0, 0))
-        return report.failed_ns == 0, report.failed_ns - clock.offset_ns
-
-    def _may_be_first(self, place: int, first: Report, other: int, report: Report) -> bool:
-        """Whether ``other`` may have failed before ``place``, though its time is later."""
-        if not first.failed_ns or not report.failed_ns:
-            return False
-        if self.places[place].node_rank == self.places[other].node_rank:
-            return False  # one clock
-        unknown = 1 << 62
-        errors = [self.clocks[one].error_ns if one in self.clocks else unknown for one in (place, other)]
-        return self._moment(other, report)[1] - self._moment(place, first)[1] <= sum(errors)
+        return judge(reports, members, self.clocks, context)
 
     # ------------------------------------------------------------------ the end
 
@@ -711,8 +634,10 @@ class Conductor:
         ]
 
 
-def _name_ranks(ranks: Iterable[Iterable[int]]) -> str:
-    return name_labels([Label("rank", str(rank)) for rank in sorted({one for some in ranks for one in some})])
+def _cause_of(judgement: Judgement) -> str:
+    """How an attempt failed, in words that are equal for equal failures."""
+    rank = judgement.causes[0].rank if judgement.causes else -1
+    return f"rank {rank}, exit code {judgement.code}"
 
 
 def clocks_of(found: Mapping[int, tuple[int, int]]) -> dict[int, Clocks]:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from dsl import Ended, SignalReceived, Stopping
 from dsl._record import replace
-from dsl.agent.policy import END_ACTIONS, GO_ON, exit_code, signal_code
+from dsl.agent.policy import END_ACTIONS, GO_ON, signal_code
 from dsl.model.job import Notice
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
-from dsl.model.outcome import REQUEUE_CODE, Decision, MembershipChanged, PatienceOver
+from dsl.model.outcome import REQUEUE_CODE, Decision, MembershipChanged, PatienceOver, exit_code
 from dsl.model.progress import OTHER_HOSTS, SAME_HOSTS, is_futile, pause_s
 
 TYPE_CHECKING = False
@@ -181,7 +181,7 @@ def code_of(last: AttemptOutcome) -> int:
     if was_stopped and last.ended.first_failure is None and last.ended.stop_signal is None:
         told = [one.code for one in last.news if isinstance(one, PeerFailure)]
         return (told[0] if told else 1) or 1
-    return exit_code(last.exits, last.ended, last.cause)
+    return last.code
 
 
 def _has(news: Sequence[object], kind: type, is_meant: Callable[[Any], bool] = lambda _: True) -> bool:

@@ -8,13 +8,14 @@ follow the order of the hosts in the hostfile, not the order in which hosts come
 
 from __future__ import annotations
 
-from dsl.agent.conductor import FAILURE, FAREWELL_S, Send, Speak
+from dsl._record import replace
+from dsl.agent.conductor import FAILURE, FAREWELL_S, Send, Speak, _cause_of
 from dsl.agent.gathering import LONGEST_RETRY_S, RETRY_S, STEADY_S, Gathering, is_due
-from dsl.control.messages import Bye, Checked, Failing, Hello, Lost, Over, Refused, Report, Said
-from dsl.lists import format_ranges
+from dsl.control.messages import Bye, Checked, Failing, Hello, Lost, Over, Refused, Said
 from dsl.model.job import Notice
-from dsl.model.outcome import REQUEUE_CODE
+from dsl.model.judgement import Report
 from dsl.model.progress import OTHER_HOSTS, is_futile
+from dsl.report.verdict import absent
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsl.agent.conductor import _Agent
-
-SILENT = "has not been heard"
-"""What a link says of a host that went silent."""
+    from dsl.model.judgement import Judgement
 
 
 class ElasticConductor(Gathering):
@@ -55,7 +54,9 @@ class ElasticConductor(Gathering):
         if isinstance(message, Lost):
             is_known = agent.is_gone or agent.has_ended
             agent.is_gone = True
-            return self._finish_if_done() if is_known else self._hear_end(place, f"it {message.reason}")
+            if is_known:
+                return self._finish_if_done()
+            return self._hear_end(place, f"it {message.reason}", is_silent=message.is_silent)
         return []
 
     def starter_ended(self, places: Sequence[int], why: str, now_s: float) -> list[object]:
@@ -168,7 +169,7 @@ class ElasticConductor(Gathering):
             orders += self._lose_member(place, message.text, code=message.code)
         return orders
 
-    def _hear_end(self, place: int, how: str) -> list[object]:
+    def _hear_end(self, place: int, how: str, *, is_silent: bool = False) -> list[object]:
         """An agent is gone."""
         agent, host = self._agents[place], self._hosts[place]
         agent.is_gone = True
@@ -184,7 +185,7 @@ class ElasticConductor(Gathering):
         is_member = place in self._members
         if is_member and self._now_s - host.joined_s >= STEADY_S:
             host.retry_s = RETRY_S
-        if SILENT in how:  # the host does not hear us either, and has to end its workers first
+        if is_silent:  # the host does not hear us either, and has to end its workers first
             host.retry_s = max(host.retry_s, self._remote.heartbeat_s)
         loses = is_member and self._members[place] is None
         orders = self._miss(place, f"was lost: {how}", at_once=loses)
@@ -197,17 +198,9 @@ class ElasticConductor(Gathering):
         rank = list(self._members).index(place)
         first = sum(meeting.local_world_sizes[:rank])
         ranks = range(first, first + meeting.local_world_sizes[rank])
-        noun = "rank" if len(ranks) == 1 else "ranks"
-        line = f"{self.name(place)} ({noun} {format_ranges(ranks)}) was lost: {how}"
-        known = self._failing.get(place)
-        if known is None:
-            self._gone[place] = line
-            self._members[place] = Report(meeting.attempt, code, lines=(line,))
-        else:
-            line = f"rank {known.rank} failed with {known.status}, then {line}"
-            self._members[place] = Report(
-                meeting.attempt, known.status, known.ended_ns, known.rank, lines=(line,)
-            )
+        self._members[place] = report = self._report_of_lost(place, how, ranks, code)
+        if report.rank < 0 and report.absence is not None:
+            self._gone[place] = absent(report.absence)
         return [*self._stop_others(place), *self._decide()]
 
     def _reports(self) -> dict[int, Report]:
@@ -223,51 +216,41 @@ class ElasticConductor(Gathering):
         if not failed and not asked and not self._regroups:
             self.code = 0
             return self._end()
-        lines, code = self._judge()
+        judgement = self._judge()
         if asked:
-            return self._end_with(lines, code)
-        has_cause = any(report.code and self._is_cause(report) for report in reports.values())
-        if not self._gone and (has_cause or not self._regroups):
-            return self._end_by_failure(lines, code)
-        return self._regroup(lines, code)
+            self._end_with(judgement)
+            return self._end()
+        if not self._gone and (judgement.causes or not self._regroups):
+            return self._end_by_failure(judgement)
+        return self._regroup(judgement)
 
-    def _end_with(self, lines: Sequence[str], code: int) -> list[object]:
-        """End the job, with everything known about the end."""
-        self.code = code
-        if self._is_preempted and not any(report.rank >= 0 for report in self._reports().values()):
-            self.code = REQUEUE_CODE
-            text = f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again"
-            self._verdict.append(Notice("info", text))
-        self._verdict += [Notice("critical", line) for line in lines]
-        return self._end()
-
-    def _end_by_failure(self, lines: Sequence[str], code: int) -> list[object]:
+    def _end_by_failure(self, judgement: Judgement) -> list[object]:
         """A worker has failed: start another attempt if restarts are left, or end the job."""
-        self._note_attempt(self._cause_of(code))
+        self._note_attempt(_cause_of(judgement))
         is_futile_ = self._remote.gives_up and is_futile(self._tried)
         if self._restarts >= self._job.max_restarts or is_futile_:
-            orders = self._end_with(lines, code)
+            self._end_with(judgement)
             text = f"{self._restarts + 1} attempts have failed"
             if is_futile_:
                 text += " in the same way in their first seconds: the job is given up"
             if self._restarts:
                 self._verdict.append(Notice("error", text))
-            return orders
+            return self._end()
         self._restarts += 1
         self._reason = "failure"
-        said = self._say_restart(lines, self._pause(OTHER_HOSTS))
+        said = self._say_restart(judgement, self._pause(OTHER_HOSTS))
         self._leave_attempt()
         return [*said, *self._try_to_begin()]
 
-    def _regroup(self, lines: Sequence[str], code: int) -> list[object]:
+    def _regroup(self, judgement: Judgement) -> list[object]:
         """The hosts have changed: start another attempt with those that are there. It costs no restart."""
         lost = f"{self._names(sorted(self._gone))} lost" if self._gone else ""
         self._note_attempt(lost)
         if is_futile(self._tried):
-            orders = self._end_with(lines, code or FAILURE)
+            self._end_with(replace(judgement, code=judgement.code or FAILURE))
             text = f"{self._names(sorted(self._gone))} was lost over and over as soon as its workers ran"
             self._verdict.append(Notice("error", f"{text}: the job is given up"))
-            return orders
+            return self._end()
         self._pause(OTHER_HOSTS)
         self._reason = "membership"
         said: list[object] = [Speak(Notice("warning", line)) for line in self._gone.values()]

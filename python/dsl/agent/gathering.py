@@ -19,7 +19,7 @@ from dsl.agent.conductor import (
     _Agent,
 )
 from dsl.control.checks import compare, skew_notice, version_problem
-from dsl.control.messages import Checked, Hello, Over, Report, Stop
+from dsl.control.messages import Checked, Hello, Over, Stop
 from dsl.model.job import Meeting, Notice
 from dsl.model.request import DEFAULT_MASTER_PORT
 from dsl.plan.elastic import choose_hosts, few
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from dsl.control.messages import Assignment
     from dsl.model.job import Job, RestartReason
+    from dsl.model.judgement import Report
     from dsl.model.remote import Remote
 
 LAST_CALL_S = 30.0

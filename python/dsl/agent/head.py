@@ -11,8 +11,9 @@ import time
 
 from dsl import Ended, Exited, Output, SignalReceived, Started, Stopping
 from dsl._record import record
-from dsl.agent.conductor import Clocks, Dismiss, Send, Speak
+from dsl.agent.conductor import Dismiss, Send, Speak
 from dsl.agent.policy import GO_ON
+from dsl.conductor.judge import Clocks
 from dsl.control.hub import KEY_BYTES
 from dsl.control.messages import Hello, Lost
 from dsl.launchers.base import ENDED

@@ -5,24 +5,21 @@ from __future__ import annotations
 from dsl import Ended, Exited
 from dsl._record import record, replace
 from dsl.agent.planner import Planner
-from dsl.agent.policy import GO_ON, exit_code
+from dsl.agent.policy import GO_ON
 from dsl.control.checks import meeting_problem
-from dsl.control.messages import Failing, Forward, Lost, Over, Report, Running, Said, Stop
+from dsl.control.messages import Failing, Forward, Lost, Over, Running, Said, Stop
 from dsl.errors import ControlError
 from dsl.model.job import Meeting, Notice
 from dsl.model.outcome import AttemptOutcome, AttemptStarted, Decision, Membership, own_code
-from dsl.report.narrator import Narrator
-from dsl.report.verdict import is_stopped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
-    from dsl import Exit
     from dsl.control.messages import Assignment
     from dsl.facts import Facts
-    from dsl.model.node import NodePlan, WorkerPlan
+    from dsl.model.node import NodePlan
     from dsl.model.outcome import History
     from dsl.model.request import Level
     from dsl.plan.job import JobPlan
@@ -121,8 +118,7 @@ class Orders:
 def decide(history: History, event: object, membership: Membership) -> Decision:  # noqa: ARG001  as every policy
     """What follows from an event on a conducted host: what the head says."""
     if isinstance(event, Ended):
-        last = history.attempts[-1]
-        return Decision("restart", code=exit_code(last.exits, last.ended, last.cause))
+        return Decision("restart", code=history.attempts[-1].code)
     if isinstance(event, HeadSaid):
         message = event.message
         if isinstance(message, Stop):
@@ -206,20 +202,30 @@ def conducted(plan: NodePlan, task: int | None, pmi_fd: str) -> NodePlan:
     )
 
 
-class Reporter(Narrator):
-    """Tells the head what happens. The head tells the user."""
+class HeadSink:
+    """Takes the lines of the narrator for the head, which shows them if the user wants their level."""
 
-    def __init__(self, plan: NodePlan, send: Callable[[object], None]) -> None:
-        super().__init__(plan)
+    has_verdict = False
+
+    def __init__(self, send: Callable[[object], None]) -> None:
         self._send = send
 
-    def say(self, text: str, level: Level = "critical") -> None:
-        """Send a text to the head, which shows it if the user wants this level."""
-        self._send(Said(Notice(level, f"host {self._plan.host}: {text}")))
+    def say(self, plan: NodePlan, text: str, level: Level, mark: str) -> None:  # noqa: ARG002  the head marks it
+        """Send one line."""
+        self._send(Said(Notice(level, f"host {plan.host}: {text}")))
+
+
+class Reporter:
+    """A listener that tells the head the facts that it has to know."""
+
+    def __init__(self, plan: NodePlan, send: Callable[[object], None]) -> None:
+        self._plan = plan
+        self._send = send
 
     def hear(self, event: object) -> None:
-        """Tell the head what it has to know, and send it the texts for the user."""
+        """Tell the head."""
         if isinstance(event, AttemptStarted):
+            self._plan = event.plan
             self._send(Running(event.plan.attempt))
         elif isinstance(event, Exited):
             exit_ = event.exit
@@ -228,31 +234,6 @@ class Reporter(Narrator):
                 code = own_code(exit_.status, is_stopped=False)
                 self._send(Failing(self._plan.attempt, worker.rank, code, exit_.ended_ns))
         elif isinstance(event, AttemptOutcome):
-            self._send(self._report(event))
-        super().hear(event)
+            from dsl.report.evidence import report_of
 
-    def _report(self, attempt: AttemptOutcome) -> Report:
-        workers, cause = attempt.plan.workers, attempt.cause
-        stopped = [exit_ for exit_ in attempt.exits if exit_.caused_by_stop and exit_ is not cause]
-        return Report(
-            attempt=attempt.plan.attempt,
-            code=exit_code(attempt.exits, attempt.ended, cause),
-            failed_ns=0 if cause is None else cause.ended_ns,
-            rank=-1 if cause is None else workers[cause.worker].rank,
-            lines=tuple(self._verdict(attempt)[1]),
-            victims=_ranks(workers, [exit_ for exit_ in stopped if is_stopped(exit_, attempt.ended)]),
-            followers=_ranks(workers, [exit_ for exit_ in stopped if not is_stopped(exit_, attempt.ended)]),
-            stop_signal=attempt.ended.stop_signal,
-            survivors=len(attempt.ended.survivors),
-        )
-
-    def _hear_restart(self, event: object) -> None:
-        """The head reports restarts, for all nodes."""
-
-    def _hear_outcome(self, outcome: object) -> None:  # noqa: ARG002  it is in the report
-        """The head gives the verdict."""
-        self._say_dropped()
-
-
-def _ranks(workers: Sequence[WorkerPlan], exits: Sequence[Exit]) -> tuple[int, ...]:
-    return tuple([workers[exit_.worker].rank for exit_ in exits])
+            self._send(report_of(event))

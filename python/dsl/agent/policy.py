@@ -9,14 +9,10 @@ from dsl.model.outcome import (
     Decision,
     MembershipChanged,
     PatienceOver,
-    own_code,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dsl import Exit
     from dsl.model.outcome import History, Membership
 
 GO_ON = Decision("go_on")
@@ -57,7 +53,7 @@ def _after(history: History, membership: Membership) -> Decision:
         return Decision("restart", counted=False)
     if last.is_preempted:
         return Decision("end", code=REQUEUE_CODE)
-    return Decision("end", code=exit_code(last.exits, ended, last.cause))
+    return Decision("end", code=last.code)
 
 
 def _while_pausing(history: History, event: object) -> Decision:
@@ -65,28 +61,10 @@ def _while_pausing(history: History, event: object) -> Decision:
     if isinstance(event, SignalReceived) and event.action in END_ACTIONS:
         return Decision("end", code=signal_code(event.signum, last.plan.preempt_signal))
     if isinstance(event, Stopping):
-        return Decision("end", code=exit_code(last.exits, last.ended, last.cause))
+        return Decision("end", code=last.code)
     return Decision("restart") if isinstance(event, PatienceOver) else GO_ON
 
 
 def signal_code(signum: int, preempt_signal: int | None) -> int:
     """The exit code of a job that a signal ends while no worker runs (G2)."""
     return REQUEUE_CODE if signum == preempt_signal else SIGNAL_CODES + signum
-
-
-def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) -> int:
-    """The command's exit code (G2).
-
-    0 only if every worker ended with 0. Otherwise the status of ``cause`` (default: the first failure), or
-    128 + the signal by which the user ended the job. A cause that we had to stop has recorded an exception:
-    it counts as 1, because we sent the signal.
-    """
-    cause = cause or ended.first_failure
-    if cause is not None:
-        return own_code(cause.status, is_stopped=cause.caused_by_stop)
-    if ended.stop_signal is not None:
-        return 128 + ended.stop_signal
-    failed = [own_code(exit_.status, is_stopped=exit_.caused_by_stop) for exit_ in exits if exit_.status]
-    if failed:
-        return failed[0]
-    return 1 if ended.survivors else 0

@@ -21,7 +21,8 @@ from dsl.model.job import MeetingPoint, Notice
 from dsl.plan.meeting import LOCAL_ADDRESS, STATIC, STORES
 from dsl.rendezvous import dynamic
 from dsl.rendezvous.terms import LONGEST_COMMAND
-from dsl.report.together import TogetherNarrator, describe_end
+from dsl.report.narrator import Narrator
+from dsl.report.other_nodes import describe_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class ElasticCrew(Crew):
         self, planner: Planner, plan: NodePlan, rendezvous: Dynamic, delegate: Delegate, *, gives_up: bool
     ) -> None:
         job = planner.job
-        listeners = [*listen(planner, plan, TogetherNarrator(plan)), Envoy(plan, rendezvous)]
+        listeners = [*listen(planner, plan, Narrator(plan, has_others=True)), Envoy(plan, rendezvous)]
         policy = Elastic(job.meeting.least_nodes, job.node_count, plan.preempt_signal, gives_up=gives_up)
         super().__init__(listeners, (rendezvous, *channels_of(planner)), policy.decide)
         self._delegate = delegate

@@ -19,17 +19,17 @@ from dsl.facts import this_machine
 from dsl.functions.config import refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
 from dsl.plan.meeting import is_dynamic
-from dsl.report.narrator import Narrator
+from dsl.report.narrator import CONSOLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from dsl.cli.options import Option
-    from dsl.functions.launcher import Reporter
     from dsl.model.node import NodePlan
     from dsl.model.request import Request, ShowRequest
+    from dsl.report.narrator import Sink
 
 ALIASES = {"shutdown_timeout": "grace"}
 """Names of values in torch's namespace, and their names in ours."""
@@ -89,7 +89,7 @@ def run_deepspeed(args: Sequence[str]) -> int:
     request, options = deepspeed.read(args, os.environ)
     _refuse_preemption(options, "dsl")
     try:
-        _start(request, show_request(options), Narrator)
+        _start(request, show_request(options), CONSOLE)
     except ChildFailedError as error:
         return error.exit_code
     return 0
@@ -102,9 +102,7 @@ def _refuse_preemption(options: Options, command: str) -> None:
         )
 
 
-def _start(
-    request: Request, shown: ShowRequest, listener: Callable[[NodePlan], Reporter] | None = None
-) -> None:
+def _start(request: Request, shown: ShowRequest, sink: Sink | None = None) -> None:
     """Run the job, or for a dry run only show its plan."""
     request = with_strictness(request, os.environ)
     facts = this_machine()
@@ -126,7 +124,7 @@ def _start(
     run_request(
         request,
         facts,
-        listener=listener,
+        sink=sink,
         preview=preview,
         stdin_is_terminal=facts.console.stdin_is_terminal,
     )

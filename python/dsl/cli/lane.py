@@ -25,7 +25,7 @@ from json import dumps, loads
 from dsl import ForkServerLost, ForkServerReady, SignalReceived, Stopping
 from dsl._record import record, replace
 from dsl.agent.planner import Planner
-from dsl.agent.policy import decide, exit_code
+from dsl.agent.policy import decide
 from dsl.autotune.order import Order, order_of
 from dsl.cli import deepspeed
 from dsl.cli.process import Crew, HeldSignals, run_guarded
@@ -245,8 +245,7 @@ class Lane(Crew):
             if not self._imports:
                 self._begin()
         elif isinstance(event, AttemptOutcome):
-            code = exit_code(event.exits, event.ended, event.cause)
-            self._narrator.hear(Outcome(code, (event,)))
+            self._narrator.hear(Outcome(event.code, (event,)))
         elif not isinstance(event, (AttemptEnded, Outcome)):
             self._narrator.hear(event)
             if isinstance(event, (ForkServerReady, ForkServerLost)) and self._imports:

@@ -11,7 +11,7 @@ import sys
 
 from dsl import Supervisor, __version__
 from dsl._record import replace
-from dsl.agent.part import Orders, Part, Reporter, decide
+from dsl.agent.part import HeadSink, Orders, Part, Reporter, decide
 from dsl.cli.process import Crew, HeldSignals, run_guarded, stay_behind
 from dsl.control.checks import assignment_problem
 from dsl.control.hub import Hub
@@ -24,6 +24,7 @@ from dsl.machine.process import Console, Names
 from dsl.model.job import Meeting, Notice
 from dsl.model.request import DEFAULT_HEARTBEAT_S
 from dsl.plan.job import JobPlan
+from dsl.report.narrator import Narrator
 from dsl.report.speak import say
 
 TYPE_CHECKING = False
@@ -317,7 +318,7 @@ class _PartCrew(Crew):
     def __init__(
         self, hub: Hub, link: Link, plan: NodePlan, orders: Orders, console: Console, allocation: str = ""
     ) -> None:
-        super().__init__([Reporter(plan, link.send)], [orders], decide)
+        super().__init__([Reporter(plan, link.send), Narrator(plan, HeadSink(link.send))], [orders], decide)
         self.announced: list[Notice] = []
         """Notices that the head shows before the first attempt."""
         self._console = console

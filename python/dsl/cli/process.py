@@ -193,7 +193,7 @@ def listen(planner: Planner, plan: NodePlan, narrator: Narrator) -> list[Listene
     if plan.handed_file is not None:
         from dsl.report.handed import HandedError
 
-        listeners.insert(0, HandedError(plan.handed_file, narrator.say))
+        listeners.insert(0, HandedError(plan.handed_file, narrator.warn))
     return listeners
 
 

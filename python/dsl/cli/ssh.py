@@ -210,18 +210,21 @@ def _worker(place: int, host: str, sent: Sent) -> WorkerPlan:
     )
 
 
-class _Teller(Narrator):
-    """Reports the hosts on which the command failed. `Narrator` reports all other events."""
+class _Teller:
+    """Reports the hosts on which the command failed. The narrator reports all other events."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._narrator = Narrator(plan)
 
     def hear(self, event: object) -> None:
         """Report an event to the user."""
         if not isinstance(event, Outcome):
-            super().hear(event)
+            self._narrator.hear(event)
             return
         for line in failure_lines(event.last.plan, event.last.exits):
-            self.say(line)
+            self._narrator.say(line)
         for one in event.last.ended.survivors:
-            self.say(survivor(*one))
+            self._narrator.say(survivor(*one))
 
 
 def failure_lines(plan: NodePlan, exits: Sequence[Exit]) -> list[str]:

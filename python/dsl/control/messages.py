@@ -8,17 +8,16 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.job import Job, Meeting, Notice
+from dsl.model.judgement import FailureCode, Moment, Report
 from dsl.model.request import Code, Count, Port, RankOrNone, Seconds, Signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Annotated, Literal, TypeAlias
+    from typing import Literal, TypeAlias
 
 # Text, as in `dsl.model.request`.
 StreamKind: TypeAlias = "Literal['terminal', 'null', 'other']"
-FailureCode: TypeAlias = "Annotated[int, 1, 255]"
-Moment: TypeAlias = "Annotated[int, 0, 9_223_372_036_854_775_807]"
 
 
 @record
@@ -110,31 +109,6 @@ class Failing:
 
 
 @record
-class Report:
-    """agent to head: an attempt has ended on its node, and nothing of its workers is left."""
-
-    attempt: Count
-    code: Code
-    """The exit code that the node alone would give (G2)."""
-    failed_ns: Moment = 0
-    """CLOCK_REALTIME of that host when the first failure was noticed; 0: no worker failed by itself."""
-    rank: RankOrNone = -1
-    """Rank of the cause; -1 without a cause."""
-    lines: tuple[str, ...] = ()
-    """The verdict on its own workers, without the workers that did not fail."""
-    victims: tuple[Count, ...] = ()
-    """Ranks that died of a stop, or were not started because of it."""
-    followers: tuple[Count, ...] = ()
-    """Ranks that ended with a code of their own after the stop had begun."""
-    is_preempted: bool = False
-    """Whether the scheduler had announced the end."""
-    stop_signal: Signal | None = None
-    """The signal by which a user or scheduler ended the attempt there; None without such a signal."""
-    survivors: Count = 0
-    """Number of processes that did not die."""
-
-
-@record
 class Said:
     """agent to head: something the user should read."""
 
@@ -190,6 +164,8 @@ class Lost:
 
     reason: str
     """Why, in words that follow the name of the other side: ``has closed the connection``."""
+    is_silent: bool = False
+    """Nothing was heard any more, so the other side does not know of it."""
 
 
 TO_HEAD: Mapping[str, type] = {

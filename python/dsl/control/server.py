@@ -239,7 +239,7 @@ class Server:
             self._epoll.modify(read_fd, reading)
             self._epoll.modify(write_fd, writing)
 
-    def _drop(self, link: Link, reason: str) -> None:
+    def _drop(self, link: Link, reason: str, *, is_silent: bool = False) -> None:
         """End a link; the reader of messages gets a `Lost` with the reason, unless we have closed it."""
         if link.is_lost or self.links.pop(id(link), None) is None:
             return
@@ -249,7 +249,7 @@ class Server:
         link.stream.close()
         self._gone(link)
         if not link.is_closing:
-            self._mailbox.put(link, Lost(reason))
+            self._mailbox.put(link, Lost(reason, is_silent=is_silent))
         with self.lock:
             self.changed.notify_all()
 
@@ -277,7 +277,7 @@ class Server:
             elif not link.is_heard and self._is_head:
                 continue  # ssh may take long; the caller that started it limits that time
             elif heard_until_s <= now_s and not link.is_deaf:
-                self._drop(link, f"has not been heard for {self._heartbeat_s:g} s")
+                self._drop(link, f"has not been heard for {self._heartbeat_s:g} s", is_silent=True)
             else:
                 next_s = min(next_s, max(heard_until_s, now_s + 0.001), stuck_until_s)
                 if self._needs_ping(link, now_s):

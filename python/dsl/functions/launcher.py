@@ -12,10 +12,8 @@ torch is never imported here; workers import what the function needs.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 
-from dsl import Ended, ForkServerLost, ForkServerSlow, LogNotice, Unbound
 from dsl.agent.agent import Agent
 from dsl.agent.pid_file import PidFile
 from dsl.agent.planner import Planner
@@ -36,31 +34,26 @@ from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.outcome import failure_of
 from dsl.functions.signals import HandledSignals, SignalException, supervise
 from dsl.machine.check import NO_PYTHON, check_program
-from dsl.model.job import Notice
-from dsl.model.outcome import AttemptEnded, AttemptStarted, OutputCut
 from dsl.model.request import LEVELS, ProgramRequest
 from dsl.plan.job import plan_job
+from dsl.report.narrator import Narrator
 from dsl.report.speak import flush_output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, Protocol
+    from typing import Any
 
     from dsl.agent.agent import Channel, Listener, Policy
     from dsl.facts import Facts
+    from dsl.model.job import Notice
     from dsl.model.node import NodePlan
     from dsl.model.nodes import MeetingRefused, PeerFailure
     from dsl.model.outcome import Outcome
-    from dsl.model.request import Request
+    from dsl.model.request import Level, Request
     from dsl.plan.job import JobPlan
     from dsl.rendezvous.dynamic import Dynamic
-
-    class Reporter(Listener, Protocol):
-        """A listener that also takes the notices of the planning."""
-
-        def note(self, notice: Notice) -> None:
-            """Take a notice."""
+    from dsl.report.narrator import Sink
 
 
 __all__ = [
@@ -141,16 +134,15 @@ def run_request(
     facts: Facts,
     call: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
     *,
-    listener: Callable[[NodePlan], Reporter] | None = None,
+    sink: Sink | None = None,
     preview: Callable[[NodePlan], bool] | None = None,
     stdin_is_terminal: bool = False,
 ) -> dict[int, Any]:
     """Run this node's part of a job in this process; returns {global rank: result}.
 
     ``call`` is the function for the workers and its arguments; without a call the request's program runs, and
-    the results are None. ``listener`` takes the first plan and returns the listener that tells the user
-    (default: through the logger ``dsl``). ``preview`` takes the first plan before anything is created; if
-    ``preview`` returns true, nothing is started.
+    the results are None. ``sink`` takes what the user should know (default: the logger ``dsl``). ``preview``
+    takes the first plan before anything is created; if ``preview`` returns true, nothing is started.
     ``stdin_is_terminal``: the worker that reads our stdin gets the terminal. Raises what `launch_agent`
     raises, and ScriptError for a script that does not exist.
     """
@@ -169,7 +161,7 @@ def run_request(
             over = together.open(source.local_world_size, lambda one: log(one.level, one.text))
             if over is not None:
                 return _without_part(over)
-        return _run(source, planned, listener or _Log, preview, together, stdin_is_terminal=stdin_is_terminal)
+        return _run(source, planned, sink or Logger(), preview, together, stdin_is_terminal=stdin_is_terminal)
 
 
 @contextlib.contextmanager
@@ -190,7 +182,7 @@ def _together(planned: JobPlan, facts: Facts) -> Iterator[Dynamic | None]:
 
 def _without_part(over: PeerFailure | MeetingRefused) -> dict[int, Any]:
     """No results, for a node that stayed a spare until the job ended. RendezvousError if the job failed."""
-    from dsl.report.together import describe_end
+    from dsl.report.other_nodes import describe_end
 
     notice, code = describe_end(over)
     if code:
@@ -260,7 +252,7 @@ class _Source(Planner):
 def _run(
     source: _Source,
     planned: JobPlan,
-    listener: Callable[[NodePlan], Reporter],
+    sink: Sink,
     preview: Callable[[NodePlan], bool] | None,
     together: Dynamic | None,
     *,
@@ -273,13 +265,13 @@ def _run(
         if preview is not None and preview(plan):
             return {}
         plan = source.prepare(plan)
-        reporter = listener(plan)
+        narrator = Narrator(plan, sink, has_others=together is not None)
         for notice in notices:
-            reporter.note(notice)
+            narrator.note(notice)
         flush_output()
         with contextlib.nullcontext() if plan.pid_file is None else PidFile(plan.pid_file):
             timers = () if source.timers is None else (source.timers,)
-            listeners: list[Listener] = [reporter, *timers]
+            listeners: list[Listener] = [narrator, *timers]
             channels: list[Channel] = [*timers]
             policy: Policy = decide
             if together is not None:
@@ -308,68 +300,20 @@ def _run(
 def _ended_elsewhere(outcome: Outcome) -> str:
     """Why a job is over although no worker failed on this node."""
     from dsl.model.nodes import PeerFailure
+    from dsl.report.other_nodes import told
 
-    told = [one for one in outcome.last.news if isinstance(one, PeerFailure)]
-    return told[-1].line if told else "the nodes of the job cannot go on without one that has left"
+    failures = [one for one in outcome.last.news if isinstance(one, PeerFailure)]
+    return told(failures[-1]) if failures else "the nodes of the job cannot go on without one that has left"
 
 
-class _Log:
-    """Tells the logger ``dsl`` what the user should know."""
+class Logger:
+    """Takes the lines of the narrator for the logger ``dsl``. Callers get the verdict as an exception."""
 
-    def __init__(self, plan: NodePlan) -> None:
-        self._plan = plan
-        self._unbound: set[str] = set()
+    has_verdict = False
 
-    def note(self, notice: Notice) -> None:
-        """Pass on what was found while planning."""
-        log(notice.level, notice.text)
-
-    def hear(self, event: object) -> None:
-        """Note an event."""
-        if isinstance(event, Notice):
-            self.note(event)
-        elif isinstance(event, AttemptStarted) and event.plan.attempt:
-            for notice in event.plan.notices:
-                self.note(notice)
-        elif isinstance(event, LogNotice):
-            where = f" {event.path}" if event.path else ""
-            reason = f": {os.strerror(event.errno)}" if event.errno else ""
-            what = event.kind.replace("_", " ")
-            log("warning", f"output of the workers: {what}{where}{reason} ({event.count})")
-        elif isinstance(event, ForkServerLost):
-            from dsl.report.narrator import lost_server
-
-            log("warning", lost_server(event))
-        elif isinstance(event, ForkServerSlow):
-            from dsl.report.narrator import slow_server
-
-            log("warning", slow_server(event))
-        elif isinstance(event, OutputCut):
-            log("warning", f"output of the workers: lines dropped ({event.lines})")
-        elif isinstance(event, Unbound) and event.stage not in self._unbound:
-            from dsl.report.verdict import binding_failure
-
-            self._unbound.add(event.stage)
-            log("warning", f"worker {event.worker} {binding_failure(event.stage, event.errno)} (said once)")
-        elif isinstance(event, Ended):
-            from dsl.report.verdict import survivor
-
-            for one in event.survivors:
-                log("warning", survivor(*one))
-        elif isinstance(event, AttemptEnded) and event.decision.kind == "restart":
-            self._hear_restart(event)
-
-    def _hear_restart(self, event: AttemptEnded) -> None:
-        from dsl.report.verdict import reason
-
-        history = event.history
-        last = history.attempts[-1]
-        again = f"starting all workers again, restart {history.restarts} of {history.max_restarts}"
-        cause = last.cause
-        why = (
-            f"{last.plan.workers[cause.worker].label} failed: {reason(cause)}: " if cause is not None else ""
-        )
-        log("warning", f"{why}{again}")
+    def say(self, plan: NodePlan, text: str, level: Level, mark: str) -> None:  # noqa: ARG002  records have levels
+        """Log one line."""
+        log(level, text)
 
 
 def log(level: str, text: str) -> None:

@@ -6,6 +6,7 @@ from dsl._record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Literal, TypeAlias
 
     from dsl import Ended, EngineError, Exit, ForkServerLost
@@ -36,6 +37,24 @@ def own_code(status: int, *, is_stopped: bool) -> int:
     signal, or from the worker's handler for it, and counts as 1, as an exception does.
     """
     return 1 if is_stopped and status > SIGNAL_CODES else status or 1
+
+
+def exit_code(exits: Sequence[Exit], ended: Ended, cause: Exit | None = None) -> int:
+    """The command's exit code (G2).
+
+    0 only if every worker ended with 0. Otherwise the status of ``cause`` (default: the first failure), or
+    128 + the signal by which the user ended the job. A cause that we had to stop has recorded an exception:
+    it counts as 1, because we sent the signal.
+    """
+    cause = cause or ended.first_failure
+    if cause is not None:
+        return own_code(cause.status, is_stopped=cause.caused_by_stop)
+    if ended.stop_signal is not None:
+        return SIGNAL_CODES + ended.stop_signal
+    failed = [own_code(exit_.status, is_stopped=exit_.caused_by_stop) for exit_ in exits if exit_.status]
+    if failed:
+        return failed[0]
+    return 1 if ended.survivors else 0
 
 
 @record
@@ -79,6 +98,11 @@ class AttemptOutcome:
     """Fork servers that were lost during the attempt."""
     news: tuple[News, ...] = ()
     """Signals, and what came from other sources than the engine, during the attempt; see `History.news`."""
+
+    @property
+    def code(self) -> int:
+        """The exit code that this attempt alone gives (G2)."""
+        return exit_code(self.exits, self.ended, self.cause)
 
     @property
     def is_preempted(self) -> bool:

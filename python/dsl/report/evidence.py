@@ -1,9 +1,45 @@
-"""Evidence about a failure: the kernel's log, the end of a log file, and a full disk."""
+"""The facts of how an attempt ended, with what this machine knows about the cause.
+
+That is the kernel's log, the end of a log file, a full disk, and what the terminal still shows.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+
+from dsl._record import replace
+from dsl.model.judgement import (
+    MOST_OTHERS,
+    MOST_SURVIVORS,
+    NO_EVIDENCE,
+    Alike,
+    Evidence,
+    Failed,
+    Report,
+    ServerLost,
+    Survivor,
+)
+from dsl.model.outcome import SIGNAL_CODES, own_code
+from dsl.report.speak import complain
+from dsl.report.verdict import target_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsl import Ended, Exit
+    from dsl.model.node import WorkerPlan
+    from dsl.model.outcome import AttemptOutcome, TimerExpired
+
+SIGKILL, SIGTERM = 9, 15
+STDERR = 2
+USUAL_ROWS = 24
+OWN_LINES = 4
+"""Lines of a verdict on a terminal besides the quoted ones, including the prompt behind it."""
+
+LONGEST_MESSAGE = 300
+LONGEST_SCOPE = 160
 
 OOM_WORDS = ("oom-kill:", "Killed process", "Out of memory", "Memory cgroup out of memory")
 
@@ -11,6 +47,153 @@ HANDLING = b"\nDuring handling of the above exception, another exception occurre
 
 # The kernel stamps its log with a clock that differs a little from the one that we can read.
 CLOCK_SLACK_S = 2.0
+
+
+def report_of(attempt: AttemptOutcome) -> Report:
+    """The facts of how an attempt ended on this node. If evidence cannot be had, without it (G3)."""
+    workers, ended, cause = attempt.plan.workers, attempt.ended, attempt.cause
+    server, exits = attempt.cause_server, attempt.exits
+    if server is not None:
+        exits = tuple([one for one in exits if one.signal != SIGKILL or one.worker not in server.workers])
+    others = [one for one in exits if one.status and not one.caused_by_stop]
+    others = [one for one in others if cause is not None and one.worker != cause.worker]
+    report = Report(
+        attempt=attempt.plan.attempt,
+        code=attempt.code,
+        host=attempt.plan.host,
+        ended=len(attempt.exits),
+        cause=None if cause is None else failed(workers[cause.worker], cause),
+        others=tuple([failed(workers[one.worker], one) for one in others[:MOST_OTHERS]]),
+        more=tuple([workers[one.worker].label.name for one in others[MOST_OTHERS:]]),
+        after=_after(attempt, exits),
+        survivors=tuple([Survivor(*one, host=attempt.plan.host) for one in ended.survivors[:MOST_SURVIVORS]]),
+        stop_signal=ended.stop_signal,
+    )
+    if server is not None:
+        labels = [workers[number].label for number in server.workers]
+        names = tuple([label.name for label in labels])
+        lost = ServerLost(server.pid, server.signum, server.text, labels[0].noun, names)
+        report = replace(report, server=lost)
+    try:
+        return replace(report, evidence=evidence_of(attempt))
+    except Exception as error:  # noqa: BLE001  we name the failed worker in any case (G3)
+        complain(attempt.plan.command, error)
+        return report
+
+
+def failed(worker: WorkerPlan, exit_: Exit) -> Failed:
+    """The facts of how a worker failed."""
+    label, path = worker.label, exit_.exec_path
+    return Failed(
+        label.noun,
+        label.name,
+        worker.rank,
+        worker.local_rank,
+        exit_.pid,
+        own_code(exit_.status, is_stopped=exit_.caused_by_stop),
+        exit_.ended_ns,
+        exit_.code,
+        exit_.signal,
+        exit_.core_dumped,
+        exit_.caused_by_stop,
+        exit_.exec_stage,
+        exit_.exec_errno,
+        path,
+        "missing" if path is None else target_of(path),
+    )
+
+
+def _after(attempt: AttemptOutcome, exits: Sequence[Exit]) -> tuple[Alike, ...]:
+    """The workers that ended after a stop had begun, those together that ended alike."""
+    groups: dict[Alike, list[str]] = {}
+    for exit_ in exits:
+        if not exit_.caused_by_stop or exit_ is attempt.cause:
+            continue
+        label = attempt.plan.workers[exit_.worker].label
+        is_started = exit_.exec_stage != "cancelled"
+        code, signum = (exit_.code, exit_.signal) if is_started else (None, None)
+        alike = Alike((), _by_stop(exit_, attempt.ended), code, signum, is_started, label.noun)
+        groups.setdefault(alike, []).append(label.name)
+    return tuple([replace(alike, names=tuple(names)) for alike, names in groups.items()])
+
+
+def _by_stop(exit_: Exit, ended: Ended) -> bool:
+    """Whether the stop ended a worker: by one of our signals, or before the worker was started.
+
+    An exit code may stand for a signal, as in a shell. A worker with another exit code may have lost its
+    peer, or may have handled our signal in its own way.
+    """
+    signum = exit_.signal if exit_.signal is not None else (exit_.code or 0) - SIGNAL_CODES
+    return exit_.exec_stage == "cancelled" or signum in (SIGTERM, SIGKILL, ended.stop_signal)
+
+
+def evidence_of(attempt: AttemptOutcome) -> Evidence:
+    """What is known about the cause of an attempt besides its exit."""
+    cause, ended = attempt.cause, attempt.ended
+    if cause is None or ended.first_failure is None:
+        return NO_EVIDENCE
+    worker = attempt.plan.workers[cause.worker]
+    path, known, words = worker.log_path, "", None
+    tail = ended.tail if cause.worker == ended.first_failure.worker else b""
+    tail = without_lost_record(tail or (last_bytes(path) if path is not None else b""), worker.error_file)
+    if attempt.cause_timer is not None:
+        known = timer_evidence(attempt.cause_timer)
+    elif cause.signal == SIGKILL:
+        known = memory_evidence(cause, kernel_log(attempt.begin_s), ended.oom_kills)
+    if tail:
+        from dsl.report.excerpt import excerpt
+
+        words = excerpt(tail)
+    recorded = [one.recorded.message for one in attempt.failures if one.order == cause.order and one.recorded]
+    where = f" ({words.where})" if words is not None and words.where else ""
+    lines = () if words is None else words.lines
+    return Evidence(
+        known=known,
+        recorded=" ".join(recorded[0].split())[:LONGEST_MESSAGE] if recorded else "",
+        said=words.exception + where if words is not None and words.exception else "",
+        lines=lines,
+        log_path=path,
+        log_problem=space_problem(path) if path is not None else "",
+        is_on_screen=_is_on_screen(len(lines), ended.shown_since),
+        lacks_input=_lacks_input(attempt, worker, tail),
+    )
+
+
+def _is_on_screen(quoted: int, shown_since: int | None) -> bool:
+    """Whether the terminal still shows the lines to quote: they fit on its screen with all lines since."""
+    if shown_since is None or not quoted:
+        return False
+    try:
+        rows = os.get_terminal_size(STDERR).lines or USUAL_ROWS
+    except OSError:
+        return False
+    return quoted + shown_since + OWN_LINES <= rows
+
+
+def _lacks_input(attempt: AttemptOutcome, worker: WorkerPlan, tail: bytes) -> bool:
+    """Whether a debugger found no input that another worker of the node had."""
+    last = tail[-1000:]
+    has_quit = b"bdb.BdbQuit" in last or b"Quitting pdb will kill the process" in last
+    return has_quit and not worker.stdin and any(one.stdin for one in attempt.plan.workers)
+
+
+def timer_evidence(timer: TimerExpired) -> str:
+    """The evidence for a death by an expired timer."""
+    scope = timer.scope if len(timer.scope) <= LONGEST_SCOPE else f"{timer.scope[: LONGEST_SCOPE - 3]}..."
+    return f"its timer {scope!r} had expired"
+
+
+def memory_evidence(exit_: Exit, kernel_log: Sequence[str], oom_kills: int) -> str:
+    """The evidence for an out-of-memory kill: the kernel's line about the pid, or a counter that moved."""
+    if exit_.signal != SIGKILL:
+        return ""
+    peak = f"peak memory {exit_.max_rss_bytes / 2**20:.0f} MiB"
+    for line in kernel_log:
+        if f"process {exit_.pid} " in line or f"pid={exit_.pid}," in line:
+            return f"the kernel killed it because memory ran out ({peak})"
+    if oom_kills > 0:
+        return f"memory of this job's cgroup ran out ({oom_kills} out-of-memory kill, {peak})"
+    return ""
 
 
 def kernel_log(since_s: float = 0.0) -> list[str]:

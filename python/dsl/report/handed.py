@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dsl.model.failure import Failure
-    from dsl.model.request import Level
 
 
 class HandedError:
     """A listener that writes the record when the job has failed, and calls ``warn`` if it cannot."""
 
-    def __init__(self, path: str, warn: Callable[[str, Level], None]) -> None:
+    def __init__(self, path: str, warn: Callable[[str], None]) -> None:
         self._path = path
         self._warn = warn
 
@@ -32,7 +31,7 @@ class HandedError:
             try:
                 hand_on(root_cause(event.last.failures), self._path)
             except DslError as error:
-                self._warn(f"warning: {error}", "warning")
+                self._warn(str(error))
 
 
 def hand_on(failure: Failure, path: str) -> None:

@@ -1,4 +1,8 @@
-"""Tells the user what happens to a job, in lines on stderr."""
+"""Tells the user what happens to a job: one narrator for all jobs, and a sink that takes its lines.
+
+The sink of the commands is the console. Launches from Python have the logger (`dsl.functions.launcher`), and
+an agent that a head conducts sends the lines to the head (`dsl.agent.part`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from dsl import (
     Stopping,
     Unbound,
 )
-from dsl._record import replace
+from dsl.model.job import Notice
 from dsl.model.outcome import (
     REQUEUE_CODE,
     AttemptEnded,
@@ -28,29 +32,58 @@ from dsl.model.outcome import (
     TimerExpired,
 )
 from dsl.model.request import LEVELS, Level
-from dsl.report.speak import complain, say, write
-from dsl.report.verdict import NO_EVIDENCE, Evidence, cause_last, file_error, timer_evidence, verdict
+from dsl.report.speak import say, write
+from dsl.report.verdict import cause_last, file_error, survivor, verdict
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl import Exit
-    from dsl.model.job import Notice
+    from typing import Protocol
+
+    from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan
     from dsl.model.outcome import AttemptOutcome
 
+    class Sink(Protocol):
+        """Takes what the narrator says."""
+
+        has_verdict: bool
+        """It takes the verdict, too; otherwise the user gets the verdict in another way."""
+
+        def say(self, plan: NodePlan, text: str, level: Level, mark: str) -> None:
+            """Take one line. ``mark`` stands before it where lines do not show their level: ``warning: ``."""
+
+
 LONGEST_MESSAGE = 300
 STDERR = 2
-USUAL_ROWS = 24
-OWN_LINES = 4
-"""Lines of a verdict on a terminal besides the quoted ones, including the prompt behind it."""
+
+
+class Console:
+    """A sink that writes the lines to stderr that the plan's log level includes."""
+
+    has_verdict = True
+
+    def say(self, plan: NodePlan, text: str, level: Level, mark: str) -> None:
+        """Write one line."""
+        if LEVELS[level] >= LEVELS[plan.log_level]:
+            say(plan.command, mark + text)
+
+
+CONSOLE = Console()
 
 
 class Narrator:
-    """A listener that tells the user about one job, at the log level of its plan."""
+    """A listener that tells the user about one job."""
 
-    def __init__(self, plan: NodePlan) -> None:
+    def __init__(self, plan: NodePlan, sink: Sink = CONSOLE, *, has_others: bool = False) -> None:
+        """``has_others``: nodes come and go, and the user hears of them, too."""
         self._plan = plan
+        self._sink = sink
+        self._others = None
+        if has_others:
+            from dsl.report.other_nodes import OtherNodes
+
+            self._others = OtherNodes(self.say, self.warn, self._headline)
         self._ended = 0
         self._dropped = 0
         self._has_paused = False
@@ -58,16 +91,21 @@ class Narrator:
         self._unbound: set[str] = set()
 
     def say(self, text: str, level: Level = "critical") -> None:
-        """Say one line, if the user's log level includes this level."""
-        if LEVELS[level] >= LEVELS[self._plan.log_level]:
-            say(self._plan.command, text)
+        """Say one line."""
+        self._sink.say(self._plan, text, level, "")
+
+    def warn(self, text: str) -> None:
+        """Say one line that is marked as a warning."""
+        self._sink.say(self._plan, text, "warning", "warning: ")
 
     def note(self, notice: Notice) -> None:
         """Say what was found while planning."""
-        self.say(notice.line, notice.level)
+        self.warn(notice.text) if notice.level == "warning" else self.say(notice.text, notice.level)
 
     def hear(self, event: object) -> None:
         """Tell the user what matters about an event."""
+        if self._others is not None:
+            self._others.hear(event)
         if isinstance(event, Exited):
             self._ended += 1
         elif isinstance(event, AttemptStarted):
@@ -75,6 +113,8 @@ class Narrator:
             if event.plan.attempt:  # the notices of the first attempt were said before the job began
                 for notice in event.plan.notices:
                     self.note(notice)
+        elif isinstance(event, Notice):
+            self.note(event)
         elif isinstance(event, LogNotice):
             self._hear_notice(event)
         elif isinstance(event, OutputCut):
@@ -90,9 +130,9 @@ class Narrator:
             self._hear_unbound(event)
         elif isinstance(event, ForkServerLost):
             if not event.workers:  # otherwise the verdict says it
-                self.say(f"warning: {lost_server(event)}", "warning")
+                self.warn(lost_server(event))
         elif isinstance(event, ForkServerSlow):
-            self.say(f"warning: {slow_server(event)}", "warning")
+            self.warn(slow_server(event))
         elif isinstance(event, ForkServerReady):
             self.say(f"fork server {event.server} is ready", "debug")
         elif isinstance(event, Prewarmed):
@@ -103,9 +143,10 @@ class Narrator:
             if event.reason == "guard_lost":
                 self.say("the guard process is gone: killing the job", "info")
         elif isinstance(event, Awaiting):
-            self._hear_pause(event)
+            if self._others is None:
+                self._hear_pause(event)
         elif isinstance(event, AttemptEnded):
-            if event.decision.kind == "restart":
+            if event.decision.kind == "restart" and not self._plan.is_conducted:  # else the head says it
                 self._hear_restart(event)
         elif isinstance(event, RestartFailed):
             self.say(f"error: the workers cannot be started again: {event.error}")
@@ -123,7 +164,7 @@ class Narrator:
         if event.kind == "lines_dropped":
             self._dropped += event.count  # reported at the end
         else:
-            self.say(f"warning: {_describe(event)}", "warning")
+            self.warn(_describe(event))
 
     def _say_dropped(self, signum: int | None = None) -> None:
         """Say how many lines the console lacks and where to find them, and reset the count."""
@@ -146,7 +187,7 @@ class Narrator:
         label = self._plan.workers[event.worker].label
         reason = binding_failure(event.stage, event.errno)
         strict = ", --bind-strict makes it an error" if self._plan.binding == "wanted" else ""
-        self.say(f"warning: {label} {reason} (said once{strict})", "warning")
+        self.warn(f"{label} {reason} (said once{strict})")
 
     def _hear_pause(self, event: Awaiting) -> None:
         """Say it once: a crash loop has many pauses."""
@@ -182,18 +223,18 @@ class Narrator:
 
     def _hear_restart(self, event: AttemptEnded) -> None:
         """Say why the last attempt has failed, and that there will be another one."""
+        if self._others is not None and self._others.hear_restart(event):
+            return
         history = event.history
         count = len(self._plan.workers)
         who = "the worker" if count == 1 else f"all {count} workers"
         if not event.decision.counted:
             self.say(f"starting {who} again: the nodes of the job have changed", "info")
             return
-        self.say(self._verdict(history.attempts[-1])[1][0], "error")
+        self.say(self._headline(history.attempts[-1]), "error")
         for one in history.attempts[-1].lost_servers:
             if one.workers:
-                self.say(
-                    f"warning: fork server {one.server} is gone: workers are executed instead", "warning"
-                )
+                self.warn(f"fork server {one.server} is gone: workers are executed instead")
         from dsl.model.progress import crash_loop
 
         loop = crash_loop(history.tried)
@@ -202,10 +243,22 @@ class Narrator:
 
     def _hear_outcome(self, outcome: Outcome) -> None:
         """Say how the job ended, in its last attempt."""
+        if self._sink.has_verdict:
+            self._say_end(outcome)
+        elif not self._plan.is_conducted:
+            for one in outcome.last.ended.survivors:
+                self.warn(survivor(*one))
+        self._say_dropped()
+        if self._others is not None:
+            self._others.hear_outcome(outcome)
+
+    def _say_end(self, outcome: Outcome) -> None:
         last = outcome.last
         if last.is_preempted:
             self.say(f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again", "info")
-        evidence, lines = self._verdict(last)
+        has_failed = last.cause is not None or last.ended.stop_signal is not None or last.ended.survivors
+        judgement = self._judge(last) if has_failed else None
+        lines = verdict(judgement) if judgement is not None else []
         is_screen = os.isatty(STDERR)
         for line in () if is_screen else lines:
             self.say(line)
@@ -213,70 +266,40 @@ class Narrator:
             from dsl.model.progress import crash_loop
 
             self.say(crash_loop(outcome.tried) or f"{outcome.count} attempts have failed", "error")
-        if last.failures:
+        if last.failures and judgement is not None:
             from dsl.report.failures import root_cause
             from dsl.report.summary import addition
 
-            box = addition(self._plan.name, last.failures, root_cause(last.failures), evidence.said)
+            said = judgement.causes[0].evidence.said if judgement.causes else ""
+            box = addition(self._plan.name, last.failures, root_cause(last.failures), said)
             if box:
                 write(box + "\n")
         for line in cause_last(lines) if is_screen else ():
             self.say(line)
-        self._say_dropped()
 
-    def _verdict(self, attempt: AttemptOutcome) -> tuple[Evidence, list[str]]:
-        """The evidence about the cause, and the verdict's lines; if an error occurs, from the exits alone."""
-        try:
-            evidence = self._evidence(attempt)
-            return evidence, verdict(attempt, evidence)
-        except Exception as error:  # noqa: BLE001  we name the failed worker in any case (G3)
-            complain(self._plan.command, error)
-            return NO_EVIDENCE, verdict(attempt)
+    def _headline(self, attempt: AttemptOutcome) -> str:
+        return verdict(self._judge(attempt))[0]
 
-    def _evidence(self, attempt: AttemptOutcome) -> Evidence:
-        """What is known about the cause."""
-        cause, ended = attempt.cause, attempt.ended
-        memory, tail, path, problem = "", b"", None, ""
-        if cause is not None and ended.first_failure is not None:
-            tail = ended.tail if cause.worker == ended.first_failure.worker else b""
-            worker = attempt.plan.workers[cause.worker]
-            path = worker.log_path
-            if path is not None or tail:
-                from dsl.report.evidence import last_bytes, space_problem, without_lost_record
+    @staticmethod
+    def _judge(attempt: AttemptOutcome) -> Judgement:
+        """What follows from the facts about an attempt, if this node is the only one that we know about."""
+        from dsl.conductor.judge import Context, judge_alone
+        from dsl.report.evidence import report_of
 
-                tail = without_lost_record(tail or last_bytes(path or ""), worker.error_file)
-                problem = space_problem(path) if path is not None else ""
-        if attempt.cause_timer is not None:
-            memory = timer_evidence(attempt.cause_timer)
-        elif cause is not None and cause.signal == 9:
-            from dsl.report.evidence import kernel_log
-            from dsl.report.verdict import memory_evidence
-
-            memory = memory_evidence(cause, kernel_log(attempt.begin_s), ended.oom_kills)
-        known = memory
-        if cause is not None and not tail and not memory:
-            known = _recorded(attempt, cause)
-        evidence = Evidence(known, tail, path, problem)
-        return replace(evidence, is_on_screen=_is_on_screen(evidence, ended.shown_since))
-
-
-def _is_on_screen(evidence: Evidence, shown_since: int | None) -> bool:
-    """Whether the terminal still shows the lines to quote: they fit on its screen with all lines since."""
-    if shown_since is None or evidence.words is None:
-        return False
-    try:
-        rows = os.get_terminal_size(STDERR).lines or USUAL_ROWS
-    except OSError:
-        return False
-    return len(evidence.words.lines) + shown_since + OWN_LINES <= rows
-
-
-def _recorded(attempt: AttemptOutcome, cause: Exit) -> str:
-    """The message that the worker recorded, in one line; empty without a record."""
-    for failure in attempt.failures:
-        if failure.order == cause.order and failure.recorded is not None:
-            return " ".join(failure.recorded.message.split())[:LONGEST_MESSAGE]
-    return ""
+        plan, signum = attempt.plan, attempt.ended.stop_signal
+        is_key = any(
+            isinstance(event, SignalReceived) and event.signum == signum and event.from_terminal
+            for event in attempt.news
+        )
+        context = Context(
+            plan.command,
+            signum,
+            is_key=is_key,
+            is_preempted=attempt.is_preempted,
+            preempt_signal=plan.preempt_signal,
+            sees_all=plan.world_size <= len(plan.workers),
+        )
+        return judge_alone(report_of(attempt), context)
 
 
 def lost_server(event: ForkServerLost) -> str:

@@ -1,21 +1,22 @@
-"""The verdict: from the exits of a group to a few lines that name the cause, the victims and the evidence."""
+"""The verdict: words for the end of a job, from the facts that its members have reported.
+
+No other module words a failure, and nothing reads these words again.
+"""
 
 from __future__ import annotations
 
-from dsl import SignalReceived
-from dsl._record import kept, record
 from dsl.lists import format_ranges
 from dsl.model.outcome import SIGNAL_CODES
 from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from typing import Literal
 
-    from dsl import Ended, Exit, ForkServerLost
-    from dsl.model.node import Label, NodePlan, WorkerPlan
-    from dsl.model.outcome import AttemptOutcome, TimerExpired
-    from dsl.report.excerpt import Excerpt
+    from dsl import Exit
+    from dsl.model.judgement import Absence, Alike, Evidence, Failed, Judgement, Report, ServerLost, Survivor
+    from dsl.model.node import Label
 
 # Words for the steps of a start whose engine names would not tell the user much.
 STAGES = {"stdio": "its log file or stream"}
@@ -25,7 +26,7 @@ BINDING_STAGES = ("affinity", "affinity-check", "mempolicy", "mempolicy-check")
 EPERM = 1
 EACCES = 13
 
-SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15
+SIGINT, SIGQUIT, SIGKILL = 2, 3, 9
 KEYS = {SIGINT: "Ctrl-C", SIGQUIT: "Ctrl-\\"}
 """Keys that make a terminal send a signal."""
 
@@ -33,119 +34,130 @@ KEYS = {SIGINT: "Ctrl-C", SIGQUIT: "Ctrl-\\"}
 SHORT = 160
 
 
-@record
-class Evidence:
-    """What is known about a failure besides the exit."""
-
-    known: str = ""
-    """One clause from elsewhere, such as an out-of-memory kill or a recorded exception."""
-    tail: bytes = b""
-    """The end of what the worker wrote."""
-    log_path: str | None = None
-    """The file with all of the worker's output."""
-    log_problem: str = ""
-    """Why that file may lack the end of the output."""
-    is_on_screen: bool = False
-    """Whether the user's terminal still shows the end of the output."""
-
-    @kept
-    def words(self) -> Excerpt | None:
-        """What the worker's output says about its end; None without output."""
-        if not self.tail:
-            return None
-        from dsl.report.excerpt import excerpt
-
-        return excerpt(self.tail)
-
-    @property
-    def said(self) -> str:
-        """The exception and where it was raised, in one line; empty if none was found."""
-        words: Excerpt | None = self.words
-        if words is None or not words.exception:
-            return ""
-        return words.exception + (f" ({words.where})" if words.where else "")
-
-
-NO_EVIDENCE = Evidence()
-
-
-def verdict(attempt: AttemptOutcome, evidence: Evidence = NO_EVIDENCE) -> list[str]:
+def verdict(judgement: Judgement) -> list[str]:
     """Lines that say why the job ended, the cause first; none for a job that succeeded (G3).
 
-    ``evidence`` is about the cause. No line holds a control character but the tab.
+    No line holds a control character but the tab.
     """
-    lines = []
-    exits, ended, cause = attempt.exits, attempt.ended, attempt.cause
-    workers = attempt.plan.workers
-    if cause is not None:
-        worker = workers[cause.worker]
-        server = attempt.cause_server
-        if server is not None:
-            lines.append(_blame_server(attempt, server, evidence))
-            exits = tuple(one for one in exits if one.signal != 9 or one.worker not in server.workers)
-        else:
-            lines.extend(_blame(attempt.plan, cause, evidence, is_alone=len(exits) == 1))
-        lines.extend(_debugger_hint(attempt.plan, worker, evidence.tail))
-        others = [exit_ for exit_ in exits if exit_.status and not exit_.caused_by_stop]
-        others = [exit_ for exit_ in others if workers[exit_.worker] is not worker]
-        lines.extend(_also_failed(workers, cause, others))
-    if not attempt.plan.is_conducted:  # the head says it for all hosts together
-        lines.extend(_victims(attempt, exits))
-    lines.extend(survivor(*one) for one in ended.survivors)
+    lines = [judgement.fault] if judgement.fault else _causes(judgement)
+    if judgement.quitter:
+        lines.append(f"{judgement.quitter} has stopped its workers, exit code {judgement.code}")
+    lines += _victims(judgement)
+    lines += [_left(one, judgement) for one in judgement.survivors]
     return [line if line.isprintable() else _printable(line) for line in lines]
 
 
-def _victims(attempt: AttemptOutcome, exits: Sequence[Exit]) -> list[str]:
-    """How the other workers ended after the stop: by our signals, or in another way."""
-    ended, workers = attempt.ended, attempt.plan.workers
-    by_us: dict[str, list[Label]] = {}
-    others: dict[str, list[Label]] = {}
-    asked: dict[str, list[Label]] = {}
-    for exit_ in exits:
-        if exit_.caused_by_stop and exit_ is not attempt.cause:
-            label = workers[exit_.worker].label
-            (by_us if is_stopped(exit_, ended) else others).setdefault(_ending(exit_), []).append(label)
-            asked.setdefault(_answer(exit_, ended), []).append(label)
-    if attempt.cause is not None:
-        lines = ((f"stopped by {attempt.plan.command}", by_us), ("ended because of it", others))
-        return [
-            f"{who}: {', '.join([f'{name_labels(labels)} ({how})' for how, labels in groups.items()])}"
-            for who, groups in lines
-            if groups
-        ]
-    if ended.stop_signal is None or not asked:
+def _causes(judgement: Judgement) -> list[str]:
+    """The first failure with all that is known about it, then the other failures."""
+    if not judgement.causes:
         return []
-    is_key = any(
-        isinstance(event, SignalReceived) and event.signum == ended.stop_signal and event.from_terminal
-        for event in attempt.news
-    )
-    what = end_on_request(ended.stop_signal, is_key=is_key, is_preemption=attempt.is_preempted)
-    return [f"{what}: {', '.join([f'{name_labels(labels)} {how}' for how, labels in asked.items()])}"]
+    first, *others = judgement.causes
+    how = "" if judgement.rivals or judgement.scope == "worker" else " first"
+    how += " on this node" if how and judgement.scope == "node" else ""
+    lines = [headline(first, judgement.command, how)]
+    if first.cause is not None:
+        lines += _details(first, first.cause, judgement.command)
+    if judgement.rivals:
+        lines.append("which of these was first cannot be known, the clocks of their hosts are too far apart:")
+    for number, one in enumerate(others):
+        who = "or first" if number < judgement.rivals else "also failed"
+        lines.append(f"{who}: {headline(one, judgement.command)}")
+    return lines
 
 
-def is_stopped(exit_: Exit, ended: Ended) -> bool:
-    """Whether the stop ended a worker: by one of our signals, or before the worker was started.
+def headline(report: Report, command: str, how: str = "") -> str:
+    """One line about the cause at one member. ``how`` follows "failed": `` first``."""
+    if report.absence is not None:
+        return absent(report.absence)
+    cause, evidence = report.cause, report.evidence
+    if cause is None:
+        return f"host {report.host} failed with {report.code}"
+    if report.server is not None:
+        return _blame_server(report.server, report.host, evidence)
+    pid = f", pid {cause.pid}" if cause.pid else ""
+    place = f"local rank {cause.local_rank}{pid}, host {report.host}"
+    if cause.noun != "rank":
+        place = f"pid {cause.pid}" if cause.pid else "not started"
+    # The worker recorded an error before we stopped it, so its exit shows only our signal.
+    why = f"an exception, stopped by {command} ({_ending(cause)})" if cause.caused_by_stop else reason(cause)
+    known = _known(evidence)
+    why += known and ": " + known
+    quoted = f": {evidence.said}" if _is_reason(cause, evidence) else ""
+    return f"{cause.noun} {cause.name} ({place}) failed{how}: {why}{quoted}"
 
-    A worker with another exit code may have lost its peer, or may have handled our signal in its own way.
+
+def absent(absence: Absence) -> str:
+    """One line about a member that did not report."""
+    if not absence.is_lost:
+        return f"{absence.name}: {absence.why}"
+    ranks = range(absence.first_rank, absence.first_rank + absence.rank_count)
+    line = f"{absence.name} ({_name(map(str, ranks))}) was lost: {absence.why}"
+    return line if absence.rank < 0 else f"rank {absence.rank} failed with {absence.status}, then {line}"
+
+
+def _known(evidence: Evidence) -> str:
+    return evidence.known or ("" if evidence.lines else evidence.recorded)
+
+
+def _is_reason(cause: Failed, evidence: Evidence) -> bool:
+    """Whether the exception in the output fits behind the exit code, and is the reason.
+
+    It is not after SIGKILL, or if the reason is known from elsewhere.
     """
-    ours = (SIGTERM, SIGKILL, ended.stop_signal)
-    return exit_.exec_stage == "cancelled" or _ended_by(exit_) in ours
+    return 0 < len(evidence.said) <= SHORT and not _known(evidence) and cause.signal != SIGKILL
 
 
-def _ended_by(exit_: Exit) -> int:
-    """The signal that ended a worker, or that its exit code means as in a shell (128 + n); below 1: none."""
-    return exit_.signal if exit_.signal is not None else (exit_.code or 0) - SIGNAL_CODES
+def _details(report: Report, cause: Failed, command: str) -> list[str]:
+    """What follows the headline of the first failure."""
+    evidence, label = report.evidence, f"{cause.noun} {cause.name}"
+    lines = []
+    if report.server is None:
+        if evidence.said and not _is_reason(cause, evidence):
+            lines.append(f"  {evidence.said}")
+        lines += _last_words(label, evidence)
+    if evidence.lacks_input:
+        mend = f"--stdin {cause.rank} gives its debugger the standard input of {command}"
+        lines.append(f"{label} has nothing to read: {mend}")
+    for one in report.others:
+        delay_ms = (one.ended_ns - cause.ended_ns) / 1e6
+        lines.append(f"also failed: {one.noun} {one.name} ({delay_ms:+.1f} ms): {reason(one)}")
+    return [*lines, *([f"also failed: {_name(report.more, cause.noun)}"] if report.more else [])]
 
 
-def _answer(exit_: Exit, ended: Ended) -> str:
-    """How a worker ended after a signal that ended the job."""
-    if exit_.exec_stage == "cancelled":
+def _victims(judgement: Judgement) -> list[str]:
+    """How the other workers ended after the stop: by our signals, or in another way."""
+    if judgement.signum is not None:
+        what = end_on_request(judgement.signum, is_key=judgement.is_key, is_preemption=judgement.is_preempted)
+        told = _told(judgement, judgement.after, [_answer(one, judgement.signum) for one in judgement.after])
+        whole = f"{told} ended" if judgement.members > 1 else told
+        return [f"{what}: {whole}"] if told else []
+    if not (judgement.causes or judgement.fault or judgement.quitter or judgement.members > 1):
+        return []
+    lines = []
+    for who, by_stop in ((f"stopped by {judgement.command}", True), ("ended because of it", False)):
+        after = [one for one in judgement.after if one.by_stop == by_stop]
+        told = _told(judgement, after, [f"({_ending(one)})" for one in after])
+        lines += [f"{who}: {told}"] if told else []
+    return lines
+
+
+def _told(judgement: Judgement, after: Sequence[Alike], hows: Sequence[str]) -> str:
+    """Names of workers, each group with how it ended. Of several members there are too many ways."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one, how in zip(after, hows, strict=True):
+        groups.setdefault((one.noun, how if judgement.members == 1 else ""), []).extend(one.names)
+    return ", ".join([f"{_name(names, noun)} {how}".rstrip() for (noun, how), names in groups.items()])
+
+
+def _answer(one: Alike, signum: int) -> str:
+    """How workers ended after a signal that ended the job."""
+    if not one.is_started:
         return "not started"
-    if exit_.signal == SIGKILL:
+    if one.signal == SIGKILL:
         return "killed (SIGKILL)"
-    if _ended_by(exit_) == ended.stop_signal:
+    if signum in (one.signal, (one.code or 0) - SIGNAL_CODES):
         return "ended"
-    return f"ended ({_ending(exit_)})"
+    return f"ended ({_ending(one)})"
 
 
 def end_on_request(signum: int, *, is_key: bool, is_preemption: bool = False) -> str:
@@ -158,52 +170,19 @@ def end_on_request(signum: int, *, is_key: bool, is_preemption: bool = False) ->
     return f"{'preempted' if is_preemption else what} ({name or signal_name(signum)})"
 
 
-def _blame(plan: NodePlan, cause: Exit, evidence: Evidence, *, is_alone: bool) -> list[str]:
-    """One line with the cause and its reason, then the worker's last output."""
-    worker = plan.workers[cause.worker]
-    pid = f", pid {cause.pid}" if cause.pid else ""
-    place = f"local rank {worker.local_rank}{pid}, host {plan.host}"
-    if worker.noun != "rank":
-        place = f"pid {cause.pid}" if cause.pid else "not started"
-    first = "" if is_alone else " first"
-    if plan.is_conducted:
-        first = ""  # only the head knows which worker was first
-    elif plan.world_size > len(plan.workers):
-        first = " first on this node"  # we cannot compare with the other nodes
-    # The worker recorded an error before we stopped it, so its exit shows only our signal.
-    why = (
-        f"an exception, stopped by {plan.command} ({_ending(cause)})"
-        if cause.caused_by_stop
-        else reason(cause)
-    )
-    why += evidence.known and ": " + evidence.known
-    said, output = evidence.said, _last_words(worker.label, evidence)
-    # After SIGKILL, or with a reason known from elsewhere, an exception in the output is not the reason.
-    is_reason = bool(said) and len(said) <= SHORT and not evidence.known and cause.signal != 9
-    line = f"{worker.label} ({place}) failed{first}: {why}{': ' + said if is_reason else ''}"
-    return [line, *([f"  {said}"] if said and not is_reason else []), *output]
-
-
-def _blame_server(attempt: AttemptOutcome, server: ForkServerLost, evidence: Evidence) -> str:
+def _blame_server(server: ServerLost, host: str, evidence: Evidence) -> str:
     """One line about a fork server that died, and its workers."""
-    plan = attempt.plan
-    whose = name_labels([plan.workers[number].label for number in server.workers])
     how = server.text if server.signum is None else f"was killed by {signal_name(server.signum)}"
-    known = evidence.known and f" ({evidence.known})"
+    known = _known(evidence)
     return (
-        f"the fork server of {whose} (pid {server.pid}, host {plan.host}) {how}{known}: "
-        "its workers died with it"
+        f"the fork server of {_name(server.names, server.noun)} (pid {server.pid}, host {host}) {how}"
+        f"{known and f' ({known})'}: its workers died with it"
     )
 
 
-def _debugger_hint(plan: NodePlan, worker: WorkerPlan, tail: bytes) -> list[str]:
-    """A hint for a debugger that found no input: how to give it the command's standard input."""
-    last = tail[-1000:]
-    has_quit = b"bdb.BdbQuit" in last or b"Quitting pdb will kill the process" in last
-    if not has_quit or worker.stdin or not any(other.stdin for other in plan.workers):
-        return []
-    mend = f"--stdin {worker.rank} gives its debugger the standard input of {plan.command}"
-    return [f"{worker.label} has nothing to read: {mend}"]
+def _left(one: Survivor, judgement: Judgement) -> str:
+    line = survivor(one.pid, one.state, one.name, one.wchan, one.errno)
+    return line if judgement.members == 1 else f"host {one.host}: {line}"
 
 
 def survivor(pid: int, state: str, name: str, wchan: str | None, errno: int | None = None) -> str:
@@ -217,12 +196,11 @@ def survivor(pid: int, state: str, name: str, wchan: str | None, errno: int | No
     return f"process {pid} ({name}, state {state}) did not die of SIGKILL{where}"
 
 
-def _last_words(label: Label, evidence: Evidence) -> list[str]:
+def _last_words(label: str, evidence: Evidence) -> list[str]:
     """The lines that show the worker's last output."""
-    shown = () if evidence.words is None else evidence.words.lines
-    lines = [f"last output of {label}:", *[f"  | {line}".rstrip() for line in shown]] if shown else []
-    if evidence.is_on_screen:
-        lines = []
+    lines = []
+    if evidence.lines and not evidence.is_on_screen:
+        lines = [f"last output of {label}:", *[f"  | {line}".rstrip() for line in evidence.lines]]
     path, problem = evidence.log_path, evidence.log_problem
     if path and problem:
         lines.append(f"{path} may lack its last words: {problem}, make room on its disk")
@@ -243,17 +221,7 @@ def _printable(line: str) -> str:
     return printable(line)
 
 
-def _also_failed(workers: Sequence[WorkerPlan], cause: Exit, others: Sequence[Exit]) -> list[str]:
-    shown = [
-        f"also failed: {workers[exit_.worker].label} "
-        f"({(exit_.ended_ns - cause.ended_ns) / 1e6:+.1f} ms): {reason(exit_)}"
-        for exit_ in others[:8]
-    ]
-    rest = [workers[exit_.worker].label for exit_ in others[8:]]
-    return [*shown, *([f"also failed: {name_labels(rest)}"] if rest else [])]
-
-
-def reason(exit_: Exit) -> str:
+def reason(exit_: Exit | Failed) -> str:
     """One clause: ``exit code 3``, ``killed by SIGKILL (signal 9)``, ``could not be executed: ...``."""
     if exit_.exec_errno is not None:
         return _start_failure(exit_)
@@ -265,12 +233,13 @@ def reason(exit_: Exit) -> str:
     return f"exit code {exit_.code}"
 
 
-def _start_failure(exit_: Exit) -> str:
+def _start_failure(exit_: Exit | Failed) -> str:
     import errno
     import os
 
     number = exit_.exec_errno or 0
     path = exit_.exec_path or ""
+    target = exit_.target if hasattr(exit_, "target") else target_of(path)
     text = os.strerror(number)
     if exit_.exec_stage == "chdir":
         return f"cannot enter the working directory {path}: {text}"
@@ -282,19 +251,28 @@ def _start_failure(exit_: Exit) -> str:
             text = file_error(number)
         return f"could not be started ({stage}): {path and path + ': '}{text}"
     hint = ""
-    if number == errno.ENOENT and os.path.exists(path):
+    if number == errno.ENOENT and target != "missing":
         hint = ", the interpreter of its #! line is missing"
     elif number == errno.ENOENT and "/" not in path:
         hint = ", it is not on PATH"
     elif number == errno.ENOEXEC:
         hint = ", a script needs a #! line"
-    elif number == errno.EACCES and os.path.isdir(path):
+    elif number == errno.EACCES and target == "folder":
         hint = ", it is a directory"
     elif number == errno.EACCES:
         hint = f", make it executable with chmod +x {path}"
     elif number == errno.E2BIG:
         hint = ", its arguments and environment are too long together"
     return f"could not be executed: {path}: {text}{hint}"
+
+
+def target_of(path: str) -> Literal["missing", "file", "folder"]:
+    """What this machine has at a path."""
+    import os
+
+    if not os.path.exists(path):
+        return "missing"
+    return "folder" if os.path.isdir(path) else "file"
 
 
 def file_error(number: int) -> str:
@@ -321,8 +299,8 @@ def binding_failure(stage: str, number: int) -> str:
     return f"cannot be given its memory policy: {os.strerror(number)}{hint}"
 
 
-def _ending(exit_: Exit) -> str:
-    if exit_.exec_stage == "cancelled":
+def _ending(exit_: Alike | Failed) -> str:
+    if getattr(exit_, "is_started", True) is False:
         return "not started"
     if exit_.signal is not None:
         return signal_name(exit_.signal)
@@ -331,27 +309,12 @@ def _ending(exit_: Exit) -> str:
 
 def name_labels(labels: Sequence[Label]) -> str:
     """``rank 3``, ``ranks 0-2,5``, ``hosts n1,n2``: labels of one noun."""
-    noun = f"{labels[0].noun}s" if len(labels) > 1 else labels[0].noun
-    names = [label.name for label in labels]
+    return _name([label.name for label in labels], labels[0].noun)
+
+
+def _name(names: Iterable[str], noun: str = "rank") -> str:
+    names = list(names)
+    noun = f"{noun}s" if len(names) > 1 else noun
     if all(name.isdecimal() for name in names):
         return f"{noun} {format_ranges(sorted(map(int, names)))}"
     return f"{noun} {','.join(names)}"
-
-
-def timer_evidence(timer: TimerExpired) -> str:
-    """The evidence for a death by an expired timer."""
-    scope = timer.scope if len(timer.scope) <= SHORT else f"{timer.scope[: SHORT - 3]}..."
-    return f"its timer {scope!r} had expired"
-
-
-def memory_evidence(exit_: Exit, kernel_log: Sequence[str], oom_kills: int) -> str:
-    """The evidence for an out-of-memory kill: the kernel's line about the pid, or a counter that moved."""
-    if exit_.signal != 9:
-        return ""
-    peak = f"peak memory {exit_.max_rss_bytes / 2**20:.0f} MiB"
-    for line in kernel_log:
-        if f"process {exit_.pid} " in line or f"pid={exit_.pid}," in line:
-            return f"the kernel killed it because memory ran out ({peak})"
-    if oom_kills > 0:
-        return f"memory of this job's cgroup ran out ({oom_kills} out-of-memory kill, {peak})"
-    return ""

@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.events import a_report
 
 from dsl._record import replace
 from dsl.agent.conductor import (
     FAREWELL_S,
     START_S,
     TOGETHER_S,
-    Clocks,
     Conductor,
     Dismiss,
     Send,
     Speak,
     places_of,
 )
+from dsl.conductor.judge import Clocks
 from dsl.control.messages import (
     Assignment,
     Bye,
@@ -28,7 +29,6 @@ from dsl.control.messages import (
     Lost,
     Over,
     Refused,
-    Report,
     Said,
     Stop,
 )
@@ -89,8 +89,9 @@ class Stage:
     def fail(self, place: int, rank: int, status: int = 7, at_ms: int = 1) -> list[Any]:
         """A worker fails, and its node reports."""
         failing = Failing(self.attempt, rank, status, at_ms * MS)
-        line = f"rank {rank} (host n{place}) failed: exit code {status}"
-        report = Report(self.attempt, status, at_ms * MS, rank, (line, "last output of rank"))
+        report = a_report(
+            self.attempt, status, rank=rank, at_ms=at_ms, host=f"n{place}", lines=["step 7"], ended=1
+        )
         return [*self.hear(place, failing), *self.hear(place, report)]
 
     @property
@@ -216,13 +217,14 @@ def test_the_verdict_names_the_first_cause_its_code_and_the_victims() -> None:
     stage.conductor.clocks.update({0: Clocks(0, 1), 1: Clocks(0, 1), 2: Clocks(0, 1)})
     stage.fail(1, 1, status=9, at_ms=1)
     stage.fail(2, 2, status=1, at_ms=5)
-    orders = stage.hear(0, Report(0, 1, victims=(0,), followers=(3,)))
+    orders = stage.hear(0, a_report(0, 1, victims=(0,), followers=(3,)))
     assert len(messages(orders, Over)) == 3
     assert stage.conductor.code == 9
     assert stage.said == [
-        "rank 1 (host n1) failed first: exit code 9",
-        "last output of rank",
-        "also failed: rank 2 (host n2) failed: exit code 1",
+        "rank 1 (local rank 0, pid 1001, host n1) failed first: exit code 9",
+        "last output of rank 1:",
+        "  | step 7",
+        "also failed: rank 2 (local rank 0, pid 1002, host n2) failed: exit code 1",
         "stopped by dsl: rank 0",
         "ended because of it: rank 3",
     ]
@@ -244,13 +246,13 @@ def test_where_clocks_cannot_tell_both_are_named() -> None:
     stage.fail(1, 1, status=4, at_ms=55)
     assert stage.conductor.code == 3
     assert not any("failed first" in line for line in stage.said)
-    assert "or first: rank 1 (host n1) failed: exit code 4" in stage.said
+    assert "or first: rank 1 (local rank 0, pid 1001, host n1) failed: exit code 4" in stage.said
 
 
 def test_a_job_that_succeeds_ends_when_all_have_said_goodbye() -> None:
     stage = Stage(a_job(1, 1)).begin()
-    assert stage.hear(0, Report(0, 0)) == []
-    orders = stage.hear(1, Report(0, 0))
+    assert stage.hear(0, a_report(0, 0)) == []
+    orders = stage.hear(1, a_report(0, 0))
     assert [place for place, _ in messages(orders, Over)] == [0, 1]
     assert stage.conductor.code == 0
     assert stage.hear(0, Bye(0)) == []
@@ -261,14 +263,14 @@ def test_a_job_that_succeeds_ends_when_all_have_said_goodbye() -> None:
 def test_a_failed_attempt_is_started_again_on_all_hosts() -> None:
     stage = Stage(a_job(1, 1, restarts=1)).begin()
     stage.fail(0, 0)
-    orders = stage.hear(1, Report(0, 1, victims=(1,)))
+    orders = stage.hear(1, a_report(0, 1, victims=(1,)))
     assert [(place, one.attempt, one.round) for place, one in messages(orders, Meeting)] == [
         (0, 1, 1),
         (1, 1, 1),
     ]
     assert stage.said[-1] == "warning: starting all hosts again, restart 1 of 1"
     stage.fail(1, 1, status=5)
-    stage.hear(0, Report(1, 1, victims=(0,)))
+    stage.hear(0, a_report(1, 1, victims=(0,)))
     assert stage.conductor.code == 5
     assert stage.said[-1] == "2 attempts have failed"
 
@@ -279,7 +281,7 @@ def a_crash_loop() -> Stage:
     for attempt in range(6):
         assert stage.attempt == attempt
         stage.fail(0, 0)
-        stage.hear(1, Report(attempt, 1, victims=(1,)))
+        stage.hear(1, a_report(attempt, 1, victims=(1,)))
     return stage
 
 
@@ -293,7 +295,7 @@ def test_a_crash_loop_waits_longer_and_longer() -> None:
     assert stage.conductor.deadline_s is None
     stage.now_s += 2.0
     stage.fail(0, 0)
-    assert messages(stage.hear(1, Report(6, 1, victims=(1,))), Meeting)
+    assert messages(stage.hear(1, a_report(6, 1, victims=(1,))), Meeting)
 
 
 @pytest.mark.guarantee("G2")
@@ -313,16 +315,16 @@ def test_a_signal_or_a_lost_host_ends_a_job_that_waits_to_be_started_again() -> 
 def test_what_an_earlier_attempt_says_late_changes_nothing() -> None:
     stage = Stage(a_job(1, 1, restarts=1)).begin()
     stage.fail(0, 0)
-    stage.hear(1, Report(0, 1))
+    stage.hear(1, a_report(0, 1))
     assert stage.hear(1, Failing(0, 1, 9, 9)) == []
-    assert stage.hear(1, Report(0, 9)) == []
+    assert stage.hear(1, a_report(0, 9)) == []
 
 
 def test_a_lost_host_stops_the_others_is_named_and_not_waited_for() -> None:
     stage = Stage(a_job(2, 2, restarts=3)).begin()
     orders = stage.hear(1, Lost("has not been heard for 15 s"))
     assert [place for place, _ in messages(orders, Stop)] == [0]
-    stage.hear(0, Report(0, 1, victims=(0, 1)))
+    stage.hear(0, a_report(0, 1, victims=(0, 1)))
     assert stage.conductor.code == 1
     assert stage.said == [
         "host n1 (ranks 2-3) was lost: it has not been heard for 15 s",
@@ -336,7 +338,7 @@ def test_a_host_that_was_lost_after_its_worker_had_failed_keeps_the_code() -> No
     stage = Stage(a_job(1, 1)).begin()
     stage.hear(1, Failing(0, 1, 9, 5))
     stage.hear(1, Lost("has closed the connection"))
-    stage.hear(0, Report(0, 1, victims=(0,)))
+    stage.hear(0, a_report(0, 1, victims=(0,)))
     assert stage.conductor.code == 9
     assert stage.said[0].startswith("rank 1 failed with 9, then host n1")
 
@@ -347,8 +349,8 @@ def test_a_signal_stops_all_hosts_and_the_second_ends_the_grace() -> None:
     second = stage.conductor.signal(2, "stop", stage.now_s)
     assert [stop.grace_s for _, stop in messages(first, Stop)] == [7.0, 7.0]
     assert [stop.grace_s for _, stop in messages(second, Stop)] == [0.0, 0.0]
-    stage.hear(0, Report(0, 1, victims=(0,)))
-    stage.hear(1, Report(0, 1, victims=(1,)))
+    stage.hear(0, a_report(0, 1, victims=(0,)))
+    stage.hear(1, a_report(0, 1, victims=(1,)))
     assert stage.conductor.code == 130
     assert stage.said[-1] == "interrupted (SIGINT): ranks 0-1 ended"
 
@@ -356,16 +358,16 @@ def test_a_signal_stops_all_hosts_and_the_second_ends_the_grace() -> None:
 def test_the_key_by_which_the_user_ended_the_job_is_named() -> None:
     stage = Stage(a_job(1, 1)).begin()
     stage.conductor.signal(2, "stop", stage.now_s, is_key=True)
-    stage.hear(0, Report(0, 1, victims=(0,)))
-    stage.hear(1, Report(0, 1, followers=(1,)))
+    stage.hear(0, a_report(0, 1, victims=(0,)))
+    stage.hear(1, a_report(0, 1, followers=(1,)))
     assert stage.said[-1] == "interrupted (Ctrl-C): ranks 0-1 ended"
 
 
 def test_a_job_whose_workers_end_well_after_a_signal_still_ends_by_it() -> None:
     stage = Stage(a_job(1, 1)).begin()
     stage.conductor.signal(15, "stop", stage.now_s)
-    stage.hear(0, Report(0, 0))
-    stage.hear(1, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
+    stage.hear(1, a_report(0, 0))
     assert stage.conductor.code == 143
 
 
@@ -383,8 +385,8 @@ def test_a_preemption_gives_the_workers_its_time_and_can_be_queued_again() -> No
     assert {(stop.signum, stop.grace_s, stop.is_preemption) for _, stop in messages(orders, Stop)} == {
         (10, 60.0, True)
     }
-    stage.hear(0, Report(0, 0))
-    stage.hear(1, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
+    stage.hear(1, a_report(0, 0))
     assert stage.conductor.code == 75
 
 
@@ -398,8 +400,8 @@ def test_a_forwarded_signal_reaches_every_host() -> None:
 
 def test_agents_that_do_not_end_are_not_waited_for_longer_than_that() -> None:
     stage = Stage(a_job(1, 1)).begin()
-    stage.hear(0, Report(0, 0))
-    stage.hear(1, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
+    stage.hear(1, a_report(0, 0))
     stage.hear(0, Bye(0))
     assert stage.later(FAREWELL_S) == [Dismiss(FAREWELL_S)]
     assert stage.conductor.code == 0
@@ -422,7 +424,7 @@ def test_an_agent_that_says_goodbye_while_its_workers_run_is_lost(restarts: int)
     stage = Stage(a_job(1, 1, restarts=restarts)).begin()
     orders = stage.hear(1, Bye(0))
     assert [place for place, _ in messages(orders, Stop)] == [0]
-    stage.hear(0, Report(0, 143, victims=(0,)))
+    stage.hear(0, a_report(0, 143, victims=(0,)))
     assert stage.conductor.code == 1
     assert stage.said[-2:] == [
         "host n1 (rank 1) was lost: it has ended before its time",
@@ -440,7 +442,7 @@ def test_an_agent_that_refuses_its_part_of_an_attempt_ends_the_job() -> None:
     stage = Stage(a_job(1, 1)).begin()
     orders = stage.hear(1, Refused("cannot bind", 2))
     assert [place for place, _ in messages(orders, Stop)] == [0]
-    stage.hear(0, Report(0, 1, victims=(0,)))
+    stage.hear(0, a_report(0, 1, victims=(0,)))
     assert stage.conductor.code == 2
     assert stage.said[0] == "host n1: cannot bind"
 
@@ -448,7 +450,7 @@ def test_an_agent_that_refuses_its_part_of_an_attempt_ends_the_job() -> None:
 @pytest.mark.parametrize("grace", [Lost("has closed the connection"), Bye(0)])
 def test_a_goodbye_or_a_closed_connection_ends_an_agent_once(grace: object) -> None:
     stage = Stage(a_job(1)).begin()
-    stage.hear(0, Report(0, 3, 1, 0, ("rank 0 failed: exit code 3",)))
+    stage.hear(0, a_report(0, 3, rank=0))
     assert stage.hear(0, Bye(3)) == [Dismiss(FAREWELL_S)]
     assert stage.conductor.code == 3
     stage.hear(0, grace)
@@ -459,8 +461,8 @@ def test_agents_whose_launcher_has_ended_get_their_grace_and_the_job_has_failed(
     stage = Stage(a_job(1, 1)).begin()
     orders = stage.conductor.starters_lost("pdsh has ended with 1", stage.now_s)
     assert [(place, stop.grace_s) for place, stop in messages(orders, Stop)] == [(0, 7.0), (1, 7.0)]
-    stage.hear(0, Report(0, 0))
-    stage.hear(1, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
+    stage.hear(1, a_report(0, 0))
     assert stage.conductor.code == 1
     assert stage.said == ["pdsh has ended with 1"]
 
@@ -468,7 +470,7 @@ def test_agents_whose_launcher_has_ended_get_their_grace_and_the_job_has_failed(
 def test_agents_that_do_not_answer_any_more_are_not_waited_for_without_a_launcher() -> None:
     stage = Stage(a_job(1, 1)).begin()
     stage.orders += stage.conductor.starters_lost("pdsh has ended with 1", stage.now_s)
-    stage.hear(0, Report(0, 1, victims=(0,)))
+    stage.hear(0, a_report(0, 1, victims=(0,)))
     stage.later(7.0 + FAREWELL_S)
     stage.later(FAREWELL_S)
     assert stage.conductor.is_done
@@ -492,7 +494,7 @@ def test_when_the_launcher_dies_the_hosts_are_stopped_and_it_is_named() -> None:
     stage = Stage(a_job(2, 2, restarts=3)).begin()
     orders = stage.conductor.starters_lost("pdsh was killed by SIGKILL (signal 9)", stage.now_s)
     assert [(place, stop.grace_s) for place, stop in messages(orders, Stop)] == [(0, 7.0), (1, 7.0)]
-    stage.hear(0, Report(0, 1, victims=(0, 1)))
+    stage.hear(0, a_report(0, 1, victims=(0, 1)))
     stage.hear(1, Lost("has closed the connection"))
     assert stage.conductor.code == 1
     assert stage.said == ["pdsh was killed by SIGKILL (signal 9)", "stopped by dsl: ranks 0-1"]
@@ -502,9 +504,9 @@ def test_a_launcher_that_dies_of_a_failure_does_not_hide_it() -> None:
     stage = Stage(a_job(1, 1)).begin()
     stage.fail(1, 1, status=9)
     assert stage.conductor.starters_lost("mpirun has ended with 9", stage.now_s) == []
-    stage.hear(0, Report(0, 1, victims=(0,)))
+    stage.hear(0, a_report(0, 1, victims=(0,)))
     assert stage.conductor.code == 9
-    assert stage.said[0] == "rank 1 (host n1) failed first: exit code 9"
+    assert stage.said[0] == "rank 1 (local rank 0, pid 1001, host n1) failed first: exit code 9"
 
 
 def test_a_launcher_that_dies_before_the_start_ends_the_job() -> None:
@@ -517,29 +519,29 @@ def test_a_launcher_that_dies_before_the_start_ends_the_job() -> None:
 
 def test_a_launcher_that_ends_with_the_job_is_nothing_special() -> None:
     stage = Stage(a_job(1)).begin()
-    stage.hear(0, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
     assert stage.conductor.starters_lost("pdsh has ended with 0", stage.now_s) == []
     assert (stage.conductor.code, stage.said) == (0, [])
 
 
 def test_a_host_that_stops_for_a_reason_of_its_own_is_named() -> None:
     stage = Stage(a_job(1, 1)).begin()
-    stage.hear(1, Report(0, 137, victims=(1,)))
-    stage.hear(0, Report(0, 1, victims=(0,)))
+    stage.hear(1, a_report(0, 137, victims=(1,)))
+    stage.hear(0, a_report(0, 1, victims=(0,)))
     assert stage.conductor.code == 137
     assert stage.said == ["host n1 has stopped its workers, exit code 137", "stopped by dsl: ranks 0-1"]
 
 
 def test_a_signal_of_the_scheduler_to_a_host_is_the_code_of_the_job() -> None:
     stage = Stage(a_job(1, 1)).begin()
-    stage.hear(1, Report(0, 143, stop_signal=15, victims=(1,)))
-    stage.hear(0, Report(0, 1, victims=(0,)))
+    stage.hear(1, a_report(0, 143, stop_signal=15, victims=(1,)))
+    stage.hear(0, a_report(0, 1, victims=(0,)))
     assert (stage.conductor.code, stage.said) == (143, ["terminated (SIGTERM): ranks 0-1 ended"])
 
 
 def test_agents_whose_output_nobody_reads_are_waited_for() -> None:
     stage = Stage(a_job(1)).begin()
-    stage.hear(0, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
     for _ in range(3):
         stage.now_s += FAREWELL_S
         stage.conductor.wait_longer(stage.now_s)
@@ -549,8 +551,8 @@ def test_agents_whose_output_nobody_reads_are_waited_for() -> None:
 
 def test_a_signal_ends_the_waiting_for_who_reads_the_output() -> None:
     stage = Stage(a_job(1, 1)).begin()
-    stage.hear(0, Report(0, 0))
-    stage.hear(1, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
+    stage.hear(1, a_report(0, 0))
     orders = stage.conductor.signal(15, "stop", stage.now_s)
     assert orders[0] == Speak(Notice("warning", "SIGTERM received: output that nobody has read is lost"))
     assert orders[1:] == [Dismiss(FAREWELL_S)]

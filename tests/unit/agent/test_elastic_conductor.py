@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.events import a_report
+
 from dsl.agent.conductor import START_S, TOGETHER_S, Dismiss, Send, Speak
 from dsl.agent.elastic_conductor import ElasticConductor
 from dsl.agent.gathering import (
@@ -26,7 +28,6 @@ from dsl.control.messages import (
     Lost,
     Over,
     Refused,
-    Report,
     Stop,
 )
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program
@@ -96,13 +97,15 @@ class Stage:
 
     def fail(self, place: int, rank: int, status: int = 7) -> list[Any]:
         """A worker fails, and its node reports."""
-        line = f"rank {rank} (host n{place}) failed: exit code {status}"
         orders = self.hear(place, Failing(self.attempt, rank, status, MS))
-        return [*orders, *self.hear(place, Report(self.attempt, status, MS, rank, (line,)))]
+        return [
+            *orders,
+            *self.hear(place, a_report(self.attempt, status, rank=rank, at_ms=1, host=f"n{place}")),
+        ]
 
     def report_stopped(self, *places: int) -> list[Any]:
         """The workers of hosts have been stopped, as ordered."""
-        return [one for place in places for one in self.hear(place, Report(self.attempt, 1, victims=(9,)))]
+        return [one for place in places for one in self.hear(place, a_report(self.attempt, 1, victims=(9,)))]
 
     @property
     def attempt(self) -> int:
@@ -326,7 +329,7 @@ def test_a_worker_that_fails_before_its_host_is_lost_costs_one() -> None:
 def test_a_silent_host_is_tried_again_only_when_it_must_have_seen_that_we_are_gone() -> None:
     stage = Stage(1, 1, heartbeat_s=15.0)
     stage.come(0, 1)
-    stage.hear(1, Lost("has not been heard for 15 s"))
+    stage.hear(1, Lost("has not been heard for 15 s", is_silent=True))
     assert not reached(stage.later(14.0))
     assert reached(stage.later(1.0)) == [1]
 
@@ -390,17 +393,17 @@ def test_workers_are_not_stopped_for_a_host_when_some_of_them_have_ended_well() 
     stage = Stage(1, 1, 1)
     stage.come(0, 1)
     stage.miss(2)
-    stage.hear(0, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
     stage.later(RETRY_S)
     assert not messages(stage.come(2), Stop)
-    stage.hear(1, Report(0, 0))
+    stage.hear(1, a_report(0, 0))
     assert stage.conductor.code == 0
 
 
 def test_a_host_whose_agent_was_told_to_end_leaves() -> None:
     stage = Stage(1, 1, restarts=0)
     stage.come(0, 1)
-    orders = stage.hear(1, Report(0, 143, stop_signal=15, victims=(1,)))
+    orders = stage.hear(1, a_report(0, 143, stop_signal=15, victims=(1,)))
     assert messages(orders, Over) == [(1, Over())]
     assert [place for place, _ in messages(orders, Stop)] == [0]
     stage.report_stopped(0)
@@ -450,7 +453,7 @@ def test_a_host_with_workers_that_would_not_end_is_left_out() -> None:
     stage = Stage(1, 1)
     stage.come(0, 1)
     stage.fail(0, 0)
-    stage.hear(1, Report(0, 1, victims=(1,), survivors=1))
+    stage.hear(1, a_report(0, 1, victims=(1,), survivors=1))
     assert stage.members() == [(0, 0, 0)]
 
 
@@ -553,7 +556,7 @@ def test_when_the_restarts_are_spent_the_code_is_that_of_the_last_first_failure(
     assert sorted(place for place, _ in messages(orders, Over)) == [0, 1]
     assert stage.conductor.code == 5
     assert stage.said[-3:] == [
-        "rank 1 (host n1) failed first: exit code 5",
+        "rank 1 (local rank 0, pid 1001, host n1) failed first: exit code 5",
         "stopped by dsl: rank 9",
         "2 attempts have failed",
     ]
@@ -602,7 +605,7 @@ def test_restarts_that_were_counted_out_are_all_spent() -> None:
 def test_a_host_that_stops_its_workers_for_a_reason_of_its_own_is_left_out() -> None:
     stage = Stage(1, 1, restarts=0)
     stage.come(0, 1)
-    orders = stage.hear(1, Report(0, 137, victims=(1,)))
+    orders = stage.hear(1, a_report(0, 137, victims=(1,)))
     assert messages(orders, Over) == [(1, Over())]
     stage.report_stopped(0)
     assert (stage.members(), stage.meeting().reason) == ([(0, 0, 0)], "membership")
@@ -616,7 +619,7 @@ def test_what_an_earlier_attempt_says_late_changes_nothing() -> None:
     stage.fail(0, 0)
     stage.report_stopped(1)
     assert stage.hear(1, Failing(0, 1, 9, 9)) == []
-    assert stage.hear(1, Report(0, 9)) == []
+    assert stage.hear(1, a_report(0, 9)) == []
 
 
 # ------------------------------------------------------------------ signals, and the end
@@ -625,7 +628,7 @@ def test_what_an_earlier_attempt_says_late_changes_nothing() -> None:
 def test_a_job_that_succeeds_ends_on_all_hosts_spares_too() -> None:
     stage = Stage(1, 1, most=1)
     stage.come(0, 1)
-    orders = stage.hear(0, Report(0, 0))
+    orders = stage.hear(0, a_report(0, 0))
     assert [place for place, _ in messages(orders, Over)] == [0, 1]
     assert stage.conductor.code == 0
     stage.hear(0, Bye(0))
@@ -654,8 +657,8 @@ def test_a_preemption_can_be_queued_again() -> None:
     stage = Stage(1, 1)
     stage.come(0, 1)
     stage.conductor.signal(10, "preempt", stage.now_s)
-    stage.hear(0, Report(0, 0))
-    stage.hear(1, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
+    stage.hear(1, a_report(0, 0))
     assert stage.conductor.code == 75
 
 
@@ -669,7 +672,7 @@ def test_a_host_that_comes_when_the_job_is_over_is_sent_home() -> None:
     stage = Stage(1, 1)
     stage.come(0)
     stage.miss(1)
-    stage.hear(0, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
     assert messages(stage.hear(1, Hello("1", 1, "h", 1)), Over) == [(1, Over())]
     stage.hear(0, Bye(0))
     assert stage.conductor.is_done
@@ -690,7 +693,7 @@ def test_the_end_does_not_wait_for_hosts_that_are_tried_again() -> None:
     stage = Stage(1, 1)
     stage.come(0)
     stage.miss(1)
-    stage.hear(0, Report(0, 0))
+    stage.hear(0, a_report(0, 0))
     orders = stage.hear(0, Bye(0))
     assert [one for one in orders if isinstance(one, Dismiss)]
     assert stage.conductor.deadline_s is None

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
+from tests.support.events import a_report
 
 from dsl import Output
 from dsl.agent.elastic_conductor import ElasticConductor
 from dsl.agent.elastic_head import RETRY_S, ElasticHead
 from dsl.agent.gathering import Reach
-from dsl.control.messages import Assignment, Bye, Checked, Hello, Lost, Report
+from dsl.control.messages import Assignment, Bye, Checked, Hello, Lost
 from dsl.launchers.base import Start
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program
 from dsl.model.remote import Remote
@@ -113,7 +114,7 @@ def test_the_connection_of_an_agent_that_is_replaced_is_heard_no_more(stage: Sta
     old = stage.come(1)
     stage.hears((old, Lost("has closed the connection")))
     new = stage.come(1)
-    stage.hears((old, Report(0, 9)))
+    stage.hears((old, a_report(0, 9)))
     assert stage.conductor.code is None
     assert [type(call[0][0]) for call in new.send.call_args_list] == [Assignment]
 
@@ -122,7 +123,7 @@ def test_at_the_end_programs_whose_agents_have_said_goodbye_are_left_to_end(stag
     link = stage.come(0)
     stage.says(place=1, status=255)
     assert isinstance(link.send.call_args_list[-1][0][0], Meeting)
-    stage.hears((link, Report(0, 0)), (link, Bye(0)))
+    stage.hears((link, a_report(0, 0)), (link, Bye(0)))
     assert stage.conductor.is_done
     assert stage.orders() == [{"end": [1]}]
 

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.events import a_report
 
 from dsl._record import fields
 from dsl.agent import elastic_head as elastic_head_module
@@ -41,7 +42,6 @@ from dsl.control.messages import (
     Hello,
     Lost,
     Over,
-    Report,
     Running,
     Said,
     Stop,
@@ -255,11 +255,11 @@ class Agent:
             self._queue.append(Running(self.attempt))
             if random.random() < 0.3:
                 self._queue += [Failing(self.attempt, 0, 3, 10**18), Said(Notice("info", "x"))]
-                self._queue.append(Report(self.attempt, 3, 10**18, 0, ("rank 0 failed: 3",)))
+                self._queue.append(a_report(self.attempt, 3, rank=0, at_ms=10**12))
             elif random.random() < 0.5:
-                self._queue.append(Report(self.attempt, 0))
+                self._queue.append(a_report(self.attempt, 0))
         elif isinstance(message, Stop):
-            self._queue.append(Report(self.attempt, 143, victims=(self.place,)))
+            self._queue.append(a_report(self.attempt, 143, victims=(self.place,)))
         elif isinstance(message, Over):
             self._queue.append(Bye(0))
             self.has_ended = True
@@ -318,9 +318,9 @@ class Stage:
         self.why_lost: list[str] = []
         drop = self.server._drop
 
-        def note(link: Link, reason: str) -> None:
+        def note(link: Link, reason: str, *, is_silent: bool = False) -> None:
             self.why_lost.append(reason)
-            drop(link, reason)
+            drop(link, reason, is_silent=is_silent)
 
         self.server._drop = note  # type: ignore[method-assign]
 

@@ -8,10 +8,12 @@ import pytest
 from tests.support.events import a_plan, an_attempt, an_exit, end, exited
 
 from dsl._record import replace
-from dsl.agent.part import HeadSaid, Orders, Reporter, conducted, decide
-from dsl.control.messages import Failing, Forward, Lost, Over, Report, Running, Said, Stop
+from dsl.agent.part import HeadSaid, HeadSink, Orders, Reporter, conducted, decide
+from dsl.control.messages import Failing, Forward, Lost, Over, Running, Said, Stop
 from dsl.model.job import Meeting, Notice
+from dsl.model.judgement import Report
 from dsl.model.outcome import AttemptStarted, History, Membership
+from dsl.report.narrator import Narrator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,14 +153,12 @@ def test_the_head_hears_of_a_failure_at_once_and_has_the_verdict_later() -> None
     assert send.messages[:2] == [Running(0), Failing(0, 1, 7, cause.ended_ns)]
     report = send.messages[2]
     assert isinstance(report, Report)
-    assert (report.code, report.rank, report.failed_ns, report.victims) == (7, 1, cause.ended_ns, (0,))
-    assert report.followers == (2,)
-    assert " failed: exit code 7" in report.lines[0]
-    assert len(report.lines) == 1
+    assert (report.code, report.rank, report.failed_ns, report.host) == (7, 1, cause.ended_ns, plan.host)
+    assert [(one.names, one.by_stop) for one in report.after] == [(("0",), True), (("2",), False)]
 
 
 def test_what_is_said_here_is_said_by_the_head() -> None:
     send = Sent()
     plan = a_plan(2)
-    Reporter(plan, send).say("look", "warning")
+    Narrator(plan, HeadSink(send)).say("look", "warning")
     assert send.messages == [Said(Notice("warning", f"host {plan.host}: look"))]

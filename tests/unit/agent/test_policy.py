@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_exit, end, exited
 
-from dsl.agent.policy import decide, exit_code
+from dsl.agent.policy import decide
 from dsl.model.outcome import (
     REQUEUE_CODE,
     Decision,
@@ -16,6 +16,7 @@ from dsl.model.outcome import (
     MembershipChanged,
     PatienceOver,
     Tried,
+    exit_code,
 )
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ def test_silence_is_told() -> None:
     _, on_agent = ends.by_descriptors()
     ends.head.start()
     on_agent.send_now(hello())
-    assert messages(ends.head, 2) == [hello(), Lost("has not been heard for 0.4 s")]
+    assert messages(ends.head, 2) == [hello(), Lost("has not been heard for 0.4 s", is_silent=True)]
     ends.close()
 
 
@@ -269,8 +269,8 @@ NO_WORDS_OF_AN_AGENT: dict[str, tuple[bytes, str]] = {
     "a truth for a number": (b'{"Bye":{"code":true}}', "code of Bye is True"),
     "a success that is refused": (b'{"Refused":{"text":"x","code":0}}', "code of Refused is 0"),
     "a level": (b'{"Said":{"notice":{"Notice":{"level":"loud","text":"x"}}}}', "level of Notice is 'loud'"),
-    "a text for lines": (b'{"Report":{"attempt":0,"code":1,"lines":"abc"}}', "lines of Report is 'abc'"),
-    "a rank": (b'{"Report":{"attempt":0,"code":1,"victims":[-1]}}', "victims of Report is -1"),
+    "a text for lines": (b'{"Report":{"attempt":0,"code":1,"after":"abc"}}', "after of Report is 'abc'"),
+    "a rank": (b'{"Failing":{"attempt":0,"rank":-2,"status":1,"ended_ns":0}}', "rank of Failing is -2"),
     "no number": (b'{"Report":{"attempt":NaN,"code":1}}', "it is not JSON"),
     "a number of 5000 digits": (b'{"Bye":{"code":' + b"1" * 5000 + b"}}", "it is not JSON"),
 }

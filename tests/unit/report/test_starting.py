@@ -9,7 +9,7 @@ import pytest
 from tests.support.events import a_plan
 
 from dsl import ForkServerLost, ForkServerReady, ForkServerSlow
-from dsl.functions.launcher import _Log
+from dsl.functions.launcher import Logger
 from dsl.model.outcome import Prewarmed
 from dsl.report.narrator import Narrator
 
@@ -60,7 +60,8 @@ def test_each_event_is_one_line(
 
 
 def test_programs_find_it_in_their_log(caplog: pytest.LogCaptureFixture) -> None:
+    narrator = Narrator(a_plan(2), Logger())
     for event in (SLOW, LOST):
-        _Log(a_plan(2)).hear(event)
+        narrator.hear(event)
     said = [(one.levelname, one.message) for one in caplog.records]
     assert said == [("WARNING", SLOW_LINE), ("WARNING", LOST_LINE)]

@@ -12,9 +12,12 @@ from tests.support.events import a_plan, an_attempt, an_exit, end
 
 from dsl import SignalReceived
 from dsl._record import replace
-from dsl.agent.policy import exit_code
+from dsl.conductor.judge import Context, judge_alone
 from dsl.model.node import Label
-from dsl.report.verdict import Evidence, memory_evidence, name_labels, reason, verdict
+from dsl.model.outcome import Outcome, exit_code
+from dsl.report.evidence import memory_evidence, report_of
+from dsl.report.narrator import Narrator
+from dsl.report.verdict import name_labels, reason, verdict
 from dsl.signals import signal_name
 
 if TYPE_CHECKING:
@@ -34,7 +37,11 @@ def judge(
     tail: bytes = b"",
     log_path: str | None = None,
 ) -> list[str]:
-    return verdict(an_attempt(plan, exits, ended), Evidence(known, tail, log_path))
+    ended.tail = tail  # type: ignore[misc]
+    report = report_of(an_attempt(plan, exits, ended))
+    if known or log_path:
+        report = replace(report, evidence=replace(report.evidence, known=known, log_path=log_path))
+    return verdict(judge_alone(report, Context(signum=ended.stop_signal)))
 
 
 @pytest.mark.parametrize(
@@ -89,12 +96,6 @@ def test_what_we_did_to_the_others_is_told_from_what_they_did() -> None:
     assert third == "ended because of it: rank 5 (exit code 0), rank 8 (exit code 1), rank 9 (SIGABRT)"
 
 
-def test_how_the_others_ended_on_several_hosts_is_told_by_their_head() -> None:
-    exits = [an_exit(0, code=3), an_exit(1, signal=15, by_us=True)]
-    (line,) = judge(a_plan(2, is_conducted=True), exits, end(exits[0]))
-    assert line.endswith("failed: exit code 3")
-
-
 def test_later_failures_of_their_own_are_told_with_their_delay() -> None:
     cause, later = an_exit(2, code=1, at_ms=10), an_exit(0, code=5, at_ms=13.25)
     lines = judge(a_plan(3), [cause, later], end(cause))
@@ -119,7 +120,7 @@ def test_a_crowd_of_failures_stays_short() -> None:
     ],
 )
 def test_a_user_who_ended_the_job_hears_how_the_workers_took_it(
-    signum: int, line: str, *, is_key: bool
+    signum: int, line: str, capfd: pytest.CaptureFixture[str], *, is_key: bool
 ) -> None:
     exits = [
         an_exit(0, signal=signum, by_us=True),
@@ -133,7 +134,8 @@ def test_a_user_who_ended_the_job_hears_how_the_workers_took_it(
         a_plan(5, preempt_signal=10), exits, end(stop_signal=signum), news=(object(), signal)
     )
     rest = "rank 1 ended (exit code 0), rank 2 killed (SIGKILL), rank 3 not started"
-    assert verdict(attempt) == [f"{line}, {rest}"]
+    Narrator(attempt.plan).hear(Outcome(1, (attempt,)))
+    assert capfd.readouterr().err.splitlines()[-1] == f"dsl: {line}, {rest}"
 
 
 def test_what_would_not_die_is_named() -> None:

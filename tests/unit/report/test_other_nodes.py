@@ -20,7 +20,7 @@ from dsl.model.outcome import (
     MembershipChanged,
     Outcome,
 )
-from dsl.report.together import TogetherNarrator
+from dsl.report.narrator import Narrator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,14 +112,14 @@ def restart(attempt: object, decision: Decision) -> AttemptEnded:
     ],
 )
 def test_what_is_said(events: Sequence[object], said: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    narrator = TogetherNarrator(a_plan(2))
+    narrator = Narrator(a_plan(2), has_others=True)
     for event in events:
         narrator.hear(event)
     assert [line.removeprefix("dsl: ") for line in capfd.readouterr().err.splitlines()] == said
 
 
 def test_a_failure_elsewhere_stands_beside_our_own(capfd: pytest.CaptureFixture[str]) -> None:
-    narrator = TogetherNarrator(a_plan(2))
+    narrator = Narrator(a_plan(2), has_others=True)
     for event in (PEER, Outcome(7, (OWN,))):
         narrator.hear(event)
     lines = capfd.readouterr().err.splitlines()

@@ -1,0 +1,161 @@
+"""Judges the end of an attempt: which failure was first in the whole job, and the exit code. Pure."""
+
+from __future__ import annotations
+
+from dsl._record import record, replace
+from dsl.model.judgement import Judgement
+from dsl.model.outcome import REQUEUE_CODE, SIGNAL_CODES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsl.model.judgement import Report
+
+FAILURE = 1
+UNKNOWN_NS = 1 << 62
+"""The error of a clock that was never compared."""
+
+
+@record
+class Clocks:
+    """What is known of two clocks."""
+
+    offset_ns: int
+    """Subtract this from a time of that host to get the same moment on the head's clock."""
+    error_ns: int
+    """How far the offset may be wrong."""
+
+
+SAME_CLOCK = Clocks(0, 0)
+
+
+@record
+class Member:
+    """A member as the judge sees it."""
+
+    name: str
+    """What messages call it: ``host n1``."""
+    host: int
+    """Its host: members with the same number have one clock."""
+
+
+@record
+class Context:
+    """What the conductor knows about the end besides the reports."""
+
+    command: str = "dsl"
+    """What messages call the command that stops workers."""
+    signum: int | None = None
+    """The signal by which the user ended the job."""
+    is_key: bool = False
+    """A key of the terminal sent it."""
+    is_preempted: bool = False
+    """The scheduler announced the end."""
+    preempt_signal: int | None = None
+    """The signal by which it does that."""
+    fault: str = ""
+    """Why no member could be reached any more; empty: they could."""
+    begun_by: int | None = None
+    """The place of the member that ended first; None: none did, or a stop came before."""
+    sees_all: bool = True
+    """The members run all workers of the job."""
+
+
+ALONE = Member("", 0)
+
+
+def judge_alone(report: Report, context: Context) -> Judgement:
+    """Judge the end of an attempt that one member knows all about."""
+    return judge({0: report}, {0: ALONE}, {}, context)
+
+
+def judge(
+    reports: Mapping[int, Report],
+    members: Mapping[int, Member],
+    clocks: Mapping[int, Clocks],
+    context: Context,
+) -> Judgement:
+    """Judge the end of an attempt from the reports of all members.
+
+    Reports, members and compared clocks are given by place. The order in which the reports came has no
+    influence. A member without a compared clock may have failed at any time.
+    """
+    places = sorted(reports)
+    causes = sorted(
+        [place for place in places if reports[place].is_cause],
+        key=lambda place: _moment(reports[place], clocks.get(place, SAME_CLOCK)),
+    )
+    rivals = [place for place in causes[1:] if _may_be_first(causes[0], place, reports, members, clocks)]
+    ordered = [*causes[:1], *rivals, *[place for place in causes[1:] if place not in rivals]]
+    is_alone = len(members) == 1 and all(report.ended == 1 for report in reports.values())
+    judgement = Judgement(
+        code=reports[causes[0]].code if causes else 0,
+        command=context.command,
+        members=len(members),
+        causes=tuple(
+            [reports[place] if place == ordered[0] else _brief(reports[place]) for place in ordered]
+        ),
+        rivals=len(rivals),
+        scope="node" if not context.sees_all else "worker" if is_alone else "job",
+        after=tuple([one for place in places for one in reports[place].after]),
+        survivors=tuple([one for place in places for one in reports[place].survivors]),
+        fault=context.fault,
+    )
+    if context.fault:
+        judgement = replace(judgement, code=FAILURE)
+    elif not causes:
+        judgement = _without_cause(judgement, reports, members, context)
+    if context.is_preempted and not any(report.rank >= 0 for report in reports.values()):
+        judgement = replace(judgement, code=REQUEUE_CODE, is_preempted=True)
+    return judgement
+
+
+def _without_cause(
+    judgement: Judgement, reports: Mapping[int, Report], members: Mapping[int, Member], context: Context
+) -> Judgement:
+    """The judgement of an attempt in which no member failed by itself."""
+    failed = [reports[place] for place in sorted(reports) if reports[place].code]
+    signals = [report.stop_signal for report in failed if report.stop_signal is not None]
+    if context.signum is not None:
+        code = SIGNAL_CODES + context.signum
+        return replace(judgement, code=code, signum=context.signum, is_key=context.is_key)
+    if signals:  # the user knows which host received it
+        return replace(judgement, code=SIGNAL_CODES + signals[0], signum=signals[0])
+    if context.begun_by in reports and context.begun_by is not None:
+        code = reports[context.begun_by].code
+        return replace(judgement, code=code, quitter=members[context.begun_by].name)
+    signum = context.preempt_signal if context.is_preempted else None
+    return replace(judgement, code=failed[0].code if failed else 0, signum=signum)
+
+
+def _brief(report: Report) -> Report:
+    """A report without what is told of the first cause alone."""
+    return replace(
+        report, evidence=replace(report.evidence, lines=()), others=(), more=(), after=(), survivors=()
+    )
+
+
+def _moment(report: Report, clock: Clocks) -> tuple[bool, int]:
+    """When a member failed, on our clock. A lost host shows later than a failure: it comes last."""
+    return report.failed_ns == 0, report.failed_ns - clock.offset_ns
+
+
+def _may_be_first(
+    first: int,
+    other: int,
+    reports: Mapping[int, Report],
+    members: Mapping[int, Member],
+    clocks: Mapping[int, Clocks],
+) -> bool:
+    """Whether ``other`` may have failed before ``first``, though its time is later."""
+    if not reports[first].failed_ns or not reports[other].failed_ns:
+        return False
+    if members[first].host == members[other].host:
+        return False  # one clock
+    moments, errors = [], 0
+    for place in (first, other):
+        clock = clocks.get(place)
+        errors += UNKNOWN_NS if clock is None else clock.error_ns
+        moments.append(_moment(reports[place], clock or SAME_CLOCK)[1])
+    return moments[1] - moments[0] <= errors

@@ -1,0 +1,227 @@
+"""Facts about the end of an attempt: what each member reports, and what follows from all reports.
+
+The records travel between hosts. None holds a line for the user: `dsl.report.verdict` words them.
+"""
+
+from __future__ import annotations
+
+from dsl._record import record
+from dsl.model.request import Code, Count, RankOrNone, Shown, Signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Annotated, Literal, TypeAlias
+
+# Text, as in `dsl.model.request`.
+FailureCode: TypeAlias = "Annotated[int, 1, 255]"
+Moment: TypeAlias = "Annotated[int, 0, 9_223_372_036_854_775_807]"
+
+MOST_OTHERS = 8
+"""Failures of one member that are reported whole, besides its cause."""
+
+MOST_SURVIVORS = 64
+"""Surviving processes of one member that are reported."""
+
+
+@record
+class Failed:
+    """A worker that failed by itself. Fields named as in `dsl.Exit` mean the same."""
+
+    noun: Shown
+    """What reports call such a worker: ``rank``."""
+    name: Shown
+    """Its name among these, such as its rank."""
+    rank: RankOrNone
+    """Its global rank."""
+    local_rank: Count
+    """Its index within its node."""
+    pid: Count
+    """Its process id; 0: it never started."""
+    status: FailureCode
+    """Its exit code, or 128 + the signal."""
+    ended_ns: Moment
+    """CLOCK_REALTIME of its host when its death was noticed."""
+    code: Code | None = None
+    signal: Signal | None = None
+    core_dumped: bool = False
+    caused_by_stop: bool = False
+    exec_stage: Shown | None = None
+    exec_errno: Count | None = None
+    exec_path: Shown | None = None
+    target: Literal["missing", "file", "folder"] = "missing"
+    """What its host has at ``exec_path``."""
+
+
+@record
+class ServerLost:
+    """A fork server that died and took its workers along."""
+
+    pid: Count
+    """Its process id."""
+    signum: Signal | None
+    """The signal that ended it; None: it ended in another way."""
+    text: Shown
+    """How it ended, as a clause."""
+    noun: Shown
+    """What reports call its workers."""
+    names: tuple[Shown, ...]
+    """Their names."""
+
+
+@record
+class Evidence:
+    """What is known about a failure besides the exit."""
+
+    known: Shown = ""
+    """One clause from elsewhere, such as an out-of-memory kill or an expired timer."""
+    recorded: Shown = ""
+    """The message that the worker recorded, in one line."""
+    said: Shown = ""
+    """The exception in its output and where it was raised, in one line."""
+    lines: tuple[Shown, ...] = ()
+    """The lines of its last output that tell most."""
+    log_path: Shown | None = None
+    """The file with all of its output."""
+    log_problem: Shown = ""
+    """Why that file may lack the end of the output."""
+    is_on_screen: bool = False
+    """The user's terminal still shows ``lines``."""
+    lacks_input: bool = False
+    """It is a debugger that found no input, and another worker of its node has the command's stdin."""
+
+
+NO_EVIDENCE = Evidence()
+
+
+@record
+class Alike:
+    """Workers of one member that ended alike after a stop had begun."""
+
+    names: tuple[Shown, ...]
+    """Their names."""
+    by_stop: bool = True
+    """The stop ended them: by one of our signals, or before they were started."""
+    code: Code | None = None
+    """Their exit code."""
+    signal: Signal | None = None
+    """The signal that ended them."""
+    is_started: bool = True
+    """They ran."""
+    noun: Shown = "rank"
+    """What reports call them."""
+
+
+@record
+class Survivor:
+    """A process that did not end. Fields as in `dsl.Ended.survivors`."""
+
+    pid: Count
+    """0: /proc does not show whether processes are left."""
+    state: Shown = "?"
+    name: Shown = "?"
+    wchan: Shown | None = None
+    errno: Count | None = None
+    host: Shown = ""
+    """Name of its host."""
+
+
+@record
+class Absence:
+    """A member that ends an attempt without a report of its own."""
+
+    name: Shown
+    """The member: ``host n1``."""
+    why: Shown
+    """A clause with its subject: ``it has closed the connection``."""
+    is_lost: bool = True
+    """It is gone; otherwise it refused its part, and ``why`` says what stands in the way."""
+    first_rank: Count = 0
+    """Rank of its first worker."""
+    rank_count: Count = 0
+    """Number of its workers."""
+    rank: RankOrNone = -1
+    """A worker that had failed before; -1: none is known."""
+    status: Code = 0
+    """The exit code of that worker."""
+    ended_ns: Moment = 0
+    """When that worker failed, on the clock of its host."""
+
+
+@record
+class Report:
+    """agent to head: an attempt has ended at one member, and nothing of its workers is left."""
+
+    attempt: Count
+    code: Code
+    """The exit code that the member alone would give (G2)."""
+    host: Shown = ""
+    """Name of its host."""
+    ended: Count = 0
+    """Number of its workers that have ended."""
+    cause: Failed | None = None
+    """Its failure that the others follow from; None: no worker failed by itself."""
+    evidence: Evidence = NO_EVIDENCE
+    """What is known about the cause."""
+    server: ServerLost | None = None
+    """The fork server whose death killed the worker of the cause."""
+    others: tuple[Failed, ...] = ()
+    """Other workers that failed by themselves, in the order of their deaths, at most `MOST_OTHERS`."""
+    more: tuple[Shown, ...] = ()
+    """Names of further such workers."""
+    after: tuple[Alike, ...] = ()
+    """Workers that ended after a stop had begun."""
+    survivors: tuple[Survivor, ...] = ()
+    """Processes that did not end, at most `MOST_SURVIVORS`."""
+    stop_signal: Signal | None = None
+    """The signal by which a user or scheduler ended the attempt there; None without such a signal."""
+    absence: Absence | None = None
+    """The member did not report: the head has made this record, and knows only this."""
+
+    @property
+    def rank(self) -> int:
+        """The rank that failed there; -1: none is known."""
+        failed = self.cause or self.absence
+        return -1 if failed is None else failed.rank
+
+    @property
+    def failed_ns(self) -> int:
+        """When that rank failed, on the clock of its host; 0: no rank is known."""
+        failed = self.cause or self.absence
+        return 0 if failed is None else failed.ended_ns
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether the member failed by itself, and not only because it was stopped."""
+        return bool(self.code) and (self.cause is not None or self.absence is not None)
+
+
+@record
+class Judgement:
+    """What follows from the reports of all members about one attempt."""
+
+    code: Code
+    """Exit code of the job (G2), if no attempt follows."""
+    command: Shown = "dsl"
+    """What messages call the command that stops workers."""
+    members: Count = 1
+    """Number of members."""
+    causes: tuple[Report, ...] = ()
+    """Members that failed by themselves: the first failure, then rivals, then the others, by time."""
+    rivals: Count = 0
+    """How many of the next causes may have been first: the clocks of the hosts cannot tell."""
+    scope: Literal["worker", "node", "job"] = "job"
+    """What the first failure was compared with: nothing, as it is the only worker; one node; the job."""
+    after: tuple[Alike, ...] = ()
+    """Workers that ended after a stop had begun."""
+    survivors: tuple[Survivor, ...] = ()
+    """Processes that did not end."""
+    signum: Signal | None = None
+    """The signal that ended the job; None: it ended in another way."""
+    is_key: bool = False
+    """A key of the terminal sent it."""
+    is_preempted: bool = False
+    """The signal announced a preemption."""
+    fault: Shown = ""
+    """Why no member could be reached any more, as a clause; empty: they could."""
+    quitter: Shown = ""
+    """The member that stopped its workers for a reason of its own, without a failure."""
