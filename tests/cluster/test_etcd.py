@@ -75,7 +75,7 @@ def test_nodes_meet_fail_come_and_leave(etcd: str, nursery: Nursery) -> None:
         a.meet()
         b.meet()
         assert {one.hosts for one in met(a, b)} == {("a", "b")}
-        a.tell(Failing(0, 1, "rank 0 failed"))
+        a.tell(Failing(0, 1))
         assert b.wait(PeerFailed).host == "a"
         a.meet(restarts=1, reason="failure")
         b.meet(reason="membership")

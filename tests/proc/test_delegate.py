@@ -16,6 +16,7 @@ import pytest
 from tests.support.delegates import MORTAL, QUICK, SHIFTED, Nursery, driven, met, opening
 
 from dsl._record import replace
+from dsl.model.judgement import Failed
 from dsl.rendezvous.words import (
     Changed,
     Fail,
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
     from tests.support.delegates import Driven
 
+
+FAILED = Failed(
+    "rank", "1", 1, 1, 77, 126, 9, exec_stage="exec", exec_errno=13, exec_path="/ü", target="folder"
+)
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 
 
@@ -91,8 +96,8 @@ def test_two_nodes_meet_fail_and_meet_again(endpoint: str) -> None:
         assert (second.address, second.port, second.hosts) == (first.address, first.port, first.hosts)
         assert (first.round, first.restarts, first.reason) == (0, 0, "start")
 
-        b.tell(Failing(4, 137, "rank 4 died"))
-        assert a.wait(PeerFailed, 2.0) == PeerFailed("b", 4, 137, "rank 4 died", False)
+        b.tell(Failing(4, 137, FAILED))
+        assert a.wait(PeerFailed, 2.0) == PeerFailed("b", 4, 137, FAILED, False)
         a.meet(2, reason="membership")
         b.meet(3, restarts=1, reason="failure")
         again = met(a, b)
@@ -207,8 +212,8 @@ def test_nodes_whose_hosts_and_pids_have_one_name_are_two(
     assert {one.node_rank for one in first} == {0, 1}
     assert {one.hosts for one in first} == {("a", "a")}
     assert len({*first[0].nodes, *first[1].nodes}) == 2
-    b.tell(Failing(1, 7, "rank 1 failed"))
-    assert a.wait(PeerFailed).line == "rank 1 failed"
+    b.tell(Failing(1, 7))
+    assert a.wait(PeerFailed) == PeerFailed("a", 1, 7, None, False)
     b.tell(Leave())
     assert a.wait(Changed) == Changed(1, 0, False, ("a",))
     a.meet(reason="membership")
@@ -222,9 +227,25 @@ def test_nodes_whose_hosts_and_pids_have_one_name_are_two(
         {"is": "left", "node": ["x"]},
         {"is": "left", "node": [1, 2, 3]},
         {"is": "over", "node": ["x", 1, 1]},
-        {"is": "over", "node": ["x", 1, 1], "round": 0, "host": 1, "rank": 0, "code": 1, "line": ""},
-        {"is": "failing", "node": ["x", 1, 1], "round": "0", "host": "x", "rank": 0, "code": 1, "line": ""},
-        {"is": "failing", "node": ["x", 1, 1], "round": 0, "host": "x", "rank": 0, "code": 10**9, "line": ""},
+        {"is": "over", "node": ["x", 1, 1], "round": 0, "host": 1, "rank": 0, "code": 1, "failed": None},
+        {
+            "is": "failing",
+            "node": ["x", 1, 1],
+            "round": "0",
+            "host": "x",
+            "rank": 0,
+            "code": 1,
+            "failed": None,
+        },
+        {
+            "is": "failing",
+            "node": ["x", 1, 1],
+            "round": 0,
+            "host": "x",
+            "rank": 0,
+            "code": 10**9,
+            "failed": None,
+        },
     ],
 )
 def test_news_that_make_no_sense_change_nothing(
@@ -240,8 +261,8 @@ def test_news_that_make_no_sense_change_nothing(
         "News(store, 'job', can_wait=True).post(eval(sys.argv[2]))"
     )
     subprocess.run([sys.executable, "-c", write, endpoint, repr(item)], check=True, timeout=60)
-    b.tell(Failing(1, 7, "true"))
-    assert a.wait(PeerFailed).line == "true"
+    b.tell(Failing(1, 7, FAILED))
+    assert a.wait(PeerFailed) == PeerFailed("b", 1, 7, FAILED, False)
     assert [one for one in a.heard if isinstance(one, (Remark, Changed))] == []
 
 
@@ -273,7 +294,7 @@ def test_a_node_that_was_frozen_is_told_that_the_others_have_gone_on(
     assert {one.hosts for one in met(a, b)} == {("a", "b")}
 
 
-@pytest.mark.parametrize("order", [Leave(), Fail(1, 1, "rank 1 failed")])
+@pytest.mark.parametrize("order", [Leave(), Fail(1, 1)])
 def test_a_store_that_is_frozen_keeps_nobody(
     start: Callable[..., Driven], endpoint: str, order: Leave | Fail
 ) -> None:
@@ -290,8 +311,8 @@ def test_a_final_failure_ends_the_others_and_nobody_can_join(
 ) -> None:
     a, b = open_and_meet(start, endpoint, "ab", (1, 3))
     met(a, b)
-    b.tell(Fail(1, 3, "rank 1 failed"))
-    assert a.wait(PeerFailed) == PeerFailed("b", 1, 3, "rank 1 failed", True)
+    b.tell(Fail(1, 3))
+    assert a.wait(PeerFailed) == PeerFailed("b", 1, 3, None, True)
     assert b.has_ended(3.0)
     (c,) = open_and_meet(start, endpoint, "c", (1, 3))
     refused = c.wait(Refused)
@@ -304,7 +325,7 @@ def test_the_host_of_the_store_fails_and_the_others_still_hear_of_it(
 ) -> None:
     a, b, c = open_and_meet(start, endpoint, "abc", (3, 3))
     met(a, b, c)
-    a.tell(Fail(0, 3, "rank 0 failed"))
+    a.tell(Fail(0, 3))
     for one in (b, c):
         assert one.wait(PeerFailed).final
     assert a.has_ended(3.0)
@@ -316,7 +337,7 @@ def test_a_node_that_finishes_waits_for_the_others_and_goes_on_if_one_fails(
     a, b = open_and_meet(start, endpoint, "ab", (1, 2))
     met(a, b)
     a.tell(Finish())
-    b.tell(Failing(1, 1, "rank 1 failed"))
+    b.tell(Failing(1, 1))
     a.wait(PeerFailed)
     assert Finished() not in a.heard
     b.meet(restarts=1, reason="failure")
@@ -359,7 +380,7 @@ def test_a_spare_hears_of_a_failure_before_it_hears_of_the_end(
     met(a)
     (b,) = open_and_meet(start, endpoint, "b", (1, 1))
     assert "parked as a spare" in b.wait(Remark).text
-    a.tell(Fail(0, 7, "rank 0 failed"))
+    a.tell(Fail(0, 7))
     assert b.wait(Refused).kind == "unneeded"
     assert [one.code for one in b.heard if isinstance(one, PeerFailed)] == [7]
 
@@ -368,7 +389,7 @@ def test_a_file_is_a_store(start: Callable[..., Driven], tmp_path: Path) -> None
     settings = (*QUICK, ("store_type", "file"))
     a, b = open_and_meet(start, str(tmp_path / "store"), "ab", (2, 2), settings=settings)
     met(a, b)
-    a.tell(Failing(0, 1, "rank 0 failed"))
+    a.tell(Failing(0, 1))
     assert b.wait(PeerFailed).host == "a"
     a.meet(restarts=1, reason="failure")
     b.meet(reason="membership")
@@ -478,7 +499,7 @@ def test_a_handler_that_somebody_has_registered(
         (b,) = open_and_meet(start, endpoint, "b", (2, 2), backend="somebodys", settings=guest)
         first = met(a, b, timeout_s=60)
         assert [one.node_rank for one in first] == [0, 1]
-        b.tell(Failing(1, 1, "rank 1 failed"))
+        b.tell(Failing(1, 1))
         assert a.wait(PeerFailed).host == "b"
         b.meet(restarts=1, reason="failure")
         assert a.wait(Changed).waiting == 1

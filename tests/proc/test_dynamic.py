@@ -14,6 +14,7 @@ from kit.waiting import until
 from tests.support.hub import Hub, elastic_line, meet
 from tests.support.jobs import Job, complete_lines, running
 
+from dsl.model.judgement import Failed
 from dsl.rendezvous.words import (
     Changed,
     Fail,
@@ -40,6 +41,7 @@ until [ -e "$1/end" ]; do
   sleep 0.02
 done
 """
+FAILED = Failed("rank", "3", 3, 1, 77, 9, 5, code=9)
 PORT = 29777  # nobody listens there: the workers have no store
 
 
@@ -140,7 +142,7 @@ def test_a_failure_on_one_node_starts_the_workers_of_both_again_and_the_count_ag
     table.fail(1, 0)
     failing = b.expect(Failing)
     assert (failing.rank, failing.code) == (1, 7)
-    a.say(PeerFailed("hostb", 1, 7, failing.line, final=False))
+    a.say(PeerFailed("hostb", 1, 7, failing.failed, final=False))
     orders = meet([a, b], PORT, round_=1)
     assert [(order.restarts, order.reason) for order in orders] == [(1, "failure")] * 2
     assert table.seen(4)[2:] == ["1/2 0 start 0", "1/2 1 failure 1"]
@@ -276,7 +278,7 @@ def test_a_final_failure_of_another_node_ends_this_one_with_its_code_and_names_i
     job, a = table.node("a")
     meet([a], PORT)
     table.seen(1)
-    a.say(PeerFailed("hostb", 3, 9, "rank 3 on host hostb failed: exit code 9", final=True))
+    a.say(PeerFailed("hostb", 3, 9, FAILED, final=True))
     a.expect(Leave)
     a.hang_up()
     assert job.wait() == 9
@@ -292,7 +294,7 @@ def test_restarts_that_are_spent_end_the_job_on_all_nodes(table: Table) -> None:
     a.expect(Failing)
     fail = a.expect(Fail)
     assert (fail.rank, fail.code) == (0, 7)
-    b.say(PeerFailed("hosta", 0, 7, fail.line, final=True))
+    b.say(PeerFailed("hosta", 0, 7, fail.failed, final=True))
     b.expect(Leave)
     for node in (a, b):
         node.hang_up()
@@ -323,7 +325,7 @@ def test_whoever_has_finished_starts_again_with_a_node_that_failed(table: Table)
     table.end()
     a.expect(Finish)
     (table.directory / "end").unlink()
-    a.say(PeerFailed("hostb", 1, 7, "", final=False))
+    a.say(PeerFailed("hostb", 1, 7, None, final=False))
     assert [one.restarts for one in meet([a], PORT, round_=1)] == [1]
     table.seen(2)
     table.end()
@@ -368,7 +370,7 @@ def test_a_spare_that_the_job_did_not_need_ends_as_the_job_did(table: Table, *, 
     job, a = table.node("a")
     a.expect(Meet)
     if has_failed:
-        a.say(PeerFailed("hostb", 3, 9, "rank 3 on host hostb failed: exit code 9", final=True))
+        a.say(PeerFailed("hostb", 3, 9, FAILED, final=True))
     a.say(Refused("unneeded", "the job j has ended without this node, which was a spare"))
     assert job.wait() == (9 if has_failed else 0)
     over = "the job is over: rank 3 on host hostb failed: exit code 9"

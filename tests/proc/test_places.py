@@ -89,9 +89,9 @@ def test_the_port_is_free_for_a_worker_when_the_nodes_have_met(nodes: list[Node]
 
 def test_a_failure_reaches_the_others_and_all_count_one_restart(nodes: list[Node]) -> None:
     open_all(nodes)
-    nodes[1].say(Failing(1, 7, "rank 1 failed"))
+    nodes[1].say(Failing(1, 7))
     for node in (nodes[0], nodes[2]):
-        assert node.expect(PeerFailed) == PeerFailed("n1", 1, 7, "rank 1 failed", final=False)
+        assert node.expect(PeerFailed) == PeerFailed("n1", 1, 7, None, final=False)
     for restarts, node in zip((1, 1, 0), nodes, strict=True):
         node.meet(restarts=restarts)
     assert {(one.round, one.restarts, one.reason) for one in [node.expect(Met) for node in nodes]} == {
@@ -101,10 +101,10 @@ def test_a_failure_reaches_the_others_and_all_count_one_restart(nodes: list[Node
 
 def test_a_final_failure_ends_all(nodes: list[Node]) -> None:
     open_all(nodes)
-    nodes[2].say(Fail(2, 9, "rank 2 failed"))
+    nodes[2].say(Fail(2, 9))
     assert nodes[2].until_end() == []
     for node in nodes[:2]:
-        assert node.expect(PeerFailed) == PeerFailed("n2", 2, 9, "rank 2 failed", final=True)
+        assert node.expect(PeerFailed) == PeerFailed("n2", 2, 9, None, final=True)
     nodes[1].meet(restarts=1)
     assert nodes[1].expect(Refused) == Refused("closed", "rank 2 failed")
 
@@ -112,7 +112,7 @@ def test_a_final_failure_ends_all(nodes: list[Node]) -> None:
 def test_the_first_node_may_fail_too(nodes: list[Node]) -> None:
     open_all(nodes)
     nodes[1].meet(restarts=1)
-    nodes[0].say(Fail(0, 9, "rank 0 failed"))
+    nodes[0].say(Fail(0, 9))
     assert nodes[0].until_end() == []
     assert nodes[0].process.wait(10) == 0
     assert nodes[1].expect(PeerFailed).final
@@ -127,7 +127,7 @@ def test_all_wait_until_the_last_has_finished(nodes: list[Node]) -> None:
     open_all(nodes)
     nodes[0].say(Finish())
     nodes[1].say(Finish())
-    nodes[1].say(Failing(1, 1, "said after all"))
+    nodes[1].say(Failing(1, 1))
     nodes[2].expect(PeerFailed)  # so both have been heard
     assert nodes[0].expect(PeerFailed).host == "n1"
     assert nodes[0].heard == []
@@ -187,7 +187,7 @@ def test_signs_of_life_keep_a_silent_job_together(nodes: list[Node]) -> None:
         raise AssertionError(nodes[0].expect(Remark))
     assert time.monotonic() - start_s > 2.9
     nodes[0].socket.settimeout(20)
-    nodes[1].say(Failing(1, 1, "x"))
+    nodes[1].say(Failing(1, 1))
     nodes[0].expect(PeerFailed)
 
 
@@ -241,7 +241,7 @@ def test_a_node_of_another_job_is_told_so_and_harms_nobody(
     for place in (0, 1):
         nodes[place].open(place, 3, port)
         nodes[place].meet()
-    nodes[1].say(Failing(0, 0, "taken"))
+    nodes[1].say(Failing(0, 0))
     nodes[0].expect(PeerFailed)  # its place is taken
     with Node() as wrong:
         wrong.open(rank, count, port, run_id=run_id)
@@ -286,7 +286,7 @@ def test_strangers_are_sent_away_and_the_job_is_unharmed(nodes: list[Node]) -> N
     nodes[0].meet()
     nodes[1].open(1, 3, port)
     nodes[1].meet()
-    nodes[1].say(Failing(0, 0, "come"))
+    nodes[1].say(Failing(0, 0))
     nodes[0].expect(PeerFailed)
     other_version = Hello("0.0.1", "job", 3, 2, "old")
     with contextlib.ExitStack() as stack:
@@ -407,7 +407,7 @@ def open_first_two(nodes: list[Node]) -> int:
     for place in (0, 1):
         nodes[place].open(place, 3, port)
         nodes[place].meet()
-    nodes[1].say(Failing(0, 0, "come"))
+    nodes[1].say(Failing(0, 0))
     nodes[0].expect(PeerFailed)
     return port
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dsl import Exited
-from dsl.model.outcome import AttemptStarted, Awaiting, own_code
-from dsl.report.verdict import reason
+from dsl.model.outcome import AttemptStarted, Awaiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl import Exit
+    from dsl.model.judgement import Failed
     from dsl.model.node import NodePlan
     from dsl.model.outcome import AttemptOutcome
     from dsl.rendezvous.dynamic import Dynamic
@@ -52,13 +52,12 @@ class Envoy:
             why: Reason = "failure" if decision.counted else "membership"
             self._rendezvous.join(restarts, why, decision.within_s)
 
-    def _failure(self, exit_: Exit) -> tuple[int, int, str]:
-        worker = self._plan.workers[exit_.worker]
-        code = own_code(exit_.status, is_stopped=exit_.caused_by_stop)
-        return worker.rank, code, f"{worker.label} on host {self._plan.host} failed: {reason(exit_)}"
+    def _failure(self, exit_: Exit) -> tuple[int, int, Failed]:
+        from dsl.report.evidence import failed
 
-    def _end_of(self, last: AttemptOutcome, code: int) -> tuple[int, int, str]:
-        """Rank, exit code and line of the failure that ends the job."""
-        if last.cause is not None:
-            return self._failure(last.cause)
-        return -1, code or 1, f"host {self._plan.host} cannot go on"
+        facts = failed(self._plan.workers[exit_.worker], exit_)
+        return facts.rank, facts.status, facts
+
+    def _end_of(self, last: AttemptOutcome, code: int) -> tuple[int, int, Failed | None]:
+        """Rank, exit code and facts of the failure that ends the job."""
+        return (-1, code or 1, None) if last.cause is None else self._failure(last.cause)

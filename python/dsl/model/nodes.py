@@ -7,6 +7,7 @@ from dsl._record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl.model.job import Meeting
+    from dsl.model.judgement import Failed
 
 
 @record
@@ -33,8 +34,8 @@ class PeerFailure:
     """Global rank of the worker; -1: there is none."""
     code: int
     """Its exit code, or 128 + the signal."""
-    line: str
-    """What that node reports about it."""
+    failed: Failed | None
+    """How it failed; None: that node does not tell."""
     is_final: bool
     """The job is over."""
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dsl.model.job import Job
+    from dsl.model.judgement import Failed
     from dsl.rendezvous.words import Answer, Order, Reason
 
 READ_BYTES = 1 << 16
@@ -320,9 +321,9 @@ class Dynamic:
         self._patience_s = time.monotonic() + within_s
         self._is_leaving = for_goodbye
 
-    def fail_for_now(self, rank: int, code: int, line: str) -> None:
+    def fail_for_now(self, rank: int, code: int, failed: Failed | None) -> None:
         """Tell the other nodes that a worker failed."""
-        self._delegate.send(Failing(rank, code, line))
+        self._delegate.send(Failing(rank, code, failed))
 
     def finish(self) -> None:
         """Wait for the nodes whose workers have not ended yet: then `NodesFinished` comes."""
@@ -333,10 +334,10 @@ class Dynamic:
         self._orders.clear()
         self._delegate.send(Leave())
 
-    def fail(self, rank: int, code: int, line: str) -> None:
+    def fail(self, rank: int, code: int, failed: Failed | None) -> None:
         """End the job on all nodes."""
         self._orders.clear()
-        self._delegate.send(Fail(rank, code, line))
+        self._delegate.send(Fail(rank, code, failed))
 
     def _hear(self) -> list[object]:
         if self.is_lost or not _is_readable(self._delegate.fileno()):
@@ -363,7 +364,7 @@ class Dynamic:
                 self._membership = Membership(answer.node_count, answer.waiting, answer.closed)
                 events.append(MembershipChanged(self._membership, answer.left, answer.has_dropped_us))
             elif isinstance(answer, PeerFailed):
-                events.append(PeerFailure(answer.host, answer.rank, answer.code, answer.line, answer.final))
+                events.append(PeerFailure(answer.host, answer.rank, answer.code, answer.failed, answer.final))
             elif isinstance(answer, Remark):
                 if self._is_leaving:
                     self._patience_s = None

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     Says: TypeAlias = list[tuple[int, Answer]]
     """Answers to the nodes of these places, in this order."""
 
-LONGEST_WORD = 500
-"""Most characters of a line that one node shows to others."""
-
 
 class Seat:
     """A node that has come."""
@@ -90,8 +87,9 @@ class Leader:
             return self._finish()
         if isinstance(order, Fail):
             seat.is_gone = True
-            line = order.line[:LONGEST_WORD] or f"{self.name(place)} has failed"
-            return self._close(place, line, [self._failure(seat, order, final=True)])
+            return self._close(
+                place, f"{self.name(place)} has failed", [self._failure(seat, order, final=True)]
+            )
         if isinstance(order, Leave):
             return self._go(place, seat, f"{self.name(place)} has left the job", "info")
         return []
@@ -211,7 +209,7 @@ class Leader:
         return says + self._finish()
 
     def _failure(self, seat: Seat, order: Failing | Fail, *, final: bool) -> PeerFailed:
-        return PeerFailed(seat.host, order.rank, order.code, order.line[:LONGEST_WORD], final)
+        return PeerFailed(seat.host, order.rank, order.code, order.failed, final)
 
     def _to_others(self, place: int, *answers: Answer) -> Says:
         others = [other for other, seat in self.seats.items() if other != place and not seat.is_gone]

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 
+from dsl.model.codec import to_plain
 from dsl.rendezvous.circle import Round, arrive_at_exit, exit_keys
 from dsl.rendezvous.meeting import ASK_S, Meetings, RoundBroken
 from dsl.rendezvous.refusals import (
@@ -249,7 +250,7 @@ class Member(Hooks):
             "host": site.order.host,
             "rank": order.rank,
             "code": order.code,
-            "line": order.line,
+            "failed": to_plain(order.failed),
         }
         try:
             site.news.post(item)

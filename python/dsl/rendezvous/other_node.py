@@ -263,7 +263,7 @@ class OtherNode:
         elif isinstance(answer, Changed) and answer.closed:
             self._closed = self._warning or "a node has left the job"
         elif isinstance(answer, PeerFailed) and answer.final:
-            self._closed = answer.line
+            self._closed = f"host {answer.host} has failed"
         elif isinstance(answer, Remark):
             self._warning = answer.text
         self._answer(answer)

@@ -279,7 +279,7 @@ def _node_of(item: dict[str, Any]) -> Node | None:
 
 def _failure(item: dict[str, Any], *, final: bool) -> PeerFailed | None:
     """The failure in an item; None if the item is not valid."""
-    found = {name: item.get(name) for name in ("host", "rank", "code", "line")}
+    found = {name: item.get(name) for name in ("host", "rank", "code", "failed")}
     try:
         failure: PeerFailed = make(PeerFailed, {**found, "final": final})
     except ValueError:

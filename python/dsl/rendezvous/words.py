@@ -15,6 +15,7 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.errors import JobFormatError, RendezvousError
 from dsl.model.codec import fields_from_plain, from_json, to_json, to_plain
+from dsl.model.judgement import Failed
 from dsl.model.request import Code, Count, Port, RankOrNone, Shown
 
 TYPE_CHECKING = False
@@ -84,8 +85,8 @@ class Failing:
     """Global rank; -1: it has none."""
     code: Code
     """Its exit code, or 128 + the signal."""
-    line: Shown
-    """One line for the users of the other nodes."""
+    failed: Failed | None = None
+    """How the worker failed; None: no worker is named."""
 
 
 @record
@@ -106,8 +107,8 @@ class Fail:
     """Global rank; -1: it has none."""
     code: Code
     """Its exit code, or 128 + the signal."""
-    line: Shown
-    """One line for the users of the other nodes."""
+    failed: Failed | None = None
+    """How the worker failed; None: no worker is named."""
 
 
 @record
@@ -174,8 +175,8 @@ class PeerFailed:
     """Global rank; -1: it has none."""
     code: Code
     """Its exit code, or 128 + the signal."""
-    line: Shown
-    """That node's line about the failure."""
+    failed: Failed | None
+    """How the worker failed; None: that node does not name one."""
     final: bool
     """The job is over."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsl.model.job import Notice
 from dsl.model.nodes import MeetingRefused, NodesMet, PeerFailure
 from dsl.model.outcome import AttemptEnded, AttemptStarted, Awaiting, MembershipChanged, Outcome
+from dsl.report.verdict import reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,9 +140,11 @@ def describe_end(event: PeerFailure | MeetingRefused) -> tuple[Notice, int]:
 
 
 def told(failure: PeerFailure) -> str:
-    """What another node says about a failure, on one line."""
-    line = " ".join(failure.line.split()) or _blame(failure)
-    return line if failure.host in line else f"host {failure.host}: {line}"
+    """What is known about a failure on another node, in one line."""
+    failed = failure.failed
+    if failed is not None:
+        return f"{failed.noun} {failed.name} on host {failure.host} failed: {reason(failed)}"
+    return f"host {failure.host} cannot go on" if failure.rank < 0 else _blame(failure)
 
 
 def _blame(failure: PeerFailure) -> str:

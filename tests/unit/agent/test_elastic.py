@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FAILED, FINE = an_exit(1, code=7), an_exit(0, code=0)
 STOPPED = [an_exit(0, signal=15, by_us=True), an_exit(1, signal=15, by_us=True)]
 TWO = Membership(2)
-PEER = PeerFailure("b", 3, 9, "rank 3 failed", is_final=False)
+PEER = PeerFailure("b", 3, 9, None, is_final=False)
 LAST = replace(PEER, is_final=True)
 LEFT = MembershipChanged(Membership(1), ("b",))
 JOINS = MembershipChanged(Membership(2, waiting=1))

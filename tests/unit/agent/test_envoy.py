@@ -14,9 +14,12 @@ from dsl.agent.envoy import Envoy
 from dsl.model.job import Meeting
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import AttemptEnded, Membership, MembershipChanged, Outcome, RestartFailed
+from dsl.report.verdict import reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dsl.model.judgement import Failed
 
 FINE, FAILED = an_exit(0, code=0), an_exit(1, code=7)
 STOPPED = [an_exit(0, signal=15, by_us=True), an_exit(1, signal=15, by_us=True)]
@@ -66,8 +69,8 @@ class Rendezvous:
     def wait(self, within_s: float, *, for_goodbye: bool = False) -> None:
         self._order("goodbye" if for_goodbye else "doubt")
 
-    def fail_for_now(self, rank: int, code: int, line: str) -> None:
-        self._order("failing", rank, code, line)
+    def fail_for_now(self, rank: int, code: int, failed: Failed | None) -> None:
+        self._order("failing", rank, code, failed and reason(failed))
 
     def finish(self) -> None:
         self._order("finish")
@@ -75,8 +78,8 @@ class Rendezvous:
     def leave(self) -> None:
         self._order("leave")
 
-    def fail(self, rank: int, code: int, line: str) -> None:
-        self._order("fail", rank, code, line)
+    def fail(self, rank: int, code: int, failed: Failed | None) -> None:
+        self._order("fail", rank, code, failed and reason(failed))
 
 
 class Together(Plans):
@@ -100,7 +103,7 @@ def run(
         os.close(supervisor.ready)
 
 
-FAILING = ("failing", 1, 7, "rank 1 on host node7 failed: exit code 7")
+FAILING = ("failing", 1, 7, "exit code 7")
 
 
 def test_a_job_that_succeeds_ends_when_the_other_nodes_have_and_the_delegate_has_gone() -> None:
@@ -142,7 +145,7 @@ def test_when_restarts_are_spent_the_job_is_over_on_all_nodes() -> None:
 
 
 def test_what_dies_because_another_node_failed_is_told_to_nobody() -> None:
-    peer = PeerFailure("b", 3, 9, "", is_final=False)
+    peer = PeerFailure("b", 3, 9, None, is_final=False)
     victims = [*map(exited, STOPPED), end()]
     rendezvous = Rendezvous(
         ("", [peer]), ("join", [met(1)]), ("finish", [NodesFinished()]), ("goodbye", [LOST])

@@ -99,7 +99,7 @@ def test_an_attempt_failed_here_or_elsewhere_or_not_at_all() -> None:
     failed = an_exit(0, code=3)
     here = replace(an_attempt(a_plan(1), [failed], end(failed)), duration_s=2.0)
     fine = replace(an_attempt(a_plan(1), [an_exit(0)], end()), duration_s=2.0)
-    elsewhere = replace(fine, news=(PeerFailure("b", 5, 9, "line", is_final=False),))
+    elsewhere = replace(fine, news=(PeerFailure("b", 5, 9, None, is_final=False),))
     assert with_attempt((), here) == (Tried(2.0, "rank 0 3"),)
     assert with_attempt((), elsewhere) == (Tried(2.0, "rank 5 9"),)
     assert with_attempt((), fine) == (Tried(2.0),)

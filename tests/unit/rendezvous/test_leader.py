@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.errors import PortError
-from dsl.rendezvous.leader import LONGEST_WORD, Leader
+from dsl.rendezvous.leader import Leader
 from dsl.rendezvous.words import (
     Changed,
     Fail,
@@ -115,8 +115,8 @@ def test_a_node_that_counts_too_much_costs_one_restart_a_round_at_most() -> None
 
 def test_a_failure_is_told_to_the_others_at_once() -> None:
     leader = leader_of(3)
-    assert told(leader.hear(1, Failing(1, 7, "x" * 9999))) == {
-        place: [PeerFailed("n1", 1, 7, "x" * LONGEST_WORD, final=False)] for place in (0, 2)
+    assert told(leader.hear(1, Failing(1, 7))) == {
+        place: [PeerFailed("n1", 1, 7, None, final=False)] for place in (0, 2)
     }
 
 
@@ -124,13 +124,13 @@ def test_a_final_failure_ends_the_others_also_those_who_wait() -> None:
     leader = leader_of(4)
     leader.hear(0, Finish())
     leader.hear(2, meet(restarts=1))
-    final = PeerFailed("n1", 5, 9, "rank 5 failed", final=True)
-    assert told(leader.hear(1, Fail(5, 9, "rank 5 failed"))) == {
+    final = PeerFailed("n1", 5, 9, None, final=True)
+    assert told(leader.hear(1, Fail(5, 9))) == {
         0: [final, Finished()],
-        2: [final, Refused("closed", "rank 5 failed")],
+        2: [final, Refused("closed", "node 1 (n1) has failed")],
         3: [final],
     }
-    assert leader.hear(3, meet()) == [(3, Refused("closed", "rank 5 failed"))]
+    assert leader.hear(3, meet()) == [(3, Refused("closed", "node 1 (n1) has failed"))]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_the_exit_barrier_opens_when_all_have_finished_or_gone() -> None:
 def test_a_node_that_has_finished_starts_anew_with_the_others() -> None:
     leader = leader_of(2)
     leader.hear(0, Finish())
-    assert told(leader.hear(1, Failing(1, 1, "late"))) == {0: [PeerFailed("n1", 1, 1, "late", final=False)]}
+    assert told(leader.hear(1, Failing(1, 1))) == {0: [PeerFailed("n1", 1, 1, None, final=False)]}
     assert leader.hear(1, meet(restarts=1)) == []
     found = told(leader.hear(0, meet(restarts=1)))
     assert [type(answer) for answers in found.values() for answer in answers] == [Met, Met]
@@ -222,4 +222,4 @@ def test_nothing_follows_from_the_words_of_who_has_no_place() -> None:
     assert leader.hear(7, Finish()) == []
     assert leader.lose(7, "x") == []
     leader.hear(1, Leave())
-    assert leader.hear(1, Failing(1, 1, "x")) == []
+    assert leader.hear(1, Failing(1, 1)) == []

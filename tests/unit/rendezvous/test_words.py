@@ -9,6 +9,7 @@ import pytest
 
 from dsl.errors import RendezvousError
 from dsl.model.codec import LONGEST_SHOWN
+from dsl.model.judgement import Failed
 from dsl.rendezvous.words import (
     ANSWERS,
     MOST_BYTES,
@@ -37,12 +38,15 @@ if TYPE_CHECKING:
 
 OPEN = Open("c10d", "alpha:29400", "job", 1, 4, None, (("join_timeout", "9"), ("is_host", "1")), "alpha")
 MEET = Meet(4, "default", 1, "failure")
-ORDER_LIST: list[Order] = [OPEN, MEET, Failing(3, 137, "rank 3 ended"), Leave(), Finish(), Fail(-1, 1, "ü")]
+FAILED = Failed(
+    "rank", "5", 5, 1, 77, 126, 9, exec_stage="exec", exec_errno=13, exec_path="/ü", target="file"
+)
+ORDER_LIST: list[Order] = [OPEN, MEET, Failing(3, 137, FAILED), Leave(), Finish(), Fail(-1, 1)]
 ANSWER_LIST: list[Answer] = [
     Met(2, 1, (4, 2), 4, 6, "10.0.0.1", 41000, 1, "membership", ("alpha", "alpha"), ("a", "b")),
     Refused("closed", "the job is over"),
     Changed(2, 1, False, ("gamma",), True),
-    PeerFailed("beta", 5, 1, "rank 5 failed\tü", True),
+    PeerFailed("beta", 5, 1, FAILED, True),
     Remark("info", "waiting for 1 of 2 nodes"),
     Finished(),
 ]
@@ -153,7 +157,6 @@ ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b2J\r\x00\u202e\udcff"
         (ANSWER_LIST[1], "text"),
         (ANSWER_LIST[2], "left"),
         (ANSWER_LIST[3], "host"),
-        (ANSWER_LIST[3], "line"),
         (ANSWER_LIST[4], "text"),
         (ANSWER_LIST[0], "hosts"),
     ],

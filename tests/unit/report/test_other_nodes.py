@@ -20,6 +20,7 @@ from dsl.model.outcome import (
     MembershipChanged,
     Outcome,
 )
+from dsl.report.evidence import failed
 from dsl.report.narrator import Narrator
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ CAUSE = an_exit(1, code=7)
 OWN = an_attempt(a_plan(2), [CAUSE], end(CAUSE))
 STOPPED = [an_exit(0, signal=15, by_us=True), an_exit(1, signal=15, by_us=True)]
 VICTIM = an_attempt(a_plan(2), STOPPED, end())
-PEER = PeerFailure("b", 3, 9, "rank 3 on host b failed: exit code 9", is_final=False)
+PEER = PeerFailure("b", 3, 9, failed(a_plan(4).workers[3], an_exit(3, code=9)), is_final=False)
 LAST = replace(PEER, is_final=True)
 MEETING = Meeting(0, 0, (2, 2), "a", 7)
 MET = NodesMet(MEETING, ("a", "b"))
@@ -103,10 +104,10 @@ def restart(attempt: object, decision: Decision) -> AttemptEnded:
             [],
         ),
         (
-            [LAST, AttemptStarted(a_plan(2)), PEER, replace(LAST, line="x\n", host="b")],
+            [LAST, AttemptStarted(a_plan(2)), PEER, replace(LAST, failed=None, rank=-1)],
             [
                 "the job is over: rank 3 on host b failed: exit code 9",
-                "the job is over: host b: x",
+                "the job is over: host b cannot go on",
             ],
         ),
     ],
