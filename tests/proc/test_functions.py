@@ -269,7 +269,8 @@ def test_the_second_attempt_starts_when_nothing_of_the_first_is_left(
     """A daemon of each worker, in a session of its own and deaf to SIGTERM, is gone before."""
     results = elastic_launch(config(max_restarts=1, grace_s=0.2), functions.fail_once)(str(tmp_path))
     assert results == {0: ("1", True), 1: ("1", True)}
-    assert "rank 0 failed: exit code 3: starting all workers again, restart 1 of 1" in caplog.text
+    assert "failed first: exit code 3" in caplog.text
+    assert "starting all 2 workers again, restart 1 of 1" in caplog.text
 
 
 def test_a_cleaned_temporary_directory_does_not_take_the_restarts(temp_dir: Path) -> None:
@@ -389,7 +390,11 @@ def on_two_nodes(counts: tuple[int, int], run: Callable[[LaunchConfig], None]) -
         thread.join(25)
 
 
-def test_a_failure_on_one_static_node_ends_the_other_and_says_where_it_was() -> None:
+@pytest.mark.guarantee("G3")
+def test_a_failure_on_one_static_node_ends_the_other_and_says_where_it_was(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The error says it, and the logger of the node whose workers did not fail."""
     caught: list[BaseException] = []
 
     def run(node: LaunchConfig) -> None:
@@ -400,7 +405,9 @@ def test_a_failure_on_one_static_node_ends_the_other_and_says_where_it_was() -> 
     on_two_nodes((1, 2), run)
     assert {type(one) for one in caught} == {ChildFailedError, RendezvousError}
     told = next(str(one) for one in caught if isinstance(one, RendezvousError))
-    assert "rank 1" in told
+    host = os.uname().nodename
+    assert f"rank 1 on host {host} failed: exit code 1" in told
+    assert f"the job is over: rank 1 on host {host} failed: exit code 1" in caplog.messages
 
 
 def test_static_nodes_have_their_own_ranks_and_numbers_of_workers() -> None:

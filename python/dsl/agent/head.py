@@ -23,6 +23,7 @@ from dsl.model.outcome import Decision, Membership, Outcome
 from dsl.model.request import LEVELS
 from dsl.plan.reaching import Reaching, plan_reaching
 from dsl.printable import printable
+from dsl.report import speak
 from dsl.report.speak import say
 from dsl.report.verdict import cause_last, reason
 
@@ -483,6 +484,11 @@ class Head:
     def _end(self) -> None:
         """Say how the job has ended."""
         notices = [] if self._is_orphan else list(self.conductor.verdict)
+        judgement = self.conductor.judgement
+        if speak.end_path and judgement is not None:
+            from dsl.report.handed import hand_judgement
+
+            hand_judgement(judgement)
         if self.conductor.has_begun and os.isatty(STDERR):
             told = [notice.text for notice in notices if notice.level == "critical"]
             notices = [notice for notice in notices if notice.level != "critical"]

@@ -16,7 +16,7 @@ from dsl._record import record
 from dsl.autotune.experiment import Result
 from dsl.autotune.files import A_FILE, A_FOLDER, MARKER, SCRATCH, SUMMARIES, as_json, check, claim, refusal
 from dsl.autotune.section import AUTOTUNING
-from dsl.errors import AutotuningError
+from dsl.errors import AutotuningError, JobFormatError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
     from dsl.autotune.experiment import Experiment
     from dsl.autotune.files import Folder
+    from dsl.model.judgement import Judgement
 
 RESULT = "result.json"
 DESCRIPTION = "exp.json"
 CONFIG = "ds_config.json"
+END = "end.json"
 OPTIMAL_CONFIG = "ds_config_optimal.json"
 OPTIMAL_COMMAND = "cmd_optimal.txt"
 TABLES = (OPTIMAL_CONFIG, OPTIMAL_COMMAND, *SUMMARIES)
@@ -282,6 +284,21 @@ class Folders:
                 return file.read(TAIL_BYTES).decode(errors="replace")
         except OSError:
             return ""
+
+    def take_end(self, experiment: Experiment) -> Judgement | None:
+        """The facts that its job has left about a failure; None: none that can be read."""
+        from dsl.model.codec import from_json, from_plain
+        from dsl.model.judgement import Judgement
+
+        text = self.results.read(f"{experiment.name}/{END}")
+        if text is None:
+            return None
+        try:
+            self.results.remove(f"{experiment.name}/{END}")
+            found: Judgement = from_plain(from_json(text.encode(errors="replace")), {"Judgement": Judgement})
+        except (AutotuningError, JobFormatError):
+            return None
+        return found
 
     def save_optimal(self, config: Mapping[str, object], command: str) -> None:
         """Write the best config, and the command that trains with it. Raises AutotuningError."""

@@ -34,11 +34,13 @@ class Order:
     """Seconds that it may take; 0: no limit."""
     grace_s: float = GRACE_S
     """Seconds that its workers get between SIGTERM and SIGKILL."""
+    end: str = ""
+    """File in which its job leaves the facts of a failure."""
     lane: tuple[str, ...] = ()
     """The command of a lane that runs it, and later others; empty: its own command runs it."""
 
 
-TOLD = ("name", "words", "stdout", "stderr", "limit_s", "grace_s")
+TOLD = ("name", "words", "stdout", "stderr", "end", "limit_s", "grace_s")
 """Fields that a lane needs."""
 
 

@@ -11,11 +11,11 @@ from shlex import join
 from dsl import __version__
 from dsl._record import replace
 from dsl.autotune.config import encode, experiment_words, fingerprint, without_tuning
-from dsl.autotune.folders import PATH_KEYS
+from dsl.autotune.folders import END, PATH_KEYS
 from dsl.autotune.order import Order
 from dsl.autotune.places import Slots
 from dsl.autotune.section import AUTOTUNING
-from dsl.autotune.setup import START, START_LANE, dsl_words
+from dsl.autotune.setup import START_EXPERIMENT, START_LANE, dsl_words
 from dsl.autotune.verdict import Ending, judge
 from dsl.errors import AutotuningError
 from dsl.machine.ports import pick_free_port, port_is_free
@@ -230,10 +230,11 @@ class Tuner:
         folders.begin(experiment, description, exp, join(("dsl", *words)))
         order = Order(
             name=experiment.name,
-            argv=(sys.executable, "-c", START, *words),
+            argv=(sys.executable, "-c", START_EXPERIMENT, f"{folder}/{END}", *words),
             env=self._environ(place),
             stdout=f"{folder}/stdout.log",
             stderr=f"{folder}/stderr.log",
+            end=f"{folder}/{END}",
             limit_s=setup.section.exp_timeout_s,
             grace_s=setup.grace_s,
             lane=(sys.executable, "-c", START_LANE) if setup.has_lanes else (),
@@ -285,6 +286,7 @@ class Tuner:
             instead=folders.instead(experiment),
             stdout=folders.tail(experiment, "stdout") if failed else "",
             stderr=folders.tail(experiment, "stderr") if failed else "",
+            judgement=folders.take_end(experiment),
             stop=done.stop,
             limit_s=done.order.limit_s,
         )

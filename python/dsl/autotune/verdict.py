@@ -8,18 +8,20 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.autotune.experiment import Result
 from dsl.lists import shorten
+from dsl.model.judgement import NO_EVIDENCE
+from dsl.report.verdict import verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dsl.autotune.experiment import Outcome
+    from dsl.model.judgement import Judgement
 
 OUT_OF_MEMORY = (
     "out of memory",
     "outofmemory",
     "memoryerror",
-    "memory of this job's cgroup ran out",
     "can't allocate memory",
     "cannot allocate memory",
     "bad_alloc",
@@ -30,9 +32,6 @@ OUT_OF_MEMORY = (
 
 MOST = 1e308
 """Numbers beyond it, and NaN, cannot be compared."""
-
-VERDICTS = (" failed first: ", " failed: ", "error: ")
-"""Words that mark the line in which a job of ours says what has failed."""
 
 
 @record
@@ -55,6 +54,8 @@ class Ending:
     """Why we ended it: ``timeout`` or ``stopped``; empty: it ended by itself."""
     limit_s: float = 0.0
     """Seconds that it had."""
+    judgement: Judgement | None = None
+    """What its job knows about a failure; None: nothing."""
 
 
 def judge(ending: Ending, keys: Sequence[str]) -> Result:
@@ -105,17 +106,13 @@ def _is_number(value: object) -> bool:
 
 def _failure(ending: Ending) -> tuple[Outcome, Mapping[str, float], str]:
     said = f"{ending.stdout}\n{ending.stderr}".lower()
-    outcome: Outcome = "oom" if any(words in said for words in OUT_OF_MEMORY) else "crash"
-    return outcome, {}, _why(ending)
-
-
-def _why(ending: Ending) -> str:
-    """What the job says about its failure, and the last line that the script wrote."""
-    lines = [line.strip() for line in ending.stderr.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("dsl: ") and any(word in line for word in VERDICTS)]
-    said = [line for line in lines if not line.startswith("dsl: ")]
-    verdict = (
-        told[0].removeprefix("dsl: ").removeprefix("error: ") if told else f"exit code {ending.exit_code}"
-    )
-    last = said[-1] if said else ""
-    return shorten(f"{verdict}: {last}" if last and last not in verdict else verdict, 300)
+    evidence = NO_EVIDENCE
+    if ending.judgement is not None and ending.judgement.causes:
+        evidence = ending.judgement.causes[0].evidence
+    has_run_out = evidence.is_out_of_memory or any(words in said for words in OUT_OF_MEMORY)
+    lines = verdict(ending.judgement) if ending.judgement is not None else []
+    # Without a judgement no worker has run, and the last line of the command says why.
+    last = evidence.lines or [line.strip() for line in ending.stderr.splitlines() if line.strip()]
+    why, last_line = lines[0] if lines else f"exit code {ending.exit_code}", last[-1] if last else ""
+    is_news = bool(last_line) and last_line not in why and (evidence.lines or not lines)
+    return "oom" if has_run_out else "crash", {}, shorten(f"{why}: {last_line}" if is_news else why, 300)

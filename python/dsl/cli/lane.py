@@ -35,6 +35,7 @@ from dsl.machine.check import check_program
 from dsl.model.node import Route
 from dsl.model.outcome import AttemptEnded, AttemptOutcome, AttemptStarted, Decision, Membership, Outcome
 from dsl.plan.job import plan_job
+from dsl.report import speak
 from dsl.report.narrator import Narrator
 from dsl.report.speak import say
 
@@ -179,6 +180,7 @@ class Jobs:
 
     def _plan(self, order: Order) -> NodePlan:
         _show_in(order.stderr, 2)
+        speak.end_path = order.end
         self._finish(succeeded=False)
         request, _ = deepspeed.read(order.words, self._facts.environ)
         planned = plan_job(request, self._facts)

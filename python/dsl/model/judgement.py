@@ -74,6 +74,8 @@ class Evidence:
 
     known: Shown = ""
     """One clause from elsewhere, such as an out-of-memory kill or an expired timer."""
+    is_out_of_memory: bool = False
+    """``known`` is that memory ran out."""
     recorded: Shown = ""
     """The message that the worker recorded, in one line."""
     said: Shown = ""

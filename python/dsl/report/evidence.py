@@ -149,6 +149,7 @@ def evidence_of(attempt: AttemptOutcome) -> Evidence:
     lines = () if words is None else words.lines
     return Evidence(
         known=known,
+        is_out_of_memory=cause.signal == SIGKILL and attempt.cause_timer is None and bool(known),
         recorded=" ".join(recorded[0].split())[:LONGEST_MESSAGE] if recorded else "",
         said=words.exception + where if words is not None and words.exception else "",
         lines=lines,

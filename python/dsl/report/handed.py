@@ -1,6 +1,7 @@
-"""Hands the root cause's record to the program that started us, such as a Kubernetes operator.
+"""Hands what is known about a failure to the program that started us.
 
-The file looks as torchrun leaves it (torch 2.13): the worker's record, with the exit code added.
+An operator of Kubernetes gets the root cause's record, in a file as torchrun leaves it (torch 2.13): the
+worker's record, with the exit code added. A tuner gets the facts of how its experiment ended.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dsl.model.failure import Failure
+    from dsl.model.judgement import Judgement
 
 
 class HandedError:
@@ -32,6 +34,20 @@ class HandedError:
                 hand_on(root_cause(event.last.failures), self._path)
             except DslError as error:
                 self._warn(str(error))
+
+
+def hand_judgement(judgement: Judgement) -> None:
+    """Write the facts for the tuner that started this job. It can do without them."""
+    from dsl.model.codec import to_json, to_plain
+    from dsl.report import speak
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        file = os.open(speak.end_path, flags, 0o640)
+        with open(file, "wb") as writer:
+            writer.write(to_json(to_plain(judgement)))
+    except OSError:
+        return
 
 
 def hand_on(failure: Failure, path: str) -> None:

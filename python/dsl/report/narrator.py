@@ -32,6 +32,7 @@ from dsl.model.outcome import (
     TimerExpired,
 )
 from dsl.model.request import LEVELS, Level
+from dsl.report import speak
 from dsl.report.speak import say, write
 from dsl.report.verdict import cause_last, file_error, survivor, verdict
 from dsl.signals import signal_name
@@ -259,6 +260,10 @@ class Narrator:
         has_failed = last.cause is not None or last.ended.stop_signal is not None or last.ended.survivors
         judgement = self._judge(last) if has_failed else None
         lines = verdict(judgement) if judgement is not None else []
+        if speak.end_path and judgement is not None:
+            from dsl.report.handed import hand_judgement
+
+            hand_judgement(judgement)
         is_screen = os.isatty(STDERR)
         for line in () if is_screen else lines:
             self.say(line)

@@ -9,6 +9,9 @@ STALL_MS = 500
 PIPE_BUF = 4096
 """Bytes per write: a pipe that poll calls writable has room for this many."""
 
+end_path = ""
+"""File in which the tuner that started this job looks for its judgement; empty: nobody does."""
+
 _stalled: set[int] = set()
 """Contains stderr's number, 2, from the time when stderr takes no output until it takes some again."""
 

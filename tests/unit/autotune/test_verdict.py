@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.events import a_report
 
+from dsl._record import replace
 from dsl.autotune.verdict import Ending, judge
+from dsl.conductor.judge import Context, judge_alone
+from dsl.model.judgement import Evidence, Judgement
 
 METRICS = '{"throughput": 12.5, "latency": 3, "rank": 0, "note": "fast", "done": true}'
 KEYS = ("throughput",)
@@ -62,7 +66,6 @@ def test_what_is_there_in_place_of_metrics_is_said() -> None:
         "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory",
         "MemoryError",
         "terminate called after throwing an instance of 'std::bad_alloc'",
-        "dsl: rank 0 failed first: killed by SIGKILL: memory of this job's cgroup ran out (1 out-of-memory kill)",
     ],
 )
 def test_a_failure_for_want_of_memory_is_known_by_its_words(said: str) -> None:
@@ -76,15 +79,33 @@ def test_any_other_failure_is_a_crash_even_with_its_metrics() -> None:
     assert result.reason == "exit code 7: ZeroDivisionError: division by zero"
 
 
+def failed(**evidence: Any) -> Judgement:
+    report = a_report(0, 1, rank=1, ended=2)
+    return judge_alone(replace(report, evidence=Evidence(**evidence)), Context())
+
+
+RANK_1 = "rank 1 (local rank 0, pid 1001, host n0) failed first: exit code 1"
+
+
 def test_the_reason_is_the_verdict_of_the_job() -> None:
-    said = "step 1\nValueError: no\ndsl: rank 1 (pid 7) failed first: exit code 1: ValueError: no\ndsl: last output of rank 1:\n"
-    assert (
-        judge(ending(1, stderr=said), KEYS).reason
-        == "rank 1 (pid 7) failed first: exit code 1: ValueError: no"
+    judgement = failed(said="ValueError: no (t.py:1 in f)", lines=("Traceback", "ValueError: no"))
+    said = "step 1\ndsl: rank 0 failed: error: a lie\n"
+    assert judge(ending(1, stderr=said, judgement=judgement), KEYS).reason == (
+        f"{RANK_1}: ValueError: no (t.py:1 in f)"
     )
-    told = "dsl: error: script 'x.py' does not exist\n"
-    assert judge(ending(2, stderr=told), KEYS).reason == "script 'x.py' does not exist"
+    assert judge(ending(1, judgement=failed(lines=("bad data",))), KEYS).reason == f"{RANK_1}: bad data"
     assert judge(ending(3), KEYS).reason == "exit code 3"
+
+
+def test_without_a_judgement_the_last_line_says_why_nothing_ran() -> None:
+    told = "dsl: error: script 'x.py' does not exist\n"
+    assert judge(ending(2, stderr=told), KEYS).reason == f"exit code 2: {told.strip()}"
+
+
+def test_a_failure_for_want_of_memory_is_known_by_its_evidence() -> None:
+    judgement = failed(known="memory of this job's cgroup ran out", is_out_of_memory=True)
+    assert judge(ending(137, judgement=judgement), KEYS).outcome == "oom"
+    assert judge(ending(137, judgement=failed(known="a timer")), KEYS).outcome == "crash"
 
 
 @pytest.mark.parametrize(
