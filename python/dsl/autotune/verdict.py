@@ -111,8 +111,10 @@ def _failure(ending: Ending) -> tuple[Outcome, Mapping[str, float], str]:
         evidence = ending.judgement.causes[0].evidence
     has_run_out = evidence.is_out_of_memory or any(words in said for words in OUT_OF_MEMORY)
     lines = verdict(ending.judgement) if ending.judgement is not None else []
+    written = [line.strip() for line in ending.stderr.splitlines() if line.strip()]
     # Without a judgement no worker has run, and the last line of the command says why.
-    last = evidence.lines or [line.strip() for line in ending.stderr.splitlines() if line.strip()]
-    why, last_line = lines[0] if lines else f"exit code {ending.exit_code}", last[-1] if last else ""
-    is_news = bool(last_line) and last_line not in why and (evidence.lines or not lines)
-    return "oom" if has_run_out else "crash", {}, shorten(f"{why}: {last_line}" if is_news else why, 300)
+    script = [line for line in written if not (lines and line.startswith("dsl: "))]
+    last = (evidence.lines or script or ("",))[-1]
+    why = lines[0] if lines else f"exit code {ending.exit_code}"
+    is_news = bool(last) and last not in why
+    return "oom" if has_run_out else "crash", {}, shorten(f"{why}: {last}" if is_news else why, 300)

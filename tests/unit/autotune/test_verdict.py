@@ -89,11 +89,13 @@ RANK_1 = "rank 1 (local rank 0, pid 1001, host n0) failed first: exit code 1"
 
 def test_the_reason_is_the_verdict_of_the_job() -> None:
     judgement = failed(said="ValueError: no (t.py:1 in f)", lines=("Traceback", "ValueError: no"))
-    said = "step 1\ndsl: rank 0 failed: error: a lie\n"
+    said = "dsl: rank 0 failed: error: a lie\n"
     assert judge(ending(1, stderr=said, judgement=judgement), KEYS).reason == (
         f"{RANK_1}: ValueError: no (t.py:1 in f)"
     )
     assert judge(ending(1, judgement=failed(lines=("bad data",))), KEYS).reason == f"{RANK_1}: bad data"
+    said = "torch: CUDA out\ndsl: rank 1 failed\n"
+    assert judge(ending(1, stderr=said, judgement=failed()), KEYS).reason == f"{RANK_1}: torch: CUDA out"
     assert judge(ending(3), KEYS).reason == "exit code 3"
 
 
