@@ -179,12 +179,11 @@ def test_one_function_makes_the_plans_of_ranks_and_one_those_of_what_reaches_hos
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "WorkerPlan"
     ]
-    # The hosts of `dsl-ssh` and the experiments of a tuning are no ranks of a job.
+    # Programs that reach hosts and the experiments of a tuning are no ranks of a job.
     assert makers == [
         ("dsl.autotune.trials", "run_order"),
-        ("dsl.cli.ssh", "_worker"),
+        ("dsl.launchers.base", "plan_starts"),
         ("dsl.plan.node", "_workers"),
-        ("dsl.plan.reaching", "plan_reaching"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Reaches many hosts by ssh: ``python -m dsl.fanout``, which `dsl` starts on the launching host."""
+"""Runs the programs that reach the hosts of a job: ``python -m dsl.fanout``, see `dsl.agent.keeper`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]
 
-    from dsl.cli.fanout import main
+    from dsl.agent.keeper import main
 
     sys.exit(main())

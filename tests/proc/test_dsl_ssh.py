@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsl.launchers.command import LONGEST_LINE, ssh_command
+from dsl.launchers.ssh import LONGEST_LINE, ssh_command
 
 if TYPE_CHECKING:
     from pathlib import Path

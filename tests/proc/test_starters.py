@@ -1,8 +1,9 @@
-"""What keeps the programs that reach the hosts of an elastic job: one for each, ended and started as ordered."""
+"""The keeper of the programs that reach the hosts of a job: starts and ends these programs as ordered."""
 
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,99 +11,104 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+WAITS = "trap 'echo told; exit 3' TERM; echo here; while :; do sleep 0.05; done"
 
 
 class Keeper:
     """The program, and a conversation with it."""
 
-    def __init__(self, folder: Path, commands: Sequence[Sequence[str]]) -> None:
+    def __init__(self, folder: Path, scripts: tuple[str, ...], at_once: int) -> None:
         path = folder / "commands.json"
-        path.write_text(json.dumps({"commands": commands}))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "dsl.fanout", "--orders", str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        commands = [["sh", "-c", script] if script else ["/no/such/program"] for script in scripts]
+        path.write_text(json.dumps({"commands": commands, "at_once": at_once}))
+        self.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dsl.fanout", str(path)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
 
     def order(self, **order: Any) -> None:
         """Say what is to be done."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
+        self.orders.send(json.dumps(order).encode())
 
-    def answer(self) -> dict[str, Any]:
-        """What it says next."""
+    def answer(self) -> tuple[int, int, str | int]:
+        """What it says next: the place and turn of a program, and its line or its exit status."""
         assert self.process.stdout is not None
         found: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return found
+        return found.pop("place"), found.pop("turn"), *found.values()
+
+    def answers(self, count: int) -> set[tuple[int, int, str | int]]:
+        """The next answers, in any order."""
+        return {self.answer() for _ in range(count)}
 
 
 @pytest.fixture
-def keepers() -> Iterator[list[Keeper]]:
+def keep(tmp_path: Path) -> Iterator[Callable[..., Keeper]]:
+    """Starts keepers of shell scripts."""
     started: list[Keeper] = []
-    yield started
+
+    def start(*scripts: str, at_once: int = 0) -> Keeper:
+        started.append(Keeper(tmp_path, scripts, at_once))
+        return started[-1]
+
+    yield start
     for keeper in started:
+        keeper.orders.close()
         keeper.process.kill()
         keeper.process.communicate()
 
 
-def sh(script: str) -> list[str]:
-    return ["sh", "-c", script]
+def test_lines_and_ends_come_with_the_place_of_their_host(keep: Callable[..., Keeper]) -> None:
+    keeper = keep("echo one; printf two", "echo no route >&2; exit 255", "")
+    assert keeper.answers(7) == {
+        *((0, 0, "one"), (0, 0, "two"), (0, 0, 0)),
+        *((1, 0, "no route"), (1, 0, 255)),
+        *((2, 0, "No such file or directory"), (2, 0, 127)),
+    }
 
 
-def test_lines_and_ends_come_with_the_place_of_their_host(tmp_path: Path, keepers: list[Keeper]) -> None:
-    keepers.append(Keeper(tmp_path, [sh("echo one; printf two"), sh("echo no route >&2; exit 255")]))
-    said = [keepers[0].answer() for _ in range(5)]
-    assert sorted([json.dumps(one) for one in said if one["place"] == 0]) == sorted(
-        [
-            '{"place": 0, "line": "one", "stream": 1}',
-            '{"place": 0, "line": "two", "stream": 1}',
-            '{"place": 0, "status": 0}',
-        ]
-    )
-    assert [one for one in said if one["place"] == 1] == [
-        {"place": 1, "line": "no route", "stream": 2},
-        {"place": 1, "status": 255},
-    ]
+def test_a_program_is_started_again_once_the_last_one_has_ended(keep: Callable[..., Keeper]) -> None:
+    keeper = keep(WAITS)
+    assert keeper.answer() == (0, 0, "here")
+    keeper.order(reach=0, turn=1)
+    said = [keeper.answer() for _ in range(3)]
+    assert said == [(0, 0, "told"), (0, 0, 3), (0, 1, "here")]
+    keeper.order(end=[0])
+    assert keeper.answer() == (0, 1, "told")
+    assert keeper.process.wait(20) == 0
 
 
-def test_a_program_is_started_again_once_the_last_one_has_ended(
-    tmp_path: Path, keepers: list[Keeper]
-) -> None:
-    keepers.append(
-        Keeper(tmp_path, [sh("trap 'echo told; exit 3' TERM; echo here; while :; do sleep 0.05; done")])
-    )
-    assert keepers[0].answer()["line"] == "here"
-    keepers[0].order(reach=0)
-    assert keepers[0].answer()["line"] == "told"
-    assert keepers[0].answer() == {"place": 0, "status": 3}
-    assert keepers[0].answer()["line"] == "here"
-    keepers[0].order(end=[0])
-    assert keepers[0].answer()["line"] == "told"
-    assert keepers[0].process.wait(20) == 0
+def test_so_many_programs_run_at_once(tmp_path: Path, keep: Callable[..., Keeper]) -> None:
+    """The next one starts when one has ended."""
+    fifo = tmp_path / "go"
+    subprocess.run(["mkfifo", fifo], check=True)
+    keeper = keep(*[f"echo here; read word < {fifo}"] * 2, "echo third", at_once=2)
+    assert keeper.answers(2) == {(0, 0, "here"), (1, 0, "here")}
+    with fifo.open("w") as go:
+        go.write("\n")
+        go.flush()
+        said = [keeper.answer() for _ in range(3)]
+    assert said[0][0] in (0, 1)
+    assert isinstance(said[0][2], int), "no third program before an end"
+    assert (2, 0, "third") in said
 
 
-def test_a_program_that_does_not_want_to_end_is_killed(tmp_path: Path, keepers: list[Keeper]) -> None:
-    keepers.append(Keeper(tmp_path, [["sh", "-c", "trap '' TERM; echo here; exec sleep 60"]]))
-    assert keepers[0].answer()["line"] == "here"
-    keepers[0].order(end=[0])
-    assert keepers[0].answer() == {"place": 0, "status": 137}
-    assert keepers[0].process.wait(20) == 0
+def test_a_program_that_does_not_want_to_end_is_killed(keep: Callable[..., Keeper]) -> None:
+    keeper = keep("trap '' TERM; echo here; exec sleep 60")
+    assert keeper.answer() == (0, 0, "here")
+    keeper.order(end=[0])
+    assert keeper.answer() == (0, 0, 137)
+    assert keeper.process.wait(20) == 0
 
 
-def test_when_the_head_is_gone_it_ends_them_and_itself(tmp_path: Path, keepers: list[Keeper]) -> None:
-    keepers.append(Keeper(tmp_path, [sh("echo here; exec sleep 60")]))
-    assert keepers[0].answer()["line"] == "here"
-    assert keepers[0].process.stdin is not None
-    keepers[0].process.stdin.close()
-    assert keepers[0].process.wait(20) == 0
-    keepers[0].process.stdin = None
-
-
-def test_a_program_that_is_not_there_has_ended(tmp_path: Path, keepers: list[Keeper]) -> None:
-    keepers.append(Keeper(tmp_path, [["/no/such/program"]]))
-    assert "No such file" in keepers[0].answer()["line"]
-    assert keepers[0].answer() == {"place": 0, "status": 127}
+def test_when_the_head_is_gone_it_ends_them_and_itself(keep: Callable[..., Keeper]) -> None:
+    keeper = keep("echo here; exec sleep 60")
+    assert keeper.answer() == (0, 0, "here")
+    keeper.orders.close()
+    assert keeper.process.wait(20) == 0

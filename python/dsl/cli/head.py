@@ -6,20 +6,23 @@ import os
 
 from dsl import __version__
 from dsl.agent.conductor import Conductor, places_of
-from dsl.agent.head import Head, decide_for
+from dsl.agent.head import Head
+from dsl.agent.starters import BY_SSH, Starters
 from dsl.cli.process import Crew, HeldSignals, run_guarded
 from dsl.control.hub import Hub
 from dsl.control.messages import Assignment
 from dsl.errors import LauncherError
-from dsl.launchers.base import Agents, Start
+from dsl.launchers.base import Agents
+from dsl.launchers.each import each_host, kept
 from dsl.launchers.table import TABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from dsl import Supervisor
     from dsl.facts import Facts
+    from dsl.launchers.base import Start
     from dsl.model.job import Job
     from dsl.model.remote import Remote
     from dsl.model.request import ShowRequest
@@ -47,76 +50,57 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
         starts = _starts(remote, _agents(job, remote, facts, (), "FOLDER"))
         show_hosts(job, remote, starts, as_json=show.dry_run_json)
         return 0
-    _allow_connections(len(places_of(job, per_node=remote.per_node)))
+    head = _head(job, remote, facts)
+    plan = head.plan(0)
+    assert plan is not None
+    with HeldSignals() as held:
+        held.hold()
+        try:
+            plan = head.prepare(plan)
+            return run_guarded(head, plan, _HeadCrew(head), held, stdin_is_terminal=False)
+        finally:
+            head.finish(succeeded=False)  # nothing was started
+
+
+def _head(job: Job, remote: Remote, facts: Facts) -> Head:
+    """The head, with a hub that waits for the agents."""
+    from dsl.machine.process import temp_dir
+
+    node_ranks = [one.node_rank for one in places_of(job, per_node=remote.per_node)]
+    _allow_connections(len(node_ranks))
     hub = Hub(remote.heartbeat_s, show=True)
-    key = os.urandom(32)
-    addresses: tuple[str, ...] = ()
+    addresses: list[str] = []
+    variables: tuple[tuple[str, str], ...] = ()
     if not _uses_streams(job, remote):
         port = hub.listen()
-        if not _tells_key(remote):
-            hub.expect(None, key, count=len(places_of(job, per_node=remote.per_node)))
+        if remote.launcher not in BY_SSH:
+            key = os.urandom(32)
+            variables = (("DSL_CONTROL_KEY", key.hex()),)
+            hub.expect(None, key, count=len(node_ranks))
         found = facts.network.addresses_toward([host.name for host in job.hosts], job.meeting.address)
         if not found:
             raise LauncherError(
                 "no address of this host is known that the others could reach: give --master_addr, "
                 "or --launcher ssh, which needs none"
             )
-        addresses = tuple([f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found])
-    folder = _Folder()
-    is_keyed = bool(addresses) and not _tells_key(remote)
-    variables = (("DSL_CONTROL_KEY", key.hex()),) if is_keyed else ()
-    starts = _starts(remote, _agents(job, remote, facts, variables, folder.path, addresses))
-    if remote.is_elastic:
-        starts = (_kept(starts, facts.names.executable, folder.path),)
-    with HeldSignals() as held:
-        held.hold()
-        try:
-            folder.fill(starts)
-            head = _head(job, remote, starts, hub, facts)
-            plan = head.plan(0)
-            assert plan is not None
-            crew = _HeadCrew(head, head.conductor)
-            head.on_finish = folder.remove
-            return run_guarded(head, plan, crew, held, stdin_is_terminal=False)
-        finally:
-            folder.remove()
+        addresses = [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in found]
+    folder = f"{temp_dir()}/dsl_hosts_{os.urandom(8).hex()}"
+    agents = _agents(job, remote, facts, variables, folder, addresses)
+    starts = _starts(remote, agents)
+    if remote.is_elastic or _detaches(job, remote):
+        starts = (kept(starts, agents, 0 if remote.is_elastic else remote.fanout),)
+    starters = Starters(job, starts, node_ranks, facts.environ)
+    return Head(job, _conductor(job, remote, facts), starters, hub)
 
 
-def _head(job: Job, remote: Remote, starts: Sequence[Start], hub: Hub, facts: Facts) -> Head:
-    assignment = _assignment(job, remote, facts)
-    if not remote.is_elastic:
-        return Head(job, Conductor(job, remote, assignment, _now_s()), starts, hub, facts.environ)
-    from dsl.agent.elastic_conductor import ElasticConductor
-    from dsl.agent.elastic_head import ElasticHead
-
-    conductor = ElasticConductor(job, remote, assignment, _now_s())
-    head = ElasticHead(job, conductor, starts, hub, facts.environ)
-    head.launcher = remote.launcher
-    return head
+def _detaches(job: Job, remote: Remote) -> bool:
+    """Whether an agent runs on when its ssh has ended: there are more hosts than ssh reaches at once."""
+    return remote.launcher == "ssh" and not remote.is_elastic and len(job.hosts) > remote.fanout
 
 
 def _uses_streams(job: Job, remote: Remote) -> bool:
     """Whether the agents talk to the head over the streams of their ssh; else they connect by themselves."""
-    return remote.launcher == "ssh" and len(job.hosts) <= remote.fanout and not remote.is_elastic
-
-
-def _tells_key(remote: Remote) -> bool:
-    """Whether each agent makes a key of its own, and sends it back through the program that started it."""
-    return remote.launcher == "pdsh" or (remote.is_elastic and remote.launcher == "ssh")
-
-
-def _kept(starts: Sequence[Start], python: str, folder: str) -> Start:
-    """One program that runs all these programs. They inherit its environment, with the key."""
-    from json import dumps
-
-    path = f"{folder}/commands.json"
-    text = dumps({"commands": [list(start.argv) for start in starts]})
-    return Start(
-        argv=(python, "-m", "dsl.fanout", "--orders", path),
-        env=starts[0].env,
-        unset=starts[0].unset,
-        files=((path, text), *[file for start in starts for file in start.files]),
-    )
+    return remote.launcher == "ssh" and not remote.is_elastic and not _detaches(job, remote)
 
 
 def _allow_connections(count: int) -> None:
@@ -133,12 +117,6 @@ def _allow_connections(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
-def _now_s() -> float:
-    import time
-
-    return time.monotonic()
-
-
 def _agents(
     job: Job,
     remote: Remote,
@@ -152,7 +130,8 @@ def _agents(
         words += ("--stdio",)
     else:
         words += ("--connect", ",".join(addresses) or "ADDRESS:PORT")
-        if remote.launcher not in ("ssh", "pdsh"):
+        words += ("--detach",) if _detaches(job, remote) else ()
+        if remote.launcher not in BY_SSH:
             words += ("--per-node" if remote.per_node else "--per-rank",)
         if remote.launcher == "slurm" and not facts.environ.get("SLURM_JOB_ID"):
             words += ("--own-allocation",)
@@ -169,15 +148,13 @@ def _agents(
 
 
 def _starts(remote: Remote, agents: Agents) -> tuple[Start, ...]:
-    if remote.is_elastic:
-        from dsl.launchers.each import each_host
-
-        return each_host(remote, agents)
-    return TABLE[remote.launcher](remote, agents)
+    return each_host(remote, agents) if remote.is_elastic else TABLE[remote.launcher](remote, agents)
 
 
-def _assignment(job: Job, remote: Remote, facts: Facts) -> Assignment:
-    return Assignment(
+def _conductor(job: Job, remote: Remote, facts: Facts) -> Conductor:
+    from time import monotonic
+
+    assignment = Assignment(
         version=__version__,
         job=job,
         node_rank=0,
@@ -189,57 +166,18 @@ def _assignment(job: Job, remote: Remote, facts: Facts) -> Assignment:
         stderr=facts.console.stderr,
         checks=remote.checks,
     )
+    if remote.is_elastic:
+        from dsl.agent.elastic_conductor import ElasticConductor
 
-
-class _Folder:
-    """The directory of the files that a launcher reads; it is made only if there are such files."""
-
-    def __init__(self) -> None:
-        from dsl.machine.process import temp_dir
-
-        self.path = f"{temp_dir()}/dsl_hosts_{os.urandom(8).hex()}"
-        self._files: list[str] = []
-        self._folders: list[str] = []
-
-    def fill(self, starts: Sequence[Start]) -> None:
-        """Write the files, readable for this user alone. Raises LauncherError."""
-        files = [entry for start in starts for entry in start.files]
-        if not files:
-            return
-        try:
-            for folder in dict.fromkeys([self.path, *[os.path.dirname(path) for path, _ in files]]):
-                os.mkdir(folder, 0o700)
-                self._folders.append(folder)
-            for path, text in files:
-                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                self._files.append(path)
-                with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-                    file.write(text)
-        except OSError as error:
-            raise LauncherError(
-                f"cannot write {error.filename or self.path} for the launcher: {error.strerror}"
-            ) from None
-
-    def remove(self) -> None:
-        """Remove the files and directories."""
-        for path in self._files:
-            _try_to(os.unlink, path)
-        for folder in reversed(self._folders):
-            _try_to(os.rmdir, folder)
-
-
-def _try_to(call: Callable[[str], None], path: str) -> None:
-    try:
-        call(path)
-    except OSError:
-        return
+        return ElasticConductor(job, remote, assignment, monotonic())
+    return Conductor(job, remote, assignment, monotonic())
 
 
 class _HeadCrew(Crew):
     """The crew of a head."""
 
-    def __init__(self, head: Head, conductor: Conductor) -> None:
-        super().__init__([head], [head], decide_for(conductor))
+    def __init__(self, head: Head) -> None:
+        super().__init__([head], [head], head.decide)
         self.routine = True
         self._head = head
 

@@ -232,7 +232,7 @@ def _link(hub: Hub, options: Options, place: int) -> Link:
         ours = [os.dup(fd) for fd in (0, 1)]
         _close_streams()
         return hub.add(FdStream(*ours), "the head")
-    key = _read_key() if options.detaches else os.environ.get(KEY_VARIABLE, "")
+    key = os.environ.get(KEY_VARIABLE, "")
     if key:
         secret = _unhex(key)
     else:
@@ -249,12 +249,6 @@ def _unhex(key: str) -> bytes:
         return bytes.fromhex(key)
     except ValueError:
         raise DslError(f"{KEY_VARIABLE} holds no key: the launcher has changed it") from None
-
-
-def _read_key() -> str:
-    """The key of the job, which the head sends over ssh to stdin."""
-    with open(0, "rb", closefd=False, buffering=0) as stdin:
-        return stdin.readline().decode("ascii", "replace").strip()
 
 
 def _close_streams() -> None:

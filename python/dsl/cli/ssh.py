@@ -7,7 +7,6 @@ import os
 import sys
 
 from dsl import __version__
-from dsl._record import record
 from dsl.agent.agent import Agent
 from dsl.agent.once import Once
 from dsl.cli.command import Command
@@ -16,10 +15,10 @@ from dsl.cli.process import SIGINT, die_of_interrupt
 from dsl.errors import HostfileError, LauncherError, OptionError
 from dsl.facts import this_machine
 from dsl.functions.signals import HandledSignals, SignalException, supervise
-from dsl.launchers.command import LONGEST_LINE, ssh_command
+from dsl.launchers.base import Start, plan_starts
+from dsl.launchers.ssh import LONGEST_LINE, SSH_FAILED, ssh_command
 from dsl.lists import LAST_PORT
 from dsl.machine.check import find_executable
-from dsl.model.node import NodePlan, Route, WorkerPlan
 from dsl.model.outcome import Outcome
 from dsl.model.request import DEFAULT_HOSTFILE
 from dsl.plan.hosts import read_hostfile
@@ -31,16 +30,14 @@ from dsl.resources.filters import apply_filters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from dsl import Exit
     from dsl.facts import Facts
+    from dsl.model.node import NodePlan
 
 COMMAND = Command("dsl-ssh")
 SSH = "ssh"
-SSH_FAILED = 255
-"""Exit code of ssh when the connection itself fails."""
-
 STOP_SIGNALS = (15, 1)
 AT_ONCE = 64
 GRACE_S = 5.0
@@ -65,7 +62,9 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
         raise OptionError("no command was given: dsl-ssh [OPTIONS] COMMAND [ARGUMENTS]")
     if not find_executable(SSH, facts.environ):
         raise LauncherError("ssh is not on PATH, install OpenSSH's client")
-    size = len(os.fsencode(ssh_command(hosts[0], words)[-1]))
+    commands = [ssh_command(host, words, options.ssh_port) for host in hosts]
+    starts = [Start(argv, node_rank=number) for number, argv in enumerate(commands)]
+    size = len(os.fsencode(commands[0][-1]))
     if size > LONGEST_LINE:
         raise OptionError(
             f"the command is too long: written for a shell it has {size} bytes, and at most {LONGEST_LINE} "
@@ -73,10 +72,8 @@ def _run(argv: Sequence[str], facts: Facts) -> int:
         )
     # Every ssh reads from this pipe. Only we hold the other end: when we end, the commands on all hosts end.
     reading, _writing = os.pipe()
-    sent = Sent(tuple(words), options.ssh_port, reading)
-    plans = plan_rounds(hosts, sent, options.max_at_once, facts.environ)
     flush_output()
-    return _run_rounds(plans)
+    return _run_rounds(plan_rounds(starts, hosts, reading, options.max_at_once, facts))
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -111,29 +108,26 @@ def make_parser() -> argparse.ArgumentParser:
     add("-f", "-H", "--hostfile", metavar="PATH", default=DEFAULT_HOSTFILE, help="lines of 'HOST slots=N'")
     add("-i", "--include", metavar="FILTER", default="", help="run it on these hosts alone: HOST@HOST")
     add("-e", "--exclude", metavar="FILTER", default="", help="run it on all hosts but these")
-    add("--ssh_port", "--ssh-port", metavar="PORT", type=_port, help="port of the hosts' ssh servers")
-    add("--max_at_once", "--max-at-once", metavar="N", type=_count, default=AT_ONCE,
+    add("--ssh_port", "--ssh-port", metavar="PORT", type=_up_to(LAST_PORT), help="port of the ssh servers")
+    add("--max_at_once", "--max-at-once", metavar="N", type=_up_to(1024), default=AT_ONCE,
         help="run it on so many hosts at once; others follow when these have ended")  # fmt: skip
     add("--version", action="version", version=f"%(prog)s {__version__}", help="show the version and exit")
     return parser
 
 
-def _port(text: str) -> int:
-    return _bounded(text, LAST_PORT)
+def _up_to(most: int) -> Callable[[str], int]:
+    """A reader of numbers from 1 on."""
 
+    def read(text: str) -> int:
+        try:
+            number = integer(text)
+        except BadValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if not 1 <= number <= most:
+            raise argparse.ArgumentTypeError(f"{number} is not in the range of 1 to {most}")
+        return number
 
-def _count(text: str) -> int:
-    return _bounded(text, 1024)
-
-
-def _bounded(text: str, most: int) -> int:
-    try:
-        number = integer(text)
-    except BadValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not 1 <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is not in the range of 1 to {most}")
-    return number
+    return read
 
 
 def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
@@ -161,53 +155,24 @@ def choose_hosts(options: argparse.Namespace, facts: Facts) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-@record
-class Sent:
-    """What each ssh needs besides the name of its host."""
-
-    words: tuple[str, ...]
-    """The command."""
-    port: int | None
-    """Port of the ssh servers; None: the usual one."""
-    fd: int
-    """Stdin of every ssh: a pipe without data, which closes when this process ends."""
-
-
-def plan_rounds(hosts: Sequence[str], sent: Sent, at_once: int, environ: Mapping[str, str]) -> list[NodePlan]:
-    """Plan rounds of at most ``at_once`` hosts each."""
-    rounds = [hosts[first : first + at_once] for first in range(0, len(hosts), at_once)]
+def plan_rounds(
+    starts: Sequence[Start], names: Sequence[str], fd: int, at_once: int, facts: Facts
+) -> list[NodePlan]:
+    """Plan rounds of at most ``at_once`` hosts. Each ssh reads from the descriptor ``fd``."""
+    rounds = [starts[first : first + at_once] for first in range(0, len(starts), at_once)]
     return [
-        NodePlan(
-            host="",
-            node_rank=0,
-            workers=tuple([_worker(place, host, sent) for place, host in enumerate(some)]),
-            env=environ,
-            master_addr="",
-            master_port=0,
-            world_size=len(some),
-            grace_s=GRACE_S,
-            log_level="warning",
+        plan_starts(
+            some,
+            names,
+            [fd] * len(some),
+            facts.environ,
+            is_shown=True,
             command=COMMAND.name,
-            name=sent.words[0],
-            on_failure="report",
+            name=SSH,
+            grace_s=GRACE_S,
         )
         for some in rounds
     ]
-
-
-def _worker(place: int, host: str, sent: Sent) -> WorkerPlan:
-    return WorkerPlan(
-        rank=place,
-        local_rank=place,
-        argv=ssh_command(host, sent.words, sent.port),
-        env={},
-        stdin_fd=sent.fd,
-        stdout=Route(console=1),
-        stderr=Route(console=2),
-        prefix=f"{host}: ",
-        noun="host",
-        name=host,
-    )
 
 
 class _Teller:

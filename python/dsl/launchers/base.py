@@ -1,12 +1,13 @@
-"""What a launcher function gets and returns. These functions are pure: they start nothing."""
+"""What a launcher function gets and returns, and how that becomes a plan. Nothing is started here."""
 
 from __future__ import annotations
 
 from dsl._record import record
+from dsl.model.node import NodePlan, Route, WorkerPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
     from dsl.model.job import Host, Pairs
@@ -58,13 +59,67 @@ class Start:
     """Path and text of each file that must be written first, readable for this user alone."""
     node_rank: int | None = None
     """The only host that the command serves; None: all hosts."""
-    lingers: bool = False
-    """The command does not end by itself when all agents have ended, so the head stops it."""
+    detaches: bool = False
+    """The command ends with 0 as soon as its agent runs on without it."""
+    kept: tuple[Start, ...] = ()
+    """The commands, one for each host, that this command starts when the head orders it to."""
     speaks: bool = False
     """Its stdin and stdout are the connection to the agent (ssh); else the agents connect by themselves."""
     labels: tuple[tuple[str, int], ...] = ()
     """Labels that the command writes before ``: `` and a line of a host, each with the host's node rank. An
     agent can send its key only in a labelled line."""
+
+
+def plan_starts(
+    starts: Sequence[Start],
+    hosts: Sequence[str],
+    fds: Sequence[int | None],
+    environ: Mapping[str, str],
+    *,
+    is_shown: bool = False,
+    command: str,
+    name: str,
+    grace_s: float,
+    log_level: str = "warning",
+) -> NodePlan:
+    """The plan of commands that the launching host starts. Reports say ``host NAME`` or ``launcher PROGRAM``.
+
+    ``hosts``: their names, by node rank. ``fds``: our descriptor that each command gets as stdin, and if it
+    speaks, as stdout. ``environ``: the environment of the commands. ``is_shown``: their output goes to the
+    console, each line behind the name of its host; else we read it from pipes.
+    """
+    workers = []
+    for index, (start, fd) in enumerate(zip(starts, fds, strict=True)):
+        host = "" if start.node_rank is None else hosts[start.node_rank]
+        out = Route(fd=fd) if start.speaks else Route(pipe=True)
+        workers.append(
+            WorkerPlan(
+                rank=index,
+                local_rank=index,
+                argv=start.argv,
+                env=dict(start.env),
+                stdin_fd=fd,
+                stdout=Route(console=1) if is_shown else out,
+                stderr=Route(console=2) if is_shown else Route(pipe=True),
+                prefix=f"{host}: " if is_shown else "",
+                noun="host" if host else "launcher",
+                name=host or start.argv[0].rpartition("/")[2],
+            )
+        )
+    return NodePlan(
+        host="",
+        node_rank=0,
+        workers=tuple(workers),
+        env=environ,
+        master_addr="",
+        master_port=0,
+        world_size=len(workers),
+        grace_s=grace_s,
+        log_level=log_level,
+        command=command,
+        name=name,
+        on_failure="report",
+    )
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Elastic jobs: one program of the launcher for each host, so that a lost host can be reached again alone.
+"""One program of the launcher for each host, so that one host can be reached alone.
 
 A program that reaches all hosts at once may end when it loses the first host, as mpirun does. And no such
 program starts an agent again on a lost host.
@@ -7,12 +7,14 @@ program starts an agent again on a lost host.
 from __future__ import annotations
 
 from dsl._record import replace
-from dsl.launchers.base import FIRST_PLACE
+from dsl.launchers.base import FIRST_PLACE, Start
 from dsl.launchers.table import TABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.launchers.base import Agents, Start
+    from collections.abc import Sequence
+
+    from dsl.launchers.base import Agents
     from dsl.model.remote import Remote
 
 
@@ -32,5 +34,25 @@ def each_host(remote: Remote, agents: Agents) -> tuple[Start, ...]:
         )
         pythons = remote.pythons[place : place + 1]
         (start,) = TABLE[remote.launcher](replace(remote, pythons=pythons, hostfile=""), mine)
-        starts.append(replace(start, node_rank=place, speaks=False))
+        labels = tuple([(label, place) for label, _ in start.labels])
+        starts.append(replace(start, node_rank=place, labels=labels))
     return tuple(starts)
+
+
+def kept(starts: Sequence[Start], agents: Agents, at_once: int = 0) -> Start:
+    """One command that runs these commands, one for each host: see `dsl.agent.keeper`.
+
+    They inherit its environment. ``at_once``: so many run at a time, and end as soon as their agents run on
+    by themselves; 0: all run at the same time, as long as their agents.
+    """
+    from json import dumps
+
+    path = f"{agents.folder}/commands.json"
+    text = dumps({"at_once": at_once, "commands": [list(start.argv) for start in starts]})
+    return Start(
+        argv=(agents.python, "-m", "dsl.fanout", path),
+        env=starts[0].env,
+        unset=starts[0].unset,
+        files=((path, text), *[file for start in starts for file in start.files]),
+        kept=tuple([replace(start, speaks=False, detaches=at_once > 0) for start in starts]),
+    )

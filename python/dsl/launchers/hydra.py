@@ -1,9 +1,10 @@
-"""What the launchers for MPICH, Intel MPI and MVAPICH share: all three use Hydra."""
+"""``--launcher mpich``, ``impi`` and ``mvapich``: their mpirun is Hydra, which differs in details."""
 
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.launchers.words import agent_command, host_names, tasks_of
+from dsl.launchers.base import Start
+from dsl.launchers.words import HOST_FILE, agent_command, host_names, tasks_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,11 +12,26 @@ if TYPE_CHECKING:
     from dsl.model.job import Pairs
     from dsl.model.remote import Remote
 
+PIN = "I_MPI_PIN"
+"""Intel MPI's setting for the binding of tasks."""
+
+SETTINGS = (
+    ("MV2_SMP_USE_CMA", "0"),
+    ("MV2_DEBUG_SHOW_BACKTRACE", "1"),
+    ("MV2_SUPPORT_DL", "1"),
+    ("MV2_ENABLE_AFFINITY", "0"),
+    ("MV2_INTER_ALLGATHER_TUNING", "5"),
+    ("MV2_CUDA_USE_NAIVE", "0"),
+)
+"""DeepSpeed's settings for MVAPICH2: among others, use no kernel module, allow threads, do not bind."""
+
+CUDA_SETTING = ("MV2_USE_CUDA", "1")
+
 RANK = "${PMI_RANK:-$PMIX_RANK}"
 
 
 @record
-class Ranks:
+class _Ranks:
     """The tasks of a job, as arguments for Hydra."""
 
     total: str
@@ -30,7 +46,7 @@ class Ranks:
     """The command of a task."""
 
 
-def ranks(remote: Remote, agents: Agents) -> Ranks:
+def _ranks(remote: Remote, agents: Agents) -> _Ranks:
     """Count the tasks.
 
     Raises:
@@ -41,7 +57,7 @@ def ranks(remote: Remote, agents: Agents) -> Ranks:
         pair for pair in zip(host_names(agents, "Hydra's mpirun", also="@"), tasks, strict=True) if pair[1]
     ]
     counts = {count for _, count in named}
-    return Ranks(
+    return _Ranks(
         total=str(sum(tasks)),
         each=str(counts.pop()) if len(counts) == 1 else None,
         names=tuple(name for name, _ in named),
@@ -50,7 +66,7 @@ def ranks(remote: Remote, agents: Agents) -> Ranks:
     )
 
 
-def transport(remote: Remote, agents: Agents, kind: str, more: str) -> Pairs:
+def _transport(remote: Remote, agents: Agents, kind: str, more: str) -> Pairs:
     """Variables that make Hydra start its proxies by ssh, unless the user has chosen another way.
 
     In a Slurm allocation Hydra would use srun, which orders the hosts in its own way: then Hydra puts tasks
@@ -62,3 +78,53 @@ def transport(remote: Remote, agents: Agents, kind: str, more: str) -> Pairs:
     if remote.ssh_port is not None:
         variables.append((more, f"{environ.get(more, '')} -p {remote.ssh_port}".strip()))
     return (*agents.variables, *variables)
+
+
+def mpich(remote: Remote, agents: Agents) -> tuple[Start, ...]:
+    """MPICH: the command that starts a task for each slot, or for each host. Tasks inherit its environment.
+
+    Raises:
+        HostNameError: Hydra cannot be given the name of a host.
+    """
+    tasks = _ranks(remote, agents)
+    each = ("-ppn", tasks.each) if tasks.each else ()
+    where = ("-hosts", ",".join(tasks.names if tasks.each else tasks.places))
+    argv = ("mpirun", "-n", tasks.total, *each, *remote.args, *where, *tasks.command)
+    env = _transport(remote, agents, "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXTRA_ARGS")
+    return (Start(argv=argv, env=env),)
+
+
+def impi(remote: Remote, agents: Agents) -> tuple[Start, ...]:
+    """Intel MPI: it binds, and reads counts only from a file. Otherwise as `mpich`.
+
+    Raises:
+        HostNameError: Hydra cannot be given the name of a host.
+    """
+    tasks = _ranks(remote, agents)
+    path = f"{agents.folder}/{HOST_FILE}"
+    pin = () if any(word.partition("=")[0] == PIN for word in remote.args) else ("-genv", PIN, "0")
+    count = ("-n", tasks.total, *tasks.command)
+    env = _transport(remote, agents, "I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS")
+    if tasks.each:
+        where = ("-hosts", ",".join(tasks.names))
+        return (Start(argv=("mpirun", "-ppn", tasks.each, *remote.args, *pin, *where, *count), env=env),)
+    argv = ("mpirun", *remote.args, *pin, "-machinefile", path, *count)
+    return (Start(argv=argv, env=env, files=((path, "".join(f"{place}\n" for place in tasks.places)),)),)
+
+
+def mvapich(remote: Remote, agents: Agents) -> tuple[Start, ...]:
+    """MVAPICH2: as `mpich`, with DeepSpeed's settings for its library. The user's own settings are kept.
+
+    Raises:
+        HostNameError: Hydra cannot be given the name of a host.
+    """
+    tasks = _ranks(remote, agents)
+    path = f"{agents.folder}/{HOST_FILE}"
+    text = "".join(f"{line}\n" for line in (tasks.names if tasks.each else tasks.places))
+    each = ("-ppn", tasks.each) if tasks.each else ()
+    made = dict(agents.environ)
+    settings = [*SETTINGS, *([CUDA_SETTING] if agents.is_cuda else [])]
+    words = [word for name, value in settings if name not in made for word in ("-env", f"{name}={value}")]
+    argv = ("mpirun", "-np", tasks.total, *each, "--hostfile", path, *remote.args, *words, *tasks.command)
+    env = _transport(remote, agents, "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXTRA_ARGS")
+    return (Start(argv=argv, env=env, files=((path, text),)),)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.launchers.impi import impi
-from dsl.launchers.mpich import mpich
-from dsl.launchers.mvapich import mvapich
+from dsl.launchers.hydra import impi, mpich, mvapich
 from dsl.launchers.openmpi import openmpi
 from dsl.launchers.pdsh import pdsh
 from dsl.launchers.slurm import slurm

@@ -6,7 +6,6 @@ the test's, and the clock. Two agents say what agents say. A third one does, too
 
 from __future__ import annotations
 
-import os
 import socket
 from random import Random
 from types import SimpleNamespace
@@ -17,15 +16,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.events import a_report
+from tests.support.launchers import make_agents
 
 from dsl._record import fields
-from dsl.agent import elastic_head as elastic_head_module
 from dsl.agent import head as head_module
+from dsl.agent import starters as starters_module
 from dsl.agent.conductor import Conductor
 from dsl.agent.elastic_conductor import ElasticConductor
-from dsl.agent.elastic_head import ElasticHead
 from dsl.agent.head import Head
 from dsl.agent.part import Orders, decide
+from dsl.agent.starters import Starters
 from dsl.control import frames
 from dsl.control.checks import assignment_problem, meeting_problem
 from dsl.control.door import Door, _Caller
@@ -49,6 +49,7 @@ from dsl.control.messages import (
     message_to_bytes,
 )
 from dsl.launchers.base import Start
+from dsl.launchers.each import kept
 from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice, Program
 from dsl.model.outcome import Membership
 from dsl.model.remote import Remote
@@ -304,17 +305,17 @@ class Stage:
         self.door: Door = door
         assignment = Assignment("1", job, 0)
         self.conductor: Conductor
-        self.head: Head
         if is_elastic:
             remote = Remote("pdsh", least_nodes=1, most_nodes=HOSTS, wait_s=600.0)
             self.conductor = ElasticConductor(job, remote, assignment, self.now_s)
-            self.head = ElasticHead(job, self.conductor, [Start(argv=("keeper",))], self.hub, {})
-            self.head.launcher = "pdsh"
-            self.head.plan(0)
+            starts = [Start(argv=("pdsh",), node_rank=rank) for rank in range(HOSTS)]
+            start = kept(starts, make_agents({}))
         else:
             self.conductor = Conductor(job, Remote("pdsh"), assignment, self.now_s)
             labels = tuple((f"n{rank}", rank) for rank in range(HOSTS))
-            self.head = Head(job, self.conductor, [Start(argv=("pdsh",), labels=labels)], self.hub, {})
+            start = Start(argv=("pdsh",), labels=labels)
+        self.starters = Starters(job, [start], range(HOSTS), {})
+        self.head = Head(job, self.conductor, self.starters, self.hub)
         self.why_lost: list[str] = []
         drop = self.server._drop
 
@@ -356,11 +357,7 @@ class Stage:
     def close(self) -> None:
         """Let go of all descriptors."""
         self.hub.disown()
-        for program in self.head._programs:
-            for fd in program.fds:
-                os.close(fd)
-        if isinstance(self.head, ElasticHead):
-            self.head._orders.close()
+        self.starters.disown()
 
 
 @pytest.fixture
@@ -368,7 +365,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time of a head."""
     time = SimpleNamespace(now_s=1000.0)
     time.monotonic = lambda: time.now_s
-    for module in (head_module, elastic_head_module):
+    for module in (head_module, starters_module):
         monkeypatch.setattr(module, "time", time)
     return time
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from tests.support.events import an_exit
 from tests.support.machine import make_facts
 
-from dsl.cli.ssh import Sent, choose_hosts, failure_lines, make_parser, plan_rounds, split_command
+from dsl.cli.ssh import choose_hosts, failure_lines, make_parser, plan_rounds, split_command
 from dsl.errors import HostfileError
+from dsl.launchers.base import Start
+from dsl.launchers.ssh import ssh_command
 from dsl.spec import launch_spec
+
+if TYPE_CHECKING:
+    from dsl.model.node import NodePlan
 
 HOSTS = "# hosts\nn1 slots=2\nn2 slots=0\n\nn3 slots=4\n"
 
@@ -75,9 +82,14 @@ def test_what_is_no_file_names_no_hosts(path: str) -> None:
         choose_hosts(make_parser().parse_args(["-H", path]), make_facts())
 
 
+def rounds(hosts: str, at_once: int, fd: int = 0) -> list[NodePlan]:
+    """The plans of a command."""
+    starts = [Start(ssh_command(host, ("ls",), 22), node_rank=number) for number, host in enumerate(hosts)]
+    return plan_rounds(starts, tuple(hosts), fd, at_once, make_facts())
+
+
 def test_rounds_have_at_most_so_many_hosts() -> None:
-    plans = plan_rounds(("a", "b", "c", "d", "e"), Sent(("ls",), None, 0), 2, {"A": "1"})
-    assert [[str(worker.label) for worker in plan.workers] for plan in plans] == [
+    assert [[str(worker.label) for worker in plan.workers] for plan in rounds("abcde", 2)] == [
         ["host a", "host b"],
         ["host c", "host d"],
         ["host e"],
@@ -85,7 +97,7 @@ def test_rounds_have_at_most_so_many_hosts() -> None:
 
 
 def test_a_host_that_fails_ends_no_other() -> None:
-    (plan,) = plan_rounds(("a", "b"), Sent(("ls",), 22, 7), 8, {"A": "1"})
+    (plan,) = rounds("ab", 8, fd=7)
     spec = launch_spec(plan, stdin_is_terminal=False)
     assert spec.on_failure == "report"
     assert [worker.prefix for worker in spec.workers] == [b"a: ", b"b: "]
@@ -95,7 +107,7 @@ def test_a_host_that_fails_ends_no_other() -> None:
 
 
 def test_hosts_that_failed_alike_are_one_line_the_first_failure_first() -> None:
-    (plan,) = plan_rounds(("a", "b", "c", "d", "e"), Sent(("ls",), None, 0), 8, {})
+    (plan,) = rounds("abcde", 8)
     exits = [
         an_exit(3, code=3),
         an_exit(2, code=255),

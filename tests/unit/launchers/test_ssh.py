@@ -6,7 +6,9 @@ import json
 import shlex
 
 import pytest
-from tests.support.launchers import starts
+from tests.support.launchers import make_agents, starts
+
+from dsl.launchers.each import kept
 
 HOSTS = {"a": 2, "b": 1}
 OPTIONS = [
@@ -91,16 +93,15 @@ def test_pdsh_carries_no_variables_and_says_so() -> None:
         starts("pdsh", HOSTS, variables=(("KEY", "x"),))
 
 
-def test_one_program_reaches_many_hosts_whose_agents_stay_behind() -> None:
-    (one,) = starts("ssh", HOSTS, variables=(("KEY", "secret"),))
+def test_one_program_runs_the_commands_of_many_hosts_whose_agents_stay_behind() -> None:
+    """No variable with a key is among its words or in its file."""
+    found = starts("ssh", HOSTS, words=(*WORDS[2:], "--detach"))
+    one = kept(found, make_agents(HOSTS), 64)
     ((path, text),) = one.files
     assert one.argv[-3:] == ("-m", "dsl.fanout", path)
-    assert not one.speaks
-    assert one.node_rank is None
-    assert one.env == (("KEY", "secret"),)
+    assert (one.speaks, one.node_rank, one.env) == (False, None, ())
     asked = json.loads(text)
-    assert asked["at_once"] == 64
-    assert [command[0] for command in asked["commands"]] == ["ssh"] * len(HOSTS)
-    for place, command in enumerate(asked["commands"]):
-        assert command[-1].endswith(f"--place {place} --detach")
-    assert "secret" not in text
+    assert (asked["at_once"], asked["commands"]) == (64, [list(start.argv) for start in found])
+    for place, start in enumerate(one.kept):
+        assert (start.speaks, start.detaches, start.node_rank) == (False, True, place)
+        assert start.argv[-1].endswith(f"--detach --place {place}")

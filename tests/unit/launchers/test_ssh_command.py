@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.launchers.command import ssh_command
+from dsl.launchers.ssh import ssh_command
 
 
 def test_options_come_before_the_host_and_nothing_of_it_is_one() -> None:

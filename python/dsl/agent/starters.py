@@ -1,0 +1,417 @@
+"""The programs that reach the hosts of a job: what they say, why one has ended, and what to tell the user.
+
+The head's engine supervises these programs. If they come and go, the engine supervises one program instead,
+the keeper (`dsl.agent.keeper`). The keeper runs them as the head orders, and passes on what they say.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from json import dumps
+
+from dsl import Exited, Output, Started
+from dsl._record import record, replace
+from dsl.agent.keeper import LONGEST_LINE, Answer, Lines
+from dsl.control.hub import KEY_BYTES
+from dsl.errors import JobFormatError, LauncherError
+from dsl.launchers.base import ENDED, plan_starts
+from dsl.launchers.ssh import SSH_FAILED
+from dsl.lists import parse_number
+from dsl.model.codec import fields_from_plain, from_json
+from dsl.model.job import Notice
+from dsl.plan.node import signal_meanings
+from dsl.printable import printable
+from dsl.report.verdict import reason
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dsl import Exit
+    from dsl.launchers.base import Start
+    from dsl.model.job import Job
+    from dsl.model.node import NodePlan
+
+ANNOUNCEMENT = "dsl-agent"
+"""First word of the line in which an agent tells its key through the program that started it."""
+
+MARGIN_S = 5.0
+"""Seconds added to the grace of the workers, for messages over the network."""
+
+KEPT_LINES = 20
+"""How many first lines, and how many last lines, we keep of a program's output."""
+
+LONGEST_ANSWER = 8 * LONGEST_LINE
+"""Bytes that hold every line of a program, also as an answer of the keeper."""
+
+LAST_WORDS_S = 0.5
+"""How long we wait for a program's last output: another process may still hold its stderr open."""
+
+RETRY_S = 0.05
+"""Time until an order is sent again to a keeper that took none."""
+
+BY_SSH = ("ssh", "pdsh")
+"""Programs whose exit code and last words are those of an ssh, if they reach one host."""
+
+STDERR = 2
+
+
+@record
+class KeyTold:
+    """An agent has told the key with which it will connect."""
+
+    place: int
+    key: bytes
+
+
+@record
+class Missing:
+    """Agents that have not come so far will not come."""
+
+    places: tuple[int, ...]
+    """Their places."""
+    why: str
+    """The reason, behind the name of the host."""
+    said: tuple[str, ...] = ()
+    """What the program has said, if that is more than fits into the reason."""
+
+
+@record
+class Killed:
+    """The program that reaches all hosts was killed. Processes that it leaves behind may end the agents."""
+
+    why: str
+
+
+class Starter:
+    """A program that reaches one host, or all hosts."""
+
+    def __init__(self, start: Start, node_ranks: Sequence[int]) -> None:
+        """``node_ranks``: the node rank of each place."""
+        self.start = start
+        self.name = os.path.basename(start.argv[0])
+        self.places = tuple([place for place, one in enumerate(node_ranks) if start.node_rank in (None, one)])
+        self.is_ssh = start.node_rank is not None and self.name in BY_SSH
+        self.labels: dict[str, list[int]] = {}
+        """Prefixes of the lines of a host, each with the places on that host."""
+        for label, node_rank in start.labels:
+            mine = [place for place in self.places if node_ranks[place] == node_rank]
+            self.labels.setdefault(label, []).extend(mine)
+        self.lines: list[str] = []
+        self.turn = 0
+        """How often the keeper was ordered to start it."""
+        self.streams = {1: Lines(LONGEST_ANSWER), STDERR: Lines(LONGEST_ANSWER)}
+        self.fd: int | None = None
+        """Our copy of the descriptor that the program gets as stdin, until the program runs."""
+        self.exit: Exit | None = None
+        """How it ended, until that is reported."""
+        self.due_s = 0.0
+        """Latest `time.monotonic` at which to report its exit."""
+        self.is_silent = False
+        """Its stderr has ended."""
+
+    def connect(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+        """Our end of a connection to its stdin. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        self.fd = theirs.detach()
+        return ours
+
+    def let_go(self) -> None:
+        """Close our copy of the program's end of the connection."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+    def about(self, text: str) -> tuple[Sequence[int], str]:
+        """The places of the host that a line comes from, and what the host says; unknown: no places."""
+        label, _, said = text.partition(": ")
+        if label in self.labels:
+            return self.labels[label], said
+        return self.places if self.is_ssh and not text.startswith("pdsh@") else (), text
+
+    def telling(self) -> list[str]:
+        """What the program has said, up to its usage text."""
+        for number, line in enumerate(self.lines):
+            if number and line.lower().startswith("usage:"):
+                return self.lines[:number]
+        return self.lines
+
+    def said_by(self, place: int) -> list[str]:
+        """What the host of a place has said."""
+        return [said for places, said in map(self.about, self.telling()) if place in places]
+
+    def why_lost(self, exit_: Exit) -> str:
+        """How the program has ended, if its agents are still there."""
+        if exit_.signal is not None:
+            return f"{self.name} was {reason(exit_)}"
+        said = f": {self.lines[-1]}" if self.lines else ""
+        return f"{self.name} has ended with {exit_.status}{said}"
+
+
+class Starters:
+    """All programs that reach the hosts of a job. Takes the engine's events; returns what follows from them.
+
+    What follows are `KeyTold`, `Missing`, `Killed` and `Notice`.
+    """
+
+    def __init__(
+        self, job: Job, starts: Sequence[Start], node_ranks: Sequence[int], environ: Mapping[str, str]
+    ) -> None:
+        """``node_ranks``: the node rank of each place. Raises OSError: no descriptors are left."""
+        self._job = job
+        self._node_ranks = node_ranks
+        unset = {name for start in starts for name in start.unset}
+        self._environ = {name: value for name, value in environ.items() if name not in unset}
+        self._programs = [Starter(start, node_ranks) for start in starts]
+        self._kept = [Starter(one, node_ranks) for start in starts for one in start.kept]
+        """The programs of the keeper, by place."""
+        self.streams: dict[int, int] = {}
+        """Our descriptor of the connection to each agent that talks over its program's streams, by place."""
+        self._orders: socket.socket | None = None
+        """Our end of the connection to the keeper, if there is one."""
+        self._waiting: dict[int | None, bytes] = {}
+        """Orders that the keeper has not taken, one for each place, and one about the end."""
+        self._retry_s: float | None = None
+        self._keyed: set[int] = set()
+        """Places whose agents have told their keys."""
+        self._has_warned = False
+        self._made: list[tuple[Callable[[str], None], str]] = []
+        """Files and directories that we have made, each with the call that removes it."""
+        self.why_lost = ""
+        """How the last program that has ended did so."""
+        for program in self._programs:
+            if program.start.speaks:
+                self.streams[program.places[0]] = program.connect().detach()
+            elif program.start.kept:
+                self._orders = program.connect(socket.SOCK_SEQPACKET)
+                self._orders.setblocking(False)
+
+    def plan(self) -> NodePlan:
+        """What the engine has to start. The agents learn of signals to the job in other ways."""
+        job, signals = self._job, self._job.signals
+        plan = plan_starts(
+            [one.start for one in self._programs],
+            [host.name for host in job.hosts],
+            [one.fd for one in self._programs],
+            self._environ,
+            command=job.flavour.command,
+            name=job.program.name,
+            grace_s=signals.grace_s + MARGIN_S,
+            log_level=job.log_level,
+        )
+        return replace(
+            plan,
+            signals=signal_meanings(job),
+            preempt_signal=signals.preempt,
+            preempt_grace_s=None if signals.preempt_grace_s is None else signals.preempt_grace_s + MARGIN_S,
+            tells_signals=True,
+        )
+
+    def prepare(self) -> None:
+        """Write the files that the programs read, for this user alone. Raises LauncherError."""
+        files = [entry for program in self._programs for entry in program.start.files]
+        try:
+            for folder in dict.fromkeys([os.path.dirname(path) for path, _ in files]):
+                os.mkdir(folder, 0o700)
+                self._made.append((os.rmdir, folder))
+            for path, text in files:
+                with open(path, "x", encoding="utf-8", errors="surrogateescape") as file:
+                    self._made.append((os.unlink, path))
+                    file.write(text)
+        except OSError as error:
+            where = error.filename or "a file"
+            raise LauncherError(f"cannot write {where} for the launcher: {error.strerror}") from None
+
+    def finish(self) -> None:
+        """Remove the files and directories."""
+        while self._made:
+            remove, path = self._made.pop()
+            try:
+                remove(path)
+            except OSError:
+                continue  # the other process of the command has removed it
+
+    def disown(self) -> None:
+        """Close the connections in the guard: they belong to the agent."""
+        for program in self._programs:
+            program.let_go()
+        if self._orders is not None:
+            self._orders.close()
+
+    # ------------------------------------------------------------------ orders
+
+    def reach(self, place: int) -> None:
+        """Let the keeper start the program of a host again."""
+        starter = self._kept[place]
+        starter.turn += 1
+        starter.lines.clear()
+        self._keyed.discard(place)
+        self._waiting[place] = dumps({"reach": place, "turn": starter.turn}).encode()
+        self._send_orders()
+
+    def end(self, places: Sequence[int]) -> bool:
+        """Let the keeper end the programs of these places now, and itself soon. False: there is no keeper."""
+        if self._orders is None:
+            return False
+        self._waiting[None] = dumps({"end": places}).encode()
+        self._send_orders()
+        return True
+
+    def _send_orders(self) -> None:
+        self._retry_s = None
+        assert self._orders is not None
+        try:
+            for about, order in list(self._waiting.items()):
+                self._orders.send(order)
+                del self._waiting[about]
+        except BlockingIOError:
+            self._retry_s = time.monotonic() + RETRY_S
+        except OSError:  # the keeper is gone, and so is the job
+            self._waiting.clear()
+
+    # ------------------------------------------------------------------ what is heard
+
+    @property
+    def deadline_s(self) -> float | None:
+        """`time.monotonic` when to call `go_on`; None: nothing is due."""
+        due = [one.due_s for one in self._programs if one.exit is not None]
+        due += [] if self._retry_s is None else [self._retry_s]
+        return min(due, default=None)
+
+    def go_on(self, now_s: float) -> list[object]:
+        """Send orders that wait, and report programs whose last words were awaited long enough."""
+        if self._waiting:
+            self._send_orders()
+        late = [program for program in self._programs if program.due_s <= now_s]
+        return [one for program in late for one in self._conclude(program)]
+
+    def hear(self, event: object) -> list[object]:
+        """What follows from an event of the engine."""
+        if isinstance(event, Started):
+            self._programs[event.worker].let_go()
+            return []
+        if isinstance(event, Exited):
+            return self._hear_exit(self._programs[event.exit.worker], event.exit)
+        if not isinstance(event, Output):
+            return []
+        program = self._programs[event.worker]
+        take = self._hear_answer if program.start.kept else self._hear_line
+        news = [one for text in program.streams[event.stream].feed(event.data) for one in take(program, text)]
+        if not event.data and event.stream == STDERR:
+            program.is_silent = True
+            news += self._conclude(program)
+        return news
+
+    def _hear_exit(self, program: Starter, exit_: Exit) -> list[object]:
+        program.let_go()
+        program.exit, program.due_s = exit_, time.monotonic() + LAST_WORDS_S
+        news: list[object] = []
+        if exit_.signal is not None and not exit_.caused_by_stop and program.start.node_rank is None:
+            news.append(Killed(program.why_lost(exit_)))
+        if program.is_silent or exit_.exec_errno is not None:
+            news += self._conclude(program)
+        return news
+
+    def _conclude(self, program: Starter) -> list[object]:
+        """Report a program that has ended and written all its output."""
+        exit_, program.exit = program.exit, None
+        if exit_ is None:
+            return []
+        self.why_lost = program.why_lost(exit_)
+        is_odd = exit_.exec_errno is not None or exit_.signal is not None
+        return self._hear_end(program, exit_.status, reason(exit_) if is_odd else "")
+
+    def _hear_end(self, program: Starter, status: int, how: str = "") -> list[object]:
+        """A program has ended: agents that have not answered never will. ``how``: it had no exit code."""
+        serves_all = program.start.node_rank is None
+        if not how and status == 0 and (serves_all or program.start.detaches):
+            return []
+        if not how and program.is_ssh:
+            return [self._missing(program, program.places, status)]
+        lines, name = program.telling(), program.name
+        said: tuple[str, ...] = ()
+        if serves_all and len(lines) > 1:
+            said = tuple([f"{name}: {line.removeprefix(f'{name}: ')}" for line in lines])
+        last = f": {lines[-1]}" if lines and not said else ""
+        why = how or f"ended with {status} before its agent had answered{last}"
+        return [Missing(program.places, f"{name} {why}", said)]
+
+    def _hear_answer(self, keeper: Starter, text: str) -> list[object]:
+        try:
+            answer = fields_from_plain(from_json(text.encode("ascii")), Answer)
+        except (JobFormatError, UnicodeEncodeError):
+            return self._hear_line(keeper, text)
+        if answer.place >= len(self._kept) or answer.turn != self._kept[answer.place].turn:
+            return []  # the program was ended, because its host is reached again
+        starter = self._kept[answer.place]
+        if answer.status is not None:
+            return self._hear_end(starter, answer.status)
+        return self._hear_line(starter, answer.line)
+
+    def _hear_line(self, program: Starter, text: str) -> list[object]:
+        places, said = program.about(text)
+        words = said.split()
+        if places and not program.start.speaks and words[-3:-2] == [ANNOUNCEMENT]:
+            return self._hear_key(places, *words[-2:])
+        if len(words) == 3 and words[0] == ENDED:
+            # The program reports other codes itself, and if it serves one host, this code, too.
+            ended = parse_number(words[1]) in places and parse_number(words[2]) == 0 and not program.is_ssh
+            return [self._missing(program, places, 0)] if ended else []
+        line = printable(text)[:LONGEST_LINE]
+        program.lines.append(line)
+        if len(program.lines) > 2 * KEPT_LINES:
+            del program.lines[KEPT_LINES]
+        rank = program.start.node_rank
+        name = program.name if rank is None else self._job.hosts[rank].name
+        news: list[object] = [Notice("debug", f"{name}: {line}")]
+        label, status = _failed_host(line)
+        if label in program.labels and status is not None:
+            news.append(self._missing(program, program.labels[label], status))
+        return news
+
+    def _hear_key(self, places: Sequence[int], number: str, key: str) -> list[object]:
+        """Take a key that a host of these places has told. Each place has one key."""
+        place = parse_number(number)
+        try:
+            secret = bytes.fromhex(key)
+        except ValueError:
+            return []
+        if place is None or len(secret) != KEY_BYTES:
+            return []
+        if place not in places or place in self._keyed:
+            what = "a second key" if place in places else "the key of another place"
+            text = f"host {self._host(places[0])} has told {what}: it was refused"
+            is_first, self._has_warned = not self._has_warned, True
+            return [Notice("warning", text)] if is_first else []
+        self._keyed.add(place)
+        return [KeyTold(place, secret)]
+
+    def _missing(self, program: Starter, places: Sequence[int], status: int) -> Missing:
+        """The agents of one host are missing, because its ssh has ended."""
+        why = unreachable(self._host(places[0]), program.said_by(places[0]), status)
+        return Missing(tuple(places), why)
+
+    def _host(self, place: int) -> str:
+        return self._job.hosts[self._node_ranks[place]].name
+
+
+def _failed_host(line: str) -> tuple[str, int | None]:
+    """The host and the code in ``pdsh@HERE: HOST: ssh exited with exit code N``."""
+    head, _, code = line.rpartition(": ssh exited with exit code ")
+    return head.partition(": ")[2] if head.startswith("pdsh@") else "", parse_number(code)
+
+
+def unreachable(host: str, lines: Sequence[str], status: int) -> str:
+    """Why a host has no agent, judged by the output of ssh."""
+    last = lines[-1] if lines else ""
+    if status == SSH_FAILED:
+        said = f": {last}" if last else ""
+        return f"cannot be reached{said}, check that `ssh {host} true` works without a password"
+    mend = ""
+    if "No module named" in last:
+        mend = ", install the same version of dsl there"
+    elif status == 127:
+        mend = ", the same interpreter has to be there (python=PATH in the hostfile names another)"
+    return f"its agent did not start: {last or 'nothing was said'} (exit code {status}){mend}"
