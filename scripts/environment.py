@@ -13,6 +13,7 @@ only.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
@@ -24,7 +25,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = Path(os.environ.get("DSL_VENV", ROOT / ".venv")).absolute()
@@ -69,6 +73,14 @@ def install_debian_packages(*names: str, needed_for: str) -> None:
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     call("apt-get", "update", "-qq", env=env)
     call("apt-get", "install", "-y", "-qq", "--no-install-recommends", *names, env=env)
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """Set-ups and builds of one checkout take turns."""
+    with (ROOT / "pyproject.toml").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def venv_python() -> str:
@@ -222,8 +234,7 @@ def prepare_cluster(python: str, env: dict[str, str]) -> None:
 def set_up(*, tests: bool, release: bool, torch: bool, frameworks: bool, cluster: bool) -> dict[str, str]:
     """Set everything up and return the environment in which to run commands."""
     env = {name: value for name, value in os.environ.items() if name not in {"PYTHONHOME", "PYTHONPATH"}}
-    with (ROOT / "pyproject.toml").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two set-ups of one checkout take turns
+    with turn():
         python = venv_python()
         env.update(VIRTUAL_ENV=str(VENV), PATH=f"{VENV / 'bin'}{os.pathsep}{env.get('PATH', os.defpath)}")
         upgrade_pip(python)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a file, not with -m
     sys.path.insert(0, str(ROOT))
 
-from scripts.environment import SOURCES, VENV, call, digest, install_debian_packages, output, say  # noqa: E402  as above
+from scripts.environment import SOURCES, VENV, call, digest, install_debian_packages, output, say, turn  # noqa: E402  as above
 
 FOLDER = VENV / "pythons"
 OWN = (sys.version_info.major, sys.version_info.minor)
@@ -139,7 +139,8 @@ def wheel(state: str) -> Path:
         say("building one wheel for all Pythons")
         shutil.rmtree(folder, ignore_errors=True)
         build = ("pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
-        call(sys.executable, "-m", *build, ".")
+        with turn():
+            call(sys.executable, "-m", *build, ".")
         stamp.write_text(state, encoding="utf-8")
     (path,) = folder.glob("*.whl")
     return path

@@ -81,7 +81,10 @@ def build_wheel(processor: str, out: Path) -> Path:
     say(f"building the wheel for {processor}: a minute or two")
     before = set(out.glob("*.whl"))
     how = ("--release", "--locked", "--zig", "--compatibility", PLATFORM)
-    call("maturin", "build", *how, "--target", target, "--out", str(out))
+    # Apart from other builds of this checkout, which may run at the same time.
+    folder = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "published"
+    env = {**os.environ, "CARGO_TARGET_DIR": str(folder)}
+    call("maturin", "build", *how, "--target", target, "--out", str(out), env=env)
     wheels = [path for path in out.glob(f"*_{processor}.whl") if path not in before]
     if len(wheels) != 1:
         fail(f"maturin made {len(wheels)} wheels for {processor}: empty {out} and try again")

@@ -31,11 +31,9 @@ MARKERS = {
     "faults": "kills things and counts what is left (every test under tests/faults)",
     "cluster": "several hosts in network namespaces (every test under tests/cluster)",
     "frameworks": "runs training frameworks, the dependency group of that name (every test under tests/frameworks)",
-    "engine": "repeated under each forced kernel fallback",
-    "needs_clone3": "not repeated without clone3",
-    "needs_pidfd": "not repeated without pidfds",
-    "needs_close_range": "not repeated without close_range",
-    "needs_cgroup": "not repeated without cgroups",
+    "engine": "repeated under all forced kernel fallbacks, as on Linux 4.18",
+    "linux_5_4": "of `engine`, repeated as on Linux 5.4, too: what needs pidfds, or finds what is left of a job",
+    "needs_pidfd": "of `engine`, not repeated as on Linux 4.18, which has no pidfds",
     "stress": "too long for every run; `make stress` runs it",
     "torch": "needs torch",
     "root": "needs root",
@@ -163,7 +161,7 @@ class _SkipWatch:
         text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         reason = text.removeprefix("Skipped: ")
         if not reason.startswith(ALLOWED_SKIPS):
-            self.unexpected.append(f"{report.nodeid}: {reason}")
+            self.unexpected.append(f"{report.nodeid} - skipped: {reason}")
 
     pytest_runtest_logreport = _note
     pytest_collectreport = _note
@@ -176,7 +174,7 @@ class _SkipWatch:
         if self.unexpected:
             terminalreporter.section("skipped, but could have run", red=True)
             for line in self.unexpected:
-                terminalreporter.write_line(line)
+                terminalreporter.write_line(f"FAILED {line}")
 
 
 @pytest.fixture(autouse=True)

@@ -44,7 +44,7 @@ def test_experiments_on_all_hosts_run_side_by_side_and_one_that_hangs_is_ended_e
 ) -> None:
     """`hosts` finds what is left on any of them."""
     tuning = Tuning(dsl_command, tmp_path)
-    tuning.configure({"exp_timeout_s": 25}, act=["ok", "hang"], n=[1], wait_for=[6])
+    tuning.configure({"exp_timeout_s": 12}, act=["ok", "hang"], n=[1], wait_for=[6])
     result = tune(tuning, hosts, "--num_gpus", "1")
     assert result.returncode == 0, result.stderr
     assert {act: one["outcome"] for act, one in tuning.outcomes("act").items()} == {

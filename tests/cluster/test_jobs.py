@@ -16,7 +16,7 @@ from dsl.model.remote import RANK_LAUNCHERS
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-    from kit.cluster import Cluster, Slurm
+    from kit.cluster import Cluster, Host, Slurm
 
 ROOT = Path(__file__).parent.parent.parent
 TRAIN = ROOT / "examples" / "train_ddp.py"
@@ -27,7 +27,15 @@ PATIENCE_S = 180.0
 EVEN = "node0 slots=2\nnode1 slots=2\nnode2 slots=2\n"
 UNEVEN = "node2 slots=4\nnode0 slots=2\nnode1 slots=3\n"
 
-NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR")
+NAMES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_SIZE",
+    "CUDA_VISIBLE_DEVICES",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 WORKER = f"""
 import os, sys, time
 from pathlib import Path
@@ -65,11 +73,11 @@ def jobs(hosts: Cluster, dsl_command: Path, tmp_path: Path) -> Jobs:
     return Jobs(hosts, dsl_command, tmp_path)
 
 
-def lines(*hosts: tuple[str, str], master: str) -> list[str]:
+def lines(*hosts: tuple[str, str], master: Host) -> list[str]:
     """What the workers say of themselves, by rank, if each host has these devices."""
     places = [(name, rank, devices) for name, devices in hosts for rank in range(len(devices.split(",")))]
     return sorted(
-        f"{name} {rank} {local_rank} {len(places)} {len(devices.split(','))} {devices} {master}"
+        f"{name} {rank} {local_rank} {len(places)} {len(devices.split(','))} {devices} {master.address} 29500"
         for rank, (name, local_rank, devices) in enumerate(places)
     )
 
@@ -82,8 +90,7 @@ def test_chosen_slots_have_their_ranks_and_devices_and_a_failure_its_code(
     where = "node2:1,3@node0:1@node1:0,2"
     words = ("--include", where, "worker.py", "3")
     result = jobs.run(backend, UNEVEN, *words)
-    master = hosts[2].address
-    expected = lines(("node2", "1,3"), ("node0", "1"), ("node1", "0,2"), master=master)
+    expected = lines(("node2", "1,3"), ("node0", "1"), ("node1", "0,2"), master=hosts[2])
     assert sorted(result.stdout.splitlines()) == expected, result.stderr
     said = re.sub(r"pid \d+", "pid N", result.stderr)
     assert said.splitlines() == [
@@ -100,7 +107,7 @@ def test_excluded_slots_and_hosts_without_any(hosts: Cluster, backend: Backend, 
     """The launching host has no part in the job."""
     words = ("--exclude", "node0@node1:1", "worker.py")
     result = jobs.run(backend, UNEVEN, *words)
-    expected = lines(("node2", "0,1,2,3"), ("node1", "0,2"), master=hosts[2].address)
+    expected = lines(("node2", "0,1,2,3"), ("node1", "0,2"), master=hosts[2])
     assert sorted(result.stdout.splitlines()) == expected, result.stderr
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -108,7 +115,7 @@ def test_excluded_slots_and_hosts_without_any(hosts: Cluster, backend: Backend, 
 def test_one_agent_a_node_and_a_part_of_its_devices(hosts: Cluster, backend: Backend, jobs: Jobs) -> None:
     words = ("--one-agent-per-node", "--num_nodes", "2", "--num_gpus", "2", "worker.py")
     result = jobs.run(backend, UNEVEN, *words)
-    expected = lines(("node2", "0,1"), ("node0", "0,1"), master=hosts[2].address)
+    expected = lines(("node2", "0,1"), ("node0", "0,1"), master=hosts[2])
     assert sorted(result.stdout.splitlines()) == expected, result.stderr
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -146,15 +153,15 @@ def training() -> tuple[str, ...]:
     return ("--steps", str(STEPS), "--log-every", "1", "--device", "cpu")
 
 
-SECOND = {"openmpi5", "mpich5"}
-"""Another version is here, too."""
+KINDS = {"ssh", "openmpi4", "slurm"}
+"""One launcher of each kind. Under all of them, the tests above compare what the workers are told."""
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(3 * PATIENCE_S)
 @pytest.mark.parametrize(
     "backend",
-    [pytest.param(word, marks=[pytest.mark.stress] if word in SECOND else []) for word in BACKENDS],
+    [pytest.param(word, marks=[] if word in KINDS else [pytest.mark.stress]) for word in BACKENDS],
     indirect=True,
 )
 def test_a_network_is_trained_on_three_hosts_as_on_one(

@@ -14,6 +14,7 @@ from dsl._core import kernel_interfaces
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.linux_5_4,
     pytest.mark.needs_pidfd,
     pytest.mark.root,
     pytest.mark.skipif(kernel_interfaces()["pidfd"] != "", reason="needs a kernel with pidfds"),

@@ -15,7 +15,7 @@ from tests.support.fork_server import Command, leaver, server_pids
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G1")]
+pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G1")]
 
 RUNS = 5
 """Random moments in one run of the tests; multiplied by ``--repeats``."""

@@ -49,6 +49,7 @@ def _parameters() -> list[ParameterSet]:
 
 
 @pytest.mark.engine
+@pytest.mark.linux_5_4
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("case, workers, screen", _parameters())
 def test_kill_matrix(

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from tests.support.bystanders import Bystanders
     from tests.support.jobs import Job
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600), pytest.mark.guarantee("G1")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.linux_5_4,
+    pytest.mark.timeout(3600),
+    pytest.mark.guarantee("G1"),
+]
 
 GRACE_S = 0.4
 RUNS = 8

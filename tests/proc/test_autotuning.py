@@ -69,7 +69,7 @@ def test_an_experiment_gets_the_real_slots_of_a_filter(tuning: Tuning) -> None:
 @pytest.mark.parametrize("options", STARTS)
 def test_what_goes_wrong_is_recorded_as_what_it_is(tuning: Tuning, options: tuple[str, ...]) -> None:
     acts = ["ok", "oom", "crash", "hang", "silent", "other", "torn", "noisy"]
-    tuning.configure({"exp_timeout_s": 10}, act=acts, n=[5])
+    tuning.configure({"exp_timeout_s": 6}, act=acts, n=[5])
     result = tuning.run("tune", *options)
     assert result.returncode == 0, result.stderr
     known = tuning.outcomes("act")
@@ -351,7 +351,7 @@ def test_a_lane_that_dies_costs_one_experiment(tuning: Tuning) -> None:
 
 def test_an_experiment_of_a_lane_that_ignores_signals_is_killed_and_the_lane_goes_on(tuning: Tuning) -> None:
     tuning.hosts("localhost slots=1")
-    tuning.configure({"exp_timeout_s": 10}, act=["deaf", "ok"], n=[5])
+    tuning.configure({"exp_timeout_s": 6}, act=["deaf", "ok"], n=[5])
     result = tuning.run("tune", "--grace", "0.2", *STARTS[1])
     assert result.returncode == 0, result.stderr
     assert {act: one["outcome"] for act, one in tuning.outcomes("act").items()} == {

@@ -328,7 +328,6 @@ def test_three_deaf_workers_are_ended_when_the_shutdown_timeout_is_over(
 
 @pytest.mark.guarantee("G3")
 @pytest.mark.needs_pidfd
-@pytest.mark.needs_close_range
 @pytest.mark.parametrize("apart_ms", [1, 40])
 def test_of_two_failures_the_first_is_the_root_cause(
     apart_ms: int, dslrun: Path, testchild: Path, tmp_path: Path

@@ -31,7 +31,7 @@ from dsl import (
     WorkerSpec,
 )
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in Event.__args__}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.jobs import Job
 
-pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G2")]
+pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G2")]
 
 
 class Ending(NamedTuple):

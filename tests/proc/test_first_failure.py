@@ -27,7 +27,6 @@ def _after(directory: Path, testchild: Path, rank: int, cause: int | None, *end:
 
 
 @pytest.mark.needs_pidfd
-@pytest.mark.needs_close_range
 @pytest.mark.parametrize("run", range(3))
 def test_order_is_the_order_in_which_the_kernel_saw_the_deaths(
     run: int, testchild: Path, tmp_path: Path
@@ -47,7 +46,6 @@ def test_order_is_the_order_in_which_the_kernel_saw_the_deaths(
 
 
 @pytest.mark.needs_pidfd
-@pytest.mark.needs_close_range
 def test_two_failures_a_millisecond_apart_blame_the_first_every_time(testchild: Path, tmp_path: Path) -> None:
     """50 runs: rank 3 dies, rank 0 follows 1 ms later (deaf to our TERM); rank 3 is always the cause."""
     blamed = []

@@ -33,7 +33,7 @@ from dsl._core import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4]
 
 FORKS = not kernel_interfaces()["pidfd"]
 """Without pidfds every worker is executed, and all that is said here holds all the same, but for who its parent is."""

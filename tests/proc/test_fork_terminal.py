@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
     Open = Callable[..., AbstractContextManager[Terminal]]
 
-pytestmark = [pytest.mark.engine, pytest.mark.needs_pidfd, pytest.mark.timeout(60)]  # to be forked
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.linux_5_4,
+    pytest.mark.needs_pidfd,  # to be forked
+    pytest.mark.timeout(60),
+]
 
 # Notes its pid, then each signal that it gets. `decimal` shows that it was forked.
 CATCH = """

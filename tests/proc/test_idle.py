@@ -16,7 +16,7 @@ from tests.support.jobs import running
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4]
 
 LOOK_S = 0.2
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kit.processes import Process
 
-pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G1")]
+pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G1")]
 
 # `helper & exec dsl …`: the helper is a child of the command, and not of the job.
 WITH_HELPER = 'child=$1; words=$2; shift 2; "$child" $words & exec "$@"'

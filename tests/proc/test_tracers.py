@@ -16,7 +16,7 @@ from tests.support.group import Group
 
 from dsl._core import ForkServerLost, Stdio, WorkerSpec, kernel_interfaces
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4]
 
 FORKED = pytest.param(
     True,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dsl._core import Supervisor
 
-pytestmark = [pytest.mark.engine, pytest.mark.guarantee("G1")]
+pytestmark = [pytest.mark.engine, pytest.mark.linux_5_4, pytest.mark.guarantee("G1")]
 
 LEAVES = """
 import os, signal, sys, time
