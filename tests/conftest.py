@@ -211,7 +211,7 @@ def no_leftovers(request: pytest.FixtureRequest, clean_environ: str, wait_until:
         return clean_scans == 3
 
     try:
-        wait_until(gone, timeout_s=5.0)
+        wait_until(gone, timeout_s=10.0)
     except AssertionError:
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):

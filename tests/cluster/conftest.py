@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.conftest import WaitUntil
     from tests.support.backends import Backend
 
-LEFT_S = 5.0
+LEFT_S = 10.0
 """What a job may take to be gone from every host, once its command has ended."""
 
 

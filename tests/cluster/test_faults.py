@@ -25,7 +25,7 @@ LAUNCHERS = ("ssh", "pdsh", *MPI, "slurm")
 ALIKE = ("openmpi4", "mpich4", "impi", "mvapich-standin")
 SAMPLE = [pytest.param(name, marks=[pytest.mark.stress] if name in ALIKE else []) for name in LAUNCHERS]
 GRACE_S = 0.5
-SOON_S = 5.0
+SOON_S = 10.0
 """Far more than a job needs to end; what it takes is measured by the benches."""
 
 

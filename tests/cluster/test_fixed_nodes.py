@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kit.cluster import Cluster, Host
 
 SILENCE_S = 3.0
-SOON_S = 5.0
+SOON_S = 10.0
 ENDED = "the connection has ended"
 SILENT = "nothing has been heard from it for 3 s"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.guarantee("G1", "G2")
 
 GRACE_S = 0.5
-SOON_S = 5.0
+SOON_S = 10.0
 """Far more than a job needs to end; what it takes is measured by the benches."""
 
 LAUNCHERS = (

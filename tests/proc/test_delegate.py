@@ -150,7 +150,7 @@ def test_the_last_call_is_for_nodes_of_which_nobody_knows(
     start: Callable[..., Driven], endpoint: str
 ) -> None:
     """A round begins when all are back that were in the last one, or waited: nobody waits for more again."""
-    settings = (("last_call_timeout", "6"),)
+    settings = (("last_call_timeout", "10"),)
     a, b = open_and_meet(start, endpoint, "ab", (1, 4), settings=settings)
     met(a, b)
     (c,) = open_and_meet(start, endpoint, "c", (1, 4), settings=settings)
@@ -163,7 +163,7 @@ def test_the_last_call_is_for_nodes_of_which_nobody_knows(
     b.meet(reason="membership")
     c.tell(Leave())
     assert {one.hosts for one in met(a, b)} == {("a", "b")}
-    assert time.monotonic() - begin_s < 5.0
+    assert time.monotonic() - begin_s < 9.0
 
 
 def test_the_host_of_the_store_leaves_and_keeps_it_until_the_others_have_ended(
@@ -588,4 +588,4 @@ def test_meeting_again_takes_milliseconds(start: Callable[..., Driven], endpoint
         a.meet(restarts=count, reason="failure")
         b.meet(reason="membership")
         met(a, b)
-    assert time.monotonic() - begin_s < 5.0
+    assert time.monotonic() - begin_s < 10.0

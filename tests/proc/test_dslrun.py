@@ -322,7 +322,7 @@ def test_three_deaf_workers_are_ended_when_the_shutdown_timeout_is_over(
         assert job.wait() == 9
         elapsed_s = time.monotonic() - begin
         assert job.left() == []
-    assert 1 <= elapsed_s < 2
+    assert 1 <= elapsed_s < 3  # one after the other
     assert "dslrun: rank 2 (local rank 2, " in job.stderr()
 
 

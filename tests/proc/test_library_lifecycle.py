@@ -105,8 +105,9 @@ def test_stop_ends_the_obedient_at_once_and_the_deaf_at_the_deadline(testchild: 
     with Group([[str(testchild), "pause"], *deaf], grace_s=60.0) as group:
         group.all_started()
         until(lambda: all(file.exists() for file in files))
-        group.supervisor.stop(grace_s=1.0)
-        group.until(lambda now: 0 in now.exits(), timeout_s=1.0)
+        group.supervisor.stop(grace_s=2.0)
+        group.until(lambda now: 0 in now.exits())
+        assert group.of(Killing) == []
         ended = group.finish()
     (killing,) = group.of(Killing)
     assert sorted(killing.workers) == [1, 2]

@@ -185,14 +185,16 @@ def test_workers_that_are_stopped_have_their_grace_whatever_their_timers_say(
 ) -> None:
     text = """
 def save(*_):
-    time.sleep(1)
+    time.sleep(1.5)
     open(sys.argv[1], "w").close()
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
-acquire("step", 0.5)
 if rank == 0:
-    time.sleep(0.2)
+    while not os.path.exists(sys.argv[1] + ".acquired"):
+        time.sleep(0.01)
     sys.exit(3)
+acquire("step", 1)
+open(sys.argv[1] + ".acquired", "w").close()
 signal.pause()
 """
     result = run([dslrun, "--nproc-per-node=2", a_client(tmp_path, text), tmp_path / "saved"])

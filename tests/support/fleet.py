@@ -43,7 +43,7 @@ a head that says nothing any more, never. At the end of a test they must be gone
 """
 
 SLOTS = 2
-LEFT_S = 5.0
+LEFT_S = 10.0
 """What a job may take to be gone from every host, beyond the grace of its workers."""
 
 
