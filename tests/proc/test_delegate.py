@@ -97,7 +97,7 @@ def test_two_nodes_meet_fail_and_meet_again(endpoint: str) -> None:
         assert (first.round, first.restarts, first.reason) == (0, 0, "start")
 
         b.tell(Failing(4, 137, FAILED))
-        assert a.wait(PeerFailed, 2.0) == PeerFailed("b", 4, 137, FAILED, False)
+        assert a.wait(PeerFailed, 5.0) == PeerFailed("b", 4, 137, FAILED, False)
         a.meet(2, reason="membership")
         b.meet(3, restarts=1, reason="failure")
         again = met(a, b)
@@ -140,7 +140,7 @@ def test_a_node_leaves_and_the_job_goes_on(start: Callable[..., Driven], endpoin
     met(a, b, c)
     c.tell(Leave())
     assert c.has_ended(3.0)
-    assert [one.wait(Changed, 2.0) for one in (a, b)] == [Changed(2, 0, False, ("c",))] * 2
+    assert [one.wait(Changed, 5.0) for one in (a, b)] == [Changed(2, 0, False, ("c",))] * 2
     a.meet(reason="membership")
     b.meet(reason="membership")
     assert [one.hosts for one in met(a, b)] == [("a", "b")] * 2
