@@ -96,6 +96,16 @@ def venv_python() -> str:
     return python
 
 
+def usable_home() -> None:
+    """Tools keep their caches at home: give them another one if HOME cannot hold any."""
+    home = os.environ.get("HOME", "")
+    if not (os.path.isdir(home) and os.access(home, os.W_OK)):
+        own = VENV / "home"
+        own.mkdir(exist_ok=True)
+        say(f"HOME={home} is no directory to write to, using {own}")
+        os.environ["HOME"] = str(own)
+
+
 def upgrade_pip(python: str) -> None:
     """Dependency groups need pip 25.1."""
     version = re.match(r"pip (\d+)\.(\d+)", output(python, "-m", "pip", "--version"))
@@ -233,9 +243,10 @@ def prepare_cluster(python: str, env: dict[str, str]) -> None:
 
 def set_up(*, tests: bool, release: bool, torch: bool, frameworks: bool, cluster: bool) -> dict[str, str]:
     """Set everything up and return the environment in which to run commands."""
-    env = {name: value for name, value in os.environ.items() if name not in {"PYTHONHOME", "PYTHONPATH"}}
     with turn():
         python = venv_python()
+        usable_home()
+        env = {name: value for name, value in os.environ.items() if name not in {"PYTHONHOME", "PYTHONPATH"}}
         env.update(VIRTUAL_ENV=str(VENV), PATH=f"{VENV / 'bin'}{os.pathsep}{env.get('PATH', os.defpath)}")
         upgrade_pip(python)
         env = with_rust(python, env)
