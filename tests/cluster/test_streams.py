@@ -83,12 +83,13 @@ def test_a_silent_worker_shows_what_it_has_said_and_its_line_comes_again_whole(
     """For one worker a host, which is not alone all the same."""
     words = (
         *("only", "0", "[", "raw", "loading", "wait", "{}/said", "raw", " done\\n", "touch", "{}/done", "]"),
-        *("only", "1", "[", "wait", "{}/shown", "say", "rank %r"),
-        *("touch", "{}/said", "wait", "{}/done", "]"),
+        *("only", "1", "[", "wait", "{}/shown", "say", "rank %r", "wait", "{}/done", "]"),
     )
     with launch(words, SSH, hosts=hosts.hosts[:2], slots=1) as job:
         until(lambda: job.stdout == "loading")
         (job.folder / "shown").touch()
+        until(lambda: job.stdout == "loading\u2026\nrank 1\n")
+        (job.folder / "said").touch()
         assert job.wait() == 0
         gone_within(hosts)
     assert job.stdout == "loading\u2026\nrank 1\nloading done\n"
