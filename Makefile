@@ -54,8 +54,8 @@ test-cluster: ## tests across several hosts in network namespaces (as root)
 	scripts/test cluster
 
 .PHONY: stress
-stress: ## the whole kill matrix, each case REPEATS times (default 50), and every fault on several hosts
-	$(PYTEST) tests/faults tests/proc tests/cluster -m 'faults or stress' --repeats $(REPEATS) --timeout 7200
+stress: ## the kill matrix, each case REPEATS times (default 50), every fault on several hosts, 100 000 histories of jobs
+	$(PYTEST) tests/unit/conductor tests/faults tests/proc tests/cluster -m 'faults or stress' --repeats $(REPEATS) --timeout 7200
 
 .PHONY: fuzz
 fuzz: ## property tests of every parser, with many more examples

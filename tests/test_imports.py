@@ -33,9 +33,6 @@ PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers", "dsl.conductor")
 PURE_MODULES = (
     "dsl.agent.policy",
     "dsl.agent.elastic",
-    "dsl.agent.conductor",
-    "dsl.agent.gathering",
-    "dsl.agent.elastic_conductor",
     "dsl.output.grammar",
     "dsl.output.routes",
     "dsl.output.answer",

@@ -20,7 +20,7 @@ from dsl.agent.policy import END_ACTIONS, GO_ON, signal_code
 from dsl.model.job import Notice
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import REQUEUE_CODE, Decision, MembershipChanged, PatienceOver, exit_code
-from dsl.model.progress import OTHER_HOSTS, SAME_HOSTS, is_futile, pause_s
+from dsl.model.progress import OTHER_HOSTS, SAME_HOSTS, after_failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,16 +91,17 @@ class Elastic:
             return Decision("meet", counted=False)
         if not has_failed:
             return Decision("meet", counted=_has(last.news, PeerFailure))
-        if history.restarts >= history.max_restarts:
+        patience = OTHER_HOSTS if self._may_shrink else SAME_HOSTS
+        left = history.max_restarts - history.restarts
+        step = after_failure(history.tried, patience, left, gives_up=self._gives_up and self._may_shrink)
+        if step.kind == "spent":
             if self._may_shrink and not _are_alive(last.news, membership):
                 return Decision("doubt", within_s=DOUBT_S)
             return self._end(last, closes=True)
-        if self._gives_up and self._may_shrink and is_futile(history.tried):
+        if step.kind == "futile":
             why = "attempt after attempt has failed in the same way, soon after its start"
             return self._end(last, closes=True, why=why)
-        return Decision(
-            "meet", within_s=pause_s(history.tried, OTHER_HOSTS if self._may_shrink else SAME_HOSTS)
-        )
+        return Decision("meet", within_s=step.wait_s)
 
     def _while_waiting(self, history: History, event: object, membership: Membership) -> Decision:
         last = history.attempts[-1]

@@ -10,11 +10,9 @@ import os
 import time
 
 from dsl import Ended, SignalReceived, Stopping
-from dsl.agent.conductor import Dismiss, Send, Speak
-from dsl.agent.gathering import Drop, Reach
 from dsl.agent.policy import GO_ON
 from dsl.agent.starters import KeyTold, Killed, Missing
-from dsl.conductor.judge import Clocks
+from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Speak
 from dsl.control.messages import Hello, Lost
 from dsl.control.stream import FdStream
 from dsl.model.job import Notice
@@ -23,15 +21,15 @@ from dsl.model.request import LEVELS
 from dsl.printable import printable
 from dsl.report import speak
 from dsl.report.speak import say
-from dsl.report.verdict import cause_last
+from dsl.report.verdict import cause_last, verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsl import Supervisor
-    from dsl.agent.conductor import Conductor
     from dsl.agent.starters import Starters
+    from dsl.conductor.conductor import Conductor
     from dsl.control.hub import Hub
     from dsl.control.link import Link
     from dsl.model.job import Job
@@ -137,7 +135,7 @@ class Head:
         if isinstance(message, Lost) and is_silent:
             return  # its program will end and say why
         if link.clock is not None:
-            self.conductor.clocks[place] = Clocks(link.clock.offset_ns, link.clock.error_ns)
+            self.conductor.clocks[place] = link.clock
         self._obey(self.conductor.hear(place, message, time.monotonic()))
 
     def _refuse(self, link: Link) -> None:
@@ -157,6 +155,9 @@ class Head:
                     link.send(order.message)
             elif isinstance(order, Speak):
                 self._speak(order.notice)
+            elif isinstance(order, Explain):
+                for line in verdict(order.judgement)[:1]:
+                    self._speak(Notice(order.level, line))
             elif isinstance(order, Reach):
                 self._starters.reach(order.place)
             elif isinstance(order, Drop):
@@ -260,16 +261,14 @@ class Head:
 
     def _end(self) -> None:
         """Say how the job has ended."""
-        notices = [] if self._is_orphan else list(self.conductor.verdict)
-        judgement = self.conductor.judgement
+        judgement, notices = self.conductor.judgement, self.conductor.notices
         if speak.end_path and judgement is not None:
             from dsl.report.handed import hand_judgement
 
             hand_judgement(judgement)
-        if self.conductor.has_begun and os.isatty(STDERR):
-            told = [notice.text for notice in notices if notice.level == "critical"]
-            notices = [notice for notice in notices if notice.level != "critical"]
-            notices += [Notice("critical", text) for text in cause_last(told)]
-        for notice in notices:
+        lines = [] if judgement is None else verdict(judgement)
+        is_screen = os.isatty(STDERR)
+        said = [Notice("critical", line) for line in (cause_last(lines) if is_screen else lines)]
+        for notice in () if self._is_orphan else [*notices, *said] if is_screen else [*said, *notices]:
             self._speak(notice)
         self._hub.close(0.0)

@@ -43,11 +43,12 @@ def _after(history: History, membership: Membership) -> Decision:
     last = history.attempts[-1]
     ended = last.ended
     can_go_on = ended.stop_signal is None and not ended.survivors and not membership.is_closed
-    if can_go_on and ended.first_failure is not None and history.restarts < history.max_restarts:
-        from dsl.model.progress import SAME_HOSTS, pause_s
+    if can_go_on and ended.first_failure is not None:
+        from dsl.model.progress import SAME_HOSTS, after_failure
 
-        wait_s = pause_s(history.tried, SAME_HOSTS)
-        return Decision("pause", within_s=wait_s) if wait_s else Decision("restart")
+        step = after_failure(history.tried, SAME_HOSTS, history.max_restarts - history.restarts)
+        if step.kind == "restart":
+            return Decision("pause", within_s=step.wait_s) if step.wait_s else Decision("restart")
     was_stopped = any(exit_.caused_by_stop for exit_ in last.exits)
     if can_go_on and ended.first_failure is None and history.regroups and was_stopped:
         return Decision("restart", counted=False)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 from dsl import __version__
-from dsl.agent.conductor import Conductor, places_of
 from dsl.agent.head import Head
 from dsl.agent.starters import BY_SSH, Starters
 from dsl.cli.process import Crew, HeldSignals, run_guarded
+from dsl.conductor.conductor import Conductor
+from dsl.conductor.terms import reached_terms, seats_of
 from dsl.control.hub import Hub
 from dsl.control.messages import Assignment
 from dsl.errors import LauncherError
@@ -66,7 +67,7 @@ def _head(job: Job, remote: Remote, facts: Facts) -> Head:
     """The head, with a hub that waits for the agents."""
     from dsl.machine.process import temp_dir
 
-    node_ranks = [one.node_rank for one in places_of(job, per_node=remote.per_node)]
+    node_ranks = [one.node_rank for one in seats_of(job, per_node=remote.per_node)]
     _allow_connections(len(node_ranks))
     hub = Hub(remote.heartbeat_s, show=True)
     addresses: list[str] = []
@@ -166,11 +167,7 @@ def _conductor(job: Job, remote: Remote, facts: Facts) -> Conductor:
         stderr=facts.console.stderr,
         checks=remote.checks,
     )
-    if remote.is_elastic:
-        from dsl.agent.elastic_conductor import ElasticConductor
-
-        return ElasticConductor(job, remote, assignment, monotonic())
-    return Conductor(job, remote, assignment, monotonic())
+    return Conductor(reached_terms(job, remote, assignment), monotonic())
 
 
 class _HeadCrew(Crew):

@@ -10,24 +10,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dsl.control.clock import Clock
     from dsl.model.judgement import Report
 
 FAILURE = 1
 UNKNOWN_NS = 1 << 62
 """The error of a clock that was never compared."""
-
-
-@record
-class Clocks:
-    """What is known of two clocks."""
-
-    offset_ns: int
-    """Subtract this from a time of that host to get the same moment on the head's clock."""
-    error_ns: int
-    """How far the offset may be wrong."""
-
-
-SAME_CLOCK = Clocks(0, 0)
 
 
 @record
@@ -73,7 +61,7 @@ def judge_alone(report: Report, context: Context) -> Judgement:
 def judge(
     reports: Mapping[int, Report],
     members: Mapping[int, Member],
-    clocks: Mapping[int, Clocks],
+    clocks: Mapping[int, Clock],
     context: Context,
 ) -> Judgement:
     """Judge the end of an attempt from the reports of all members.
@@ -84,7 +72,7 @@ def judge(
     places = sorted(reports)
     causes = sorted(
         [place for place in places if reports[place].is_cause],
-        key=lambda place: _moment(reports[place], clocks.get(place, SAME_CLOCK)),
+        key=lambda place: _moment(reports[place], clocks.get(place)),
     )
     rivals = [place for place in causes[1:] if _may_be_first(causes[0], place, reports, members, clocks)]
     ordered = [*causes[:1], *rivals, *[place for place in causes[1:] if place not in rivals]]
@@ -136,9 +124,9 @@ def _brief(report: Report) -> Report:
     )
 
 
-def _moment(report: Report, clock: Clocks) -> tuple[bool, int]:
+def _moment(report: Report, clock: Clock | None) -> tuple[bool, int]:
     """When a member failed, on our clock. A lost host shows later than a failure: it comes last."""
-    return report.failed_ns == 0, report.failed_ns - clock.offset_ns
+    return report.failed_ns == 0, report.failed_ns - (0 if clock is None else clock.offset_ns)
 
 
 def _may_be_first(
@@ -146,7 +134,7 @@ def _may_be_first(
     other: int,
     reports: Mapping[int, Report],
     members: Mapping[int, Member],
-    clocks: Mapping[int, Clocks],
+    clocks: Mapping[int, Clock],
 ) -> bool:
     """Whether ``other`` may have failed before ``first``, though its time is later."""
     if not reports[first].failed_ns or not reports[other].failed_ns:
@@ -157,5 +145,5 @@ def _may_be_first(
     for place in (first, other):
         clock = clocks.get(place)
         errors += UNKNOWN_NS if clock is None else clock.error_ns
-        moments.append(_moment(reports[place], clock or SAME_CLOCK)[1])
+        moments.append(_moment(reports[place], clock)[1])
     return moments[1] - moments[0] <= errors

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.job import Job, Meeting, Notice
-from dsl.model.judgement import FailureCode, Moment, Report
+from dsl.model.judgement import FailureCode, Judgement, Moment, Report
 from dsl.model.request import Code, Count, Port, RankOrNone, Seconds, Signal
 
 TYPE_CHECKING = False
@@ -68,6 +68,12 @@ class Hello:
     """For such a task: its number on its host, as its launcher counts."""
     python: str = ""
     """Its interpreter."""
+    workers: Count = 0
+    """Of a member that comes by itself: the number of its workers."""
+    role: str = ""
+    """Of a member that comes by itself: what its workers are called."""
+    run_id: str = ""
+    """Of a member that comes by itself: name of its job."""
 
 
 @record
@@ -156,6 +162,9 @@ class Forward:
 @record
 class Over:
     """head to agent: no attempt follows. Send what is left, say `Bye` and end."""
+
+    judgement: Judgement | None = None
+    """How the job has ended, for members that tell their own user; None: well, or the head tells the user."""
 
 
 @record

@@ -13,6 +13,7 @@ from dsl.model.outcome import Tried, own_code
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Literal
 
     from dsl.model.outcome import AttemptOutcome
 
@@ -38,13 +39,40 @@ OTHER_HOSTS = Patience(within_s=10.0, at_once=2, first_s=1.0, longest_s=30.0)
 """Hosts come and go, and have to find each other again."""
 
 MOST_FRUITLESS = 10
-"""After this many attempts in a row that fail alike, within `OTHER_HOSTS.within_s`, another one is futile."""
+"""After this many attempts in a row that fail alike, within `Patience.within_s`, another one is futile."""
 
 CRASH_LOOP_S = 60.0
 """A worker that fails sooner after its start has hardly made progress."""
 
 MOST_KEPT = 32
 """Entries that are kept of the attempts so far: more than any rule looks at."""
+
+
+@record
+class Next:
+    """What follows an attempt that failed."""
+
+    kind: Literal["restart", "spent", "futile"]
+    """``restart``: another attempt; ``spent``: no restart is left; ``futile``: a restart is no use."""
+    wait_s: float = 0.0
+    """Seconds to wait before the restart."""
+
+
+def after_failure(
+    tried: Sequence[Tried], patience: Patience, restarts_left: int, *, gives_up: bool = False
+) -> Next:
+    """Decide whether another attempt follows. ``tried`` has the attempts so far, the latest at the end.
+
+    ``gives_up``: the user set no number of restarts. Otherwise the job may use them all.
+    """
+    if restarts_left <= 0:
+        return Next("spent")
+    if gives_up and _in_a_row(tried, patience.within_s, alike=True) >= MOST_FRUITLESS:
+        return Next("futile")
+    extra = _in_a_row(tried, patience.within_s) - patience.at_once
+    if extra <= 0:
+        return Next("restart")
+    return Next("restart", min(patience.first_s * 2.0 ** min(extra - 1, 64), patience.longest_s))
 
 
 def with_attempt(tried: Sequence[Tried], attempt: AttemptOutcome) -> tuple[Tried, ...]:
@@ -59,19 +87,6 @@ def add(tried: Sequence[Tried], one: Tried) -> tuple[Tried, ...]:
         return (*tried, one)[-MOST_KEPT:]
     longest_s = max(last.duration_s, one.duration_s)
     return (*tried[:-1], replace(last, duration_s=longest_s, count=last.count + one.count))
-
-
-def pause_s(tried: Sequence[Tried], patience: Patience) -> float:
-    """Seconds to wait before the next attempt; ``tried`` has the attempts so far, the latest at the end."""
-    extra = _in_a_row(tried, patience.within_s) - patience.at_once
-    if extra <= 0:
-        return 0.0
-    return min(patience.first_s * 2.0 ** min(extra - 1, 64), patience.longest_s)
-
-
-def is_futile(tried: Sequence[Tried]) -> bool:
-    """Whether another attempt is not worth it. If the user sets a number of restarts, the job may use all."""
-    return _in_a_row(tried, OTHER_HOSTS.within_s, alike=True) >= MOST_FRUITLESS
 
 
 def crash_loop(tried: Sequence[Tried]) -> str:

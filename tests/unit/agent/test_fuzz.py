@@ -21,11 +21,11 @@ from tests.support.launchers import make_agents
 from dsl._record import fields
 from dsl.agent import head as head_module
 from dsl.agent import starters as starters_module
-from dsl.agent.conductor import Conductor
-from dsl.agent.elastic_conductor import ElasticConductor
 from dsl.agent.head import Head
 from dsl.agent.part import Orders, decide
 from dsl.agent.starters import Starters
+from dsl.conductor.conductor import Conductor
+from dsl.conductor.terms import reached_terms
 from dsl.control import frames
 from dsl.control.checks import assignment_problem, meeting_problem
 from dsl.control.door import Door, _Caller
@@ -307,11 +307,11 @@ class Stage:
         self.conductor: Conductor
         if is_elastic:
             remote = Remote("pdsh", least_nodes=1, most_nodes=HOSTS, wait_s=600.0)
-            self.conductor = ElasticConductor(job, remote, assignment, self.now_s)
+            self.conductor = Conductor(reached_terms(job, remote, assignment), self.now_s)
             starts = [Start(argv=("pdsh",), node_rank=rank) for rank in range(HOSTS)]
             start = kept(starts, make_agents({}))
         else:
-            self.conductor = Conductor(job, Remote("pdsh"), assignment, self.now_s)
+            self.conductor = Conductor(reached_terms(job, Remote("pdsh"), assignment), self.now_s)
             labels = tuple((f"n{rank}", rank) for rank in range(HOSTS))
             start = Start(argv=("pdsh",), labels=labels)
         self.starters = Starters(job, [start], range(HOSTS), {})

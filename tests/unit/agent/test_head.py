@@ -13,10 +13,10 @@ from tests.support.events import a_report, an_exit, exited
 from tests.support.launchers import make_agents
 
 from dsl import Ended, Output, SignalReceived
-from dsl.agent.conductor import Conductor
-from dsl.agent.elastic_conductor import ElasticConductor
 from dsl.agent.head import Head
 from dsl.agent.starters import Starters
+from dsl.conductor.conductor import Conductor
+from dsl.conductor.terms import reached_terms
 from dsl.control.messages import Assignment, Bye, Checked, Hello, Lost, Over, Said, Stop
 from dsl.launchers.base import Start
 from dsl.launchers.each import kept
@@ -24,6 +24,7 @@ from dsl.model.job import Host, Job, Meeting, MeetingPoint, Notice, Program
 from dsl.model.outcome import Outcome
 from dsl.model.remote import Remote
 from dsl.plan.flavours import DEEPSPEED, ELASTIC
+from dsl.report.verdict import verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,12 +49,8 @@ class Stage:
             node_count=2,
         )
         self.hub = Mock(read=Mock(return_value=[]))
-        self.conductor: Conductor
-        if is_elastic:
-            remote = Remote("ssh", least_nodes=1, most_nodes=2, wait_s=600.0)
-            self.conductor = ElasticConductor(job, remote, Assignment("1", job, 0), time.monotonic())
-        else:
-            self.conductor = Conductor(job, Remote("pdsh"), Assignment("1", job, 0), time.monotonic())
+        remote = Remote("ssh", least_nodes=1, most_nodes=2, wait_s=600.0) if is_elastic else Remote("pdsh")
+        self.conductor = Conductor(reached_terms(job, remote, Assignment("1", job, 0)), time.monotonic())
         self.starters = Starters(job, starts, (0, 1), {})
         self.head = Head(job, self.conductor, self.starters, self.hub)
         plan = self.head.plan(0)
@@ -93,7 +90,9 @@ class Stage:
 
     @property
     def verdict(self) -> list[str]:
-        return [notice.line for notice in self.conductor.verdict]
+        judgement = self.conductor.judgement
+        lines = [] if judgement is None else verdict(judgement)
+        return [*lines, *[notice.line for notice in self.conductor.notices]]
 
 
 @pytest.fixture(autouse=True)

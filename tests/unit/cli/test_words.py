@@ -36,7 +36,7 @@ OWN_WORDS = {
     *(
         "binding/deepspeed.py",
         "runner.py",
-        "agent/conductor.py",
+        "conductor/conductor.py",
         "cli/head.py",
         "cli/ssh.py",
         "cli/report.py",

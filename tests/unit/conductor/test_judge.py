@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.support.events import MS, a_plan, a_report, an_attempt, an_exit, end
 
 from dsl._record import replace
-from dsl.conductor.judge import Clocks, Context, Member, judge, judge_alone
+from dsl.conductor.judge import Context, Member, judge, judge_alone
+from dsl.control.clock import Clock
 from dsl.control.messages import TO_HEAD, message_from_bytes, message_to_bytes
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.judgement import Absence, Judgement, Report
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.guarantee("G2", "G3")
 
-EXACT = Clocks(0, 0)
+EXACT = Clock(0, 0)
 
 
 def members(*hosts: int) -> dict[int, Member]:
@@ -31,7 +32,7 @@ def members(*hosts: int) -> dict[int, Member]:
 
 def judged(
     *reports: Report,
-    clocks: Mapping[int, Clocks] | None = None,
+    clocks: Mapping[int, Clock] | None = None,
     hosts: tuple[int, ...] = (),
     **context: Any,
 ) -> Judgement:
@@ -130,7 +131,7 @@ def test_code_and_lines_follow_from_the_reports(
 
 def test_compared_clocks_put_failures_in_order() -> None:
     early = replace(FIRST, cause=replace(FIRST.cause, ended_ns=100 * MS))
-    judgement = judged(early, LATER, clocks={0: Clocks(99 * MS, 0), 1: EXACT})
+    judgement = judged(early, LATER, clocks={0: Clock(99 * MS, 0), 1: EXACT})
     assert [one.rank for one in judgement.causes] == [1, 2]
     assert judgement.rivals == 0
 
@@ -138,14 +139,14 @@ def test_compared_clocks_put_failures_in_order() -> None:
 @pytest.mark.parametrize(
     "clocks, hosts, rivals",
     [
-        ({0: Clocks(0, MS), 1: EXACT}, (0, 1), 1),
+        ({0: Clock(0, MS), 1: EXACT}, (0, 1), 1),
         ({0: EXACT, 1: EXACT}, (0, 1), 0),
         ({0: EXACT}, (0, 1), 1),
         ({}, (0, 0), 0),
     ],
 )
 def test_failures_that_clocks_cannot_put_in_order_are_rivals(
-    clocks: dict[int, Clocks], hosts: tuple[int, ...], rivals: int
+    clocks: dict[int, Clock], hosts: tuple[int, ...], rivals: int
 ) -> None:
     judgement = judged(FIRST, LATER, clocks=clocks, hosts=hosts)
     assert judgement.rivals == rivals
@@ -175,7 +176,7 @@ HISTORIES = st.lists(
     st.tuples(
         REPORTS,
         st.integers(0, 3),
-        st.none() | st.builds(Clocks, st.integers(0, 9 * MS), st.integers(0, 9 * MS)),
+        st.none() | st.builds(Clock, st.integers(0, 9 * MS), st.integers(0, 9 * MS)),
     ),
     min_size=1,
     max_size=6,
@@ -185,7 +186,7 @@ HISTORIES = st.lists(
 @given(HISTORIES, st.randoms(), st.none() | st.sampled_from([2, 15]))
 @settings(deadline=None)
 def test_the_same_judgement_whatever_the_order_of_arrival(
-    history: list[tuple[Report, int, Clocks | None]], random: object, signum: int | None
+    history: list[tuple[Report, int, Clock | None]], random: object, signum: int | None
 ) -> None:
     places = {place: one for place, (one, _, _) in enumerate(history)}
     hosts = members(*(host for _, host, _ in history))

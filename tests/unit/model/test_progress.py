@@ -16,9 +16,8 @@ from dsl.model.progress import (
     SAME_HOSTS,
     Patience,
     add,
+    after_failure,
     crash_loop,
-    is_futile,
-    pause_s,
     with_attempt,
 )
 
@@ -64,20 +63,40 @@ def test_attempts_that_get_nowhere_are_followed_later_and_later(
     attempts: list[Tried], same_hosts: float, other_hosts: float
 ) -> None:
     tried = kept(*attempts)
-    assert pause_s(tried, SAME_HOSTS) == pytest.approx(same_hosts)
-    assert pause_s(tried, OTHER_HOSTS) == pytest.approx(other_hosts)
+    assert after_failure(tried, SAME_HOSTS, 1).wait_s == pytest.approx(same_hosts)
+    assert after_failure(tried, OTHER_HOSTS, 1).wait_s == pytest.approx(other_hosts)
 
 
 def test_no_count_of_attempts_is_too_large() -> None:
-    assert pause_s([Tried(0.5, CAUSE, 10**9)], Patience(1.0, 0, 0.1, 5.0)) == 5.0
+    assert after_failure([Tried(0.5, CAUSE, 10**9)], Patience(1.0, 0, 0.1, 5.0), 1).wait_s == 5.0
 
 
-def test_the_same_failure_over_and_over_is_enough() -> None:
-    assert is_futile(kept(*[SHORT] * MOST_FRUITLESS))
-    assert not is_futile(kept(*[SHORT] * (MOST_FRUITLESS - 1)))
-    assert not is_futile(kept(*[LONG] * MOST_FRUITLESS))
-    assert not is_futile(kept(*[REGROUPED] * MOST_FRUITLESS))
-    assert not is_futile(kept(*[SHORT] * (MOST_FRUITLESS - 1), Tried(1.0, "rank 1 1")))
+@pytest.mark.parametrize(
+    "attempts, is_futile",
+    [
+        ([SHORT] * MOST_FRUITLESS, True),
+        ([SHORT] * (MOST_FRUITLESS - 1), False),
+        ([LONG] * MOST_FRUITLESS, False),
+        ([REGROUPED] * MOST_FRUITLESS, False),
+        ([*[SHORT] * (MOST_FRUITLESS - 1), Tried(1.0, "rank 1 1")], False),
+    ],
+)
+def test_the_same_failure_over_and_over_is_enough(attempts: list[Tried], *, is_futile: bool) -> None:
+    step = after_failure(kept(*attempts), OTHER_HOSTS, 1, gives_up=True)
+    assert (step.kind == "futile") is is_futile
+
+
+def test_each_patience_has_its_own_measure_of_what_is_futile() -> None:
+    slow, quick = kept(*[SHORT] * MOST_FRUITLESS), kept(*[QUICK] * MOST_FRUITLESS)
+    assert after_failure(slow, SAME_HOSTS, 1, gives_up=True).kind == "restart"
+    assert after_failure(quick, SAME_HOSTS, 1, gives_up=True).kind == "futile"
+
+
+def test_a_job_has_all_restarts_that_the_user_has_counted_and_no_more() -> None:
+    tried = kept(*[SHORT] * MOST_FRUITLESS)
+    assert after_failure(tried, OTHER_HOSTS, 1).kind == "restart"
+    assert after_failure(tried, OTHER_HOSTS, 0).kind == "spent"
+    assert after_failure(tried, OTHER_HOSTS, 0, gives_up=True).kind == "spent"
 
 
 def test_equal_failures_soon_after_the_start_are_a_crash_loop() -> None:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.conducting import CLOSED, MS, elastic, messages
 from tests.support.events import a_report
 
-from dsl.agent.conductor import START_S, TOGETHER_S, Dismiss, Send, Speak
-from dsl.agent.elastic_conductor import ElasticConductor
-from dsl.agent.gathering import (
-    COMPANY_S,
-    LAST_CALL_S,
-    LONGEST_RETRY_S,
-    MENDED_S,
-    RETRY_S,
-    STEADY_S,
-    Drop,
-    Reach,
-)
+from dsl.conductor.conductor import COMPANY_S, STEADY_S
+from dsl.conductor.gathering import LAST_CALL_S, TOGETHER_S
+from dsl.conductor.members import LONGEST_RETRY_S, MENDED_S, RETRY_S
+from dsl.conductor.orders import Dismiss, Drop, Reach
+from dsl.conductor.terms import START_S
 from dsl.control.messages import (
     Assignment,
     Bye,
@@ -30,110 +24,8 @@ from dsl.control.messages import (
     Refused,
     Stop,
 )
-from dsl.model.job import Host, Job, Meeting, MeetingPoint, Program
+from dsl.model.job import Meeting
 from dsl.model.progress import MOST_FRUITLESS
-from dsl.model.remote import Remote
-from dsl.model.request import SignalRequest
-from dsl.plan.flavours import ELASTIC
-
-MS = 1_000_000
-CLOSED = Lost("has closed the connection")
-
-
-class Stage:
-    """A conductor of an elastic job, and what it has ordered."""
-
-    def __init__(
-        self,
-        *sizes: int,
-        least: int = 1,
-        most: int | None = None,
-        restarts: int = 100,
-        address: str = "",
-        port: int | None = None,
-        **remote: Any,
-    ) -> None:
-        hosts = tuple(Host(f"n{place}", tuple(range(size))) for place, size in enumerate(sizes))
-        self.job = Job(
-            flavour=ELASTIC,
-            program=Program("script", "train.py"),
-            meeting=MeetingPoint("static", address, port),
-            hosts=hosts,
-            node_count=len(hosts),
-            max_restarts=restarts,
-            signals=SignalRequest(grace_s=7.0),
-        )
-        remote = {"launcher": "ssh", "wait_s": 600.0, **remote}
-        how = Remote(least_nodes=least, most_nodes=most or len(sizes), **remote)
-        self.now_s = 100.0
-        self.conductor = ElasticConductor(self.job, how, Assignment("1", self.job, 0), self.now_s)
-        self.orders: list[Any] = []
-
-    def note(self, orders: list[Any]) -> list[Any]:
-        """Keep what is ordered."""
-        self.orders += orders
-        return orders
-
-    def hear(self, place: int, message: object) -> list[Any]:
-        """An agent says something."""
-        return self.note(self.conductor.hear(place, message, self.now_s))
-
-    def later(self, seconds: float) -> list[Any]:
-        """Let time go by."""
-        self.now_s += seconds
-        return self.note(self.conductor.wait_is_over(self.now_s))
-
-    def miss(self, place: int, why: str = "cannot be reached: no route") -> list[Any]:
-        """What reaches a host has ended without its agent."""
-        return self.note(self.conductor.starter_ended([place], why, self.now_s))
-
-    def come(self, *places: int, **checked: Any) -> list[Any]:
-        """Agents come, and nothing stands in the way there."""
-        orders = []
-        for place in places:
-            orders += self.hear(place, Hello("1", place, "h", 1))
-            orders += self.hear(place, Checked(addresses=(f"10.0.0.{place}",), **checked))
-        return orders
-
-    def fail(self, place: int, rank: int, status: int = 7) -> list[Any]:
-        """A worker fails, and its node reports."""
-        orders = self.hear(place, Failing(self.attempt, rank, status, MS))
-        return [
-            *orders,
-            *self.hear(place, a_report(self.attempt, status, rank=rank, at_ms=1, host=f"n{place}")),
-        ]
-
-    def report_stopped(self, *places: int) -> list[Any]:
-        """The workers of hosts have been stopped, as ordered."""
-        return [one for place in places for one in self.hear(place, a_report(self.attempt, 1, victims=(9,)))]
-
-    @property
-    def attempt(self) -> int:
-        """The present one."""
-        return max(int(one.attempt) for _, one in messages(self.orders, Meeting))
-
-    def members(self) -> list[tuple[int, int, int]]:
-        """Of the present attempt: place, node rank, place in the job."""
-        meetings = messages(self.orders, Meeting)
-        return [(place, one.node_rank, one.host) for place, one in meetings if one.attempt == self.attempt]
-
-    def meeting(self) -> Meeting:
-        """That of the present attempt."""
-        found: Meeting = messages(self.orders, Meeting)[-1][1]
-        return found
-
-    @property
-    def said(self) -> list[str]:
-        """What the user has been told, the verdict last."""
-        spoken = [one.notice for one in self.orders if isinstance(one, Speak)]
-        return [notice.line for notice in (*spoken, *self.conductor.verdict)]
-
-
-def messages(orders: list[Any], kind: type) -> list[tuple[int, Any]]:
-    """(place, message) of a kind."""
-    return [
-        (one.place, one.message) for one in orders if isinstance(one, Send) and isinstance(one.message, kind)
-    ]
 
 
 def reached(orders: list[Any]) -> list[int]:
@@ -145,25 +37,25 @@ def reached(orders: list[Any]) -> list[int]:
 
 
 def test_when_all_hosts_have_come_the_job_starts_at_once_in_the_order_of_the_hostfile() -> None:
-    stage = Stage(2, 2, 2)
+    stage = elastic(2, 2, 2)
     stage.come(2, 0)
     assert not messages(stage.orders, Meeting)
     stage.come(1)
     assert stage.members() == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
-    meeting = stage.meeting()
+    meeting = stage.meeting
     assert (meeting.attempt, meeting.restarts, meeting.reason) == (0, 0, "start")
     assert (meeting.address, meeting.port, meeting.world_size) == ("10.0.0.0", 29500, 6)
 
 
 def test_every_agent_knows_that_it_may_have_to_wait() -> None:
-    stage = Stage(1, 1)
+    stage = elastic(1, 1)
     stage.come(1)
     ((place, assignment),) = messages(stage.orders, Assignment)
     assert (place, assignment.node_rank, assignment.is_elastic) == (1, 1, True)
 
 
 def test_enough_hosts_wait_for_the_last_call_while_others_are_starting() -> None:
-    stage = Stage(1, 1, 1, least=2)
+    stage = elastic(1, 1, 1, least=2)
     stage.come(0, 2)
     assert not messages(stage.later(LAST_CALL_S - 1), Meeting)
     stage.later(1)
@@ -171,7 +63,7 @@ def test_enough_hosts_wait_for_the_last_call_while_others_are_starting() -> None
 
 
 def test_nobody_waits_for_a_host_that_cannot_be_reached() -> None:
-    stage = Stage(1, 1, 1, least=2)
+    stage = elastic(1, 1, 1, least=2)
     stage.come(0, 2)
     stage.miss(1)
     assert stage.members() == [(0, 0, 0), (2, 1, 2)]
@@ -179,7 +71,7 @@ def test_nobody_waits_for_a_host_that_cannot_be_reached() -> None:
 
 
 def test_a_host_that_cannot_be_reached_is_tried_again_later_and_later_and_named_once() -> None:
-    stage = Stage(1, 1)
+    stage = elastic(1, 1)
     stage.come(0)
     pauses = []
     for _ in range(9):
@@ -194,7 +86,7 @@ def test_a_host_that_cannot_be_reached_is_tried_again_later_and_later_and_named_
 
 
 def test_a_host_that_does_not_answer_is_tried_again() -> None:
-    stage = Stage(1, 1)
+    stage = elastic(1, 1)
     stage.come(0)
     orders = stage.later(START_S)
     assert Drop(1) in orders
@@ -202,14 +94,14 @@ def test_a_host_that_does_not_answer_is_tried_again() -> None:
 
 
 def test_a_queue_of_slurm_is_waited_for() -> None:
-    stage = Stage(1, 1, launcher="slurm")
+    stage = elastic(1, 1, launcher="slurm")
     stage.come(0)
     stage.later(LAST_CALL_S)
     assert not [one for one in stage.later(10 * START_S) if isinstance(one, (Drop, Reach))]
 
 
 def test_too_few_hosts_are_waited_for_so_long_and_then_named() -> None:
-    stage = Stage(1, 1, 1, least=3)
+    stage = elastic(1, 1, 1, least=3)
     stage.come(0, 1)
     stage.miss(2)
     assert stage.said[-1] == "warning: 2 of at least 3 hosts are there: waiting for more, 600 s at most"
@@ -225,7 +117,7 @@ def test_too_few_hosts_are_waited_for_so_long_and_then_named() -> None:
 
 
 def test_when_something_is_wrong_on_too_many_hosts_all_of_it_is_said_and_nothing_starts() -> None:
-    stage = Stage(1, 1, 1, least=2)
+    stage = elastic(1, 1, 1, least=2)
     for place in (0, 1):
         stage.hear(place, Hello("1", place, "h", 1))
         stage.hear(place, Checked(("no script",)))
@@ -236,7 +128,7 @@ def test_when_something_is_wrong_on_too_many_hosts_all_of_it_is_said_and_nothing
 
 
 def test_a_host_where_something_is_wrong_is_left_out_and_asked_again_later() -> None:
-    stage = Stage(1, 1, 1, least=2)
+    stage = elastic(1, 1, 1, least=2)
     stage.come(0)
     stage.hear(1, Hello("1", 1, "h", 1))
     orders = stage.hear(1, Checked(("no script",)))
@@ -250,7 +142,7 @@ def test_a_host_where_something_is_wrong_is_left_out_and_asked_again_later() -> 
 
 
 def test_another_version_of_dsl_is_left_out() -> None:
-    stage = Stage(1, 1)
+    stage = elastic(1, 1)
     stage.come(0)
     stage.hear(1, Hello("0", 1, "h", 1))
     assert stage.members() == [(0, 0, 0)]
@@ -258,7 +150,7 @@ def test_another_version_of_dsl_is_left_out() -> None:
 
 
 def test_the_hosts_that_stand_first_are_taken_if_they_come_in_time() -> None:
-    stage = Stage(1, 1, 1, most=2)
+    stage = elastic(1, 1, 1, most=2)
     stage.come(1, 2)
     assert not messages(stage.orders, Meeting)
     stage.come(0)
@@ -267,21 +159,21 @@ def test_the_hosts_that_stand_first_are_taken_if_they_come_in_time() -> None:
 
 
 def test_the_address_is_one_of_the_host_of_rank_0() -> None:
-    stage = Stage(1, 1, address="10.0.0.0")
+    stage = elastic(1, 1, address="10.0.0.0")
     stage.come(1)
     stage.miss(0)
-    assert stage.meeting().address == "10.0.0.1"
+    assert stage.meeting.address == "10.0.0.1"
 
 
 def test_a_port_that_is_taken_on_the_host_of_rank_0_is_replaced() -> None:
-    stage = Stage(1, port=29501)
+    stage = elastic(1, port=29501)
     stage.come(0, is_port_free=False, free_port=4242)
-    assert stage.meeting().port == 4242
+    assert stage.meeting.port == 4242
     assert stage.said == ["master port 29501 is taken on host n0, using 4242"]
 
 
 def test_when_the_waiting_is_over_the_hosts_that_are_there_begin_if_they_are_enough() -> None:
-    stage = Stage(1, 1, 1, least=2, wait_s=5.0)
+    stage = elastic(1, 1, 1, least=2, wait_s=5.0)
     stage.come(0, 1)
     stage.later(5.0)
     assert stage.members() == [(0, 0, 0), (1, 1, 1)]
@@ -292,14 +184,14 @@ def test_when_the_waiting_is_over_the_hosts_that_are_there_begin_if_they_are_eno
 
 
 def test_a_lost_host_is_a_change_of_membership_that_costs_no_restart() -> None:
-    stage = Stage(2, 2, 2, restarts=0)
+    stage = elastic(2, 2, 2, restarts=0)
     stage.come(0, 1, 2)
     orders = stage.hear(1, CLOSED)
     assert [(place, stop.grace_s) for place, stop in messages(orders, Stop)] == [(0, 7.0), (2, 7.0)]
     stage.report_stopped(0)
     stage.report_stopped(2)
     assert stage.members() == [(0, 0, 0), (2, 1, 2)]
-    meeting = stage.meeting()
+    meeting = stage.meeting
     assert (meeting.attempt, meeting.restarts, meeting.reason) == (1, 0, "membership")
     assert meeting.local_world_sizes == (2, 2)
     assert "warning: host n1 (ranks 2-3) was lost: it has closed the connection" in stage.said
@@ -307,17 +199,17 @@ def test_a_lost_host_is_a_change_of_membership_that_costs_no_restart() -> None:
 
 
 def test_workers_that_fail_because_a_host_is_lost_cost_no_restart_either() -> None:
-    stage = Stage(1, 1, 1, restarts=0)
+    stage = elastic(1, 1, 1, restarts=0)
     stage.come(0, 1, 2)
     stage.fail(0, 0, status=1)
     stage.report_stopped(2)
     assert stage.conductor.code is None
-    stage.hear(1, Lost("has not been heard for 15 s"))
-    assert (stage.meeting().attempt, stage.meeting().reason) == (1, "membership")
+    stage.hear(1, Lost("has not been heard for 15 s", is_silent=True))
+    assert (stage.meeting.attempt, stage.meeting.reason) == (1, "membership")
 
 
 def test_a_worker_that_fails_before_its_host_is_lost_costs_one() -> None:
-    stage = Stage(1, 1, restarts=0)
+    stage = elastic(1, 1, restarts=0)
     stage.come(0, 1)
     stage.hear(1, Failing(0, 1, 9, MS))
     stage.report_stopped(0)
@@ -327,7 +219,7 @@ def test_a_worker_that_fails_before_its_host_is_lost_costs_one() -> None:
 
 
 def test_a_silent_host_is_tried_again_only_when_it_must_have_seen_that_we_are_gone() -> None:
-    stage = Stage(1, 1, heartbeat_s=15.0)
+    stage = elastic(1, 1, heartbeat_s=15.0)
     stage.come(0, 1)
     stage.hear(1, Lost("has not been heard for 15 s", is_silent=True))
     assert not reached(stage.later(14.0))
@@ -335,7 +227,7 @@ def test_a_silent_host_is_tried_again_only_when_it_must_have_seen_that_we_are_go
 
 
 def test_a_host_that_comes_back_is_taken_in_at_its_old_place() -> None:
-    stage = Stage(2, 2, 2)
+    stage = elastic(2, 2, 2)
     stage.come(0, 1, 2)
     stage.hear(1, CLOSED)
     stage.report_stopped(0, 2)
@@ -344,7 +236,7 @@ def test_a_host_that_comes_back_is_taken_in_at_its_old_place() -> None:
     assert [place for place, _ in messages(orders, Stop)] == [0, 2]
     stage.report_stopped(0, 2)
     assert stage.members() == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
-    assert (stage.meeting().attempt, stage.meeting().restarts, stage.meeting().reason) == (2, 0, "membership")
+    assert (stage.meeting.attempt, stage.meeting.restarts, stage.meeting.reason) == (2, 0, "membership")
     assert stage.said[-2:] == [
         "host n1 has come: starting again with all of them",
         "running on 3 of 3 hosts with 6 workers: n0, n1, n2",
@@ -352,7 +244,7 @@ def test_a_host_that_comes_back_is_taken_in_at_its_old_place() -> None:
 
 
 def test_hosts_that_come_together_are_taken_in_together() -> None:
-    stage = Stage(1, 1, 1)
+    stage = elastic(1, 1, 1)
     stage.come(0)
     stage.miss(1)
     stage.miss(2)
@@ -364,7 +256,7 @@ def test_hosts_that_come_together_are_taken_in_together() -> None:
 
 
 def test_a_host_does_not_wait_long_for_company() -> None:
-    stage = Stage(1, 1, 1)
+    stage = elastic(1, 1, 1)
     stage.come(0)
     stage.miss(1)
     stage.miss(2)
@@ -374,7 +266,7 @@ def test_a_host_does_not_wait_long_for_company() -> None:
 
 
 def test_a_spare_takes_the_place_of_a_lost_host_at_once() -> None:
-    stage = Stage(1, 1, 1, least=2, most=2)
+    stage = elastic(1, 1, 1, least=2, most=2)
     stage.come(0, 1, 2)
     assert stage.members() == [(0, 0, 0), (1, 1, 1)]
     stage.hear(0, CLOSED)
@@ -383,14 +275,14 @@ def test_a_spare_takes_the_place_of_a_lost_host_at_once() -> None:
 
 
 def test_a_spare_that_is_lost_disturbs_nobody() -> None:
-    stage = Stage(1, 1, 1, most=2)
+    stage = elastic(1, 1, 1, most=2)
     stage.come(0, 1, 2)
     assert not messages(stage.hear(2, CLOSED), Stop)
     assert reached(stage.later(RETRY_S)) == [2]
 
 
 def test_workers_are_not_stopped_for_a_host_when_some_of_them_have_ended_well() -> None:
-    stage = Stage(1, 1, 1)
+    stage = elastic(1, 1, 1)
     stage.come(0, 1)
     stage.miss(2)
     stage.hear(0, a_report(0, 0))
@@ -401,7 +293,7 @@ def test_workers_are_not_stopped_for_a_host_when_some_of_them_have_ended_well() 
 
 
 def test_a_host_whose_agent_was_told_to_end_leaves() -> None:
-    stage = Stage(1, 1, restarts=0)
+    stage = elastic(1, 1, restarts=0)
     stage.come(0, 1)
     orders = stage.hear(1, a_report(0, 143, stop_signal=15, victims=(1,)))
     assert messages(orders, Over) == [(1, Over())]
@@ -416,32 +308,33 @@ def test_a_host_whose_agent_was_told_to_end_leaves() -> None:
 
 
 def test_below_the_least_the_job_waits_and_goes_on_when_a_host_comes() -> None:
-    stage = Stage(1, 1, least=2)
+    stage = elastic(1, 1, least=2)
     stage.come(0, 1)
     stage.hear(1, CLOSED)
     stage.report_stopped(0)
     assert stage.said[-1] == "warning: 1 of at least 2 hosts is there: waiting for more, 600 s at most"
     stage.later(RETRY_S)
     stage.come(1)
-    assert (stage.meeting().attempt, len(stage.members())) == (1, 2)
+    assert (stage.meeting.attempt, len(stage.members())) == (1, 2)
 
 
 def test_below_the_least_for_too_long_the_verdict_names_what_was_lost() -> None:
-    stage = Stage(1, 1, least=2, wait_s=5.0)
+    stage = elastic(1, 1, least=2, wait_s=5.0)
     stage.come(0, 1)
     stage.hear(1, CLOSED)
     stage.report_stopped(0)
     stage.later(5.0)
     assert stage.conductor.code == 1
-    assert stage.said[-3:] == [
+    assert stage.said[-4:] == [
         "host n1 (rank 1) was lost: it has closed the connection",
+        "stopped by dsl: rank 9",
         "error: 1 of at least 2 hosts is there, and no more came within 5 s",
         "error: host n1: was lost: it has closed the connection",
     ]
 
 
 def test_an_agent_that_cannot_start_its_part_is_left_out() -> None:
-    stage = Stage(1, 1, restarts=0)
+    stage = elastic(1, 1, restarts=0)
     stage.come(0, 1)
     stage.hear(1, Refused("cannot bind", 2))
     stage.report_stopped(0)
@@ -450,7 +343,7 @@ def test_an_agent_that_cannot_start_its_part_is_left_out() -> None:
 
 
 def test_a_host_with_workers_that_would_not_end_is_left_out() -> None:
-    stage = Stage(1, 1)
+    stage = elastic(1, 1)
     stage.come(0, 1)
     stage.fail(0, 0)
     stage.hear(1, a_report(0, 1, victims=(1,), survivors=1))
@@ -458,7 +351,7 @@ def test_a_host_with_workers_that_would_not_end_is_left_out() -> None:
 
 
 def test_an_agent_that_ends_without_a_report_is_lost() -> None:
-    stage = Stage(1, 1)
+    stage = elastic(1, 1)
     stage.come(0, 1)
     stage.hear(1, Bye(1))
     stage.report_stopped(0)
@@ -466,7 +359,7 @@ def test_an_agent_that_ends_without_a_report_is_lost() -> None:
 
 
 def test_a_host_that_is_lost_over_and_over_ends_the_job() -> None:
-    stage = Stage(1, 1, least=2)
+    stage = elastic(1, 1, least=2)
     stage.come(0, 1)
     for _ in range(MOST_FRUITLESS):
         assert stage.conductor.code is None
@@ -479,7 +372,7 @@ def test_a_host_that_is_lost_over_and_over_ends_the_job() -> None:
 
 
 def test_a_host_that_has_been_steady_is_tried_again_without_delay() -> None:
-    stage = Stage(1, 1)
+    stage = elastic(1, 1)
     stage.come(0, 1)
     for _ in range(4):
         stage.now_s += STEADY_S
@@ -494,14 +387,14 @@ def test_a_host_that_has_been_steady_is_tried_again_without_delay() -> None:
 
 
 def test_only_a_number_of_workers_that_the_job_accepts_is_started() -> None:
-    stage = Stage(1, 1, 1, world_sizes=(1, 2))
+    stage = elastic(1, 1, 1, world_sizes=(1, 2))
     stage.come(0, 1, 2)
     assert stage.members() == [(0, 0, 0), (1, 1, 1)]
     assert "host n2 is a spare, in case that another is lost" in stage.said
 
 
 def test_hosts_that_make_no_accepted_number_wait_for_others() -> None:
-    stage = Stage(2, 2, 2, 2, least=2, world_sizes=(8,))
+    stage = elastic(2, 2, 2, 2, least=2, world_sizes=(8,))
     stage.come(0, 1, 2)
     stage.miss(3)
     assert not messages(stage.orders, Meeting)
@@ -511,43 +404,21 @@ def test_hosts_that_make_no_accepted_number_wait_for_others() -> None:
     assert len(stage.members()) == 4
 
 
-def test_nothing_is_due_twice() -> None:
-    """Whoever waits for a time that has passed would not sleep any more."""
-    stage = Stage(1, 1, 1, least=2, restarts=100, wait_s=30.0)
-    stage.come(0, 1)
-    stage.miss(2)
-    for _ in range(5):
-        stage.fail(0, 0)
-        stage.hear(1, CLOSED)
-        stage.report_stopped(1)
-        for _ in range(60):
-            due_s = stage.conductor.deadline_s
-            if due_s is None or stage.conductor.code is not None:
-                break
-            stage.now_s = max(due_s, stage.now_s)
-            stage.later(0.0)
-            later_s = stage.conductor.deadline_s
-            assert later_s is None or later_s > stage.now_s
-            if 1 in reached(stage.orders[-4:]):
-                stage.come(1)
-                break
-
-
 # ------------------------------------------------------------------ workers that fail
 
 
 def test_a_worker_that_fails_costs_a_restart() -> None:
-    stage = Stage(1, 1, restarts=1)
+    stage = elastic(1, 1, restarts=1)
     stage.come(0, 1)
     stage.now_s += 60
     assert [place for place, _ in messages(stage.fail(0, 0), Stop)] == [1]
     stage.report_stopped(1)
-    assert (stage.meeting().attempt, stage.meeting().restarts, stage.meeting().reason) == (1, 1, "failure")
+    assert (stage.meeting.attempt, stage.meeting.restarts, stage.meeting.reason) == (1, 1, "failure")
     assert stage.said[-1] == "warning: starting all hosts again, restart 1 of 1"
 
 
 def test_when_the_restarts_are_spent_the_code_is_that_of_the_last_first_failure() -> None:
-    stage = Stage(1, 1, restarts=1)
+    stage = elastic(1, 1, restarts=1)
     stage.come(0, 1)
     stage.fail(0, 0, status=3)
     stage.report_stopped(1)
@@ -555,8 +426,10 @@ def test_when_the_restarts_are_spent_the_code_is_that_of_the_last_first_failure(
     orders = stage.report_stopped(0)
     assert sorted(place for place, _ in messages(orders, Over)) == [0, 1]
     assert stage.conductor.code == 5
-    assert stage.said[-3:] == [
+    assert stage.said[-5:] == [
         "rank 1 (local rank 0, pid 1001, host n1) failed first: exit code 5",
+        "last output of rank 1:",
+        "  | step 7",
         "stopped by dsl: rank 9",
         "2 attempts have failed",
     ]
@@ -565,19 +438,19 @@ def test_when_the_restarts_are_spent_the_code_is_that_of_the_last_first_failure(
 
 
 def test_a_failure_while_hosts_are_taken_in_costs_a_restart() -> None:
-    stage = Stage(1, 1, 1)
+    stage = elastic(1, 1, 1)
     stage.come(0, 1)
     stage.miss(2)
     stage.later(RETRY_S)
     stage.come(2)
     stage.fail(0, 0)
     stage.report_stopped(1)
-    assert (stage.meeting().restarts, stage.meeting().reason) == (1, "failure")
+    assert (stage.meeting.restarts, stage.meeting.reason) == (1, "failure")
     assert len(stage.members()) == 3
 
 
 def test_attempts_that_fail_at_once_follow_later_and_later_and_are_given_up() -> None:
-    stage = Stage(1, gives_up=True)
+    stage = elastic(1, gives_up=True)
     stage.come(0)
     pauses = []
     for _ in range(MOST_FRUITLESS):
@@ -588,11 +461,12 @@ def test_attempts_that_fail_at_once_follow_later_and_later_and_are_given_up() ->
         pauses.append(stage.now_s - before_s)
     assert pauses == [0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 0.0]
     assert stage.conductor.code == 7
-    assert stage.said[-1].startswith("10 attempts have failed in the same way in their first seconds")
+    assert stage.said[-1].startswith("crash loop: 10 attempts in a row failed the same way")
+    assert stage.said[-1].endswith(": the job is given up")
 
 
 def test_restarts_that_were_counted_out_are_all_spent() -> None:
-    stage = Stage(1, restarts=MOST_FRUITLESS + 1)
+    stage = elastic(1, restarts=MOST_FRUITLESS + 1)
     stage.come(0)
     for _ in range(MOST_FRUITLESS + 1):
         stage.fail(0, 0)
@@ -603,30 +477,21 @@ def test_restarts_that_were_counted_out_are_all_spent() -> None:
 
 
 def test_a_host_that_stops_its_workers_for_a_reason_of_its_own_is_left_out() -> None:
-    stage = Stage(1, 1, restarts=0)
+    stage = elastic(1, 1, restarts=0)
     stage.come(0, 1)
     orders = stage.hear(1, a_report(0, 137, victims=(1,)))
     assert messages(orders, Over) == [(1, Over())]
     stage.report_stopped(0)
-    assert (stage.members(), stage.meeting().reason) == ([(0, 0, 0)], "membership")
+    assert (stage.members(), stage.meeting.reason) == ([(0, 0, 0)], "membership")
     assert "warning: host n1 is left out: it has stopped its workers, exit code 137" in stage.said
     assert reached(stage.later(RETRY_S)) == [1]
-
-
-def test_what_an_earlier_attempt_says_late_changes_nothing() -> None:
-    stage = Stage(1, 1)
-    stage.come(0, 1)
-    stage.fail(0, 0)
-    stage.report_stopped(1)
-    assert stage.hear(1, Failing(0, 1, 9, 9)) == []
-    assert stage.hear(1, a_report(0, 9)) == []
 
 
 # ------------------------------------------------------------------ signals, and the end
 
 
 def test_a_job_that_succeeds_ends_on_all_hosts_spares_too() -> None:
-    stage = Stage(1, 1, most=1)
+    stage = elastic(1, 1, most=1)
     stage.come(0, 1)
     orders = stage.hear(0, a_report(0, 0))
     assert [place for place, _ in messages(orders, Over)] == [0, 1]
@@ -637,39 +502,30 @@ def test_a_job_that_succeeds_ends_on_all_hosts_spares_too() -> None:
 
 
 def test_a_signal_stops_the_workers_and_disturbs_no_spare() -> None:
-    stage = Stage(1, 1, most=1)
+    stage = elastic(1, 1, most=1)
     stage.come(0, 1)
-    orders = stage.note(stage.conductor.signal(15, "stop", stage.now_s))
+    orders = stage.signal(15)
     assert [place for place, _ in messages(orders, Stop)] == [0]
     stage.report_stopped(0)
     assert stage.conductor.code == 143
 
 
 def test_a_signal_while_the_job_waits_for_hosts_ends_it_at_once() -> None:
-    stage = Stage(1, 1, least=2)
+    stage = elastic(1, 1, least=2)
     stage.come(0)
-    orders = stage.conductor.signal(2, "stop", stage.now_s)
+    orders = stage.signal(2)
     assert messages(orders, Over) == [(0, Over())]
     assert stage.conductor.code == 130
 
 
-def test_a_preemption_can_be_queued_again() -> None:
-    stage = Stage(1, 1)
-    stage.come(0, 1)
-    stage.conductor.signal(10, "preempt", stage.now_s)
-    stage.hear(0, a_report(0, 0))
-    stage.hear(1, a_report(0, 0))
-    assert stage.conductor.code == 75
-
-
 def test_a_forwarded_signal_reaches_those_whose_workers_run() -> None:
-    stage = Stage(1, 1, most=1)
+    stage = elastic(1, 1, most=1)
     stage.come(0, 1)
-    assert messages(stage.conductor.signal(10, "forward", stage.now_s), Forward) == [(0, Forward(10))]
+    assert messages(stage.signal(10, "forward"), Forward) == [(0, Forward(10))]
 
 
 def test_a_host_that_comes_when_the_job_is_over_is_sent_home() -> None:
-    stage = Stage(1, 1)
+    stage = elastic(1, 1)
     stage.come(0)
     stage.miss(1)
     stage.hear(0, a_report(0, 0))
@@ -679,7 +535,7 @@ def test_a_host_that_comes_when_the_job_is_over_is_sent_home() -> None:
 
 
 def test_when_what_keeps_the_programs_is_lost_the_job_ends() -> None:
-    stage = Stage(1, 1)
+    stage = elastic(1, 1)
     stage.come(0, 1)
     orders = stage.note(stage.conductor.starters_lost("python was killed by SIGKILL", stage.now_s))
     assert [place for place, _ in messages(orders, Stop)] == [0, 1]
@@ -690,7 +546,7 @@ def test_when_what_keeps_the_programs_is_lost_the_job_ends() -> None:
 
 
 def test_the_end_does_not_wait_for_hosts_that_are_tried_again() -> None:
-    stage = Stage(1, 1)
+    stage = elastic(1, 1)
     stage.come(0)
     stage.miss(1)
     stage.hear(0, a_report(0, 0))

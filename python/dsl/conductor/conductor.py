@@ -1,0 +1,596 @@
+"""The conductor of a job: it decides when an attempt begins, when it is stopped, and what follows.
+
+It hears messages of members, signals and times, and answers with orders. It has no clock of its own.
+
+An attempt begins when enough members are there and nothing stands in the way. The first failure stops the
+attempt at all members. When all of them have reported, another attempt follows, or the job ends:
+
+- A worker that fails costs a restart.
+- A member that is lost, leaves or comes is a change of membership. In an elastic job the others start again
+  with the members that are there now, which costs no restart. In any other job a lost member ends the job.
+"""
+
+from __future__ import annotations
+
+from dsl._record import replace
+from dsl.conductor.attempt import Attempt, choose_port, meet, opening
+from dsl.conductor.gathering import FAILURE, USAGE, Gathering
+from dsl.conductor.judge import Context, judge
+from dsl.conductor.judge import Member as Judged
+from dsl.conductor.members import LONGEST_RETRY_S, RETRY_S, Roster
+from dsl.conductor.orders import Dismiss, Explain, Send, Speak
+from dsl.conductor.restarts import Restarts
+from dsl.control.checks import version_problem
+from dsl.control.messages import (
+    Bye,
+    Checked,
+    Failing,
+    Forward,
+    Hello,
+    Lost,
+    Over,
+    Refused,
+    Said,
+    Stop,
+)
+from dsl.errors import DslError
+from dsl.lists import quote
+from dsl.model.job import Meeting, Notice
+from dsl.model.judgement import Report
+from dsl.model.outcome import REQUEUE_CODE
+from dsl.signals import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dsl.conductor.members import Known
+    from dsl.conductor.terms import Seat, Terms
+    from dsl.control.clock import Clock
+    from dsl.model.judgement import Judgement
+
+FAREWELL_S = 10.0
+"""Most time that a member gets to end when it has nothing left to do."""
+
+COMPANY_S = 5.0
+"""A host that comes while workers run waits this long for other starting hosts, to share one restart."""
+
+STEADY_S = 60.0
+"""A host that has taken part for this long is tried again with the shortest delay when it is lost."""
+
+SIGTERM = 15
+
+
+class Conductor:
+    """Decides for a whole job. Times are `time.monotonic` seconds."""
+
+    def __init__(self, terms: Terms, now_s: float, port_of: Callable[[int], int] | None = None) -> None:
+        """``port_of`` chooses the port of an attempt, counted from 0; may raise DslError. None: terms do."""
+        self._terms = terms
+        self._port_of = port_of
+        self._roster = Roster(terms, now_s)
+        self._gathering = Gathering(terms, self._roster, now_s)
+        self._now_s = now_s
+        self._attempt: Attempt | None = None
+        """The attempt whose workers run, or that was the last one when the job ended."""
+        command, preempt = terms.job.flavour.command, terms.job.signals.preempt
+        self._context = Context(command, preempt_signal=preempt)
+        """Why the job is being ended, if it is."""
+        self._is_abandoned = False
+        """The programs that reach the members are gone."""
+        self._is_over = self._is_dismissed = False
+        self._restarts = Restarts(terms, self._roster)
+        self._count = 0
+        """Number of attempts begun."""
+        self._deadline_s: float | None = None
+        """When members count as lost that are still expected to report or to say goodbye."""
+        self._company_s: float | None = None
+        """When new members are taken in without waiting for others."""
+        self.notices: list[Notice] = []
+        """What to tell the user at the end beside `judgement`, once all output has been shown."""
+        self.judgement: Judgement | None = None
+        """What the members have reported about the last attempt; None: it has not ended, or all is well."""
+        self.code: int | None = None
+        """Exit code of the job, once decided."""
+        self.clocks: dict[int, Clock] = {}
+        """Compared clocks of the members, by place."""
+
+    # ------------------------------------------------------------------ what others may ask
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When to call `wait_is_over`; None: nothing is due."""
+        due = [self._deadline_s]
+        if not self._is_over:
+            due += [self._company_s, *[one.due_s for one in self._roster]]
+            due += self._gathering.due() if self._attempt is None else []
+        return min([one for one in due if one is not None], default=None)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether members have been sent into an attempt."""
+        return self._count > 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more can come from any member."""
+        return self._is_over and all(one.is_gone or one.has_ended for one in self._roster)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every member has said goodbye: then the programs that started them end by themselves."""
+        return all(one.has_ended for one in self._roster)
+
+    @property
+    def places(self) -> tuple[Seat, ...]:
+        """The members, by place."""
+        return self._terms.seats
+
+    def missing(self) -> list[int]:
+        """The places of members that have not come, or cannot take part."""
+        ready = self._roster.ready()
+        return [place for place in range(len(self._roster)) if place not in ready]
+
+    def expects(self, place: int) -> bool:
+        """Whether a member may greet us: one at a time per place."""
+        one, terms = self._roster[place], self._terms
+        comes_again = terms.is_elastic or (terms.members_come and not self._count)
+        return one.hello is None or (comes_again and not one.is_there)
+
+    def has_greeted(self, place: int) -> bool:
+        """Whether the member has greeted us."""
+        return self._roster[place].hello is not None
+
+    def has_said_goodbye(self, place: int) -> bool:
+        """Whether the member has said that it ends."""
+        return self._roster[place].has_ended
+
+    def is_awaited(self, place: int) -> bool:
+        """Whether the member has not greeted us, and still may."""
+        one = self._roster[place]
+        return one.hello is None and not one.is_gone and not self._is_over
+
+    def name(self, place: int) -> str:
+        """The name of a member: ``host n1``, ``rank 3 on host n1``, or ``node 1 (n1)``."""
+        return self._roster.name(place)
+
+    # ------------------------------------------------------------------ what happens
+
+    def hear(self, place: int, message: object, now_s: float) -> list[object]:
+        """What follows from what a member says."""
+        self._now_s = now_s
+        return [*self._hear(place, self._roster[place], message), *self._try_to_begin()]
+
+    def _hear(self, place: int, one: Known, message: object) -> list[object]:
+        if isinstance(message, Hello):
+            return self._greet(place, one, message) if self.expects(place) else []
+        if isinstance(message, Said):
+            return [Speak(message.notice)]
+        if isinstance(message, (Bye, Lost)):
+            return self._hear_end(place, one, message)
+        if not one.is_there or self._is_over:
+            return []
+        if isinstance(message, Checked):
+            return self._hear_checked(place, one, message)
+        if isinstance(message, Refused):
+            orders = self._find_unfit(place, (message.text,))
+            return [*orders, *self._lose(place, message.text, message.code, is_lost=False)]
+        attempt = self._attempt
+        if not isinstance(message, (Failing, Report)) or attempt is None:
+            return []
+        if not attempt.awaits(place, message.attempt):
+            return []
+        if isinstance(message, Report):
+            return self._hear_report(attempt, place, message)
+        attempt.failing.setdefault(place, message)
+        return self._stop_others(attempt, place)
+
+    def starter_ended(self, places: Sequence[int], why: str, now_s: float) -> list[object]:
+        """The programs that reach these members have ended: members that have not answered never will."""
+        self._now_s = now_s
+        orders: list[object] = []
+        for place in places:
+            one = self._roster[place]
+            if one.hello is None and one.status == "starting" and not self._is_over:
+                one.is_gone = True
+                orders += self._roster.miss(place, why, now_s)
+        return [*orders, *self._try_to_begin()]
+
+    def starters_lost(self, why: str, now_s: float) -> list[object]:
+        """All programs that reach the members have ended: no member can be trusted, and the job ends.
+
+        Members that can still be reached get the grace period to end.
+        """
+        self._now_s = now_s
+        if self._is_over:
+            return []
+        attempt, gathering = self._attempt, self._gathering
+        if attempt is None and gathering.hopeless():
+            gathering.refuse()
+            return self._try_to_begin()
+        if attempt is None:
+            return self._give_up(FAILURE, why)
+        self._is_abandoned = True
+        self._deadline_s = now_s + self._terms.job.signals.grace_s + FAREWELL_S
+        if not attempt.failing and not self._is_asked:
+            self._context = replace(self._context, fault=why)
+        return self._stop(attempt, why)
+
+    def signal(self, signum: int, action: str, now_s: float, *, is_key: bool = False) -> list[object]:
+        """Act on a signal of the user or a scheduler. ``is_key``: it comes from a key of the terminal."""
+        self._now_s = now_s
+        if action == "forward":
+            return self._to_running(Forward(signum))
+        if action == "preempt":
+            return self._hear_preemption(signum)
+        if action != "stop":
+            return []
+        if self._is_over:
+            return [] if self.is_done else self.cut_output(signum)
+        name, insists = signal_name(signum), self._context.signum is not None
+        if not insists:
+            self._context = replace(self._context, signum=signum, is_key=is_key)
+        if self._attempt is None:
+            return self._give_up(128 + signum)
+        self._attempt.is_stopping = True
+        if insists:
+            text = f"{name} received again: the grace is over"
+            return [Speak(Notice("info", text)), *self._to_running(Stop(signum, 0.0))]
+        grace_s = self._terms.job.signals.grace_s
+        text = f"{name} received: stopping all hosts (grace {grace_s:g} s, a second signal kills at once)"
+        return [Speak(Notice("info", text)), *self._to_running(Stop(signum, grace_s))]
+
+    def wait_longer(self, now_s: float) -> None:
+        """Extend the deadline: the user's side does not read the output, so members cannot send the rest."""
+        if self._is_over and self._deadline_s is not None:
+            self._deadline_s = now_s + FAREWELL_S
+
+    def cut_output(self, signum: int) -> list[object]:
+        """End at once: the user no longer waits for the output of an ended job to be read."""
+        self.code = self.code or 128 + signum
+        for one in self._roster:
+            one.is_gone = True
+        if not self._count:
+            return self._finish_if_done()
+        text = f"{signal_name(signum)} received: output that nobody has read is lost"
+        return [Speak(Notice("warning", text)), *self._finish_if_done()]
+
+    def wait_is_over(self, now_s: float) -> list[object]:
+        """What follows when `deadline_s` has passed."""
+        self._now_s = now_s
+        orders: list[object] = []
+        if self._deadline_s is not None and self._deadline_s <= now_s:
+            self._deadline_s = None
+            orders += self._lose_silent()
+        if self._is_over:
+            return orders
+        orders += self._roster.try_again(now_s)
+        if self._company_s is not None and self._company_s <= now_s:
+            self._company_s = None
+            orders += self._take_in(is_late=True)
+        return [*orders, *self._try_to_begin()]
+
+    # ------------------------------------------------------------------ members come
+
+    def _greet(self, place: int, one: Known, hello: Hello) -> list[object]:
+        terms = self._terms
+        one.expect(one.due_s if one.status == "starting" else self._roster.answer_by(self._now_s))
+        one.hello = hello
+        if self._is_over:
+            one.is_told = one.is_gone = True
+            return [Send(place, self._over())]
+        problem = version_problem(hello, terms.version)
+        if terms.assignment is None:
+            return self._seat(place, one, hello, problem)
+        member = terms.seats[place]
+        if not problem and hello.is_task and hello.local_rank != member.task:
+            problem = (
+                f"is local rank {hello.local_rank} there, expected {member.task}: "
+                "leave options that place ranks out of --launcher_args"
+            )
+        if problem:
+            return self._find_unfit(place, (problem,))
+        return [Send(place, replace(terms.assignment, node_rank=member.node_rank, task=member.task))]
+
+    def _seat(self, place: int, one: Known, hello: Hello, problem: str) -> list[object]:
+        """A member has come by itself: it takes its place if it belongs to this job."""
+        run_id = self._terms.job.run_id
+        if not problem and hello.run_id != run_id:
+            problem = f"its --rdzv-id is {quote(hello.run_id)}, that of node 0 is {quote(run_id)}"
+        if not problem and not hello.workers:
+            problem = "it has no workers"
+        one.host = hello.host
+        if problem:
+            text = f"{self.name(place)} cannot take part: {problem}"
+            self._roster.forget(place)
+            return [Send(place, Refused(text, USAGE)), Speak(Notice("warning", text))]
+        one.size, one.role, one.status, one.joined_s = hello.workers, hello.role, "ready", self._now_s
+        return []
+
+    def _hear_checked(self, place: int, one: Known, checked: Checked) -> list[object]:
+        if one.status != "starting":
+            return []
+        one.checked = checked
+        if checked.problems:
+            return self._find_unfit(place, checked.problems)
+        has_news = one.put("ready", None, "")
+        one.joined_s = self._now_s
+        orders = [Speak(Notice("info", f"{self.name(place)} is there now"))] if has_news else []
+        return [*orders, *self._take_in()]
+
+    def _take_in(self, *, is_late: bool = False) -> list[object]:
+        """While workers run: stop them if the job can go on with more members.
+
+        ``is_late``: do not wait for starting members any more.
+        """
+        attempt, roster = self._attempt, self._roster
+        if attempt is None or attempt.is_stopping:
+            return []
+        spares = [place for place in roster.ready() if place not in attempt.reports]
+        chosen = roster.choose(self._gathering.members)
+        if attempt.ended or chosen is None or len(chosen) <= len(attempt.reports):
+            return roster.say_spares(spares)
+        if roster.has("starting") and len(chosen) < self._terms.most and not is_late:
+            self._company_s = self._company_s or self._now_s + COMPANY_S
+            return []
+        new = [place for place in chosen if place not in attempt.reports]
+        attempt.regroups = True
+        has = "has" if len(new) == 1 else "have"
+        text = f"{roster.names(new)} {has} come: starting again with all of them"
+        return [Speak(Notice("info", text)), *self._stop(attempt, "hosts have come")]
+
+    def _find_unfit(self, place: int, problems: Sequence[str]) -> list[object]:
+        """Something is wrong at a member. An elastic job ends its agent, and starts it again later."""
+        said = self._roster.find_unfit(place, problems, self._now_s)
+        orders = self._tell_over(place) if self._terms.is_elastic else []
+        return [*orders, *(said if self._count else [])]
+
+    # ------------------------------------------------------------------ an attempt begins
+
+    def _try_to_begin(self) -> list[object]:
+        if self._attempt is not None or self._is_over:
+            return []
+        chosen, orders = self._gathering.choose(self._now_s)
+        if self._gathering.refusal:
+            gathering, last = self._gathering, self.judgement
+            return [*orders, *self._give_up(gathering.code, *gathering.refusal, after=last)]
+        return [*orders, *(self._begin_with(chosen) if chosen else [])]
+
+    def _begin_with(self, chosen: tuple[int, ...]) -> list[object]:
+        terms, roster, number = self._terms, self._roster, self._count
+        first = roster[chosen[0]]
+        address = terms.address or next(iter(first.checked.addresses if first.checked else ()), "")
+        if not address:
+            name = self.name(chosen[0])
+            text = f"no address of {name} is known that the others could reach: give --master_addr"
+            return self._give_up(USAGE, text)
+        try:
+            port = choose_port(terms, first) if self._port_of is None else self._port_of(number)
+        except DslError as error:
+            return self._give_up(error.exit_code, str(error))
+        orders = [] if number else opening(terms, roster, chosen, port, self.clocks)
+        if self._gathering.members != frozenset(chosen) and (number or len(chosen) < len(roster)):
+            workers = sum(roster[one].size for one in chosen)
+            count = f"{len(chosen)} of {len(roster)} hosts with {workers} workers"
+            orders.append(Speak(Notice("info", f"running on {count}: {roster.hosts(chosen)}")))
+            orders += roster.say_spares([place for place in roster.ready() if place not in chosen])
+        self._gathering.begin(chosen)
+        self._count += 1
+        members = [(place, roster[place]) for place in chosen]
+        again = self._restarts
+        meeting = Meeting(
+            number, 0, (), address, port, round=number, restarts=again.count, reason=again.reason
+        )
+        self._attempt = Attempt(number, members, self._now_s)
+        return [*orders, *[Send(place, message) for place, message in meet(terms, members, meeting).items()]]
+
+    # ------------------------------------------------------------------ while workers run
+
+    def _hear_preemption(self, signum: int) -> list[object]:
+        attempt, signals = self._attempt, self._terms.job.signals
+        if self._is_over or self._context.signum is not None:
+            return []
+        self._context = replace(self._context, is_preempted=True)
+        if attempt is None:
+            return self._give_up(REQUEUE_CODE)
+        if attempt.is_stopping:
+            return []
+        attempt.is_stopping = True
+        grace_s = signals.grace_s if signals.preempt_grace_s is None else signals.preempt_grace_s
+        text = f"{signal_name(signum)} received: the workers have {grace_s:g} s to save their work"
+        return [Speak(Notice("info", text)), *self._to_running(Stop(signum, grace_s, is_preemption=True))]
+
+    def _stop_others(self, attempt: Attempt, place: int) -> list[object]:
+        """Stop all workers except those of ``place``, whose agent stops them itself."""
+        if attempt.is_stopping:
+            return []
+        attempt.begun_by = place
+        return self._stop(attempt, f"{self.name(place)} has failed", but=place)
+
+    def _stop(self, attempt: Attempt, why: str, but: int = -1) -> list[object]:
+        if attempt.is_stopping:
+            return []
+        attempt.is_stopping = True
+        return self._to_running(Stop(SIGTERM, self._terms.job.signals.grace_s, why=why), but)
+
+    def _hear_report(self, attempt: Attempt, place: int, report: Report) -> list[object]:
+        name = self.name(place)
+        attempt.reports[place] = report
+        orders: list[object] = []
+        asked = self._is_asked
+        if report.stop_signal is not None and not asked:
+            line = f"{name} has left: {signal_name(report.stop_signal)} received there"
+            orders += self._let_go(attempt, place, line, LONGEST_RETRY_S)
+        elif report.survivors:
+            line = f"{name} is left out: workers would not end there"
+            orders += self._let_go(attempt, place, line, LONGEST_RETRY_S)
+        elif (
+            self._terms.is_elastic and report.rank < 0 and report.code and not (attempt.is_stopping or asked)
+        ):
+            line = f"{name} is left out: it has stopped its workers, exit code {report.code}"
+            orders += self._let_go(attempt, place, line, self._roster[place].pause_s())
+        if report.code:
+            orders += self._stop_others(attempt, place)
+        return [*orders, *self._decide()]
+
+    def _let_go(self, attempt: Attempt, place: int, line: str, retry_s: float) -> list[object]:
+        """A member cannot take part in the next attempt, as it has reported."""
+        attempt.left[place] = Notice("warning", line)
+        if not self._terms.is_elastic:
+            return []
+        self._roster[place].put("missing", self._now_s + retry_s, "has left")
+        return self._tell_over(place)
+
+    def _hear_end(self, place: int, one: Known, message: Bye | Lost) -> list[object]:
+        """A member has said goodbye, or its connection has ended."""
+        was_alive, was_there = one.is_alive, one.is_there
+        one.has_ended |= isinstance(message, Bye)
+        one.is_gone |= isinstance(message, Lost)
+        attempt, terms = self._attempt, self._terms
+        reason = message.reason if isinstance(message, Lost) else "has ended before its time"
+        is_member = attempt is not None and place in attempt.reports
+        if self._is_over:
+            orders: list[object] = []
+            report = None if attempt is None else attempt.reports.get(place)
+            if was_alive and is_member and one.is_gone and not (report and report.code):
+                text = f"{self.name(place)} {reason}: the end of its output may be missing"
+                orders.append(Speak(Notice("warning", text)))
+            return [*orders, *self._finish_if_done()]
+        if not was_there:
+            return []
+        if terms.members_come and not self._count:
+            text = f"{self.name(place)} has left before the job has begun: it {reason}"
+            self._roster.forget(place)
+            return [Speak(Notice("info", text))]
+        if is_member and self._now_s - one.joined_s >= STEADY_S:
+            one.retry_s = RETRY_S
+        if isinstance(message, Lost) and message.is_silent:
+            # The host does not hear us either, and has to end its workers first.
+            one.retry_s = max(one.retry_s, terms.heartbeat_s)
+        is_running = attempt is not None and place in attempt.running
+        orders = self._roster.miss(place, f"was lost: it {reason}", self._now_s, is_known=is_running)
+        if attempt is None and self._count and not terms.is_elastic:
+            return self._end()  # it waited to start again
+        return [*orders, *self._lose(place, f"it {reason}", FAILURE)]
+
+    def _lose(self, place: int, how: str, code: int, *, is_lost: bool = True) -> list[object]:
+        """A member cannot go on. If its workers ran, its part of the attempt has failed."""
+        attempt = self._attempt
+        if self._is_over or attempt is None or place not in attempt.reports:
+            return []
+        is_elastic = self._terms.is_elastic
+        if attempt.reports[place] is not None:
+            if not is_elastic:
+                attempt.left[place] = Notice("warning", f"{self.name(place)}: {how}")
+            return []
+        report = attempt.lose(place, self.name(place), how, code, is_lost=is_lost)
+        if report.rank < 0 or not is_elastic:
+            attempt.left[place] = report
+        return [*self._stop_others(attempt, place), *self._decide()]
+
+    def _lose_silent(self) -> list[object]:
+        """Count members as lost that have not reported, or not said goodbye, in time."""
+        orders: list[object] = []
+        if self._is_over:
+            for one in self._roster:
+                one.is_gone = True
+            return self._finish_if_done()
+        for place in [] if self._attempt is None else self._attempt.running:
+            orders += self._lose(place, "it has not answered any more", FAILURE)
+        return orders
+
+    # ------------------------------------------------------------------ after an attempt
+
+    def _decide(self) -> list[object]:
+        """When the attempt has ended at every member: start another attempt, or end the job."""
+        attempt = self._attempt
+        if self._is_over or attempt is None or attempt.running:
+            return []
+        failed = any(report.code for report in attempt.ended.values())
+        is_ending = self._is_asked or self._is_abandoned
+        if not failed and not is_ending and not attempt.regroups:
+            self.judgement = None
+            return self._end()
+        self.judgement = judgement = self._judge(attempt)
+        if is_ending:
+            return self._end()
+        said: list[object] = []
+        if (attempt.left and self._terms.is_elastic) or (attempt.regroups and not judgement.causes):
+            step, text = self._restarts.after_change(attempt, self._now_s)
+            for one in attempt.left.values():
+                if isinstance(one, Report):
+                    said.append(Explain(replace(judgement, causes=(one,)), "warning"))
+                else:
+                    said.append(Speak(one))
+        else:
+            step, text = self._restarts.after_failure(attempt, judgement, self._now_s)
+            said = [Explain(judgement, "error"), Speak(Notice("warning", text))]
+        if step.kind != "restart":
+            self.notices += [Notice("error", text)] if text else []
+            return self._end()
+        self._attempt = self._company_s = None
+        self._gathering.pause_s = self._now_s + step.wait_s if step.wait_s else None
+        return said
+
+    def _judge(self, attempt: Attempt) -> Judgement:
+        seats = self._terms.seats
+        members = {place: Judged(self.name(place), seats[place].node_rank) for place in attempt.reports}
+        context = replace(self._context, begun_by=attempt.begun_by)
+        return judge(attempt.ended, members, self.clocks, context)
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether the user or a scheduler has asked for the end."""
+        return self._context.signum is not None or self._context.is_preempted
+
+    # ------------------------------------------------------------------ the end
+
+    def _give_up(self, code: int, *lines: str, after: Judgement | None = None) -> list[object]:
+        """End a job of which no worker runs. ``lines`` say why. ``after``: so does the last attempt."""
+        self.code, self.judgement = code, after
+        self.notices += [Notice("critical", f"error: {line}") for line in lines]
+        orders: list[object] = []
+        if lines and self._terms.members_come:
+            here = [place for place, one in enumerate(self._roster) if one.is_there]
+            orders += [Send(place, Refused(lines[0], code)) for place in here]
+        return [*orders, *self._end()]
+
+    def _end(self) -> list[object]:
+        """Tell all members that the job is over."""
+        self._is_over = True
+        self._deadline_s = self._now_s + FAREWELL_S
+        judgement, orders = self.judgement, list[object]()
+        if self.code is None:
+            self.code = 0 if judgement is None else judgement.code or FAILURE
+        if self._context.is_preempted and self.code == REQUEUE_CODE:
+            text = f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again"
+            orders.append(Speak(Notice("info", text)))
+        orders += [order for place in range(len(self._roster)) for order in self._tell_over(place)]
+        return [*orders, *self._finish_if_done()]
+
+    def _tell_over(self, place: int) -> list[object]:
+        """Tell a member, once, that the job is over for it."""
+        one = self._roster[place]
+        if not one.is_there:
+            return []
+        one.is_told = True
+        return [Send(place, self._over())]
+
+    def _over(self) -> Over:
+        return Over(self.judgement if self._is_over and self._terms.members_come else None)
+
+    def _finish_if_done(self) -> list[object]:
+        if not self._is_over:
+            return []
+        for one in self._roster:
+            one.is_gone |= one.hello is None  # this member will never come
+        if self._is_dismissed or not self.is_done:
+            return []
+        self._is_dismissed = True
+        self._deadline_s = None
+        return [Dismiss(FAREWELL_S)]
+
+    def _to_running(self, message: object, but: int = -1) -> list[object]:
+        """Send a message to the members whose workers run."""
+        running = [] if self._is_over or self._attempt is None else self._attempt.running
+        return [Send(place, message) for place in running if place != but and self._roster[place].is_there]
