@@ -76,7 +76,8 @@ class Conductor:
         command, preempt = terms.job.flavour.command, terms.job.signals.preempt
         self._context = Context(command, preempt_signal=preempt)
         """Why the job is being ended, if it is."""
-        self._is_abandoned = False
+        self._abandoned = ""
+        """Why no member can be trusted any more; empty: they can."""
         """The programs that reach the members are gone."""
         self._is_over = self._is_dismissed = False
         self._restarts = Restarts(terms, self._roster)
@@ -210,7 +211,7 @@ class Conductor:
             return self._try_to_begin()
         if attempt is None:
             return self._give_up(FAILURE, why)
-        self._is_abandoned = True
+        self._abandoned = why
         self._deadline_s = now_s + self._terms.job.signals.grace_s + FAREWELL_S
         if not attempt.failing and not self._is_asked:
             self._context = replace(self._context, fault=why)
@@ -507,7 +508,7 @@ class Conductor:
         if self._is_over or attempt is None or attempt.running:
             return []
         failed = any(report.code for report in attempt.ended.values())
-        is_ending = self._is_asked or self._is_abandoned
+        is_ending = self._is_asked or bool(self._abandoned)
         if not failed and not is_ending and not attempt.regroups:
             self.judgement = None
             return self._end()
@@ -536,7 +537,11 @@ class Conductor:
         seats = self._terms.seats
         members = {place: Judged(self.name(place), seats[place].node_rank) for place in attempt.reports}
         context = replace(self._context, begun_by=attempt.begun_by)
-        return judge(attempt.ended, members, self.clocks, context)
+        judgement = judge(attempt.ended, members, self.clocks, context)
+        if self._abandoned and not judgement.causes and not self._is_asked:
+            # A member had announced a failure that its report does not confirm.
+            return replace(judgement, code=FAILURE, fault=self._abandoned)
+        return judgement
 
     @property
     def _is_asked(self) -> bool:
