@@ -46,8 +46,8 @@ PURE_MODULES = (
     *(
         f"dsl.autotune.{name}"
         for name in (
-            *("experiment", "section", "config", "memory", "names", "spaces", "book", "micro_batch"),
-            *("model", "tuners", "search", "table", "digest", "places", "verdict"),
+            *("experiment", "section", "ds_config", "memory", "names", "spaces", "results", "micro_batch"),
+            *("samplers", "search", "summary", "slots", "ending"),
         )
     ),
     "dsl.rendezvous.words",

@@ -14,25 +14,25 @@ SHOW_CURSOR = "\x1b[?25h"
 
 TUNING = """
 import sys
-from dsl.autotune.board import Board
+from dsl.autotune.progress import Progress
 from dsl.autotune.experiment import Experiment, Resources, Result, Summary
-from dsl.autotune.files import Folder
+from dsl.autotune.safe_folder import Folder
 from dsl.autotune.section import Section
 
 def say(text):
     print("SAID", text, file=sys.stderr, flush=True)
 
 expected = int(sys.argv[2]) if sys.argv[2].isdecimal() else None
-board = Board(say, Section(), Folder(sys.argv[1]), Resources(1, 1, 1, None), expected, is_quiet="quiet" in sys.argv)
+progress = Progress(say, Section(), Folder(sys.argv[1]), Resources(1, 1, 1, None), expected, is_quiet="quiet" in sys.argv)
 first, second = (Experiment(f"z0_gas1_tmbspg{n}", {}, "run", "z0") for n in (1, 2))
-board.began(first, "localhost:0")
+progress.began(first)
 input()
-board.ended(first, Result("ok", {"throughput": 8.25}, "", 0, 1.0), is_reused=False)
-board.began(second, "localhost:0")
+progress.ended(first, Result("ok", {"throughput": 8.25}, "", 0, 1.0), is_reused=False)
+progress.began(second)
 input()
-board.ended(second, Result("crash", {}, "[red]boom[/]", 1, 1.0), is_reused=False)
-board.close()
-board.close()
+progress.ended(second, Result("crash", {}, "[red]boom[/]", 1, 1.0), is_reused=False)
+progress.pause()
+progress.pause()
 say("the end")
 """
 

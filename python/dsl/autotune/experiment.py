@@ -1,6 +1,8 @@
-"""Experiments and their results: the records that search, trials and reports share."""
+"""Experiments, orders to run them, and their results: the records that search, trials and reports share."""
 
 from __future__ import annotations
+
+from json import dumps
 
 from dsl._record import record
 
@@ -13,6 +15,12 @@ if TYPE_CHECKING:
 
 PROFILE_NAME = "profile_model_info"
 """Name of the experiment that only looks at the model."""
+
+GRACE_S = 3.0
+"""Most seconds that workers get after SIGTERM: an experiment that we end has nothing to save."""
+
+TOLD = ("name", "words", "stdout", "stderr", "end", "limit_s", "grace_s")
+"""Fields of an `Order` that a lane needs."""
 
 
 @record
@@ -80,7 +88,7 @@ class Space:
 
     name: str
     """Such as ``z1``; for a full space with the initials of its keys, such as ``z1_rbs_abs_tmbspg``."""
-    trials: int
+    configs: int
     """Configs that were run."""
     best: str
     """Name of its best experiment; empty: none ran."""
@@ -132,3 +140,40 @@ class Summary:
     def runs(self) -> tuple[Trial, ...]:
         """The trials that measured something: repeats count, the profile does not."""
         return tuple([one for one in self.trials if one.experiment.kind == "run"])
+
+
+@record
+class Order:
+    """One experiment to run."""
+
+    name: str
+    """Name of the experiment."""
+    argv: tuple[str, ...]
+    """Its own command; empty in a lane."""
+    env: Mapping[str, str]
+    """The whole environment of its command, or of the lane that runs it; empty in a lane."""
+    words: tuple[str, ...]
+    """The words behind ``dsl`` in its own command."""
+    stdout: str
+    """File of its stdout, which is appended to."""
+    stderr: str
+    """File of its stderr, which is appended to."""
+    limit_s: float
+    """Seconds that it may take; 0: no limit."""
+    grace_s: float = GRACE_S
+    """Seconds that its workers get between SIGTERM and SIGKILL."""
+    end: str = ""
+    """File in which its job leaves the facts of a failure."""
+    lane: tuple[str, ...] = ()
+    """The command of a lane that runs it, and later others; empty: its own command runs it."""
+
+
+def order_to_line(order: Order) -> bytes:
+    """An order as one line, for the lane that runs it."""
+    return dumps({name: getattr(order, name) for name in TOLD}).encode() + b"\n"
+
+
+def order_of(fields: Mapping[str, object]) -> Order:
+    """The order with these fields of a line; fields that a lane does not get are empty."""
+    own = {**fields, "argv": (), "env": {}, "words": tuple(fields["words"])}  # type: ignore[arg-type]
+    return Order(**own)  # type: ignore[arg-type]

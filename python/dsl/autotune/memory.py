@@ -6,7 +6,7 @@ DeepSpeed's estimate, corrected where it ignores the config: bfloat16, offload a
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.autotune.config import ZERO
+from dsl.autotune.ds_config import ZERO
 from dsl.autotune.section import MOST_BYTES
 
 TYPE_CHECKING = False

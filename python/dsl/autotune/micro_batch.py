@@ -9,9 +9,9 @@ from __future__ import annotations
 from math import ceil
 
 from dsl._record import record
-from dsl.autotune.book import Draft
-from dsl.autotune.config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO
+from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO
 from dsl.autotune.names import micro_batch_name
+from dsl.autotune.results import Draft
 from dsl.autotune.section import show
 from dsl.autotune.spaces import first_config, without_nulls
 from dsl.errors import AutotuningError
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.autotune.book import Book, Entry, Steps
+    from dsl.autotune.results import Entry, Results, Steps
     from dsl.autotune.section import Section
 
 MARKED = 0.05
@@ -142,13 +142,13 @@ class Stage:
     """Tries micro batches with one ZeRO stage."""
 
     def __init__(
-        self, number: int, config: Mapping[str, object], batches: Batches, book: Book, lanes: int = 1
+        self, number: int, config: Mapping[str, object], batches: Batches, results: Results, lanes: int = 1
     ) -> None:
         """Take what is tuned. With several lanes, idle lanes try sizes that may be needed next."""
         self.space = f"z{number}"
         self._config = with_stage(config, number)
         self._batches = batches
-        self._book = book
+        self._results = results
         self._lanes = lanes
         self._seen: set[tuple[int, int]] = set()
 
@@ -215,7 +215,7 @@ class Stage:
             low = middle + 1
             if middle != smallest:
                 assert before is not None
-                if self._book.gain(entry.value, before) < MARKED:
+                if self._results.gain(entry.value, before) < MARKED:
                     break
                 before = entry.value
         return low - 1
@@ -236,14 +236,16 @@ class Stage:
         below = [(size, samples // size) for size in reversed(range(low, sizes[-1], stride))]
         for place, (size, _) in enumerate(below):
             entry = yield from self._run(below[place], below[place:])
-            if entry.value is None or (value is not None and self._book.gain(entry.value, value) <= MARKED):
+            if entry.value is None or (
+                value is not None and self._results.gain(entry.value, value) <= MARKED
+            ):
                 break
             best, value = size, entry.value
         return best
 
     @property
     def _count(self) -> int:
-        return self._book.section.num_tuning_micro_batch_sizes
+        return self._results.section.num_tuning_micro_batch_sizes
 
     def _probe(self, size: int, ahead: Sequence[int] = ()) -> Steps[Entry]:
         """Run a size to see whether it fits; idle lanes run sizes ``ahead`` that may be needed next."""
@@ -265,7 +267,7 @@ class Stage:
             for size, steps in sizes
         ]
         self._seen.update(sizes)
-        return (yield from self._book.run(drafts))
+        return (yield from self._results.run(drafts))
 
 
 def _middles(low: int, high: int, count: int) -> list[int]:

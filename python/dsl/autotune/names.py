@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.autotune.config import ACCUMULATION, MICRO_BATCH
+from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.autotune.book import Book, Draft, Stopped
-from dsl.autotune.config import STAGE, ZERO, without_tuning
+from dsl.autotune.ds_config import STAGE, ZERO, without_tuning
 from dsl.autotune.experiment import PROFILE_NAME, Experiment
 from dsl.autotune.memory import estimate, read_model
 from dsl.autotune.micro_batch import Failed, Stage, read_batches, with_batch, with_stage
+from dsl.autotune.results import Draft, Results, Stopped
+from dsl.autotune.samplers import make_sampler
 from dsl.autotune.section import AUTOTUNING, show
 from dsl.autotune.spaces import Grid, count_own, first_config, own_grid, zero_grid
-from dsl.autotune.tuners import make_tuner
 from dsl.errors import AutotuningError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dsl.autotune.book import Entry, Steps
     from dsl.autotune.experiment import Resources, Summary
     from dsl.autotune.memory import Model
     from dsl.autotune.micro_batch import Found
+    from dsl.autotune.results import Entry, Steps
     from dsl.autotune.section import Section
 
 _STAGES = (0, 1, 2, 3)
@@ -44,18 +44,18 @@ def search(section: Section, config: Mapping[str, object], resources: Resources)
         AutotuningError: nothing can be tried: a bound is below one sample for each worker, a ZeRO stage or a
             key of the space does not exist, or a tuner needs a package that is not installed.
     """
-    book = Book(section, _own_section(config))
+    results = Results(section, _own_section(config))
     try:
         if section.space is not None:
-            ended = yield from _tune_grid(own_grid(without_tuning(config), section.space), book, resources)
+            ended = yield from _tune_grid(own_grid(without_tuning(config), section.space), results, resources)
         else:
-            ended = yield from _Stages(section, without_tuning(config), resources, book).tune()
-        yield from book.settle_all()
-        if why := book.why_nothing_ran():
+            ended = yield from _Stages(section, without_tuning(config), resources, results).tune()
+        yield from results.settle_all()
+        if why := results.why_nothing_ran():
             ended = f"no config ran: {why}"
     except Stopped:
         ended = "stopped before everything was tried"
-    return book.summarise(ended)
+    return results.summarise(ended)
 
 
 def count_configs(section: Section) -> int | None:
@@ -72,22 +72,22 @@ def _own_section(config: Mapping[str, object]) -> Mapping[str, object]:
     return {**{key: value for key, value in user.items() if key not in _NOT_FOR_RUNS}, "enabled": True}
 
 
-def _tune_grid(grid: Grid, book: Book, resources: Resources) -> Steps[str]:
+def _tune_grid(grid: Grid, results: Results, resources: Resources) -> Steps[str]:
     """Try points of a space: all, or until enough are tried or no better one comes. Says why it ended."""
-    section = book.section
-    tuner = make_tuner(grid, section)
+    section = results.section
+    sampler = make_sampler(grid, section)
     tried, best, best_at = 0, None, 0
     while tried < section.tuner_num_trials:
-        points = tuner.propose(min(max(resources.lanes, 1), section.tuner_num_trials - tried))
+        points = sampler.propose(min(max(resources.lanes, 1), section.tuner_num_trials - tried))
         if not points:
             return f"all {tried} configs of {grid.name} were tried"
-        entries = yield from book.run([Draft(one.name, one.config, grid.name) for one in points])
+        entries = yield from results.run([Draft(one.name, one.config, grid.name) for one in points])
         for point, entry in zip(points, entries, strict=True):
-            tuner.learn(point, entry.value)
+            sampler.learn(point, entry.value)
         for at, entry in enumerate(entries, tried):
             if best is None:
                 best_at = at
-            if entry.value is not None and book.is_better(entry.value, best):
+            if entry.value is not None and results.is_better(entry.value, best):
                 best, best_at = entry.value, at
         tried += len(points)
         if section.tuner_early_stopping and tried >= best_at + section.tuner_early_stopping:
@@ -113,7 +113,7 @@ class _Stages:
     """Tries one ZeRO stage after another."""
 
     def __init__(
-        self, section: Section, config: Mapping[str, object], resources: Resources, book: Book
+        self, section: Section, config: Mapping[str, object], resources: Resources, results: Results
     ) -> None:
         self._section = section
         self._config = config
@@ -126,7 +126,7 @@ class _Stages:
             )
         self._batches = read_batches(section, config, self._workers)
         self._stages = _read_stages(config)
-        self._book = book
+        self._results = results
         self._model: Model | None = None
         if self._batches.most_of_step == 0:
             raise AutotuningError(
@@ -142,17 +142,17 @@ class _Stages:
     def tune(self) -> Steps[str]:
         if not self._section.fast and any(self._stages):
             # Raises before anything runs, if the tuner's package is missing.
-            make_tuner(Grid("", (), ()), self._section)
+            make_sampler(Grid("", (), ()), self._section)
         if not (yield from self._profile()):
-            self._book.notes.append("not even ZeRO 3 with a micro batch of 1 fits into memory")
-            return self._book.notes[-1]
+            self._results.notes.append("not even ZeRO 3 with a micro batch of 1 fits into memory")
+            return self._results.notes[-1]
         before = _Before()
         for stage in self._stages:
             if not self._is_feasible(stage):
                 continue
             found = yield from self._tune_stage(stage, before)
             if isinstance(found, Failed):
-                self._book.notes.append(f"z{stage} ends: {found.reason}")
+                self._results.notes.append(f"z{stage} ends: {found.reason}")
                 continue
             # As in DeepSpeed: the next stages build on this one only if its best micro batch is larger.
             if found.size > before.size:
@@ -171,13 +171,13 @@ class _Stages:
         profile = Experiment(
             PROFILE_NAME, {**config, "memory_break_down": False, AUTOTUNING: own}, "profile", ""
         )
-        result = yield from self._book.profile(profile)
+        result = yield from self._results.profile(profile)
         if result.outcome == "oom":
             return False
         if result.outcome == "ok":
             self._model = read_model({**given, **result.metrics})
         if self._model is None:
-            self._book.notes.append(
+            self._results.notes.append(
                 f"the size of the model is not known: {result.reason or 'its profile tells no num_params'}"
             )
         return True
@@ -196,7 +196,7 @@ class _Stages:
         needed += self._model.activation_bytes
         if memory > needed:
             return True
-        self._book.notes.append(
+        self._results.notes.append(
             f"z{stage} is left out: it needs about {_gigabytes(needed)} of a device's {_gigabytes(memory)}"
         )
         return False
@@ -215,11 +215,11 @@ class _Stages:
                 f"memory suffices for a micro batch of {fits}, less than the {before.largest} of the stage "
                 "before"
             )
-        tried = Stage(stage, self._config, self._batches, self._book, self._resources.lanes)
+        tried = Stage(stage, self._config, self._batches, self._results, self._resources.lanes)
         found = yield from tried.tune(before.largest, fits)
         if isinstance(found, Failed):
             return found
-        best = self._book.best_of(tried.space)
+        best = self._results.best_of(tried.space)
         assert best is not None
         size = _micro_batch(best)
         if self._section.fast or stage == 0:
@@ -228,7 +228,7 @@ class _Stages:
             return _Before(found.largest, size, best)
         if before.entry is not None:
             # The better of two near-ties decides whether a whole space is tried, so both are measured again.
-            winner = yield from self._book.settle([before.entry, best])
+            winner = yield from self._results.settle([before.entry, best])
             if winner is before.entry:
                 return _Before(found.largest, size, best)
         return (yield from self._tune_full(stage, found, best))
@@ -244,11 +244,11 @@ class _Stages:
                 workers=self._workers // self._section.mp_size,
             )
         except AutotuningError as problem:  # what was found until now is worth keeping
-            self._book.notes.append(f"the settings of z{stage} are not tuned: {problem}")
+            self._results.notes.append(f"the settings of z{stage} are not tuned: {problem}")
             return _Before(found.largest, _micro_batch(fast), fast)
-        self._book.notes.append((yield from _tune_grid(grid, self._book, self._resources)))
-        best, full = fast, self._book.best_of(grid.name)
-        if full is not None and full.value is not None and self._book.is_better(full.value, fast.value):
+        self._results.notes.append((yield from _tune_grid(grid, self._results, self._resources)))
+        best, full = fast, self._results.best_of(grid.name)
+        if full is not None and full.value is not None and self._results.is_better(full.value, fast.value):
             best = full
         return _Before(found.largest, _micro_batch(best), best)
 

@@ -5,6 +5,8 @@ Keys and defaults are those of ``deepspeed.autotuning`` (0.19.8). Keys that only
 
 from __future__ import annotations
 
+from functools import partial
+
 from dsl._record import record
 from dsl.errors import AutotuningError
 from dsl.lists import BEYOND, MOST_SECONDS, parse_size, shorten
@@ -12,8 +14,8 @@ from dsl.model.job import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Literal
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, Literal
 
 AUTOTUNING = "autotuning"
 """Key of the section in a config."""
@@ -104,7 +106,21 @@ def read_section(config: Mapping[str, object]) -> Section:
         raise AutotuningError(
             'the config has no "autotuning" section: add one, such as "autotuning": {"enabled": true}'
         )
-    return _Reader(_mapping(AUTOTUNING, config[AUTOTUNING])).read()
+    given = _mapping(AUTOTUNING, config[AUTOTUNING])
+    values = {
+        key: read(f"{AUTOTUNING}.{key}", given[key])
+        for key, read in _READERS.items()
+        if given.get(key) is not None  # null counts as not set
+    }
+    if values.get("metric") in DURATIONS:
+        values.setdefault("mode", "min")
+    if "space" in values:
+        values.setdefault("tuner_early_stopping", 0)
+    section = Section(**values)
+    _check_order(section, "end_profile_step", "start_profile_step", "before")
+    _check_order(section, "max_train_micro_batch_size_per_gpu", "min_train_micro_batch_size_per_gpu", "below")
+    _check_order(section, "max_train_batch_size", "min_train_batch_size", "below")
+    return section
 
 
 def find_slips(config: Mapping[str, object]) -> tuple[Notice, ...]:
@@ -149,173 +165,121 @@ def _mapping(where: str, value: object) -> Mapping[str, object]:
     return value
 
 
-class _Reader:
-    """Reads the values of a section; null counts as not set."""
+def _check_order(section: Section, most: str, least: str, word: str) -> None:
+    high, low = getattr(section, most), getattr(section, least)
+    if high is not None and high < low:
+        raise AutotuningError(f"autotuning: {most} {high} is {word} {least} {low}")
 
-    def __init__(self, section: Mapping[str, object]) -> None:
-        self._section = section
 
-    def read(self) -> Section:
-        metric = self._text("metric", "throughput")
-        first = self._whole("start_profile_step", 3, 0)
-        last = self._whole("end_profile_step", 5, 0)
-        if last < first:
-            raise AutotuningError(f"autotuning: end_profile_step {last} is before start_profile_step {first}")
-        least = self._whole("min_train_micro_batch_size_per_gpu", 1, 1)
-        most = self._whole("max_train_micro_batch_size_per_gpu", 1024, 1)
-        if most < least:
+def _flag(where: str, value: object) -> bool:
+    if not isinstance(value, bool | int) or value not in (0, 1):
+        raise AutotuningError(f"{where}: expected true or false, got {show(value)}")
+    return bool(value)
+
+
+def _text(where: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise AutotuningError(f"{where}: expected a word, got {show(value)}")
+    return value.strip()
+
+
+def _whole(least: int, where: str, value: object) -> int:
+    # JSON writes a whole number also as 1e3.
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < BEYOND:
+        raise AutotuningError(f"{where}: expected a whole number from {least} on, got {show(value)}")
+    return value
+
+
+def _bound(where: str, value: object) -> int | None:
+    # DeepSpeed takes 0 for no bound, too.
+    return _whole(0, where, value) or None
+
+
+def _number(most: float, unit: str, where: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+        raise AutotuningError(f"{where}: expected {unit}, got {show(value)}")
+    return float(value)
+
+
+def _word(words: Sequence[str], expected: str, where: str, value: object) -> str:
+    for word in words:
+        if value == word:
+            return word
+    raise AutotuningError(f"{where}: expected {expected}, got {show(value)}")
+
+
+def _arg_mappings(where: str, value: object) -> tuple[tuple[str, str], ...]:
+    given = _mapping(where, value)
+    for key, option in given.items():
+        if not isinstance(option, str) or not option.strip() or not key.strip() or "\0" in option:
             raise AutotuningError(
-                f"autotuning: max_train_micro_batch_size_per_gpu {most} is below "
-                f"min_train_micro_batch_size_per_gpu {least}"
+                f"{where}: expected an option of the script for {show(key)}, got {show(option)}"
             )
-        samples, fewest = self._bound("max_train_batch_size"), self._whole("min_train_batch_size", 1, 1)
-        if samples is not None and samples < fewest:
+    return tuple([(key.strip(), str(option).strip()) for key, option in given.items()])
+
+
+def _model_info(where: str, value: object) -> Mapping[str, object]:
+    facts = _mapping(where, value)
+    for key in COUNTS:
+        count = facts.get(key) or 0
+        is_number = isinstance(count, int | float) and not isinstance(count, bool)
+        if not is_number or not 0 <= count <= MOST_BYTES:  # type: ignore[operator]  # it is one
             raise AutotuningError(
-                f"autotuning: max_train_batch_size {samples} is below min_train_batch_size {fewest}"
+                f"{where}.{key}: expected a number from 0 to {MOST_BYTES:.0e}, got {show(count)}"
             )
-        space = self._space()
-        return Section(
-            fast=self._flag("fast", default=True),
-            results_dir=self._text("results_dir", "autotuning_results"),
-            exps_dir=self._text("exps_dir", "autotuning_exps"),
-            overwrite=None if self._get("overwrite", None) is None else self._flag("overwrite", default=True),
-            metric=metric,
-            mode=self._mode(metric),
-            start_profile_step=first,
-            end_profile_step=last,
-            tuner_type=self._tuner(),
-            tuner_early_stopping=self._whole("tuner_early_stopping", 0 if space else 5, 0),
-            tuner_num_trials=self._whole("tuner_num_trials", 50, 1),
-            arg_mappings=self._arg_mappings(),
-            max_train_batch_size=samples,
-            min_train_batch_size=fewest,
-            max_train_micro_batch_size_per_gpu=most,
-            min_train_micro_batch_size_per_gpu=least,
-            num_tuning_micro_batch_sizes=self._whole("num_tuning_micro_batch_sizes", 3, 1),
-            mp_size=self._whole("mp_size", 1, 1),
-            model_info=self._model_info(),
-            space=space,
-            seed=self._whole("seed", 0, 0),
-            repeats=self._whole("repeats", 1, 0),
-            near=self._share("near", 0.05),
-            exp_timeout_s=self._seconds("exp_timeout_s", 3600.0),
-            device_memory=self._memory(),
-        )
+    return facts
 
-    def _get(self, key: str, default: object) -> object:
-        value = self._section.get(key)
-        return default if value is None else value
 
-    def _flag(self, key: str, *, default: bool) -> bool:
-        value = self._get(key, default)
-        if not isinstance(value, bool | int) or value not in (0, 1):
-            raise AutotuningError(f"autotuning.{key}: expected true or false, got {show(value)}")
-        return bool(value)
+def _space(where: str, value: object) -> Mapping[str, tuple[object, ...]]:
+    space = {}
+    for key, values in _mapping(where, value).items():
+        if not isinstance(values, list) or not values:
+            raise AutotuningError(f"{where}: expected a list of values for {show(key)}, got {show(values)}")
+        if not all(key.split(".")) or key.split(".")[0] == AUTOTUNING:
+            raise AutotuningError(f"{where}: {show(key)} is no key of the config")
+        space[key] = tuple(values)
+    if not space:
+        raise AutotuningError(f"{where} is empty: name at least one key and its values")
+    for key in space:
+        inner = next((one for one in space if one.startswith(f"{key}.")), None)
+        if inner is not None:
+            raise AutotuningError(f"{where}: {show(inner)} is a part of {show(key)}, leave one of them out")
+    return space
 
-    def _text(self, key: str, default: str) -> str:
-        value = self._get(key, default)
-        if not isinstance(value, str) or not value.strip() or not value.isprintable():
-            raise AutotuningError(f"autotuning.{key}: expected a word, got {show(value)}")
-        return value.strip()
 
-    def _whole(self, key: str, default: int, least: int) -> int:
-        value = self._get(key, default)
-        # JSON writes a whole number also as 1e3.
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < BEYOND:
-            raise AutotuningError(
-                f"autotuning.{key}: expected a whole number from {least} on, got {show(value)}"
-            )
-        return value
+def _memory(where: str, value: object) -> int:
+    size = parse_size(value) if isinstance(value, str) else value
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= MOST_BYTES:
+        raise AutotuningError(f"{where}: expected bytes, or a number with K, M or G, got {show(value)}")
+    return size
 
-    def _bound(self, key: str) -> int | None:
-        # DeepSpeed takes 0 for no bound, too.
-        return self._whole(key, 0, 0) or None
 
-    def _number(self, key: str, default: float, most: float, unit: str) -> float:
-        value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-            raise AutotuningError(f"autotuning.{key}: expected {unit}, got {show(value)}")
-        return float(value)
-
-    def _share(self, key: str, default: float) -> float:
-        return self._number(key, default, 1, "a share from 0 to 1")
-
-    def _seconds(self, key: str, default: float) -> float:
-        return self._number(key, default, MOST_SECONDS, "a number of seconds")
-
-    def _mode(self, metric: str) -> Literal["min", "max"]:
-        value = self._get("mode", "min" if metric in DURATIONS else "max")
-        if value == "min":
-            return "min"
-        if value == "max":
-            return "max"
-        raise AutotuningError(f"autotuning.mode: expected min or max, got {show(value)}")
-
-    def _tuner(self) -> Literal["gridsearch", "random", "model_based"]:
-        value = self._get("tuner_type", "gridsearch")
-        if value in TUNERS:
-            return value  # type: ignore[return-value]
-        raise AutotuningError(
-            f"autotuning.tuner_type: expected one of {', '.join(TUNERS)}, got {show(value)}"
-        )
-
-    def _arg_mappings(self) -> tuple[tuple[str, str], ...]:
-        given = _mapping("autotuning.arg_mappings", self._get("arg_mappings", {}))
-        for key, option in given.items():
-            if not isinstance(option, str) or not option.strip() or not key.strip() or "\0" in option:
-                raise AutotuningError(
-                    f"autotuning.arg_mappings: expected an option of the script for {show(key)}, "
-                    f"got {show(option)}"
-                )
-        return tuple([(key.strip(), str(option).strip()) for key, option in given.items()])
-
-    def _model_info(self) -> Mapping[str, object] | None:
-        given = self._get("model_info", None)
-        if given is None:
-            return None
-        facts = _mapping("autotuning.model_info", given)
-        for key in COUNTS:
-            value = facts.get(key) or 0
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 <= value <= MOST_BYTES:  # type: ignore[operator]  # it is one
-                raise AutotuningError(
-                    f"autotuning.model_info.{key}: expected a number from 0 to {MOST_BYTES:.0e}, "
-                    f"got {show(value)}"
-                )
-        return facts
-
-    def _space(self) -> Mapping[str, tuple[object, ...]] | None:
-        given = self._get("space", None)
-        if given is None:
-            return None
-        space = {}
-        for key, values in _mapping("autotuning.space", given).items():
-            if not isinstance(values, list) or not values:
-                raise AutotuningError(
-                    f"autotuning.space: expected a list of values for {show(key)}, got {show(values)}"
-                )
-            if not all(key.split(".")) or key.split(".")[0] == AUTOTUNING:
-                raise AutotuningError(f"autotuning.space: {show(key)} is no key of the config")
-            space[key] = tuple(values)
-        if not space:
-            raise AutotuningError("autotuning.space is empty: name at least one key and its values")
-        for key in space:
-            inner = next((one for one in space if one.startswith(f"{key}.")), None)
-            if inner is not None:
-                raise AutotuningError(
-                    f"autotuning.space: {show(inner)} is a part of {show(key)}, leave one of them out"
-                )
-        return space
-
-    def _memory(self) -> int | None:
-        value = self._get("device_memory", None)
-        if value is None:
-            return None
-        size = parse_size(value) if isinstance(value, str) else value
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= MOST_BYTES:
-            raise AutotuningError(
-                f"autotuning.device_memory: expected bytes, or a number with K, M or G, got {show(value)}"
-            )
-        return size
+_READERS: dict[str, Callable[[str, object], Any]] = {
+    "fast": _flag,
+    "results_dir": _text,
+    "exps_dir": _text,
+    "overwrite": _flag,
+    "metric": _text,
+    "mode": partial(_word, ("min", "max"), "min or max"),
+    "start_profile_step": partial(_whole, 0),
+    "end_profile_step": partial(_whole, 0),
+    "tuner_type": partial(_word, TUNERS, f"one of {', '.join(TUNERS)}"),
+    "tuner_early_stopping": partial(_whole, 0),
+    "tuner_num_trials": partial(_whole, 1),
+    "arg_mappings": _arg_mappings,
+    "max_train_batch_size": _bound,
+    "min_train_batch_size": partial(_whole, 1),
+    "max_train_micro_batch_size_per_gpu": partial(_whole, 1),
+    "min_train_micro_batch_size_per_gpu": partial(_whole, 1),
+    "num_tuning_micro_batch_sizes": partial(_whole, 1),
+    "mp_size": partial(_whole, 1),
+    "model_info": _model_info,
+    "space": _space,
+    "seed": partial(_whole, 0),
+    "repeats": partial(_whole, 0),
+    "near": partial(_number, 1, "a share from 0 to 1"),
+    "exp_timeout_s": partial(_number, MOST_SECONDS, "a number of seconds"),
+    "device_memory": _memory,
+}

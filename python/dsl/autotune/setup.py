@@ -6,16 +6,16 @@ import os
 import sys
 
 from dsl._record import record
-from dsl.autotune.places import Slots
+from dsl.autotune.slots import SlotPool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.autotune.config import ConfigWord
+    from dsl.autotune.ds_config import ConfigWord
     from dsl.autotune.experiment import Resources
-    from dsl.autotune.places import Place
     from dsl.autotune.section import Section
+    from dsl.autotune.slots import SlotGroup
     from dsl.model.job import Host
 
 START = (
@@ -92,7 +92,7 @@ class Setup:
         """Whether an experiment is placed just as the user's own job would be."""
         return self.is_uniform and self.size.lanes == 1
 
-    def place_words(self, place: Place) -> tuple[str, ...]:
+    def place_words(self, place: SlotGroup) -> tuple[str, ...]:
         """The options that put a job at a place."""
         if self.is_whole:
             return (*self.resources, *self.address)
@@ -104,7 +104,7 @@ class Setup:
         """The options that place the user's own job, in the size that was tuned."""
         if self.is_uniform:
             return (*self.resources, *self.address, *self.port)
-        place = Slots(self.hosts, self.size.nodes, self.size.slots_per_node).take()
+        place = SlotPool(self.hosts, self.size.nodes, self.size.slots_per_node).take()
         assert place is not None  # there is one lane at least
         return (*self.place_words(place), *self.port)
 

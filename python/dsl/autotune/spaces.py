@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 
 from dsl._record import record
-from dsl.autotune.config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO, fingerprint
+from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO, fingerprint
 from dsl.autotune.names import dotted_name, full_name, space_name
 from dsl.autotune.section import AUTOTUNING, show
 from dsl.errors import AutotuningError

@@ -23,7 +23,7 @@ from dsl._record import record, replace
 from dsl.agent.agent import Agent
 from dsl.agent.once import Once
 from dsl.agent.policy import decide
-from dsl.autotune.order import GRACE_S, order_to_line
+from dsl.autotune.experiment import GRACE_S, order_to_line
 from dsl.errors import DslError
 from dsl.functions.signals import supervise
 from dsl.model.node import NodePlan, Route, WorkerPlan
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dsl.agent.agent import Listener
-    from dsl.autotune.order import Order
+    from dsl.autotune.experiment import Order
     from dsl.model.outcome import History, Membership
 
 MARGIN_S = 1.0
@@ -76,7 +76,7 @@ class _Stop:
     grace_s: float
 
 
-class _Leash:
+class Leash:
     """A channel of an experiment's agent: ends the experiment when its time is over, or on request."""
 
     def __init__(self, order: Order) -> None:
@@ -89,6 +89,7 @@ class _Leash:
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
+        """A descriptor that is readable when there is a request."""
         return self._read_fd
 
     def pull(self, *, at_once: bool) -> None:
@@ -133,6 +134,7 @@ class _Leash:
         return ()
 
     def close(self) -> None:
+        """Close its descriptors, when the agent has ended."""
         with self._lock:
             os.close(self._write_fd)
             self._write_fd = -1
@@ -178,7 +180,7 @@ class _Runner:
     """A command that runs experiments, with its time limit."""
 
     def __init__(self, order: Order) -> None:
-        self._leash = _Leash(order)
+        self._leash = Leash(order)
         self._process = _Process()
 
     def pause(self) -> None:
@@ -412,7 +414,7 @@ class Runners:
 
 
 def run_order(
-    order: Order, leash: _Leash, listeners: Sequence[Listener] = (), orders_fd: int | None = None
+    order: Order, leash: Leash, listeners: Sequence[Listener] = (), orders_fd: int | None = None
 ) -> tuple[int, str]:
     """Run a command to its end: its exit code, and why it could not be run.
 

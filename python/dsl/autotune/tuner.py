@@ -10,43 +10,29 @@ from shlex import join
 
 from dsl import __version__
 from dsl._record import replace
-from dsl.autotune.config import encode, experiment_words, fingerprint, without_tuning
-from dsl.autotune.folders import END, PATH_KEYS
-from dsl.autotune.order import Order
-from dsl.autotune.places import Slots
+from dsl.autotune.ds_config import encode, experiment_words, fingerprint, without_tuning
+from dsl.autotune.ending import Ending, judge
+from dsl.autotune.experiment import Order
 from dsl.autotune.section import AUTOTUNING
 from dsl.autotune.setup import START_EXPERIMENT, START_LANE, dsl_words
-from dsl.autotune.verdict import Ending, judge
+from dsl.autotune.slots import SlotPool
+from dsl.autotune.tuning_folders import END, PATH_KEYS
 from dsl.errors import AutotuningError
 from dsl.machine.ports import pick_free_port, port_is_free
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
-    from typing import Protocol, TypeAlias
+    from typing import TypeAlias
 
     from dsl.autotune.experiment import Experiment, Result, Summary
-    from dsl.autotune.folders import Folders
-    from dsl.autotune.places import Place
+    from dsl.autotune.progress import Progress
     from dsl.autotune.setup import Setup
+    from dsl.autotune.slots import SlotGroup
     from dsl.autotune.trials import Done, Runners
+    from dsl.autotune.tuning_folders import Folders
 
     Search: TypeAlias = Generator[tuple[Experiment, ...], Mapping[str, Result], Summary]
-
-    class Board(Protocol):
-        """Shows the progress of a tuning. Its methods must not raise."""
-
-        def began(self, experiment: Experiment, place: str) -> None:
-            """An experiment was started on these slots."""
-
-        def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
-            """An experiment has a result; ``is_reused``: the result is from an earlier tuning."""
-
-        def pause(self) -> None:
-            """Leave the terminal alone until `go_on`."""
-
-        def go_on(self) -> None:
-            """Use the terminal again."""
 
 
 PORTS = range(20000, 29000)
@@ -61,13 +47,13 @@ MEASURED = ("metric", "start_profile_step", "end_profile_step", "exp_timeout_s",
 class Tuner:
     """Runs the experiments of one search."""
 
-    def __init__(self, setup: Setup, folders: Folders, runners: Runners, board: Board) -> None:
+    def __init__(self, setup: Setup, folders: Folders, runners: Runners, progress: Progress) -> None:
         self._setup = setup
         self._folders = folders
         self._runners = runners
-        self._board = board
-        self._slots = Slots(setup.hosts, setup.size.nodes, setup.size.slots_per_node)
-        self._places: dict[str, tuple[Experiment, Place]] = {}
+        self._progress = progress
+        self._slots = SlotPool(setup.hosts, setup.size.nodes, setup.size.slots_per_node)
+        self._places: dict[str, tuple[Experiment, SlotGroup]] = {}
         self._ports: dict[str, int] = {}
         self._count = 0
         self._paused: set[str] = set()
@@ -105,7 +91,7 @@ class Tuner:
                 waiting.append(experiment)
             else:
                 results[experiment.name] = known
-                self._board.ended(experiment, known, is_reused=True)
+                self._progress.ended(experiment, known, is_reused=True)
         while waiting or self._runners.running:
             while waiting and not self.signals and (place := self._slots.take()) is not None:
                 self._start(waiting.popleft(), place)
@@ -122,7 +108,7 @@ class Tuner:
                     waiting.append(experiment)
                     continue
                 results[experiment.name] = result = self._judge(experiment, one)
-                self._board.ended(experiment, result, is_reused=False)
+                self._progress.ended(experiment, result, is_reused=False)
         for experiment in waiting:
             results[experiment.name] = judge(Ending(1, 0.0, None, stop="stopped"), ())
         return results
@@ -130,12 +116,12 @@ class Tuner:
     def _hear(self, number: int) -> None:
         """Handle a signal: Ctrl-Z pauses; the first of the others ends the experiments, the second kills."""
         if number == signal.SIGTSTP:
-            self._board.pause()
+            self._progress.pause()
             self._paused.update(self._places)
             for experiment, _ in self._places.values():
                 self._folders.distrust(experiment)
             self._runners.suspend()
-            self._board.go_on()
+            self._progress.go_on()
             return
         self._runners.stop(at_once=bool(self.signals))
         self.signals.append(number)
@@ -187,7 +173,7 @@ class Tuner:
         metric = self._setup.section.metric
         return (metric, "FLOPS_per_gpu", "FLOPS") if metric.upper() == "FLOPS" else (metric,)
 
-    def _start(self, experiment: Experiment, place: Place) -> None:
+    def _start(self, experiment: Experiment, place: SlotGroup) -> None:
         setup, folders = self._setup, self._folders
         folder = folders.folder(experiment)
         section = experiment.config.get(AUTOTUNING)
@@ -241,10 +227,10 @@ class Tuner:
             words=words,
         )
         self._places[experiment.name] = (experiment, place)
-        self._board.began(experiment, place.filter)
+        self._progress.began(experiment)
         self._runners.start(order, place.filter)
 
-    def _where(self, experiment: Experiment, place: Place) -> tuple[str, ...]:
+    def _where(self, experiment: Experiment, place: SlotGroup) -> tuple[str, ...]:
         """The options that give an experiment its slots and its port."""
         setup = self._setup
         words = setup.place_words(place)
@@ -267,7 +253,7 @@ class Tuner:
                 return port
         return pick_free_port()
 
-    def _environ(self, place: Place) -> Mapping[str, str]:
+    def _environ(self, place: SlotGroup) -> Mapping[str, str]:
         variable, names = self._setup.visible
         if not names or self._setup.is_whole:
             return self._setup.environ

@@ -26,7 +26,7 @@ from dsl import ForkServerLost, ForkServerReady, SignalReceived, Stopping
 from dsl._record import record, replace
 from dsl.agent.planner import Planner
 from dsl.agent.policy import decide
-from dsl.autotune.order import Order, order_of
+from dsl.autotune.experiment import Order, order_of
 from dsl.cli import deepspeed
 from dsl.cli.process import Crew, HeldSignals, run_guarded
 from dsl.errors import DslError, UnsupportedError

@@ -8,8 +8,7 @@ from shlex import join
 
 from dsl import _own_process
 from dsl._record import replace
-from dsl.autotune.board import Board
-from dsl.autotune.config import (
+from dsl.autotune.ds_config import (
     experiment_words,
     find_config,
     fingerprint,
@@ -17,15 +16,15 @@ from dsl.autotune.config import (
     resolve_auto,
     without_tuning,
 )
-from dsl.autotune.experiment import Resources
-from dsl.autotune.folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
-from dsl.autotune.order import GRACE_S
-from dsl.autotune.places import count_lanes
+from dsl.autotune.experiment import GRACE_S, Resources
+from dsl.autotune.progress import Progress
 from dsl.autotune.search import count_configs, search
 from dsl.autotune.section import find_slips, read_section
 from dsl.autotune.setup import START, Setup, digest_of, dsl_words
+from dsl.autotune.slots import count_lanes
 from dsl.autotune.trials import Runners
 from dsl.autotune.tuner import Tuner
+from dsl.autotune.tuning_folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.process import become, die_of_interrupt, fill_standard_streams
 from dsl.devices.accelerators import ACCELERATORS
@@ -94,19 +93,19 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
     tell, is_quiet = _teller(command, request.log_level)
     expected = count_configs(setup.section)
-    board = Board(tell, setup.section, folders.results, setup.size, expected, is_quiet=is_quiet)
+    progress = Progress(tell, setup.section, folders.results, setup.size, expected, is_quiet=is_quiet)
     try:
         if setup.section.overwrite and folders.is_finished():
             folders.empty()
         setup = _keep_memory(setup, config, folders)
         steps, batch = _begin(setup, config)
         folders.mark(is_finished=False)
-        summary, signals = _search(steps, batch, setup, folders, board)
+        summary, signals = _search(steps, batch, setup, folders, progress)
         words = _optimal(setup, summary.best, folders)
         folders.mark(is_finished=not signals)
-        board.finish(summary)
+        progress.finish(summary)
     finally:
-        board.close()
+        progress.pause()
         folders.close()
     if signals:
         again = join((command.name, *option_words(options), *dsl_words((), setup.script, setup.args)))
@@ -310,11 +309,11 @@ def _keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) -
 
 
 def _search(
-    steps: Search, batch: Sequence[Experiment], setup: Setup, folders: Folders, board: Board
+    steps: Search, batch: Sequence[Experiment], setup: Setup, folders: Folders, progress: Progress
 ) -> tuple[Summary, list[int]]:
     """The result of the search, and the signals that have ended it."""
     runners = Runners()
-    tuner = Tuner(setup, folders, runners, board)
+    tuner = Tuner(setup, folders, runners, progress)
     try:
         with _Signals(runners):
             summary = tuner.run(steps, batch)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.searching import ONE, OOM, PROFILE, STOPPED, crash, ok, play, size_of, up_to
 
 from dsl._record import replace
-from dsl.autotune.config import fingerprint, without_tuning
+from dsl.autotune.ds_config import fingerprint, without_tuning
 from dsl.autotune.experiment import Experiment, Resources, Result
 from dsl.autotune.search import count_configs
 from dsl.autotune.section import read_section
@@ -241,7 +241,7 @@ def test_near_ties_are_run_again_named_and_bounded() -> None:
         ("key=e", 96, 96.5, 2),
         ("key=a", 90, 100, 2),
     ]
-    assert [(space.name, space.trials) for space in summary.spaces] == [("space", 5)], "a config counts once"
+    assert [(space.name, space.configs) for space in summary.spaces] == [("space", 5)], "a config counts once"
     clear = play(user, lambda one: ok(throughput=2.0 ** "abcde".index(str(one.config["key"]))))
     assert (len(clear.ran), clear.summary.ties) == (5, ())
 
@@ -315,7 +315,7 @@ def test_early_stopping_and_the_most_trials_end_a_full_space(tuner: str) -> None
                 lambda one: up_to(8)(one) if one.space != "z1" else grows(one),
             )
             .summary.spaces[-1]
-            .trials
+            .configs
         )
 
     assert tried(tuner_num_trials=4) == 4

@@ -14,7 +14,7 @@ from kit.waiting import until
 
 from dsl._record import record, replace
 from dsl.autotune import trials
-from dsl.autotune.order import Order
+from dsl.autotune.experiment import Order
 from dsl.autotune.trials import Runners
 
 if TYPE_CHECKING:
@@ -118,10 +118,9 @@ def test_a_lane_that_has_ended_while_it_was_idle_gets_no_order(runners: Runners,
     lane = started(runners, lanes)
     lane.answer(code=0, stop="")
     assert ended(runners) == [("a", 0, "")]
-    own = runners._lanes["slot"]
+    (thread,) = [one for one in threading.enumerate() if one.name == "lane of a"]
     lane.is_over.set()
-    own._thread.join(TIMEOUT_S)
-    assert not own.give(replace(ORDER, name="b"))
+    thread.join(TIMEOUT_S)
     again = started(runners, lanes, replace(ORDER, name="b"), 2)
     again.answer(code=0, stop="")
     assert ended(runners) == [("b", 0, "")]
@@ -175,7 +174,7 @@ def test_signals_are_heard_without_a_wait_and_an_end_beside_them_is_not_lost(
 
 @pytest.mark.parametrize("limit_s", [20.0, 0.0])
 def test_the_time_of_an_experiment_stands_still_while_it_is_stopped(limit_s: float) -> None:
-    leash = trials._Leash(replace(ORDER, limit_s=limit_s))
+    leash = trials.Leash(replace(ORDER, limit_s=limit_s))
     deadlines = [leash.deadline_s]
     leash.pause()
     deadlines.append(leash.deadline_s)

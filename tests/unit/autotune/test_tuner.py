@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dsl._record import replace
-from dsl.autotune.config import find_config
-from dsl.autotune.experiment import Experiment, Resources, Result, Summary
-from dsl.autotune.folders import Folders
-from dsl.autotune.order import Order
+from dsl.autotune.ds_config import find_config
+from dsl.autotune.experiment import Experiment, Order, Resources, Result, Summary
 from dsl.autotune.section import Section
 from dsl.autotune.setup import Setup
 from dsl.autotune.trials import Done
 from dsl.autotune.tuner import Tuner
+from dsl.autotune.tuning_folders import Folders
 from dsl.model.job import Host
 
 if TYPE_CHECKING:
@@ -71,14 +70,14 @@ class FakeRunners:
         self.suspensions += 1
 
 
-class Board:
+class Progress:
     """Hears which experiments were known."""
 
     def __init__(self) -> None:
         self.reused: list[str] = []
         self.pauses: list[bool] = []
 
-    def began(self, experiment: Experiment, place: str) -> None:
+    def began(self, experiment: Experiment) -> None:
         pass
 
     def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
@@ -142,12 +141,12 @@ def folders(tmp_path: Path) -> Iterator[Folders]:
 
 def tuned(
     folders: Folders, setup: Setup, runners: FakeRunners, count: int = 4
-) -> tuple[dict[str, Result], Board]:
+) -> tuple[dict[str, Result], Progress]:
     seen: dict[str, Result] = {}
-    board = Board()
+    progress = Progress()
     steps = one_batch(experiments(count), seen)
-    Tuner(setup, folders, runners, board).run(steps, next(steps))  # type: ignore[arg-type]
-    return seen, board
+    Tuner(setup, folders, runners, progress).run(steps, next(steps))  # type: ignore[arg-type]
+    return seen, progress
 
 
 def options(order: Order) -> list[str]:
@@ -188,9 +187,9 @@ def test_on_other_hosts_the_first_of_an_experiment_chooses_the_port(folders: Fol
 
 
 def setup_place(*hosts: Host) -> Any:
-    from dsl.autotune.places import Place
+    from dsl.autotune.slots import SlotGroup
 
-    return Place(hosts)
+    return SlotGroup(hosts)
 
 
 def test_devices_with_names_are_shown_by_their_names(folders: Folders) -> None:
@@ -228,9 +227,9 @@ def test_an_experiment_that_takes_everything_has_the_words_of_the_user(folders: 
 def test_what_is_known_counts_for_the_same_content_alone(folders: Folders, change: dict[str, Any]) -> None:
     tuned(folders, a_setup(), FakeRunners())
     runners = FakeRunners()
-    _, board = tuned(folders, a_setup(**change), runners)
+    _, progress = tuned(folders, a_setup(**change), runners)
     is_same = not {"trial_options", "args", "script_digest", "device", "size"} & set(change)
-    assert len(board.reused) == (4 if is_same else 0)
+    assert len(progress.reused) == (4 if is_same else 0)
     assert len(runners.orders) == (0 if is_same else 4)
 
 
@@ -266,8 +265,8 @@ def test_a_signal_stops_what_runs_and_a_second_one_kills_it(folders: Folders) ->
     assert len(runners.orders) == 4
     again = FakeRunners()
     # They had written their metrics, and count as ended, as after any end of the tuner.
-    _, board = tuned(folders, a_setup(), again, 6)
-    assert (len(board.reused), len(again.orders)) == (4, 2)
+    _, progress = tuned(folders, a_setup(), again, 6)
+    assert (len(progress.reused), len(again.orders)) == (4, 2)
 
 
 def test_a_signal_ends_a_tuning_of_which_everything_is_known(folders: Folders) -> None:
@@ -276,7 +275,7 @@ def test_a_signal_ends_a_tuning_of_which_everything_is_known(folders: Folders) -
     runners = FakeRunners()
     runners.bell = [15]
     steps = one_batch(experiments(4), {})
-    tuner = Tuner(a_setup(), folders, runners, Board())  # type: ignore[arg-type]
+    tuner = Tuner(a_setup(), folders, runners, Progress())  # type: ignore[arg-type]
     tuner.run(steps, next(steps))
     assert (tuner.signals, runners.orders) == ([15], [])
 
@@ -292,8 +291,8 @@ def test_nothing_is_started_after_a_signal_that_came_while_nobody_waited(folders
 def test_what_stood_still_is_run_again_and_nothing_else_changes(folders: Folders) -> None:
     runners = FakeRunners()
     runners.signals = [[signal.SIGTSTP]]
-    seen, board = tuned(folders, a_setup(), runners, 6)
-    assert (runners.suspensions, board.pauses) == (1, [True, False])
+    seen, progress = tuned(folders, a_setup(), runners, 6)
+    assert (runners.suspensions, progress.pauses) == (1, [True, False])
     # Four ran then; they are run once more, behind the others.
     assert [config_of(order)["n"] for order in runners.orders] == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]
     assert {result.outcome for result in seen.values()} == {"ok"}
@@ -308,7 +307,7 @@ def test_what_fails_after_it_stood_still_is_run_again_once(folders: Folders, kin
     runners.codes = [134, 134, 0]
     seen: dict[str, Result] = {}
     steps = one_batch((replace(experiments(1)[0], kind=kind),), seen)
-    Tuner(a_setup(), folders, runners, Board()).run(steps, next(steps))  # type: ignore[arg-type]
+    Tuner(a_setup(), folders, runners, Progress()).run(steps, next(steps))  # type: ignore[arg-type]
     assert ([result.outcome for result in seen.values()], len(runners.orders)) == (["crash"], 2)
 
 
@@ -317,7 +316,7 @@ def test_a_profile_that_stood_still_has_told_what_it_has_to(folders: Folders) ->
     runners.signals = [[signal.SIGTSTP]]
     seen: dict[str, Result] = {}
     steps = one_batch((replace(experiments(1)[0], kind="profile"),), seen)
-    Tuner(a_setup(), folders, runners, Board()).run(steps, next(steps))  # type: ignore[arg-type]
+    Tuner(a_setup(), folders, runners, Progress()).run(steps, next(steps))  # type: ignore[arg-type]
     assert ([result.outcome for result in seen.values()], len(runners.orders)) == (["ok"], 1)
 
 
@@ -328,5 +327,5 @@ def test_what_stood_still_and_cannot_be_run_again_is_not_known(folders: Folders)
     seen, _ = tuned(folders, a_setup(), runners)
     assert {result.outcome for result in seen.values()} == {"stopped"}
     again = FakeRunners()
-    _, board = tuned(folders, a_setup(), again)
-    assert (board.reused, len(again.orders)) == ([], 4), "nor by the next command"
+    _, progress = tuned(folders, a_setup(), again)
+    assert (progress.reused, len(again.orders)) == ([], 4), "nor by the next command"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dsl.autotune.order import Order, order_to_line
+from dsl.autotune.experiment import Order, order_to_line
 from dsl.cli.lane import Orders
 
 if TYPE_CHECKING:

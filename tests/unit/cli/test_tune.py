@@ -14,7 +14,7 @@ from tests.unit.cli.test_requests import BOTH, DEEPSPEED
 
 from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Summary
-from dsl.autotune.folders import Folders
+from dsl.autotune.tuning_folders import Folders
 from dsl.cli import deepspeed
 from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.cli.tune import _device, _keep_memory, _memory, _optimal, _search, option_words, set_up

@@ -51,7 +51,7 @@ OWN_FUNCTIONS = {
     # Arguments of scripts.
     ("elasticity/sizes.py", ""),
     *(("autotune/setup.py", ""), ("autotune/tuner.py", "")),
-    *(("autotune/config.py", name) for name in ("", "find_config", "_may_be")),
+    *(("autotune/ds_config.py", name) for name in ("", "find_config")),
     # A conflict of options names those that were given.
     ("binding/placement.py", "_refuse_two_bindings"),
 }

@@ -14,8 +14,8 @@ import pytest
 
 from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Result
-from dsl.autotune.files import MARKER, MOST_BYTES
-from dsl.autotune.folders import Folders
+from dsl.autotune.safe_folder import MARKER, MOST_BYTES
+from dsl.autotune.tuning_folders import Folders
 from dsl.errors import AutotuningError
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def test_emptying_that_is_interrupted_leaves_no_half_of_an_experiment(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dsl.autotune.files.rmtree", interrupted)
+        patched.setattr("dsl.autotune.safe_folder.rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             folders.empty()
     assert folders.load(experiment(), "f") is None

@@ -1,4 +1,4 @@
-"""Slots for experiments: the numbers are those of DeepSpeed's tuner, the slots are the real ones."""
+"""SlotPool for experiments: the numbers are those of DeepSpeed's tuner, the slots are the real ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.autotune.places import Place, Slots, count_lanes
+from dsl.autotune.slots import SlotGroup, SlotPool, count_lanes
 from dsl.model.job import Host
 
 
@@ -33,19 +33,19 @@ def test_as_many_experiments_run_as_there_is_room_for(
 
 
 def test_an_experiment_gets_the_real_slots_of_a_filter() -> None:
-    slots = Slots(hosts(w0=(2, 5), w2=(4, 7)), 2, 1)
+    slots = SlotPool(hosts(w0=(2, 5), w2=(4, 7)), 2, 1)
     first, second = slots.take(), slots.take()
     assert [one and one.filter for one in (first, second)] == ["w0:2@w2:4", "w0:5@w2:7"]
     assert slots.take() is None
 
 
 def test_what_an_experiment_gives_back_another_one_takes() -> None:
-    slots = Slots(hosts(a=(3, 1)), 1, 1)
+    slots = SlotPool(hosts(a=(3, 1)), 1, 1)
     first, second = slots.take(), slots.take()
     assert first is not None
     assert second is not None
     slots.give_back(first)
-    assert slots.take() == Place((Host("a", (3,)),))
+    assert slots.take() == SlotGroup((Host("a", (3,)),))
 
 
 @given(
@@ -56,8 +56,8 @@ def test_what_an_experiment_gives_back_another_one_takes() -> None:
 )
 def test_no_slot_is_ever_given_to_two(sizes: list[int], nodes: int, each: int, random: object) -> None:
     pool = [Host(f"h{index}", tuple(range(10, 10 + size))) for index, size in enumerate(sizes)]
-    slots = Slots(pool, nodes, each)
-    held: list[Place] = []
+    slots = SlotPool(pool, nodes, each)
+    held: list[SlotGroup] = []
     for _ in range(30):
         if held and random.random() < 0.4:  # type: ignore[attr-defined]
             slots.give_back(held.pop(random.randrange(len(held))))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Where experiments run: slots of the active hosts, each given to one experiment at a time."""
+"""The slots of the active hosts, each given to one experiment at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Place:
+class SlotGroup:
     """The slots of one experiment."""
 
     hosts: tuple[Host, ...]
@@ -23,7 +23,7 @@ class Place:
         return "@".join([f"{host.name}:{','.join(map(str, host.slots))}" for host in self.hosts])
 
 
-class Slots:
+class SlotPool:
     """All slots. An experiment takes ``slots_per_node`` of each of ``nodes`` hosts."""
 
     def __init__(self, hosts: Sequence[Host], nodes: int, slots_per_node: int) -> None:
@@ -33,7 +33,7 @@ class Slots:
         self._order = {host.name: host.slots for host in hosts}
         self._free = {host.name: list(host.slots) for host in hosts}
 
-    def take(self) -> Place | None:
+    def take(self) -> SlotGroup | None:
         """Take slots for another experiment; None if too few are free.
 
         Hosts with the most room come first, so that as many experiments as possible fit.
@@ -47,18 +47,18 @@ class Slots:
         for name in sorted(chosen, key=self._names.index):
             hosts.append(Host(name, tuple(self._free[name][:count])))
             del self._free[name][:count]
-        return Place(tuple(hosts))
+        return SlotGroup(tuple(hosts))
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, group: SlotGroup) -> None:
         """Free the slots of an experiment that has ended."""
-        for host in place.hosts:
+        for host in group.hosts:
             free = {*self._free[host.name], *host.slots}
             self._free[host.name] = [slot for slot in self._order[host.name] if slot in free]
 
 
 def count_lanes(hosts: Sequence[Host], nodes: int, slots_per_node: int) -> int:
     """How many experiments of this size fit side by side."""
-    slots = Slots(hosts, nodes, slots_per_node)
+    slots = SlotPool(hosts, nodes, slots_per_node)
     lanes = 0
     while slots.take() is not None:
         lanes += 1

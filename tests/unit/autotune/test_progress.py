@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.summaries import make_summary, make_trial
 
-from dsl.autotune import board as module
-from dsl.autotune.board import Board
 from dsl.autotune.experiment import Resources
-from dsl.autotune.files import Folder
+from dsl.autotune.progress import Progress
+from dsl.autotune.safe_folder import Folder
 from dsl.autotune.section import Section
 
 if TYPE_CHECKING:
@@ -24,22 +23,19 @@ SIZE = Resources(1, 2, 1, None)
 
 
 class Told:
-    """A board without a terminal, and what it has said."""
+    """A progress without a terminal, and what it has said."""
 
     def __init__(self, folder: Path, **section: Any) -> None:
         self.lines: list[str] = []
-        self.board = Board(self.lines.append, Section(**section), Folder(str(folder)), SIZE)
+        self.progress = Progress(
+            self.lines.append, Section(**section), Folder(str(folder)), SIZE, is_quiet=True
+        )
 
     def run(self, *trials: Trial, is_reused: bool = False) -> list[str]:
         for one in trials:
-            self.board.began(one.experiment, "here:0")
-            self.board.ended(one.experiment, one.result, is_reused=is_reused)
+            self.progress.began(one.experiment)
+            self.progress.ended(one.experiment, one.result, is_reused=is_reused)
         return self.lines
-
-
-@pytest.fixture(autouse=True)
-def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module._Bar, "open", staticmethod(lambda _: None))
 
 
 def test_a_line_for_each_experiment_with_the_best_so_far(tmp_path: Path) -> None:
@@ -82,7 +78,7 @@ def test_what_is_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     told = Told(tmp_path)
     told.run(trials[0], is_reused=True)
     told.run(trials[1])
-    told.board.finish(make_summary(trials, notes=("stage 3 is left out",)))
+    told.progress.finish(make_summary(trials, notes=("stage 3 is left out",)))
     text = (tmp_path / "summary.txt").read_text()
     assert capsys.readouterr().out == text.partition("\n\n")[0] + "\n"
     found = json.loads((tmp_path / "summary.json").read_text())
@@ -99,7 +95,7 @@ def test_what_is_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_closed_stdout_costs_nothing_but_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(tmp_path)
     monkeypatch.setattr("sys.stdout", None)  # as Python has it where it was closed before the start
-    told.board.finish(make_summary([make_trial("z0_gas1_tmbspg1", 5.0)]))
+    told.progress.finish(make_summary([make_trial("z0_gas1_tmbspg1", 5.0)]))
     assert (tmp_path / "summary.txt").exists()
 
 
@@ -111,7 +107,7 @@ def test_without_matplotlib_a_line_says_so_before_the_search(
     assert told.lines == [
         "warning: matplotlib is not installed, so there will be no plot: pip install matplotlib"
     ]
-    told.board.finish(make_summary([]))
+    told.progress.finish(make_summary([]))
     assert told.lines[1:] == ["all stages are tried", f"summary.txt, summary.json in {tmp_path}"]
 
 
@@ -121,10 +117,10 @@ def test_what_cannot_be_written_is_said_and_the_rest_is_written(
     def broken(_picture: object) -> bytes:
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr(module, "draw", broken)
+    monkeypatch.setattr("dsl.autotune.progress.draw", broken)
     (tmp_path / "summary.json.new").mkdir()
     told = Told(tmp_path)
-    told.board.finish(make_summary([]))
+    told.progress.finish(make_summary([]))
     assert told.lines[1:] == [
         f"warning: cannot write {tmp_path}/summary.json: Is a directory",
         f"warning: {tmp_path}/summary.png was not made: RuntimeError: no fonts",

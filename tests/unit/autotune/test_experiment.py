@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from dsl._record import replace
-from dsl.autotune.order import Order, order_of, order_to_line
+from dsl.autotune.experiment import Order, order_of, order_to_line
 
 ORDER = Order(
     name="z1_tmbspg2",

@@ -1,21 +1,51 @@
-"""Model-based search: a tree-structured Parzen estimator (optuna's) chooses the points to run."""
+"""Choose the order in which the points of a space are tried. A sampler proposes each point at most once."""
 
 from __future__ import annotations
 
+from dsl.autotune.ds_config import fingerprint
 from dsl.errors import AutotuningError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
 
     from dsl.autotune.section import Section
     from dsl.autotune.spaces import Axis, Grid, Point
 
+    class Sampler(Protocol):
+        """Proposes points and learns how they did."""
+
+        def propose(self, count: int) -> list[Point]:
+            """The next points, at most ``count``, all new; empty if no point is left."""
+
+        def learn(self, point: Point, value: float | None) -> None:
+            """Take the metric of a point; None: it failed."""
+
+
 _ASKS = 8
+"""How often the model is asked for a point that is untried, before the nearest one is taken."""
+
+
+class InOrder:
+    """Goes through a list of points, and learns nothing: grid search and random search."""
+
+    def __init__(self, points: list[Point]) -> None:
+        self._points = points
+
+    def propose(self, count: int) -> list[Point]:
+        """The next points of the list."""
+        batch, self._points = self._points[:count], self._points[count:]
+        return batch
+
+    def learn(self, point: Point, value: float | None) -> None:
+        """Do nothing: the order is fixed."""
 
 
 class ModelBased:
-    """Proposes the points that the model finds promising, or the nearest points that are untried."""
+    """Proposes the points that a model finds promising, or the nearest points that are untried.
+
+    The model is a tree-structured Parzen estimator (optuna's).
+    """
 
     def __init__(self, grid: Grid, section: Section) -> None:
         """Set up the model of a space.
@@ -73,6 +103,21 @@ class ModelBased:
         if _is_ordered(axis):
             return self._optuna.distributions.IntDistribution(0, places[-1])
         return self._optuna.distributions.CategoricalDistribution(list(places))
+
+
+def make_sampler(grid: Grid, section: Section) -> Sampler:
+    """The sampler that the section asks for.
+
+    Raises:
+        AutotuningError: it needs a package that is not installed.
+    """
+    points = list(grid.points)
+    if section.tuner_type == "model_based":
+        return ModelBased(grid, section)
+    if section.tuner_type == "random":
+        # Sorted by a hash: the same order with every version of Python, which replaying a search needs.
+        points.sort(key=lambda point: fingerprint(section.seed, point.config))
+    return InOrder(points)
 
 
 def _is_ordered(axis: Axis) -> bool:

@@ -7,7 +7,7 @@ from base64 import urlsafe_b64decode
 
 import pytest
 
-from dsl.autotune.config import (
+from dsl.autotune.ds_config import (
     ConfigWord,
     encode,
     experiment_words,

@@ -1,15 +1,14 @@
-"""Shows a tuning to the user: its progress while it runs, tables and a plot when it has ended."""
+"""Shows a tuning to the user: a bar or lines while it runs, a table and a plot when it has ended."""
 
 from __future__ import annotations
 
 import os
 import time
 
-from dsl.autotune.digest import summary_json
-from dsl.autotune.files import SUMMARIES
-from dsl.autotune.plot import can_draw, draw, make_picture
+from dsl.autotune.plot import can_draw, draw
+from dsl.autotune.safe_folder import SUMMARIES
 from dsl.autotune.section import read_metric
-from dsl.autotune.table import duration, summary_table, summary_text
+from dsl.autotune.summary import duration, summary_json, summary_table, summary_text
 from dsl.errors import DslError
 from dsl.printable import printable
 from dsl.report.speak import write
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dsl.autotune.experiment import Experiment, Resources, Result, Summary
-    from dsl.autotune.files import Folder
+    from dsl.autotune.safe_folder import Folder
     from dsl.autotune.section import Section
 
 SHOWN_RUNNING = 2
 """Experiments that the bar names; it only counts the others."""
 
 
-class Board:
-    """Shows how a tuning goes: a bar on a terminal, else a line for each experiment."""
+class Progress:
+    """Shows how a tuning goes: a bar on a terminal, else a line for each experiment. It never raises."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class Board:
         self._results = results
         self._size = size
         self._started_s = time.monotonic()
-        self._running: dict[str, str] = {}
+        self._running: list[str] = []
         self._reused: set[str] = set()
         self._expected = expected
         self._count = self._repeats = self._fresh = 0
@@ -58,47 +57,50 @@ class Board:
         self._draws = can_draw()
         if not self._draws:
             say("warning: matplotlib is not installed, so there will be no plot: pip install matplotlib")
-        self._bar = None if is_quiet else _Bar.open(expected)
+        self._bar = None if is_quiet else _make_bar(expected, self._left)
+        self.go_on()
 
-    def began(self, experiment: Experiment, place: str) -> None:
-        """An experiment was started on these slots."""
-        self._running[experiment.name] = place
+    def began(self, experiment: Experiment) -> None:
+        """An experiment was started."""
+        self._running.append(experiment.name)
         self._show()
 
     def ended(self, experiment: Experiment, result: Result, *, is_reused: bool) -> None:
         """An experiment has a result; ``is_reused``: the result is from an earlier tuning."""
-        self._running.pop(experiment.name, None)
+        if experiment.name in self._running:
+            self._running.remove(experiment.name)
         is_run = experiment.kind == "run"
         self._count += is_run and not experiment.repeat
         self._repeats += is_run and experiment.repeat > 0
-        if is_reused:
-            self._reused.add(experiment.name)
-        elif self._expected is not None and not experiment.repeat:
-            self._fresh += 1
-            self._left.estimate(self._fresh, self._expected - self._count)
         line = self._line(experiment, result)
         if is_reused:
+            self._reused.add(experiment.name)
             line += ", known from before"
             line += "" if result.outcome == "ok" else ": remove its folder to run it again"
+        elif self._expected is not None and not experiment.repeat:
+            self._fresh += 1
+            now_s = time.monotonic()
+            left = self._expected - self._count
+            self._left.ends_s = now_s + (now_s - self._started_s) * left / self._fresh
         if self._bar is None:
             self._say(line)
         else:
-            self._bar.tell(line)
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._show()
 
     def finish(self, summary: Summary) -> None:
         """Show what the search has found and write its files. Warn if a file cannot be written."""
-        self.close()
+        self.pause()
         elapsed_s = time.monotonic() - self._started_s
         for note in summary.notes:
             self._say(note)
         self._say(summary.ended)
         section, size, reused = self._section, self._size, self._reused
-        table, digest, plot = SUMMARIES
+        table, data, plot = SUMMARIES
         makers: dict[str, Callable[[], str | bytes]] = {
             table: lambda: summary_text(summary, elapsed_s),
-            digest: lambda: summary_json(summary, section, size, elapsed_s, reused),
-            **({plot: lambda: draw(make_picture(summary))} if self._draws else {}),
+            data: lambda: summary_json(summary, section, size, elapsed_s, reused),
+            **({plot: lambda: draw(summary)} if self._draws else {}),
         }
         written = [name for name, make in makers.items() if self._write(name, make)]
         _print(f"{summary_table(summary)}\n")
@@ -106,52 +108,42 @@ class Board:
             self._say(f"{', '.join(written)} in {self._results.path}")
 
     def pause(self) -> None:
-        """Take the bar away and give the cursor back, until `go_on`."""
+        """Take the bar away and give the cursor back, until `go_on` or for good."""
         if self._bar is not None:
-            self._bar.close()
+            self._bar.stop()
 
     def go_on(self) -> None:
         """Show the bar again."""
         if self._bar is not None:
-            self._bar.open_again()
-
-    def close(self) -> None:
-        """End the bar, however the tuning has ended."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+            self._bar.start()
 
     def _line(self, experiment: Experiment, result: Result) -> str:
-        name, metric = experiment.name, self._section.metric
+        name, section = experiment.name, self._section
         if result.outcome != "ok":
             return printable(f"{name}: {result.outcome}{f', {result.reason}' if result.reason else ''}")
-        value = read_metric(self._section, result.metrics)
+        value = read_metric(section, result.metrics)
         if experiment.kind == "profile" or value is None:
             return f"{name}: done"
-        if self._best is None or self._is_better(value, self._best[1]):
+        best = None if self._best is None else self._best[1]
+        is_best = best is None or (value < best if section.mode == "min" else value > best)
+        if is_best:
             self._best = (name, value)
-            return f"{name}: {metric} {value:g}, the best so far"
-        return f"{name}: {metric} {value:g}"
-
-    def _is_better(self, value: float, other: float) -> bool:
-        return value < other if self._section.mode == "min" else value > other
+        return f"{name}: {section.metric} {value:g}{', the best so far' if is_best else ''}"
 
     def _show(self) -> None:
         if self._bar is None:
             return
-        names = list(self._running)
-        running = ", ".join(names[:SHOWN_RUNNING])
-        if len(names) > SHOWN_RUNNING:
-            running += f" and {len(names) - SHOWN_RUNNING} more"
-        best = "none yet"
-        if self._best is not None:
-            best = f"{self._best[0]} {self._section.metric} {self._best[1]:g}"
+        runs = ", ".join(self._running[:SHOWN_RUNNING]) or "nothing"
+        if len(self._running) > SHOWN_RUNNING:
+            runs += f" and {len(self._running) - SHOWN_RUNNING} more"
+        best = f"{self._best[0]} {self._section.metric} {self._best[1]:g}" if self._best else "none yet"
         if self._expected is None:
             done = f"{self._count + self._repeats} done"
         else:
             done = f"{self._count} of {self._expected} done"
             done += f", {self._repeats} again" if self._repeats else ""
-        self._bar.show(self._count, done=done, left=self._left, best=best, runs=running or "nothing")
+        text = f"best: {best}; runs: {runs}"
+        self._bar.update(self._bar.task_ids[0], completed=self._count, done=done, text=text)
 
     def _write(self, name: str, make: Callable[[], str | bytes]) -> bool:
         """Write a file; returns whether that worked."""
@@ -166,72 +158,44 @@ class Board:
         return False
 
 
-class _Bar:
-    """A bar on the terminal's last line."""
+def _make_bar(expected: int | None, left: _Left) -> Any:
+    """A bar for the last line; None if rich is missing, or stderr is no terminal that can redraw a line."""
+    if not os.isatty(2):
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    from rich import progress
 
-    @staticmethod
-    def open(expected: int | None) -> _Bar | None:
-        """A new bar; None if stderr is no terminal that can redraw a line, or rich is not installed."""
-        if not os.isatty(2):
-            return None
-        try:
-            from rich.console import Console
-        except ImportError:
-            return None
-        console = Console(file=_Stderr(), force_terminal=True)  # type: ignore[arg-type]  # it needs no more
-        return None if console.is_dumb_terminal else _Bar(console, expected)
+    console = Console(file=_Stderr(), force_terminal=True)  # type: ignore[arg-type]  # it needs no more
+    if console.is_dumb_terminal:
+        return None
 
-    def __init__(self, console: Any, expected: int | None) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        # The names come from the user: nothing in them is markup.
-        columns = [
-            *(TextColumn("tuning", markup=False), BarColumn(bar_width=20)),
-            TextColumn("{task.fields[done]}", markup=False),
-            TimeElapsedColumn(),
-            TextColumn(
-                "{task.fields[left]}best: {task.fields[best]}; runs: {task.fields[runs]}", markup=False
-            ),
-        ]
-        self._progress = Progress(
-            *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
-        self._task = self._progress.add_task(
-            "", total=expected, done="0 done", left="", best="none yet", runs="nothing"
-        )
-        self._progress.start()
-
-    def show(self, count: int, **beside: Any) -> None:
-        """Update the bar and the texts beside it."""
-        self._progress.update(self._task, completed=count, **beside)
-
-    def tell(self, line: str) -> None:
-        """Print a line above the bar."""
-        self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def open_again(self) -> None:
-        """Show the bar again after `close`."""
-        self._progress.start()
-
-    def close(self) -> None:
-        """Take the bar away and give the cursor back."""
-        self._progress.stop()
+    # The names come from the user: nothing in them is markup.
+    bar = progress.Progress(
+        progress.TextColumn("tuning", markup=False),
+        progress.BarColumn(bar_width=20),
+        progress.TextColumn("{task.fields[done]}", markup=False),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.fields[left]}{task.fields[text]}", markup=False),
+        console=console,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    bar.add_task("", total=expected, done="0 done", left=left, text="best: none yet; runs: nothing")
+    return bar
 
 
 class _Left:
     """The remaining time of a tuning, as text; it shrinks while an experiment runs."""
 
-    def __init__(self) -> None:
-        self._began_s = time.monotonic()
-        self._ends_s = 0.0
-
-    def estimate(self, done: int, left: int) -> None:
-        """Estimate it from the experiments that this command has run."""
-        now_s = time.monotonic()
-        self._ends_s = now_s + (now_s - self._began_s) * left / done
+    ends_s = 0.0
+    """Estimated `time.monotonic` at the end."""
 
     def __str__(self) -> str:
-        left_s = self._ends_s - time.monotonic()
+        left_s = self.ends_s - time.monotonic()
         return f"{duration(round(left_s)).partition('.')[0]} left; " if left_s > 0 else ""
 
 

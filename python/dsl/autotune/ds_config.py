@@ -13,7 +13,7 @@ from dsl.lists import parse_number, quote, shorten
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dsl.autotune.section import Section
 
@@ -55,17 +55,10 @@ def find_config(words: Sequence[str]) -> ConfigWord:
         AutotuningError: there is no config.
     """
     for option, is_encoded in _OPTIONS:
-        found = None
-        for place, word in enumerate(words):
-            if word == option and place + 1 < len(words):
-                found = ConfigWord(option, place + 1, words[place + 1], is_encoded)
-            elif word.startswith(f"{option}="):
-                found = ConfigWord(option, place, word[len(option) + 1 :], is_encoded)
+        for place, path in list(_values(words, option))[-1:]:
             # `--deepspeed` alone is a switch: the next word is its value only if it looks like a config.
-            if found and found.place in (place, place + 1) and not _may_be(found):
-                found = None
-        if found:
-            return found
+            if option == "--deepspeed_config" or ".json" in path:
+                return ConfigWord(option, place, path, is_encoded)
     raise AutotuningError(
         "autotuning needs the config of the script: give --deepspeed_config FILE, --deepspeed FILE.json "
         "or --config FILE.json behind the script"
@@ -109,8 +102,8 @@ def resolve_auto(config: Mapping[str, object], section: Section, words: Sequence
     resolved = dict(config)
     for key, asks in ((MICRO_BATCH, (AUTO, None)), (ACCUMULATION, (AUTO,))):
         if key in options and resolved.get(key) in asks:
-            number = parse_number(_value_of(words, options[key]) or "")
-            if number:
+            _, value = ((0, ""), *_values(words, options[key]))[-1]
+            if number := parse_number(value):
                 resolved[key] = number
     return resolved
 
@@ -128,13 +121,14 @@ def experiment_words(
         section: its ``arg_mappings`` name the options that repeat values of the config.
     """
     own = list(words)
-    value = encode(config) if place.is_encoded else path
-    is_joined = own[place.place].startswith(f"{place.option}=")
-    own[place.place] = f"{place.option}={value}" if is_joined else value
+    _put(own, place.option, place.place, encode(config) if place.is_encoded else path)
     for key, option in section.arg_mappings:
         mapped = look_up(config, key)
         if isinstance(mapped, str | int | float) and mapped != AUTO:
-            own = _with_value(own, option, str(mapped))
+            found = list(_values(own, option))
+            own += [] if found else [option, ""]
+            for at, _ in found or [(len(own) - 1, "")]:
+                _put(own, option, at, str(mapped))
     return tuple(own)
 
 
@@ -176,30 +170,17 @@ def look_up(config: Mapping[str, object], key: str) -> object:
     return None
 
 
-def _may_be(found: ConfigWord) -> bool:
-    return found.option == "--deepspeed_config" or ".json" in found.path
-
-
-def _value_of(words: Sequence[str], option: str) -> str | None:
-    value = None
+def _values(words: Sequence[str], option: str) -> Iterator[tuple[int, str]]:
+    """Each value of an option, behind it or joined to it, with the index of the word that holds it."""
     for place, word in enumerate(words):
         if word == option and place + 1 < len(words):
-            value = words[place + 1]
+            yield place + 1, words[place + 1]
         elif word.startswith(f"{option}="):
-            value = word[len(option) + 1 :]
-    return value
+            yield place, word[len(option) + 1 :]
 
 
-def _with_value(words: list[str], option: str, value: str) -> list[str]:
-    own, is_there = list(words), False
-    for place, word in enumerate(words):
-        if word == option:
-            own[place + 1 : place + 2] = [value]
-            is_there = True
-        elif word.startswith(f"{option}="):
-            own[place] = f"{option}={value}"
-            is_there = True
-    return own if is_there else [*own, option, value]
+def _put(words: list[str], option: str, place: int, value: str) -> None:
+    words[place] = f"{option}={value}" if words[place].startswith(f"{option}=") else value
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl._record import record, replace
-from dsl.autotune.config import TRAIN_BATCH, fingerprint
+from dsl.autotune.ds_config import TRAIN_BATCH, fingerprint
 from dsl.autotune.experiment import Experiment, Space, Summary, Tie, Trial
 from dsl.autotune.names import repeat_name
 from dsl.autotune.section import AUTOTUNING, read_metric
@@ -57,7 +57,7 @@ class Entry:
         return sum(self.values) / len(self.values) if self.values else None
 
 
-class Book:
+class Results:
     """Asks for runs and remembers their results."""
 
     def __init__(self, section: Section, own: Mapping[str, object]) -> None:

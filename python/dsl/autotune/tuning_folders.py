@@ -14,7 +14,17 @@ from contextlib import suppress
 
 from dsl._record import record
 from dsl.autotune.experiment import Result
-from dsl.autotune.files import A_FILE, A_FOLDER, MARKER, SCRATCH, SUMMARIES, as_json, check, claim, refusal
+from dsl.autotune.safe_folder import (
+    A_FILE,
+    A_FOLDER,
+    MARKER,
+    SCRATCH,
+    SUMMARIES,
+    as_json,
+    check,
+    claim,
+    refusal,
+)
 from dsl.autotune.section import AUTOTUNING
 from dsl.errors import AutotuningError, JobFormatError
 
@@ -23,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dsl.autotune.experiment import Experiment
-    from dsl.autotune.files import Folder
+    from dsl.autotune.safe_folder import Folder
     from dsl.model.judgement import Judgement
 
 RESULT = "result.json"

@@ -8,7 +8,7 @@ import pytest
 from tests.support.events import a_report
 
 from dsl._record import replace
-from dsl.autotune.verdict import Ending, judge
+from dsl.autotune.ending import Ending, judge
 from dsl.conductor.judge import Context, judge_alone
 from dsl.model.judgement import Evidence, Judgement
 
