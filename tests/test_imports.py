@@ -47,16 +47,16 @@ PURE_MODULES = (
         f"dsl.autotune.{name}"
         for name in (
             *("experiment", "section", "ds_config", "memory", "names", "spaces", "results", "micro_batch"),
-            *("samplers", "search", "summary", "slots", "ending"),
+            *("samplers", "search", "summary", "slot_pool", "ending"),
         )
     ),
-    "dsl.rendezvous.words",
+    "dsl.rendezvous.delegate_messages",
     "dsl.rendezvous.terms",
     "dsl.rendezvous.greeting",
     "dsl.rendezvous.leader",
     "dsl.rendezvous.settings",
     "dsl.rendezvous.view",
-    "dsl.rendezvous.circle",
+    "dsl.rendezvous.round_keys",
 )
 IMPURE = {
     "os", "sys", "io", "time", "datetime", "socket", "_socket", "select", "subprocess", "multiprocessing", "shutil",
@@ -209,7 +209,7 @@ def records(name: str) -> list[ast.ClassDef]:
 
 # What no record may hold that reaches a plan: things that act, and things that live.
 LIVE = re.compile(
-    r"\b(Callable|Iterator|IO|TextIO|BinaryIO|Any|object|Facts|Console|Names|Files|Cpus|DeviceFacts|Ports|LogsPlugin"
+    r"\b(Callable|Iterator|IO|TextIO|BinaryIO|Any|object|NodeFacts|Console|Names|Files|Cpus|DeviceFacts|Ports|LogsPlugin"
     r"|Supervisor|Guard|Rendezvous|Planner|Agent)\b"
 )
 

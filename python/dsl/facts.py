@@ -7,7 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
     from dsl.devices.facts import DeviceFacts
@@ -49,7 +49,9 @@ class Facts:
             """Make a room on first use."""
             if name not in _ROOMS:
                 raise AttributeError(f"Facts has no room {name}")
-            room = _ROOMS[name]()
+            module, maker = _ROOMS[name]
+            made = getattr(__import__(module, fromlist=[maker]), maker)
+            room = made() if callable(made) else made
             setattr(self, name, room)
             return room
 
@@ -59,61 +61,14 @@ def this_machine() -> Facts:
     return Facts()
 
 
-def _environ() -> Mapping[str, str]:
-    from os import environ
-
-    return environ
-
-
-def _console() -> Console:
-    from dsl.machine.process import this_console
-
-    return this_console()
-
-
-def _names() -> Names:
-    from dsl.machine.process import Names
-
-    return Names()
-
-
-def _files() -> Files:
-    from dsl.machine.process import Files
-
-    return Files()
-
-
-def _cpus() -> Cpus:
-    from dsl.machine.cpus import Cpus
-
-    return Cpus()
-
-
-def _devices() -> DeviceFacts:
-    from dsl.devices.facts import DeviceFacts
-
-    return DeviceFacts()
-
-
-def _ports() -> Ports:
-    from dsl.machine.ports import Ports
-
-    return Ports()
-
-
-def _network() -> Network:
-    from dsl.machine.network import Network
-
-    return Network()
-
-
-_ROOMS: dict[str, Callable[[], object]] = {
-    "environ": _environ,
-    "console": _console,
-    "names": _names,
-    "files": _files,
-    "cpus": _cpus,
-    "devices": _devices,
-    "ports": _ports,
-    "network": _network,
+_ROOMS = {
+    "environ": ("os", "environ"),
+    "console": ("dsl.machine.process", "this_console"),
+    "names": ("dsl.machine.process", "Names"),
+    "files": ("dsl.machine.process", "Files"),
+    "cpus": ("dsl.machine.cpus", "Cpus"),
+    "devices": ("dsl.devices.facts", "DeviceFacts"),
+    "ports": ("dsl.machine.ports", "Ports"),
+    "network": ("dsl.machine.network", "Network"),
 }
+"""Module and name of what makes each room; the environment is there already."""

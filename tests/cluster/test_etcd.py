@@ -11,7 +11,7 @@ import pytest
 from kit.cluster.packages import debian_packages
 from tests.support.delegates import QUICK, Nursery, driven, met, opening
 
-from dsl.rendezvous.words import Changed, Failing, Finish, Finished, Leave, PeerFailed
+from dsl.rendezvous.delegate_messages import Changed, FailingRank, Finish, Finished, Leave, PeerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def test_nodes_meet_fail_come_and_leave(etcd: str, nursery: Nursery) -> None:
         a.meet()
         b.meet()
         assert {one.hosts for one in met(a, b)} == {("a", "b")}
-        a.tell(Failing(0, 1))
+        a.tell(FailingRank(0, 1))
         assert b.wait(PeerFailed).host == "a"
         a.meet(restarts=1, reason="failure")
         b.meet(reason="membership")

@@ -18,12 +18,12 @@ from dsl.agent.planner import Planner
 from dsl.cli.torchrun import parse_args, to_request
 from dsl.plan.job import plan_job
 from dsl.plan.node import count_workers
+from dsl.rendezvous.delegate_messages import Meet
 from dsl.rendezvous.dynamic import Dynamic
 from dsl.rendezvous.leader import Leader
-from dsl.rendezvous.words import Meet
 
 if TYPE_CHECKING:
-    from dsl.rendezvous.words import Answer
+    from dsl.rendezvous.delegate_messages import Answer
 
 NAME = "torchrun_environment"
 

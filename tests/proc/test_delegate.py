@@ -17,15 +17,15 @@ from tests.support.delegates import MORTAL, QUICK, SHIFTED, Nursery, driven, met
 
 from dsl._record import replace
 from dsl.model.judgement import Failed
-from dsl.rendezvous.words import (
+from dsl.rendezvous.delegate_messages import (
     Changed,
     Fail,
-    Failing,
+    FailingRank,
     Finish,
     Finished,
     Leave,
+    NotMet,
     PeerFailed,
-    Refused,
     Remark,
 )
 
@@ -99,7 +99,7 @@ def test_two_nodes_meet_fail_and_meet_again(endpoint: str) -> None:
         assert (second.address, second.port, second.hosts) == (first.address, first.port, first.hosts)
         assert (first.round, first.restarts, first.reason) == (0, 0, "start")
 
-        b.tell(Failing(4, 137, FAILED))
+        b.tell(FailingRank(4, 137, FAILED))
         assert a.wait(PeerFailed, SOON_S) == PeerFailed("b", 4, 137, FAILED, False)
         a.meet(2, reason="membership")
         b.meet(3, restarts=1, reason="failure")
@@ -111,7 +111,7 @@ def test_two_nodes_meet_fail_and_meet_again(endpoint: str) -> None:
         b.wait(Finished)
         assert a.has_ended(SOON_S)
         assert b.has_ended(SOON_S)
-    assert [one for one in a.heard if isinstance(one, Refused)] == []
+    assert [one for one in a.heard if isinstance(one, NotMet)] == []
 
 
 def test_unequal_sizes_and_roles(start: Callable[..., Driven], endpoint: str) -> None:
@@ -199,7 +199,7 @@ def test_an_agent_that_dies_takes_its_delegate_along_and_the_others_are_told(
     assert a.has_ended(SOON_S)
     assert "does not answer any more" in b.wait(Remark).text
     b.meet(reason="membership")
-    assert b.wait(Refused).kind == "connection"
+    assert b.wait(NotMet).kind == "connection"
     assert [one for one in b.heard if isinstance(one, Remark)][1:] == []
 
 
@@ -215,7 +215,7 @@ def test_nodes_whose_hosts_and_pids_have_one_name_are_two(
     assert {one.node_rank for one in first} == {0, 1}
     assert {one.hosts for one in first} == {("a", "a")}
     assert len({*first[0].nodes, *first[1].nodes}) == 2
-    b.tell(Failing(1, 7))
+    b.tell(FailingRank(1, 7))
     assert a.wait(PeerFailed) == PeerFailed("a", 1, 7, None, False)
     b.tell(Leave())
     assert a.wait(Changed) == Changed(1, 0, False, ("a",))
@@ -258,13 +258,13 @@ def test_news_that_make_no_sense_change_nothing(
     a, b = open_and_meet(start, endpoint, "ab", (2, 2))
     met(a, b)
     write = (
-        "import sys, datetime; from torch.distributed import TCPStore; from dsl.rendezvous.news import News; "
+        "import sys, datetime; from torch.distributed import TCPStore; from dsl.rendezvous.store_messages import News; "
         "host, port = sys.argv[1].split(':'); "
         "store = TCPStore(host, int(port), is_master=False, wait_for_workers=False); "
         "News(store, 'job', can_wait=True).post(eval(sys.argv[2]))"
     )
     subprocess.run([sys.executable, "-c", write, endpoint, repr(item)], check=True, timeout=60)
-    b.tell(Failing(1, 7, FAILED))
+    b.tell(FailingRank(1, 7, FAILED))
     assert a.wait(PeerFailed) == PeerFailed("b", 1, 7, FAILED, False)
     assert [one for one in a.heard if isinstance(one, (Remark, Changed))] == []
 
@@ -318,7 +318,7 @@ def test_a_final_failure_ends_the_others_and_nobody_can_join(
     assert a.wait(PeerFailed) == PeerFailed("b", 1, 3, None, True)
     assert b.has_ended(SOON_S)
     (c,) = open_and_meet(start, endpoint, "c", (1, 3))
-    refused = c.wait(Refused)
+    refused = c.wait(NotMet)
     assert refused.kind == "closed"
     assert "job job" in refused.text
 
@@ -340,7 +340,7 @@ def test_a_node_that_finishes_waits_for_the_others_and_goes_on_if_one_fails(
     a, b = open_and_meet(start, endpoint, "ab", (1, 2))
     met(a, b)
     a.tell(Finish())
-    b.tell(Failing(1, 1))
+    b.tell(FailingRank(1, 1))
     a.wait(PeerFailed)
     assert Finished() not in a.heard
     b.meet(restarts=1, reason="failure")
@@ -373,7 +373,7 @@ def test_a_spare_is_told_of_the_end(start: Callable[..., Driven], endpoint: str)
     assert "parked as a spare" in b.wait(Remark).text
     a.tell(Finish())
     a.wait(Finished)
-    assert b.wait(Refused).kind == "unneeded"
+    assert b.wait(NotMet).kind == "unneeded"
 
 
 def test_a_spare_hears_of_a_failure_before_it_hears_of_the_end(
@@ -384,7 +384,7 @@ def test_a_spare_hears_of_a_failure_before_it_hears_of_the_end(
     (b,) = open_and_meet(start, endpoint, "b", (1, 1))
     assert "parked as a spare" in b.wait(Remark).text
     a.tell(Fail(0, 7))
-    assert b.wait(Refused).kind == "unneeded"
+    assert b.wait(NotMet).kind == "unneeded"
     assert [one.code for one in b.heard if isinstance(one, PeerFailed)] == [7]
 
 
@@ -392,7 +392,7 @@ def test_a_file_is_a_store(start: Callable[..., Driven], tmp_path: Path) -> None
     settings = (*QUICK, ("store_type", "file"))
     a, b = open_and_meet(start, str(tmp_path / "store"), "ab", (2, 2), settings=settings)
     met(a, b)
-    a.tell(Failing(0, 1))
+    a.tell(FailingRank(0, 1))
     assert b.wait(PeerFailed).host == "a"
     a.meet(restarts=1, reason="failure")
     b.meet(reason="membership")
@@ -409,14 +409,14 @@ def test_wrong_run_ids_never_meet_and_each_is_told_what_is_missing(
     (b,) = open_and_meet(start, endpoint, "b", (2, 2), settings=settings, run_id="jobb")
     for one, name in ((a, "job"), (b, "jobb")):
         assert one.wait(Remark).text == f"waits for nodes: 1 of 2 are at {endpoint} with run id {name}"
-        refused = one.wait(Refused)
+        refused = one.wait(NotMet)
         assert (refused.kind, "within 6 s" in refused.text) == ("timeout", True)
 
 
 def test_a_store_that_is_not_there(start: Callable[..., Driven], endpoint: str) -> None:
     settings = (("read_timeout", "2"), ("is_host", "0"))
     (a,) = open_and_meet(start, endpoint, "a", (1, 1), settings=settings)
-    refused = a.wait(Refused)
+    refused = a.wait(NotMet)
     assert refused.kind == "connection"
     assert re.search(rf"at {endpoint} \(connection refused\), tried for \d s: ", refused.text)
 
@@ -427,7 +427,7 @@ def test_a_store_that_ends_while_a_node_waits_has_ended(start: Callable[..., Dri
     (b,) = open_and_meet(start, endpoint, "b", (2, 2), run_id="jobb")
     b.wait(Remark)
     a.signal(signal.SIGKILL)
-    refused = b.wait(Refused)
+    refused = b.wait(NotMet)
     assert refused.kind == "connection"
     assert f"at {endpoint} has ended (connection refused) while this node waited" in refused.text
     assert "tried for" not in refused.text
@@ -447,7 +447,7 @@ def test_a_wrong_wish_is_refused_in_one_line(
 ) -> None:
     a = start("a")
     a.tell(opening("a", **{"endpoint": endpoint, **changes}))  # type: ignore[arg-type]
-    refused = a.wait(Refused)
+    refused = a.wait(NotMet)
     assert refused.kind == "settings"
     assert text in refused.text
     assert "\n" not in refused.text
@@ -455,7 +455,7 @@ def test_a_wrong_wish_is_refused_in_one_line(
 
 def test_an_etcd_server_that_is_not_there(start: Callable[..., Driven], endpoint: str) -> None:
     (a,) = open_and_meet(start, endpoint, "a", (1, 1), backend="etcd-v2", settings=(("read_timeout", "2"),))
-    refused = a.wait(Refused)
+    refused = a.wait(NotMet)
     assert refused.kind == "connection"
     assert f"at {endpoint} (connection refused)" in refused.text
 
@@ -467,7 +467,7 @@ def test_without_torch_there_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with driven(None) as start:
         (a,) = open_and_meet(start, "localhost:0", "a", (1, 1))
-        refused = a.wait(Refused)
+        refused = a.wait(NotMet)
     assert refused.kind == "settings"
     assert refused.text.startswith("a rendezvous of nodes that come and go needs torch, which ")
 
@@ -502,7 +502,7 @@ def test_a_handler_that_somebody_has_registered(
         (b,) = open_and_meet(start, endpoint, "b", (2, 2), backend="somebodys", settings=guest)
         first = met(a, b, timeout_s=60)
         assert [one.node_rank for one in first] == [0, 1]
-        b.tell(Failing(1, 1))
+        b.tell(FailingRank(1, 1))
         assert a.wait(PeerFailed).host == "b"
         b.meet(restarts=1, reason="failure")
         assert a.wait(Changed).waiting == 1
@@ -525,7 +525,7 @@ def test_clocks_an_hour_apart_are_named(start: Callable[..., Driven], endpoint: 
     b.tell(opening("b", endpoint))
     b.meet()
     for one, side in ((a, "behind"), (b, "ahead of")):
-        refused = one.wait(Refused)
+        refused = one.wait(NotMet)
         assert refused.kind == "clock"
         assert f"s {side} this one's" in refused.text
         assert any(f" {number} s " in refused.text for number in range(3595, 3606))

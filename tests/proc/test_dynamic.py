@@ -15,16 +15,16 @@ from tests.support.hub import Hub, elastic_line, meet
 from tests.support.jobs import Job, complete_lines, running
 
 from dsl.model.judgement import Failed
-from dsl.rendezvous.words import (
+from dsl.rendezvous.delegate_messages import (
     Changed,
     Fail,
-    Failing,
+    FailingRank,
     Finish,
     Finished,
     Leave,
     Meet,
+    NotMet,
     PeerFailed,
-    Refused,
     Remark,
 )
 
@@ -140,7 +140,7 @@ def test_a_failure_on_one_node_starts_the_workers_of_both_again_and_the_count_ag
     meet([a, b], PORT)
     assert table.seen(2) == ["0/2 0 start 0", "1/2 0 start 0"]
     table.fail(1, 0)
-    failing = b.expect(Failing)
+    failing = b.expect(FailingRank)
     assert (failing.rank, failing.code) == (1, 7)
     a.say(PeerFailed("hostb", 1, 7, failing.failed, final=False))
     orders = meet([a, b], PORT, round_=1)
@@ -180,7 +180,7 @@ def test_a_signal_ends_the_part_of_one_node_and_leaves_the_job_to_the_others(
     table.seen(1)
     if moment == "meeting":
         table.fail(0, 0)
-        a.expect(Failing)
+        a.expect(FailingRank)
         a.expect(Meet)
     elif moment == "finishing":
         table.end()
@@ -212,7 +212,7 @@ def test_nothing_is_left_when_guard_or_agent_is_killed(victim: str, moment: str,
     workers = table.pids(1)
     if moment == "meeting":
         table.fail(0, 0)
-        a.expect(Failing)
+        a.expect(FailingRank)
         a.expect(Meet)
     elif moment == "finishing":
         table.end()
@@ -291,7 +291,7 @@ def test_restarts_that_are_spent_end_the_job_on_all_nodes(table: Table) -> None:
     meet([a, b], PORT)
     table.seen(2)
     table.fail(0, 0)
-    a.expect(Failing)
+    a.expect(FailingRank)
     fail = a.expect(Fail)
     assert (fail.rank, fail.code) == (0, 7)
     b.say(PeerFailed("hosta", 0, 7, fail.failed, final=True))
@@ -308,7 +308,7 @@ def test_a_failure_that_may_follow_from_a_lost_node_waits_for_word_of_it(table: 
     meet([a, b], PORT)
     table.seen(2)
     table.fail(0, 0)
-    a.expect(Failing)
+    a.expect(FailingRank)
     a.say(Changed(1, waiting=0, closed=False, left=("hostb",)))
     assert [one.restarts for one in meet([a], PORT, round_=1)] == [0]
     assert "0/1 0 membership 1" in table.seen(3)
@@ -356,7 +356,7 @@ def test_nodes_that_do_not_meet_are_one_line(kind: str, code: int, table: Table)
     job, a = table.node("a")
     a.expect(Meet)
     a.say(Remark("info", "waiting for 1 of 2 nodes"))
-    a.say(Refused(kind, "only 1 of 2 nodes came within 600 s"))  # type: ignore[arg-type]
+    a.say(NotMet(kind, "only 1 of 2 nodes came within 600 s"))  # type: ignore[arg-type]
     assert job.wait() == code
     assert job.stderr().splitlines() == [
         "dslrun: waiting for 1 of 2 nodes",
@@ -371,7 +371,7 @@ def test_a_spare_that_the_job_did_not_need_ends_as_the_job_did(table: Table, *, 
     a.expect(Meet)
     if has_failed:
         a.say(PeerFailed("hostb", 3, 9, FAILED, final=True))
-    a.say(Refused("unneeded", "the job j has ended without this node, which was a spare"))
+    a.say(NotMet("unneeded", "the job j has ended without this node, which was a spare"))
     assert job.wait() == (9 if has_failed else 0)
     over = "the job is over: rank 3 on host hostb failed: exit code 9"
     unneeded = "the job j has ended without this node, which was a spare"

@@ -17,19 +17,19 @@ from tests.support.places import Node, free_port
 
 from dsl import __version__
 from dsl._record import replace
-from dsl.rendezvous.greeting import Hello, hello_to_line
-from dsl.rendezvous.words import (
+from dsl.rendezvous.delegate_messages import (
     Changed,
     Fail,
-    Failing,
+    FailingRank,
     Finish,
     Finished,
     Leave,
     Met,
+    NotMet,
     PeerFailed,
-    Refused,
     Remark,
 )
+from dsl.rendezvous.greeting import Hello, hello_to_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def test_the_port_is_free_for_a_worker_when_the_nodes_have_met(nodes: list[Node]
 
 def test_a_failure_reaches_the_others_and_all_count_one_restart(nodes: list[Node]) -> None:
     open_all(nodes)
-    nodes[1].say(Failing(1, 7))
+    nodes[1].say(FailingRank(1, 7))
     for node in (nodes[0], nodes[2]):
         assert node.expect(PeerFailed) == PeerFailed("n1", 1, 7, None, final=False)
     for restarts, node in zip((1, 1, 0), nodes, strict=True):
@@ -106,7 +106,7 @@ def test_a_final_failure_ends_all(nodes: list[Node]) -> None:
     for node in nodes[:2]:
         assert node.expect(PeerFailed) == PeerFailed("n2", 2, 9, None, final=True)
     nodes[1].meet(restarts=1)
-    assert nodes[1].expect(Refused) == Refused("closed", "rank 2 failed")
+    assert nodes[1].expect(NotMet) == NotMet("closed", "rank 2 failed")
 
 
 def test_the_first_node_may_fail_too(nodes: list[Node]) -> None:
@@ -116,7 +116,7 @@ def test_the_first_node_may_fail_too(nodes: list[Node]) -> None:
     assert nodes[0].until_end() == []
     assert nodes[0].process.wait(10) == 0
     assert nodes[1].expect(PeerFailed).final
-    assert nodes[1].expect(Refused) == Refused("closed", "rank 0 failed")
+    assert nodes[1].expect(NotMet) == NotMet("closed", "rank 0 failed")
     assert nodes[2].expect(PeerFailed).final
     nodes[2].say(Finish())
     nodes[2].expect(Finished)
@@ -127,7 +127,7 @@ def test_all_wait_until_the_last_has_finished(nodes: list[Node]) -> None:
     open_all(nodes)
     nodes[0].say(Finish())
     nodes[1].say(Finish())
-    nodes[1].say(Failing(1, 1))
+    nodes[1].say(FailingRank(1, 1))
     nodes[2].expect(PeerFailed)  # so both have been heard
     assert nodes[0].expect(PeerFailed).host == "n1"
     assert nodes[0].heard == []
@@ -159,7 +159,7 @@ def test_a_node_that_goes_is_named_and_ends_the_job(how: str, place: int, nodes:
         assert node.expect(Remark).text == f"node {place} (n{place}) {text}"
         changed = node.expect(Changed)
         assert (changed.closed, changed.left) == (True, (f"n{place}",))
-    assert nodes[1].expect(Refused) == Refused("closed", f"node {place} (n{place}) {text}")
+    assert nodes[1].expect(NotMet) == NotMet("closed", f"node {place} (n{place}) {text}")
     assert gone.process.wait(10) == (-9 if how == "SIGKILL" else 0)
 
 
@@ -187,7 +187,7 @@ def test_signs_of_life_keep_a_silent_job_together(nodes: list[Node]) -> None:
         raise AssertionError(nodes[0].expect(Remark))
     assert time.monotonic() - start_s > 2.9
     nodes[0].socket.settimeout(20)
-    nodes[1].say(Failing(1, 1))
+    nodes[1].say(FailingRank(1, 1))
     nodes[0].expect(PeerFailed)
 
 
@@ -202,8 +202,8 @@ def test_who_waits_says_for_whom_and_gives_up_in_time(nodes: list[Node]) -> None
     assert nodes[2].expect(Remark) == Remark("info", f"waiting for node 0 for up to 6 s: {trouble}")
     text = "after 6 s the job is still waiting for 1 of 3 nodes: node 2"
     for node in nodes[:2]:
-        assert node.expect(Refused) == Refused("timeout", text)
-    assert nodes[2].expect(Refused) == Refused("timeout", f"still waiting for node 0 after 6 s: {trouble}")
+        assert node.expect(NotMet) == NotMet("timeout", text)
+    assert nodes[2].expect(NotMet) == NotMet("timeout", f"still waiting for node 0 after 6 s: {trouble}")
 
 
 def test_nobody_at_the_meeting_point(nodes: list[Node]) -> None:
@@ -211,17 +211,17 @@ def test_nobody_at_the_meeting_point(nodes: list[Node]) -> None:
     nodes[1].open(1, 3, port, timeout="0.3")
     nodes[1].meet()
     text = f"still waiting for node 0 after 0.3 s: nobody listens at 127.0.0.1:{port} yet"
-    assert nodes[1].expect(Refused) == Refused("timeout", text)
+    assert nodes[1].expect(NotMet) == NotMet("timeout", text)
     nodes[2].open(2, 3, port, address="no.such.name.invalid", timeout="0.3")
     nodes[2].meet()
-    assert "no.such.name.invalid is not known here yet" in nodes[2].expect(Refused).text
+    assert "no.such.name.invalid is not known here yet" in nodes[2].expect(NotMet).text
 
 
 def test_a_port_that_is_taken_is_refused_with_its_holder(nodes: list[Node]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         nodes[0].open(0, 3, port)
-        refused = nodes[0].expect(Refused)
+        refused = nodes[0].expect(NotMet)
     assert refused.kind == "settings"
     assert refused.text.startswith(f"master port {port} is taken by pid {os.getpid()} (")
 
@@ -241,12 +241,12 @@ def test_a_node_of_another_job_is_told_so_and_harms_nobody(
     for place in (0, 1):
         nodes[place].open(place, 3, port)
         nodes[place].meet()
-    nodes[1].say(Failing(0, 0))
+    nodes[1].say(FailingRank(0, 0))
     nodes[0].expect(PeerFailed)  # its place is taken
     with Node() as wrong:
         wrong.open(rank, count, port, run_id=run_id)
         wrong.meet()
-        refused = wrong.expect(Refused)
+        refused = wrong.expect(NotMet)
         assert refused.kind == "settings"
         assert refused.text.startswith(f"node 0 at 127.0.0.1:{port} refuses this node {rank}, and says why")
         warning = nodes[0].expect(Remark)
@@ -286,7 +286,7 @@ def test_strangers_are_sent_away_and_the_job_is_unharmed(nodes: list[Node]) -> N
     nodes[0].meet()
     nodes[1].open(1, 3, port)
     nodes[1].meet()
-    nodes[1].say(Failing(0, 0))
+    nodes[1].say(FailingRank(0, 0))
     nodes[0].expect(PeerFailed)
     other_version = Hello("0.0.1", "job", 3, 2, "old")
     with contextlib.ExitStack() as stack:
@@ -373,7 +373,7 @@ def test_strangers_are_told_of_once(nodes: list[Node]) -> None:
     nodes[0].meet()
     nodes[1].open(1, 2, port, run_id="other")  # comes when it listens
     nodes[1].meet()
-    nodes[1].expect(Refused)
+    nodes[1].expect(NotMet)
     nodes[0].expect(Remark)
     for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\xce\xf7\x85\x3c\r\r\x4c"):
         for _ in range(3):
@@ -407,7 +407,7 @@ def open_first_two(nodes: list[Node]) -> int:
     for place in (0, 1):
         nodes[place].open(place, 3, port)
         nodes[place].meet()
-    nodes[1].say(Failing(0, 0))
+    nodes[1].say(FailingRank(0, 0))
     nodes[0].expect(PeerFailed)
     return port
 

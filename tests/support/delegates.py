@@ -16,12 +16,12 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from dsl._record import replace
-from dsl.rendezvous.words import Lines, Meet, Met, Open, answer_from_line, order_to_line
+from dsl.rendezvous.delegate_messages import Lines, Meet, Met, Open, answer_from_line, order_to_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dsl.rendezvous.words import Answer, Order, Reason
+    from dsl.rendezvous.delegate_messages import Answer, Order, Reason
 
     _A = TypeVar("_A", bound=Answer)
 

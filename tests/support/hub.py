@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dsl.rendezvous.words import Lines, Meet, Met, Open, answer_to_line, order_from_line
+from dsl.rendezvous.delegate_messages import Lines, Meet, Met, Open, answer_to_line, order_from_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from dsl.rendezvous.words import Answer, Order
+    from dsl.rendezvous.delegate_messages import Answer, Order
 
 _T = TypeVar("_T")
 WAIT_S = 20.0

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, TypeVar
 
-from dsl.rendezvous.words import Lines, Meet, Open, answer_from_line, order_to_line
+from dsl.rendezvous.delegate_messages import Lines, Meet, Open, answer_from_line, order_to_line
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from dsl.rendezvous.words import Answer, Order
+    from dsl.rendezvous.delegate_messages import Answer, Order
 
 _A = TypeVar("_A")
 

@@ -37,8 +37,8 @@ def test_a_room_is_imported_when_it_is_asked_for(room: str) -> None:
         "console": process,
         "names": process,
         "files": process,
-        "cpus": {"dsl.machine.cpus"},
-        "devices": {"dsl.devices.facts", "dsl.devices.files"},
+        "cpus": {"dsl.machine.cpus", "dsl.machine.kernel_files"},
+        "devices": {"dsl.devices.facts", "dsl.machine.kernel_files"},
         "ports": {"dsl.machine.ports"},
         "network": {"dsl.machine.network"},
     }

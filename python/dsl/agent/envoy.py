@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from dsl.model.judgement import Failed
     from dsl.model.node import NodePlan
     from dsl.model.outcome import AttemptOutcome
+    from dsl.rendezvous.delegate_messages import Reason
     from dsl.rendezvous.dynamic import Dynamic
-    from dsl.rendezvous.words import Reason
 
 
 class Envoy:

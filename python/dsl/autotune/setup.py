@@ -6,7 +6,7 @@ import os
 import sys
 
 from dsl._record import record
-from dsl.autotune.slots import SlotPool
+from dsl.autotune.slot_pool import SlotPool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dsl.autotune.ds_config import ConfigWord
     from dsl.autotune.experiment import Resources
     from dsl.autotune.section import Section
-    from dsl.autotune.slots import SlotGroup
+    from dsl.autotune.slot_pool import SlotGroup
     from dsl.model.job import Host
 
 START = (

@@ -15,7 +15,7 @@ from dsl.autotune.ending import Ending, judge
 from dsl.autotune.experiment import Order
 from dsl.autotune.section import AUTOTUNING
 from dsl.autotune.setup import START_EXPERIMENT, START_LANE, dsl_words
-from dsl.autotune.slots import SlotPool
+from dsl.autotune.slot_pool import SlotPool
 from dsl.autotune.tuning_folders import END, PATH_KEYS
 from dsl.errors import AutotuningError
 from dsl.machine.ports import pick_free_port, port_is_free
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dsl.autotune.experiment import Experiment, Result, Summary
     from dsl.autotune.progress import Progress
     from dsl.autotune.setup import Setup
-    from dsl.autotune.slots import SlotGroup
+    from dsl.autotune.slot_pool import SlotGroup
     from dsl.autotune.trials import Done, Runners
     from dsl.autotune.tuning_folders import Folders
 

@@ -11,7 +11,7 @@ import os
 import sys
 
 from dsl._record import kept
-from dsl.devices.files import has_intel_torch, has_nvidia_driver, list_names
+from dsl.machine.kernel_files import has_intel_torch, has_nvidia_driver, list_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

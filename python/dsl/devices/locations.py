@@ -18,7 +18,6 @@ import os
 
 from dsl._record import record
 from dsl.devices.accelerators import ACCELERATORS
-from dsl.devices.files import list_names, pci_address, read_fact, read_fields, read_numa_node
 from dsl.devices.masks import (
     GRAMMARS,
     level_zero_hierarchy,
@@ -29,6 +28,7 @@ from dsl.devices.masks import (
 )
 from dsl.devices.nvidia import visible_devices
 from dsl.devices.others import gaudi_folders, intel_cards, rocm_name, rocm_nodes
+from dsl.machine.kernel_files import list_names, pci_address, read_fact, read_fields, read_numa_node
 from dsl.model.node import WorkerDevice
 
 TYPE_CHECKING = False

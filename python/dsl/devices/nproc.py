@@ -1,16 +1,25 @@
-"""The devices of a node that counts its own workers: how many there are, and which worker gets which."""
+"""A node that counts its own workers: how many (``--nproc-per-node``), and which device each gets."""
 
 from __future__ import annotations
 
 from dsl.devices.accelerators import ACCELERATORS, PLACEHOLDERS, are_hidden
 from dsl.errors import AcceleratorError, FilterError, OptionError
-from dsl.lists import MOST_WORKERS
+from dsl.lists import MOST_WORKERS, parse_integer, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Protocol
 
     from dsl.devices.facts import DeviceFacts
+    from dsl.machine.cpus import Cpus
+
+    class Machine(Protocol):
+        """What `dsl.facts.Facts` knows of CPUs and devices, looked up on first use."""
+
+        cpus: Cpus
+        devices: DeviceFacts
+
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 # On ROCm it overrides the other variable, if it is set.
@@ -53,6 +62,35 @@ def node_accelerator(nproc_per_node: str, environ: Mapping[str, str], devices: D
         return "cuda" if name == "gpu" else name
     other = devices.other_name
     return "cuda" if other is None or are_hidden(other, environ) else other
+
+
+def local_world_size(text: str, environ: Mapping[str, str], machine: Machine, *, alone: bool = False) -> int:
+    """Number of workers on this node from torchrun's ``--nproc-per-node``.
+
+    A number, ``cpu`` (the CPUs that we may use), ``gpu`` (visible CUDA devices), the name of another
+    accelerator (its visible devices), ``auto`` (the devices that the node has, else CPUs). ``alone``: each
+    worker sees one device alone, so every MIG instance that is named counts.
+
+    Raises:
+        OptionError: the text is none of these, the number is not positive, or there is no such device.
+    """
+    shown = f"--nproc-per-node {quote(text)}"
+    text = text.strip()
+    if text.isascii() and text.lstrip("+-").isdecimal():
+        number = parse_integer(text)
+        if number is None or not 1 <= number <= MOST_WORKERS:
+            raise OptionError(f"{shown}: it must be 1 to {MOST_WORKERS}")
+        return number
+    if text == "cpu":
+        return len(machine.cpus.allowed)
+    name = node_accelerator(text, environ, machine.devices) if text == "auto" else text
+    if name != "gpu" and name not in ACCELERATORS:
+        raise OptionError(f"{shown}: expected a number, auto, cpu or gpu, or an accelerator such as xpu")
+    count = count_visible_devices(name, environ, machine.devices, alone=alone)
+    if count or text == "auto":
+        return count or len(machine.cpus.allowed)
+    kind = "CUDA" if name in ("gpu", "cuda") else name
+    raise OptionError(f"{shown}: no {kind} device can be seen on this machine, give a number or cpu")
 
 
 def own_devices(

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 
 from dsl._record import record
-from dsl.devices.files import (
+from dsl.devices.masks import read_entries, resolve
+from dsl.machine.kernel_files import (
     has_nvidia_driver,
     list_names,
     numbered,
@@ -20,7 +21,6 @@ from dsl.devices.files import (
     read_fields,
     read_numa_node,
 )
-from dsl.devices.masks import read_entries, resolve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import sys
 
 from dsl._record import record
 from dsl.devices.accelerators import ACCELERATORS
-from dsl.devices.files import has_intel_torch, numbered, read_fact
 from dsl.devices.masks import GRAMMARS, count_rocm, count_visible, level_zero_hierarchy
 from dsl.errors import AcceleratorError
+from dsl.machine.kernel_files import has_intel_torch, numbered, read_fact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ print("devices", int(found()), flush=True)
 """
 
 
-def count_davinci(root: str) -> int:
-    """Ascend NPUs: ``/dev/davinci0``, ...; a container has those that it was given."""
-    return len(numbered(os.path.join(root, "dev"), "davinci"))
+def _numbered(folder: str, prefix: str) -> Counter:
+    """Counts device files such as ``/dev/davinci0``; a container has those that it was given."""
+    return lambda root: len(numbered(os.path.join(root, folder), prefix))
 
 
 def gaudi_folders(root: str) -> list[str]:
@@ -67,31 +67,6 @@ def gaudi_folders(root: str) -> list[str]:
 def count_gaudi(root: str) -> int:
     """Gaudi devices: ``/dev/accel/accel0``, ... of habanalabs, before Linux 6.2 ``/dev/hl0``, ..."""
     return len(gaudi_folders(root)) or len(numbered(os.path.join(root, "dev"), "hl"))
-
-
-def count_cambricon(root: str) -> int:
-    """Cambricon MLUs: ``/dev/cambricon_dev0``, ..."""
-    return len(numbered(os.path.join(root, "dev"), "cambricon_dev"))
-
-
-def count_kunlun(root: str) -> int:
-    """Kunlun XPUs: ``/dev/xpu0``, ... beside ``/dev/xpuctrl``."""
-    return len(numbered(os.path.join(root, "dev"), "xpu"))
-
-
-def count_teco_cards(root: str) -> int:
-    """SDAA cards: ``/dev/tcaicard0``, ...; each is several devices for torch."""
-    return len(numbered(os.path.join(root, "dev"), "tcaicard"))
-
-
-def count_biren_cards(root: str) -> int:
-    """Biren cards: ``/dev/biren/card_0``, ...; each may be divided into several devices."""
-    return len(numbered(os.path.join(root, "dev/biren"), "card_"))
-
-
-def count_metal(_root: str) -> int:
-    """The one GPU of a Mac."""
-    return int(sys.platform == "darwin")
 
 
 @record
@@ -167,18 +142,13 @@ def rocm_name(node: Mapping[str, str]) -> str:
     return f"GPU-{int(serial):016x}" if serial.isdigit() and serial != "0" else "GPU-XX"
 
 
-def rocm_names(root: str = "/") -> tuple[str, ...]:
-    """The AMD devices that ROCm can use, in its order, by the names that ``ROCR_VISIBLE_DEVICES`` takes."""
-    return tuple([rocm_name(node) for node in rocm_nodes(root)])
-
-
 def count_amd(environ: Mapping[str, str], root: str = "/") -> int:
     """Number of AMD devices that ``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES`` leave visible.
 
     HIP reads ``CUDA_VISIBLE_DEVICES`` if its own variable is not set, but we ignore it here: it is the
     accelerator's own variable, as for NVIDIA devices.
     """
-    names = rocm_names(root)
+    names = [rocm_name(node) for node in rocm_nodes(root)]
     rest = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     return count_rocm(rest, len(names), names)
 
@@ -199,13 +169,13 @@ class Counting:
 
 COUNTINGS = {
     "xpu": Counting(count_intel, "", "torch.xpu.device_count"),
-    "npu": Counting(count_davinci, "torch_npu", "torch.npu.device_count"),
-    "sdaa": Counting(count_teco_cards, "torch_sdaa", "torch.sdaa.device_count", exact=False),
-    "mps": Counting(count_metal, "", "torch.mps.device_count"),
+    "npu": Counting(_numbered("dev", "davinci"), "torch_npu", "torch.npu.device_count"),
+    "sdaa": Counting(_numbered("dev", "tcaicard"), "torch_sdaa", "torch.sdaa.device_count", exact=False),
+    "mps": Counting(lambda _root: int(sys.platform == "darwin"), "", "torch.mps.device_count"),
     "hpu": Counting(count_gaudi, "habana_frameworks.torch.hpu", "habana_frameworks.torch.hpu.device_count"),
-    "mlu": Counting(count_cambricon, "torch_mlu", "torch.mlu.device_count"),
-    "supa": Counting(count_biren_cards, "torch_supa", "torch.supa.device_count", exact=False),
-    "klxpu": Counting(count_kunlun, "torch_xmlir", "torch.cuda.device_count"),
+    "mlu": Counting(_numbered("dev", "cambricon_dev"), "torch_mlu", "torch.mlu.device_count"),
+    "supa": Counting(_numbered("dev/biren", "card_"), "torch_supa", "torch.supa.device_count", exact=False),
+    "klxpu": Counting(_numbered("dev", "xpu"), "torch_xmlir", "torch.cuda.device_count"),
 }
 """By accelerator, in the order in which DeepSpeed looks for them; CUDA devices come after all of them."""
 

@@ -52,7 +52,7 @@ _OF_TOOLS = (
 )
 
 
-class Leave(BaseException):
+class LeaveServer(BaseException):
     """Raised to take a worker out of all frames of the server, up to the interpreter."""
 
 
@@ -72,7 +72,7 @@ def show_program(program: Sequence[str]) -> str | None:
     return folder
 
 
-class Imports:
+class ImportChanges:
     """What imports change in a process, beside its memory. Made before the imports: it starts their timer."""
 
     def __init__(self) -> None:
@@ -163,9 +163,9 @@ def compile_program(program: Sequence[str]) -> Compiled | None:
 
 
 def become_worker(
-    order: ForkOrder, folder: str | None, imports: Imports, compiled: Compiled | None
+    order: ForkOrder, folder: str | None, imports: ImportChanges, compiled: Compiled | None
 ) -> NoReturn:
-    """Carry out an order in a forked child. This raises `Leave`, which no code may catch.
+    """Carry out an order in a forked child. This raises `LeaveServer`, which no code may catch.
 
     ``folder`` is what `show_program` has returned, ``imports`` are settled, ``compiled`` is what
     `compile_program` has returned. If `compile` cannot take a script (a folder, an archive, a text with an
@@ -360,7 +360,7 @@ def _take_randomness() -> None:
 
 
 def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any) -> NoReturn:
-    """Leave the server's frames and run the program. ``interrupt``: the program's handler of SIGINT."""
+    """LeaveServer the server's frames and run the program. ``interrupt``: the program's handler of SIGINT."""
     hook = sys.excepthook
     function: Any = type(_leave)
     is_script = code is not None
@@ -398,7 +398,7 @@ def _leave(program: tuple[str, ...], code: CodeType | None, interrupt: Any) -> N
                 vars(sys.modules["__main__"]).pop(name, None)
 
     sys.excepthook = ForkedProgram(prepare, settle, finish)
-    raise Leave
+    raise LeaveServer
 
 
 def end_quietly() -> None:

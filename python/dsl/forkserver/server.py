@@ -24,7 +24,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
 
     ``words``: modules with commas between them, or empty; the program; the number of the link's descriptor.
     ``forget`` removes what the start of this server has left in the interpreter. This function ends the
-    process; only a forked worker leaves it, by `become.Leave`.
+    process; only a forked worker leaves it, by `become.LeaveServer`.
     """
     listed, *rest, fd = words
     program = [word for word in rest if word]
@@ -37,7 +37,7 @@ def serve(words: Sequence[str], forget: Callable[[], None]) -> None:
     forget()
     folder = become.show_program(program)
     become.end_quietly()
-    imports = become.Imports()
+    imports = become.ImportChanges()
     wanted = listed.split(",") if listed else preload.guess_modules(program, poison.HARMFUL)
     failure = _import([name for name in wanted if name], are_guessed=not listed)
     _leave_word("after its imports")

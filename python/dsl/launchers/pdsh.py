@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.errors import HostNameError, LauncherError
+from dsl.launchers.agent_command import agent_command, bare, host_names, shell_word
 from dsl.launchers.base import ENDED, PLACE, Start
-from dsl.launchers.words import agent_command, bare, host_names, shell_word
 from dsl.model.remote import PDSH_SSH_ARGS
 
 TYPE_CHECKING = False

@@ -10,6 +10,7 @@ import os
 
 from dsl._record import kept, record
 from dsl.lists import parse_range
+from dsl.machine.kernel_files import numbered, read_fact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     Groups = tuple[tuple[int, ...], ...]
 
 CPU_FOLDER = "sys/devices/system/cpu"
-LARGEST_FILE = 1 << 16
 
 
 @record
@@ -40,49 +40,27 @@ class Topology:
 
 def parse_kernel_list(text: str) -> tuple[int, ...]:
     """The kernel's list format: ``"0-2,5"`` -> (0, 1, 2, 5); blank -> ()."""
-    # In Linux 5.15-rc1 these files end with a zero byte.
     ranges = [parse_range(part) for part in text.strip("\0 \t\n").split(",")]
     return tuple([number for ends in ranges if ends for number in range(ends[0], ends[1] + 1)])
-
-
-def _read(path: str) -> str | None:
-    """Text of a kernel file, in one read without a buffer: large machines have hundreds of these files."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return os.read(fd, LARGEST_FILE).decode("ascii", "replace")
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
-def _list(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
 
 
 def read_numa_nodes(root: str = "/") -> tuple[NumaNode, ...]:
     """NUMA nodes of the machine; none when the kernel does not say."""
     base = os.path.join(root, "sys/devices/system/node")
-    numbers = sorted([int(name[4:]) for name in _list(base) if name[:4] == "node" and name[4:].isdigit()])
+    numbers = sorted([int(name[4:]) for name in numbered(base, "node")])
     memory = _usable_memory(root, base, numbers)
     return tuple(
         [
-            NumaNode(number, parse_kernel_list(_read(f"{base}/node{number}/cpulist") or ""), number in memory)
+            NumaNode(number, parse_kernel_list(read_fact(f"{base}/node{number}/cpulist")), number in memory)
             for number in numbers
         ]
     )
 
 
 def _usable_memory(root: str, base: str, numbers: list[int]) -> set[int]:
-    has_memory = _read(f"{base}/has_memory")
-    usable = set(numbers if has_memory is None else parse_kernel_list(has_memory))
-    status = _read(os.path.join(root, "proc/self/status")) or ""
+    has_memory = read_fact(f"{base}/has_memory")
+    usable = set(parse_kernel_list(has_memory) if has_memory else numbers)
+    status = read_fact(os.path.join(root, "proc/self/status"))
     _, found, rest = status.partition("Mems_allowed_list:")
     return usable.intersection(parse_kernel_list(rest.partition("\n")[0])) if found else usable
 
@@ -125,19 +103,17 @@ def _groups(cpus: Iterable[int], read: Callable[[int], tuple[int, ...]]) -> tupl
 def _shared(root: str, cpu: int, *names: str) -> tuple[int, ...]:
     """CPUs from the first of these files that has any: a newer name (Linux 5.3), then a deprecated one."""
     folder = os.path.join(root, CPU_FOLDER, f"cpu{cpu}/topology")
-    lists = (parse_kernel_list(_read(f"{folder}/{name}") or "") for name in names)
+    lists = (parse_kernel_list(read_fact(f"{folder}/{name}")) for name in names)
     return next(filter(None, lists), ())
 
 
 def _last_level_cache(folder: str) -> tuple[int, ...]:
     """CPUs that share the data cache of the highest level."""
     highest, shared = -1, ""
-    for name in _list(folder):
-        if not name.startswith("index") or (_read(f"{folder}/{name}/type") or "").strip() == "Instruction":
-            continue
-        level = (_read(f"{folder}/{name}/level") or "").strip()
-        if level.isdigit() and int(level) > highest:
-            highest, shared = int(level), _read(f"{folder}/{name}/shared_cpu_list") or ""
+    for name in numbered(folder, "index"):
+        level = read_fact(f"{folder}/{name}/level")
+        if read_fact(f"{folder}/{name}/type") != "Instruction" and level.isdigit() and int(level) > highest:
+            highest, shared = int(level), read_fact(f"{folder}/{name}/shared_cpu_list")
     return parse_kernel_list(shared)
 
 

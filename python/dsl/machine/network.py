@@ -20,34 +20,6 @@ INNER = ("docker", "br-", "virbr", "cni", "flannel", "veth", "lxc", "lxd", "podm
 """Prefixes of the interfaces of container software, whose addresses other machines may have, too."""
 
 
-class Network:
-    """The network as this machine sees it."""
-
-    def addresses(self) -> tuple[str, ...]:
-        """See `own_addresses`."""
-        return own_addresses()
-
-    def resolve(self, name: str) -> tuple[str, ...]:
-        """See `resolve`."""
-        return resolve(name)
-
-    def is_own(self, address: str) -> bool:
-        """See `is_own_address`."""
-        return is_own_address(address)
-
-    def why_unreachable(self, address: str) -> str:
-        """See `why_unreachable`."""
-        return why_unreachable(address)
-
-    def addresses_toward(self, names: Sequence[str], master_address: str = "") -> tuple[str, ...]:
-        """See `addresses_toward`."""
-        return addresses_toward(names, master_address)
-
-    def identity(self) -> str:
-        """See `machine_identity`."""
-        return machine_identity()
-
-
 def own_addresses() -> tuple[str, ...]:
     """Addresses of this machine's active interfaces; those that other machines most likely reach come first.
 
@@ -187,3 +159,14 @@ def machine_identity() -> str:
     except OSError:
         return ""
     return f"{boot} {network} {os.uname().nodename}"
+
+
+class Network:
+    """The network as this machine sees it."""
+
+    addresses = staticmethod(own_addresses)
+    resolve = staticmethod(resolve)
+    is_own = staticmethod(is_own_address)
+    why_unreachable = staticmethod(why_unreachable)
+    addresses_toward = staticmethod(addresses_toward)
+    identity = staticmethod(machine_identity)

@@ -12,22 +12,6 @@ from dsl._core import probe_port
 from dsl.errors import PortError
 
 
-class Ports:
-    """TCP ports of this machine."""
-
-    def is_free(self, port: int) -> bool:
-        """See `port_is_free`."""
-        return port_is_free(port)
-
-    def pick(self) -> int:
-        """See `pick_free_port`."""
-        return pick_free_port()
-
-    def holder(self, port: int) -> str:
-        """See `name_port_holder`."""
-        return name_port_holder(port)
-
-
 def port_is_free(port: int) -> bool:
     """Whether a store could listen on the port now.
 
@@ -78,3 +62,11 @@ def name_port_holder(port: int) -> str:
     except (psutil.Error, OSError):
         return "another process"
     return f"pid {pid} ({command[:80]})"
+
+
+class Ports:
+    """TCP ports of this machine."""
+
+    is_free = staticmethod(port_is_free)
+    pick = staticmethod(pick_free_port)
+    holder = staticmethod(name_port_holder)

@@ -43,6 +43,38 @@ def stream_kind(fd: int) -> Kind:
         return "null"
 
 
+def temp_dir() -> str:
+    """The directory that `tempfile.gettempdir` would return, without importing `tempfile`."""
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    for folder in (*named, "/tmp", "/var/tmp", "/usr/tmp"):  # noqa: S108  the search order of tempfile
+        if folder and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return os.path.abspath(folder)
+    return os.curdir
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host of the hostfile is this machine: it has our name, or one of its addresses is ours."""
+    name = host.rpartition("@")[2]
+    own = os.uname().nodename
+    if name in ("localhost", own) or name.partition(".")[0] == own or own.partition(".")[0] == name:
+        return True
+    from dsl.machine.network import is_own_address, resolve
+
+    return any(map(is_own_address, resolve(name)))
+
+
+def read_text(path: str) -> str | None:
+    """Text of a file; None if it is no regular file. Bytes that are not UTF-8 become surrogates.
+
+    Raises:
+        OSError: the file exists but cannot be read.
+    """
+    if not os.path.isfile(path):
+        return None
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
 class Names:
     """Names of this machine and process."""
 
@@ -76,48 +108,13 @@ class Names:
         """16 random hexadecimal digits, new ones for each call."""
         return os.urandom(8).hex()
 
-    def is_this_machine(self, host: str) -> bool:
-        """See `is_this_machine`."""
-        return is_this_machine(host)
-
-
-def temp_dir() -> str:
-    """The directory that `tempfile.gettempdir` would return, without importing `tempfile`."""
-    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
-    for folder in (*named, "/tmp", "/var/tmp", "/usr/tmp"):  # noqa: S108  the search order of tempfile
-        if folder and os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
-            return os.path.abspath(folder)
-    return os.curdir
-
-
-def is_this_machine(host: str) -> bool:
-    """Whether a host of the hostfile is this machine: it has our name, or one of its addresses is ours."""
-    name = host.rpartition("@")[2]
-    own = os.uname().nodename
-    if name in ("localhost", own) or name.partition(".")[0] == own or own.partition(".")[0] == name:
-        return True
-    import socket
-
-    try:
-        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):
-        return False
-    for family, kind, _, _, address in found:
-        try:
-            with socket.socket(family, kind) as probe:
-                probe.bind(address)
-        except OSError:
-            continue
-        return True
-    return False
+    is_this_machine = staticmethod(is_this_machine)
 
 
 class Files:
     """Files, programs and directories of this machine."""
 
-    def read_text(self, path: str) -> str | None:
-        """See `read_text`."""
-        return read_text(path)
+    read_text = staticmethod(read_text)
 
     @property
     def cwd(self) -> str:
@@ -141,15 +138,3 @@ class Files:
         from shutil import which
 
         return which(name) is not None
-
-
-def read_text(path: str) -> str | None:
-    """Text of a file; None if it is no regular file. Bytes that are not UTF-8 become surrogates.
-
-    Raises:
-        OSError: the file exists but cannot be read.
-    """
-    if not os.path.isfile(path):
-        return None
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        return file.read()

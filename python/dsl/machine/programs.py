@@ -26,7 +26,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
 
 
 @record
-class Program:
+class FoundProgram:
     """A program on ``PATH``."""
 
     path: str
@@ -46,7 +46,7 @@ class Package:
     """Name and text of constants in a file of the package; None becomes an empty text."""
 
 
-def find_programs(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, Program | None]:
+def find_programs(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, FoundProgram | None]:
     """Paths and versions of programs; None for a missing program. All programs run at the same time."""
     import time
     from shutil import which
@@ -54,13 +54,13 @@ def find_programs(names: Sequence[str], environ: Mapping[str, str]) -> dict[str,
     paths = {name: which(name, path=environ.get("PATH", os.defpath)) for name in names}
     asked = {name: _ask([path, *QUESTIONS[name]]) for name, path in paths.items() if path}
     deadline_s = time.monotonic() + DEADLINE_S
-    found: dict[str, Program | None] = {}
+    found: dict[str, FoundProgram | None] = {}
     for name, path in paths.items():
         if path is None:
             found[name] = None
             continue
         kind, version = read_version(name, _answer(asked[name], deadline_s - time.monotonic()))
-        found[name] = Program(path, kind, version)
+        found[name] = FoundProgram(path, kind, version)
     return found
 
 

@@ -66,7 +66,7 @@ def count_workers(job: Job, node_rank: int, facts: Facts) -> int:
     """
     if job.hosts:
         return len(job.hosts[node_rank].slots)
-    from dsl.plan.workers import local_world_size
+    from dsl.devices.nproc import local_world_size
 
     environ = inherited_environment(job, facts.environ)
     return local_world_size(job.workers, environ, facts, alone=job.placement.virtual_local_rank)

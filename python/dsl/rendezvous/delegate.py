@@ -1,7 +1,7 @@
 """``python -m dsl.rendezvous.delegate FD``: takes part in torch's rendezvous for the agent at socket FD.
 
 So the agent imports no torch, waits only for its own events, and survives a crash of this process.
-`dsl.rendezvous.words` has the messages between the two.
+`dsl.rendezvous.delegate_messages` has the messages between the two.
 
 One thread reads the agent's orders, so that it sees the end of the socket even while torch blocks: then the
 node leaves the job, and this process ends within `LEAVE_S`. The main thread carries out the orders. A third
@@ -24,23 +24,23 @@ import threading
 from queue import Empty, SimpleQueue
 
 from dsl.errors import RendezvousError
-from dsl.rendezvous.words import (
+from dsl.rendezvous.delegate_messages import (
     Fail,
-    Failing,
+    FailingRank,
     Finish,
     Leave,
     Lines,
     Meet,
+    NotMet,
     Open,
-    Refused,
     answer_to_line,
     order_from_line,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dsl.rendezvous.delegate_messages import Answer, Order
     from dsl.rendezvous.member import Member
-    from dsl.rendezvous.words import Answer, Order
 
 LEAVE_S = 2.5
 """A delegate ends within this time after its agent has gone or has told it to leave."""
@@ -51,7 +51,7 @@ MOST_KEPT = 64 << 10
 IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 
 
-class Delegate:
+class AgentConnection:
     """The connection to the agent, and the loop that serves it."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -115,7 +115,7 @@ class Delegate:
             member.open(order)
         elif isinstance(order, Meet):
             member.meet(order)
-        elif isinstance(order, Failing):
+        elif isinstance(order, FailingRank):
             member.failing(order)
         elif isinstance(order, Fail):
             member.fail(order)
@@ -177,7 +177,7 @@ def main(argv: list[str]) -> int:
     prepare_environment(os.environ)
     here = os.getcwd()
     sys.path[:] = [path for path in sys.path if path not in ("", here)]  # a folder named torch may lie here
-    delegate = Delegate(socket.socket(fileno=int(argv[1])))
+    delegate = AgentConnection(socket.socket(fileno=int(argv[1])))
     threading.Thread(target=delegate.read, name="reader", daemon=True).start()
     with contextlib.suppress(Exception):  # `Member.open` reports what is wrong with this torch
         _warm_up()
@@ -188,7 +188,7 @@ def main(argv: list[str]) -> int:
 
         text = f"the rendezvous: {type(error).__name__}: {one_line(error)}"
         last = kept.last_line()
-        delegate.say(Refused("other", f"{text} ({last[:200]})" if last else text))
+        delegate.say(NotMet("other", f"{text} ({last[:200]})" if last else text))
         return 1
     return 0
 

@@ -22,19 +22,19 @@ from dsl.errors import OptionError, RendezvousError
 from dsl.model.job import Meeting, Notice
 from dsl.model.nodes import MeetingRefused, NodesFinished, NodesMet, PeerFailure
 from dsl.model.outcome import Membership, MembershipChanged, PatienceOver
-from dsl.rendezvous.words import (
+from dsl.rendezvous.delegate_messages import (
     Changed,
     Fail,
-    Failing,
+    FailingRank,
     Finish,
     Finished,
     Leave,
     Lines,
     Meet,
     Met,
+    NotMet,
     Open,
     PeerFailed,
-    Refused,
     Remark,
     answer_from_line,
     order_to_line,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from dsl.model.job import Job
     from dsl.model.judgement import Failed
-    from dsl.rendezvous.words import Answer, Order, Reason
+    from dsl.rendezvous.delegate_messages import Answer, Order, Reason
 
 READ_BYTES = 1 << 16
 
@@ -323,7 +323,7 @@ class Dynamic:
 
     def fail_for_now(self, rank: int, code: int, failed: Failed | None) -> None:
         """Tell the other nodes that a worker failed."""
-        self._delegate.send(Failing(rank, code, failed))
+        self._delegate.send(FailingRank(rank, code, failed))
 
     def finish(self) -> None:
         """Wait for the nodes whose workers have not ended yet: then `NodesFinished` comes."""
@@ -354,7 +354,7 @@ class Dynamic:
         for answer in answers:
             if isinstance(answer, Met):
                 events.append(self._take_round(answer))
-            elif isinstance(answer, Refused):
+            elif isinstance(answer, NotMet):
                 kind = answer.kind
                 refused = MeetingRefused(
                     answer.text, is_usage=kind == "settings", is_unneeded=kind == "unneeded"

@@ -1,8 +1,8 @@
 """How delegates of nodes with fixed places introduce themselves: first lines, and signs of life.
 
 A node calls at the agreed port and sends a `Hello`. Node 0 gives it a token and sends it on to another port,
-where the node shows the token. From then on both sides write lines of `dsl.rendezvous.words`, and signs of
-life. Each line of this module is a JSON object with the key ``circle``.
+where the node shows the token. From then on both sides write lines of `dsl.rendezvous.delegate_messages`,
+and signs of life. Each line of this module is a JSON object with the key ``circle``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dsl._record import record
 from dsl.lists import quote
 from dsl.model.request import Count, Shown
-from dsl.rendezvous.words import make
+from dsl.rendezvous.delegate_messages import make
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,22 +15,22 @@ from dsl.errors import PortError, RendezvousError
 from dsl.machine.network import is_loopback, is_own_address, own_addresses, resolve
 from dsl.machine.ports import Ports
 from dsl.rendezvous import greeting
+from dsl.rendezvous.delegate_messages import Remark, answer_to_line, order_from_line
 from dsl.rendezvous.door import Door, listen
 from dsl.rendezvous.greeting import ALIVE, Hello, hello_from_line, objection, stranger
 from dsl.rendezvous.leader import Leader, node_name
 from dsl.rendezvous.static import choose_port
 from dsl.rendezvous.wire import Pulse, Wire
-from dsl.rendezvous.words import Remark, answer_to_line, order_from_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dsl.rendezvous.delegate_messages import Answer, Order
     from dsl.rendezvous.door import Caller
     from dsl.rendezvous.leader import Says
     from dsl.rendezvous.terms import Terms
     from dsl.rendezvous.wire import Loop
-    from dsl.rendezvous.words import Answer, Order
 
 LONGEST_LINE = 1 << 16
 """Bytes of a line from another node."""

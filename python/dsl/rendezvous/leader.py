@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dsl.errors import DslError
 from dsl.lists import format_ranges
-from dsl.rendezvous.words import (
+from dsl.rendezvous.delegate_messages import (
     Changed,
     Fail,
-    Failing,
+    FailingRank,
     Finish,
     Finished,
     Leave,
     Meet,
     Met,
+    NotMet,
     PeerFailed,
-    Refused,
     Remark,
 )
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from dsl.rendezvous.words import Answer, Order, Reason
+    from dsl.rendezvous.delegate_messages import Answer, Order, Reason
 
     Says: TypeAlias = list[tuple[int, Answer]]
     """Answers to the nodes of these places, in this order."""
@@ -80,7 +80,7 @@ class Leader:
             return []
         if isinstance(order, Meet):
             return self._meet(place, seat, order)
-        if isinstance(order, Failing):
+        if isinstance(order, FailingRank):
             return self._to_others(place, self._failure(seat, order, final=False))
         if isinstance(order, Finish):
             seat.has_finished = True
@@ -109,7 +109,7 @@ class Leader:
         waiting = [place for place, seat in self.seats.items() if seat.meet is not None]
         for place in waiting:
             self.seats[place].meet = None
-        return [(place, Refused("timeout", text)) for place in waiting]
+        return [(place, NotMet("timeout", text)) for place in waiting]
 
     def waiting(self) -> str:
         """A text about the nodes that the next round waits for."""
@@ -128,7 +128,7 @@ class Leader:
 
     def _meet(self, place: int, seat: Seat, meet: Meet) -> Says:
         if self.closed:
-            return [(place, Refused("closed", self.closed))]
+            return [(place, NotMet("closed", self.closed))]
         seat.meet, seat.has_finished = meet, False
         meets = [self.seats[one].meet for one in range(self.node_count) if one in self.seats]
         known = [one for one in meets if one is not None]
@@ -141,7 +141,7 @@ class Leader:
         try:
             port = self._port_of(self.rounds)
         except DslError as error:
-            return [(place, Refused("other", str(error))) for place in places]
+            return [(place, NotMet("other", str(error))) for place in places]
         number, self.rounds = self.rounds, self.rounds + 1
         sizes = tuple([meet.local_world_size for meet in meets])
         hosts = tuple([self.seats[place].host for place in places])
@@ -205,10 +205,10 @@ class Leader:
         for other, seat in self.seats.items():
             if seat.meet is not None and other != place and not seat.is_gone:
                 seat.meet = None
-                says.append((other, Refused("closed", text)))
+                says.append((other, NotMet("closed", text)))
         return says + self._finish()
 
-    def _failure(self, seat: Seat, order: Failing | Fail, *, final: bool) -> PeerFailed:
+    def _failure(self, seat: Seat, order: FailingRank | Fail, *, final: bool) -> PeerFailed:
         return PeerFailed(seat.host, order.rank, order.code, order.failed, final)
 
     def _to_others(self, place: int, *answers: Answer) -> Says:

@@ -16,9 +16,11 @@ import time
 
 from dsl.machine.network import addresses_toward, is_loopback, own_addresses, resolve
 from dsl.machine.ports import pick_free_port, port_is_free
-from dsl.rendezvous.circle import (
+from dsl.rendezvous.delegate_messages import Met, Remark
+from dsl.rendezvous.refusals import Refusal, why_no_connection
+from dsl.rendezvous.round_keys import (
     MASTER,
-    Facts,
+    NodeFacts,
     Round,
     agree,
     read_facts,
@@ -29,22 +31,19 @@ from dsl.rendezvous.circle import (
     tell_master,
     tell_role,
 )
-from dsl.rendezvous.news import News
-from dsl.rendezvous.refusals import Refusal, why_no_connection
 from dsl.rendezvous.settings import number
-from dsl.rendezvous.stores import has_keys
+from dsl.rendezvous.store_messages import News, has_keys
 from dsl.rendezvous.torch_side import clear_store, earlier_stores, host_and_port, is_file, is_here, next_round
-from dsl.rendezvous.view import Circle
-from dsl.rendezvous.words import Met, Remark
+from dsl.rendezvous.view import RoundNodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dsl.rendezvous.delegate_messages import Answer, Meet
     from dsl.rendezvous.torch_side import Site
     from dsl.rendezvous.view import Node, View
     from dsl.rendezvous.watch import Watcher
-    from dsl.rendezvous.words import Answer, Meet
 
 ASK_S = 0.2
 """How often we check whether the awaited keys can still come."""
@@ -77,7 +76,7 @@ class Meetings:
         """The last round."""
         self.number = -1
         """Its number."""
-        self.facts: tuple[Facts | None, ...] = ()
+        self.facts: tuple[NodeFacts | None, ...] = ()
         """What its nodes know; None for nodes that are not ours."""
 
     def introduce(self) -> None:
@@ -107,7 +106,7 @@ class Meetings:
         if len(nodes) != count:
             raise RoundBroken
         round_ = self.round = Round(store, rank, count, is_assigned=site.is_assigned)
-        tell_facts(round_, Facts(site.order.host, order.restarts, order.reason, self._own))
+        tell_facts(round_, NodeFacts(site.order.host, order.restarts, order.reason, self._own))
 
         def wait(keys: list[str]) -> None:
             self._wait(round_, nodes, keys)
@@ -134,7 +133,7 @@ class Meetings:
         if not site.is_dynamic:
             site.news = News(store, site.order.run_id, can_wait=False)
             self._watcher.node = nodes[rank]
-        self._watcher.watch(Circle(self.number, nodes, names), None if site.is_dynamic else site.news)
+        self._watcher.watch(RoundNodes(self.number, nodes, names), None if site.is_dynamic else site.news)
         # A round counts at most one restart. Only torch's own handler numbers rounds for all nodes.
         restarts, reason = agree(self.facts, self.number if site.is_dynamic else None)
         return Met(

@@ -7,7 +7,7 @@ import threading
 import time
 
 from dsl.model.codec import to_plain
-from dsl.rendezvous.circle import Round, arrive_at_exit, exit_keys
+from dsl.rendezvous.delegate_messages import Finished, NotMet, Remark
 from dsl.rendezvous.meeting import ASK_S, Meetings, RoundBroken
 from dsl.rendezvous.refusals import (
     Refusal,
@@ -17,6 +17,7 @@ from dsl.rendezvous.refusals import (
     refusal,
     unneeded,
 )
+from dsl.rendezvous.round_keys import Round, arrive_at_exit, exit_keys
 from dsl.rendezvous.settings import check_settings, number
 from dsl.rendezvous.torch_side import (
     Hooks,
@@ -27,18 +28,17 @@ from dsl.rendezvous.torch_side import (
     open_site,
     stop_heartbeats,
 )
-from dsl.rendezvous.view import Clocks, View, end_last_call, take_out
+from dsl.rendezvous.view import NodeClocks, View, end_last_call, take_out
 from dsl.rendezvous.watch import Watcher, describe_clock, wall_s
-from dsl.rendezvous.words import Finished, Refused, Remark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from dsl.rendezvous.delegate_messages import Answer, Fail, FailingRank, Meet, Open
     from dsl.rendezvous.torch_side import Site
     from dsl.rendezvous.view import Node
-    from dsl.rendezvous.words import Answer, Fail, Failing, Meet, Open
 
 ASK_OF_MANY_S = 1.0
 """How often we ask the store of a job with many nodes while they meet, as torch does."""
@@ -46,7 +46,7 @@ MANY = 64
 FIRST_WORD_S = 5.0
 """After this time the user hears what we wait for."""
 GRACE_OF_CLOCKS_S = 3.0
-"""Clocks that differ are judged after this time, so that other nodes can come and be heard."""
+"""NodeClocks that differ are judged after this time, so that other nodes can come and be heard."""
 EXIT_BARRIER_S = 300.0
 """How long we wait for nodes whose workers have not ended, as torch's agents do."""
 ACKNOWLEDGE_S = 2.0
@@ -74,7 +74,7 @@ class Member(Hooks):
         self._was_spare = False
         self._begin_s = 0.0
         self._said = ""
-        self._clocks: Clocks | None = None
+        self._clocks: NodeClocks | None = None
         self._expected: tuple[Node, ...] = ()
 
     @property
@@ -147,10 +147,10 @@ class Member(Hooks):
     # Orders.
 
     def open(self, order: Open) -> None:
-        """Make the handler, or answer `Refused`."""
+        """Make the handler, or answer `NotMet`."""
         problem = check_settings(order.backend, order.settings)
         if problem:
-            self._say(Refused("settings", problem))
+            self._say(NotMet("settings", problem))
             return
         begin_s = time.monotonic()
         said = threading.Timer(FIRST_WORD_S, self._tell_of_connecting, [order])
@@ -184,7 +184,7 @@ class Member(Hooks):
                 self._say(Remark("info", f"the store of the rendezvous listens on port {port}"))
 
     def meet(self, order: Meet) -> None:
-        """Join the next round, and answer `Met` or `Refused`."""
+        """Join the next round, and answer `Met` or `NotMet`."""
         site, watcher, meetings = self._site, self._watcher, self._meetings
         if site is None or watcher is None or meetings is None:
             return  # `open` was refused
@@ -193,7 +193,7 @@ class Member(Hooks):
         watcher.is_finishing = False
         self._begin_s, self._said, self._was_spare = time.monotonic(), "", False
         interval_s = number(site.order.settings, "keep_alive_interval")
-        self._clocks = Clocks(max(watcher.expiry_s - interval_s, 1.0))
+        self._clocks = NodeClocks(max(watcher.expiry_s - interval_s, 1.0))
         end_s = self._begin_s + number(site.order.settings, "join_timeout")
         try:
             while True:
@@ -218,7 +218,7 @@ class Member(Hooks):
         finally:
             self._clocks = None
 
-    def failing(self, order: Failing) -> None:
+    def failing(self, order: FailingRank) -> None:
         """Tell the others that a worker failed."""
         self._post("failing", order)
 
@@ -239,7 +239,7 @@ class Member(Hooks):
                 break
             watcher.pause(ASK_S / 4)
 
-    def _post(self, kind: str, order: Failing | Fail) -> None:
+    def _post(self, kind: str, order: FailingRank | Fail) -> None:
         site, watcher, meetings = self._site, self._watcher, self._meetings
         if site is None or site.news is None or watcher is None or meetings is None:
             return

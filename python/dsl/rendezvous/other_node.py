@@ -12,31 +12,31 @@ from dsl._record import replace
 from dsl.errors import RendezvousError
 from dsl.lists import LAST_PORT
 from dsl.rendezvous import greeting
-from dsl.rendezvous.greeting import ALIVE, LONGEST_GREETING, Hello, hello_to_line
-from dsl.rendezvous.leader import node_name
-from dsl.rendezvous.wire import Pulse, Wire
-from dsl.rendezvous.words import (
+from dsl.rendezvous.delegate_messages import (
     MOST_BYTES,
     Changed,
     Finish,
     Finished,
     Meet,
     Met,
+    NotMet,
     PeerFailed,
-    Refused,
     Remark,
     answer_from_line,
     order_to_line,
 )
+from dsl.rendezvous.greeting import ALIVE, LONGEST_GREETING, Hello, hello_to_line
+from dsl.rendezvous.leader import node_name
+from dsl.rendezvous.wire import Pulse, Wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from dsl.rendezvous.delegate_messages import Answer, Order
     from dsl.rendezvous.terms import Terms
     from dsl.rendezvous.wire import Loop
-    from dsl.rendezvous.words import Answer, Order
 
 REMIND_S = 2.0
 """After this time the user hears that node 0 is not there."""
@@ -77,7 +77,7 @@ class OtherNode:
         """Carry out an order of our agent."""
         if isinstance(order, Meet | Finish):
             if self._closed:
-                self._answer(Refused("closed", self._closed) if isinstance(order, Meet) else Finished())
+                self._answer(NotMet("closed", self._closed) if isinstance(order, Meet) else Finished())
                 return
             self._waits = order
             if self._was_refused:
@@ -257,7 +257,7 @@ class OtherNode:
             self._has_met, self._waits = True, None
             self._loop.cancel("expire")
             answer = replace(answer, address=self._terms.address)
-        elif isinstance(answer, Refused | Finished):
+        elif isinstance(answer, NotMet | Finished):
             self._waits = None
             self._is_over = self._is_over or isinstance(answer, Finished)
         elif isinstance(answer, Changed) and answer.closed:
@@ -282,7 +282,7 @@ class OtherNode:
             self._answer(Changed(left, 0, closed=True, left=(self._head_host,)))
         waits, self._waits = self._waits, None
         if isinstance(waits, Meet):
-            self._answer(Refused("closed", self._closed or text))
+            self._answer(NotMet("closed", self._closed or text))
         elif isinstance(waits, Finish):
             self._answer(Finished())
 
@@ -297,7 +297,7 @@ class OtherNode:
         place, where = self._terms.node_rank, self._terms.meeting_point
         text = f"node 0 at {where} refuses this node {place}, and says why in its own output"
         mend = "the version of dsl, --rdzv-id, --nnodes and --node-rank must fit together"
-        self._answer(Refused("settings", f"{text}: {mend}"))
+        self._answer(NotMet("settings", f"{text}: {mend}"))
 
     def _remind(self) -> None:
         command = self._terms.command_of(0)
@@ -310,7 +310,7 @@ class OtherNode:
             self._hang_up()
             self._was_refused = True
             text = f"still waiting for {self._head} after {self._terms.timeout_s:g} s: {self._trouble}"
-            self._answer(Refused("timeout", text))
+            self._answer(NotMet("timeout", text))
 
 
 def _is_itself(sock: socket.socket) -> bool:

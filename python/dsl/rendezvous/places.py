@@ -1,7 +1,7 @@
 """``python -m dsl.rendezvous.places FD``: meets the other nodes for an agent whose job has fixed places.
 
-It talks with its agent over the descriptor, as every delegate does (`dsl.rendezvous.words`), and with the
-other nodes over TCP, without torch: node 0 leads. It ends with its agent. Users do not type this command.
+It talks with its agent over the descriptor, as every delegate does (`dsl.rendezvous.delegate_messages`), and
+with the other nodes over TCP, without torch: node 0 leads. It ends with its agent. It is no command of users.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import sys
 import time
 
 from dsl.errors import DslError, RendezvousError
-from dsl.rendezvous.terms import terms_of
-from dsl.rendezvous.wire import FAREWELL_S, Loop, Wire
-from dsl.rendezvous.words import (
+from dsl.rendezvous.delegate_messages import (
     MOST_BYTES,
     Fail,
     Finished,
     Leave,
+    NotMet,
     Open,
-    Refused,
     answer_to_line,
     order_from_line,
 )
+from dsl.rendezvous.terms import terms_of
+from dsl.rendezvous.wire import FAREWELL_S, Loop, Wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dsl.rendezvous.delegate_messages import Answer
     from dsl.rendezvous.head_node import HeadNode
     from dsl.rendezvous.other_node import OtherNode
-    from dsl.rendezvous.words import Answer
 
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """The agent gets these signals and decides what follows. It ends us by closing its end of the socket."""
@@ -61,7 +61,7 @@ class Delegate:
         try:
             order = order_from_line(line)
         except RendezvousError as error:
-            self.answer(Refused("other", str(error)))
+            self.answer(NotMet("other", str(error)))
             self._end()
             return
         if isinstance(order, Open):
@@ -83,7 +83,7 @@ class Delegate:
 
                 self._node = OtherNode(self.loop, terms, self.answer)
         except DslError as error:
-            self.answer(Refused("settings", str(error)))
+            self.answer(NotMet("settings", str(error)))
 
     def _end(self) -> None:
         """Send what is left for the other nodes, and end."""

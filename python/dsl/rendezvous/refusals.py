@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dsl.errors import DslError
+from dsl.rendezvous.delegate_messages import NotMet
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.torch_side import host_and_port, is_file, where
-from dsl.rendezvous.words import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from dsl.rendezvous.delegate_messages import Open, RefusalKind
     from dsl.rendezvous.view import Node, View
-    from dsl.rendezvous.words import Open, RefusalKind
 
 LONGEST_TEXT = 400
 PROBE_S = 2.0
 
 
-class Refusal(Exception):  # noqa: N818 - it becomes a `Refused`
+class Refusal(Exception):  # noqa: N818 - it becomes a `NotMet`
     """The nodes cannot meet, and we know why."""
 
     def __init__(self, kind: RefusalKind, text: str) -> None:
@@ -32,7 +32,7 @@ def refusal(
     place: str = "",
     *,
     was_spare: bool = False,
-) -> Refused:
+) -> NotMet:
     """The refusal for an error that came after ``tried_s`` seconds.
 
     ``view``: the last state seen; None: there was no connection yet. ``place``: where the store is.
@@ -42,29 +42,29 @@ def refusal(
     place = place or where(order)
     tried = f"tried for {tried_s:.0f} s"
     if isinstance(error, Refusal):
-        return Refused(error.kind, str(error))
+        return NotMet(error.kind, str(error))
     if "RendezvousGracefulExitError" in names or ("RendezvousClosedError" in names and was_spare):
         return unneeded(order)
     if "RendezvousClosedError" in names:
         hint = f"remove {order.endpoint}" if is_file(order) and order.endpoint else "choose another run id"
-        return Refused("closed", f"the job {order.run_id} at {place} is over: {hint} to begin a new one")
+        return NotMet("closed", f"the job {order.run_id} at {place} is over: {hint} to begin a new one")
     if "RendezvousTimeoutError" in names:
-        return Refused("timeout", _timeout_text(order, view, place))
+        return NotMet("timeout", _timeout_text(order, view, place))
     if names & {"RendezvousConnectionError", "DistNetworkError", "DistStoreError", "TimeoutError"}:
         is_lost = view is not None
-        return Refused("connection", _lost_text(order, place) if is_lost else connection_text(order, tried))
+        return NotMet("connection", _lost_text(order, place) if is_lost else connection_text(order, tried))
     if isinstance(error, ImportError):
-        return Refused("settings", _import_text(error, order))
+        return NotMet("settings", _import_text(error, order))
     if isinstance(error, (ValueError, TypeError, DslError)):
-        return Refused("settings", f"rendezvous at {place}: {one_line(error)}")
+        return NotMet("settings", f"rendezvous at {place}: {one_line(error)}")
     if "etcd" in order.backend:
-        return Refused("connection", f"{connection_text(order, tried)} ({one_line(error)})")
-    return Refused("other", f"rendezvous at {place}: {type(error).__name__}: {one_line(error)}")
+        return NotMet("connection", f"{connection_text(order, tried)} ({one_line(error)})")
+    return NotMet("other", f"rendezvous at {place}: {type(error).__name__}: {one_line(error)}")
 
 
-def unneeded(order: Open) -> Refused:
+def unneeded(order: Open) -> NotMet:
     """The refusal for a job that ended without this node."""
-    return Refused("unneeded", f"the job {order.run_id} has ended without this node, which was a spare")
+    return NotMet("unneeded", f"the job {order.run_id} has ended without this node, which was a spare")
 
 
 def one_line(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from dsl.lists import LAST_PORT, MOST_NODES, MOST_SECONDS, parse_number, parse_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dsl.rendezvous.words import Open
+    from dsl.rendezvous.delegate_messages import Open
 
 TIMEOUT_S = 600.0
 """How long the nodes wait for each other before the first round, as torch's static rendezvous does."""
@@ -44,7 +44,7 @@ class Terms:
     silence_s: float
     """After this many seconds of silence the other side is lost."""
     command: tuple[str, ...] = ()
-    """See `dsl.rendezvous.words.Open`."""
+    """See `dsl.rendezvous.delegate_messages.Open`."""
     rank_at: int = 0
 
     @property

@@ -12,8 +12,8 @@ import threading
 
 from dsl.errors import RendezvousError
 from dsl.machine.network import is_own_address, resolve
-from dsl.rendezvous.news import News
 from dsl.rendezvous.settings import number
+from dsl.rendezvous.store_messages import News
 from dsl.rendezvous.view import View, read_state
 
 TYPE_CHECKING = False
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    from dsl.rendezvous.delegate_messages import Open
     from dsl.rendezvous.view import Node
-    from dsl.rendezvous.words import Open
 
 PORTS = {"c10d": 29400, "etcd-v2": 2379, "etcd": 2379}
 """Port of a backend if the endpoint names none."""
@@ -147,7 +147,7 @@ class Site:
 
     @property
     def is_assigned(self) -> bool:
-        """See `dsl.rendezvous.circle.Round`."""
+        """See `dsl.rendezvous.round_keys.Round`."""
         from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
         return not hasattr(SimpleElasticAgent, "_share_and_gather")
@@ -338,7 +338,7 @@ def _quicken(handler: Any, hooks: Hooks) -> None:
 class _NoStoreInfo:
     """Replaces torch's agreement about MASTER_ADDR, whose key a node under torchrun may never write.
 
-    `dsl.rendezvous.circle` makes the same agreement without waiting for that key.
+    `dsl.rendezvous.round_keys` makes the same agreement without waiting for that key.
     """
 
     def __init__(self, *_args: object, **_kwargs: object) -> None:

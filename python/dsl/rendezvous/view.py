@@ -115,7 +115,7 @@ def end_last_call(state: Any) -> bool:
     return was_open
 
 
-class Clocks:
+class NodeClocks:
     """Whether the nodes' clocks agree, judged by heartbeats: each carries the time of its writer's clock.
 
     A heartbeat that is new since the last look was written between the two looks. So we know the writer's
@@ -179,7 +179,7 @@ class Pulse:
 
 
 @record
-class Circle:
+class RoundNodes:
     """The nodes of the running round."""
 
     round: int
@@ -190,15 +190,15 @@ class Circle:
     """Their names for users, by node rank."""
 
 
-def missing(circle: Circle, view: View) -> tuple[Node, ...]:
+def missing(round_nodes: RoundNodes, view: View) -> tuple[Node, ...]:
     """Nodes that are no longer in their round. A node that meets the others again has not left."""
-    if view.round != circle.round or view.is_closed:
+    if view.round != round_nodes.round or view.is_closed:
         return ()
     there = {*view.participants, *view.waiting, *view.spares}
-    return tuple([node for node in circle.nodes if node not in there])
+    return tuple([node for node in round_nodes.nodes if node not in there])
 
 
-def names_of(circle: Circle, nodes: tuple[Node, ...]) -> tuple[str, ...]:
+def names_of(round_nodes: RoundNodes, nodes: tuple[Node, ...]) -> tuple[str, ...]:
     """Names of a round's nodes for users."""
-    names: Mapping[Node, str] = dict(zip(circle.nodes, circle.names, strict=True))
+    names: Mapping[Node, str] = dict(zip(round_nodes.nodes, round_nodes.names, strict=True))
     return tuple([names.get(node, node[0]) for node in nodes])

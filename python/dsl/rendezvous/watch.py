@@ -9,20 +9,20 @@ from __future__ import annotations
 import threading
 import time
 
+from dsl.rendezvous.delegate_messages import Changed, PeerFailed, Remark, make
 from dsl.rendezvous.settings import number
 from dsl.rendezvous.torch_side import view_of
-from dsl.rendezvous.view import Circle, Clocks, Pulse, View, missing, names_of
-from dsl.rendezvous.words import Changed, PeerFailed, Remark, make
+from dsl.rendezvous.view import NodeClocks, Pulse, RoundNodes, View, missing, names_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from dsl.rendezvous.news import News
+    from dsl.rendezvous.delegate_messages import Answer
+    from dsl.rendezvous.store_messages import News
     from dsl.rendezvous.torch_side import Site
     from dsl.rendezvous.view import Node
-    from dsl.rendezvous.words import Answer
 
 LOOK_S = 1.0
 """How often we read the state without news: nodes that are not ours send none, and dead nodes cannot."""
@@ -46,7 +46,7 @@ class Watcher:
         self._say = say
         self._news: News | None = None
         self._lock = threading.Lock()
-        self._circle: Circle | None = None
+        self._round_nodes: RoundNodes | None = None
         self._held: list[dict[str, Any]] = []
         self._gone: set[Node] = set()  # for good: no two nodes ever have the same name
         self._seen_s: dict[Node, float] = {}
@@ -60,7 +60,7 @@ class Watcher:
         interval_s = number(settings, "keep_alive_interval")
         self.expiry_s = float(interval_s * number(settings, "keep_alive_max_attempt"))
         self._pulse = Pulse(self.expiry_s)
-        self._clocks = Clocks(max(self.expiry_s - interval_s, 1.0))
+        self._clocks = NodeClocks(max(self.expiry_s - interval_s, 1.0))
         self._warned: set[Node] = set()
         self.view = View()
         """The last view that was read."""
@@ -79,11 +79,11 @@ class Watcher:
             self._news = self._site.new_news()
         threading.Thread(target=self._run, name="watcher", daemon=True).start()
 
-    def watch(self, circle: Circle | None, news: News | None = None) -> None:
+    def watch(self, round_nodes: RoundNodes | None, news: News | None = None) -> None:
         """Note that a round's workers run (None: no workers). ``news``: for handlers that are not dynamic."""
         with self._lock:
-            self._circle, self._round_news = circle, news or self._round_news
-            self._told = Changed(len(circle.nodes), 0, False, ()) if circle else None
+            self._round_nodes, self._round_news = round_nodes, news or self._round_news
+            self._told = Changed(len(round_nodes.nodes), 0, False, ()) if round_nodes else None
             self._missing_since.clear()
             held, self._held = self._held, []
             for item in held:
@@ -98,7 +98,7 @@ class Watcher:
 
     def expected(self) -> tuple[Node, ...]:
         """Nodes that should be in the next round: those of the present round, and those that wait."""
-        nodes = self._circle.nodes if self._circle is not None and self._site.is_dynamic else ()
+        nodes = self._round_nodes.nodes if self._round_nodes is not None and self._site.is_dynamic else ()
         return tuple(dict.fromkeys([*nodes, *self.view.waiting])) if nodes else ()
 
     def may_come(self, node: Node) -> bool:
@@ -160,25 +160,25 @@ class Watcher:
 
     def _view_of_other(self) -> View:
         """The view of a handler that is not dynamic."""
-        circle, handler = self._circle, self._site.handler
-        if circle is None:
+        round_nodes, handler = self._round_nodes, self._site.handler
+        if round_nodes is None:
             return View()
         waiting = tuple([("", place, 0) for place in range(handler.num_nodes_waiting())])
-        return View(circle.round, True, bool(handler.is_closed()), circle.nodes, waiting)
+        return View(round_nodes.round, True, bool(handler.is_closed()), round_nodes.nodes, waiting)
 
     def _lose(self) -> None:
         if self.is_lost:
             return
         self.is_lost = True
         self.wake.set()
-        if self._circle is not None and not self.is_over and not self.is_finishing:
+        if self._round_nodes is not None and not self.is_over and not self.is_finishing:
             self._say(Remark("warning", _LOST.format(place=self._site.place)))
 
     def _hear(self, item: dict[str, Any]) -> None:
         kind, node = item.get("is"), _node_of(item)
         if kind == "state" or node is None or node == self.node:
             return
-        circle, failure = self._circle, _failure(item, final=kind == "over")
+        round_nodes, failure = self._round_nodes, _failure(item, final=kind == "over")
         if kind == "left":
             self._gone.add(node)
         elif failure is None:
@@ -187,9 +187,9 @@ class Watcher:
             self._say(failure)
             self.is_over = True
             self._acknowledge()
-        elif kind == "failing" and circle is not None and item["round"] == circle.round:
+        elif kind == "failing" and round_nodes is not None and item["round"] == round_nodes.round:
             self._say(failure)
-        elif kind == "failing" and (circle is None or item["round"] > circle.round):
+        elif kind == "failing" and (round_nodes is None or item["round"] > round_nodes.round):
             self._held = [*self._held, item][-MOST_HELD:]
 
     def _acknowledge(self) -> None:
@@ -202,32 +202,34 @@ class Watcher:
         self._pulse.look(view, now_s)
         for node in self.others():
             self._company_s = self._seen_s[node] = now_s
-        circle = self._circle
-        if circle is None:
+        round_nodes = self._round_nodes
+        if round_nodes is None:
             return
         self._warn_of_clocks(view)
-        left = self._left(circle, view, now_s)
-        node_count = len(circle.nodes) - len(left)
+        left = self._left(round_nodes, view, now_s)
+        node_count = len(round_nodes.nodes) - len(left)
         # Older versions of torch have no list of spares. A waiting node of the round wants to meet again.
         has_place = node_count < self._site.order.max_nodes
         changed = Changed(
             node_count=node_count,
-            waiting=sum(has_place or node in circle.nodes for node in view.waiting),
+            waiting=sum(has_place or node in round_nodes.nodes for node in view.waiting),
             closed=view.is_closed,
-            left=names_of(circle, left),
+            left=names_of(round_nodes, left),
             has_dropped_us=self.node in left,
         )
         if changed != self._told:
             self._told = changed
             self._say(changed)
 
-    def _left(self, circle: Circle, view: View, now_s: float) -> tuple[Node, ...]:
+    def _left(self, round_nodes: RoundNodes, view: View, now_s: float) -> tuple[Node, ...]:
         """Nodes of the round that are gone for sure."""
         if not self._site.is_dynamic:
-            return tuple([node for node in circle.nodes if node in self._gone])
-        if view.round > circle.round:
-            return (self.node,) if self.node in circle.nodes else ()  # the others have dropped us and gone on
-        absent = missing(circle, view)
+            return tuple([node for node in round_nodes.nodes if node in self._gone])
+        if view.round > round_nodes.round:
+            return (
+                (self.node,) if self.node in round_nodes.nodes else ()
+            )  # the others have dropped us and gone on
+        absent = missing(round_nodes, view)
         self._missing_since = {node: self._missing_since.get(node, now_s) for node in absent}
         sure = [
             node
@@ -236,10 +238,10 @@ class Watcher:
         ]
         dead = [
             node
-            for node in circle.nodes
+            for node in round_nodes.nodes
             if node not in absent and node != self.node and not self._pulse.is_alive(node, now_s)
         ]
-        return tuple([node for node in circle.nodes if node in sure or node in dead])
+        return tuple([node for node in round_nodes.nodes if node in sure or node in dead])
 
     def _warn_of_clocks(self, view: View) -> None:
         self._clocks.look(view, self.node, wall_s())

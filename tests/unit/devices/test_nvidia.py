@@ -11,7 +11,6 @@ import pytest
 from tests.support.outcome import assert_one_line
 from tests.unit.devices.record_nvml import FOLDER, Recording, Replay, key, load
 
-from dsl.devices.files import pci_address, read_numa_node
 from dsl.devices.nvidia import (
     Device,
     MigInstance,
@@ -25,6 +24,7 @@ from dsl.devices.nvidia import (
     visible_devices,
 )
 from dsl.devices.nvml import Nvml, NvmlError
+from dsl.machine.kernel_files import pci_address, read_numa_node
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,8 @@ from dsl.devices.others import (
     count_gaudi,
     count_intel,
     find_accelerator,
-    rocm_names,
+    rocm_name,
+    rocm_nodes,
 )
 from dsl.errors import AcceleratorError
 
@@ -60,6 +61,10 @@ def lay(root: Path, files: Sequence[str]) -> str:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(f"{text}\n", encoding="utf-8")
     return str(root)
+
+
+def names(root: str) -> tuple[str, ...]:
+    return tuple(rocm_name(node) for node in rocm_nodes(root))
 
 
 def test_all_accelerators_but_the_cpu_and_cuda_can_be_counted() -> None:
@@ -155,7 +160,7 @@ def _gpu(render: int, serial: int) -> str:
 def test_amd_devices_are_the_nodes_of_kfd_that_we_may_use(tmp_path: Path) -> None:
     root = _kfd(tmp_path, _gpu(128, 0xBEEF), _gpu(129, 0), _gpu(136, 0xF00), "")
     lay(tmp_path, ["dev/dri/renderD128", "dev/dri/renderD129"])
-    assert rocm_names(root) == ("GPU-000000000000beef", "GPU-XX")
+    assert names(root) == ("GPU-000000000000beef", "GPU-XX")
 
 
 @pytest.mark.parametrize(
@@ -176,13 +181,13 @@ def test_amd_devices_are_cuda_devices(environ: dict[str, str], count: int, tmp_p
 
 def test_nodes_of_kfd_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     root = _kfd(tmp_path, *[_gpu(0, number) for number in range(1, 12)])
-    assert rocm_names(root)[-1] == "GPU-000000000000000b"
+    assert names(root)[-1] == "GPU-000000000000000b"
 
 
 def test_without_kfd_there_is_no_amd_device(tmp_path: Path) -> None:
     root = _kfd(tmp_path, _gpu(0, 1))
     (tmp_path / "dev/kfd").unlink()
-    assert rocm_names(root) == ()
+    assert names(root) == ()
 
 
 def _packages(root: Path, *names: str) -> list[str]:

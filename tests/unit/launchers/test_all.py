@@ -12,8 +12,8 @@ from tests.support.launchers import starts
 from tests.support.outcome import assert_one_line
 
 from dsl.errors import HostNameError, UsageError
+from dsl.launchers.agent_command import shell_word
 from dsl.launchers.table import TABLE
-from dsl.launchers.words import shell_word
 from dsl.model.remote import LAUNCHERS, RANK_LAUNCHERS
 
 SECRET = "0123456789abcdef"

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.machine import programs
-from dsl.machine.programs import Package, Program, find_package, find_programs, read_constants, read_version
+from dsl.machine.programs import (
+    FoundProgram,
+    Package,
+    find_package,
+    find_programs,
+    read_constants,
+    read_version,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,9 +70,9 @@ def test_programs_are_found_on_path_and_asked_at_once(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert find_programs(("ssh", "pdsh", "mpirun", "srun"), environ) == {
         "ssh": None,
-        "pdsh": Program(f"{tmp_path}/pdsh", "", "2.34"),
-        "mpirun": Program(f"{tmp_path}/mpirun"),
-        "srun": Program(f"{tmp_path}/srun"),
+        "pdsh": FoundProgram(f"{tmp_path}/pdsh", "", "2.34"),
+        "mpirun": FoundProgram(f"{tmp_path}/mpirun"),
+        "srun": FoundProgram(f"{tmp_path}/srun"),
     }
 
 

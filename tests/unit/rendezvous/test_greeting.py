@@ -8,9 +8,9 @@ from tests.support.outcome import error_of
 from dsl._record import replace
 from dsl.errors import OptionError
 from dsl.rendezvous import greeting
+from dsl.rendezvous.delegate_messages import Open
 from dsl.rendezvous.greeting import Hello, hello_from_line, hello_to_line, objection, stranger
 from dsl.rendezvous.terms import terms_of
-from dsl.rendezvous.words import Open
 
 OURS = Hello("1.0", "job", 3, 0, "n0")
 THEIRS = Hello("1.0", "job", 3, 2, "n2", "abc")

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.errors import PortError
-from dsl.rendezvous.leader import Leader
-from dsl.rendezvous.words import (
+from dsl.rendezvous.delegate_messages import (
     Changed,
     Fail,
-    Failing,
+    FailingRank,
     Finish,
     Finished,
     Leave,
     Meet,
     Met,
+    NotMet,
     PeerFailed,
-    Refused,
     Remark,
 )
+from dsl.rendezvous.leader import Leader
 
 if TYPE_CHECKING:
-    from dsl.rendezvous.words import Answer
+    from dsl.rendezvous.delegate_messages import Answer
 
     Told = dict[int, list[Answer]]
 
@@ -115,7 +115,7 @@ def test_a_node_that_counts_too_much_costs_one_restart_a_round_at_most() -> None
 
 def test_a_failure_is_told_to_the_others_at_once() -> None:
     leader = leader_of(3)
-    assert told(leader.hear(1, Failing(1, 7))) == {
+    assert told(leader.hear(1, FailingRank(1, 7))) == {
         place: [PeerFailed("n1", 1, 7, None, final=False)] for place in (0, 2)
     }
 
@@ -127,10 +127,10 @@ def test_a_final_failure_ends_the_others_also_those_who_wait() -> None:
     final = PeerFailed("n1", 5, 9, None, final=True)
     assert told(leader.hear(1, Fail(5, 9))) == {
         0: [final, Finished()],
-        2: [final, Refused("closed", "node 1 (n1) has failed")],
+        2: [final, NotMet("closed", "node 1 (n1) has failed")],
         3: [final],
     }
-    assert leader.hear(3, meet()) == [(3, Refused("closed", "node 1 (n1) has failed"))]
+    assert leader.hear(3, meet()) == [(3, NotMet("closed", "node 1 (n1) has failed"))]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_node_that_goes_ends_the_job_and_is_named(lost: bool, text: str, level
     leader.hear(0, meet(restarts=1))
     says = leader.lose(2, "the connection has ended") if lost else leader.hear(2, Leave())
     gone = [Remark(level, text), Changed(2, 0, closed=True, left=("n2",))]
-    assert told(says) == {0: [*gone, Refused("closed", text)], 1: gone}
+    assert told(says) == {0: [*gone, NotMet("closed", text)], 1: gone}
     # Nothing of it is told twice, and a second loss is no news.
     assert leader.lose(2, "again") == []
     assert leader.lose(1, "the connection has ended") == []
@@ -163,7 +163,7 @@ def test_the_exit_barrier_opens_when_all_have_finished_or_gone() -> None:
 def test_a_node_that_has_finished_starts_anew_with_the_others() -> None:
     leader = leader_of(2)
     leader.hear(0, Finish())
-    assert told(leader.hear(1, Failing(1, 1))) == {0: [PeerFailed("n1", 1, 1, None, final=False)]}
+    assert told(leader.hear(1, FailingRank(1, 1))) == {0: [PeerFailed("n1", 1, 1, None, final=False)]}
     assert leader.hear(1, meet(restarts=1)) == []
     found = told(leader.hear(0, meet(restarts=1)))
     assert [type(answer) for answers in found.values() for answer in answers] == [Met, Met]
@@ -193,7 +193,7 @@ def test_whoever_waits_when_time_is_up_is_told_for_whom() -> None:
     assert leader.expire(9) == []
     leader.hear(0, meet())
     text = "after 9 s the job is still waiting for 3 of 4 nodes: nodes 1-3"
-    assert leader.expire(9) == [(0, Refused("timeout", text))]
+    assert leader.expire(9) == [(0, NotMet("timeout", text))]
     # It may try again.
     leader.hear(0, meet())
     leader.come(3, "n3")
@@ -213,7 +213,7 @@ def test_a_round_without_a_port_is_refused_on_all_nodes() -> None:
     leader.come(0, "n0")
     leader.come(1, "n1")
     leader.hear(0, meet())
-    refused = [Refused("other", "no free master port")]
+    refused = [NotMet("other", "no free master port")]
     assert told(leader.hear(1, meet())) == {0: refused, 1: refused}
 
 
@@ -222,4 +222,4 @@ def test_nothing_follows_from_the_words_of_who_has_no_place() -> None:
     assert leader.hear(7, Finish()) == []
     assert leader.lose(7, "x") == []
     leader.hear(1, Leave())
-    assert leader.hear(1, Failing(1, 1)) == []
+    assert leader.hear(1, FailingRank(1, 1)) == []

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsl.rendezvous.circle import Round
+from dsl.rendezvous.delegate_messages import Finished, Open, Remark
 from dsl.rendezvous.meeting import Meetings
 from dsl.rendezvous.member import Member
 from dsl.rendezvous.refusals import Refusal
+from dsl.rendezvous.round_keys import Round
 from dsl.rendezvous.torch_side import Site
-from dsl.rendezvous.view import Circle, Clocks, View
+from dsl.rendezvous.view import NodeClocks, RoundNodes, View
 from dsl.rendezvous.watch import Watcher
-from dsl.rendezvous.words import Finished, Open, Remark
 
 
 class Gone:
@@ -48,7 +48,7 @@ def test_only_a_store_that_ends_before_all_nodes_have_ended_well_is_missed(
     site.can_wait, site.handler = True, SimpleNamespace(set_closed=lambda: None)
     member._site = site
     member._watcher = watcher = Watcher(site, OURS, said.append)
-    watcher._circle = Circle(0, (OURS, OTHER), ("a", "b"))
+    watcher._round_nodes = RoundNodes(0, (OURS, OTHER), ("a", "b"))
     monkeypatch.setattr(watcher, "pause", lambda _seconds: watcher._lose())  # it has seen it, too
     member._meetings = Meetings(site, watcher, OURS, said.append, lambda: None)
     member._meetings.round = Round(Gone(all_have_ended=all_have_ended), 0, 2)
@@ -65,7 +65,7 @@ OURS, OTHER = ("a", 1, 0), ("b", 2, 0)
 def test_a_clock_that_only_another_thread_has_seen_is_judged() -> None:
     """Torch drops such a node in the thread of its heartbeats: the thread that meets may never see it."""
     member = Member(lambda _answer: None, lambda: True)
-    member._node, member._clocks = OURS, Clocks(5.0)
+    member._node, member._clocks = OURS, NodeClocks(5.0)
     now_s = time.time()
     member.saw(View(heartbeats=((OURS, now_s),)))
     both = View(heartbeats=((OURS, now_s), (OTHER, now_s - 3600)))

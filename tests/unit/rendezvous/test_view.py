@@ -10,9 +10,9 @@ import pytest
 
 from dsl._record import replace
 from dsl.rendezvous.view import (
-    Circle,
-    Clocks,
+    NodeClocks,
     Pulse,
+    RoundNodes,
     View,
     end_last_call,
     missing,
@@ -114,9 +114,9 @@ def test_the_last_call_is_ended_once() -> None:
     ],
 )
 def test_who_meets_the_others_again_has_not_left(view: View, expected: tuple[object, ...]) -> None:
-    circle = Circle(2, (A, B), ("alpha", "beta"))
-    assert missing(circle, view) == expected
-    assert names_of(circle, missing(circle, view)) == tuple(["beta" for _ in expected])
+    round_nodes = RoundNodes(2, (A, B), ("alpha", "beta"))
+    assert missing(round_nodes, view) == expected
+    assert names_of(round_nodes, missing(round_nodes, view)) == tuple(["beta" for _ in expected])
 
 
 def heard(**seconds: float) -> View:
@@ -125,13 +125,13 @@ def heard(**seconds: float) -> View:
 
 
 def test_a_heartbeat_that_was_there_before_proves_nothing_of_a_clock() -> None:
-    clocks = Clocks(10)
+    clocks = NodeClocks(10)
     clocks.look(heard(b=-3600), A, 0)
     assert (clocks.far(), clocks.is_ours_wrong) == ((), False)
 
 
 def test_a_heartbeat_of_the_future_proves_a_clock_wrong() -> None:
-    clocks = Clocks(10)
+    clocks = NodeClocks(10)
     clocks.look(heard(b=3600), A, 0)
     assert clocks.far() == ((B, 3600),)
     assert clocks.is_ours_wrong
@@ -139,7 +139,7 @@ def test_a_heartbeat_of_the_future_proves_a_clock_wrong() -> None:
 
 @pytest.mark.parametrize("first", [heard(), heard(b=-3605)])
 def test_a_heartbeat_that_is_new_and_old_at_once_proves_a_clock_wrong(first: View) -> None:
-    clocks = Clocks(10)
+    clocks = NodeClocks(10)
     clocks.look(first, A, 0)
     clocks.look(heard(b=-3600), A, 1)
     assert clocks.far() == ((B, -3601),)
@@ -147,14 +147,14 @@ def test_a_heartbeat_that_is_new_and_old_at_once_proves_a_clock_wrong(first: Vie
 
 def test_what_may_have_been_written_long_ago_proves_nothing() -> None:
     """Between two looks this node was frozen for a minute."""
-    clocks = Clocks(10)
+    clocks = NodeClocks(10)
     clocks.look(heard(b=0), A, 0)
     clocks.look(heard(b=5), A, 60)
     assert clocks.far() == ()
 
 
 def test_the_clock_that_differs_from_most_is_the_wrong_one() -> None:
-    clocks = Clocks(10)
+    clocks = NodeClocks(10)
     clocks.look(heard(), A, 0)
     clocks.look(heard(b=3600), A, 0)
     assert clocks.is_ours_wrong

@@ -12,7 +12,7 @@ from tests.support.machine import OWN_ADDRESSES, make_facts, numa_table
 
 from dsl.devices.nvidia import Device, MigInstance, Survey
 from dsl.errors import PortError
-from dsl.machine.programs import Package, Program
+from dsl.machine.programs import FoundProgram, Package
 from dsl.report import survey as module
 from dsl.report.machine import human, machine_lines
 from dsl.report.survey import driver_version, survey
@@ -38,9 +38,13 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     def package(name: str, *_: object) -> Package | None:
         return torch if name == "torch" else None
 
-    def programs(names: Sequence[str], _environ: object) -> dict[str, Program | None]:
-        found: dict[str, Program | None] = dict.fromkeys(names)
-        return {**found, "ssh": Program("/bin/ssh", "", "9.2p1"), "mpirun": Program("/bin/mpirun", "mpich")}
+    def programs(names: Sequence[str], _environ: object) -> dict[str, FoundProgram | None]:
+        found: dict[str, FoundProgram | None] = dict.fromkeys(names)
+        return {
+            **found,
+            "ssh": FoundProgram("/bin/ssh", "", "9.2p1"),
+            "mpirun": FoundProgram("/bin/mpirun", "mpich"),
+        }
 
     monkeypatch.setattr(module, "find_package", package)
     monkeypatch.setattr(module, "find_programs", programs)

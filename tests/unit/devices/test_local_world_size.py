@@ -6,8 +6,8 @@ import pytest
 from tests.support.machine import make_facts
 from tests.support.outcome import assert_one_line, error_of
 
+from dsl.devices.nproc import local_world_size
 from dsl.errors import OptionError
-from dsl.plan.workers import local_world_size
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from dsl._record import record
 from dsl.errors import RendezvousError
 from dsl.lists import LAST_PORT, MOST_WORKERS, parse_number
 from dsl.model.request import Count, Shown
-from dsl.rendezvous.stores import has_keys, read_json
-from dsl.rendezvous.words import Reason, make
+from dsl.rendezvous.delegate_messages import Reason, make
+from dsl.rendezvous.store_messages import has_keys, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Round:
 
 
 @record
-class Facts:
+class NodeFacts:
     """What a node of ours tells the others about itself."""
 
     host: Shown
@@ -57,30 +57,30 @@ class Facts:
     """Tells the node from all others: hosts may share a name."""
 
 
-def tell_facts(round_: Round, facts: Facts) -> None:
+def tell_facts(round_: Round, facts: NodeFacts) -> None:
     """Write our facts. Call it before `tell_role`."""
     plain = {name: getattr(facts, name) for name in facts.__match_args__}
     round_.store.set(f"{FACTS}{round_.rank}", json.dumps(plain))
 
 
-def read_facts(round_: Round) -> tuple[Facts | None, ...]:
+def read_facts(round_: Round) -> tuple[NodeFacts | None, ...]:
     """The facts of all nodes, None for nodes that are not ours. Call it after `read_roles`."""
     return tuple([_facts_of(round_, rank) for rank in range(round_.node_count)])
 
 
-def _facts_of(round_: Round, rank: int) -> Facts | None:
+def _facts_of(round_: Round, rank: int) -> NodeFacts | None:
     key = f"{FACTS}{rank}"
     if not has_keys(round_.store, [key]):
         return None
     found = read_json(round_.store.get(key))
     try:
-        facts: Facts = make(Facts, found or {})
+        facts: NodeFacts = make(NodeFacts, found or {})
     except ValueError:
         return None
     return facts
 
 
-def agree(facts: Sequence[Facts | None], most: int | None) -> tuple[int, Reason]:
+def agree(facts: Sequence[NodeFacts | None], most: int | None) -> tuple[int, Reason]:
     """Restarts and reason, the same on all our nodes: the most restarts, and a failure before other reasons.
 
     ``most``: upper bound of the restarts, even if a node says more (None: no bound is known).

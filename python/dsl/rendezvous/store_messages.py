@@ -2,7 +2,8 @@
 
 A counter counts the items, and each item has a key with its number. To wait for the next item, a delegate
 waits for the next key; a TCP store does that without polling. Stores of files and of etcd have to be polled.
-Nodes that are not ours neither write nor read these items.
+Nodes that are not ours neither write nor read these items. Also here: questions that the stores of every
+version of torch can answer.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import contextlib
 import json
 import time
 
-from dsl.rendezvous.stores import has_keys, read_json
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 KEPT = 256
 """Most items kept in a store that can delete keys. A reader further behind starts with the newest."""
 POLL_S = 0.05
 """How often we poll a store that cannot wait."""
+ABSENT = "\x00absent"
+"""A value that no key has."""
 LOST_S = 2.0
 """If the item of a number does not come in this time, its writer has died between counting and writing."""
 
@@ -91,3 +93,24 @@ class News:
             return False
         self._gap_since_s = self._gap_since_s or time.monotonic()
         return time.monotonic() - self._gap_since_s > LOST_S
+
+
+def read_json(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object in a text that another node wrote; None for any other text."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def has_keys(store: Any, keys: Iterable[str]) -> bool:
+    """Whether all keys are there.
+
+    Raises:
+        RuntimeError: the store is gone.
+    """
+    if hasattr(store, "check"):
+        return bool(store.check(list(keys)))
+    # Stores before torch 2.3 have no `check`. Comparing makes no key, and reports an absent key as expected.
+    return all(bytes(store.compare_set(key, ABSENT, ABSENT)) != ABSENT.encode() for key in keys)

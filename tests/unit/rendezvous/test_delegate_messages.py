@@ -10,22 +10,22 @@ import pytest
 from dsl.errors import RendezvousError
 from dsl.model.codec import LONGEST_SHOWN
 from dsl.model.judgement import Failed
-from dsl.rendezvous.words import (
+from dsl.rendezvous.delegate_messages import (
     ANSWERS,
     MOST_BYTES,
     ORDERS,
     Changed,
     Fail,
-    Failing,
+    FailingRank,
     Finish,
     Finished,
     Leave,
     Lines,
     Meet,
     Met,
+    NotMet,
     Open,
     PeerFailed,
-    Refused,
     Remark,
     answer_from_line,
     answer_to_line,
@@ -34,17 +34,17 @@ from dsl.rendezvous.words import (
 )
 
 if TYPE_CHECKING:
-    from dsl.rendezvous.words import Answer, Order
+    from dsl.rendezvous.delegate_messages import Answer, Order
 
 OPEN = Open("c10d", "alpha:29400", "job", 1, 4, None, (("join_timeout", "9"), ("is_host", "1")), "alpha")
 MEET = Meet(4, "default", 1, "failure")
 FAILED = Failed(
     "rank", "5", 5, 1, 77, 126, 9, exec_stage="exec", exec_errno=13, exec_path="/ü", target="file"
 )
-ORDER_LIST: list[Order] = [OPEN, MEET, Failing(3, 137, FAILED), Leave(), Finish(), Fail(-1, 1)]
+ORDER_LIST: list[Order] = [OPEN, MEET, FailingRank(3, 137, FAILED), Leave(), Finish(), Fail(-1, 1)]
 ANSWER_LIST: list[Answer] = [
     Met(2, 1, (4, 2), 4, 6, "10.0.0.1", 41000, 1, "membership", ("alpha", "alpha"), ("a", "b")),
-    Refused("closed", "the job is over"),
+    NotMet("closed", "the job is over"),
     Changed(2, 1, False, ("gamma",), True),
     PeerFailed("beta", 5, 1, FAILED, True),
     Remark("info", "waiting for 1 of 2 nodes"),

@@ -4,8 +4,8 @@ The delegate (`dsl.rendezvous.delegate`) takes part in torch's rendezvous for it
 of sockets: one JSON object per line, in ASCII. The agent's objects have the key ``do``, the delegate's have
 ``is``.
 
-The first order is `Open`. The delegate answers each `Meet` with `Met` or `Refused`, and a `Finish` with
-`Finished`. It answers an `Open` that it cannot serve with `Refused`, too, and then waits for another order.
+The first order is `Open`. The delegate answers each `Meet` with `Met` or `NotMet`, and a `Finish` with
+`Finished`. It answers an `Open` that it cannot serve with `NotMet`, too, and then waits for another order.
 All other messages come when something happens. A side that goes closes its end. A delegate whose agent has
 gone leaves and ends.
 """
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Annotated, Any, Literal, TypeAlias
 
-    Order: TypeAlias = "Open | Meet | Failing | Leave | Finish | Fail"
-    Answer: TypeAlias = "Met | Refused | Changed | PeerFailed | Remark | Finished"
+    Order: TypeAlias = "Open | Meet | FailingRank | Leave | Finish | Fail"
+    Answer: TypeAlias = "Met | NotMet | Changed | PeerFailed | Remark | Finished"
 
 MOST_BYTES = 1 << 20
 """A longer line counts as damaged."""
@@ -78,7 +78,7 @@ class Meet:
 
 
 @record
-class Failing:
+class FailingRank:
     """agent to delegate: a worker failed. Tell the other nodes at once; a restart may follow."""
 
     rank: RankOrNone
@@ -140,7 +140,7 @@ class Met:
 
 
 @record
-class Refused:
+class NotMet:
     """delegate to agent: the nodes do not meet."""
 
     kind: RefusalKind
@@ -199,14 +199,14 @@ class Finished:
 ORDERS: dict[str, type] = {
     "open": Open,
     "meet": Meet,
-    "failing": Failing,
+    "failing": FailingRank,
     "leave": Leave,
     "finish": Finish,
     "fail": Fail,
 }
 ANSWERS: dict[str, type] = {
     "met": Met,
-    "refused": Refused,
+    "refused": NotMet,
     "membership": Changed,
     "peer_failed": PeerFailed,
     "notice": Remark,

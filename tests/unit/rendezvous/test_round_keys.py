@@ -7,8 +7,8 @@ import json
 import pytest
 
 from dsl.errors import RendezvousError
-from dsl.rendezvous.circle import (
-    Facts,
+from dsl.rendezvous.round_keys import (
+    NodeFacts,
     Roles,
     Round,
     agree,
@@ -21,7 +21,7 @@ from dsl.rendezvous.circle import (
     tell_master,
     tell_role,
 )
-from dsl.rendezvous.news import News
+from dsl.rendezvous.store_messages import News
 
 
 class Store:
@@ -88,7 +88,7 @@ def test_where_rank_0_listens() -> None:
 def test_nodes_that_are_not_ours_have_no_facts() -> None:
     store = Store()
     nodes = rounds(store, 3)
-    alpha, gamma = Facts("alpha", 2, "failure", "a"), Facts("gamma", 1, "membership", "c")
+    alpha, gamma = NodeFacts("alpha", 2, "failure", "a"), NodeFacts("gamma", 1, "membership", "c")
     tell_facts(nodes[0], alpha)
     tell_facts(nodes[2], gamma)
     assert read_facts(nodes[1]) == (alpha, None, gamma)
@@ -117,8 +117,8 @@ def test_what_no_node_of_ours_has_written_is_no_fact_and_no_error(text: str) -> 
 
 def test_names_of_hosts_are_printable() -> None:
     (node,) = rounds(Store(), 1)
-    tell_facts(node, Facts("a\x1b[2Jb", 0, "start", "x"))
-    assert read_facts(node) == (Facts("ab", 0, "start", "x"),)
+    tell_facts(node, NodeFacts("a\x1b[2Jb", 0, "start", "x"))
+    assert read_facts(node) == (NodeFacts("ab", 0, "start", "x"),)
 
 
 @pytest.mark.parametrize("size", [-5, 0, 65_537])
@@ -146,12 +146,12 @@ def test_rank_0_listens_at_a_port(port: str) -> None:
     ],
 )
 def test_all_nodes_agree_on_the_reason(reasons: str, expected: str) -> None:
-    facts = [Facts("alpha", count, reason, "x") for count, reason in enumerate(reasons.split())]  # type: ignore[arg-type]
+    facts = [NodeFacts("alpha", count, reason, "x") for count, reason in enumerate(reasons.split())]  # type: ignore[arg-type]
     assert agree([*facts, None], 7) == (1, expected)
 
 
 def test_a_node_cannot_count_more_restarts_than_there_were_rounds() -> None:
-    assert agree([Facts("a", 1, "failure", "x"), Facts("b", 999_999_999, "failure", "y")], 2) == (
+    assert agree([NodeFacts("a", 1, "failure", "x"), NodeFacts("b", 999_999_999, "failure", "y")], 2) == (
         2,
         "failure",
     )
@@ -195,7 +195,7 @@ def test_a_writer_that_died_between_two_steps_stops_nobody(monkeypatch: pytest.M
     store.add("dsl/job/news", 1)
     writer.post({"is": "later"})
     now_s = [100.0]
-    monkeypatch.setattr("dsl.rendezvous.news.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("dsl.rendezvous.store_messages.time.monotonic", lambda: now_s[0])
     assert reader.read() == []
     now_s[0] += 3
     assert [item["is"] for item in reader.read()] == ["later"]
