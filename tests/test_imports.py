@@ -68,6 +68,9 @@ ENDS_PROCESSES = {"_exit", "fork", "forkpty", "abort", "execv", "execve", "execv
 MOST_MODULES = 53
 # What it may import beside them, beyond what `import os, sys` does.
 LIGHT = {"__future__", "gc", "select"}
+TESTS = Path(__file__).resolve().parent / "unit"
+# How often unit tests may touch names of the package that begin with an underscore.
+MOST_PRIVATE_USES = 71
 
 
 @cache
@@ -263,6 +266,46 @@ def test_only_the_delegate_imports_torch() -> None:
         if any(target.removeprefix("dsl.rendezvous.") in inner for _, target in imported(name))
     }
     assert askers <= {f"dsl.rendezvous.{name}" for name in inner}
+
+
+@cache
+def private_names() -> set[str]:
+    """Names of the package that begin with one underscore, without those of modules."""
+    nodes = [node for tree in modules().values() for node in ast.walk(tree)]
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {
+        node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    of_modules = {part for name in modules() for part in name.split(".")}
+    return {name for name in names if re.match(r"_[^_]", name)} - of_modules
+
+
+def private_uses(test: ast.Module) -> list[str]:
+    """Private names of the package that a test imports, reads, sets or replaces."""
+    nodes = list(ast.walk(test))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {
+        node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    }
+    used = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dsl"):
+            used += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("attr", "patch", "object")):
+            words = [one.value for one in node.args[:2] if isinstance(one, ast.Constant)]
+            used += [word.rpartition(".")[2] for word in words if isinstance(word, str)]
+    return sorted(name for name in used if name in private_names() - own)
+
+
+def test_unit_tests_touch_few_private_names() -> None:
+    """Tests of what others can see stay true when the inside changes."""
+    found = {
+        str(path.relative_to(TESTS)): uses
+        for path in sorted(TESTS.rglob("test_*.py"))
+        if (uses := private_uses(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    assert sum(map(len, found.values())) <= MOST_PRIVATE_USES, found
 
 
 def imports_of(code: str, *argv: str) -> set[str]:

@@ -162,10 +162,13 @@ def test_what_is_compiled_in_another_way_is_left_to_python(tmp_path: Path, flag:
 
 
 def test_modules_of_others_are_none_of_its_business() -> None:
-    finder = _own_process._Finder(sys.modules["dsl"])
-    assert finder.find_spec("json") is None
-    assert finder.find_spec("dslx.model") is None
-    assert finder.find_spec("dsl.no_such_module") is None
+    before = list(sys.meta_path)
+    _own_process.claim()
+    (finder,) = [one for one in sys.meta_path if one not in before]
+    _own_process.restore()
+    assert finder.find_spec("json", None) is None
+    assert finder.find_spec("dslx.model", None) is None
+    assert finder.find_spec("dsl.no_such_module", None) is None
 
 
 def test_it_goes_when_code_of_others_is_about_to_run() -> None:

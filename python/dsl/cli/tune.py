@@ -97,11 +97,11 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     try:
         if setup.section.overwrite and folders.is_finished():
             folders.empty()
-        setup = _keep_memory(setup, config, folders)
+        setup = keep_memory(setup, config, folders)
         steps, batch = _begin(setup, config)
         folders.mark(is_finished=False)
-        summary, signals = _search(steps, batch, setup, folders, progress)
-        words = _optimal(setup, summary.best, folders)
+        summary, signals = run_search(steps, batch, setup, folders, progress)
+        words = save_optimal(setup, summary.best, folders)
         folders.mark(is_finished=not signals)
         progress.finish(summary)
     finally:
@@ -187,7 +187,7 @@ def set_up(
             slots,
             lanes,
             # With one lane an experiment runs on the same hosts and slots as the user's own job.
-            _memory(asked if lanes == 1 else whole, lanes * slots, section.device_memory, facts),
+            device_memory(asked if lanes == 1 else whole, lanes * slots, section.device_memory, facts),
         ),
         hosts=whole.hosts,
         is_uniform=all(len(host.slots) == slots for host in asked.hosts),
@@ -200,7 +200,7 @@ def set_up(
         environ=dict(facts.environ),
         visible=_shown(whole),
         script_digest=digest_of(request.program.script),
-        device=_device(whole, facts),
+        device=name_devices(whole, facts),
     )
     return setup, config, (*planned.notices, *find_slips(config))
 
@@ -258,14 +258,14 @@ def _shown(hosts: ActiveHosts) -> tuple[str, tuple[str, ...]]:
     return ACCELERATORS[hosts.accelerator].visible_variable, tuple(hosts.visible_devices.split(","))
 
 
-def _device(hosts: ActiveHosts, facts: Facts) -> str:
+def name_devices(hosts: ActiveHosts, facts: Facts) -> str:
     """The accelerator, and for CUDA also the models of this machine's devices."""
     if hosts.accelerator != "cuda":
         return hosts.accelerator
     return ", ".join(["cuda", *sorted({device.model for device in facts.devices.survey.devices})])
 
 
-def _memory(hosts: ActiveHosts, count: int, given: int | None, facts: Facts) -> int | None:
+def device_memory(hosts: ActiveHosts, count: int, given: int | None, facts: Facts) -> int | None:
     """Free bytes of the experiments' device that has the least free memory; None if unknown.
 
     Experiments get the first ``count`` slots. A device that does not report its free memory counts in full.
@@ -294,7 +294,7 @@ def _begin(setup: Setup, config: Mapping[str, object]) -> tuple[Search, Sequence
         raise AutotuningError("; ".join(("nothing can be tried", *end.value.notes))) from None
 
 
-def _keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) -> Setup:
+def keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) -> Setup:
     """The setup with the memory size that this tuning recorded at its start; a new tuning records it now."""
     if setup.section.device_memory is not None:
         return setup
@@ -308,7 +308,7 @@ def _keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) -
     return replace(setup, size=replace(size, memory_bytes=folders.keep_memory(tuning, size.memory_bytes)))
 
 
-def _search(
+def run_search(
     steps: Search, batch: Sequence[Experiment], setup: Setup, folders: Folders, progress: Progress
 ) -> tuple[Summary, list[int]]:
     """The result of the search, and the signals that have ended it."""
@@ -323,7 +323,7 @@ def _search(
         runners.close()
 
 
-def _optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tuple[str, ...]:
+def save_optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tuple[str, ...]:
     """Write the best config to its file, or remove an old one; return the command that trains with it."""
     if best is None:
         folders.forget_optimal()

@@ -119,7 +119,7 @@ def addresses_toward(names: Sequence[str], master_address: str = "") -> tuple[st
             is_first_own = is_first_own or place == 0
             continue
         others += 1
-        source = next(filter(None, map(_source_address, found)), "")
+        source = next(filter(None, map(source_address, found)), "")
         if source and not is_loopback(source):
             counts[source] = counts.get(source, 0) + 1
         else:
@@ -134,7 +134,8 @@ def addresses_toward(names: Sequence[str], master_address: str = "") -> tuple[st
     return tuple(dict.fromkeys(best))
 
 
-def _source_address(address: str) -> str:
+def source_address(address: str) -> str:
+    """The address of this machine from which packets to an address would go; empty if there is no way."""
     import socket
 
     try:

@@ -39,7 +39,7 @@ def prewarm(interpreter: str, environ: Mapping[str, str], goes_on: Callable[[], 
     out: the worker that needs it will report why.
     """
     begin_s = time.monotonic()
-    left = _free_memory() // MEMORY_SHARE
+    left = free_memory() // MEMORY_SHARE
     files = file_bytes = read_bytes = 0
     is_whole = True
     buffer = bytearray(CHUNK)
@@ -56,7 +56,7 @@ def prewarm(interpreter: str, environ: Mapping[str, str], goes_on: Callable[[], 
                 is_whole = left >= size and time.monotonic() - begin_s < LONGEST_S and goes_on()
                 if not is_whole:
                     break
-                if not _is_cached(fd, offset, min(size, offset + CHUNK)):
+                if not is_cached(fd, offset, min(size, offset + CHUNK)):
                     read_bytes += os.preadv(fd, [buffer], offset)
             left -= size
         except OSError:
@@ -121,7 +121,7 @@ def _package_folders(prefixes: list[str], environ: Mapping[str, str]) -> Iterato
             yield from sorted(glob(f"{prefix}/{pattern}"), reverse=True)
 
 
-def _is_cached(fd: int, start: int, stop: int) -> bool:
+def is_cached(fd: int, start: int, stop: int) -> bool:
     """Whether this part of a file seems to be in memory, judged by samples."""
     byte = bytearray(1)
     try:
@@ -134,7 +134,7 @@ def _is_cached(fd: int, start: int, stop: int) -> bool:
     return True
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes of memory that are available without swapping."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:

@@ -158,19 +158,23 @@ class Member(Hooks):
         said.start()
         try:
             site = open_site(order, self)
-            self._node = node_of(site.handler, order.local_addr)
-            self._watcher = Watcher(site, self._node, self._say)
-            self._watcher.start()
-            self._meetings = Meetings(site, self._watcher, self._node, self._say, self.check)
-            self._meetings.introduce()
+            node = node_of(site.handler, order.local_addr)
+            watcher = Watcher(site, node, self._say)
+            watcher.start()
+            meetings = Meetings(site, watcher, node, self._say, self.check)
+            meetings.introduce()
             self._tell_of_port(site)
-            self._site = site
+            self.take_part(site, watcher, meetings)
         except Interrupted:
             return
         except Exception as error:  # noqa: BLE001 - torch has no common class for its errors
             self._say(refusal(error, order, time.monotonic() - begin_s))
         finally:
             said.cancel()
+
+    def take_part(self, site: Site, watcher: Watcher, meetings: Meetings) -> None:
+        """Serve the orders that follow with these: the rendezvous is open."""
+        self._node, self._watcher, self._meetings, self._site = watcher.node, watcher, meetings, site
 
     def _tell_of_connecting(self, order: Open) -> None:
         time_s = number(order.settings, "read_timeout")

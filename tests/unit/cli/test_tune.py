@@ -17,7 +17,15 @@ from dsl.autotune.experiment import Experiment, Summary
 from dsl.autotune.tuning_folders import Folders
 from dsl.cli import deepspeed
 from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.cli.tune import _device, _keep_memory, _memory, _optimal, _search, option_words, set_up
+from dsl.cli.tune import (
+    device_memory,
+    keep_memory,
+    name_devices,
+    option_words,
+    run_search,
+    save_optimal,
+    set_up,
+)
 from dsl.devices.nvidia import Device, Survey
 from dsl.errors import AutotuningError, HostfileError, UsageError
 from dsl.facts import this_machine
@@ -144,7 +152,7 @@ def test_the_training_has_the_size_that_was_tuned_for(tmp_path: Path) -> None:
 def test_devices_are_known_by_their_models_where_they_are_the_slots(accelerator: str, device: str) -> None:
     survey = Survey((Device("0", model="H100"), Device("1", model="A100"), Device("2", model="H100")))
     facts: Any = SimpleNamespace(devices=SimpleNamespace(survey=survey))
-    assert _device(ActiveHosts((), 0, "", accelerator=accelerator), facts) == device
+    assert name_devices(ActiveHosts((), 0, "", accelerator=accelerator), facts) == device
 
 
 @pytest.mark.parametrize(
@@ -169,8 +177,8 @@ def test_what_others_use_on_a_device_does_not_count(hosts: ActiveHosts, memory: 
         )
     )
     facts: Any = SimpleNamespace(devices=SimpleNamespace(survey=survey, free_memory={0: 30, 1: 80}))
-    assert _memory(hosts, 9, None, facts) == memory
-    assert _memory(hosts, 9, 7, facts) == 7
+    assert device_memory(hosts, 9, None, facts) == memory
+    assert device_memory(hosts, 9, 7, facts) == 7
 
 
 @pytest.mark.usefixtures("folder")
@@ -222,7 +230,7 @@ def test_a_tuning_that_goes_on_decides_with_the_memory_with_which_it_began() -> 
     ) -> int | None:
         setup = replace(setup, size=replace(setup.size, memory_bytes=memory_bytes))
         folders = Folders("results", "exps")
-        kept = _keep_memory(setup, config, folders).size.memory_bytes
+        kept = keep_memory(setup, config, folders).size.memory_bytes
         folders.mark(is_finished=bool(ends))
         if ends == "well":
             folders.save_optimal({}, "")
@@ -314,9 +322,9 @@ def test_an_optimum_of_an_earlier_tuning_does_not_stay_where_nothing_ran(folder:
     setup, folders = tuned("localhost slots=2"), Folders("results", "exps")
     best = Experiment("lr=1", {"lr": 1, "autotuning": {}}, "run", "space")
     written = ("ds_config_optimal.json", "cmd_optimal.txt")
-    assert _optimal(setup, best, folders)
+    assert save_optimal(setup, best, folders)
     assert all((folder / "results" / name).exists() for name in written)
-    assert _optimal(setup, None, folders) == ()
+    assert save_optimal(setup, None, folders) == ()
     assert not any((folder / "results" / name).exists() for name in written)
     folders.close()
 
@@ -333,6 +341,6 @@ def test_a_signal_after_the_last_experiment_is_not_lost() -> None:
     search: Any = steps()
     nobody: Any = None
     before = signal.getsignal(signal.SIGTERM)
-    summary, signals = _search(search, next(search), tuned("localhost slots=2"), nobody, nobody)
+    summary, signals = run_search(search, next(search), tuned("localhost slots=2"), nobody, nobody)
     assert (summary, signals) == (NOTHING, [signal.SIGTERM])
     assert signal.getsignal(signal.SIGTERM) is before

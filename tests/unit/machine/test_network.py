@@ -95,7 +95,7 @@ def imagined(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine in two networks, without a way to IPv6."""
     monkeypatch.setattr(network, "resolve", lambda name: NAMES.get(name, ()))
     monkeypatch.setattr(network, "is_own_address", lambda address: address in ("127.0.1.1", *OWN))
-    monkeypatch.setattr(network, "_source_address", lambda address: ROUTES.get(address[:6], ""))
+    monkeypatch.setattr(network, "source_address", lambda address: ROUTES.get(address[:6], ""))
     monkeypatch.setattr(network, "own_addresses", lambda: OWN)
 
 
@@ -127,6 +127,6 @@ def test_names_that_take_too_long_are_not_looked_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_way_to_an_address_starts_at_one_of_ours() -> None:
-    assert network._source_address("127.0.0.1") == "127.0.0.1"
-    assert network._source_address("no address") == ""
+    assert network.source_address("127.0.0.1") == "127.0.0.1"
+    assert network.source_address("no address") == ""
     assert Network().addresses_toward([]) == (*Network().addresses(), "127.0.0.1")

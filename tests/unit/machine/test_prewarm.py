@@ -91,7 +91,7 @@ def test_what_was_read_is_counted(base: Path) -> None:
 
 
 def test_what_is_not_in_memory_is_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prewarm, "_is_cached", lambda _fd, _start, _stop: False)
+    monkeypatch.setattr(prewarm, "is_cached", lambda _fd, _start, _stop: False)
     put(base / "lib" / "libpython3.11.so.1.0", 9 * MIB)
     told = prewarm.prewarm(str(base / "bin" / "python3.11"), {}, lambda: True)
     assert told.read_bytes == told.file_bytes == 9 * MIB + 32
@@ -106,7 +106,7 @@ def test_an_event_ends_it(base: Path) -> None:
 @pytest.mark.parametrize("limit", ["LONGEST_S", "memory"])
 def test_a_limit_ends_it(limit: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if limit == "memory":
-        monkeypatch.setattr(prewarm, "_free_memory", lambda: 8)
+        monkeypatch.setattr(prewarm, "free_memory", lambda: 8)
     else:
         monkeypatch.setattr(prewarm, limit, 0.0)
     told = prewarm.prewarm(str(base / "bin" / "python3.11"), {}, lambda: True)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dsl.rendezvous.delegate_messages import Finished, Open, Remark
+from dsl.rendezvous.delegate_messages import Finished, Meet, Open, Remark
 from dsl.rendezvous.meeting import Meetings
 from dsl.rendezvous.member import Member
-from dsl.rendezvous.refusals import Refusal
 from dsl.rendezvous.round_keys import Round
 from dsl.rendezvous.torch_side import Site
-from dsl.rendezvous.view import NodeClocks, RoundNodes, View
+from dsl.rendezvous.view import RoundNodes, View
 from dsl.rendezvous.watch import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Gone:
@@ -46,12 +49,13 @@ def test_only_a_store_that_ends_before_all_nodes_have_ended_well_is_missed(
     member = Member(said.append, lambda: True)
     site = Site(Open("custom", "h:1", "job", 2, 2, None, (), "a"))
     site.can_wait, site.handler = True, SimpleNamespace(set_closed=lambda: None)
-    member._site = site
-    member._watcher = watcher = Watcher(site, OURS, said.append)
-    watcher._round_nodes = RoundNodes(0, (OURS, OTHER), ("a", "b"))
-    monkeypatch.setattr(watcher, "pause", lambda _seconds: watcher._lose())  # it has seen it, too
-    member._meetings = Meetings(site, watcher, OURS, said.append, lambda: None)
-    member._meetings.round = Round(Gone(all_have_ended=all_have_ended), 0, 2)
+    watcher = Watcher(site, OURS, said.append)
+    watcher.watch(RoundNodes(0, (OURS, OTHER), ("a", "b")))
+    monkeypatch.setattr("dsl.rendezvous.watch.SILENT_S", -1.0)
+    monkeypatch.setattr(watcher, "pause", lambda _seconds: watcher.ask_if_silent())  # it has seen it, too
+    meetings = Meetings(site, watcher, OURS, said.append, lambda: None)
+    meetings.round = Round(Gone(all_have_ended=all_have_ended), 0, 2)
+    member.take_part(site, watcher, meetings)
     member.finish()
     assert said[-1] == Finished()
     warnings = [one.text for one in said if isinstance(one, Remark)]
@@ -62,16 +66,31 @@ def test_only_a_store_that_ends_before_all_nodes_have_ended_well_is_missed(
 OURS, OTHER = ("a", 1, 0), ("b", 2, 0)
 
 
+class SeenElsewhere:
+    """A meeting in which only the thread of torch's heartbeats sees a node whose clock is an hour behind."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def meet(self, _order: Meet, _view: object, judge: Callable[[], None]) -> None:
+        now_s = time.time()
+        self._member.saw(View(heartbeats=((OURS, now_s),)))
+        both = View(heartbeats=((OURS, now_s), (OTHER, now_s - 3600)))
+        thread = threading.Thread(target=self._member.saw, args=[both])
+        thread.start()
+        thread.join()
+        self._member.saw(View(heartbeats=((OURS, now_s),)))
+        judge()
+
+
 def test_a_clock_that_only_another_thread_has_seen_is_judged() -> None:
     """Torch drops such a node in the thread of its heartbeats: the thread that meets may never see it."""
-    member = Member(lambda _answer: None, lambda: True)
-    member._node, member._clocks = OURS, NodeClocks(5.0)
-    now_s = time.time()
-    member.saw(View(heartbeats=((OURS, now_s),)))
-    both = View(heartbeats=((OURS, now_s), (OTHER, now_s - 3600)))
-    thread = threading.Thread(target=member.saw, args=[both])
-    thread.start()
-    thread.join()
-    member.saw(View(heartbeats=((OURS, now_s),)))
-    with pytest.raises(Refusal, match="the clock of b is 3600 s behind this one's"):
-        member._judge()
+    said: list[Any] = []
+    member = Member(said.append, lambda: True)
+    site = Site(Open("custom", "h:1", "job", 2, 2, None, (), "a"))
+    meetings: Any = SeenElsewhere(member)
+    member.take_part(site, Watcher(site, OURS, said.append), meetings)
+    member.meet(Meet(1, "default", 0, "start"))
+    assert [(one.kind, "the clock of b is 3600 s behind this one's" in one.text) for one in said] == [
+        ("clock", True)
+    ]
