@@ -74,7 +74,7 @@ def _is_private(attribute: griffe.Attribute) -> bool:
 
 def _class(name: str, one: griffe.Class) -> Iterator[str]:
     """A class: how it is made, what it has, what it does."""
-    bases = ", ".join(map(str, one.bases))
+    bases = ", ".join(base for base in map(str, one.bases) if not base.startswith("_"))
     yield f"### {name}"
     new = one.members.get("__new__") or one.members.get("__init__")
     if isinstance(new, griffe.Alias):
@@ -112,7 +112,8 @@ def _attribute(attribute: griffe.Attribute) -> str:
     is_default = attribute.value is not None and "instance-attribute" not in attribute.labels
     default = f" = {attribute.value}" if is_default else ""
     text = " ".join(" ".join(_prose(attribute)).split())
-    kind = "" if attribute.annotation is None else f": {attribute.annotation}"
+    kind = re.sub(r"^Final\[(.*)\]$", r"\1", str(attribute.annotation or ""))
+    kind = f": {kind}" if kind else ""
     return f"- `{attribute.name}{kind}{default}`{': ' + text if text else ''}"
 
 

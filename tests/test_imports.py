@@ -40,14 +40,14 @@ PURE_MODULES = (
     "dsl.control.frames",
     "dsl.control.clock",
     "dsl.report.machine",
-    "dsl.elasticity.config",
+    "dsl.elasticity.elasticity_config",
     "dsl.elasticity.solver",
     "dsl.elasticity.sizes",
     *(
         f"dsl.autotune.{name}"
         for name in (
             *("experiment", "section", "ds_config", "memory", "names", "spaces", "results", "micro_batch"),
-            *("samplers", "search", "summary", "slot_pool", "ending"),
+            *("samplers", "search", "tuning_summary", "ending"),
         )
     ),
     "dsl.rendezvous.delegate_messages",

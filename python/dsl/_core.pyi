@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, ClassVar, Final, Literal, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, TypeAlias, final, type_check_only
 
 from typing_extensions import Self
 
@@ -119,27 +119,20 @@ class Stdio:
         with a prefix shows text, colours and cursor moves within the line; the engine removes all sequences
         that could change other lines.
         """
-    @property
-    def kind(self) -> Literal["inherit", "null", "file", "fd", "pipe", "stdout", "log"]:
-        """Name of the method that made this object."""
-    @property
-    def path(self) -> str | None:
-        """Path of a ``file`` or a ``log``."""
-    @property
-    def append(self) -> bool:
-        """Whether a ``file`` is appended to; a ``log`` always is."""
-    @property
-    def descriptor(self) -> int | None:
-        """The number of an ``fd``."""
-    @property
-    def console(self) -> Literal[1, 2] | None:
-        """Where the lines of a ``log`` are shown: stdout or stderr of this process."""
-    @property
-    def terminal(self) -> bool:
-        """Whether the worker of a ``log`` sees a terminal instead of a pipe."""
-    @property
-    def prefix(self) -> bytes | None:
-        """The text before each shown line of a ``log``, which replaces the worker's prefix."""
+    kind: Final[Literal["inherit", "null", "file", "fd", "pipe", "stdout", "log"]]
+    """Name of the method that made this object."""
+    path: Final[str | None]
+    """Path of a ``file`` or a ``log``."""
+    append: Final[bool]
+    """Whether a ``file`` is appended to; a ``log`` always is."""
+    descriptor: Final[int | None]
+    """The number of an ``fd``."""
+    console: Final[Literal[1, 2] | None]
+    """Where the lines of a ``log`` are shown: stdout or stderr of this process."""
+    terminal: Final[bool]
+    """Whether the worker of a ``log`` sees a terminal instead of a pipe."""
+    prefix: Final[bytes | None]
+    """The text before each shown line of a ``log``, which replaces the worker's prefix."""
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
@@ -182,33 +175,20 @@ class WorkerSpec:
         ``fork_entry``: index in ``argv`` of the first word after the interpreter and its flags: a script, or
         ``-m``.
         """
-    @property
-    def argv(self) -> list[str]: ...
-    @property
-    def env(self) -> dict[str, str]: ...
-    @property
-    def cwd(self) -> str | None: ...
-    @property
-    def stdin(self) -> Stdio: ...
-    @property
-    def stdout(self) -> Stdio: ...
-    @property
-    def stderr(self) -> Stdio: ...
-    @property
-    def cpus(self) -> list[int]:
-        """CPUs that the worker is bound to; empty: the inherited ones."""
-    @property
-    def mempolicy(self) -> tuple[Literal["bind", "preferred", "interleave", "local"], list[int]] | None: ...
-    @property
-    def foreground(self) -> bool: ...
-    @property
-    def prefix(self) -> bytes: ...
-    @property
-    def keep_fds(self) -> list[int]: ...
-    @property
-    def fork_server(self) -> int | None: ...
-    @property
-    def fork_entry(self) -> int: ...
+    argv: Final[list[str]]
+    env: Final[dict[str, str]]
+    cwd: Final[str | None]
+    stdin: Final[Stdio]
+    stdout: Final[Stdio]
+    stderr: Final[Stdio]
+    cpus: Final[list[int]]
+    """CPUs that the worker is bound to; empty: the inherited ones."""
+    mempolicy: Final[tuple[Literal["bind", "preferred", "interleave", "local"], list[int]] | None]
+    foreground: Final[bool]
+    prefix: Final[bytes]
+    keep_fds: Final[list[int]]
+    fork_server: Final[int | None]
+    fork_entry: Final[int]
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
@@ -267,33 +247,20 @@ class LaunchSpec:
         Raises `SpecError`.
         """
     def __len__(self) -> int: ...
-    @property
-    def workers(self) -> list[WorkerSpec]: ...
-    @property
-    def env(self) -> dict[str, str]:
-        """Environment of every worker, without the variables of the single workers."""
-    @property
-    def on_failure(self) -> Literal["stop", "report"]: ...
-    @property
-    def grace_s(self) -> float: ...
-    @property
-    def binding(self) -> Literal["required", "cpus_required", "wanted"]: ...
-    @property
-    def log_max_bytes(self) -> int | None: ...
-    @property
-    def collapse(self) -> bool: ...
-    @property
-    def line_files(self) -> list[tuple[Literal[1, 2], str, list[bytes]]]: ...
-    @property
-    def partial_after_s(self) -> float | None: ...
-    @property
-    def relayed(self) -> bool: ...
-    @property
-    def inherits(self) -> bool: ...
-    @property
-    def tells_signals(self) -> bool: ...
-    @property
-    def import_throttle(self) -> int | None: ...
+    workers: Final[list[WorkerSpec]]
+    env: Final[dict[str, str]]
+    """Environment of every worker, without the variables of the single workers."""
+    on_failure: Final[Literal["stop", "report"]]
+    grace_s: Final[float]
+    binding: Final[Literal["required", "cpus_required", "wanted"]]
+    log_max_bytes: Final[int | None]
+    collapse: Final[bool]
+    line_files: Final[list[tuple[Literal[1, 2], str, list[bytes]]]]
+    partial_after_s: Final[float | None]
+    relayed: Final[bool]
+    inherits: Final[bool]
+    tells_signals: Final[bool]
+    import_throttle: Final[int | None]
     def __eq__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]  # as for every class with equality alone
 
@@ -301,301 +268,207 @@ class LaunchSpec:
 class Exit:
     """How one worker ended."""
 
-    @property
-    def worker(self) -> int:
-        """Index in `LaunchSpec.workers`."""
-    @property
-    def pid(self) -> int:
-        """Process id; 0 when the worker never started."""
-    @property
-    def code(self) -> int | None:
-        """Exit code 0-255; None when a signal ended the worker or the worker never ran."""
-    @property
-    def signal(self) -> int | None:
-        """Number of the signal that ended the worker."""
-    @property
-    def core_dumped(self) -> bool: ...
-    @property
-    def exec_stage(self) -> str | None:
-        """The step that failed when the worker never ran: ``exec``, ``chdir``, ``stdio``, ``affinity``...
+    worker: Final[int]
+    """Index in `LaunchSpec.workers`."""
+    pid: Final[int]
+    """Process id; 0 when the worker never started."""
+    code: Final[int | None]
+    """Exit code 0-255; None when a signal ended the worker or the worker never ran."""
+    signal: Final[int | None]
+    """Number of the signal that ended the worker."""
+    core_dumped: Final[bool]
+    exec_stage: Final[str | None]
+    """The step that failed when the worker never ran: ``exec``, ``chdir``, ``stdio``, ``affinity``...
 
-        ``cancelled``: the group was stopped before the engine tried to start this worker.
-        """
-    @property
-    def exec_errno(self) -> int | None:
-        """errno of the failed step."""
-    @property
-    def exec_path(self) -> str | None:
-        """The path that could not be executed or opened."""
-    @property
-    def status(self) -> int:
-        """The exit code, 128 + signal, or for a failed exec 127 (not found) or 126 (not executable)."""
-    @property
-    def order(self) -> int:
-        """Position in the order in which the kernel reported the deaths of this group, from 0."""
-    @property
-    def caused_by_stop(self) -> bool:
-        """True if the worker died after the engine had begun to signal it: a victim, never a cause."""
-    @property
-    def cpu_user_s(self) -> float: ...
-    @property
-    def cpu_system_s(self) -> float: ...
-    @property
-    def max_rss_bytes(self) -> int:
-        """Peak of resident memory.
+    ``cancelled``: the group was stopped before the engine tried to start this worker.
+    """
+    exec_errno: Final[int | None]
+    """errno of the failed step."""
+    exec_path: Final[str | None]
+    """The path that could not be executed or opened."""
+    status: Final[int]
+    """The exit code, 128 + signal, or for a failed exec 127 (not found) or 126 (not executable)."""
+    order: Final[int]
+    """Position in the order in which the kernel reported the deaths of this group, from 0."""
+    caused_by_stop: Final[bool]
+    """True if the worker died after the engine had begun to signal it: a victim, never a cause."""
+    cpu_user_s: Final[float]
+    cpu_system_s: Final[float]
+    max_rss_bytes: Final[int]
+    """Peak of resident memory.
 
-        The worker shares this process's memory until its own program runs. So the value is at least what this
-        process had in memory at that time, and says nothing about a small program.
-        """
-    @property
-    def started_ns(self) -> int:
-        """CLOCK_REALTIME nanoseconds when exec had succeeded; 0 when the worker never ran."""
-    @property
-    def ended_ns(self) -> int:
-        """CLOCK_REALTIME nanoseconds when the engine noticed the death."""
+    The worker shares this process's memory until its own program runs. So the value is at least what this
+    process had in memory at that time, and says nothing about a small program.
+    """
+    started_ns: Final[int]
+    """CLOCK_REALTIME nanoseconds when exec had succeeded; 0 when the worker never ran."""
+    ended_ns: Final[int]
+    """CLOCK_REALTIME nanoseconds when the engine noticed the death."""
     def to_dict(self) -> dict[str, Any]:
         """The same values as plain data, as events contain them (docs/events.md)."""
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
-@final
-class Started:
-    """The worker's program is running (exec has succeeded)."""
+@type_check_only
+class _Event:
+    """What every event has."""
 
-    @property
-    def worker(self) -> int: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def time_ns(self) -> int: ...
     def to_dict(self) -> dict[str, Any]:
         """The event as plain data that JSON can hold (docs/events.md)."""
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
-class Unbound:
+class Started(_Event):
+    """The worker's program is running (exec has succeeded)."""
+
+    worker: Final[int]
+    pid: Final[int]
+    time_ns: Final[int]
+
+@final
+class Unbound(_Event):
     """The worker runs, but is not bound as its spec says (never with ``binding="required"``).
 
     The kernel refused to bind the worker, or bound it differently, as it does in a cpuset that has shrunk.
     """
 
-    @property
-    def worker(self) -> int: ...
-    @property
-    def stage(self) -> Literal["affinity", "affinity-check", "mempolicy", "mempolicy-check"]:
-        """The step that failed; the engine did not try the steps after it.
+    worker: Final[int]
+    stage: Final[Literal["affinity", "affinity-check", "mempolicy", "mempolicy-check"]]
+    """The step that failed; the engine did not try the steps after it.
 
-        ``-check``: the kernel has set something else than the spec says.
-        """
-    @property
-    def errno(self) -> int: ...
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    ``-check``: the kernel has set something else than the spec says.
+    """
+    errno: Final[int]
 
 @final
-class Exited:
+class Exited(_Event):
     """The worker ended, or could not be started. Reported exactly once for each worker."""
 
-    @property
-    def exit(self) -> Exit: ...
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    exit: Final[Exit]
 
 @final
-class Output:
+class Output(_Event):
     """Bytes that a worker wrote to a `Stdio.pipe` stream; empty at the end of the stream."""
 
-    @property
-    def worker(self) -> int: ...
-    @property
-    def stream(self) -> Literal[1, 2]: ...
-    @property
-    def data(self) -> bytes: ...
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    worker: Final[int]
+    stream: Final[Literal[1, 2]]
+    data: Final[bytes]
 
 @final
-class SignalReceived:
+class SignalReceived(_Event):
     """A signal to the job has arrived (only in an agent, see `Guard`)."""
 
-    @property
-    def signum(self) -> int: ...
-    @property
-    def action(self) -> Literal["forward", "stop", "preempt", "reopen", "ignore"]:
-        """What the engine does about it; ``ignore`` for a first stop signal to a job that is already ending.
+    signum: Final[int]
+    action: Final[Literal["forward", "stop", "preempt", "reopen", "ignore"]]
+    """What the engine does about it; ``ignore`` for a first stop signal to a job that is already ending.
 
-        With `LaunchSpec.tells_signals`: what the engine would do, had it acted on all signals before this
-        one. A second stop signal is ``stop`` again, because the user insists.
-        """
-    @property
-    def from_terminal(self) -> bool: ...
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    With `LaunchSpec.tells_signals`: what the engine would do, had it acted on all signals before this
+    one. A second stop signal is ``stop`` again, because the user insists.
+    """
+    from_terminal: Final[bool]
 
 @final
-class Stopping:
+class Stopping(_Event):
     """The group is being stopped."""
 
-    @property
-    def reason(self) -> Literal["failure", "request", "signal", "guard_lost"]: ...
-    @property
-    def signum(self) -> int:
-        """The signal that the engine sends to the workers."""
-    @property
-    def grace_s(self) -> float: ...
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    reason: Final[Literal["failure", "request", "signal", "guard_lost"]]
+    signum: Final[int]
+    """The signal that the engine sends to the workers."""
+    grace_s: Final[float]
 
 @final
-class Killing:
+class Killing(_Event):
     """The deadline has passed: every process of the group gets SIGKILL."""
 
-    @property
-    def workers(self) -> list[int]:
-        """Indices of the workers that were still alive."""
-    @property
-    def tier(self) -> Literal["cgroup", "scan"]: ...
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    workers: Final[list[int]]
+    """Indices of the workers that were still alive."""
+    tier: Final[Literal["cgroup", "scan"]]
 
 @final
-class ForkServerReady:
+class ForkServerReady(_Event):
     """A fork server has finished its imports, and takes orders."""
 
-    @property
-    def server(self) -> int:
-        """Its number, as `Supervisor.start_fork_server` returned it."""
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    server: Final[int]
+    """Its number, as `Supervisor.start_fork_server` returned it."""
 
 @final
-class ForkServerSlow:
+class ForkServerSlow(_Event):
     """A fork server still imports after ``slow_s``, and its workers wait. At most once for each server."""
 
-    @property
-    def server(self) -> int: ...
-    @property
-    def pid(self) -> int:
-        """Pid of the server, for looking at what it does."""
-    @property
-    def import_s(self) -> float:
-        """Seconds since the server was started."""
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    server: Final[int]
+    pid: Final[int]
+    """Pid of the server, for looking at what it does."""
+    import_s: Final[float]
+    """Seconds since the server was started."""
 
 @final
-class ForkServerLost:
+class ForkServerLost(_Event):
     """A fork server takes no more orders; from now on its workers are executed. Once for each server."""
 
-    @property
-    def server(self) -> int: ...
-    @property
-    def pid(self) -> int:
-        """Pid of the server; 0 when it could not be executed."""
-    @property
-    def signum(self) -> int | None:
-        """The signal that ended the server, if one did."""
-    @property
-    def text(self) -> str:
-        """The reason in one line: the server has refused, has died, or is of no use."""
-    @property
-    def workers(self) -> list[int]:
-        """Running workers of the server, which die with it."""
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    server: Final[int]
+    pid: Final[int]
+    """Pid of the server; 0 when it could not be executed."""
+    signum: Final[int | None]
+    """The signal that ended the server, if one did."""
+    text: Final[str]
+    """The reason in one line: the server has refused, has died, or is of no use."""
+    workers: Final[list[int]]
+    """Running workers of the server, which die with it."""
 
 @final
-class Ended:
+class Ended(_Event):
     """Last event of a group: all workers have ended, and no process of the group is left but `survivors`."""
 
-    @property
-    def first_failure(self) -> Exit | None:
-        """The earliest failure that the engine did not cause."""
-    @property
-    def stop_signal(self) -> int | None:
-        """The signal by which the user ended the job, if any."""
-    @property
-    def stragglers(self) -> int:
-        """Number of descendants that outlived their worker, and that the engine ended."""
-    @property
-    def survivors(self) -> list[tuple[int, str, str, str | None, int | None]]:
-        """(pid, state, name, wchan, errno) of processes that SIGKILL did not end in time.
+    first_failure: Final[Exit | None]
+    """The earliest failure that the engine did not cause."""
+    stop_signal: Final[int | None]
+    """The signal by which the user ended the job, if any."""
+    stragglers: Final[int]
+    """Number of descendants that outlived their worker, and that the engine ended."""
+    survivors: Final[list[tuple[int, str, str, str | None, int | None]]]
+    """(pid, state, name, wchan, errno) of processes that SIGKILL did not end in time.
 
-        ``wchan`` is the kernel function in which the process sleeps, None if unknown. ``errno`` is EPERM for
-        a process that we may not signal, such as one of root. Where ``/proc`` does not show whether processes
-        are left, there is an entry with the pid 0, and ``errno`` has the reason.
-        """
-    @property
-    def oom_kills(self) -> int:
-        """Out-of-memory kills while the group ran, as counted by the memory cgroup of this process.
+    ``wchan`` is the kernel function in which the process sleeps, None if unknown. ``errno`` is EPERM for
+    a process that we may not signal, such as one of root. Where ``/proc`` does not show whether processes
+    are left, there is an entry with the pid 0, and ``errno`` has the reason.
+    """
+    oom_kills: Final[int]
+    """Out-of-memory kills while the group ran, as counted by the memory cgroup of this process.
 
-        If the engine made a cgroup for the workers and that counts more, its number. 0 without a counter.
-        """
-    @property
-    def tail(self) -> bytes:
-        """Last stderr output (16 KiB at most) of the worker that failed first.
+    If the engine made a cgroup for the workers and that counts more, its number. 0 without a counter.
+    """
+    tail: Final[bytes]
+    """Last stderr output (16 KiB at most) of the worker that failed first.
 
-        Empty if its stderr is no `Stdio.log` stream.
-        """
-    @property
-    def shown_since(self) -> int | None:
-        """Lines on the terminal after the last line of the `tail`'s stream; None: it was not shown there."""
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    Empty if its stderr is no `Stdio.log` stream.
+    """
+    shown_since: Final[int | None]
+    """Lines on the terminal after the last line of the `tail`'s stream; None: it was not shown there."""
 
 @final
-class LogNotice:
+class LogNotice(_Event):
     """A problem with output that the engine passes on. The job goes on."""
 
-    @property
-    def kind(
-        self,
-    ) -> Literal[
-        "file_failed", "reopen_failed", "bytes_lost", "console_closed", "console_failed", "lines_dropped"
-    ]:
-        """What happened.
+    kind: Final[
+        Literal[
+            "file_failed", "reopen_failed", "bytes_lost", "console_closed", "console_failed", "lines_dropped"
+        ]
+    ]
+    """What happened.
 
-        ``file_failed``: a log file could not be opened or written (reported once for each file).
-        ``reopen_failed``: a log file could not be reopened, so the engine still writes the old one.
-        ``bytes_lost``: bytes are missing at the end of a log file. ``console_closed``: no process reads our
-        output any more. ``console_failed``: output cannot be shown, because its thread could not be started.
-        ``lines_dropped``: lines were not shown, because the console took none for a while.
-        """
-    @property
-    def worker(self) -> int | None:
-        """Index in `LaunchSpec.workers`."""
-    @property
-    def path(self) -> str | None: ...
-    @property
-    def errno(self) -> int | None: ...
-    @property
-    def count(self) -> int:
-        """Number of bytes or lines."""
-    def to_dict(self) -> dict[str, Any]:
-        """The event as plain data that JSON can hold (docs/events.md)."""
-    def __eq__(self, other: object, /) -> bool: ...
-    def __hash__(self) -> int: ...
+    ``file_failed``: a log file could not be opened or written (reported once for each file).
+    ``reopen_failed``: a log file could not be reopened, so the engine still writes the old one.
+    ``bytes_lost``: bytes are missing at the end of a log file. ``console_closed``: no process reads our
+    output any more. ``console_failed``: output cannot be shown, because its thread could not be started.
+    ``lines_dropped``: lines were not shown, because the console took none for a while.
+    """
+    worker: Final[int | None]
+    """Index in `LaunchSpec.workers`."""
+    path: Final[str | None]
+    errno: Final[int | None]
+    count: Final[int]
+    """Number of bytes or lines."""
 
 Event: TypeAlias = (
     Started
@@ -611,6 +484,7 @@ Event: TypeAlias = (
     | ForkServerLost
     | Ended
 )
+"""Each event has ``to_dict()``, which returns it as plain data that JSON can hold (docs/events.md)."""
 
 @final
 class Supervisor:
@@ -725,21 +599,16 @@ class Supervisor:
 class GuardOutcome:
     """What became of the agent."""
 
-    @property
-    def code(self) -> int:
-        """Exit code for the command."""
-    @property
-    def agent_signal(self) -> int | None:
-        """The signal that ended the agent, if one did."""
-    @property
-    def ended(self) -> int:
-        """Processes of the job that the guard had to kill."""
-    @property
-    def survivors(self) -> list[tuple[int, str, str, str | None, int | None]]:
-        """(pid, state, name, wchan, errno) of processes that did not die, as in `Ended.survivors`."""
-    @property
-    def terminal_interrupt(self) -> bool:
-        """Whether the terminal's Ctrl-C was among the signals."""
+    code: Final[int]
+    """Exit code for the command."""
+    agent_signal: Final[int | None]
+    """The signal that ended the agent, if one did."""
+    ended: Final[int]
+    """Processes of the job that the guard had to kill."""
+    survivors: Final[list[tuple[int, str, str, str | None, int | None]]]
+    """(pid, state, name, wchan, errno) of processes that did not die, as in `Ended.survivors`."""
+    terminal_interrupt: Final[bool]
+    """Whether the terminal's Ctrl-C was among the signals."""
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
@@ -801,12 +670,10 @@ class Guard:
 
         The agent becomes subreaper, too.
         """
-    @property
-    def job_id(self) -> str:
-        """Random token that every process of the job carries in ``DSL_JOB_ID``."""
-    @property
-    def pid(self) -> int:
-        """The guard's pid."""
+    job_id: Final[str]
+    """Random token that every process of the job carries in ``DSL_JOB_ID``."""
+    pid: Final[int]
+    """The guard's pid."""
 
 @final
 class ForkedProgram:
@@ -868,9 +735,8 @@ class SecureSession:
         Raises `SecureError` when the message was made with another key, was damaged, or comes out of order.
         After such a message every call fails.
         """
-    @property
-    def is_ready(self) -> bool:
-        """Whether the handshake is over and no message was refused."""
+    is_ready: Final[bool]
+    """Whether the handshake is over and no message was refused."""
     def seal(self, data: bytes) -> bytes:
         """Encrypt ``data`` as one message. The other side must open messages in the order they were made.
 
@@ -927,15 +793,12 @@ class ForkLink:
 class ForkOrder:
     """One worker to be forked."""
 
-    @property
-    def argv(self) -> list[bytes]:
-        """The command that would start the worker without a fork server."""
-    @property
-    def entry(self) -> int:
-        """Index in `argv` of the first word after the interpreter and its flags."""
-    @property
-    def environ(self) -> list[bytes]:
-        """The worker's environment, entry by entry: mostly ``NAME=value``, and any odd inherited entries."""
+    argv: Final[list[bytes]]
+    """The command that would start the worker without a fork server."""
+    entry: Final[int]
+    """Index in `argv` of the first word after the interpreter and its flags."""
+    environ: Final[list[bytes]]
+    """The worker's environment, entry by entry: mostly ``NAME=value``, and any odd inherited entries."""
     def enter(self) -> None:
         """Turn this process into the worker.
 

@@ -15,7 +15,6 @@
         |-- HostfileError           2    (ValueError)
         |-- EnvFileError            2    .deepspeed_env (ValueError)
         |-- FilterError             2    --include, --exclude, and counts that leave too little (ValueError)
-        |-- WorldInfoError          2    (ValueError)
         |-- AcceleratorError        2    DS_ACCELERATOR, LOCAL_SIZE (ValueError)
         |-- NoDevicesError          2    (RuntimeError)
         |-- PlacementError          2    core lists and core binding (ValueError)
@@ -99,10 +98,6 @@ class EnvFileError(UsageError, ValueError):
 
 class FilterError(UsageError, ValueError):
     """A filter is malformed, names an unknown host or slot, or leaves nothing to start."""
-
-
-class WorldInfoError(UsageError, ValueError):
-    """A world info is not the URL-safe base64 of a JSON object of hosts and slots."""
 
 
 class AcceleratorError(UsageError, ValueError):

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from dsl.devices.facts import DeviceFacts
+    from dsl.devices.device_facts import DeviceFacts
     from dsl.machine.cpus import Cpus
     from dsl.machine.network import Network
     from dsl.machine.ports import Ports
-    from dsl.machine.process import Console, Files, Names
+    from dsl.machine.this_process import Console, Files, Names
 
 
 class Facts:
@@ -63,11 +63,11 @@ def this_machine() -> Facts:
 
 _ROOMS = {
     "environ": ("os", "environ"),
-    "console": ("dsl.machine.process", "this_console"),
-    "names": ("dsl.machine.process", "Names"),
-    "files": ("dsl.machine.process", "Files"),
+    "console": ("dsl.machine.this_process", "this_console"),
+    "names": ("dsl.machine.this_process", "Names"),
+    "files": ("dsl.machine.this_process", "Files"),
     "cpus": ("dsl.machine.cpus", "Cpus"),
-    "devices": ("dsl.devices.facts", "DeviceFacts"),
+    "devices": ("dsl.devices.device_facts", "DeviceFacts"),
     "ports": ("dsl.machine.ports", "Ports"),
     "network": ("dsl.machine.network", "Network"),
 }

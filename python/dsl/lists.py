@@ -76,6 +76,11 @@ def quote(text: str) -> str:
     return repr(shorten(text))
 
 
+def show(value: object) -> str:
+    """A value of a config on one line, short enough for a message."""
+    return shorten(" ".join(repr(value).split()))
+
+
 def has_odd_colon(name: str) -> bool:
     """Whether a name contains ``:`` and is no IPv6 address: it has a port, or a word for a launcher."""
     if ":" not in name:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from dsl.machine.process import read_text
+from dsl.machine.this_process import read_text
 from dsl.resources.filters import apply_filters, parse_num_nodes
 from dsl.resources.hostfile import parse_hostfile
-from dsl.resources.world import encode_world_info
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +36,14 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     from dsl.cli import deepspeed
 
     return deepspeed.parse_args(sys.argv[1:] if args is None else args)
+
+
+def encode_world_info(world_info: Mapping[str, Sequence[int]]) -> str:
+    """``{"localhost": [0, 1]}`` -> ``"eyJsb2NhbGhvc3QiOiBbMCwgMV19"``: JSON in URL-safe base64."""
+    from base64 import urlsafe_b64encode
+    from json import dumps
+
+    return urlsafe_b64encode(dumps(world_info).encode()).decode()
 
 
 def fetch_hostfile(hostfile_path: str) -> dict[str, int] | None:

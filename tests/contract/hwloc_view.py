@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.support.machine import read_topology
+
 from dsl.lists import format_ranges
-from dsl.machine.cpus import parse_kernel_list, read_caches, read_packages, read_topology
+from dsl.machine.cpus import parse_kernel_list, read_caches, read_packages
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

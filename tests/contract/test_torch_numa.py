@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.golden_file import cases
 from tests.contract.torch_numa_inputs import MODES, TABLE, machines, write_sysfs
-from tests.support.machine import make_facts
+from tests.support.machine import make_facts, read_topology
 
 from dsl.binding.torch_modes import MODES as OUR_MODES
 from dsl.binding.torch_modes import plan_numa
 from dsl.devices.nvidia import read_devices
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
-from dsl.machine.cpus import read_caches, read_numa_nodes, read_packages, read_topology
+from dsl.machine.cpus import read_caches, read_numa_nodes, read_packages
 
 if TYPE_CHECKING:
     from tests.contract.torch_numa_inputs import Machine

@@ -541,5 +541,5 @@ def test_a_launch_needs_no_torch_and_nothing_heavy(dslrun: Path) -> None:
         )
         assert result.returncode == 0, result.stderr
         names = set(re.findall(r"^import time:[\s\d]+\|[\s\d]+\|\s+(\S+)$", result.stderr, re.MULTILINE))
-        assert "dsl.plan.meeting" in names
+        assert "dsl.plan.meeting_point" in names
         assert names & heavy == set()

@@ -14,7 +14,7 @@ SHOW_CURSOR = "\x1b[?25h"
 
 TUNING = """
 import sys
-from dsl.autotune.progress import Progress
+from dsl.autotune.progress_bar import Progress
 from dsl.autotune.experiment import Experiment, Resources, Result, Summary
 from dsl.autotune.safe_folder import Folder
 from dsl.autotune.section import Section

@@ -21,7 +21,7 @@ from dsl._core import (
     Supervisor,
     WorkerSpec,
 )
-from dsl.forkserver.command import server_words
+from dsl.forkserver.server_command import server_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

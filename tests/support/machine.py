@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsl.devices.nvidia import Device, Survey
 from dsl.facts import Facts
-from dsl.machine.cpus import NumaNode, Topology
-from dsl.machine.process import Console
+from dsl.machine.cpus import NumaNode, Topology, read_cores, read_numa_nodes
+from dsl.machine.this_process import Console
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,7 +27,6 @@ ROOMS = {
         "other_count",
         "located",
         "gpus",
-        "mig_parent",
         "survey",
         "free_memory",
     ),
@@ -50,6 +49,11 @@ class Room:
 def numa_table(*nodes: Iterable[int]) -> tuple[NumaNode, ...]:
     """NUMA nodes 0, 1, ... with these CPUs."""
     return tuple(NumaNode(number, tuple(cpus)) for number, cpus in enumerate(nodes))
+
+
+def read_topology(cpus: Iterable[int], root: str = "/") -> Topology:
+    """NUMA nodes of the machine, and the cores that the given CPUs belong to."""
+    return Topology(read_numa_nodes(root), read_cores(cpus, root))
 
 
 def make_gpus(homes: Iterable[int | None], model: str = "H200") -> list[Device]:
@@ -95,7 +99,6 @@ def make_facts(
         "other_count": lambda _name, _environ: 0,
         "located": lambda _name, _environ: (),
         "gpus": make_gpus([0] * cuda),
-        "mig_parent": lambda _name: None,
         "free_memory": {},
         "survey": Survey(tuple(make_gpus([0] * cuda)), "nvml" if cuda else ""),
         "is_free": lambda port: port not in taken,

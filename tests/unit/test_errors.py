@@ -27,7 +27,6 @@ def test_every_error_is_drawn_with_its_exit_code(kind: type[errors.DslError]) ->
     [
         (errors.HostfileError, ValueError),
         (errors.FilterError, ValueError),
-        (errors.WorldInfoError, ValueError),
         (errors.PlacementError, ValueError),
         (errors.OptionError, ValueError),
         (errors.LogDirError, ValueError),

@@ -31,14 +31,14 @@ def test_a_room_is_imported_when_it_is_asked_for(room: str) -> None:
     before, after = [set(eval(line)) for line in result.stdout.splitlines()]
     assert {name for name in before if name != "dsl._core"} == {"dsl.facts"}
     rooms = {name for name in after - before if name.startswith(("dsl.machine.", "dsl.devices."))}
-    process = {"dsl.machine.process"}
+    process = {"dsl.machine.this_process"}
     expected = {
         "environ": set(),
         "console": process,
         "names": process,
         "files": process,
         "cpus": {"dsl.machine.cpus", "dsl.machine.kernel_files"},
-        "devices": {"dsl.devices.facts", "dsl.machine.kernel_files"},
+        "devices": {"dsl.devices.device_facts", "dsl.machine.kernel_files"},
         "ports": {"dsl.machine.ports"},
         "network": {"dsl.machine.network"},
     }

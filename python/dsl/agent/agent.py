@@ -216,7 +216,7 @@ class Agent:
             if known == server:
                 return number
         import dsl
-        from dsl.forkserver.command import server_words
+        from dsl.forkserver.server_command import server_words
 
         words = server_words(
             server.interpreter,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dsl.model.request import OutputRequest
     from dsl.output.plugin import LogsPlugin
     from dsl.plan.job import JobPlan
-    from dsl.rendezvous.base import Rendezvous
+    from dsl.rendezvous.static import Rendezvous
 
 
 class Planner:
@@ -109,14 +109,13 @@ class Planner:
             link_latest,
             make_log_dir,
             make_run_dirs,
-            make_shared_dirs,
             remake_run_dirs,
         )
 
         if plan.log_dir is not None and make_log_dir(plan.log_dir):
             self._made_log_dir = plan.log_dir
         if self._shares_dirs:
-            make_shared_dirs(plan.run_dirs)
+            make_run_dirs(plan.run_dirs, are_shared=True)
         elif plan.attempt and self.run_dir is not None and plan.run_dirs:
             remake_run_dirs(self.run_dir, plan.run_dirs)
         else:

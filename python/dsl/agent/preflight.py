@@ -95,7 +95,7 @@ def debugger_notices(job: Job, plan: NodePlan, facts: Facts) -> tuple[Notice, ..
         OptionError: debugpy is missing.
         PortError: a worker's port is taken.
     """
-    from dsl.machine.debugger import check_debugger
+    from dsl.machine.programs import check_debugger
     from dsl.plan.debugging import attach_notices, check_ports
     from dsl.plan.program import interpreter_of
 
@@ -113,7 +113,7 @@ def _look_at_debugger(assignment: Assignment, environ: Mapping[str, str], facts:
     job, node_rank = assignment.job, assignment.node_rank
     if not job.debug.ranks:
         return []
-    from dsl.machine.debugger import check_debugger
+    from dsl.machine.programs import check_debugger
     from dsl.plan.debugging import debug_port, port_problem
     from dsl.plan.program import interpreter_of
 

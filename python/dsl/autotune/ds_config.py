@@ -7,9 +7,9 @@ DeepSpeed's options take a config as URL-safe base64 in place of the path. A scr
 from __future__ import annotations
 
 from dsl._record import record
-from dsl.autotune.section import AUTOTUNING, show
+from dsl.autotune.section import AUTOTUNING
 from dsl.errors import AutotuningError
-from dsl.lists import parse_number, quote, shorten
+from dsl.lists import parse_number, quote, shorten, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from dsl._record import record
 from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO
 from dsl.autotune.names import micro_batch_name
 from dsl.autotune.results import Draft
-from dsl.autotune.section import show
 from dsl.autotune.spaces import first_config, without_nulls
 from dsl.errors import AutotuningError
-from dsl.lists import BEYOND
+from dsl.lists import BEYOND, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsl.autotune.ds_config import MICRO_BATCH
-from dsl.autotune.summary import differences
+from dsl.autotune.tuning_summary import differences
 from dsl.lists import shorten
 
 TYPE_CHECKING = False

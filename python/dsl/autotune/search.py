@@ -9,9 +9,10 @@ from dsl.autotune.memory import estimate, read_model
 from dsl.autotune.micro_batch import Failed, Stage, read_batches, with_batch, with_stage
 from dsl.autotune.results import Draft, Results, Stopped
 from dsl.autotune.samplers import make_sampler
-from dsl.autotune.section import AUTOTUNING, show
+from dsl.autotune.section import AUTOTUNING
 from dsl.autotune.spaces import Grid, count_own, first_config, own_grid, zero_grid
 from dsl.errors import AutotuningError
+from dsl.lists import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -182,31 +183,30 @@ class _Stages:
             )
         return True
 
-    def _needed(self, stage: int) -> float | None:
-        """Bytes of a device that the model takes; None: unknown."""
+    def _room(self, stage: int) -> float | None:
+        """Bytes of a device that the model leaves for activations; None: unknown."""
         if self._model is None or self._resources.memory_bytes is None:
             return None
         config = first_config(self._config)
-        return estimate(self._model, stage, config, self._workers, self._section.mp_size)
+        needed = estimate(self._model, stage, config, self._workers, self._section.mp_size)
+        return self._resources.memory_bytes - needed
 
     def _is_feasible(self, stage: int) -> bool:
-        needed, memory = self._needed(stage), self._resources.memory_bytes
-        if needed is None or memory is None or self._model is None:
+        room, memory, model = self._room(stage), self._resources.memory_bytes, self._model
+        if room is None or memory is None or model is None or room > model.activation_bytes:
             return True
-        needed += self._model.activation_bytes
-        if memory > needed:
-            return True
+        needed = _gigabytes(memory - room + model.activation_bytes)
         self._results.notes.append(
-            f"z{stage} is left out: it needs about {_gigabytes(needed)} of a device's {_gigabytes(memory)}"
+            f"z{stage} is left out: it needs about {needed} of a device's {_gigabytes(memory)}"
         )
         return False
 
     def _fits(self, stage: int) -> int | None:
         """The largest micro batch that fits into memory; None: unknown."""
-        needed, memory = self._needed(stage), self._resources.memory_bytes
-        if needed is None or memory is None or self._model is None or not self._model.activation_bytes:
+        room = self._room(stage)
+        if room is None or self._model is None or not self._model.activation_bytes:
             return None
-        return int((memory - needed) // self._model.activation_bytes)
+        return int(room // self._model.activation_bytes)
 
     def _tune_stage(self, stage: int, before: _Before) -> Steps[_Before | Failed]:
         fits = self._fits(stage)

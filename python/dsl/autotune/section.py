@@ -9,7 +9,7 @@ from functools import partial
 
 from dsl._record import record
 from dsl.errors import AutotuningError
-from dsl.lists import BEYOND, MOST_SECONDS, parse_size, shorten
+from dsl.lists import BEYOND, MOST_SECONDS, parse_size, show
 from dsl.model.job import Notice
 
 TYPE_CHECKING = False
@@ -152,11 +152,6 @@ def read_metric(section: Section, metrics: Mapping[str, float]) -> float | None:
     keys = (metric, "FLOPS_per_gpu", "FLOPS") if metric.upper() == "FLOPS" else (metric,)
     found = [metrics[key] for key in keys if key in metrics]
     return found[0] if found and found[0] - found[0] == 0 else None
-
-
-def show(value: object) -> str:
-    """A value of a config on one line, short enough for a message."""
-    return shorten(" ".join(repr(value).split()))
 
 
 def _mapping(where: str, value: object) -> Mapping[str, object]:

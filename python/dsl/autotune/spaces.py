@@ -12,8 +12,9 @@ from math import prod
 from dsl._record import record
 from dsl.autotune.ds_config import ACCUMULATION, MICRO_BATCH, STAGE, TRAIN_BATCH, ZERO, fingerprint
 from dsl.autotune.names import dotted_name, full_name, space_name
-from dsl.autotune.section import AUTOTUNING, show
+from dsl.autotune.section import AUTOTUNING
 from dsl.errors import AutotuningError
+from dsl.lists import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

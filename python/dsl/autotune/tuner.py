@@ -14,8 +14,7 @@ from dsl.autotune.ds_config import encode, experiment_words, fingerprint, withou
 from dsl.autotune.ending import Ending, judge
 from dsl.autotune.experiment import Order
 from dsl.autotune.section import AUTOTUNING
-from dsl.autotune.setup import START_EXPERIMENT, START_LANE, dsl_words
-from dsl.autotune.slot_pool import SlotPool
+from dsl.autotune.setup import START_EXPERIMENT, START_LANE, SlotPool, dsl_words
 from dsl.autotune.tuning_folders import END, PATH_KEYS
 from dsl.errors import AutotuningError
 from dsl.machine.ports import pick_free_port, port_is_free
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from dsl.autotune.experiment import Experiment, Result, Summary
-    from dsl.autotune.progress import Progress
-    from dsl.autotune.setup import Setup
-    from dsl.autotune.slot_pool import SlotGroup
+    from dsl.autotune.progress_bar import Progress
+    from dsl.autotune.setup import Setup, SlotGroup
     from dsl.autotune.trials import Done, Runners
     from dsl.autotune.tuning_folders import Folders
 

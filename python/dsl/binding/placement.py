@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from dsl.devices.facts import DeviceFacts
+    from dsl.devices.device_facts import DeviceFacts
     from dsl.facts import Facts
     from dsl.machine.cpus import Topology
     from dsl.model.node import WorkerDevice
@@ -133,7 +133,7 @@ def _by_command(
 ) -> tuple[tuple[Binding, ...], list[Notice]]:
     """The bindings of DeepSpeed's or torchrun's option; empty if the user gave neither."""
     if wish.bind_cores_to_rank:
-        from dsl.binding.deepspeed import bind_workers
+        from dsl.binding.bind_cores import bind_workers
 
         cpus = facts.cpus
         found = bind_workers(group.count, wish.core_list, cpus.allowed, cpus.topology, group.env)

@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dsl.devices.facts import DeviceFacts
+    from dsl.devices.device_facts import DeviceFacts
     from dsl.devices.nvidia import Device
     from dsl.machine.cpus import Cpus, NumaNode, Topology
     from dsl.model.node import MemoryPolicy
@@ -124,28 +124,9 @@ def _shown(value: str | None, gpus: Sequence[Device], devices: DeviceFacts) -> S
     from dsl.devices.masks import read_entries
     from dsl.devices.nvidia import visible_devices
 
-    entries = read_entries(value)
-    if not entries or not entries[0].startswith("MIG-"):
-        return visible_devices(value, gpus)
-    # A process sees only one instance, but each worker may show itself another one.
-    shown = []
-    for entry in entries:
-        gpu = _divided(entry, gpus, devices)
-        if gpu is None:
-            break
-        shown.append(gpu)
-    return shown
-
-
-def _divided(entry: str, gpus: Sequence[Device], devices: DeviceFacts) -> Device | None:
-    """The device that a MIG instance is a part of."""
-    if not entry.startswith("MIG-GPU-"):
-        address = devices.mig_parent(entry)
-        return next((gpu for gpu in gpus if gpu.address == address), None)
-    # Older drivers name an instance after its device: MIG-GPU-<uuid>/<instance>/<instance>.
-    name = entry.removeprefix("MIG-").partition("/")[0]
-    matches = [gpu for gpu in gpus if gpu.uuid.startswith(name)]
-    return matches[0] if len(matches) == 1 else None
+    # Only the driver knows all MIG instances. A process sees one, but each worker may show itself another.
+    is_divided = (read_entries(value) or ("",))[0].startswith("MIG-")
+    return visible_devices(value, devices.survey.devices if is_divided else gpus, alone=is_divided)
 
 
 def _bind(mode: str, rank: int, place: _Place, allowed: Sequence[int]) -> Binding:

@@ -18,7 +18,7 @@ from dsl.errors import OptionError
 from dsl.lists import quote
 from dsl.machine.check import check_program
 from dsl.model.job import MeetingPoint, Notice
-from dsl.plan.meeting import LOCAL_ADDRESS, STATIC, STORES
+from dsl.plan.meeting_point import LOCAL_ADDRESS, STATIC, STORES
 from dsl.rendezvous import dynamic
 from dsl.rendezvous.terms import LONGEST_COMMAND
 from dsl.report.narrator import Narrator
@@ -82,7 +82,7 @@ def start_elastic(
         with _ended_by_signals(delegate):
             check_program(job.program, job.flavour, facts.environ)
             if job.debug.ranks:
-                from dsl.machine.debugger import check_debugger
+                from dsl.machine.programs import check_debugger
                 from dsl.plan.program import interpreter_of
 
                 python = interpreter_of(job.flavour, facts.environ, facts.names.executable)

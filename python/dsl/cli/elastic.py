@@ -9,7 +9,7 @@ from dsl.cli.command import Command
 from dsl.cli.options import BadValueError, integer
 from dsl.cli.show import show_text
 from dsl.elasticity.compute import ALGORITHM, compute_elastic_config
-from dsl.elasticity.config import ELASTICITY
+from dsl.elasticity.elasticity_config import ELASTICITY
 from dsl.errors import ElasticityConfigError, OptionError
 from dsl.facts import this_machine
 from dsl.lists import quote

@@ -65,7 +65,7 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
 
 def _head(job: Job, remote: Remote, facts: Facts) -> Head:
     """The head, with a hub that waits for the agents."""
-    from dsl.machine.process import temp_dir
+    from dsl.machine.this_process import temp_dir
 
     node_ranks = [one.node_rank for one in seats_of(job, per_node=remote.per_node)]
     _allow_connections(len(node_ranks))

@@ -18,7 +18,7 @@ from dsl.errors import OptionError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.config import refuse_nameless
 from dsl.functions.launcher import ChildFailedError, log, run_request
-from dsl.plan.meeting import is_dynamic
+from dsl.plan.meeting_point import is_dynamic
 from dsl.report.narrator import CONSOLE
 
 TYPE_CHECKING = False

@@ -52,7 +52,7 @@ SIGCONT, SIGTSTP = 18, 20  # as on all machines that we run on
 
 
 @record
-class Stop:
+class StopExperiment:
     """Order to end the experiment."""
 
     reason: str
@@ -62,11 +62,11 @@ class Stop:
 
 
 @record
-class Over:
+class NoMoreOrders:
     """The tuner sends no more orders."""
 
 
-class Orders:
+class OrderChannel:
     """The orders of the tuner, and the answers to it: a channel of the agent."""
 
     def __init__(self, orders_fd: int, answers_fd: int) -> None:
@@ -87,7 +87,7 @@ class Orders:
         """The descriptor of the orders."""
         return self._orders_fd
 
-    def read(self) -> Sequence[Order | Stop | Over]:
+    def read(self) -> Sequence[Order | StopExperiment | NoMoreOrders]:
         """Return new orders, or a stop if the time limit has passed; else wait for orders."""
         if self._limit is not None and time.monotonic() >= self._limit[0]:
             grace_s = self._limit[1]
@@ -97,7 +97,7 @@ class Orders:
         if not data:
             os.close(self._orders_fd)
             self._orders_fd = -1
-            return (Over(),)
+            return (NoMoreOrders(),)
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [self._order(loads(line)) for line in lines]
 
@@ -140,11 +140,11 @@ class Orders:
         os.close(self._orders_fd)
         os.close(self._answers_fd)
 
-    def _end(self, reason: str, grace_s: float) -> Stop:
+    def _end(self, reason: str, grace_s: float) -> StopExperiment:
         self._stop = self._stop or reason
-        return Stop(reason, grace_s)
+        return StopExperiment(reason, grace_s)
 
-    def _order(self, words: dict[str, object]) -> Order | Stop:
+    def _order(self, words: dict[str, object]) -> Order | StopExperiment:
         if "stop" in words:
             return self._end("stopped", float(words["stop"]))  # type: ignore[arg-type]
         return order_of(words)
@@ -161,7 +161,7 @@ class Jobs:
 
     max_restarts = 0
 
-    def __init__(self, facts: Facts, orders: Orders) -> None:
+    def __init__(self, facts: Facts, orders: OrderChannel) -> None:
         self._facts = facts
         self._orders = orders
         self._planner: Planner | None = None
@@ -215,7 +215,7 @@ class Jobs:
 class Lane(Crew):
     """The crew of a lane: it reports the experiments, and decides what the agent does next."""
 
-    def __init__(self, jobs: Jobs, orders: Orders, plan: NodePlan, own_fd: int) -> None:
+    def __init__(self, jobs: Jobs, orders: OrderChannel, plan: NodePlan, own_fd: int) -> None:
         super().__init__([self], [orders], self.decide)
         self.routine = True  # to get `ForkServerReady`
         self._jobs = jobs
@@ -265,9 +265,9 @@ class Lane(Crew):
         self._is_last = self._is_last or _is_end(event)
         if isinstance(event, SignalReceived) and event.signum in (SIGTSTP, SIGCONT):
             self._orders.pause() if event.signum == SIGTSTP else self._orders.go_on()
-        if isinstance(event, Stop):
+        if isinstance(event, StopExperiment):
             return Decision("stop", grace_s=event.grace_s) if not history.awaits else Decision("go_on")
-        if isinstance(event, Over):
+        if isinstance(event, NoMoreOrders):
             return Decision("end") if history.awaits else Decision("stop", grace_s=0.0)
         if isinstance(event, Order):
             self._jobs.next = event
@@ -288,7 +288,7 @@ def _is_end(event: object) -> bool:
     """Whether no other experiment can follow this event."""
     if isinstance(event, SignalReceived):
         return event.action != "forward"
-    return isinstance(event, Over) or (isinstance(event, Stopping) and event.reason == "guard_lost")
+    return isinstance(event, NoMoreOrders) or (isinstance(event, Stopping) and event.reason == "guard_lost")
 
 
 def _with_files(worker: WorkerPlan, order: Order) -> WorkerPlan:
@@ -311,7 +311,7 @@ def main() -> int:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
-    orders = Orders(orders_fd, answers_fd)
+    orders = OrderChannel(orders_fd, answers_fd)
     jobs = Jobs(this_machine(), orders)
     jobs.next = orders.first()
     if jobs.next is None:

@@ -20,7 +20,7 @@ from dsl.control.stream import FdStream, connect
 from dsl.errors import DslError
 from dsl.facts import Facts
 from dsl.lists import parse_seconds
-from dsl.machine.process import Console, Names
+from dsl.machine.this_process import Console, Names
 from dsl.model.job import Meeting, Notice
 from dsl.model.request import DEFAULT_HEARTBEAT_S
 from dsl.plan.job import JobPlan

@@ -17,11 +17,10 @@ from dsl.autotune.ds_config import (
     without_tuning,
 )
 from dsl.autotune.experiment import GRACE_S, Resources
-from dsl.autotune.progress import Progress
+from dsl.autotune.progress_bar import Progress
 from dsl.autotune.search import count_configs, search
 from dsl.autotune.section import find_slips, read_section
-from dsl.autotune.setup import START, Setup, digest_of, dsl_words
-from dsl.autotune.slot_pool import count_lanes
+from dsl.autotune.setup import START, Setup, count_lanes, digest_of, dsl_words
 from dsl.autotune.trials import Runners
 from dsl.autotune.tuner import Tuner
 from dsl.autotune.tuning_folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders

@@ -20,7 +20,10 @@ from dsl.lists import BEYOND, parse_range, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
 
 
 @record
@@ -77,18 +80,22 @@ def read_entries(value: str | None, grammar: Grammar = CUDA) -> tuple[str, ...] 
         return None
     words = value.split(",")
     named = [prefix for prefix in grammar.prefixes if words[0].startswith(prefix)]
-    entries: list[str] = []
-    for word in words:
-        entry = _read_entry(word, grammar, named)
-        if entry is None:
+    return tuple(_listed([_read_entry(word, grammar, named) for word in words], grammar))
+
+
+def _listed(found: Iterable[_T | None], grammar: Grammar) -> list[_T]:
+    """What a list of entries stands for, each once. None: an entry that cannot be read."""
+    kept: list[_T] = []
+    for one in found:
+        if one is None:
             if grammar.skips:
                 continue
             break
-        if entry not in entries:
-            entries.append(entry)
+        if one not in kept:
+            kept.append(one)
         elif grammar.repeated == "hides":
-            return ()
-    return tuple(entries)
+            return []
+    return kept
 
 
 def _read_entry(word: str, grammar: Grammar, named: Sequence[str]) -> str | None:
@@ -133,17 +140,7 @@ def resolve(
     entries = read_entries(value, grammar)
     if entries is None:
         return tuple(range(count))
-    positions: list[int] = []
-    for entry in entries:
-        position = _position(entry, count, names)
-        if position is None:
-            if grammar.skips:
-                continue
-            break
-        if position not in positions:
-            positions.append(position)
-        elif grammar.repeated == "hides":
-            return ()
+    positions = _listed([_position(entry, count, names) for entry in entries], grammar)
     # Level Zero keeps the machine's order, whatever the order of the mask.
     return tuple(sorted(positions) if grammar.parts else positions)
 

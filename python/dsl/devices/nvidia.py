@@ -268,12 +268,6 @@ def visible_devices(value: str | None, found: Sequence[Device], *, alone: bool =
     return tuple(parents if alone else parents[:1])
 
 
-def mig_parent(name: str, found: Sequence[Device]) -> str | None:
-    """PCI address of the GPU that the MIG instance of this name is a part of, None when it is not known."""
-    parents = visible_devices(name, found)
-    return parents[0].address if parents and name.startswith("MIG-") else None
-
-
 def mig_names(instance: MigInstance) -> tuple[str, str]:
     """Both names of an instance: its own UUID, and the form of drivers before R470."""
     return instance.uuid, f"MIG-{instance.parent}/{instance.gpu_instance}/{instance.compute_instance}"

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dsl.devices.facts import DeviceFacts
+    from dsl.devices.device_facts import DeviceFacts
     from dsl.machine.cpus import Cpus, NumaNode
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsl.elasticity.config import ELASTICITY, ElasticityConfig, check_section, is_enabled, show
+from dsl.elasticity.elasticity_config import ELASTICITY, ElasticityConfig, check_section, is_enabled
 from dsl.elasticity.sizes import SECTION_VARIABLE, check_version
 from dsl.elasticity.solver import (
     Solution,
@@ -12,7 +12,7 @@ from dsl.elasticity.solver import (
     solve_for,
 )
 from dsl.errors import ElasticityConfigError, ElasticityError, ElasticityIncompatibleWorldSize
-from dsl.lists import MOST_DIGITS, parse_number, shorten
+from dsl.lists import MOST_DIGITS, parse_number, shorten, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

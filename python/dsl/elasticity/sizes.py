@@ -5,7 +5,7 @@ In DeepSpeed every worker checks its number of data-parallel workers with the so
 
 from __future__ import annotations
 
-from dsl.elasticity.config import (
+from dsl.elasticity.elasticity_config import (
     ELASTICITY,
     LATEST_VERSION,
     ElasticityConfig,
@@ -38,7 +38,7 @@ def job_world_sizes(
     """The numbers of workers up to ``most`` that a job accepts, ascending; None: any, as far as known.
 
     ``environ``: that of the workers. ``arguments``: those of the script. ``read_text``: reads a file, as
-    `dsl.machine.process.Files.read_text` does. An empty tuple means that the job would refuse every number.
+    `dsl.machine.this_process.read_text` does. An empty tuple means that the job would refuse every number.
     For a config with mistakes the answer is None: the job itself reports them.
     """
     section = find_section(environ, arguments, read_text)

@@ -65,14 +65,6 @@ def _usable_memory(root: str, base: str, numbers: list[int]) -> set[int]:
     return usable.intersection(parse_kernel_list(rest.partition("\n")[0])) if found else usable
 
 
-def read_topology(cpus: Iterable[int], root: str = "/") -> Topology:
-    """NUMA nodes of the machine, and the cores that the given CPUs belong to.
-
-    A CPU whose core the kernel does not name is a core of its own.
-    """
-    return Topology(read_numa_nodes(root), read_cores(cpus, root))
-
-
 def read_cores(cpus: Iterable[int], root: str = "/") -> tuple[tuple[int, ...], ...]:
     """The CPUs of each core that contains a given CPU."""
     return _groups(cpus, lambda cpu: _shared(root, cpu, "core_cpus_list", "thread_siblings_list") or (cpu,))

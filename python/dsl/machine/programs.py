@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from dsl._record import record
+from dsl.errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "nvcc": ("--version",),
 }
 """Arguments that make a program print its version."""
+
+
+FIND_DEBUGPY = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('debugpy') else 3)"
+LACKS_DEBUGPY = 3
+DEBUGPY_S = 30.0
 
 
 @record
@@ -174,3 +180,31 @@ def _constant(node: Any) -> str | None:
     if isinstance(value, dict):
         return ", ".join(f"{name} {one}" for name, one in value.items() if one not in (None, ""))
     return "" if value is None else str(value)
+
+
+def check_debugger(interpreter: str, environ: Mapping[str, str], cwd: str = "") -> None:
+    """Refuse an interpreter without debugpy. Another check refuses an interpreter that cannot be executed.
+
+    Raises:
+        OptionError: the interpreter has no debugpy.
+    """
+    import subprocess
+
+    quiet = subprocess.DEVNULL
+    try:
+        result = subprocess.run(
+            [interpreter, "-c", FIND_DEBUGPY],
+            cwd=cwd or None,
+            env=dict(environ),
+            stdin=quiet,
+            stdout=quiet,
+            stderr=quiet,
+            timeout=DEBUGPY_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if result.returncode == LACKS_DEBUGPY:
+        raise OptionError(
+            f"--debug needs debugpy, which {interpreter} does not have: pip install debugpy there"
+        )

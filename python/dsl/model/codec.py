@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dsl._record import fields, scope
 from dsl.errors import JobFormatError
-from dsl.model.job import Job
 from dsl.printable import printable
 
 TYPE_CHECKING = False
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     Reader: TypeAlias = Callable[[Any], Any]
     """Makes a value from what JSON holds. Raises `_Unfit`."""
     _T = TypeVar("_T")
-
-FORMAT = 1
-"""Grows with every change after which one version of dsl cannot read what another has written."""
 
 DEEPEST = 16
 """How deep lists and objects may nest. Messages nest half as deep."""
@@ -45,31 +41,6 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 class _Unfit(Exception):  # noqa: N818  it says what a value is
     """A value does not fit its annotation; the text shows the value."""
-
-
-def job_to_bytes(job: Job) -> bytes:
-    """Write a job. The reverse is `job_from_bytes`."""
-    return to_json({"format": FORMAT, "job": to_plain(job)})
-
-
-def job_from_bytes(data: bytes) -> Job:
-    """Read a job that `job_to_bytes` wrote.
-
-    Raises:
-        JobFormatError: these are not the bytes of a job, or another version has written them.
-    """
-    try:
-        found = from_json(data)
-        theirs = found.get("format") if isinstance(found, dict) else None
-        if theirs == FORMAT:
-            job: Job = from_plain(found.get("job"), {"Job": Job})
-            return job
-    except JobFormatError as error:
-        raise JobFormatError(f"the description of the job is damaged: {error}") from None
-    raise JobFormatError(
-        f"the description of the job has format {_shown(theirs)}, expected {FORMAT}: "
-        "install the same version of dsl on every host"
-    )
 
 
 def to_json(value: object) -> bytes:

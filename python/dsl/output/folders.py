@@ -114,36 +114,17 @@ def _empty(top: int, scratch: Collection[str], depth: int = 2) -> None:
             continue
 
 
-def make_run_dirs(run_dirs: Sequence[str]) -> None:
+def make_run_dirs(run_dirs: Sequence[str], *, are_shared: bool = False) -> None:
     """Make the directories of one attempt, the outermost first; all must be new.
 
+    ``are_shared``: several of our processes use them, so a directory may exist already.
+
     Raises:
-        LogDirError: a directory exists already, or cannot be made.
+        LogDirError: a directory cannot be made, or something else has its name.
     """
     for index, path in enumerate(run_dirs):
-        try:
-            os.mkdir(path, 0o750)
-        except OSError as error:
-            reason = os.strerror(error.errno or 0).lower()
-            what = "directory of this run" if index == 0 else "log directory"
-            raise LogDirError(f"unable to create the {what} {path!r}: {reason}") from None
-
-
-def make_shared_dirs(run_dirs: Sequence[str]) -> None:
-    """Make the directories of one attempt that several of our processes share: a directory may exist already.
-
-    Raises:
-        LogDirError: a directory cannot be made, or a file or another user's directory has its name.
-    """
-    for path in run_dirs:
-        try:
-            try:
-                os.mkdir(path, 0o750)
-            except FileExistsError:
-                _refuse_strangers(path)
-        except OSError as error:
-            reason = os.strerror(error.errno or 0).lower()
-            raise LogDirError(f"unable to create the log directory {path!r}: {reason}") from None
+        what = "directory of this run" if index == 0 and not are_shared else "log directory"
+        _make(path, what, may_exist=are_shared)
 
 
 def remake_run_dirs(run_dir: str, run_dirs: Sequence[str]) -> None:
@@ -152,16 +133,23 @@ def remake_run_dirs(run_dir: str, run_dirs: Sequence[str]) -> None:
     Raises:
         LogDirError: a directory cannot be made, or a file or another user's directory has the run's name.
     """
+    _make(run_dir, "directory of this run", may_exist=True)
+    make_run_dirs(run_dirs)
+
+
+def _make(path: str, what: str, *, may_exist: bool) -> None:
     try:
-        os.makedirs(os.path.dirname(run_dir), exist_ok=True)
+        if may_exist:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
-            os.mkdir(run_dir, 0o750)
+            os.mkdir(path, 0o750)
         except FileExistsError:
-            _refuse_strangers(run_dir)
+            if not may_exist:
+                raise
+            _refuse_strangers(path)
     except OSError as error:
         reason = os.strerror(error.errno or 0).lower()
-        raise LogDirError(f"unable to create the directory of this run {run_dir!r}: {reason}") from None
-    make_run_dirs(run_dirs)
+        raise LogDirError(f"unable to create the {what} {path!r}: {reason}") from None
 
 
 def _refuse_strangers(run_dir: str) -> None:

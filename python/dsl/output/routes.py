@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal
 
-    from dsl.machine.process import Console, Kind
+    from dsl.machine.this_process import Console, Kind
     from dsl.model.node import LineFile
     from dsl.model.request import OutputRequest
     from dsl.output.answer import StreamFile, StreamFiles

@@ -15,10 +15,10 @@ from dsl.plan.program import words_of_interpreter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dsl.facts import Facts
-    from dsl.model.job import Job
+    from dsl.model.job import Host, Job
     from dsl.model.node import NodePlan, WorkerPlan
     from dsl.model.remote import Remote
     from dsl.model.request import DebugRequest, ProgramRequest
@@ -170,10 +170,7 @@ def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, .
     if not any(facts.names.is_this_machine(name) for name in names):
         beyond = 0
     ssh_words = _ssh_words(remote, facts.environ)
-    rank = 0
-    for host in job.hosts:
-        ranks = range(rank, rank + len(host.slots))
-        rank = ranks.stop
+    for host, ranks in _ranks(job):
         ports = [(one, debug_port(job, one, local)) for local, one in enumerate(ranks)]
         chosen = [(one, port) for one, port in ports if port is not None]
         is_here = facts.names.is_this_machine(host.name)
@@ -200,6 +197,14 @@ def attach_everywhere(job: Job, remote: Remote, facts: Facts) -> tuple[Notice, .
     return (*tunnels, *_told(found, asked))
 
 
+def _ranks(job: Job) -> Iterator[tuple[Host, range]]:
+    """The hosts of a job, each with its ranks."""
+    rank = 0
+    for host in job.hosts:
+        yield host, range(rank, rank + len(host.slots))
+        rank += len(host.slots)
+
+
 def _ssh_words(remote: Remote, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The user's words for ssh, quoted for a shell; the launcher reaches the hosts with the same words."""
     from shlex import quote as shell_word
@@ -213,15 +218,10 @@ def _ssh_words(remote: Remote, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def _check_hosts(job: Job) -> None:
     """Refuse ranks of several hosts with an address that only one host has."""
-    names, rank = [], 0
-    for host in job.hosts:
-        ranks = range(rank, rank + len(host.slots))
-        rank = ranks.stop
-        if any(is_debugged(job.debug, one) for one in ranks):
-            names.append(host.name)
-    if len(names) > 1:
+    hosts = [host for host, ranks in _ranks(job) if any(is_debugged(job.debug, one) for one in ranks)]
+    if len(hosts) > 1:
         raise OptionError(
-            f"--debug-address {quote(job.debug.address)} is of one host, and ranks of {len(names)} hosts are "
+            f"--debug-address {quote(job.debug.address)} is of one host, and ranks of {len(hosts)} hosts are "
             f"to be debugged: give {EVERYWHERE[0]}, or name ranks of one host"
         )
 

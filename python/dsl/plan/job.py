@@ -199,11 +199,7 @@ def _unused_host_options(request: Request) -> list[Notice]:
         texts.append("--node_rank has no effect without --no_ssh")
     if request.placement.core_list is not None and not request.placement.bind_cores_to_rank:
         texts.append("--bind_core_list has no effect without --bind_cores_to_rank")
-    if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
-        texts.append(UNUSED_PREEMPT_GRACE)
-    texts += _unused_start_options(request)
-    if _has_unused_debug(request):
-        texts.append(UNUSED_DEBUG)
+    texts += _unused_options(request)
     if not request.elastic.training:
         given = {
             "--min_elastic_nodes": request.elastic.min_nodes,
@@ -221,21 +217,22 @@ def _unused_host_options(request: Request) -> list[Notice]:
     return [Notice("warning", text) for text in texts]
 
 
-def _unused_start_options(request: Request) -> list[str]:
-    start = request.start
-    if start.method not in ("spawn", "fork"):
-        return []
-    given = {"--preload": bool(start.preload), "--fork-server-per": start.server_per != "node"}
-    return [f"{option} {UNUSED_START}" for option, is_given in given.items() if is_given]
-
-
-def _has_unused_debug(request: Request) -> bool:
-    return request.debug != DebugRequest(ranks=request.debug.ranks) and not request.debug.ranks
+def _unused_options(request: Request) -> list[str]:
+    """Options of both commands that have no effect as they are given."""
+    start, texts = request.start, []
+    if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
+        texts.append(UNUSED_PREEMPT_GRACE)
+    if start.method in ("spawn", "fork"):
+        given = {"--preload": bool(start.preload), "--fork-server-per": start.server_per != "node"}
+        texts += [f"{option} {UNUSED_START}" for option, is_given in given.items() if is_given]
+    if request.debug != DebugRequest(ranks=request.debug.ranks) and not request.debug.ranks:
+        texts.append(UNUSED_DEBUG)
+    return texts
 
 
 def _with_nodes(request: Request, facts: Facts) -> JobPlan:
     """Plan a job by its number of nodes; each node counts its own workers, as torchrun's agent does."""
-    from dsl.plan.meeting import check_meeting, meeting_notices, meeting_point, node_count, run_id
+    from dsl.plan.meeting_point import check_meeting, meeting_notices, meeting_point, node_count, run_id
 
     asked = request.meeting
     least, most = request.resources.min_nodes, request.resources.max_nodes
@@ -252,11 +249,7 @@ def _with_nodes(request: Request, facts: Facts) -> JobPlan:
         **_wishes(request),
     )
     notices = meeting_notices(asked, nodes)
-    if request.signals.preempt_grace_s is not None and request.signals.preempt is None:
-        notices.append(Notice("warning", UNUSED_PREEMPT_GRACE))
-    notices += [Notice("warning", text) for text in _unused_start_options(request)]
-    if _has_unused_debug(request):
-        notices.append(Notice("warning", UNUSED_DEBUG))
+    notices += [Notice("warning", text) for text in _unused_options(request)]
     is_placed = job.meeting.kind == "static" and job.node_count > 1
     node_rank = (asked.node_rank or 0) if is_placed else 0
     return JobPlan(job, node_rank, tuple(notices))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from dsl.binding.placement import Placement
     from dsl.facts import Facts
-    from dsl.machine.process import Names
+    from dsl.machine.this_process import Names
     from dsl.model.job import Job, Meeting
     from dsl.model.node import SignalMeaning
     from dsl.output.answer import StreamFiles
@@ -79,7 +79,7 @@ def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
         # The user's name of the job may have slashes, and be longer than a file name can be.
         if not asked.log_dir:
             return f"{names.temp_dir}/{RUN_PREFIX}{names.random()}"
-        from dsl.plan.meeting import is_random_id
+        from dsl.plan.meeting_point import is_random_id
 
         # A random name tells nothing, and would spoil the order of the directories by time.
         name = "" if is_random_id(job.run_id) else f"{job.run_id.replace('/', '_')[:128]}_"

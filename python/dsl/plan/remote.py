@@ -8,8 +8,14 @@ from dsl.errors import AcceleratorError, LauncherError, OptionError
 from dsl.lists import parse_number, quote
 from dsl.model.job import Notice
 from dsl.model.remote import DEFAULT_FANOUT, LAUNCHERS, RANK_LAUNCHERS, Remote
-from dsl.resources.env_file import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
-from dsl.resources.exports import GENERAL, choose_exports
+from dsl.resources.exports import (
+    DEFAULT_NAME,
+    GENERAL,
+    NAME_VARIABLE,
+    choose_exports,
+    env_file_paths,
+    read_env_files,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from dsl.model.node import NodePlan, WorkerPlan
     from dsl.model.request import Level
 
-SERVED = ("forkserver", "auto")
-"""Start methods that may need a fork server."""
-
 LATE_VARIABLES = {
     "DSL_JOB_ID",
     REASON_VARIABLE,

@@ -69,7 +69,9 @@ def check_settings(backend: str, settings: Iterable[tuple[str, str]]) -> str:
         return ""
     for key, value in settings:
         if key not in known:
-            near = [one for one in known if _is_near(one, key)]
+            from difflib import get_close_matches
+
+            near = get_close_matches(key.replace("-", "_").lower(), known, 1, 0.8)
             advice = f"did you mean {near[0]}?" if near else f"it knows {', '.join(sorted(known))}"
             return f"backend {backend} has no setting {key!r}, {advice}"
         expected = _expected(known[key], value)
@@ -96,19 +98,3 @@ def _expected(kind: str, value: str) -> str:
             is_right = False
         return "" if is_right else "seconds, 0 or more"
     return ""
-
-
-def _is_near(one: str, other: str) -> bool:
-    """Whether two words differ by at most two letters, or only in their separators."""
-    plain, wrong = one.replace("_", ""), other.replace("-", "").replace("_", "").lower()
-    if plain == wrong:
-        return True
-    row = list(range(len(wrong) + 1))
-    for place, letter in enumerate(plain, 1):
-        before, row[0] = row[0], place
-        for column, other_letter in enumerate(wrong, 1):
-            before, row[column] = (
-                row[column],
-                min(row[column] + 1, row[column - 1] + 1, before + (letter != other_letter)),
-            )
-    return row[-1] <= 2

@@ -14,8 +14,23 @@ from dsl.model.request import DEFAULT_MASTER_PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from dsl.machine.ports import Ports
     from dsl.model.job import Job
+
+    class Rendezvous(Protocol):
+        """How the nodes of a job meet."""
+
+        def meet(self, attempt: int, local_world_size: int) -> Meeting:
+            """Meet the other nodes for an attempt, counted from 0, as a node with that many workers.
+
+            Raises:
+                DslError: the nodes do not meet.
+            """
+
+        def membership(self) -> Membership:
+            """Say which nodes take part now."""
 
 
 class Static:

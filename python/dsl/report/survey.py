@@ -15,7 +15,7 @@ from dsl.lists import format_ranges
 from dsl.machine.programs import QUESTIONS, find_package, find_programs
 from dsl.model.request import DEFAULT_MASTER_PORT
 from dsl.resources.allocation import find_allocation
-from dsl.resources.env_file import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
+from dsl.resources.exports import DEFAULT_NAME, NAME_VARIABLE, env_file_paths, read_env_files
 from dsl.resources.hostfile import parse_hostfile
 
 TYPE_CHECKING = False

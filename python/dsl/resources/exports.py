@@ -1,14 +1,21 @@
-"""Chooses the variables of the launching command that go to the workers on other hosts.
+"""The variables that go to the workers on other hosts: some of the launching command's, and those of files.
 
 The rules are DeepSpeed's: variables with certain prefixes, including those of the accelerator, and PYTHONPATH
-with the working directory in front. Values stay unchanged.
+with the working directory in front. Values stay unchanged. A file (``.deepspeed_env``) has ``NAME=VALUE`` on
+each line: in DeepSpeed's grammar, the value is the text after the first ``=``, without blanks at its ends. We
+also allow blank lines, lines that start with ``#``, ``export`` before the name, and quotation marks around
+the whole value. Text in single quotes stays as it is. In double quotes, ``$NAME`` and ``${NAME}`` stand for
+the variable's value, and a backslash escapes ``$``, ``"`` and itself.
 """
 
 from __future__ import annotations
 
+from dsl._record import record
+from dsl.errors import EnvFileError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 PREFIXES = ("MLFLOW", "PYTHON", "MV2", "UCX")
 """Variables whose names start with one of these go to every host."""
@@ -28,6 +35,12 @@ EXCLUSIONS = {"AISC_JOB_NAME": ("NCCL_IB_HCA", "UCX_NET_DEVICES")}
 GENERAL = ("LD_LIBRARY", "PATH")
 """Prefixes of general variables, which some accelerators list although they do not belong to any."""
 
+DEFAULT_NAME = ".deepspeed_env"
+"""Name of the file in the home directory and the working directory."""
+
+NAME_VARIABLE = "DS_ENV_FILE"
+"""Variable with another name of the file. An absolute path means that one file."""
+
 
 def choose_exports(environ: Mapping[str, str], cwd: str, prefixes: Iterable[str]) -> dict[str, str]:
     """Return the variables that go to every host.
@@ -42,3 +55,116 @@ def choose_exports(environ: Mapping[str, str], cwd: str, prefixes: Iterable[str]
     }
     found["PYTHONPATH"] = f"{cwd}:{old}" if old else cwd
     return found
+
+
+@record
+class EnvEntry:
+    """A variable of an environment file."""
+
+    name: str
+    value: str
+    line: int
+    """Number of its line, from 1."""
+    looks_expandable: bool = False
+    """The value contains a ``$NAME`` that is not replaced, because the value has no double quotes."""
+
+
+def env_file_paths(name: str, home: str, cwd: str) -> tuple[str, ...]:
+    """The paths where dsl looks for files of this name. A later file overrides an earlier one."""
+    if name.startswith("/"):
+        return (name,)
+    return tuple(dict.fromkeys([f"{folder.rstrip('/')}/{name}" for folder in (home, cwd) if folder]))
+
+
+def read_env_files(
+    paths: tuple[str, ...], environ: Mapping[str, str], read_text: Callable[[str], str | None]
+) -> dict[str, tuple[EnvEntry, ...]]:
+    """Read the files that exist: path -> entries.
+
+    ``environ``: values for variables in double quotes, unless an earlier line has set the variable.
+
+    Raises:
+        EnvFileError: a file cannot be read, or a line is malformed.
+    """
+    known = dict(environ)
+    found = {}
+    for path in paths:
+        try:
+            text = read_text(path)
+        except OSError as error:
+            raise EnvFileError(f"{path} cannot be read: {(error.strerror or '').lower()}") from None
+        if text is not None:
+            found[path] = tuple(parse_env_file(text, path, known))
+    return found
+
+
+def parse_env_file(text: str, path: str, known: dict[str, str]) -> Iterator[EnvEntry]:
+    """The entries of a file. Each one is also added to ``known``.
+
+    ``known``: values for variables in double quotes. ``path``: name of the file in errors.
+
+    Raises:
+        EnvFileError: a malformed line.
+    """
+    for number, raw in enumerate(text.split("\n"), start=1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        words = name.split()
+        if words[:1] == ["export"] and (len(words) > 1 or not equals):
+            del words[0]
+        where = f"{path} line {number}"
+        if not equals or len(words) != 1:
+            raise EnvFileError(
+                f"{where}: {line.partition('=')[0][:40]!r} is no NAME=VALUE, correct or remove it"
+            )
+        value = value.strip()
+        if "\0" in line:
+            raise EnvFileError(f"{where}: the value of {words[0]} holds a NUL byte, which no variable can")
+        is_plain = value[:1] not in ("'", '"')
+        if not is_plain:
+            value = _unquote(value, known, where, words[0])
+        known[words[0]] = value
+        yield EnvEntry(words[0], value, number, is_plain and _has_reference(value))
+
+
+def _unquote(value: str, known: Mapping[str, str], where: str, name: str) -> str:
+    mark = value[0]
+    parts = []
+    place = 1
+    while place < len(value) and value[place] != mark:
+        letter = value[place]
+        place += 1
+        if mark == '"' and letter == "\\" and value[place : place + 1] in ("\\", '"', "$"):
+            letter = value[place]
+            place += 1
+        elif mark == '"' and letter == "$":
+            reference = _reference(value, place)
+            if reference is not None:
+                variable, place = reference
+                letter = known.get(variable, "")
+        parts.append(letter)
+    rest = value[place + 1 :].strip()
+    if place >= len(value):
+        raise EnvFileError(f"{where}: the value of {name} has no closing {mark}")
+    if rest and not rest.startswith("#"):
+        raise EnvFileError(f"{where}: the value of {name} goes on behind its closing {mark}, quote all of it")
+    return "".join(parts)
+
+
+def _has_reference(text: str) -> bool:
+    return any(
+        letter == "$" and _reference(text, place) is not None for place, letter in enumerate(text, start=1)
+    )
+
+
+def _reference(text: str, place: int) -> tuple[str, int] | None:
+    """The variable after the ``$`` before ``place``, and the index where it ends; None if there is none."""
+    braced = text[place : place + 1] == "{"
+    end = start = place + braced
+    while end < len(text) and text[end].isascii() and (text[end].isalnum() or text[end] == "_"):
+        end += 1
+    if end == start or text[start].isdigit() or (braced and text[end : end + 1] != "}"):
+        return None
+    return text[start:end], end + braced

@@ -12,7 +12,7 @@ from dsl._record import replace
 from dsl.agent.preflight import look
 from dsl.control.messages import TO_HEAD, Assignment, Checked, message_from_bytes, message_to_bytes
 from dsl.errors import OptionError, PortError
-from dsl.machine import debugger
+from dsl.machine import programs
 from dsl.model.job import Host, Job, MeetingPoint, Program
 from dsl.model.request import DebugRequest, OutputRequest
 from dsl.plan.flavours import DEEPSPEED, TORCH
@@ -286,7 +286,7 @@ def test_debugpy_is_looked_for_where_a_rank_is_debugged(
     ranks: str, asked: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions: list[str] = []
-    monkeypatch.setattr(debugger, "check_debugger", lambda python, _environ: questions.append(python))
+    monkeypatch.setattr(programs, "check_debugger", lambda python, _environ: questions.append(python))
     assignment = assign(folder, node_rank=1, debug=DebugRequest(ranks))
     assert look(assignment, make_facts(cuda=4)).problems == ()
     assert questions == ["/opt/python"] * asked
@@ -298,9 +298,9 @@ def test_a_host_without_debugpy_or_with_a_taken_port_has_a_problem(
     def lacks(_python: str, _environ: object) -> None:
         raise OptionError("--debug needs debugpy")
 
-    monkeypatch.setattr(debugger, "check_debugger", lambda _python, _environ: None)
+    monkeypatch.setattr(programs, "check_debugger", lambda _python, _environ: None)
     assignment = assign(folder, node_rank=1, debug=DebugRequest("3"))
     (problem,) = look(assignment, make_facts(cuda=4, taken=(5679,))).problems
     assert "port 5679, where rank 3 is to be debugged, is taken" in problem
-    monkeypatch.setattr(debugger, "check_debugger", lacks)
+    monkeypatch.setattr(programs, "check_debugger", lacks)
     assert look(assignment, make_facts(cuda=4)).problems == ("--debug needs debugpy",)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsl.autotune.slot_pool import SlotGroup, SlotPool, count_lanes
+from dsl.autotune.setup import SlotGroup, SlotPool, count_lanes
 from dsl.model.job import Host
 
 

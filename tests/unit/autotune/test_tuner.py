@@ -187,7 +187,7 @@ def test_on_other_hosts_the_first_of_an_experiment_chooses_the_port(folders: Fol
 
 
 def setup_place(*hosts: Host) -> Any:
-    from dsl.autotune.slot_pool import SlotGroup
+    from dsl.autotune.setup import SlotGroup
 
     return SlotGroup(hosts)
 

@@ -12,7 +12,7 @@ from tests.support.outcome import assert_one_line
 
 from dsl._record import replace
 from dsl.binding.torch_modes import MODES, NumaPlan, plan_numa
-from dsl.devices.nvidia import Device
+from dsl.devices.nvidia import Device, MigInstance, Survey
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import NumaNode, Topology
@@ -81,8 +81,14 @@ FOUR = (3, 2, 1, 0)
     ],
 )
 def test_a_device_is_the_one_that_its_visible_name_means(visible: str, expected: list[str]) -> None:
-    partitions = {"MIG-6f1c": "0000:03:00.0", "MIG-77aa": "0000:00:00.0"}
-    host = _host(FOUR, mig_parent=partitions.get)
+    instances = {0: ("MIG-77aa",), 2: ("MIG-older1", "MIG-older2"), 3: ("MIG-6f1c",)}
+    devices = [
+        replace(
+            gpu, mig=tuple(MigInstance(one, gpu.uuid, n, 0) for n, one in enumerate(instances.get(at, ()), 1))
+        )
+        for at, gpu in enumerate(_host(FOUR).devices.gpus)
+    ]
+    host = _host(FOUR, survey=Survey(tuple(devices)))
     assert _cpus("node", len(expected), host, CUDA_VISIBLE_DEVICES=visible) == expected
 
 

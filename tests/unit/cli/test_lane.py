@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.autotune.experiment import Order, order_to_line
-from dsl.cli.lane import Orders
+from dsl.cli.lane import OrderChannel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,16 +21,16 @@ ORDER = Order(
 
 
 @pytest.fixture
-def pipes() -> Iterator[tuple[int, int, Orders]]:
+def pipes() -> Iterator[tuple[int, int, OrderChannel]]:
     """Where orders are written, where answers are read, and who takes the orders."""
     orders_fd, write_fd = os.pipe()
     read_fd, answers_fd = os.pipe()
-    yield write_fd, read_fd, Orders(orders_fd, answers_fd)
+    yield write_fd, read_fd, OrderChannel(orders_fd, answers_fd)
     for fd in (orders_fd, write_fd, read_fd, answers_fd):
         os.close(fd)
 
 
-def test_an_order_is_read_as_it_was_given(pipes: tuple[int, int, Orders]) -> None:
+def test_an_order_is_read_as_it_was_given(pipes: tuple[int, int, OrderChannel]) -> None:
     write_fd, read_fd, orders = pipes
     os.write(write_fd, order_to_line(ORDER))
     assert orders.first() == ORDER
@@ -40,14 +40,16 @@ def test_an_order_is_read_as_it_was_given(pipes: tuple[int, int, Orders]) -> Non
 
 @pytest.mark.parametrize("words", ['{"stop": 3.0}', '{"stop": 3.0}\n{"stop": 0.0}'])
 def test_an_order_that_is_taken_back_before_it_is_read_is_not_run(
-    words: str, pipes: tuple[int, int, Orders]
+    words: str, pipes: tuple[int, int, OrderChannel]
 ) -> None:
     write_fd, _, orders = pipes
     os.write(write_fd, order_to_line(ORDER) + f"{words}\n".encode())
     assert orders.first() is None
 
 
-def test_the_limit_of_an_experiment_stands_still_while_it_is_stopped(pipes: tuple[int, int, Orders]) -> None:
+def test_the_limit_of_an_experiment_stands_still_while_it_is_stopped(
+    pipes: tuple[int, int, OrderChannel],
+) -> None:
     _, _, orders = pipes
     orders.begin(ORDER)
     deadlines = [orders.deadline_s]

@@ -12,7 +12,7 @@ from dsl.cli import node
 from dsl.cli.node import Options, _place, announcements
 from dsl.control.messages import Assignment
 from dsl.errors import DslError
-from dsl.machine.process import Console
+from dsl.machine.this_process import Console
 from dsl.model.job import Host, Job, MeetingPoint, Notice, Program
 from dsl.model.request import PlacementRequest
 from dsl.plan.flavours import DEEPSPEED

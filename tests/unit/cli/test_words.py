@@ -34,7 +34,7 @@ OWN_WORDS = {
         "resources/filters.py",
     ),
     *(
-        "binding/deepspeed.py",
+        "binding/bind_cores.py",
         "runner.py",
         "conductor/conductor.py",
         "cli/head.py",
@@ -92,7 +92,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr("dsl.devices.facts.count_cuda_devices", lambda _root: 0)
+    monkeypatch.setattr("dsl.devices.device_facts.count_cuda_devices", lambda _root: 0)
 
     def run_job(*_: object, **_facts: object) -> int:
         return 7

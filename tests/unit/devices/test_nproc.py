@@ -13,7 +13,7 @@ from dsl.devices.nvidia import Device
 from dsl.errors import AcceleratorError, OptionError
 
 if TYPE_CHECKING:
-    from dsl.devices.facts import DeviceFacts
+    from dsl.devices.device_facts import DeviceFacts
 
 
 @pytest.mark.parametrize(

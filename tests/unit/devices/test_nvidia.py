@@ -17,7 +17,6 @@ from dsl.devices.nvidia import (
     count,
     devices,
     free_memory,
-    mig_parent,
     quick_devices,
     read_devices,
     survey,
@@ -229,15 +228,6 @@ GPUS = (Device("0", "GPU-a1"), Device("1", "GPU-b1", mig=INSTANCES), Device("2",
 )
 def test_the_gpu_behind_each_visible_device(value: str | None, *, alone: bool, addresses: str) -> None:
     assert "".join([one.address for one in visible_devices(value, GPUS, alone=alone)]) == addresses
-
-
-def test_the_gpu_of_a_partition_is_found_by_either_name() -> None:
-    assert [mig_parent(name, GPUS) for name in ("MIG-aa1", "MIG-GPU-b1/1/0", "MIG-x", "GPU-a1")] == [
-        "1",
-        "1",
-        None,
-        None,
-    ]
 
 
 def test_without_a_driver_pynvml_is_not_imported(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.support.machine import UNASKED, make_facts, numa_table
 from tests.unit.devices.record_nvml import load
 
 from dsl.devices import nvidia
-from dsl.devices.facts import count_cuda_devices
+from dsl.devices.device_facts import count_cuda_devices
 from dsl.devices.slots import (
     Devices,
     find_devices,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.machine import read_topology
 
 from dsl.machine.cpus import (
     NumaNode,
@@ -13,7 +14,6 @@ from dsl.machine.cpus import (
     read_caches,
     read_numa_nodes,
     read_packages,
-    read_topology,
 )
 
 if TYPE_CHECKING:

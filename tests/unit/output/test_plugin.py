@@ -18,7 +18,7 @@ from dsl import _own_process
 from dsl._record import replace
 from dsl.agent.planner import Planner
 from dsl.errors import OptionError
-from dsl.machine.process import Console
+from dsl.machine.this_process import Console
 from dsl.model.node import Route
 from dsl.model.request import OutputRequest
 from dsl.output.answer import StreamFile

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.errors import OptionError
-from dsl.machine.process import Console
+from dsl.machine.this_process import Console
 from dsl.model.node import INHERIT, Route
 from dsl.model.request import OutputRequest
 from dsl.output.answer import StreamFile, StreamFiles, WorkerFiles

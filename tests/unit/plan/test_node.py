@@ -11,7 +11,7 @@ from tests.support.requests import make_request
 
 from dsl.agent.planner import Planner
 from dsl.errors import OptionError, PortError
-from dsl.machine.process import Console
+from dsl.machine.this_process import Console
 from dsl.model.node import NodePlan
 from dsl.model.request import ProgramRequest
 from dsl.plan.flavours import DEEPSPEED, TORCH

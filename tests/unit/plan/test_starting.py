@@ -13,7 +13,7 @@ from dsl._record import replace
 from dsl.agent.part import conducted
 from dsl.errors import OptionError
 from dsl.machine.cpus import NumaNode
-from dsl.machine.process import read_text
+from dsl.machine.this_process import read_text
 from dsl.model.job import Job
 from dsl.model.node import NodePlan
 from dsl.model.request import ProgramRequest

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.errors import EnvFileError
-from dsl.resources.env_file import env_file_paths, parse_env_file, read_env_files
+from dsl.resources.exports import env_file_paths, parse_env_file, read_env_files
 
 KNOWN = {"HOME": "/h", "OLD": "a b"}
 

@@ -12,7 +12,7 @@ from tests.support.outcome import assert_one_line, error_of
 from tests.support.requests import make_request
 
 from dsl.errors import OptionError, PortError, UsageError
-from dsl.plan.meeting import (
+from dsl.plan.meeting_point import (
     check_meeting,
     is_alone,
     meeting_notices,

@@ -91,12 +91,6 @@ class DeviceFacts:
 
         return free_memory(self._root)
 
-    def mig_parent(self, name: str) -> str | None:
-        """PCI address of the device that a ``MIG-...`` name is a part of, None when it is not known."""
-        from dsl.devices.nvidia import mig_parent
-
-        return mig_parent(name, self.survey.devices)
-
 
 def find_other_accelerator(root: str = "/") -> str | None:
     """The accelerator that comes before CUDA on this machine, None if there is none.

@@ -11,7 +11,7 @@ from tests.support.summaries import make_summary, make_trial
 from dsl._record import replace
 from dsl.autotune.experiment import Resources, Space, Summary, Tie
 from dsl.autotune.section import Section
-from dsl.autotune.summary import differences, duration, summary_json, summary_table, summary_text
+from dsl.autotune.tuning_summary import differences, duration, summary_json, summary_table, summary_text
 
 SIZE = Resources(2, 4, 3, None)
 

@@ -8,7 +8,7 @@ import time
 from dsl.autotune.plot import can_draw, draw
 from dsl.autotune.safe_folder import SUMMARIES
 from dsl.autotune.section import read_metric
-from dsl.autotune.summary import duration, summary_json, summary_table, summary_text
+from dsl.autotune.tuning_summary import duration, summary_json, summary_table, summary_text
 from dsl.errors import DslError
 from dsl.printable import printable
 from dsl.report.speak import write

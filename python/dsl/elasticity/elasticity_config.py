@@ -6,7 +6,7 @@ Keys, defaults and the order of the checks are those of ``deepspeed.elasticity.c
 from __future__ import annotations
 
 from dsl.errors import ElasticityConfigError
-from dsl.lists import BEYOND, shorten
+from dsl.lists import BEYOND, show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,11 +90,6 @@ def check_section(value: Any) -> Mapping[str, Any]:
 def is_enabled(section: Mapping[str, Any]) -> bool:
     """Whether a section is enabled. Raises ElasticityConfigError if ``enabled`` is neither true nor false."""
     return _flag(section, ENABLED, default=ENABLED_DEFAULT)
-
-
-def show(value: object) -> str:
-    """A value of a config for a message: shortened, on one line."""
-    return shorten(" ".join(repr(value).split()))
 
 
 def _whole(section: Mapping[str, Any], key: str, default: int, least: int | None) -> int:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.support.machine import numa_table
 from tests.support.outcome import assert_one_line, error_of
 
+from dsl.binding.bind_cores import CPU_LIMIT, bind_workers, parse_core_list
 from dsl.binding.cores import Binding, describe, describe_all
-from dsl.binding.deepspeed import CPU_LIMIT, bind_workers, parse_core_list
 from dsl.errors import PlacementError
 from dsl.lists import format_ranges
 from dsl.machine.cpus import NumaNode, Topology

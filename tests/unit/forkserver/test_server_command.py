@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsl.forkserver.command import server_words
+from dsl.forkserver.server_command import server_words
 
 
 @pytest.mark.parametrize(

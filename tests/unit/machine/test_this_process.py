@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dsl.facts import this_machine
-from dsl.machine.process import is_this_machine, read_text, stream_kind, temp_dir
+from dsl.machine.this_process import is_this_machine, read_text, stream_kind, temp_dir
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from tests.support.summaries import make_summary, make_trial
 
 from dsl.autotune.experiment import Resources
-from dsl.autotune.progress import Progress
+from dsl.autotune.progress_bar import Progress
 from dsl.autotune.safe_folder import Folder
 from dsl.autotune.section import Section
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_written_is_said_and_the_rest_is_written(
     def broken(_picture: object) -> bytes:
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr("dsl.autotune.progress.draw", broken)
+    monkeypatch.setattr("dsl.autotune.progress_bar.draw", broken)
     (tmp_path / "summary.json.new").mkdir()
     told = Told(tmp_path)
     told.progress.finish(make_summary([]))
