@@ -735,8 +735,9 @@ class SecureSession:
         Raises `SecureError` when the message was made with another key, was damaged, or comes out of order.
         After such a message every call fails.
         """
-    is_ready: Final[bool]
-    """Whether the handshake is over and no message was refused."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether the handshake is over and no message was refused."""
     def seal(self, data: bytes) -> bytes:
         """Encrypt ``data`` as one message. The other side must open messages in the order they were made.
 

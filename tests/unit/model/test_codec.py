@@ -139,7 +139,7 @@ def test_what_a_job_may_hold_can_be_read_by_the_annotation_of_each_field() -> No
         for annotation in fields(kind).values():
             for name in re.findall(r"\w+", annotation):
                 inner = scope(kind).get(name)
-                if isinstance(inner, type) and inner is not str and inner not in found:
+                if isinstance(inner, type) and hasattr(inner, "__match_args__") and inner not in found:
                     walk(inner)
 
     for kind in (Job, *TO_HEAD.values(), *TO_AGENT.values()):
