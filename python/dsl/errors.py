@@ -54,6 +54,12 @@ class ControlError(DslError):
     """The head and an agent of a job cannot reach each other, or one of the two has ended."""
 
 
+class RefusedLinkError(ControlError):
+    """The head of a job refuses this node, and has said why: for example, their keys do not fit."""
+
+    exit_code = 2
+
+
 class RendezvousError(DslError):
     """The nodes of a job do not meet, or lose the store through which they met."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from functools import partial
 
 from dsl.control import frames
 from dsl.control.console import Console
@@ -42,6 +43,7 @@ USUAL_AGENTS = 16
 KEY_BYTES = 32
 
 _MANY = 1 << 12
+_SHUT_S = 5.0
 
 
 class Hub:
@@ -77,16 +79,32 @@ class Hub:
             self._early.append(link)
         return link
 
-    def listen(self) -> int:
-        """Let agents connect by TCP, at every address of this machine; returns the port.
+    def listen(self, address: str = "", port: int = 0, *, keyed: bool | None = None) -> int:
+        """Let agents connect by TCP at a port; returns the port. The same call again changes nothing.
+
+        ``address``: one of this machine; empty: every one. ``port``: 0 for any free one. ``keyed``: whether
+        agents need a key that their user has given them, or must have none; None: it is not checked. A port
+        with this check is for agents that come by themselves: several may come for a place.
 
         Raises:
-            OSError: there is no network.
+            OSError: we cannot listen there.
         """
-        if self._server.door is None:
-            self._server.door = Door(self)
-            self._server.do(self._server.door.open)
-        return self._server.door.port
+        server = self._server
+        if server.door is None:
+            server.door = Door(self)
+        number, made = server.door.add(address, port, keyed=keyed)
+        if made is not None:
+            server.do(partial(server.door.open, made))
+        return number
+
+    def unlisten(self, port: int) -> None:
+        """Close a port. Returns when another process can listen there; links that came in by it stay."""
+        door, done = self._server.door, threading.Event()
+        if door is None:
+            return
+        self._server.do(lambda: door.shut(port, done))
+        if self.is_started:
+            done.wait(_SHUT_S)
 
     def expect(self, place: int | None, key: bytes, count: int | None = None) -> None:
         """Let in agents of a place that know a key of 32 bytes; None: of every place. Call `listen` first.
@@ -258,11 +276,17 @@ class Hub:
         return any(link.place == place for link in self._server.links.values())
 
     def admit(
-        self, stream: SecureStream, address: str, place: int, decoder: Decoder, arrived: list[Frame]
+        self,
+        stream: SecureStream,
+        address: str,
+        place: int,
+        port: int,
+        decoder: Decoder,
+        arrived: list[Frame],
     ) -> None:
         """Make a link of a connection that has shown that it knows the key."""
         stream.tune(self.heartbeat_s)
-        link = Link(self, stream, address, place, decoder)
+        link = Link(self, stream, address, place, decoder, port)
         self._server.begin(link)
         self._server.guard(link, lambda: link.handle(arrived))
         self._server.call(link)

@@ -60,12 +60,20 @@ class Link:
     """A connection. Owners of the hub use its public names, except those that a comment keeps for the hub."""
 
     def __init__(
-        self, hub: Owner, stream: Stream, name: str, place: int = -1, decoder: Decoder | None = None
+        self,
+        hub: Owner,
+        stream: Stream,
+        name: str,
+        place: int = -1,
+        decoder: Decoder | None = None,
+        port: int = 0,
     ) -> None:
         self.name = name
         """Name of the other side, as the user knows it."""
         self.place = place
         """Node rank or rank of the agent there; -1: not known yet, or the other side is the head."""
+        self.port = port
+        """Our port at which it came in; 0: we have made the connection, or were given it."""
         self.last_heard_s = time.monotonic()
         """`time.monotonic` when the last bytes came from there."""
         # The fields from here on are for the hub alone.

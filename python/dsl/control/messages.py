@@ -9,7 +9,7 @@ from dsl._record import record
 from dsl.model.codec import from_json, from_plain, to_json, to_plain
 from dsl.model.job import Job, Meeting, Notice
 from dsl.model.judgement import FailureCode, Judgement, Moment, Report
-from dsl.model.request import Code, Count, Port, RankOrNone, Seconds, Signal
+from dsl.model.request import Code, Count, Port, RankOrNone, Seconds, Shown, Signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class Assignment:
 class Hello:
     """agent to head, first: who it is. Over ssh's stream it comes before the `Assignment`."""
 
-    version: str
+    version: Shown
     """Version of dsl on the agent's host."""
     place: Count
     """The node rank that the agent was started with, or the rank if it is a task of one rank."""
-    host: str
+    host: Shown
     """Name of the machine (``uname -n``)."""
     pid: Count
     """Its pid."""
@@ -66,8 +66,10 @@ class Hello:
     """Whether it is a task of one rank, which its launcher has numbered."""
     local_rank: Count = 0
     """For such a task: its number on its host, as its launcher counts."""
-    python: str = ""
+    python: Shown = ""
     """Its interpreter."""
+    nodes: Count = 0
+    """Of a member that comes by itself: number of nodes of its job."""
     workers: Count = 0
     """Of a member that comes by itself: the number of its workers."""
     role: str = ""
@@ -115,8 +117,18 @@ class Failing:
 
 
 @record
+class Moved:
+    """head to agent that has come by itself, the only answer: hang up, and come to another port."""
+
+    port: Port
+    """The port, at the same address."""
+    host: Shown
+    """Name of the head's machine."""
+
+
+@record
 class Said:
-    """agent to head: something the user should read."""
+    """Either way: something the user should read."""
 
     notice: Notice
 
@@ -183,7 +195,7 @@ TO_HEAD: Mapping[str, type] = {
 """The messages that an agent may send, by name."""
 
 TO_AGENT: Mapping[str, type] = {
-    one.__name__: one for one in (Assignment, Meeting, Stop, Forward, Over, Refused)
+    one.__name__: one for one in (Assignment, Meeting, Moved, Said, Stop, Forward, Over, Refused)
 }
 """The messages that a head may send, by name."""
 

@@ -1,13 +1,15 @@
 """Carries the bytes of a link: by existing descriptors, or by TCP with an encrypted session.
 
-An encrypted session begins in clear with `MAGIC` and the place of the agent, by which the head finds the key.
-Two bytes of length come before each of the two messages of the handshake, and before each later message.
+An encrypted session begins in clear with `MAGIC` and the place of the agent, by which the head finds the key,
+and with `HAS_KEY`. A head that refuses the key may say why, also in clear: `TURNED_AWAY`. Two bytes of length
+come before each of the two messages of the handshake, and before each later message.
 After the handshake, only a side that knows the key can go on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -16,7 +18,7 @@ from struct import Struct
 
 from dsl._core import SecureError, SecureSession
 from dsl.control.frames import Damaged
-from dsl.errors import ControlError
+from dsl.errors import ControlError, RefusedLinkError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +64,28 @@ if TYPE_CHECKING:
 MAGIC = b"dsl\x01"
 PREAMBLE = Struct(">4sI")
 """`MAGIC` and the place of the agent."""
+
+HAS_KEY = 1 << 31
+"""Added to the place by an agent whose user has given it a key for the job."""
+
+TURNED_AWAY = b"dsl\0"
+"""What a head says to a caller with another key, before a byte that is a key of `WHY_REFUSED`."""
+
+WHY_REFUSED = {
+    1: (
+        "it has a DSL_JOB_KEY, and this node has none",
+        "this node has a DSL_JOB_KEY, and the other side has none: give all nodes the same one, or none",
+    ),
+    2: (
+        "it has no DSL_JOB_KEY, and this node has one",
+        "this node has no DSL_JOB_KEY, and the other side has one: give all nodes the same one",
+    ),
+    3: (
+        "it has another DSL_JOB_KEY or --rdzv-id than this node",
+        "the other side has another DSL_JOB_KEY or --rdzv-id: give all nodes the same ones",
+    ),
+}
+"""Why keys do not fit, for the user of the side that refuses, and for the user of the side that calls."""
 
 MARK = b"\0dsl\x01link\n"
 """What each side writes first on descriptors. Text before it, as from a login shell, is skipped."""
@@ -305,6 +329,7 @@ class _Attempt:
     """One address of the head, tried again and again."""
 
     def __init__(self, address: str, key: bytes, place: int, due_s: float) -> None:
+        """``place`` may have `HAS_KEY` added to it."""
         self.address, self.due_s = address, due_s
         self.socket: socket.socket | None = None
         self.problem = "no answer"
@@ -346,8 +371,10 @@ class _Attempt:
         assert self.socket is not None
         try:
             if not self._has_spoken:
-                if code := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    self.fail(os.strerror(code))
+                code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                # The kernel may choose the port that we call for our own end.
+                if code or self.socket.getsockname() == self.socket.getpeername():
+                    self.fail(os.strerror(code or errno.ECONNREFUSED))
                     return None
                 self._session = SecureSession(self._key, initiator=True)
                 first = self._session.handshake()
@@ -357,6 +384,9 @@ class _Attempt:
                 return None
             data = self.socket.recv(LENGTH.size + _HANDSHAKE_BYTES - len(self._answer))
             self._answer += data
+            if self._answer[: len(TURNED_AWAY)] == TURNED_AWAY and len(self._answer) > len(TURNED_AWAY):
+                _, why = WHY_REFUSED.get(self._answer[len(TURNED_AWAY)], WHY_REFUSED[3])
+                raise RefusedLinkError(f"{self.address} refuses this node: {why}")
             if not data:
                 self.fail("it has closed the connection")
             elif len(self._answer) == LENGTH.size + _HANDSHAKE_BYTES:
@@ -394,16 +424,20 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def connect(addresses: Sequence[str], key: bytes, place: int, timeout_s: float) -> SecureStream:
+def connect(
+    addresses: Sequence[str], key: bytes, place: int, timeout_s: float, *, keyed: bool = False
+) -> SecureStream:
     """Connect to the head of a job at the first of its addresses that answers. All are tried again and again.
 
     ``addresses``: ``HOST:PORT``, an IPv6 address in brackets; names are looked up last. ``key``: 32 bytes
-    that the head expects of this ``place``.
+    that the head expects of this ``place``. ``keyed``: the user has given the key.
 
     Raises:
+        RefusedLinkError: the head has said that the keys do not fit.
         ControlError: no address has answered within ``timeout_s``.
     """
     deadline_s = time.monotonic() + timeout_s
+    place |= HAS_KEY if keyed else 0
     attempts = [_Attempt(one, key, place, deadline_s) for one in sorted(addresses, key=_is_name)]
     if not attempts:
         raise ControlError("the head of the job has no address")

@@ -14,7 +14,7 @@ from dsl._core import SecureSession
 from dsl.control import door, frames
 from dsl.control.messages import Bye, Lost, Over, Refused, message_to_bytes
 from dsl.control.stream import LENGTH, MAGIC, PREAMBLE, connect
-from dsl.errors import ControlError
+from dsl.errors import ControlError, RefusedLinkError
 from dsl.model.job import Notice
 
 if TYPE_CHECKING:
@@ -293,6 +293,62 @@ def closed_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+def test_a_head_listens_at_several_ports_and_closes_one_of_them(ends: Ends) -> None:
+    """A link says by which of our ports it has come in, and stays when that port is closed."""
+    head = ends.head
+    ports = [head.listen("127.0.0.1", 0, keyed=False), head.listen("127.0.0.2", 0, keyed=False)]
+    assert head.listen("127.0.0.1", 0, keyed=False) == ports[0]
+    head.expect(None, KEY, count=4)
+    head.start()
+    links = []
+    for address, port in zip(("127.0.0.1", "127.0.0.2"), ports, strict=True):
+        on_agent = ends.another_agent().add(connect([f"{address}:{port}"], KEY, 1, 10), "the head")
+        on_agent.send_now(hello(1))  # the owner of the hub decides whether two may come for a place
+        ((link, _),) = until(head, bool)
+        assert link.port == port
+        links.append((link, on_agent))
+    head.unlisten(ports[0])
+    with pytest.raises(ConnectionRefusedError):
+        knock(ports[0])
+    assert all(is_unharmed(ends, *pair) for pair in links)
+
+
+@pytest.mark.parametrize(
+    "listener, caller, own_key, reason",
+    [
+        (False, True, KEY, "this node has a DSL_JOB_KEY, and the other side has none"),
+        (True, False, KEY, "this node has no DSL_JOB_KEY, and the other side has one"),
+        (True, True, bytes(32), "the other side has another DSL_JOB_KEY or --rdzv-id"),
+        (False, False, bytes(32), "the other side has another DSL_JOB_KEY or --rdzv-id"),
+    ],
+)
+def test_who_has_another_key_is_told_so_at_once(
+    own_key: bytes, reason: str, ends: Ends, *, listener: bool, caller: bool
+) -> None:
+    port = ends.head.listen(keyed=listener)
+    ends.head.expect(None, KEY)
+    ends.head.start()
+    for _ in range(3):
+        with pytest.raises(RefusedLinkError, match=f"127.0.0.1:{port} refuses this node: {reason}"):
+            connect([f"127.0.0.1:{port}"], own_key, 1, 60, keyed=caller)
+    ((_, warning),) = until(ends.head, bool)
+    assert warning.text.startswith("a node at 127.0.0.1 was refused: it has ")
+    assert ends.head.strangers == 3
+
+
+def test_a_probe_that_says_nothing_is_no_news_where_members_come_by_themselves(ends: Ends) -> None:
+    port = ends.head.listen("127.0.0.1", keyed=False)
+    ends.head.expect(None, KEY)
+    ends.head.start()
+    knock(port).close()
+    with knock(port) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert is_refused(stranger)
+    assert messages(ends.head, 1) == [
+        Notice("warning", f"a stranger at 127.0.0.1 connected to port {port} of this job and was refused")
+    ]
 
 
 def test_all_addresses_of_a_head_are_tried(ends: Ends) -> None:
