@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dsl import Ended, Exited
-from dsl._record import record, replace
+from dsl import Ended, Exited, SignalReceived, Stopping
+from dsl._record import replace
 from dsl.agent.planner import Planner
-from dsl.agent.policy import GO_ON
+from dsl.agent.policy import END_ACTIONS, GO_ON, signal_code
 from dsl.control.checks import meeting_problem
 from dsl.control.messages import Failing, Forward, Lost, Over, Running, Said, Stop
 from dsl.errors import ControlError
@@ -19,114 +19,116 @@ if TYPE_CHECKING:
 
     from dsl.control.messages import Assignment
     from dsl.facts import Facts
+    from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan
     from dsl.model.outcome import History
     from dsl.model.request import Level
     from dsl.plan.job import JobPlan
 
     class Conversation(Protocol):
-        """The way to the head and back."""
+        """The way to the conductor and back."""
+
+        @property
+        def deadline_s(self) -> float | None:
+            """`time.monotonic` when `receive` returns something even if nothing is readable; None: never."""
 
         def fileno(self) -> int:
-            """Give a descriptor that is readable while `receive` would return something."""
+            """Give a descriptor that is readable when `receive` may return something."""
 
         def receive(self) -> Sequence[object]:
             """Take the messages that are there, without waiting."""
 
-        def wait(self) -> None:
-            """Wait until there is a message."""
-
         def send(self, message: object) -> None:
-            """Send a message, without waiting. The message is lost if the head is lost."""
+            """Send a message, without waiting. The message is lost if the conductor is lost."""
 
+
+FAILURE = 1
 
 LOST_GRACE_S = 30.0
 """Most time that workers get to end when the head is lost: no user can ask for the end any more."""
 
 
-@record
-class HeadSaid:
-    """The head wants something of the workers: an event of `Orders`."""
-
-    message: object
-    """A `Stop`, a `Forward`, an `Over` or a `Lost`."""
-
-
 class Orders:
-    """Messages of the head: a channel of the agent, and the meetings of its planner (a `Rendezvous`).
+    """Messages of the conductor: a channel of the agent, and the meetings of its planner (a `Rendezvous`).
 
-    ``first`` is the meeting of the first attempt here, which has come already. The head counts attempts over
-    all hosts, so a host that comes late or is left out for a while misses some numbers.
+    ``first`` is the meeting of the first attempt here. The conductor counts attempts over all members, so a
+    member that comes late or is left out for a while misses some numbers.
     """
 
     def __init__(self, conversation: Conversation, first: Meeting) -> None:
         self._conversation = conversation
-        self._meeting, self._met = first, 1
-        self._events: list[HeadSaid] = []
-        self._stale = 0
-        """Number of events that came before the last meeting."""
-        self._node_count = first.node_count
-        self.is_over = False
-        """The head wants no further attempt, or is lost."""
+        self.meeting = first
+        """The latest meeting."""
+        self.judgement: Judgement | None = None
+        """How the job has ended, once the conductor has said so; None also if it has ended well."""
 
     @property
     def deadline_s(self) -> float | None:
-        """0 if messages came together with the meeting of the attempt that has begun; otherwise None."""
-        return 0.0 if self._events else None
+        """The deadline of the conversation."""
+        return self._conversation.deadline_s
 
     def fileno(self) -> int:
         """The descriptor of the conversation."""
         return self._conversation.fileno()
 
-    def read(self) -> list[HeadSaid]:
-        """Take what the head wants of the running workers."""
-        self._take()
-        events, self._events, self._stale = self._events, [], 0
-        return events
+    def read(self) -> Sequence[object]:
+        """Take the messages of the conductor: they are events for `decide`."""
+        said = self._conversation.receive()
+        for message in said:
+            if isinstance(message, Meeting):
+                self.meeting = message
+            elif isinstance(message, Over):
+                self.judgement = message.judgement
+        return said
 
-    def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the head knows
-        """The meeting of an attempt, which the head has made. Call `await_word` first."""
-        assert self._meeting.attempt == attempt
-        return self._meeting
-
-    def await_word(self, count: int) -> Meeting | None:
-        """Wait for the meeting that follows ``count`` others; None if the head wants no further one.
-
-        Orders for workers that have ended already are dropped.
-        """
-        while self._met <= count and not self.is_over:
-            self._conversation.wait()
-            self._take()
-        del self._events[: self._stale]
-        self._stale = 0
-        return None if self.is_over else self._meeting
+    def meet(self, attempt: int, local_world_size: int) -> Meeting:  # noqa: ARG002  the conductor knows
+        """The meeting of an attempt, which the conductor has made."""
+        assert self.meeting.attempt == attempt
+        return self.meeting
 
     def membership(self) -> Membership:
-        """All nodes. The head decides which of them take part in an attempt."""
-        return Membership(self._node_count)
-
-    def _take(self) -> None:
-        for message in self._conversation.receive():
-            if isinstance(message, Meeting):
-                self._meeting, self._met = message, self._met + 1
-                self._stale = len(self._events)
-            elif isinstance(message, (Stop, Forward, Over, Lost)):
-                self.is_over |= isinstance(message, (Over, Lost))
-                self._events.append(HeadSaid(message))
+        """All nodes. The conductor decides which of them take part in an attempt."""
+        return Membership(self.meeting.node_count)
 
 
 def decide(history: History, event: object, membership: Membership) -> Decision:  # noqa: ARG001  as every policy
-    """What follows from an event on a conducted host: what the head says."""
+    """What follows from an event at a conducted part: what the conductor says."""
     if isinstance(event, Ended):
-        return Decision("restart", code=history.attempts[-1].code)
-    if isinstance(event, HeadSaid):
-        message = event.message
-        if isinstance(message, Stop):
-            return Decision("stop", signum=message.signum, grace_s=message.grace_s)
-        if isinstance(message, Forward):
-            return Decision("signal", signum=message.signum)
-        return Decision("stop")
+        return _after(history)
+    if history.awaits:
+        return _while_waiting(history, event)
+    if isinstance(event, Stop):
+        return Decision("stop", signum=event.signum, grace_s=event.grace_s)
+    if isinstance(event, Forward):
+        return Decision("signal", signum=event.signum)
+    return Decision("stop") if isinstance(event, (Over, Lost)) else GO_ON
+
+
+def _after(history: History) -> Decision:
+    """The conductor says what follows an attempt, unless it has said so already."""
+    last = history.attempts[-1]
+    # Without a guard the workers may not start again.
+    ending = [one for one in last.news if isinstance(one, (Over, Lost, Stopping))]
+    if history.gives_up or ending:
+        return Decision("end", code=_code(last, ending))
+    return Decision("meet", code=last.code)
+
+
+def _while_waiting(history: History, event: object) -> Decision:
+    last = history.attempts[-1]
+    if isinstance(event, SignalReceived) and event.action in END_ACTIONS:
+        return Decision("end", code=signal_code(event.signum, last.plan.preempt_signal))
+    if isinstance(event, Meeting):
+        return Decision("restart", restarts=event.restarts)
+    if isinstance(event, (Over, Lost, Stopping)):
+        return Decision("end", code=_code(last, [event]))
     return GO_ON
+
+
+def _code(last: AttemptOutcome, ending: Sequence[object]) -> int:
+    """The exit code: that of the job if the conductor has judged, else that of the last attempt here."""
+    judged = [one.judgement for one in ending if isinstance(one, Over) and one.judgement is not None]
+    return judged[0].code or FAILURE if judged else last.code
 
 
 class Part:
@@ -142,15 +144,13 @@ class Part:
         self._orders = orders
         self._environ = facts.environ
 
-    def plan(self, attempt: int) -> NodePlan | None:
-        """Decide what this host starts in its next attempt; None if the head wants no further one.
+    def plan(self, _attempt: int) -> NodePlan:
+        """Decide what this host starts in the attempt that the head has made the last meeting for.
 
         Raises:
             DslError: a wish cannot be fulfilled here.
         """
-        meeting = self._orders.await_word(attempt)
-        if meeting is None:
-            return None
+        meeting = self._orders.meeting
         problem = meeting_problem(meeting, self._planner.job)
         if problem:
             raise ControlError(f"the head of the job has said what cannot be: {problem}")

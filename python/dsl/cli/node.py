@@ -155,7 +155,6 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     orders = Orders(_Hubbub(hub, link), first)
     part = Part(JobPlan(assignment.job, assignment.node_rank), facts, assignment, orders)
     plan = part.plan(0)
-    assert plan is not None
     with HeldSignals() as held:
         held.hold()
         try:
@@ -282,6 +281,8 @@ class _Hubbub:
         self._hub = hub
         self._link = link
 
+    deadline_s = None
+
     def fileno(self) -> int:
         """The descriptor of the hub."""
         return self._hub.fileno()
@@ -289,14 +290,6 @@ class _Hubbub:
     def receive(self) -> list[object]:
         """The messages that have arrived."""
         return [message for _, message in self._hub.read()]
-
-    def wait(self) -> None:
-        """Wait until there is a message."""
-        import select
-
-        poller = select.poll()
-        poller.register(self._hub.fileno(), select.POLLIN)
-        poller.poll()
 
     def send(self, message: object) -> None:
         """Send a message."""

@@ -59,7 +59,7 @@ EACH = 100
 """Hostile words of one example for a head, and for an agent: a million in all with 5000 examples."""
 
 HOSTS = 3
-HISTORY = Mock()
+HISTORY = Mock(awaits="")
 NASTY: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 3, 255, 256, 65_536, 2**31, 2**63, -(2**63), 10**30, 0.5, 1e308),
     *("", "x", "\x1b]0;x\x07", "\ud800", "\0", "x" * 10_000, [], {}, [[]], [1], ["x"], {"Hello": {}}),
@@ -82,6 +82,8 @@ class Poll:
 class Talk:
     """What an agent hears of its head."""
 
+    deadline_s = None
+
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
@@ -92,10 +94,6 @@ class Talk:
     def receive(self) -> list[object]:
         """What has come."""
         return [message for _, message in self._hub.read()]
-
-    def wait(self) -> None:
-        """Nothing comes. Raises EOFError."""
-        raise EOFError
 
     def send(self, message: object) -> None:
         """Nobody hears it."""
@@ -327,7 +325,7 @@ class Stage:
 
     def knock(self, sock: socket.socket, wire: Wire, place: int) -> _Caller:
         """Connect, up to the first message behind the handshake."""
-        caller = _Caller(sock, "10.0.0.9:1", self.now_s)
+        caller = _Caller(sock, "10.0.0.9:1", Mock(keyed=None, port=1), self.now_s)
         caller.place, caller.stream = place, wire  # type: ignore[assignment]
         self.door._callers[caller.fd] = self.door._answered[caller.fd] = caller
         return caller
@@ -441,7 +439,7 @@ def torment_an_agent(random: Random, count: int) -> None:
             if orders is None:
                 orders = _begun(talk, job)
             else:
-                _go_on(orders, job, random)
+                _go_on(orders, job)
         lost = [message for message in talk.receive() if isinstance(message, Lost)]
         assert not [one for one in lost if "cannot be dealt with" in one.reason], lost
 
@@ -456,18 +454,11 @@ def _begun(talk: Talk, job: Job) -> Orders | None:
     return None
 
 
-def _go_on(orders: Orders, job: Job, random: Random) -> None:
+def _go_on(orders: Orders, job: Job) -> None:
     """While its workers run, and between two attempts."""
-    if random.random() < 0.8:
-        for event in orders.read():
-            assert decide(HISTORY, event, Membership(HOSTS)).kind in ("stop", "signal")
-        return
-    try:
-        found = orders.await_word(1)
-    except EOFError:
-        return
-    if found is not None:
-        meeting_problem(found, job)
+    for event in orders.read():
+        decide(HISTORY, event, Membership(HOSTS))
+    meeting_problem(orders.meeting, job)
 
 
 @pytest.mark.parametrize("is_elastic", [False, True])

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.events import a_plan, an_attempt, an_exit, end, exited
+from tests.support.events import a_lost_guard, a_plan, a_signal, an_attempt, an_exit, end, exited
 
 from dsl._record import replace
-from dsl.agent.part import HeadSaid, HeadSink, Orders, Reporter, conducted, decide
+from dsl.agent.part import HeadSink, Orders, Reporter, conducted, decide
 from dsl.control.messages import Failing, Forward, Lost, Over, Running, Said, Stop
 from dsl.model.job import Meeting, Notice
-from dsl.model.judgement import Report
+from dsl.model.judgement import Judgement, Report
 from dsl.model.outcome import AttemptStarted, History, Membership
 from dsl.report.narrator import Narrator
 
@@ -24,9 +24,10 @@ FIRST = Meeting(0, 1, (2, 2), "10.0.0.1", 29500)
 class Talk:
     """A conversation whose other side has been written down: one batch after the other."""
 
+    deadline_s = None
+
     def __init__(self, *batches: Sequence[object]) -> None:
         self._batches = [list(batch) for batch in batches]
-        self.waits = 0
 
     def fileno(self) -> int:
         """None is needed."""
@@ -36,53 +37,32 @@ class Talk:
         """The next batch."""
         return self._batches.pop(0) if self._batches else []
 
-    def wait(self) -> None:
-        """Count it."""
-        self.waits += 1
-        assert self._batches, "it would wait for ever"
-
     def send(self, message: object) -> None:
         """Nobody hears it."""
 
 
-def test_the_head_says_which_attempt_follows_and_where_it_meets() -> None:
+def test_the_conductor_says_which_attempt_follows_and_where_it_meets() -> None:
     again = replace(FIRST, attempt=1, round=1, port=29501)
-    orders = Orders(Talk([Stop(15, 3.0)], [again]), FIRST)
-    assert orders.await_word(0) == FIRST
+    orders = Orders(Talk([Stop(15, 3.0)], [again, Stop(15, 9.0)]), FIRST)
     assert orders.meet(0, 2) == FIRST
-    assert orders.await_word(1) == again
+    assert orders.read() == [Stop(15, 3.0)]
+    assert orders.read() == [again, Stop(15, 9.0)]
     assert orders.meet(1, 2) == again
-    assert orders.deadline_s is None
-    assert orders.read() == []  # the stop was for workers that had ended already
-
-
-def test_a_stop_that_comes_together_with_its_meeting_is_not_lost() -> None:
-    """The workers of a host that is slow to begin would run for ever: the others have failed meanwhile."""
-    again = replace(FIRST, attempt=1, round=1)
-    orders = Orders(Talk([Stop(15, 9.0)], [again, Stop(15, 3.0)]), FIRST)
-    assert orders.await_word(1) == again
-    assert orders.deadline_s == 0.0
-    assert orders.read() == [HeadSaid(Stop(15, 3.0))]
-    assert orders.deadline_s is None
 
 
 def test_a_host_that_was_left_out_for_a_while_goes_on_with_the_number_of_the_others() -> None:
     later = replace(FIRST, attempt=5, round=5)
     orders = Orders(Talk([later]), FIRST)
-    assert orders.await_word(1) == later
+    orders.read()
     assert orders.meet(5, 2) == later
 
 
-@pytest.mark.parametrize("message", [Over(), Lost("has closed the connection")])
-def test_without_a_head_or_its_wish_no_attempt_follows(message: object) -> None:
-    orders = Orders(Talk([message]), FIRST)
-    assert not orders.await_word(1)
-    assert not orders.await_word(1)
-
-
-def test_what_the_head_wants_of_running_workers_is_an_event() -> None:
-    orders = Orders(Talk([Stop(10, 3.0), Forward(12), FIRST]), FIRST)
-    assert orders.read() == [HeadSaid(Stop(10, 3.0)), HeadSaid(Forward(12))]
+def test_the_judgement_of_the_whole_job_is_kept() -> None:
+    judgement = Judgement(7)
+    orders = Orders(Talk([Over(judgement)]), FIRST)
+    assert orders.judgement is None
+    orders.read()
+    assert orders.judgement == judgement
 
 
 @pytest.mark.parametrize(
@@ -97,15 +77,43 @@ def test_what_the_head_wants_of_running_workers_is_an_event() -> None:
 def test_the_workers_get_what_the_head_wants_and_are_stopped_without_one(
     message: object, expected: tuple[object, ...]
 ) -> None:
-    found = decide(History(0), HeadSaid(message), Membership(2))
+    found = decide(History(0), message, Membership(2))
     assert (found.kind, found.signum, found.grace_s) == expected
 
 
-def test_after_an_attempt_the_head_decides_and_the_code_is_that_of_the_cause() -> None:
-    cause = an_exit(1, code=7)
-    attempt = an_attempt(a_plan(2), [cause, an_exit(0, signal=15, by_us=True)], end(cause))
-    found = decide(History(0, (attempt,)), attempt.ended, Membership(2))
-    assert (found.kind, found.code) == ("restart", 7)
+CAUSE = an_exit(1, code=7)
+FAILED = an_attempt(a_plan(2), [CAUSE, an_exit(0, signal=15, by_us=True)], end(CAUSE))
+
+
+def test_after_an_attempt_the_conductor_says_what_follows() -> None:
+    found = decide(History(0, (FAILED,)), FAILED.ended, Membership(2))
+    assert (found.kind, found.code) == ("meet", 7)
+
+
+@pytest.mark.parametrize(
+    "event, expected",
+    [
+        (replace(FIRST, attempt=1, restarts=1), ("restart", 0)),
+        (Stop(15, 3.0), ("go_on", 0)),  # it was for workers that had ended already
+        (Forward(12), ("go_on", 0)),
+        (Over(Judgement(9)), ("end", 9)),
+        (Over(Judgement(0)), ("end", 1)),  # judged means that something went wrong
+        (Over(), ("end", 7)),
+        (Lost("is gone"), ("end", 7)),
+        (a_signal(), ("end", 143)),
+        (a_lost_guard(), ("end", 7)),
+    ],
+)
+def test_between_two_attempts(event: object, expected: tuple[str, int]) -> None:
+    found = decide(History(1, (FAILED,), awaits="meet"), event, Membership(2))
+    assert (found.kind, found.code) == expected
+
+
+@pytest.mark.parametrize("said, code", [(Over(Judgement(9)), 9), (Over(), 7), (Lost("is gone"), 7)])
+def test_who_has_heard_the_end_already_waits_for_nothing(said: object, code: int) -> None:
+    last = replace(FAILED, news=(said,))
+    found = decide(History(1, (last,)), last.ended, Membership(2))
+    assert (found.kind, found.code) == ("end", code)
 
 
 def test_a_task_starts_one_worker_and_keeps_what_it_needs_of_its_process_manager() -> None:
