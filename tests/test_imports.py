@@ -33,6 +33,7 @@ PURE_ROOMS = ("dsl.model", "dsl.plan", "dsl.launchers", "dsl.conductor")
 PURE_MODULES = (
     "dsl.agent.policy",
     "dsl.agent.elastic",
+    "dsl.agent.joining",
     "dsl.output.grammar",
     "dsl.output.routes",
     "dsl.output.answer",
@@ -51,9 +52,6 @@ PURE_MODULES = (
         )
     ),
     "dsl.rendezvous.delegate_messages",
-    "dsl.rendezvous.terms",
-    "dsl.rendezvous.greeting",
-    "dsl.rendezvous.leader",
     "dsl.rendezvous.settings",
     "dsl.rendezvous.view",
     "dsl.rendezvous.round_keys",

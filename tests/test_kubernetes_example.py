@@ -29,6 +29,7 @@ EXAMPLE = ROOT / "examples" / "kubernetes" / "train.yaml"
 VERSIONS = ("1.31", kubernetes_validate.latest_version())
 # What the Job controller gives each pod of an Indexed Job.
 FROM_KUBERNETES = "JOB_COMPLETION_INDEX"
+SECRET = "the key of the Secret, of 24 bytes"
 REFERENCE = re.compile(r"\$\((\w+)\)")
 
 
@@ -50,7 +51,8 @@ def container() -> Any:
 
 
 def variables(index: int) -> dict[str, str]:
-    return {**{one["name"]: one["value"] for one in container()["env"]}, FROM_KUBERNETES: str(index)}
+    own = {one["name"]: one.get("value", SECRET) for one in container()["env"]}
+    return {**own, FROM_KUBERNETES: str(index)}
 
 
 def command(environ: Mapping[str, str]) -> list[str]:
@@ -102,7 +104,7 @@ def test_a_field_that_kubernetes_does_not_know_is_seen(kind: str, path: str, val
 
 def test_every_variable_of_the_command_is_one_that_the_pod_has() -> None:
     used = {name for word in container()["args"] for name in REFERENCE.findall(word)}
-    set_by_the_pod = {one["name"] for one in container()["env"]}
+    set_by_the_pod = {one["name"] for one in container()["env"] if "value" in one}
     assert documents()["Job"]["spec"]["completionMode"] == "Indexed"
     assert FROM_KUBERNETES in used
     assert FROM_KUBERNETES not in set_by_the_pod

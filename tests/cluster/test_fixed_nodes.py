@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SILENCE_S = 3.0
 SOON_S = 10.0
-ENDED = "the connection has ended"
-SILENT = "nothing has been heard from it for 3 s"
+ENDED = "it has closed the connection"
+SILENT = "it has not been heard for 3 s"
 
 WORKER = """#!/bin/sh
 echo "$RANK/$WORLD_SIZE $ROLE_RANK/$ROLE_WORLD_SIZE $MASTER_ADDR" >> "$1/seen"
@@ -82,6 +82,7 @@ def test_a_lost_node_ends_the_job_and_is_named(
             gone_within([hosts[rank] for rank in others])
         for rank, text in zip(others, told, strict=True):
             assert jobs[rank].returncode == 1
-            assert f"node {place} (node{place}) is lost: {why}" in text, text
+            ranks = ("rank 0", "ranks 1-2")[place]
+            assert f"node {place} (node{place}) ({ranks}) was lost: {why}" in text, text
         assert seconds < (SILENCE_S if why == SILENT else 0) + SOON_S
         gone_within(hosts, SILENCE_S + SOON_S)

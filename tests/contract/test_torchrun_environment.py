@@ -5,7 +5,7 @@ Here it is planned; `tests/proc/test_dslrun.py` looks at that of real workers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.contract import torchrun_inputs as inputs
@@ -14,16 +14,15 @@ from tests.contract.torchrun_difference import as_torchrun
 from tests.support.machine import make_facts
 from tests.support.requests import plan_of
 
+from dsl.agent.joining import joining_of
+from dsl.agent.part import Orders
 from dsl.agent.planner import Planner
 from dsl.cli.torchrun import parse_args, to_request
+from dsl.conductor.conductor import Conductor
+from dsl.conductor.terms import fixed_places
+from dsl.model.job import Meeting
 from dsl.plan.job import plan_job
 from dsl.plan.node import count_workers
-from dsl.rendezvous.delegate_messages import Meet
-from dsl.rendezvous.dynamic import Dynamic
-from dsl.rendezvous.leader import Leader
-
-if TYPE_CHECKING:
-    from dsl.rendezvous.delegate_messages import Answer
 
 NAME = "torchrun_environment"
 
@@ -56,19 +55,6 @@ def test_the_nodes_of_a_job_agree_as_with_torchrun(case: Any) -> None:
     assert ours == [as_torchrun(worker) for worker in workers]
 
 
-class Says:
-    """A delegate that says one thing."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-
-    def send(self, order: object) -> None:
-        pass
-
-    def receive(self) -> list[Answer]:
-        return [self._answer]
-
-
 @pytest.mark.parametrize("case", cases("torchrun_nodes"), ids=lambda case: case[0])
 def test_nodes_that_differ_are_counted_as_by_torchrun(case: Any) -> None:
     """As node 0 has them meet, and each plans."""
@@ -77,17 +63,19 @@ def test_nodes_that_differ_are_counted_as_by_torchrun(case: Any) -> None:
     facts = make_facts(environ=environ)
     lines = [f"--nproc-per-node {one} {options} --node-rank {rank}" for rank, one in enumerate(each)]
     planned = [plan_job(to_request(parse_args([*line.split(), "t.py"], environ)), facts) for line in lines]
-    leader = Leader(len(each), planned[0].job.meeting.address, lambda _: planned[0].job.meeting.port or 0)
-    says = []
+    first = joining_of(planned[0], facts, count_workers(planned[0].job, 0, facts))
+    terms = fixed_places(planned[0].job, len(each), first.hello.version, first.address, first.port, 600.0)
+    conductor = Conductor(terms, 0.0)
+    said: list[Any] = []
     for one in planned:
-        leader.come(one.node_rank, f"n{one.node_rank}")
-        size = count_workers(one.job, one.node_rank, facts)
-        says += leader.hear(one.node_rank, Meet(size, one.job.role, 0, "start"))
+        joining = joining_of(one, facts, count_workers(one.job, one.node_rank, facts))
+        said += conductor.hear(one.node_rank, joining.hello, 0.0)
+    met = [one.message for one in said if isinstance(one.message, Meeting)]
     ours = []
-    for (place, met), one in zip(says, planned, strict=True):
-        rendezvous = Dynamic(one.job, place, f"n{place}", Says(met))  # type: ignore[arg-type]
-        rendezvous.open(0, lambda _: None)
-        plan = Planner(one, facts, rendezvous).plan(0)
+    for meeting, one in zip(met, planned, strict=True):
+        planner = Planner(one, facts)
+        planner.meet_by(Orders(None, meeting))  # type: ignore[arg-type]
+        plan = planner.plan(0)
         for worker in plan.workers:
             env = {**plan.env, **worker.env}
             new = {name: value for name, value in env.items() if environ.get(name) != value}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.interrupts import assert_silent
+from tests.support.places import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,9 +41,21 @@ SCRIPT = "dsl"
 """What an installed command imports first."""
 MODULE = "dsl._core"
 """What the package imports first, where the interpreter itself runs a module of it."""
+NODES = (
+    "--nnodes",
+    "2",
+    "--master-port",
+    str(free_port()),
+    "--rdzv-conf",
+    "timeout=0.2",
+    "--no-python",
+    "/bin/true",
+)
 DOORS = {
     "dsl": (SCRIPT, ("--num_gpus", "2", "--no_python", "/bin/true")),
     "dslrun": (SCRIPT, ("--nproc-per-node", "2", "--no-python", "/bin/true")),
+    "dslrun, node 0": (SCRIPT, NODES),
+    "dslrun, node 1": (SCRIPT, ("--node-rank", "1", *NODES)),
     "dsl-report": (SCRIPT, ()),
     "dsl-elastic": (SCRIPT, ("-c", "config.json")),
     "dsl-ssh": (SCRIPT, ("--hostfile", "hosts", "true")),
@@ -54,7 +67,8 @@ DOORS = {
 
 def words_of(door: str, dsl_command: Path) -> list[str]:
     """The command line of a door, without its arguments."""
-    return [sys.executable, *door.split()] if door.startswith("-m") else [str(dsl_command.with_name(door))]
+    name = door.partition(",")[0]
+    return [sys.executable, *name.split()] if name.startswith("-m") else [str(dsl_command.with_name(name))]
 
 
 @pytest.mark.guarantee("G1", "G2")

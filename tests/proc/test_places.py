@@ -1,431 +1,401 @@
-"""Nodes with fixed places meet, tell each other of failures, and notice who is gone: delegates on this machine."""
+"""Nodes with fixed places come together: who is let in, who is not, and what users hear meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import re
 import signal
 import socket
 import subprocess
-import sys
-import time
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.places import Node, free_port
+from kit.waiting import until
+from tests.support.links import until as until_messages
+from tests.support.places import KEY, Nodes, a_hello, caller, free_port
 
-from dsl import __version__
-from dsl._record import replace
-from dsl.rendezvous.delegate_messages import (
-    Changed,
-    Fail,
-    FailingRank,
-    Finish,
-    Finished,
-    Leave,
-    Met,
-    NotMet,
-    PeerFailed,
-    Remark,
-)
-from dsl.rendezvous.greeting import Hello, hello_to_line
+from dsl._core import SecureSession
+from dsl.agent.joining import job_key
+from dsl.control.hub import Hub
+from dsl.control.messages import Lost, Moved, Refused
+from dsl.control.stream import LENGTH, MAGIC, PREAMBLE, TURNED_AWAY
+from dsl.errors import ControlError, RefusedLinkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-CLOSED = "the connection has ended"
+    from tests.support.jobs import Job
+
+KEYED = {"DSL_JOB_KEY": KEY}
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x1b[31m\x9b2J\r\x00\u202e"
 
 
 @pytest.fixture
-def nodes() -> Iterator[list[Node]]:
-    """Three delegates."""
+def nodes(dsl_command: Path, tmp_path: Path) -> Iterator[Nodes]:
+    """Nodes of one job."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Node()) for _ in range(3)]
-
-
-def open_all(nodes: list[Node], address: str = "127.0.0.1", **settings: str) -> int:
-    """Have them meet for the first time; return the port."""
-    port = free_port()
-    for rank, node in enumerate(nodes):
-        node.open(rank, len(nodes), port, address=address, **settings)
-        node.meet()
-    for node in nodes:
-        node.expect(Met)
-    return port
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9", "localhost", "[::1]", socket.gethostname()])
-def test_unequal_nodes_meet_wherever_the_first_one_is(address: str, nodes: list[Node]) -> None:
-    port = free_port()
-    sizes = [(2, "train"), (3, "serve"), (1, "train")]
-    for rank in (2, 1, 0):
-        nodes[rank].open(rank, 3, port, address=address)
-        nodes[rank].meet(*sizes[rank])
-    met = [node.expect(Met) for node in nodes]
-    assert {(one.local_world_sizes, one.hosts) for one in met} == {((2, 3, 1), ("n0", "n1", "n2"))}
-    assert [(one.node_rank, one.first_role_rank, one.role_world_size) for one in met] == [
-        (0, 0, 3),
-        (1, 0, 3),
-        (2, 2, 3),
-    ]
-    assert {(one.address, one.port) for one in met} == {(address.strip("[]"), port)}
-    assert {(one.round, one.restarts, one.reason) for one in met} == {(0, 0, "start")}
-
-
-def test_the_port_is_free_for_a_worker_when_the_nodes_have_met(nodes: list[Node]) -> None:
-    """Also for one that does not ask to reuse it."""
-    port = open_all(nodes)
-    with socket.socket() as worker:
-        worker.bind(("0.0.0.0", port))
-        worker.listen()
-    # What has taken it meanwhile is left alone: all nodes get another one.
-    with socket.create_server(("127.0.0.1", port)):
-        for node in nodes:
-            node.meet(restarts=1)
-        (other,) = {node.expect(Met).port for node in nodes}
-    assert other != port
-
-
-def test_a_failure_reaches_the_others_and_all_count_one_restart(nodes: list[Node]) -> None:
-    open_all(nodes)
-    nodes[1].say(FailingRank(1, 7))
-    for node in (nodes[0], nodes[2]):
-        assert node.expect(PeerFailed) == PeerFailed("n1", 1, 7, None, final=False)
-    for restarts, node in zip((1, 1, 0), nodes, strict=True):
-        node.meet(restarts=restarts)
-    assert {(one.round, one.restarts, one.reason) for one in [node.expect(Met) for node in nodes]} == {
-        (1, 1, "failure")
-    }
-
-
-def test_a_final_failure_ends_all(nodes: list[Node]) -> None:
-    open_all(nodes)
-    nodes[2].say(Fail(2, 9))
-    assert nodes[2].until_end() == []
-    for node in nodes[:2]:
-        assert node.expect(PeerFailed) == PeerFailed("n2", 2, 9, None, final=True)
-    nodes[1].meet(restarts=1)
-    assert nodes[1].expect(NotMet) == NotMet("closed", "rank 2 failed")
-
-
-def test_the_first_node_may_fail_too(nodes: list[Node]) -> None:
-    open_all(nodes)
-    nodes[1].meet(restarts=1)
-    nodes[0].say(Fail(0, 9))
-    assert nodes[0].until_end() == []
-    assert nodes[0].process.wait(10) == 0
-    assert nodes[1].expect(PeerFailed).final
-    assert nodes[1].expect(NotMet) == NotMet("closed", "rank 0 failed")
-    assert nodes[2].expect(PeerFailed).final
-    nodes[2].say(Finish())
-    nodes[2].expect(Finished)
-    assert nodes[1].heard == nodes[2].heard == []
-
-
-def test_all_wait_until_the_last_has_finished(nodes: list[Node]) -> None:
-    open_all(nodes)
-    nodes[0].say(Finish())
-    nodes[1].say(Finish())
-    nodes[1].say(FailingRank(1, 1))
-    nodes[2].expect(PeerFailed)  # so both have been heard
-    assert nodes[0].expect(PeerFailed).host == "n1"
-    assert nodes[0].heard == []
-    nodes[2].say(Finish())
-    for node in nodes:
-        node.expect(Finished)
-        node.socket.close()
-        assert node.process.wait(10) == 0
-
-
-@pytest.mark.parametrize("place", [0, 2])
-@pytest.mark.parametrize("how", ["SIGKILL", "agent", "leave"])
-def test_a_node_that_goes_is_named_and_ends_the_job(how: str, place: int, nodes: list[Node]) -> None:
-    open_all(nodes)
-    gone = nodes.pop(place)
-    nodes[1].meet(restarts=1)
-    if how == "SIGKILL":
-        gone.process.kill()
-    elif how == "agent":
-        gone.socket.close()
-    else:
-        gone.say(Leave())
-    text = {
-        "SIGKILL": f"is lost: {CLOSED}",
-        "agent": "is lost: its launcher has ended" if place == 0 else f"is lost: {CLOSED}",
-        "leave": "has left the job",
-    }[how]
-    for node in nodes:
-        assert node.expect(Remark).text == f"node {place} (n{place}) {text}"
-        changed = node.expect(Changed)
-        assert (changed.closed, changed.left) == (True, (f"n{place}",))
-    assert nodes[1].expect(NotMet) == NotMet("closed", f"node {place} (n{place}) {text}")
-    assert gone.process.wait(10) == (-9 if how == "SIGKILL" else 0)
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_silence_is_noticed(place: int, nodes: list[Node]) -> None:
-    """A cable that is cut, or a machine without power, ends no connection."""
-    open_all(nodes, keep_alive_interval="0.4")
-    silent = nodes.pop(place)
-    os.kill(silent.process.pid, signal.SIGSTOP)
-    try:
-        for node in nodes:
-            name = f"node {place} (n{place})"
-            assert node.expect(Remark).text == f"{name} is lost: nothing has been heard from it for 1.2 s"
-            assert node.expect(Changed).left == (f"n{place}",)
-    finally:
-        os.kill(silent.process.pid, signal.SIGCONT)
-
-
-def test_signs_of_life_keep_a_silent_job_together(nodes: list[Node]) -> None:
-    """A node that was stopped itself for a while does not blame the others."""
-    open_all(nodes, keep_alive_interval="0.4")
-    start_s = time.monotonic()
-    with contextlib.suppress(TimeoutError):
-        nodes[0].socket.settimeout(3)
-        raise AssertionError(nodes[0].expect(Remark))
-    assert time.monotonic() - start_s > 2.9
-    nodes[0].socket.settimeout(20)
-    nodes[1].say(FailingRank(1, 1))
-    nodes[0].expect(PeerFailed)
-
-
-def test_who_waits_says_for_whom_and_gives_up_in_time(nodes: list[Node]) -> None:
-    port, nowhere = free_port(), free_port()
-    for rank, node, there in zip((0, 1, 2), nodes, (port, port, nowhere), strict=True):
-        node.open(rank, 3, there, timeout="6")
-        node.meet()
-    for node in nodes[:2]:
-        assert "waiting for 1 of 3 nodes: node 2" in node.expect(Remark).text
-    trouble = f"nobody listens at 127.0.0.1:{nowhere} yet"
-    assert nodes[2].expect(Remark) == Remark("info", f"waiting for node 0 for up to 6 s: {trouble}")
-    text = "after 6 s the job is still waiting for 1 of 3 nodes: node 2"
-    for node in nodes[:2]:
-        assert node.expect(NotMet) == NotMet("timeout", text)
-    assert nodes[2].expect(NotMet) == NotMet("timeout", f"still waiting for node 0 after 6 s: {trouble}")
-
-
-def test_nobody_at_the_meeting_point(nodes: list[Node]) -> None:
-    port = free_port()
-    nodes[1].open(1, 3, port, timeout="0.3")
-    nodes[1].meet()
-    text = f"still waiting for node 0 after 0.3 s: nobody listens at 127.0.0.1:{port} yet"
-    assert nodes[1].expect(NotMet) == NotMet("timeout", text)
-    nodes[2].open(2, 3, port, address="no.such.name.invalid", timeout="0.3")
-    nodes[2].meet()
-    assert "no.such.name.invalid is not known here yet" in nodes[2].expect(NotMet).text
-
-
-def test_a_port_that_is_taken_is_refused_with_its_holder(nodes: list[Node]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
-        nodes[0].open(0, 3, port)
-        refused = nodes[0].expect(NotMet)
-    assert refused.kind == "settings"
-    assert refused.text.startswith(f"master port {port} is taken by pid {os.getpid()} (")
-
-
-@pytest.mark.parametrize(
-    "rank, count, run_id, words",
-    [
-        (1, 3, "job", "its --node-rank is 1, and so is that of node 1 (n1)"),
-        (2, 4, "job", "its --nnodes is 4, that of node 0 is 3"),
-        (2, 3, "other", "its --rdzv-id is 'other', that of node 0 is 'job'"),
-    ],
-)
-def test_a_node_of_another_job_is_told_so_and_harms_nobody(
-    rank: int, count: int, run_id: str, words: str, nodes: list[Node]
-) -> None:
-    port = free_port()
-    for place in (0, 1):
-        nodes[place].open(place, 3, port)
-        nodes[place].meet()
-    nodes[1].say(FailingRank(0, 0))
-    nodes[0].expect(PeerFailed)  # its place is taken
-    with Node() as wrong:
-        wrong.open(rank, count, port, run_id=run_id)
-        wrong.meet()
-        refused = wrong.expect(NotMet)
-        assert refused.kind == "settings"
-        assert refused.text.startswith(f"node 0 at 127.0.0.1:{port} refuses this node {rank}, and says why")
-        warning = nodes[0].expect(Remark)
-        assert warning == Remark("warning", f"node {rank} (n{rank}) at 127.0.0.1 cannot take part: {words}")
-        nodes[2].open(2, 3, port)
-        nodes[2].meet()
-        for node in nodes:
-            node.expect(Met)
-
-
-def call(port: int, data: bytes = b"") -> socket.socket:
-    caller = socket.create_connection(("127.0.0.1", port), timeout=20)
-    with contextlib.suppress(OSError):
-        caller.sendall(data)
-    return caller
+        yield Nodes(dsl_command.with_name("dslrun"), tmp_path, stack)
 
 
 def listens(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        call(port).close()
+    with contextlib.suppress(ConnectionError):
+        socket.create_connection(("127.0.0.1", port), timeout=20).close()
         return True
     return False
 
 
-def answer_to(caller: socket.socket) -> bytes:
-    """A line, or what is said until the end."""
-    data = b""
-    with contextlib.suppress(ConnectionError):
-        while not data.endswith(b"\n") and (more := caller.recv(4096)):
-            data += more
-    return data
+def assert_whole(nodes: Nodes, job: Job, *, environ: dict[str, str] | None = None) -> None:
+    """Node 1 comes, and the job is that of two workers and nobody else."""
+    (other,) = nodes.start("", first=1, count=2, environ=environ)
+    assert [line.split()[0] for line in nodes.seen(2)] == ["0/2", "1/2"]
+    nodes.end()
+    assert [one.wait() for one in (job, other)] == [0, 0], [one.stderr() for one in (job, other)]
+    assert all(line.isprintable() and len(line) < 1000 for line in job.stderr().splitlines())
 
 
-def test_strangers_are_sent_away_and_the_job_is_unharmed(nodes: list[Node]) -> None:
-    port = free_port()
-    nodes[0].open(0, 3, port)
-    nodes[0].meet()
-    nodes[1].open(1, 3, port)
-    nodes[1].meet()
-    nodes[1].say(FailingRank(0, 0))
-    nodes[0].expect(PeerFailed)
-    other_version = Hello("0.0.1", "job", 3, 2, "old")
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(call(port)) for _ in range(200)]
-        for data, words in (
-            (b"GET / HTTP/1.1\r\n\r\n", "no dslrun"),
-            (b"\x00\xce\xf7\x85\x3c\r\r\x4c", "a torchrun, or a worker of torch"),
-            (b"{" + b"x" * (1 << 22), "no dslrun"),
-            (b'{"circle":"hello"}\n', "no dslrun"),
-        ):
-            caller = stack.enter_context(call(port, data))
-            assert answer_to(caller) == b""
-            if words:
-                nodes[0].heard = [one for one in nodes[0].heard if not isinstance(one, Remark)]
-        old = stack.enter_context(call(port, hello_to_line(other_version)))
-        assert answer_to(old) == b'{"circle":"no"}\n'
-        # A place is given to nobody who has not been sent on.
-        token = Hello(__version__, "job", 3, 2, "thief")
-        sent_on = answer_to(stack.enter_context(call(port, hello_to_line(token))))
-        assert b'"circle":"go"' in sent_on
-        inner = int(sent_on.partition(b'"port":')[2].partition(b",")[0])
-        assert answer_to(stack.enter_context(call(inner, hello_to_line(token)))) == b""
-        nodes[2].open(2, 3, port)
-        nodes[2].meet()
-        for node in nodes:
-            node.expect(Met)
-        # Those who have said nothing are gone with the port.
-        assert [answer_to(one) for one in silent] == [b""] * len(silent)
-    assert not listens(port)
-    assert nodes[1].heard == nodes[2].heard == []
+# ---- the key of the job
+
+
+def test_nodes_with_the_same_key_meet_and_no_worker_gets_it(nodes: Nodes, tmp_path: Path) -> None:
+    words = ("--no-python", "/bin/sh", "-c", f'env >"{tmp_path}/env.$RANK"')
+    jobs = nodes.start("", "", program=words, environ=KEYED)
+    assert [job.wait() for job in jobs] == [0, 0], [job.stderr() for job in jobs]
+    for rank in (0, 1):
+        found = (tmp_path / f"env.{rank}").read_text()
+        assert KEY not in found
+        assert "DSL_JOB_KEY" not in found
 
 
 @pytest.mark.parametrize(
-    "data, why",
+    "keyed, here, there",
     [
-        (b"\xff\n", "it has sent something that no dslrun says"),
-        (b"x" * (1 << 17), "it has sent a line that is too long"),
-        (b"", CLOSED),
+        (
+            0,
+            "it has no DSL_JOB_KEY, and this node has one",
+            "this node has no DSL_JOB_KEY, and the other side has one",
+        ),
+        (
+            1,
+            "it has a DSL_JOB_KEY, and this node has none",
+            "this node has a DSL_JOB_KEY, and the other side has none",
+        ),
     ],
 )
-def test_a_node_that_talks_nonsense_loses_its_place(data: bytes, why: str, nodes: list[Node]) -> None:
-    port = open_first_two(nodes)
-    hello = Hello(__version__, "job", 3, 2, "odd")
-    with call(port, hello_to_line(hello)) as outer:
-        sent_on = json.loads(answer_to(outer))
-    with call(sent_on["port"], hello_to_line(replace(hello, token=sent_on["token"]))) as inner:
-        assert b'"circle":"seat"' in answer_to(inner)
-        inner.sendall(data)
-        inner.shutdown(socket.SHUT_WR)
-        text = f"node 2 (odd) is lost: {why}, before the job has begun"
-        assert nodes[0].expect(Remark) == Remark("info", text)
-    nodes[2].open(2, 3, port)
-    nodes[2].meet()
-    for node in nodes:
-        node.expect(Met)
+def test_a_key_on_one_side_only_is_one_clear_line_on_both(
+    keyed: int, here: str, there: str, nodes: Nodes
+) -> None:
+    """``here`` is what node 0 says."""
+    environ = [KEYED if place == keyed else None for place in (0, 1)]
+    (first,) = nodes.start("", count=2, environ=environ[0])
+    (other,) = nodes.start("", first=1, count=2, environ=environ[1])
+    assert other.wait() == 2
+    (said,) = [line for line in other.stderr().splitlines() if "waiting for" not in line]
+    assert said.startswith("dslrun: error: ")
+    assert there in said
+    until(lambda: f"warning: a node at 127.0.0.1 was refused: {here}" in first.stderr())
+    assert_whole(nodes, first, environ=environ[0])
+    assert first.stderr().count("was refused") == 1
 
 
-def test_a_word_that_was_given_to_a_node_is_good_whoever_calls_after_it(nodes: list[Node]) -> None:
-    """Else somebody who asks for a place again and again would lock its node out."""
-    port = open_first_two(nodes)
-    hello = Hello(__version__, "job", 3, 2, "right")
-    with call(port, hello_to_line(hello)) as first, call(port, hello_to_line(hello)) as later:
-        sent_on, _ = json.loads(answer_to(first)), answer_to(later)
-    with call(sent_on["port"], hello_to_line(replace(hello, token=sent_on["token"]))) as inner:
-        assert b'"circle":"seat"' in answer_to(inner)
+def test_a_node_with_another_key_is_refused_in_one_line(nodes: Nodes) -> None:
+    (first,) = nodes.start("", count=2, environ=KEYED)
+    (other,) = nodes.start("", first=1, count=2, environ={"DSL_JOB_KEY": KEY + "x"})
+    assert other.wait() == 2
+    assert "has another DSL_JOB_KEY or --rdzv-id" in other.stderr()
+    assert KEY not in other.stderr()
+    assert_whole(nodes, first, environ=KEYED)
 
 
-@pytest.mark.parametrize("port", [0, -1, 65_536, 10**30, "7", True])
-def test_a_first_node_that_sends_nodes_to_no_port_is_called_again(port: object, nodes: list[Node]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(20)
-        nodes[1].open(1, 2, listener.getsockname()[1])
-        nodes[1].meet()
+def test_a_short_key_is_refused_before_anything_is_done(nodes: Nodes) -> None:
+    for key in ("", "secret"):
+        (job,) = nodes.start("", count=2, environ={"DSL_JOB_KEY": key})
+        assert job.wait() == 2
+        assert job.stderr().startswith(
+            f"dslrun: error: DSL_JOB_KEY has {len(key)} characters, it needs at least 16"
+        )
+
+
+def test_a_stranger_who_knows_the_run_id_alone_takes_no_place_of_a_job_with_a_key(nodes: Nodes) -> None:
+    (job,) = nodes.start("--rdzv-id=known", count=2, environ=KEYED)
+    until(lambda: listens(nodes.port))
+    with pytest.raises(RefusedLinkError), caller(nodes.port, a_hello(run_id="known"), run_id="known"):
+        pass
+    run_key, _ = job_key({}, "known")  # he says that he has a key of the user, and uses the one that he knows
+    with socket.create_connection(("127.0.0.1", nodes.port), timeout=20) as sock:
+        session = SecureSession(run_key, initiator=True)
+        first = session.handshake()
+        sock.sendall(PREAMBLE.pack(MAGIC, 1 | 1 << 31) + LENGTH.pack(len(first)) + first)
+        assert sock.recv(100) == TURNED_AWAY + b"\x03"
+    (other,) = nodes.start("--rdzv-id=known", first=1, count=2, environ=KEYED)
+    assert [line.split()[0] for line in nodes.seen(2)] == ["0/2", "1/2"]
+    nodes.end()
+    assert [one.wait() for one in (job, other)] == [0, 0]
+
+
+# ---- nodes that do not belong to the job
+
+
+def test_a_node_of_another_job_is_refused_in_one_line_with_2(nodes: Nodes) -> None:
+    jobs = nodes.start("", "--rdzv-id=other", "")
+    assert jobs[1].wait() == 2
+    (said,) = [line for line in jobs[1].stderr().splitlines() if "waiting for" not in line]
+    assert said.startswith(
+        f"dslrun: error: 127.0.0.1:{nodes.port} refuses this node: the other side has another"
+    )
+    assert "none" not in said
+    text = "warning: a node at 127.0.0.1 was refused: it has another DSL_JOB_KEY or --rdzv-id than this node"
+    until(lambda: text in jobs[0].stderr())
+    (right,) = nodes.start("", first=1, count=3)
+    nodes.seen(3)
+    nodes.end()
+    assert [job.wait() for job in (jobs[0], right, jobs[2])] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "hello, words",
+    [
+        (a_hello(nodes=3), "its --nnodes is 3, that of node 0 is 2"),
+        (a_hello(place=0), "its --node-rank is 0, with 2 nodes it must be 1 to 1"),
+        (a_hello(place=7), "its --node-rank is 7, with 2 nodes it must be 1 to 1"),
+        (a_hello(version="0.0.1"), "it has dsl 0.0.1, this host has "),
+        (a_hello(workers=0), "it has no workers"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_told_why_and_so_is_the_user(
+    hello: object, words: str, nodes: Nodes
+) -> None:
+    (job,) = nodes.start("", count=2)
+    until(lambda: listens(nodes.port))
+    for _ in range(3):
+        with caller(nodes.port, hello) as outer:  # type: ignore[arg-type]
+            moved = outer.receive(20)
+        assert isinstance(moved, Moved)
+        with caller(moved.port, hello) as inner:  # type: ignore[arg-type]
+            refused = inner.receive(20)
+        assert isinstance(refused, Refused)
+        assert words in refused.text
+    assert_whole(nodes, job)
+    assert job.stderr().count(words) == 1, job.stderr()
+
+
+def test_a_place_that_is_taken_is_refused_and_named(nodes: Nodes) -> None:
+    jobs = nodes.start("", "", count=3)
+    until(lambda: "waiting for 1 of 3 nodes: node 2" in jobs[0].stderr())
+    (wrong,) = nodes.start("", first=1, count=3)
+    assert wrong.wait() == 2
+    name = os.uname().nodename
+    words = f"cannot take part: its --node-rank is 1, and so is that of node 1 ({name})"
+    assert words in wrong.stderr()
+    until(lambda: words in jobs[0].stderr())
+    (last,) = nodes.start("", first=2, count=3)
+    nodes.seen(3)
+    nodes.end()
+    assert [job.wait() for job in (*jobs, last)] == [0, 0, 0]
+
+
+def test_what_a_node_calls_itself_cannot_write_to_the_terminal(nodes: Nodes) -> None:
+    (job,) = nodes.start("", count=2)
+    until(lambda: listens(nodes.port))
+    hello = a_hello(host=f"odd{ESCAPES}", role=ESCAPES)
+    with caller(nodes.port, hello) as outer:
+        moved = outer.receive(20)
+    assert isinstance(moved, Moved)
+    with caller(moved.port, a_hello(nodes=3, host=ESCAPES)) as inner:
+        inner.receive(20)
+    assert_whole(nodes, job)
+    assert "\x1b" not in job.stderr()
+
+
+def test_a_node_that_goes_before_the_start_gives_its_place_back(nodes: Nodes) -> None:
+    jobs = nodes.start("", "", count=3)
+    until(lambda: "waiting for 1 of 3 nodes: node 2" in jobs[0].stderr())
+    os.kill(jobs[1].guard, signal.SIGKILL)
+    until(lambda: "before the job has begun" in jobs[0].stderr())
+    others = nodes.start("", "", first=1, count=3)
+    nodes.seen(3)
+    nodes.end()
+    assert [job.wait() for job in (jobs[0], *others)] == [0, 0, 0], jobs[0].stderr()
+
+
+def test_a_first_node_that_is_started_again_is_found_again(nodes: Nodes) -> None:
+    jobs = nodes.start("", "", count=3)
+    until(lambda: "waiting for 1 of 3 nodes: node 2" in jobs[1].stderr())
+    os.kill(jobs[0].guard, signal.SIGINT)
+    assert jobs[0].wait() in (130, -signal.SIGINT)
+    (again,) = nodes.start("", count=3)
+    (last,) = nodes.start("", first=2, count=3)
+    nodes.seen(3)
+    nodes.end()
+    assert [job.wait() for job in (again, jobs[1], last)] == [0, 0, 0]
+
+
+# ---- strangers
+
+
+def test_strangers_are_sent_away_told_of_once_and_harm_nobody(nodes: Nodes) -> None:
+    (job,) = nodes.start("", count=2)
+    until(lambda: listens(nodes.port))
+    with contextlib.ExitStack() as stack:
+
+        def call(data: bytes) -> socket.socket:
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", nodes.port), timeout=20))
+            with contextlib.suppress(OSError):
+                sock.sendall(data)
+            return sock
+
+        silent = [call(b"") for _ in range(200)]
+        for data in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\x00\xce\xf7\x85\x3c\r\r\x4c",
+            ESCAPES.encode(),
+            b"x" * (1 << 20),
+        ):
+            for _ in range(3):
+                with contextlib.suppress(ConnectionError):
+                    assert call(data).recv(100) == b""
+        assert_whole(nodes, job)
+        for one in silent:  # they are gone with the port
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(100) == b""
+    where = f"127.0.0.1 was sent away from port {nodes.port}, where the nodes meet: it is a torchrun, or a worker of torch"
+    assert job.stderr().count(where) == 1
+    assert job.stderr().count("a stranger at 127.0.0.1 connected") == 1
+    assert "\x1b" not in job.stderr()
+
+
+def test_a_flood_at_the_agreed_port_locks_no_node_out(nodes: Nodes) -> None:
+    """Somebody opens connections as fast as he can, and another one asks for a place and never takes it."""
+    (job,) = nodes.start("", count=2)
+    until(lambda: listens(nodes.port))
+    is_over = threading.Event()
+
+    def flood() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", nodes.port), timeout=1).close()
+
+    def knock() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(OSError, ControlError), caller(nodes.port, a_hello()) as link:
+                link.receive(1)
+
+    threads = [threading.Thread(target=one) for one in (flood, flood, knock)]
+    for one in threads:
+        one.start()
+    try:
+        (other,) = nodes.start("", first=1, count=2)
+        nodes.seen(2)
+    finally:
+        is_over.set()
+        nodes.end()
+        assert [one.wait() for one in (job, other)] == [0, 0]
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.timeout(60)
+def test_a_node_that_is_moved_to_a_port_where_nobody_listens_calls_again(nodes: Nodes) -> None:
+    """Whoever pretends to be node 0 has the key of the run id; the node waits for the real one."""
+    secret, _ = job_key({}, "none")
+    fake = Hub(20.0, show=True)
+    fake.listen("127.0.0.1", nodes.port, keyed=False)
+    fake.expect(None, secret, count=4)
+    fake.start()
+    try:
+        (other,) = nodes.start("", first=1, count=2)
         for _ in range(2):
-            with listener.accept()[0] as caller:
-                caller.settimeout(20)
-                answer_to(caller)
-                caller.sendall(json.dumps({"circle": "go", "port": port, "token": "x"}).encode() + b"\n")
+            ((link, _),) = until_messages(fake, bool)
+            link.send(Moved(free_port(), "h"))
+            until_messages(fake, lambda found: any(isinstance(one, Lost) for _, one in found))
+    finally:
+        fake.close(1)
+    (job,) = nodes.start("", count=2)
+    nodes.seen(2)
+    nodes.end()
+    assert [one.wait() for one in (job, other)] == [0, 0], other.stderr()
 
 
-def test_strangers_are_told_of_once(nodes: list[Node]) -> None:
-    port = free_port()
-    nodes[0].open(0, 2, port)
-    nodes[0].meet()
-    nodes[1].open(1, 2, port, run_id="other")  # comes when it listens
-    nodes[1].meet()
-    nodes[1].expect(NotMet)
-    nodes[0].expect(Remark)
-    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\xce\xf7\x85\x3c\r\r\x4c"):
-        for _ in range(3):
-            with call(port, data) as caller:
-                answer_to(caller)
-    nodes[2].open(1, 2, port)
-    nodes[2].meet()
-    nodes[0].expect(Met)
-    where = f"127.0.0.1 was sent away from port {port}, where the nodes meet: it is"
-    assert nodes[0].heard == [
-        Remark("warning", f"{where} no dslrun"),
-        Remark("warning", f"{where} a torchrun, or a worker of torch"),
-    ]
+def test_the_port_is_free_for_a_worker_that_does_not_ask_to_reuse_it(nodes: Nodes, tmp_path: Path) -> None:
+    """Nothing of the meeting is left at the agreed port, not even after strangers and refused nodes."""
+    script = tmp_path / "bind.py"
+    script.write_text(
+        "import os, socket\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    sock = socket.socket()\n"
+        "    sock.bind(('0.0.0.0', int(os.environ['MASTER_PORT'])))\n"
+        "    sock.listen()\n"
+    )
+    (job,) = nodes.start("", count=2, program=(str(script),))
+    until(lambda: listens(nodes.port))
+    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", nodes.port)) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        sock.recv(100)
+    with pytest.raises(RefusedLinkError), caller(nodes.port, a_hello(), run_id="other"):
+        pass
+    (other,) = nodes.start("", first=1, count=2, program=(str(script),))
+    assert [one.wait() for one in (job, other)] == [0, 0], job.stderr()
 
 
-def test_a_node_that_goes_before_the_start_gives_its_place_back(nodes: list[Node]) -> None:
-    port = open_first_two(nodes)
-    nodes[1].process.kill()
-    text = f"node 1 (n1) is lost: {CLOSED}, before the job has begun"
-    assert nodes[0].expect(Remark) == Remark("info", text)
-    with Node() as again:
-        for rank, node in ((1, again), (2, nodes[2])):
-            node.open(rank, 3, port)
-            node.meet()
-        for node in (nodes[0], again, nodes[2]):
-            node.expect(Met)
+def test_a_port_that_is_taken_is_refused_with_its_holder(nodes: Nodes) -> None:
+    with socket.create_server(("127.0.0.1", nodes.port)):
+        (job,) = nodes.start("", count=2)
+        assert job.wait() == 2
+    assert job.stderr().startswith(f"dslrun: error: master port {nodes.port} is taken by pid {os.getpid()} (")
 
 
-def open_first_two(nodes: list[Node]) -> int:
-    port = free_port()
-    for place in (0, 1):
-        nodes[place].open(place, 3, port)
-        nodes[place].meet()
-    nodes[1].say(FailingRank(0, 0))
-    nodes[0].expect(PeerFailed)
-    return port
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9", "localhost", "[::1]", socket.gethostname()])
+def test_nodes_meet_wherever_the_first_one_is(address: str, nodes: Nodes) -> None:
+    jobs = nodes.start("", "--nproc-per-node=2", address=address)
+    assert [line.split()[0] for line in nodes.seen(3)] == ["0/3", "1/3", "2/3"]
+    nodes.end()
+    assert [job.wait() for job in jobs] == [0, 0]
 
 
-def test_a_first_node_that_is_started_again_is_found_again(nodes: list[Node]) -> None:
-    port = open_first_two(nodes)
-    nodes[0].socket.close()
-    nodes[0].process.wait(10)
-    with Node() as again:
-        for rank, node in ((0, again), (2, nodes[2])):
-            node.open(rank, 3, port)
-            node.meet()
-        for node in (again, nodes[1], nodes[2]):
-            node.expect(Met)
+# ---- what users hear while they wait
 
 
-def test_a_delegate_needs_no_torch() -> None:
-    code = "import sys, dsl.rendezvous.places, dsl.rendezvous.head_node, dsl.rendezvous.other_node; "
-    code += "print({'torch', 'numpy', 'logging', 'subprocess', 'typing', 'dataclasses'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "set()\n"
+def test_a_node_that_waits_says_what_to_type_for_the_other(nodes: Nodes, tmp_path: Path) -> None:
+    """The words are those of the user, but for the place."""
+    program = tmp_path / "the program"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$1/args.$RANK"\n')
+    program.chmod(0o755)
+    words = ("--no-python", str(program), str(tmp_path), "it's", "$HOME", "a  b;", "--node-rank", "7", "")
+    (job,) = nodes.start("--role=some", count=2, program=words)
+    where = re.escape(
+        f"this is node 0, waiting for 1 of 2 nodes: node 1, at 127.0.0.1:{nodes.port} for up to 600 s"
+    )
+    line = until(lambda: re.search(f"{where}; type on this machine: (.*); other machines need", job.stderr()))
+    assert line is not None
+    environ = {**os.environ, "PATH": f"{nodes.bin}:{os.environ['PATH']}"}
+    other = subprocess.run(line[1], shell=True, env=environ, timeout=30, capture_output=True, check=False)
+    assert other.returncode == 0, other.stderr
+    assert job.wait() == 0
+    said = "\n".join(words[2:]) + "\n"
+    assert [(tmp_path / f"args.{rank}").read_text() for rank in (0, 1)] == [said, said]
+
+
+def test_a_node_that_finds_nobody_says_where_and_for_how_long_and_what_to_type(nodes: Nodes) -> None:
+    (job,) = nodes.start("--rdzv-conf=timeout=90", first=1, count=2)
+    where = f"127.0.0.1:{nodes.port}"
+    said = f"dslrun: waiting for node 0 for up to 90 s: nobody answers at {where} yet; type there: dslrun --nnodes=2 "
+    until(lambda: f"{said}--node-rank 0 --master-addr=127.0.0.1 " in job.stderr())
+    os.kill(job.guard, signal.SIGINT)
+    job.wait()
+
+
+def test_nodes_that_do_not_come_in_time_are_named(nodes: Nodes) -> None:
+    (job,) = nodes.start("--rdzv-conf=timeout=1", count=3)
+    assert job.wait() == 1
+    text = "after 1 s the job is still waiting for nodes 1-2"
+    assert job.stderr() == f"dslrun: error: {text}\n"
+
+
+def test_nobody_at_the_meeting_point_in_time(nodes: Nodes) -> None:
+    (job,) = nodes.start("--rdzv-conf=timeout=0.5", first=1, count=2)
+    assert job.wait() == 1
+    text = "dslrun: error: still waiting for node 0 after 0.5 s: "
+    assert job.stderr().startswith(text)
+    assert f"127.0.0.1:{nodes.port} (Connection refused)" in job.stderr()

@@ -24,7 +24,7 @@ WAIT_S = 20.0
 # The command with delegates of the test's: what stands in for the product's own words.
 _COMMAND = (
     "import sys; from dsl.rendezvous import dynamic; fake, hub = sys.argv[1:3]; del sys.argv[1:3]; "
-    "dynamic.delegate_words = lambda module: (sys.executable, fake, hub); "
+    "dynamic.delegate_words = lambda: (sys.executable, fake, hub); "
     "from dsl.run import command; sys.exit(command())"
 )
 

@@ -1,104 +1,112 @@
-"""Delegates of fixed nodes on this machine, each with a test in the place of its agent."""
+"""A job whose nodes have fixed places, as several commands on this machine."""
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
-import subprocess
-import sys
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from dsl.rendezvous.delegate_messages import Lines, Meet, Open, answer_from_line, order_to_line
+from kit.waiting import until
+from tests.support.jobs import complete_lines, running
+
+from dsl import __version__
+from dsl.agent.joining import job_key
+from dsl.control.hub import Hub
+from dsl.control.messages import Hello
+from dsl.control.stream import connect
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from typing_extensions import Self
+    from tests.support.jobs import Job
 
-    from dsl.rendezvous.delegate_messages import Answer, Order
+    from dsl.control.link import Link
 
-_A = TypeVar("_A")
+KEY = "a key that the nodes of a test share"
 
-PATIENCE_S = 20.0
+# Tells of its place, and runs until it is told to fail, or all are told to end.
+WORKER = """#!/bin/sh
+words="$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE"
+echo "$words $ROLE_NAME:$ROLE_RANK/$ROLE_WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $DSL_RESTART_REASON" >> "$1/seen"
+trap 'exit 0' TERM
+until [ -e "$1/end" ]; do
+  [ ! -e "$1/fail.$RANK.$TORCHELASTIC_RESTART_COUNT" ] || exit 7
+  sleep 0.02
+done
+"""
 
 
-class Node:
-    """A delegate, and the words with it."""
+class Nodes:
+    """Commands that form one job, each with a directory of its own."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dsl.rendezvous.places", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-            )
-        self.socket = ours
-        self.socket.settimeout(PATIENCE_S)
-        self._lines = Lines()
-        self.heard: list[Answer] = []
-        """What nobody has waited for, in order."""
+    def __init__(self, dslrun: Path, directory: Path, stack: contextlib.ExitStack) -> None:
+        self._dslrun = dslrun
+        self.bin = dslrun.parent
+        self._directory = directory
+        self._stack = stack
+        self.port = free_port()
+        self.program = directory / "worker"
+        self.program.write_text(WORKER)
+        self.program.chmod(0o755)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.socket.close()
-        try:
-            self.process.wait(PATIENCE_S)
-        finally:
-            self.process.kill()
-            self.process.wait()
-
-    def say(self, order: Order) -> None:
-        """Give an order."""
-        self.socket.sendall(order_to_line(order))
-
-    def open(
+    def start(
         self,
-        rank: int,
-        nodes: int,
-        port: int,
-        *,
+        *each: str,
+        count: int = 0,
+        first: int = 0,
         address: str = "127.0.0.1",
-        run_id: str = "job",
-        **settings: str,
-    ) -> None:
-        """The first order; the node is called ``nRANK``."""
-        pairs = (*settings.items(), ("node_rank", str(rank)))
-        self.say(Open("static", f"{address}:{port}", run_id, nodes, nodes, None, pairs, f"n{rank}"))
+        program: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> list[Job]:
+        """Start nodes from the ``first`` on, each with these options, the last one first."""
+        words = program or ("--no-python", str(self.program), str(self._directory))
+        jobs = []
+        for rank, options in reversed(list(enumerate(each, first))):
+            line = [str(self._dslrun), f"--nnodes={count or len(each)}", f"--node-rank={rank}"]
+            line += [f"--master-addr={address}", f"--master-port={self.port}", *options.split(), *words]
+            jobs.append(
+                self._stack.enter_context(running(line, self._directory / f"node{rank}", environ=environ))
+            )
+        return jobs[::-1]
 
-    def meet(self, size: int = 1, role: str = "default", restarts: int = 0) -> None:
-        """Join the next round."""
-        self.say(Meet(size, role, restarts, "failure" if restarts else "start"))
+    def seen(self, count: int) -> list[str]:
+        """What so many workers have told, in no order."""
+        until(lambda: len(self._lines()) >= count, timeout_s=20)
+        return sorted(self._lines())
 
-    def expect(self, kind: type[_A]) -> _A:
-        """The next answer of a kind; what came before it is kept in `heard`."""
-        while True:
-            for place, answer in enumerate(self.heard):
-                if isinstance(answer, kind):
-                    return self.heard.pop(place)  # type: ignore[return-value]
-            data = self.socket.recv(1 << 16)
-            if not data:
-                raise AssertionError(f"the delegate has ended, after {self.heard}")
-            self.heard += [answer_from_line(line) for line in self._lines.feed(data)]
+    def _lines(self) -> list[str]:
+        return complete_lines(self._directory / "seen")
 
-    def until_end(self) -> list[Answer]:
-        """All that is said until the delegate closes its end."""
-        while data := self.socket.recv(1 << 16):
-            self.heard += [answer_from_line(line) for line in self._lines.feed(data)]
-        return self.heard
+    def fail(self, rank: int, restarts: int) -> None:
+        """Make a worker fail."""
+        (self._directory / f"fail.{rank}.{restarts}").touch()
+
+    def end(self) -> None:
+        """Make all workers end."""
+        (self._directory / "end").touch()
+
+
+@contextlib.contextmanager
+def caller(port: int, hello: Hello, key: str = "", run_id: str = "none") -> Iterator[Link]:
+    """The link of an agent that has greeted node 0 of a job at a port."""
+    secret, is_keyed = job_key({"DSL_JOB_KEY": key} if key else {}, run_id)
+    hub = Hub(20.0)
+    try:
+        link = hub.add(connect([f"127.0.0.1:{port}"], secret, hello.place, 20, keyed=is_keyed), "node 0")
+        link.send_now(hello)
+        yield link
+    finally:
+        hub.close(0)
+
+
+def a_hello(place: int = 1, nodes: int = 2, host: str = "h", **fields: object) -> Hello:
+    """What a node says about itself."""
+    made = {"workers": 1, "role": "default", "run_id": "none", "nodes": nodes, **fields}
+    return Hello(str(made.pop("version", __version__)), place, host, 1, **made)  # type: ignore[arg-type]
 
 
 def free_port() -> int:
     """A port that nobody listens at."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
-
-
-def kill(node: Node) -> None:
-    """End a delegate as a power failure ends its machine, but that the kernel tells the others."""
-    os.kill(node.process.pid, 9)

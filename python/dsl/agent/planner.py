@@ -79,6 +79,23 @@ class Planner:
             plan = replace(plan, notices=(*plan.notices, *account(self.job, plan, self._facts.environ)))
         return plan
 
+    def sketch(self) -> NodePlan:
+        """What is known of the first plan before the nodes have met; nothing is asked or made for it.
+
+        It assumes that all nodes have as many workers as this one.
+
+        Raises:
+            DslError: a wish cannot be fulfilled here.
+        """
+        meeting = self._rendezvous.meet(0, self.local_world_size)
+        return plan_node(
+            self.job, meeting, AttemptFiles(self.run_dir, timer_file=self._timer_file), self._facts
+        )
+
+    def meet_by(self, rendezvous: Rendezvous) -> None:
+        """Plan with these meetings from now on."""
+        self._rendezvous = rendezvous
+
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Make the directories and the timers' file of an attempt, and return its plan.
 

@@ -92,10 +92,14 @@ class Command:
         planned = plan_job(request, facts)
         if planned.remote is not None:
             return self.start_remote(planned, request, show, facts)
+        if planned.job.meeting.kind == "static" and planned.job.meeting.backend:
+            from dsl.cli.fixed_nodes import start_fixed
+
+            return start_fixed(self, planned, request, show, facts, argv)
         if planned.job.meeting.backend:
             from dsl.cli.dynamic import start_elastic
 
-            return start_elastic(self, planned, request, show, facts, argv)
+            return start_elastic(self, planned, request, show, facts)
         check_program(planned.job.program, planned.job.flavour, facts.environ)
         planner = Planner(planned, facts)
         plan = planner.plan(0)

@@ -12,7 +12,6 @@ from dsl._record import replace
 from dsl.agent.elastic import Elastic
 from dsl.agent.envoy import Envoy
 from dsl.agent.planner import Planner
-from dsl.cli.options_torch import ENVIRONMENT_PREFIX
 from dsl.cli.process import ENDING, Crew, HeldSignals, channels_of, listen, run_guarded
 from dsl.errors import OptionError
 from dsl.lists import quote
@@ -20,20 +19,19 @@ from dsl.machine.check import check_program
 from dsl.model.job import MeetingPoint, Notice
 from dsl.plan.meeting_point import LOCAL_ADDRESS, STATIC, STORES
 from dsl.rendezvous import dynamic
-from dsl.rendezvous.terms import LONGEST_COMMAND
 from dsl.report.narrator import Narrator
 from dsl.report.other_nodes import describe_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from typing import Protocol
 
     from dsl.facts import Facts
     from dsl.model.job import Job
     from dsl.model.node import NodePlan
-    from dsl.model.request import ProgramRequest, Request, ShowRequest
+    from dsl.model.request import Request, ShowRequest
     from dsl.plan.job import JobPlan
     from dsl.rendezvous.dynamic import Delegate, Dynamic
 
@@ -50,9 +48,6 @@ if TYPE_CHECKING:
 HANDLERS = "torchrun.handlers"
 """The group of entry points that registers other backends with torch."""
 
-RANK_OPTION, SHORTEST_RANK = "--node-rank", "--nod"
-"""The option for a node's place, and its shortest abbreviation."""
-
 
 def start_elastic(
     command: Speaker,
@@ -60,12 +55,10 @@ def start_elastic(
     request: Request,
     show: ShowRequest,
     facts: Facts,
-    argv: tuple[str, ...] = (),
 ) -> int:
     """Run this node's part of a job whose nodes come and go, or show the part of the plan known beforehand.
 
-    ``argv``: what the user has typed, with the program's name. Returns the command's exit code only if
-    nothing was started.
+    Returns the command's exit code only if nothing was started.
 
     Raises:
         DslError: the job cannot be planned or prepared, or the nodes do not meet.
@@ -74,9 +67,7 @@ def start_elastic(
     _check_backend(job.meeting.backend)
     if show.dry_run or show.dry_run_json:
         return _show(command, planned, show, facts)
-    delegate = dynamic.Delegate(
-        dynamic.delegate_words(dynamic.module_of(job.meeting.backend)), shows_errors=job.log_level == "debug"
-    )
+    delegate = dynamic.Delegate(dynamic.delegate_words(), shows_errors=job.log_level == "debug")
     with HeldSignals() as held, ExitStack() as stack:
         stack.callback(delegate.reap)  # nothing was started
         with _ended_by_signals(delegate):
@@ -87,8 +78,7 @@ def start_elastic(
 
                 python = interpreter_of(job.flavour, facts.environ, facts.names.executable)
                 check_debugger(python, facts.environ)
-            again = without_place(argv, request.program, facts.environ)
-            rendezvous = dynamic.Dynamic(job, planned.node_rank, facts.names.host, delegate, again)
+            rendezvous = dynamic.Dynamic(job, facts.names.host, delegate)
             planner = Planner(planned, facts, rendezvous)
             stack.callback(planner.finish, succeeded=False)
             command.show(planned.notices, request.log_level)
@@ -143,7 +133,7 @@ class ElasticCrew(Crew):
 
 def _check_backend(name: str) -> None:
     """Refuse an unregistered backend before torch is asked for it."""
-    if name in (STATIC, *STORES):
+    if name in STORES:
         return
     from importlib.metadata import entry_points
 
@@ -169,11 +159,6 @@ def _show(command: Speaker, planned: JobPlan, show: ShowRequest, facts: Facts) -
 
     job = planned.job
     check_program(job.program, job.flavour, facts.environ)
-    if job.meeting.backend == STATIC:
-        plan = Planner(planned, facts).plan(0)
-        command.show([*planned.notices, *plan.notices], job.log_level)
-        show_plan(show, plan, facts.environ, command.say)
-        return 0
     point = MeetingPoint("alone", job.meeting.local_address or LOCAL_ADDRESS, 0)
     own = job.hosts[planned.node_rank : planned.node_rank + 1]
     alone = replace(planned, node_rank=0, job=replace(job, node_count=1, hosts=own, meeting=point))
@@ -193,31 +178,6 @@ def meeting_line(job: Job) -> str:
     return (
         f"{count} will meet through {point.backend}{where} as job {job.run_id}; this node alone would start:"
     )
-
-
-def without_place(
-    argv: tuple[str, ...], program: ProgramRequest, environ: Mapping[str, str]
-) -> tuple[tuple[str, ...], int]:
-    """The command of this node without its rank option, and the index where another node's option belongs.
-
-    Options from the environment are a part of this command. If it cannot be made: no words, and 0.
-    """
-    script = len(argv) - len(program.args) - 1
-    if argv[script:][:1] == ("--",):  # separates the script from its arguments
-        script -= 1
-    is_long = sum(map(len, argv)) > LONGEST_COMMAND
-    if is_long or script < 0 or argv[script] != program.script:
-        return (), 0
-    place = script
-    rest = tuple(argv[script:])
-    for index, word in enumerate(argv[:script]):
-        name, equals, _ = word.replace("_", "-").partition("=")
-        if len(name) >= len(SHORTEST_RANK) and RANK_OPTION.startswith(name):
-            place, rest = index, tuple(argv[index + (1 if equals else 2) :])
-    held = [f"{name}={value}" for name, value in environ.items() if name.startswith(ENVIRONMENT_PREFIX)]
-    held = [word for word in held if not word.startswith(f"{ENVIRONMENT_PREFIX}NODE_RANK=")]
-    before = (*(("env", *held) if held else ()), *argv[:place])
-    return (*before, *rest), len(before)
 
 
 def _ended_by_signals(delegate: Delegate) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import NoReturn, Protocol
 
     from typing_extensions import Self
@@ -100,11 +100,7 @@ class Crew:
 def run_guarded(
     planner: Plans, plan: NodePlan, crew: Crew, held: HeldSignals, *, stdin_is_terminal: bool
 ) -> int:
-    """Run a job whose first attempt is ``plan``, and end this process with the command's exit code (G2).
-
-    Forks: the caller becomes the guard, the child the agent. Returns only if one of them cannot be made.
-    ``held``: the block around this call.
-    """
+    """Run a job whose first attempt is ``plan``; see `guarded`."""
     try:
         # Make objects before the fork: the child's first write to a shared page costs several microseconds.
         agent = Agent(
@@ -116,6 +112,21 @@ def run_guarded(
             stdin_is_terminal=stdin_is_terminal,
             routine=crew.routine,
         )
+    except EngineError as error:
+        return _refuse(crew, plan, error)
+    return guarded(planner, plan, crew, held, lambda supervisor: agent.run(supervisor).code)
+
+
+def guarded(
+    planner: Plans, plan: NodePlan, crew: Crew, held: HeldSignals, run: Callable[[Supervisor], int]
+) -> int:
+    """Run a job under a guard, and end this process with the command's exit code (G2).
+
+    Forks: the caller becomes the guard, the child the agent, which calls ``run``. Returns only if one of them
+    cannot be made. ``plan``: what the guard has to know of the first attempt. ``held``: the block around this
+    call.
+    """
+    try:
         guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=crew.helper, mask=held.mask)
     except EngineError as error:
         return _refuse(crew, plan, error)
@@ -132,7 +143,7 @@ def run_guarded(
     if pid == 0:
         code = INTERNAL_ERROR
         try:
-            code = _run_agent(agent, planner, plan, guard, crew)
+            code = _run_agent(run, planner, plan, guard, crew)
             code = crew.leave(code)
         finally:
             flush_output()
@@ -197,12 +208,14 @@ def listen(planner: Planner, plan: NodePlan, narrator: Narrator) -> list[Listene
     return listeners
 
 
-def _run_agent(agent: Agent, planner: Plans, plan: NodePlan, guard: Guard, crew: Crew) -> int:
+def _run_agent(
+    run: Callable[[Supervisor], int], planner: Plans, plan: NodePlan, guard: Guard, crew: Crew
+) -> int:
     code = INTERNAL_ERROR
     try:
         try:
             guard.enter_agent()
-            code = _run_job(agent, plan, guard, crew)
+            code = _run_job(run, plan, guard, crew)
         finally:
             _finish(planner, plan, succeeded=code == 0)
     except EngineError as error:
@@ -223,15 +236,15 @@ def _finish(planner: Plans, plan: NodePlan, *, succeeded: bool) -> None:
         complain(plan.command, error)
 
 
-def _run_job(agent: Agent, plan: NodePlan, guard: Guard, crew: Crew) -> int:
+def _run_job(run: Callable[[Supervisor], int], plan: NodePlan, guard: Guard, crew: Crew) -> int:
     supervisor = Supervisor(guard=guard)
     crew.enter(supervisor)
     if plan.pid_file is None:
-        return agent.run(supervisor).code
+        return run(supervisor)
     from dsl.agent.pid_file import PidFile
 
     with PidFile(plan.pid_file):
-        return agent.run(supervisor).code
+        return run(supervisor)
 
 
 def _refuse(crew: Crew, plan: NodePlan, error: EngineError) -> int:

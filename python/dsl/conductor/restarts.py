@@ -38,7 +38,8 @@ class Restarts:
         if step.kind == "restart":
             self.count += 1
             self.reason = "failure"
-            text = f"starting all hosts again, restart {self.count} of {job.max_restarts}"
+            what = "nodes" if self._terms.members_come else "hosts"
+            text = f"starting all {what} again, restart {self.count} of {job.max_restarts}"
             text += f", in {step.wait_s:g} s" if step.wait_s else ""
             return step, f"{text} ({loop})" if loop else text
         text = loop or (f"{self.count + 1} attempts have failed" if self.count else "")

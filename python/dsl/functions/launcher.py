@@ -34,10 +34,12 @@ from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.outcome import failure_of
 from dsl.functions.signals import HandledSignals, SignalException, supervise
 from dsl.machine.check import NO_PYTHON, check_program
+from dsl.model.job import Meeting
 from dsl.model.request import LEVELS, ProgramRequest
 from dsl.plan.job import plan_job
 from dsl.report.narrator import Narrator
 from dsl.report.speak import flush_output
+from dsl.report.verdict import verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from dsl.agent.agent import Channel, Listener, Policy
     from dsl.facts import Facts
     from dsl.model.job import Notice
+    from dsl.model.judgement import Judgement
     from dsl.model.node import NodePlan
     from dsl.model.nodes import MeetingRefused, PeerFailure
     from dsl.model.outcome import Outcome
@@ -155,29 +158,87 @@ def run_request(
     option = "" if request.flavour == "functions" else NO_PYTHON
     check_program(planned.job.program, planned.job.flavour, environ, option=option)
     with HandledSignals(request.signals.stop or ()), contextlib.ExitStack() as stack:
-        together = stack.enter_context(_together(planned, facts))
-        source = _Source(planned, facts, call, together)
-        if together is not None:
-            over = together.open(source.local_world_size, lambda one: log(one.level, one.text))
+        source = _Source(planned, facts, call)
+        others: Others | None = None
+        if planned.job.meeting.kind == "static" and planned.job.meeting.backend:
+            others = stack.enter_context(_fixed_nodes(source, planned, facts))
+        elif planned.job.meeting.backend:
+            together = stack.enter_context(_together(planned, facts))
+            over = together.open(source.local_world_size, _log_notice)
             if over is not None:
                 return _without_part(over)
-        return _run(source, planned, sink or Logger(), preview, together, stdin_is_terminal=stdin_is_terminal)
+            source.meet_by(together)
+            others = _of_torch(planned, together)
+        return _run(source, planned, sink or Logger(), preview, others, stdin_is_terminal=stdin_is_terminal)
+
+
+class Others:
+    """The other nodes of a job, for the agent of this one."""
+
+    def __init__(
+        self,
+        listener: Callable[[NodePlan], Sequence[Listener]],
+        channel: Channel,
+        policy: Policy,
+        judged: Callable[[], Judgement | None] | None = None,
+    ) -> None:
+        """``judged``: see `Narrator`."""
+        self.listeners, self.channel, self.policy, self.judged = listener, channel, policy, judged
 
 
 @contextlib.contextmanager
-def _together(planned: JobPlan, facts: Facts) -> Iterator[Dynamic | None]:
-    """The rendezvous of a job whose nodes find each other, while the block runs; None for other jobs."""
-    job = planned.job
-    if not job.meeting.backend:
-        yield None
-        return
+def _fixed_nodes(source: _Source, planned: JobPlan, facts: Facts) -> Iterator[Others]:
+    """Join the other nodes of a job with fixed places, while the block runs."""
+    from dsl.agent.first_node import FirstNode
+    from dsl.agent.joining import joining_of
+    from dsl.agent.other_node import OtherNode
+    from dsl.agent.part import Orders, Reporter
+    from dsl.agent.part import decide as as_told
+
+    joining = joining_of(planned, facts, source.local_world_size)
+    node: FirstNode | OtherNode
+    if planned.node_rank:
+        node = OtherNode(planned.job, joining, _log_notice)
+        met = node.join()
+        node.start()
+    else:
+        node = FirstNode(planned.job, joining, facts.ports, _log_notice)
+        node.start()
+    try:
+        met = met if planned.node_rank else node.join()
+        assert isinstance(met, Meeting)  # nothing but a supervisor gives exit codes
+        orders = Orders(node, met)
+        source.meet_by(orders)
+        yield Others(
+            lambda plan: (Reporter(plan, node.send), node), orders, as_told, lambda: orders.judgement
+        )
+    finally:
+        node.leave(1)
+
+
+@contextlib.contextmanager
+def _together(planned: JobPlan, facts: Facts) -> Iterator[Dynamic]:
+    """The rendezvous of a job whose nodes find each other, while the block runs."""
     from dsl.rendezvous import dynamic
 
-    delegate = dynamic.Delegate(dynamic.delegate_words(dynamic.module_of(job.meeting.backend)))
+    delegate = dynamic.Delegate(dynamic.delegate_words())
     try:
-        yield dynamic.Dynamic(job, planned.node_rank, facts.names.host, delegate)
+        yield dynamic.Dynamic(planned.job, facts.names.host, delegate)
     finally:
         delegate.reap()
+
+
+def _of_torch(planned: JobPlan, together: Dynamic) -> Others:
+    from dsl.agent.elastic import Elastic
+    from dsl.agent.envoy import Envoy
+
+    job = planned.job
+    policy = Elastic(job.meeting.least_nodes, job.node_count).decide
+    return Others(lambda plan: (Envoy(plan, together),), together, policy)
+
+
+def _log_notice(notice: Notice) -> None:
+    log(notice.level, notice.text)
 
 
 def _without_part(over: PeerFailure | MeetingRefused) -> dict[int, Any]:
@@ -212,9 +273,8 @@ class _Source(Planner):
         planned: JobPlan,
         facts: Facts,
         call: tuple[Callable[..., Any], tuple[Any, ...]] | None,
-        together: Dynamic | None = None,
     ) -> None:
-        super().__init__(planned, facts, together)
+        super().__init__(planned, facts)
         self._call = None if call is None or self.run_dir is None else Call(*call, self.run_dir)
 
     def prepare(self, plan: NodePlan) -> NodePlan:
@@ -254,7 +314,7 @@ def _run(
     planned: JobPlan,
     sink: Sink,
     preview: Callable[[NodePlan], bool] | None,
-    together: Dynamic | None,
+    others: Others | None,
     *,
     stdin_is_terminal: bool,
 ) -> dict[int, Any]:
@@ -265,7 +325,8 @@ def _run(
         if preview is not None and preview(plan):
             return {}
         plan = source.prepare(plan)
-        narrator = Narrator(plan, sink, has_others=together is not None)
+        judged = None if others is None else others.judged
+        narrator = Narrator(plan, sink, has_others=others is not None and judged is None, judged=judged)
         for notice in notices:
             narrator.note(notice)
         flush_output()
@@ -274,22 +335,18 @@ def _run(
             listeners: list[Listener] = [narrator, *timers]
             channels: list[Channel] = [*timers]
             policy: Policy = decide
-            if together is not None:
-                from dsl.agent.elastic import Elastic
-                from dsl.agent.envoy import Envoy
-
-                job = planned.job
-                policy = Elastic(job.meeting.least_nodes, job.node_count).decide
-                listeners.append(Envoy(plan, together))
-                channels.append(together)
+            if others is not None:
+                policy = others.policy
+                listeners += others.listeners(plan)
+                channels.append(others.channel)
             agent = Agent(
                 source, plan, listeners, channels, policy=policy, stdin_is_terminal=stdin_is_terminal
             )
             outcome = supervise(agent, plan)
         if outcome.cause is not None:
             raise failure_of(plan.name, outcome.last) from outcome.error
-        if outcome.code and together is not None:
-            raise outcome.error or RendezvousError(_ended_elsewhere(outcome))
+        if outcome.code and others is not None:
+            raise outcome.error or RendezvousError(_ended_elsewhere(outcome, judged))
         results = source.results(outcome.last.plan)
         succeeded = True
     finally:
@@ -297,8 +354,12 @@ def _run(
     return results
 
 
-def _ended_elsewhere(outcome: Outcome) -> str:
+def _ended_elsewhere(outcome: Outcome, judged: Callable[[], Judgement | None] | None) -> str:
     """Why a job is over although no worker failed on this node."""
+    judgement = None if judged is None else judged()
+    lines = [] if judgement is None else verdict(judgement)
+    if lines:
+        return lines[0]
     from dsl.model.nodes import PeerFailure
     from dsl.report.other_nodes import told
 

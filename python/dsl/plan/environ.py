@@ -28,6 +28,9 @@ REASON_VARIABLE = "DSL_RESTART_REASON"
 ATTEMPT_VARIABLE = "DSL_ATTEMPT"
 """Tells the same workers how often their node has started workers before."""
 
+JOB_KEY_VARIABLE = "DSL_JOB_KEY"
+"""Holds the key that the nodes of a job share; workers do not get it."""
+
 STEP_DEVICES_VARIABLE = "SLURM_STEP_GPUS"
 """Slurm sets it for the tasks of a step to which it has given devices of the node."""
 
@@ -89,8 +92,14 @@ def _given_devices(slots: Sequence[int], variable: str, inherited: Mapping[str, 
 
 
 def inherited_environment(job: Job, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """What the workers of a node inherit: the environment of its agent, overlaid with the job's variables."""
-    return {**environ, **dict(job.env)} if job.env else environ
+    """What the workers of a node inherit: the environment of its agent, overlaid with the job's variables.
+
+    The key by which nodes join the job is not among it.
+    """
+    inherited = {**environ, **dict(job.env)} if job.env else environ
+    if JOB_KEY_VARIABLE in inherited:
+        return {name: value for name, value in inherited.items() if name != JOB_KEY_VARIABLE}
+    return inherited
 
 
 def choose_timer_file(job: Job, facts: Facts) -> str | None:

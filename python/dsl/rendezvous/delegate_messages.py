@@ -57,10 +57,6 @@ class Open:
     """Settings of the backend."""
     host: Shown
     """This node's name in messages."""
-    command: tuple[str, ...] = ()
-    """The command of this node without its place, for messages; empty without one."""
-    rank_at: Count = 0
-    """Index of the word in ``command`` before which a node's place belongs."""
 
 
 @record

@@ -70,18 +70,9 @@ _START = (
 )
 
 
-MODULES = {"static": "dsl.rendezvous.places"}
-"""Delegates that need no torch, by backend."""
-
-
-def module_of(backend: str) -> str:
-    """The delegate that serves a backend."""
-    return MODULES.get(backend, "dsl.rendezvous.delegate")
-
-
-def delegate_words(module: str) -> tuple[str, ...]:
+def delegate_words() -> tuple[str, ...]:
     """The command line of a delegate without its last word, the descriptor of its socket."""
-    return (sys.executable, "-c", _START, module)
+    return (sys.executable, "-c", _START, "dsl.rendezvous.delegate")
 
 
 class Delegate:
@@ -198,21 +189,9 @@ class Delegate:
 class Dynamic:
     """The rendezvous of a job whose nodes come and go, and the channel of news about them."""
 
-    def __init__(
-        self,
-        job: Job,
-        place: int,
-        host: str,
-        delegate: Delegate,
-        command: tuple[tuple[str, ...], int] = ((), 0),
-    ) -> None:
-        """``place`` is this node's place if nodes have fixed places; ``host`` is its name.
-
-        ``command``: what to type for another node, and the index of the word before which to put its place.
-        """
+    def __init__(self, job: Job, host: str, delegate: Delegate) -> None:
+        """``host`` is the name of this node."""
         point = job.meeting
-        own = (("node_rank", str(place)),) if point.kind == "static" else ()
-        self._place = place if job.hosts else None
         self._job = job
         self._delegate = delegate
         self._membership = Membership(1)
@@ -236,10 +215,8 @@ class Dynamic:
                 min_nodes=point.least_nodes,
                 max_nodes=job.node_count,
                 local_addr=point.local_address or None,
-                settings=(*point.settings, *own),
+                settings=point.settings,
                 host=host,
-                command=command[0],
-                rank_at=command[1],
             )
         )
 
@@ -386,7 +363,6 @@ class Dynamic:
             round=met.round,
             restarts=met.restarts,
             reason=met.reason,
-            host=self._place,
             first_role_rank=met.first_role_rank,
             role_size=met.role_world_size,
         )

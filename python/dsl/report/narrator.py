@@ -39,6 +39,7 @@ from dsl.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     from dsl.model.judgement import Judgement
@@ -76,8 +77,20 @@ CONSOLE = Console()
 class Narrator:
     """A listener that tells the user about one job."""
 
-    def __init__(self, plan: NodePlan, sink: Sink = CONSOLE, *, has_others: bool = False) -> None:
-        """``has_others``: nodes come and go, and the user hears of them, too."""
+    def __init__(
+        self,
+        plan: NodePlan,
+        sink: Sink = CONSOLE,
+        *,
+        has_others: bool = False,
+        judged: Callable[[], Judgement | None] | None = None,
+    ) -> None:
+        """``has_others``: nodes come and go, and the user hears of them, too.
+
+        ``judged``: a conductor judges the end for all nodes, and this gives its judgement once the job has
+        ended. The user hears of restarts from the conductor, too. None: this node judges for itself.
+        """
+        self._judged = judged
         self._plan = plan
         self._sink = sink
         self._others = None
@@ -144,10 +157,13 @@ class Narrator:
             if event.reason == "guard_lost":
                 self.say("the guard process is gone: killing the job", "info")
         elif isinstance(event, Awaiting):
-            if self._others is None:
+            if self._judged is not None and not event.decision.code:
+                self.say("all workers of this node ended well, waiting for the other nodes", "info")
+            elif self._others is None:
                 self._hear_pause(event)
         elif isinstance(event, AttemptEnded):
-            if event.decision.kind == "restart" and not self._plan.is_conducted:  # else the head says it
+            is_own = self._judged is None and not self._plan.is_conducted  # else the conductor says it
+            if event.decision.kind == "restart" and is_own:
                 self._hear_restart(event)
         elif isinstance(event, RestartFailed):
             self.say(f"error: the workers cannot be started again: {event.error}")
@@ -247,6 +263,10 @@ class Narrator:
         if self._sink.has_verdict:
             self._say_end(outcome)
         elif not self._plan.is_conducted:
+            judgement = self._judged() if self._judged else None
+            lines = verdict(judgement) if judgement is not None and outcome.cause is None else []
+            for line in lines[:1]:
+                self.say(line, "error")
             for one in outcome.last.ended.survivors:
                 self.warn(survivor(*one))
         self._say_dropped()
@@ -255,10 +275,10 @@ class Narrator:
 
     def _say_end(self, outcome: Outcome) -> None:
         last = outcome.last
-        if last.is_preempted:
+        if last.is_preempted and self._judged is None:
             self.say(f"the job was preempted, exit code {REQUEUE_CODE}: it can be queued again", "info")
         has_failed = last.cause is not None or last.ended.stop_signal is not None or last.ended.survivors
-        judgement = self._judge(last) if has_failed else None
+        judgement = self._judged() if self._judged else self._judge(last) if has_failed else None
         lines = verdict(judgement) if judgement is not None else []
         if speak.end_path and judgement is not None:
             from dsl.report.handed import hand_judgement
@@ -267,7 +287,7 @@ class Narrator:
         is_screen = os.isatty(STDERR)
         for line in () if is_screen else lines:
             self.say(line)
-        if outcome.count > 1 and last.ended.first_failure is not None:
+        if outcome.count > 1 and judgement is not None and judgement.causes:
             from dsl.model.progress import crash_loop
 
             self.say(crash_loop(outcome.tried) or f"{outcome.count} attempts have failed", "error")

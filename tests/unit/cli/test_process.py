@@ -43,11 +43,11 @@ class Ran:
     def __init__(self, end: int | BaseException) -> None:
         self._end = end
 
-    def run(self, _supervisor: object) -> Any:
+    def __call__(self, _supervisor: object) -> int:
         """End so."""
         if isinstance(self._end, BaseException):
             raise self._end
-        return type("Outcome", (), {"code": self._end})
+        return self._end
 
 
 class Guarding:

@@ -85,8 +85,6 @@ def test_the_names_and_fields_on_the_wire() -> None:
         "local_addr": None,
         "settings": [["join_timeout", "9"], ["is_host", "1"]],
         "host": "alpha",
-        "command": [],
-        "rank_at": 0,
     }
     assert json.loads(answer_to_line(Changed(2, 1, False, ()))) == {
         "is": "membership",

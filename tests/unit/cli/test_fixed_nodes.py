@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsl.cli.dynamic import without_place
+from dsl.cli.fixed_nodes import without_place
 from dsl.model.request import ProgramRequest
 
 

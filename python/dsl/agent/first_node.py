@@ -1,0 +1,345 @@
+"""Node 0 of a job with fixed places: it conducts the job, and runs its part in the same process.
+
+The other nodes connect at the agreed port, and move to another port: rank 0 needs the agreed one. So node 0
+closes it before the first attempt, and each node hangs up there first, because a connection that node 0 ends
+would block the port for a minute.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+
+from dsl import SignalReceived, Stopping
+from dsl._record import replace
+from dsl.agent.agent import LONGEST_POLL_MS
+from dsl.agent.joining import objection
+from dsl.agent.policy import END_ACTIONS, signal_code
+from dsl.conductor.conductor import Conductor
+from dsl.conductor.orders import Dismiss, Explain, Send, Speak
+from dsl.conductor.terms import fixed_places
+from dsl.control.hub import Hub
+from dsl.control.messages import Bye, Hello, Lost, Moved, Refused, Said, Stop
+from dsl.errors import PortError, RendezvousError
+from dsl.lists import format_ranges
+from dsl.machine.network import is_loopback, is_own_address, own_addresses, resolve
+from dsl.model.job import Meeting, Notice
+from dsl.model.judgement import Report
+from dsl.rendezvous.static import choose_port
+from dsl.report.verdict import verdict
+from dsl.signals import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dsl import Supervisor
+    from dsl.agent.joining import Joining
+    from dsl.control.link import Link
+    from dsl.machine.ports import Ports
+    from dsl.model.job import Job
+
+REMIND_S = 2.0
+"""After this time the user hears which nodes are missing."""
+
+MOST_WARNINGS = 8
+"""How many refused nodes the user hears about."""
+
+FEW = 256
+"""Number of nodes for which every usual limit of descriptors is enough."""
+
+FAREWELL_S = 5.0
+FAILURE, USAGE = 1, 2
+
+
+class FirstNode:
+    """Node 0: the port where the others join, the conductor, and the conversation of its own part with it."""
+
+    def __init__(self, job: Job, joining: Joining, ports: Ports, tell: Callable[[Notice], None]) -> None:
+        """Begin to listen; nobody is answered before `start`. ``tell`` shows a notice to the user here.
+
+        Raises:
+            PortError: the agreed port is taken, or we cannot listen at it.
+        """
+        self._joining, self._ports, self._tell = joining, ports, tell
+        self._hello, self._preempt_signal = joining.hello, job.signals.preempt
+        self._hub = Hub(joining.silence_s, show=True)
+        self._inner = 0
+        _allow_connections(self._hello.nodes)
+        self._listen()
+        self._hub.expect(None, joining.key, count=self._hello.nodes)
+        terms = fixed_places(
+            job, self._hello.nodes, self._hello.version, joining.address, joining.port, joining.timeout_s
+        )
+        self._conductor = Conductor(terms, time.monotonic(), self._port_of)
+        self._links: dict[int, Link] = {}
+        self._guests: list[Link] = []
+        """Nodes that were sent to the other port, or away, and have not hung up yet."""
+        self._hosts = {0: self._hello.host}
+        self._inbox: list[object] = []
+        """Messages of the conductor to our own part."""
+        self._is_open = True
+        self._remind_s: float | None = None
+        self._said: set[str] = set()
+
+    def _listen(self) -> None:
+        joining = self._joining
+        choose_port(joining.port, shared=True, ports=self._ports)
+        problem: OSError | None = None
+        for address in _places_of(joining.address):
+            try:
+                self._hub.listen(address, joining.port, keyed=joining.is_keyed)
+                self._inner = self._hub.listen(address, self._inner, keyed=joining.is_keyed)
+            except OSError as error:
+                problem = error
+        if not self._inner:
+            assert problem is not None
+            reason = (problem.strerror or "").lower()
+            raise PortError(f"cannot listen at {joining.meeting_point}: {reason}")
+
+    def start(self) -> None:
+        """Begin to answer. From here on this process must not fork and go on in the child."""
+        self._hub.start()
+        self._remind_s = time.monotonic() + REMIND_S
+        self._obey(self._conductor.hear(0, self._hello, time.monotonic()))
+
+    def join(self, supervisor: Supervisor | None = None) -> Meeting | int:
+        """Wait for the first meeting. An exit code: a signal that ``supervisor`` reports has ended the wait.
+
+        Raises:
+            RendezvousError: the nodes have not come in time.
+        """
+        while True:
+            for message in self.receive():
+                if isinstance(message, Meeting):
+                    return message
+                if isinstance(message, Refused):
+                    raise RendezvousError(message.text)
+            self._wait(-1 if supervisor is None else supervisor.fileno())
+            for event in () if supervisor is None else supervisor.wait(0):
+                if isinstance(event, SignalReceived) and event.action in END_ACTIONS:
+                    return signal_code(event.signum, self._preempt_signal)
+                if isinstance(event, Stopping):
+                    return FAILURE
+
+    def disown(self) -> None:
+        """Close the connections in this process alone."""
+        self._hub.disown()
+
+    def leave(self, code: int) -> None:
+        """End, when our part has ended. If the whole job has ended, all nodes hear of it first."""
+        is_over = self._conductor.has_begun and self._conductor.code is not None
+        self.send(Bye(code))
+        while is_over and not self._conductor.is_done:
+            self._wait(-1)
+            self.receive()
+        self._hub.close(FAREWELL_S)
+
+    def _wait(self, other_fd: int) -> None:
+        """Wait until `receive` has something to do, or the other descriptor is readable."""
+        poller = select.poll()
+        for fd in (self._hub.fileno(), other_fd):
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        due_s = self.deadline_s
+        poller.poll(
+            None if due_s is None else min(max(due_s - time.monotonic(), 0) * 1000 + 1, LONGEST_POLL_MS)
+        )
+
+    # ------------------------------------------------------------------ conversation with our own part
+
+    def fileno(self) -> int:
+        """The descriptor of the hub."""
+        return self._hub.fileno()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """`time.monotonic` when something is due."""
+        if self._inbox:
+            return 0.0
+        due = [one for one in (self._conductor.deadline_s, self._remind_s) if one is not None]
+        return min(due, default=None)
+
+    def receive(self) -> list[object]:
+        """Hear the other nodes, do what follows, and take the messages for our own part."""
+        for link, message in self._hub.read():
+            if link is not None:
+                self._hear(link, message)
+            elif isinstance(message, Notice):
+                self._tell(message)
+        now_s = time.monotonic()
+        self._obey(self._conductor.wait_is_over(now_s))
+        if self._remind_s is not None and now_s >= self._remind_s:
+            self._remind()
+        inbox, self._inbox = self._inbox, []
+        return inbox
+
+    def send(self, message: object) -> None:
+        """Tell the conductor something."""
+        self._obey(self._conductor.hear(0, message, time.monotonic()))
+
+    def hear(self, event: object) -> None:
+        """Listen to our own agent: a signal that ends the job ends it on all nodes at once."""
+        if not isinstance(event, SignalReceived) or event.action not in ("stop", "preempt"):
+            return
+        now_s, is_key = time.monotonic(), event.from_terminal
+        for order in self._conductor.signal(event.signum, event.action, now_s, is_key=is_key):
+            # Our own agent has acted on the signal, and has told the user here.
+            if isinstance(order, Send) and (order.place or not isinstance(order.message, Stop)):
+                self._send(order.place, order.message)
+        self._tell_others(self._left(0, event.signum))
+
+    # ------------------------------------------------------------------ the other nodes
+
+    def _hear(self, link: Link, message: object) -> None:
+        place = link.place
+        if isinstance(message, Hello):
+            self._greet(link, message)
+        elif self._links.get(place) is link:
+            if link.clock is not None:
+                self._conductor.clocks[place] = link.clock
+            if isinstance(message, Lost) and not self._conductor.has_begun:
+                del self._links[place]
+            if isinstance(message, Report) and message.stop_signal is not None:
+                self._tell_all(self._left(place, message.stop_signal))
+            self._obey(self._conductor.hear(place, message, time.monotonic()))
+        elif isinstance(message, Lost) and link in self._guests:
+            self._guests.remove(link)
+
+    def _greet(self, link: Link, hello: Hello) -> None:
+        if link.port != self._inner:
+            self._guests.append(link)
+            link.send(Moved(self._inner, self._hello.host))
+            return
+        why = objection(hello, self._hello)
+        if not why and hello.place in self._links:
+            name = self._conductor.name(hello.place)
+            why = f"its --node-rank is {hello.place}, and so is that of {name}"
+        if not why and self._conductor.expects(hello.place):
+            self._links[hello.place], self._hosts[hello.place] = link, hello.host
+            self._obey(self._conductor.hear(hello.place, hello, time.monotonic()), is_private=True)
+            return
+        self._guests.append(link)
+        text = f"node {hello.place} ({hello.host}) cannot take part: {why}"
+        link.send(Refused(text, USAGE))
+        self._tell_once(Notice("warning", text))
+
+    def _obey(self, orders: Sequence[object], *, is_private: bool = False) -> None:
+        for order in orders:
+            if isinstance(order, Send):
+                self._send(order.place, order.message)
+            elif isinstance(order, Speak) and is_private:
+                self._tell_once(order.notice)
+            elif isinstance(order, Speak):
+                self._tell_all(order.notice)
+            elif isinstance(order, Explain):
+                for line in verdict(order.judgement)[:1]:
+                    self._tell_all(Notice(order.level, line))
+            elif isinstance(order, Dismiss):
+                for link in self._links.values():
+                    link.close()
+
+    def _send(self, place: int, message: object) -> None:
+        if isinstance(message, Meeting) and not message.attempt:
+            if self._is_open:
+                self._close_ports()
+            names = [self._hosts[one] for one in range(self._hello.nodes)]
+            text = f"starting with {len(names)} nodes: {', '.join(names)}"
+            message = replace(message, notices=(Notice("info", text),))
+        if place == 0:
+            self._inbox.append(message)
+            return
+        link = self._links.get(place)
+        if link is not None:
+            link.send(message)
+            if isinstance(message, Refused):  # it hangs up
+                self._guests.append(self._links.pop(place))
+
+    def _close_ports(self) -> None:
+        self._is_open, self._remind_s = False, None
+        self._hub.unlisten(self._joining.port)
+        self._hub.unlisten(self._inner)
+        for link in self._guests:
+            link.close()
+
+    def _port_of(self, attempt: int) -> int:
+        """The port of an attempt: the agreed one, unless another process has taken it since."""
+        port = self._joining.port
+        return port if attempt == 0 or self._ports.is_free(port) else self._ports.pick()
+
+    # ------------------------------------------------------------------ what the user hears meanwhile
+
+    def _tell_all(self, notice: Notice) -> None:
+        """Tell the users of all nodes."""
+        self._tell(notice)
+        self._tell_others(notice)
+
+    def _tell_others(self, notice: Notice) -> None:
+        for link in self._links.values():
+            link.send(Said(notice))
+
+    def _left(self, place: int, signum: int) -> Notice:
+        name = self._conductor.name(place)
+        return Notice("info", f"{name} leaves the job, which ends: {signal_name(signum)} received there")
+
+    def _tell_once(self, notice: Notice) -> None:
+        """Tell the user here of a node that was refused. Somebody may call again and again."""
+        if notice.text not in self._said and len(self._said) < MOST_WARNINGS:
+            self._said.add(notice.text)
+            self._tell(notice)
+
+    def _remind(self) -> None:
+        """Say which nodes are missing, and what to type there."""
+        self._remind_s = None
+        joining, missing = self._joining, self._conductor.missing()
+        count = self._hello.nodes
+        names = f"node{'s' if len(missing) > 1 else ''} {format_ranges(missing)}"
+        text = f"waiting for {len(missing)} of {count} nodes: {names}"
+        here = f"this is node 0, {text}, at {joining.meeting_point} for up to {joining.timeout_s:g} s"
+        self._tell(Notice("info", here + self._doubt() + self._advice(missing)))
+        self._tell_others(Notice("info", text))
+
+    def _doubt(self) -> str:
+        """A possible reason why no node comes."""
+        if self._links:
+            return ""
+        address = self._joining.address
+        found = resolve(address)
+        if any(map(is_own_address, found)):
+            return ""
+        return f"; {address} is no address of this machine" if found else f"; {address} is not known here"
+
+    def _advice(self, missing: Sequence[int]) -> str:
+        """What to type on the nodes that have not come."""
+        command = self._joining.command_of(missing[0]) if missing else ""
+        if not command:
+            return ""
+        command += ", and so on" if len(missing) > 1 else ""
+        if not is_loopback(self._joining.address):
+            return f"; type there: {command}"
+        better = f"--master-addr {next(iter(own_addresses()), 'ADDRESS')}"
+        return f"; type on this machine: {command}; other machines need {better} here and there"
+
+
+def _places_of(address: str) -> tuple[str, ...]:
+    """Where node 0 listens, so that the others reach it by this address.
+
+    An address that every machine has is used as it is. Another one may mean something else here, or reach us
+    through another machine: then we listen everywhere, as a store of torch does.
+    """
+    if address in ("localhost", "localhost.localdomain"):
+        return ("127.0.0.1", "::1")
+    return (address,) if address.startswith("127.") or address == "::1" else ("",)
+
+
+def _allow_connections(count: int) -> None:
+    """Raise the limit of descriptors, if it is too low for one connection to each node."""
+    if count < FEW:
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * count + FEW
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

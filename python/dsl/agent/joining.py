@@ -1,0 +1,147 @@
+"""How a node with a fixed place joins its job: what it knows from the start, and the key of the job. Pure."""
+
+from __future__ import annotations
+
+from dsl import __version__
+from dsl._record import record
+from dsl.control.messages import Hello
+from dsl.errors import OptionError
+from dsl.lists import MOST_SECONDS, parse_seconds, quote
+from dsl.plan.environ import JOB_KEY_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsl.facts import Facts
+    from dsl.plan.job import JobPlan
+
+TIMEOUT_S = 600.0
+"""How long the nodes wait for each other before the first attempt, as torch's static rendezvous does."""
+
+SIGN_OF_LIFE_S, MOST_MISSED = 5.0, 3
+"""A node that is silent for the product of these two is lost. The values are torch's."""
+
+SHORTEST_KEY = 16
+"""Least characters of a job key: a shorter one could be guessed."""
+
+LONGEST_COMMAND = 1500
+"""Most characters of a command in a message."""
+
+
+@record
+class Joining:
+    """How a node takes part."""
+
+    hello: Hello
+    """What it says about itself."""
+    address: str
+    """Address of node 0, without brackets."""
+    port: int
+    """The port there."""
+    key: bytes
+    """The key of the link, 32 bytes."""
+    is_keyed: bool
+    """The user has given the key; otherwise everybody who knows the run id has it."""
+    timeout_s: float
+    """How long this node waits for the first attempt."""
+    silence_s: float
+    """After this many seconds of silence the other side is lost."""
+    command: tuple[str, ...] = ()
+    """The command of this node without its rank option; empty: not known."""
+    rank_at: int = 0
+    """Index of the word in ``command`` before which the option for the place belongs."""
+
+    @property
+    def meeting_point(self) -> str:
+        """Address and port as users write them."""
+        return with_port(self.address, self.port)
+
+    def command_of(self, place: int) -> str:
+        """What to type for another node; empty if that does not fit on a line."""
+        from shlex import join
+
+        words = (*self.command[: self.rank_at], "--node-rank", str(place), *self.command[self.rank_at :])
+        line = join(words)
+        return line if self.command and line.isprintable() and len(line) <= LONGEST_COMMAND else ""
+
+
+def joining_of(
+    planned: JobPlan, facts: Facts, workers: int, again: tuple[tuple[str, ...], int] = ((), 0)
+) -> Joining:
+    """How this node joins its job with so many workers.
+
+    ``again``: `Joining.command` and `Joining.rank_at`.
+
+    Raises:
+        OptionError: a setting or the job key is not valid.
+    """
+    job, point = planned.job, planned.job.meeting
+    assert point.port is not None
+    settings = dict(point.settings)
+    key, is_keyed = job_key(facts.environ, job.run_id)
+    hello = Hello(
+        __version__,
+        planned.node_rank,
+        facts.names.host,
+        facts.names.pid,
+        nodes=job.node_count,
+        workers=workers,
+        role=job.role,
+        run_id=job.run_id,
+    )
+    return Joining(
+        hello,
+        point.address,
+        point.port,
+        key,
+        is_keyed,
+        timeout_s=_seconds(settings, "timeout", TIMEOUT_S),
+        silence_s=_seconds(settings, "keep_alive_interval", SIGN_OF_LIFE_S)
+        * _seconds(settings, "keep_alive_max_attempt", MOST_MISSED),
+        command=again[0],
+        rank_at=again[1],
+    )
+
+
+def job_key(environ: Mapping[str, str], run_id: str) -> tuple[bytes, bool]:
+    """The key of a job, and whether the user has given one: `DSL_JOB_KEY`, else made of the run id.
+
+    Raises:
+        OptionError: the user's key is too short.
+    """
+    from hashlib import sha256
+
+    text = environ.get(JOB_KEY_VARIABLE)
+    if text is None:
+        return sha256(b"dsl run id\0" + run_id.encode(errors="surrogateescape")).digest(), False
+    if len(text) < SHORTEST_KEY:
+        raise OptionError(
+            f"{JOB_KEY_VARIABLE} has {len(text)} characters, it needs at least {SHORTEST_KEY}: "
+            "make one with `openssl rand -hex 16`, the same for all nodes"
+        )
+    return sha256(b"dsl job key\0" + text.encode(errors="surrogateescape")).digest(), True
+
+
+def objection(hello: Hello, own: Hello) -> str:
+    """Why a node that calls has no place in a job of that many nodes; empty: it may have one."""
+    if hello.nodes != own.nodes:
+        return f"its --nnodes is {hello.nodes}, that of node 0 is {own.nodes}"
+    if not 0 < hello.place < own.nodes:
+        return f"its --node-rank is {hello.place}, with {own.nodes} nodes it must be 1 to {own.nodes - 1}"
+    return ""
+
+
+def with_port(address: str, port: int) -> str:
+    """Address and port as users write them."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _seconds(settings: dict[str, str], name: str, default: float) -> float:
+    text = settings.get(name)
+    if text is None:
+        return default
+    value = parse_seconds(text)
+    if value is None or not 0 < value <= MOST_SECONDS:
+        raise OptionError(f"--rdzv-conf {name}={quote(text)}: expected a number above 0")
+    return value

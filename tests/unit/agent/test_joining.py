@@ -1,0 +1,77 @@
+"""How a node with a fixed place joins: the key of the job, and what fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.machine import make_facts
+
+from dsl._record import replace
+from dsl.agent.joining import job_key, joining_of, objection
+from dsl.cli.torchrun import parse_args, to_request
+from dsl.errors import OptionError
+from dsl.plan.job import plan_job
+
+LINE = "--nnodes 3 --node-rank 1 --master-addr {} --master-port 1234 --rdzv-id job {} t.py"
+
+
+def joining(address: str = "host", options: str = "", **environ: str) -> Any:
+    facts = make_facts(environ=environ)
+    line = LINE.format(address, options).split()
+    again = (("dslrun", "--nnodes", "3", "t.py", "it's"), 3)
+    return joining_of(plan_job(to_request(parse_args(line, environ)), facts), facts, 2, again)
+
+
+def test_a_key_of_the_user_is_another_one_than_that_of_a_run_id() -> None:
+    text = "sixteen letters."
+    own, is_own = job_key({"DSL_JOB_KEY": text}, "job")
+    known, is_known = job_key({}, text)
+    assert (len(own), len(known)) == (32, 32)
+    assert own != known
+    assert (is_own, is_known) == (True, False)
+    assert job_key({"DSL_JOB_KEY": text}, "other") == (own, True)
+    assert job_key({}, "job") != job_key({}, "other")
+    assert len(job_key({"DSL_JOB_KEY": "\udcff" * 16}, "")[0]) == 32
+
+
+@pytest.mark.parametrize("text", ["", "fifteen letters"])
+def test_a_key_that_could_be_guessed_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(
+        OptionError, match=f"DSL_JOB_KEY has {len(text)} characters, it needs at least 16"
+    ) as error:
+        job_key({"DSL_JOB_KEY": text}, "job")
+    assert "fifteen" not in str(error.value)
+
+
+def test_what_a_node_says_and_how_long_it_waits() -> None:
+    found = joining(options="--role r --rdzv-conf timeout=7,keep_alive_interval=2,keep_alive_max_attempt=4")
+    hello = found.hello
+    assert (hello.place, hello.nodes, hello.workers, hello.role, hello.run_id) == (1, 3, 2, "r", "job")
+    assert (found.timeout_s, found.silence_s) == (7, 8)
+    assert found.meeting_point == "host:1234"
+    assert joining("[::1]").meeting_point == "[::1]:1234"
+    assert found.command_of(2) == "dslrun --nnodes 3 --node-rank 2 t.py 'it'\"'\"'s'"
+    assert replace(found, command=("a\nb",), rank_at=1).command_of(0) == ""
+
+
+@pytest.mark.parametrize(
+    "setting", ["timeout=0", "timeout=x", "keep_alive_interval=-1", "keep_alive_max_attempt=nan"]
+)
+def test_settings_are_numbers_above_0(setting: str) -> None:
+    with pytest.raises(OptionError, match="expected a number above 0"):
+        joining(options=f"--rdzv-conf {setting}")
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({}, ""),
+        ({"nodes": 2}, "its --nnodes is 2, that of node 0 is 3"),
+        ({"place": 0}, "its --node-rank is 0, with 3 nodes it must be 1 to 2"),
+        ({"place": 3}, "its --node-rank is 3, with 3 nodes it must be 1 to 2"),
+    ],
+)
+def test_a_node_needs_a_place_of_the_job(fields: dict[str, int], words: str) -> None:
+    own = joining().hello
+    assert objection(replace(own, **fields), replace(own, place=0)) == words
