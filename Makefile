@@ -59,7 +59,8 @@ stress: ## the kill matrix, each case REPEATS times (default 50), every fault on
 
 .PHONY: fuzz
 fuzz: ## property tests of every parser, with many more examples
-	PROPTEST_CASES=20000 $(RUN) cargo test --release --package dsl-engine
+	PROPTEST_CASES=20000 $(RUN) cargo test --release --package dsl-engine --package dsl-control
+	$(RUN) cargo test --release --package dsl-control ten_million -- --ignored
 	$(PYTEST) tests/unit tests/contract --hypothesis-profile=slow --timeout 1800
 
 .PHONY: lint

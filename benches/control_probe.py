@@ -19,10 +19,8 @@ import threading
 import time
 from pathlib import Path
 
-from dsl.control.hub import Hub
-from dsl.control.link import Link
+from dsl.control.hub import Hub, Link, connect
 from dsl.control.messages import Bye, Failing, Forward, Hello, Over, Stop
-from dsl.control.stream import connect
 from dsl.model.judgement import Absence, Report
 
 KEY = bytes(32)

@@ -25,7 +25,7 @@ ROOMS = (
 # The package's own face hands out the extension's names, and is imported by all.
 FACE = "dsl"
 MAY_IMPORT_EXTENSION = {
-    *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.stream", "dsl.report.survey"),
+    *("dsl", "dsl.spec", "dsl.machine.ports", "dsl.control.hub", "dsl.report.survey"),
     *("dsl.forkserver.become", "dsl.forkserver.server"),
 }
 # Rooms that only compute: values in, values out. What they know of the machine they are given.
@@ -38,7 +38,6 @@ PURE_MODULES = (
     "dsl.output.routes",
     "dsl.output.answer",
     "dsl.control.checks",
-    "dsl.control.frames",
     "dsl.control.clock",
     "dsl.report.machine",
     "dsl.elasticity.elasticity_config",

@@ -15,6 +15,7 @@ __all__ = [
     "Event",
     "Exit",
     "Exited",
+    "FdStream",
     "ForkLink",
     "ForkOrder",
     "ForkServerLost",
@@ -23,23 +24,25 @@ __all__ = [
     "ForkedProgram",
     "Guard",
     "GuardOutcome",
+    "Hub",
     "Killing",
     "LaunchSpec",
     "LimitError",
+    "Link",
     "LogNotice",
     "Output",
-    "SecureError",
-    "SecureSession",
     "SignalReceived",
     "SpecError",
     "Started",
     "Stdio",
     "Stopping",
+    "Stream",
     "Supervisor",
     "Unbound",
     "WorkerSpec",
     "__version__",
     "build_info",
+    "connect",
     "kernel_interfaces",
     "probe_port",
 ]
@@ -234,7 +237,7 @@ class LaunchSpec:
         ``partial_after_s``: seconds without output after which an unfinished line is shown, if there is no
         terminal; twice as long if the line goes on (None: never). ``relayed``: the caller reads this
         process's stdout and stderr, and the engine marks there which lines are unfinished
-        (`dsl.control.relay`).
+        for the hub that passes them on (`Hub.relay`).
 
         ``tells_signals``: a signal to the job (see `Guard`) has no effect by itself. `SignalReceived` reports
         the signal and the action that it would have had; the caller acts by `Supervisor.signal`, ``stop`` and
@@ -702,52 +705,74 @@ class ForkedProgram:
     ) -> None:
         """Run the program. Raises SystemExit, which the interpreter turns into its exit code."""
 
-class SecureError(Exception):
-    """A call of a `SecureSession` failed: a wrong key, a bad message, or a call out of order."""
-
 @final
-class SecureSession:
-    """One side of an encrypted connection between two processes with the same key. Bytes in, bytes out.
+class Stream:
+    """A connection that carries a link (`dsl.control.hub`) and that no hub has taken yet."""
 
-    Without the key a third party cannot read, change, repeat, reorder or make a message. If the key leaks
-    later, earlier messages that were recorded stay secret. The protocol has no message for the end of a
-    connection, so a cut cannot be told from a regular end. It is Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s.
+def FdStream(read_fd: int, write_fd: int) -> Stream:  # noqa: N802  to its callers it is a class
+    """Two descriptors that carry a link; they may be the same one. The stream owns them from now on.
+
+    Raises ControlError: a descriptor is a file, which has no other side.
     """
 
-    MAX_PLAIN: Final = 65519
-    """Most bytes that one message can hold. The message itself is 16 bytes longer than its content."""
+def connect(
+    addresses: Sequence[str], key: bytes, place: int, timeout_s: float, *, keyed: bool = False
+) -> Stream:
+    """Connect to the head of a job at the first of its addresses that answers. All are tried again and again.
 
-    def __new__(cls, key: bytes, *, initiator: bool) -> Self:
-        """``key``: the 32 bytes that both sides have. The initiator sends the first message.
+    ``addresses``: ``HOST:PORT``, an IPv6 address in brackets; names are looked up last. ``key``: 32 bytes
+    that the head expects of this ``place``. ``keyed``: the user has given the key.
 
-        The initiator calls `handshake`, sends the bytes, and gives the answer to `read_handshake`. The other
-        side calls `read_handshake` first, then `handshake`. Then both are ready. Raises `SecureError` for a
-        key of another length.
+    Raises RefusedLinkError: the head has said that the keys do not fit. Raises ControlError: no address has
+    answered within ``timeout_s``.
+    """
+
+@final
+class Link:
+    """A connection of a hub, for `dsl.control.hub.Link`, which explains the names."""
+
+    id: int
+    """No other link that lives has this number."""
+    name: str
+    port: int
+    place: int
+    own_address: str
+    is_local: bool
+    is_lost: bool
+    unread_bytes: int
+    def send(self, message: bytes) -> None: ...
+    def close(self) -> None: ...
+    def drop(self, is_stranger: bool) -> None:
+        """End the connection at once, and forget what it has said. A stranger is counted, and told of."""
+    def send_now(self, message: bytes, timeout_s: float) -> None: ...
+    def receive(self, timeout_s: float, while_heard: bool) -> bytes: ...
+    def take_samples(self) -> list[tuple[int, int, int, int, int, int]]:
+        """The heartbeats that were answered since the last call, for `dsl.control.clock.measure`."""
+
+@final
+class Hub:
+    """The links of a process and the thread that serves them, for `dsl.control.hub.Hub`."""
+
+    agents: int
+    strangers: int
+    def __new__(cls, heartbeat_s: float, console: tuple[int, int] | None, taken: bytes) -> Self:
+        """``console``: the descriptors of a head. ``taken``: its message for a second agent of a place."""
+    def add(self, stream: Stream, name: str) -> Link: ...
+    def listen(self, address: str, port: int, keyed: bool | None) -> int: ...
+    def unlisten(self, port: int) -> None: ...
+    def expect(self, place: int | None, key: bytes, count: int) -> None: ...
+    def fileno(self) -> int: ...
+    def read(self) -> list[tuple[Link | None, str, bytes | str | None]]:
+        """What has arrived: (link, what, bytes or text).
+
+        ``what`` is ``message``; ``warning``, without a link; or the last of a link, with its reason:
+        ``closed``, ``unreachable``, ``silent``, ``stuck``, ``damaged`` or ``internal``; empty if we ended it.
         """
-    def handshake(self) -> bytes:
-        """The next message of the handshake, for the other side (48 bytes).
-
-        Raises `SecureError` when it is the other side's turn, or when the handshake is over.
-        """
-    def read_handshake(self, data: bytes) -> None:
-        """Read the next handshake message of the other side; ``data`` is the whole message.
-
-        Raises `SecureError` when the message was made with another key, was damaged, or comes out of order.
-        After such a message every call fails.
-        """
-    @property
-    def is_ready(self) -> bool:
-        """Whether the handshake is over and no message was refused."""
-    def seal(self, data: bytes) -> bytes:
-        """Encrypt ``data`` as one message. The other side must open messages in the order they were made.
-
-        Raises `SecureError` for more than `MAX_PLAIN` bytes, and when the session is not ready.
-        """
-    def open(self, data: bytes) -> bytes:
-        """Decrypt the next message of the other side; ``data`` is the whole message.
-
-        Raises `SecureError` when ``data`` is not exactly that message. Then every later call fails.
-        """
+    def relay(self, link: Link, stdout_fd: int, stderr_fd: int) -> None: ...
+    def drain(self, timeout_s: float | None) -> bool: ...
+    def start(self) -> None: ...
+    def close(self, timeout_s: float) -> None: ...
+    def disown(self) -> None: ...
 
 @final
 class ForkLink:

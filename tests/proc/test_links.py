@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.links import Ends, messages, until
 
-from dsl.control.messages import Bye, Lost, Over
-from dsl.control.stream import FdStream
+from dsl.control.hub import FdStream
+from dsl.control.messages import Bye, Hello, Lost, Over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.conftest import WaitUntil
 
-    from dsl.control.link import Link
+    from dsl.control.hub import Link
 
 # A host's half: it speaks, forks, and the parent stays as a guard does.
 AGENT = """
 import os, signal, sys
-from dsl.control.hub import Hub
+from dsl.control.hub import FdStream, Hub
 from dsl.control.messages import Bye, Hello, Said
-from dsl.control.stream import FdStream
 from dsl.model.job import Notice
 hub = Hub(float(sys.argv[1]))
 link = hub.add(FdStream(os.dup(0), os.dup(1)), "the head")
@@ -111,7 +110,7 @@ def test_an_agent_that_is_stopped_is_given_up_after_the_heartbeat(
     _, child = begin(ends, agents)
     begin_s = time.monotonic()
     os.kill(child, signal.SIGSTOP)
-    assert messages(ends.head, 1) == [Lost("has not been heard for 3 s")]
+    assert messages(ends.head, 1) == [Lost("has not been heard for 3 s", is_silent=True)]
     assert 2.0 < time.monotonic() - begin_s < 8
     os.kill(child, signal.SIGKILL)
 
@@ -128,3 +127,43 @@ def test_an_agent_that_was_stopped_listens_before_it_gives_up_its_head(
     os.kill(child, signal.SIGUSR1)
     found = until(ends.head, lambda found: len(found) == 2)
     assert found == [(link, Bye(7)), (link, Lost("has closed the connection"))]
+
+
+# A head that says what it hears, a line each.
+HEAD = """
+import os, select, sys
+from dsl.control.hub import FdStream, Hub
+hub = Hub(1.0, show=True)
+hub.add(FdStream(os.dup(0), os.dup(0)), "node1")
+hub.start()
+while True:
+    select.select([hub], [], [])
+    for _, message in hub.read():
+        print(message, flush=True)
+"""
+
+
+def test_a_head_that_was_stopped_asks_again_before_it_gives_anybody_up(wait_until: WaitUntil) -> None:
+    """By itself this agent sends a heartbeat only every seven seconds."""
+    ends = Ends(agent_s=20.0)
+    mine, theirs = socket.socketpair()
+    link = ends.agent.add(FdStream(mine.fileno(), mine.detach()), "the head")
+    with theirs:
+        command = [sys.executable, "-c", HEAD]
+        head = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.PIPE, text=True)
+    assert head.stdout is not None
+    ends.agent.start()
+    link.send(Hello("1", 0, "host", 1))
+    assert head.stdout.readline().startswith("Hello(")
+    head.send_signal(signal.SIGSTOP)
+    until_s = time.monotonic() + 2.5
+    wait_until(lambda: time.monotonic() > until_s)
+    head.send_signal(signal.SIGCONT)
+    # It has heard nothing for longer than its patience; it would have given us up at its next look.
+    until_s = time.monotonic() + 1.5
+    wait_until(lambda: time.monotonic() > until_s)
+    link.send(Bye(7))
+    assert head.stdout.readline() == "Bye(code=7)\n"
+    head.kill()
+    head.communicate(timeout=10)
+    ends.close()

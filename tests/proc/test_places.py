@@ -16,11 +16,9 @@ from kit.waiting import until
 from tests.support.links import until as until_messages
 from tests.support.places import KEY, Nodes, a_hello, caller, free_port
 
-from dsl._core import SecureSession
 from dsl.agent.joining import job_key
-from dsl.control.hub import Hub
+from dsl.control.hub import Hub, connect
 from dsl.control.messages import Lost, Moved, Refused
-from dsl.control.stream import LENGTH, MAGIC, PREAMBLE, TURNED_AWAY
 from dsl.errors import ControlError, RefusedLinkError
 
 if TYPE_CHECKING:
@@ -124,11 +122,8 @@ def test_a_stranger_who_knows_the_run_id_alone_takes_no_place_of_a_job_with_a_ke
     with pytest.raises(RefusedLinkError), caller(nodes.port, a_hello(run_id="known"), run_id="known"):
         pass
     run_key, _ = job_key({}, "known")  # he says that he has a key of the user, and uses the one that he knows
-    with socket.create_connection(("127.0.0.1", nodes.port), timeout=20) as sock:
-        session = SecureSession(run_key, initiator=True)
-        first = session.handshake()
-        sock.sendall(PREAMBLE.pack(MAGIC, 1 | 1 << 31) + LENGTH.pack(len(first)) + first)
-        assert sock.recv(100) == TURNED_AWAY + b"\x03"
+    with pytest.raises(RefusedLinkError):
+        connect([f"127.0.0.1:{nodes.port}"], run_key, 1, 20.0, keyed=True)
     (other,) = nodes.start("--rdzv-id=known", first=1, count=2, environ=KEYED)
     assert [line.split()[0] for line in nodes.seen(2)] == ["0/2", "1/2"]
     nodes.end()

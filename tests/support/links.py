@@ -8,14 +8,13 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from dsl.control.hub import Hub
+from dsl.control.hub import FdStream, Hub, connect
 from dsl.control.messages import Hello
-from dsl.control.stream import FdStream, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dsl.control.link import Link
+    from dsl.control.hub import Link
 
 KEY = bytes(range(32))
 LONG_S = 20.0
@@ -24,6 +23,18 @@ LONG_S = 20.0
 def hello(place: int = 0) -> Hello:
     """The first word of an agent."""
     return Hello("1", place, "host", 1)
+
+
+MARK = b"\0dsl\x01link\n"
+"""What each side writes first on descriptors."""
+
+MESSAGE, PING, PONG, OUTPUT, CREDIT = 1, 2, 3, 4, 5
+"""Kinds of frames."""
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """A frame as it goes over a connection."""
+    return len(payload).to_bytes(4, "big") + bytes((kind,)) + payload
 
 
 class Ends:
@@ -48,6 +59,13 @@ class Ends:
         mine, theirs = (end.detach() for end in socket.socketpair())
         link = self.head.add(FdStream(mine, mine), name)
         return link, (agent or self.agent).add(FdStream(theirs, theirs), "the head")
+
+    def by_socket(self, *said: bytes, name: str = "node1") -> tuple[Link, socket.socket]:
+        """The link of a head, and the socket of an agent that the test plays; it has said these frames."""
+        mine, theirs = socket.socketpair()
+        link = self.head.add(FdStream(mine.fileno(), mine.detach()), name)
+        theirs.sendall(MARK + b"".join(said))
+        return link, theirs
 
     def by_tcp(self, place: int = 0, agent: Hub | None = None) -> tuple[Link, Link]:
         """A connection to the port of the head, which is started for it. The first message is read."""

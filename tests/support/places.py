@@ -11,9 +11,8 @@ from tests.support.jobs import complete_lines, running
 
 from dsl import __version__
 from dsl.agent.joining import job_key
-from dsl.control.hub import Hub
+from dsl.control.hub import Hub, connect
 from dsl.control.messages import Hello
-from dsl.control.stream import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.support.jobs import Job
 
-    from dsl.control.link import Link
+    from dsl.control.hub import Link
 
 KEY = "a key that the nodes of a test share"
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from dsl import Supervisor
     from dsl.agent.joining import Joining
-    from dsl.control.link import Link
+    from dsl.control.hub import Link
     from dsl.machine.ports import Ports
     from dsl.model.job import Job
 

@@ -13,8 +13,8 @@ from dsl import Ended, SignalReceived, Stopping
 from dsl.agent.policy import GO_ON
 from dsl.agent.starters import KeyTold, Killed, Missing
 from dsl.conductor.orders import Dismiss, Drop, Explain, Reach, Send, Speak
+from dsl.control.hub import FdStream
 from dsl.control.messages import Hello, Lost
-from dsl.control.stream import FdStream
 from dsl.model.job import Notice
 from dsl.model.outcome import Decision, Membership, Outcome
 from dsl.model.request import LEVELS
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from dsl import Supervisor
     from dsl.agent.starters import Starters
     from dsl.conductor.conductor import Conductor
-    from dsl.control.hub import Hub
-    from dsl.control.link import Link
+    from dsl.control.hub import Hub, Link
     from dsl.model.job import Job
     from dsl.model.node import NodePlan
     from dsl.model.outcome import History

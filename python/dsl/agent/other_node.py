@@ -6,9 +6,8 @@ import time
 
 from dsl._record import replace
 from dsl.agent.joining import with_port
-from dsl.control.hub import Hub
+from dsl.control.hub import Hub, connect
 from dsl.control.messages import Bye, Lost, Moved, Over, Refused, Said
-from dsl.control.stream import connect
 from dsl.errors import ControlError, RefusedLinkError, RendezvousError
 from dsl.machine.network import resolve
 from dsl.model.job import Meeting, Notice
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 
     from dsl import Supervisor
     from dsl.agent.joining import Joining
-    from dsl.control.link import Link
-    from dsl.control.stream import SecureStream
+    from dsl.control.hub import Link, Stream
     from dsl.model.job import Job
 
 REMIND_S = 2.0
@@ -96,7 +94,7 @@ class OtherNode:
             raise RefusedLinkError(f"node 0 at {joining.meeting_point} refuses this node: {message.text}")
         return message
 
-    def _stream(self, port: int) -> SecureStream:
+    def _stream(self, port: int) -> Stream:
         """Connect to node 0, for as long as this node waits."""
         joining = self._joining
         place, is_outer = joining.hello.place, port == joining.port

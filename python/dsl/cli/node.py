@@ -14,9 +14,8 @@ from dsl._record import replace
 from dsl.agent.part import HeadSink, Orders, Part, Reporter, decide
 from dsl.cli.process import Crew, HeldSignals, run_guarded, stay_behind
 from dsl.control.checks import assignment_problem
-from dsl.control.hub import Hub
+from dsl.control.hub import FdStream, Hub, connect
 from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused, Said
-from dsl.control.stream import FdStream, connect
 from dsl.errors import DslError
 from dsl.facts import Facts
 from dsl.lists import parse_seconds
@@ -31,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dsl.control.link import Link
+    from dsl.control.hub import Link
     from dsl.model.node import NodePlan
 
 COMMAND = "dsl"

@@ -1,4 +1,4 @@
-"""The connections of a process: messages, heartbeats and output, served by one thread.
+"""The connections of a process: messages in and out. The links themselves are in ``rust/control``.
 
 A hub is silent until it is started. So an agent can talk to its head first (`Link.send_now`,
 `Link.receive`), then fork, and start the hub in the process that goes on.
@@ -6,44 +6,121 @@ A hub is silent until it is started. So an agent can talk to its head first (`Li
 
 from __future__ import annotations
 
-import signal
-import threading
-from functools import partial
+import time
 
-from dsl.control import frames
-from dsl.control.console import Console
-from dsl.control.door import Door
-from dsl.control.frames import Damaged
-from dsl.control.link import Link
-from dsl.control.mailbox import Mailbox
-from dsl.control.messages import message_to_bytes
-from dsl.control.relay import Relay
-from dsl.control.server import Server
-from dsl.errors import ControlError
+from dsl import _core
+from dsl._core import FdStream, Stream, connect
+from dsl.control import clock
+from dsl.control.messages import (
+    TO_AGENT,
+    TO_HEAD,
+    Hello,
+    Lost,
+    Refused,
+    message_from_bytes,
+    message_to_bytes,
+)
+from dsl.errors import ControlError, JobFormatError
 from dsl.model.job import Notice
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from dsl.control.clock import Clock, Sample
 
-    from dsl.control.frames import Decoder, Frame
-    from dsl.control.stream import SecureStream, Stream
-
-OUTPUT_BYTES = 32 << 20
-"""Bytes of output of all agents that may be on their way or wait for the console."""
-
-FIRST_WINDOW = 64 << 10
-"""Most bytes of output that an agent may send before the first of them is shown."""
-
-LEAST_WINDOW = 2 << 10
-"""Bytes of output that an agent may always send, however many agents there are."""
-
-USUAL_AGENTS = 16
+__all__ = ["KEY_BYTES", "FdStream", "Hub", "Link", "Stream", "connect"]
 
 KEY_BYTES = 32
 
 _MANY = 1 << 12
-_SHUT_S = 5.0
+_TAKEN = Refused("another agent of this place is connected")
+
+
+class Link:
+    """A connection of a hub."""
+
+    def __init__(self, hub: Hub, core: _core.Link) -> None:
+        self.name = core.name
+        """Name of the other side, as the user knows it."""
+        self.port = core.port
+        """Our port at which it came in; 0: we have made the connection, or were given it."""
+        self.own_address = core.own_address
+        """Our address at this end of the connection; empty: another program, such as ssh, made it."""
+        self.is_local = core.is_local
+        """Whether both ends are known to be on one machine; False for descriptors, which do not tell."""
+        self.is_greeted = False
+        """Head: whether the agent has said who it is."""
+        self.is_refused = False
+        """Whether we have ended the connection because of what the other side has said."""
+        self._hub, self._core = hub, core
+        self._samples: tuple[Sample, ...] = ()
+
+    def __repr__(self) -> str:
+        """Name and place."""
+        return f"Link({self.name!r}, place={self.place})"
+
+    @property
+    def place(self) -> int:
+        """Node rank or rank of the agent there; -1: not known yet, or the other side is the head."""
+        return self._core.place
+
+    @place.setter
+    def place(self, place: int) -> None:
+        self._core.place = place
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended."""
+        return self._core.is_lost
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of messages that have arrived and were not read."""
+        return self._core.unread_bytes
+
+    @property
+    def clock(self) -> Clock | None:
+        """How far the agent's clock is from ours (on the head); None: not known yet."""
+        for times in self._core.take_samples():
+            sample = clock.measure(*times)
+            if sample is not None:
+                self._samples = clock.add(self._samples, sample)
+        return clock.estimate(self._samples, time.monotonic_ns())
+
+    def send(self, message: object) -> None:
+        """Queue a message, from any thread, without waiting. Does nothing if the link is lost."""
+        self._core.send(self._hub.encoded(message))
+
+    def close(self) -> None:
+        """Send what is queued, then end the connection. Nothing is read any more, and no `Lost` follows."""
+        self._core.close()
+
+    def refuse(self) -> bool:
+        """End the connection at once; returns whether it was that of a stranger, of whom the user hears."""
+        self.is_refused = True
+        is_stranger = self.port > 0 and not self.is_greeted
+        self._core.drop(is_stranger)
+        return is_stranger
+
+    def send_now(self, message: object, timeout_s: float = 30.0) -> None:
+        """Send a message before the hub is started, and wait until it has gone.
+
+        Raises:
+            ControlError: the connection has ended, or the other side took nothing for too long.
+        """
+        self._core.send_now(self._hub.encoded(message), timeout_s)
+
+    def receive(self, timeout_s: float, *, while_heard: bool = False) -> object:
+        """Wait for a message before the hub is started.
+
+        ``while_heard``: the time begins anew whenever the other side sends something.
+
+        Raises:
+            ControlError: the connection has ended, or no message came in time.
+        """
+        message = self._hub.understood(self, self._core.receive(timeout_s, while_heard))
+        if isinstance(message, Lost):
+            raise ControlError(f"{self.name} {message.reason}")
+        return message
 
 
 class Hub:
@@ -56,55 +133,35 @@ class Hub:
     def __init__(self, heartbeat_s: float, *, show: bool = False, console: tuple[int, int] = (1, 2)) -> None:
         self.heartbeat_s = heartbeat_s
         self.is_head = show
-        self.is_started = False
-        self._mailbox = Mailbox()
-        # An agent answers the heartbeats of its head, and sends its own only if none come.
-        pause_s = heartbeat_s / 4 if show else heartbeat_s / 3
-        self._server = Server(heartbeat_s, pause_s, self._mailbox, self._gone, is_head=show)
-        self._thread = threading.Thread(target=self._server.run, name="dsl-hub", daemon=True)
-        self._console = Console(*console, self._taken, self._tell) if show else None
-        self._early: list[Link] = []
+        self._core = _core.Hub(heartbeat_s, console if show else None, message_to_bytes(_TAKEN))
+        self._links: dict[int, Link] = {}
         self._encoded: tuple[object, bytes] = (None, b"")
-        self.agents = USUAL_AGENTS
-        """Head: number of agents that share the memory for output."""
-        self._granted = 0
 
-    def add(self, stream: Stream, name: str) -> Link:
+    def add(self, stream: _core.Stream, name: str) -> Link:
         """Serve a connection; ``name`` is the other side's name for the user."""
-        stream.tune(self.heartbeat_s)
-        link = Link(self, stream, name)
-        if self.is_started:
-            self._server.do(lambda: self._server.begin(link))
-        else:
-            self._early.append(link)
+        return self._link(self._core.add(stream, name))
+
+    def _link(self, core: _core.Link) -> Link:
+        link = self._links.get(core.id)
+        if link is None:
+            link = self._links[core.id] = Link(self, core)
         return link
 
     def listen(self, address: str = "", port: int = 0, *, keyed: bool | None = None) -> int:
         """Let agents connect by TCP at a port; returns the port. The same call again changes nothing.
 
-        ``address``: one of this machine; empty: every one. ``port``: 0 for any free one. ``keyed``: whether
-        agents need a key that their user has given them, or must have none; None: it is not checked. A port
-        with this check is for agents that come by themselves: several may come for a place.
+        ``address``: one of this machine; empty: every one. ``port``: 0 for any free one. ``keyed``: agents
+        are refused unless they have a key from their user (True), or have none (False); None: it is not
+        checked. Ports with this check are for agents that come by themselves: several may come for a place.
 
         Raises:
             OSError: we cannot listen there.
         """
-        server = self._server
-        if server.door is None:
-            server.door = Door(self)
-        number, made = server.door.add(address, port, keyed=keyed)
-        if made is not None:
-            server.do(partial(server.door.open, made))
-        return number
+        return self._core.listen(address, port, keyed)
 
     def unlisten(self, port: int) -> None:
         """Close a port. Returns when another process can listen there; links that came in by it stay."""
-        door, done = self._server.door, threading.Event()
-        if door is None:
-            return
-        self._server.do(lambda: door.shut(port, done))
-        if self.is_started:
-            done.wait(_SHUT_S)
+        self._core.unlisten(port)
 
     def expect(self, place: int | None, key: bytes, count: int | None = None) -> None:
         """Let in agents of a place that know a key of 32 bytes; None: of every place. Call `listen` first.
@@ -114,37 +171,60 @@ class Hub:
         Raises:
             ControlError: the key does not have 32 bytes.
         """
-        door = self._server.door
-        assert door is not None
-        if len(key) != KEY_BYTES:
-            raise ControlError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
-        many = count or (_MANY if place is None else 1)
-        self._server.do(lambda: door.expect(place, key, many))
+        self._core.expect(place, key, count or (_MANY if place is None else 1))
 
     @property
     def strangers(self) -> int:
         """Connections that were refused because they did not know the key."""
-        return self._server.door.strangers if self._server.door is not None else 0
+        return self._core.strangers
+
+    @property
+    def agents(self) -> int:
+        """Head: number of agents that share the memory for output."""
+        return self._core.agents
+
+    @agents.setter
+    def agents(self, count: int) -> None:
+        self._core.agents = count
 
     def fileno(self) -> int:
         """Give a descriptor that is readable while `read` returns something."""
-        return self._mailbox.fd
+        return self._core.fileno()
 
     def read(self) -> list[tuple[Link | None, object]]:
         """Take the messages that have arrived. `Lost` is a link's last message; a `Notice` has no link."""
-        messages, resumed = self._mailbox.take()
-        for link in resumed:
-            self._server.call(link)
-        return messages
+        found: list[tuple[Link | None, object]] = []
+        for core, kind, said in self._core.read():
+            if core is None:
+                found.append((None, Notice("warning", str(said))))
+                continue
+            link = self._link(core)
+            message: object = None
+            if kind != "message":
+                del self._links[core.id]
+                is_news = bool(kind) and not link.is_refused
+                message = Lost(str(said), is_silent=kind == "silent") if is_news else None
+            elif isinstance(said, bytes) and not link.is_refused:
+                message = self.understood(link, said)
+            if message is not None:
+                found.append((link, message))
+        return found
+
+    def understood(self, link: Link, data: bytes) -> object:
+        """The message that a link has brought. None or `Lost`: the link has ended because of it."""
+        try:
+            message = message_from_bytes(data, TO_HEAD if self.is_head else TO_AGENT)
+        except JobFormatError as error:
+            problem = f"has sent something that cannot be read: {error}"
+        else:
+            problem = _greeting_problem(link, message) if self.is_head else ""
+            if not problem:
+                return message
+        return None if link.refuse() else Lost(problem)
 
     def relay(self, link: Link, stdout_fd: int, stderr_fd: int) -> None:
         """Send what comes out of two pipes to the head, which shows it. The hub then owns the read ends."""
-        relay = Relay(link, stdout_fd, stderr_fd)
-
-        def begin() -> None:
-            self._server.relay = relay
-
-        self._server.do(begin)
+        self._core.relay(link._core, stdout_fd, stderr_fd)  # noqa: SLF001  the two classes are one unit
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait for output; False: the time is over, or the head is gone.
@@ -152,145 +232,37 @@ class Hub:
         An agent waits until all that was in the pipes is written to the connection. A head waits until all
         that has arrived is shown.
         """
-        if self._console is not None:
-            return self._console.drain(timeout_s)
-        server, drained = self._server, threading.Event()
-        server.do(lambda: server.drain(drained))
-        is_done = drained.wait(timeout_s)
-        return is_done and server.relay is not None and not server.relay.link.is_lost
+        return self._core.drain(timeout_s)
 
     def start(self) -> None:
         """Begin to serve. From here on this process must not fork and go on in the child."""
-        if self.is_started:
-            return
-        self.is_started = True
-        early, self._early = self._early, []
-        for link in early:
-            self._server.do(lambda link=link: self._server.begin(link))  # type: ignore[misc]
-        # Only the threads that existed before take signals.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            if self._console is not None:
-                self._console.thread.start()
-            self._thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._core.start()
 
     def close(self, timeout_s: float) -> None:
         """Send what is queued, end all connections, and wait no longer than this for it."""
-        self.start()
-        server = self._server
-        server.do(server.close_links)
-        with server.lock:
-            server.changed.wait_for(lambda: server.is_closing and not server.links, timeout_s)
-        server.do(server.stop)
-        self._thread.join(timeout_s + 1)
-        if self._console is not None:
-            self._console.close()
+        self._core.close(timeout_s)
 
     def disown(self) -> None:
         """Close the descriptors in this process alone: a process forked from it goes on with them."""
-        for link in self._early:
-            link.stream.disown()
-        if self._server.door is not None:
-            self._server.door.disown()
-
-    # For links, the door and the console.
+        self._core.disown()
 
     def encoded(self, message: object) -> bytes:
-        """The frame of a message, kept for the next call: often one message goes to all links."""
+        """The bytes of a message, kept for the next call: often one message goes to all links."""
         last, data = self._encoded
         if last is not message:
-            data = frames.frame(frames.MESSAGE, message_to_bytes(message))
+            data = message_to_bytes(message)
             self._encoded = message, data
         return data
 
-    def call(self, link: Link) -> None:
-        """Let the thread look at a link."""
-        self._server.call(link)
 
-    def deliver(self, link: Link, message: object, size: int) -> None:
-        """Keep a message until it is read."""
-        self._mailbox.put(link, message, size)
-
-    def first_message_of(self, link: Link) -> object:
-        """Take the first unread message of a link; None: there is none."""
-        return self._mailbox.take_first(link)
-
-    def show(self, link: Link, fd: int, data: bytes, *, unfinished: bool) -> None:
-        """Show output of an agent. Raises Damaged if the agent has sent more than it may."""
-        if self._console is None:
-            raise Damaged("has sent output to an agent")
-        with self._server.lock:
-            link.leave -= len(data) + frames.OUTPUT_COST
-        if link.leave < 0:
-            raise Damaged("has sent more output than it has leave for")
-        self._console.put(link, fd, data, unfinished=unfinished)
-
-    def grant(self, link: Link, most: int = FIRST_WINDOW) -> None:
-        """Let an agent send more: up to ``most``, its share of `OUTPUT_BYTES`, and what is free."""
-        share = max(OUTPUT_BYTES // max(self.agents, len(self._server.links)), LEAST_WINDOW)
-        with self._server.lock:
-            free = max(OUTPUT_BYTES - self._granted, LEAST_WINDOW - link.outstanding)
-            more = min(min(share, most) - link.outstanding, free)
-            has_enough = link.outstanding > LEAST_WINDOW // 2 and more < share // 4
-            if has_enough or more <= 0 or link.is_lost:
-                return
-            self._grant(link, more)
-            link.leave += more
-        link.owe(more)
-        self._server.call(link)
-
-    def _grant(self, link: Link, count: int) -> None:
-        link.outstanding += count
-        self._granted += count
-
-    def _taken(self, who: object, count: int) -> None:
-        """The console has shown bytes of an agent, so the agent may send more."""
-        link = who
-        assert isinstance(link, Link)
-        with self._server.lock:
-            self._grant(link, -count - frames.OUTPUT_COST)
-        self.grant(link, OUTPUT_BYTES)
-
-    def _gone(self, link: Link) -> None:
-        with self._server.lock:
-            self._grant(link, -link.leave)
-            link.leave = 0
-        if self._console is not None:
-            self._console.end(link)
-
-    def _tell(self, notice: Notice) -> None:
-        self._mailbox.put(None, notice)
-
-    def watch(self, fd: int, ready: Callable[[int], None]) -> None:
-        """Call back when a descriptor is readable."""
-        self._server.watch(fd, ready)
-
-    def unwatch(self, fd: int) -> None:
-        """Stop watching a descriptor."""
-        self._server.unwatch(fd)
-
-    def is_connected(self, place: int) -> bool:
-        """Whether an agent of that place is connected."""
-        return any(link.place == place for link in self._server.links.values())
-
-    def admit(
-        self,
-        stream: SecureStream,
-        address: str,
-        place: int,
-        port: int,
-        decoder: Decoder,
-        arrived: list[Frame],
-    ) -> None:
-        """Make a link of a connection that has shown that it knows the key."""
-        stream.tune(self.heartbeat_s)
-        link = Link(self, stream, address, place, decoder, port)
-        self._server.begin(link)
-        self._server.guard(link, lambda: link.handle(arrived))
-        self._server.call(link)
-
-    def warn(self, text: str) -> None:
-        """Tell the user."""
-        self._tell(Notice("warning", text))
+def _greeting_problem(link: Link, message: object) -> str:
+    """Why an agent may not send this now: only its first message is a `Hello`, of the right place."""
+    if not isinstance(message, Hello):
+        said = type(message).__name__
+        return "" if link.is_greeted else f"has not said who it is before it sent {said}"
+    if link.is_greeted:
+        return "has said twice who it is"
+    if link.place not in (-1, message.place):
+        return f"has said that it is that of place {message.place}, not {link.place}"
+    link.is_greeted, link.place = True, message.place
+    return ""

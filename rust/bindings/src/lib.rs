@@ -4,8 +4,8 @@ mod error;
 mod event;
 mod fork;
 mod guard;
+mod hub;
 mod program;
-mod secure;
 mod spec;
 mod supervisor;
 
@@ -66,9 +66,9 @@ mod _core {
     #[pymodule_export]
     use super::guard::{Guard, GuardOutcome};
     #[pymodule_export]
-    use super::program::ForkedProgram;
+    use super::hub::{Hub, Link, Stream, connect, fd_stream};
     #[pymodule_export]
-    use super::secure::{SecureError, SecureSession};
+    use super::program::ForkedProgram;
     #[pymodule_export]
     use super::spec::{LaunchSpec, Stdio, WorkerSpec};
     #[pymodule_export]

@@ -1,5 +1,35 @@
-//! What the link between the hosts of a job needs. No Python, no sockets: bytes in, bytes out.
+//! The link between the hosts of a job: sockets, frames, encrypted sessions, heartbeats, and the output of workers. No
+//! Python.
+//!
+//! A [`Hub`] runs on one thread around one epoll set. What decides is pure and has no clock: [`frame`], [`credit`],
+//! [`outbox`], [`strangers`], [`Session`]. Messages are bytes here; their owner reads them.
 
+#![deny(unsafe_code)]
+
+mod attention;
+mod connect;
+mod count;
+pub mod credit;
+mod door;
+mod face;
+pub mod frame;
+mod hub;
+mod inbox;
+mod link;
+mod listener;
+mod loss;
+pub mod outbox;
+mod relay;
 mod secure;
+mod server;
+pub mod strangers;
+mod stream;
 
+pub use connect::{Caller, ConnectError, connect};
+pub use face::{Face, Sample};
+pub use hub::{Hub, TalkError};
+pub use inbox::{News, UNREAD_BYTES, UNREAD_BYTES_OF_ALL};
+pub use loss::Loss;
 pub use secure::{Error, KEY_LEN, MAX_MESSAGE, MAX_PLAIN, Role, Session};
+pub use server::Settings;
+pub use stream::{FdError, FdStream, MAGIC, MARK, OPENING_LEN, PREAMBLE_LEN, SecureStream, Stream};

@@ -11,9 +11,10 @@ use crate::error::Error;
 use crate::forkserver::Patience;
 use crate::guard::Agent;
 use crate::mux::{Consoles, Flushed};
+use crate::os::spawn_quiet_with;
 use crate::spec::{Console, LaunchSpec};
 use crate::supervisor::Supervisor;
-use crate::sys::signal::{self, SignalSet};
+use crate::sys::signal::SignalSet;
 
 mod news;
 
@@ -48,13 +49,9 @@ impl Handle {
         let (commands, receiver) = channel();
         let (report, made) = channel();
         let theirs = Arc::clone(&news);
-        // The new thread inherits this mask, so that it takes no signal of the host program.
-        let mask = signal::set_mask(SignalSet::ALL);
-        let spawned = std::thread::Builder::new()
-            .name("dsl-engine".into())
-            .stack_size(512 * 1024)
-            .spawn(move || serve(agent, mask, &theirs, &receiver, &report));
-        signal::set_mask(mask);
+        let spawned = spawn_quiet_with("dsl-engine", move |mask| {
+            serve(agent, mask, &theirs, &receiver, &report);
+        });
         let thread = spawned.map_err(Error::thread("start the engine thread"))?;
         let (bell, consoles) = made.recv().map_err(|_| Error::Closed)??;
         Ok(Self {

@@ -21,6 +21,7 @@ use crate::spec::{Console, LogOptions};
 mod cap;
 mod compose;
 mod consoles;
+mod display;
 mod file;
 mod fold;
 mod reader;
@@ -33,8 +34,10 @@ mod text;
 mod whole;
 mod writer;
 
+pub use compose::relayed;
 pub(crate) use consoles::Consoles;
 pub use consoles::Flushed;
+pub use display::{Display, Progress};
 pub(crate) use file::{open_log, open_output};
 pub(crate) use terminal::open_terminal;
 

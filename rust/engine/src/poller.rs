@@ -13,26 +13,84 @@ const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// Events taken from the kernel at once.
 const BATCH: usize = 512;
 
+impl Ready {
+    fn of(event: &epoll::Event) -> Self {
+        use epoll::EventFlags as Flags;
+        let flags = event.flags;
+        Self {
+            token: event.data.u64(),
+            is_readable: flags.contains(Flags::IN),
+            is_broken: flags.intersects(Flags::ERR | Flags::HUP),
+        }
+    }
+}
+
 impl AsFd for Poller {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
+/// What to wait for. The end of the other side is reported in any case.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Interest {
+    /// Bytes to read.
+    pub read: bool,
+    /// Room to write.
+    pub write: bool,
+}
+
+impl Interest {
+    fn flags(self) -> epoll::EventFlags {
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, self.read);
+        flags.set(epoll::EventFlags::OUT, self.write);
+        flags
+    }
+}
+
+/// A descriptor on which something has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ready {
+    /// The token of the descriptor.
+    pub token: u64,
+    /// Whether there is something to read.
+    pub is_readable: bool,
+    /// Whether the other side has ended, or the descriptor is broken.
+    pub is_broken: bool,
+}
+
 /// An epoll set. Threads may share it: a waiting thread gets events of descriptors that another thread adds.
-pub(crate) struct Poller {
+pub struct Poller {
     epoll: OwnedFd,
 }
 
 impl Poller {
-    pub(crate) fn new() -> Result<Self, Error> {
+    /// Makes an empty set.
+    pub fn new() -> Result<Self, Error> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::os("epoll"))?;
         Ok(Self { epoll })
     }
 
     /// Reports when a descriptor is readable or hung up.
-    pub(crate) fn watch(&self, fd: impl AsFd, token: u64) -> Result<(), Error> {
+    pub fn watch(&self, fd: impl AsFd, token: u64) -> Result<(), Error> {
         self.add(fd, token, epoll::EventFlags::IN)
+    }
+
+    /// Reports what a caller is interested in.
+    pub fn watch_for(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), Error> {
+        self.add(fd, token, interest.flags())
+    }
+
+    /// Reports something else from now on for a descriptor that is watched.
+    pub fn change(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), Error> {
+        epoll::modify(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(token),
+            interest.flags(),
+        )
+        .map_err(Error::os("epoll_ctl"))
     }
 
     /// Reports an exceptional condition, by which the kernel announces a change in one of its own files.
@@ -46,13 +104,19 @@ impl Poller {
 
     /// Removes a descriptor from the set. Call it before the descriptor is closed: a forked helper may hold a copy,
     /// which would keep the entry.
-    pub(crate) fn forget(&self, fd: impl AsFd) {
+    pub fn forget(&self, fd: impl AsFd) {
         // Fails only for a descriptor that is not watched.
         let _ = epoll::delete(&self.epoll, fd);
     }
 
     /// Waits until an event happens or the timeout (at most a day) is over. Returns the tokens in the kernel's order.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<Vec<u64>, Error> {
+        let ready = self.wait_ready(timeout)?;
+        Ok(ready.into_iter().map(|ready| ready.token).collect())
+    }
+
+    /// As `wait`, and says what has happened.
+    pub fn wait_ready(&self, timeout: Option<Duration>) -> Result<Vec<Ready>, Error> {
         let mut list = [MaybeUninit::<epoll::Event>::uninit(); BATCH];
         let timeout = timeout.map(|timeout| timeout.min(LONGEST));
         let timeout = timeout.map(|timeout| Timespec {
@@ -60,7 +124,7 @@ impl Poller {
             tv_nsec: i64::from(timeout.subsec_nanos()),
         });
         match epoll::wait(&self.epoll, &mut list, timeout.as_ref()) {
-            Ok((ready, _)) => Ok(ready.iter().map(|event| event.data.u64()).collect()),
+            Ok((ready, _)) => Ok(ready.iter().map(Ready::of).collect()),
             Err(rustix::io::Errno::INTR) => Ok(Vec::new()),
             Err(error) => Err(Error::os("epoll_wait")(error)),
         }

@@ -1,15 +1,14 @@
 """Random and mutated messages at every state of a head and of an agent: each costs its sender's link at most.
 
-The head, its conductor, its hub and the door are those of the product, and so are the links; the streams are
-the test's, and the clock. Two agents say what agents say. A third one does, too, and between that anything.
+The head, its conductor, its hub and the links are those of the product; the connections behind them are the
+test's, and the clock. Two agents say what agents say. A third one does, too, and between that anything.
 """
 
 from __future__ import annotations
 
-import socket
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -26,12 +25,8 @@ from dsl.agent.part import Orders, decide
 from dsl.agent.starters import Starters
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.terms import reached_terms
-from dsl.control import frames
 from dsl.control.checks import assignment_problem, meeting_problem
-from dsl.control.door import Door, _Caller
-from dsl.control.frames import Decoder
 from dsl.control.hub import Hub
-from dsl.control.link import Link
 from dsl.control.messages import (
     TO_AGENT,
     TO_HEAD,
@@ -40,7 +35,6 @@ from dsl.control.messages import (
     Checked,
     Failing,
     Hello,
-    Lost,
     Over,
     Running,
     Said,
@@ -66,19 +60,6 @@ NASTY: tuple[Any, ...] = (
 )
 
 
-class Poll:
-    """An epoll that nobody waits for."""
-
-    def register(self, fd: int, mask: int) -> None:
-        """Nothing."""
-
-    def modify(self, fd: int, mask: int) -> None:
-        """Nothing."""
-
-    def unregister(self, fd: int) -> None:
-        """Nothing."""
-
-
 class Talk:
     """What an agent hears of its head."""
 
@@ -100,54 +81,77 @@ class Talk:
 
 
 class Wire:
-    """The stream of a link: what the other side has sent comes at the next reading."""
+    """A link as `Hub` knows it from the extension, without a connection."""
 
-    is_local = False
-    own_address = ""
-    chunk = 0
+    name, own_address, is_local, unread_bytes = "n", "", False, 0
 
-    def __init__(self, sock: socket.socket | None = None) -> None:
-        self._socket = sock
-        self._sent = Decoder()
-        self.coming: bytes | None = None
-        self.is_closed = False
-        self.heard: list[object] = []
+    def __init__(self, core: Core, place: int, port: int) -> None:
+        self.id, self.place, self.port = id(self), place, port
+        self.is_lost = self.has_spoken = False
+        self.heard: list[bytes] = []
+        self._core = core
 
-    def fds(self) -> tuple[int, int]:
-        """Not for polling."""
-        return id(self), id(self)
+    def send(self, message: bytes) -> None:
+        """Note the message."""
+        self.heard.append(message)
 
-    def tune(self, silence_s: float) -> None:
-        """Nothing."""
-
-    def read(self) -> bytes | None:
-        """What was sent."""
-        data, self.coming = self.coming, None
-        return data
-
-    def write(self, data: memoryview) -> int:
-        """Note the messages in it."""
-        self.heard += [payload for kind, payload in self._sent.feed(bytes(data)) if kind == frames.MESSAGE]
-        return len(data)
-
-    def is_written(self) -> bool:
-        """Whatever was taken."""
-        return True
-
-    def finish(self) -> bool:
-        """The other side closes, too."""
-        return False
+    def say(self, message: bytes) -> None:
+        """Let a message come from the other side."""
+        if not self.has_spoken and self.place in [one.place for one in self._core.wires if not one.is_lost]:
+            self.is_lost = True  # the place is taken
+        elif not self.is_lost:
+            self.has_spoken = True
+            self._core.wires = [*{*self._core.wires, self}]
+            self._core.come.append((self, "message", message))
 
     def close(self) -> None:
-        """Let go."""
-        self.is_closed = True
-        if self._socket is not None:
-            self._socket.close()
+        """End it."""
+        self.end("")
 
-    disown = close
+    def drop(self, is_stranger: bool) -> None:  # noqa: FBT001  as in the extension
+        """End it."""
+        self._core.strangers += is_stranger
+        self.end("")
+
+    def end(self, kind: str) -> None:
+        """End it; with a kind, the other side has done so."""
+        if not self.is_lost:
+            self.is_lost = True
+            self._core.come.append((self, kind, "has closed the connection"))
+
+    def take_samples(self) -> list[tuple[int, ...]]:
+        """None."""
+        return []
 
 
-# Words, good and bad.
+class Core:
+    """The hub of the extension, without threads and connections."""
+
+    def __init__(self, heartbeat_s: float, console: tuple[int, int] | None, taken: bytes) -> None:
+        self.is_head = console is not None
+        self.taken = taken
+        self.agents = self.strangers = 0
+        self.wires: list[Wire] = []
+        self.come: list[tuple[Wire, str, bytes | str]] = []
+
+    def read(self) -> list[tuple[Wire, str, bytes | str]]:
+        """What has come."""
+        come, self.come = self.come, []
+        return come
+
+    def fileno(self) -> int:
+        """None is needed."""
+        return -1
+
+    def drain(self, timeout_s: float | None) -> bool:
+        """All is shown."""
+        return True
+
+    def expect(self, place: int | None, key: bytes, count: int) -> None:
+        """Nothing."""
+
+    def disown(self) -> None:
+        """Nothing."""
 
 
 def plain_value(annotation: str, random: Random) -> Any:
@@ -177,7 +181,7 @@ def any_message(kinds: Any, random: Random) -> Any:
 
 
 def hostile(good: list[bytes], kinds: Any, random: Random) -> bytes:
-    """Bytes of a frame or of something like it."""
+    """The bytes of a message or of something like it."""
     from json import dumps
 
     dice = random.random()
@@ -189,13 +193,8 @@ def hostile(good: list[bytes], kinds: Any, random: Random) -> bytes:
         depth = random.choice((10, 17, 700, 5000))
         payload = b'{"Said":' * depth + b"1" + b"}" * depth if dice < 0.82 else b"[" * depth + b"]" * depth
     else:
-        kind = random.choice((frames.PING, frames.PONG, frames.OUTPUT, frames.CREDIT))
-        size = random.choice((0, 1, 7, 8, 16, 32, 33, 2000))
-        return frames.frame(
-            kind, random.choice((b"\1", b"\2", b"\xff")) * min(size, 1) + random.randbytes(size)
-        )
-    data = frames.frame(frames.MESSAGE, payload)
-    return mutated(data, random) if random.random() < 0.1 else data
+        payload = random.randbytes(random.choice((0, 1, 7, 8, 16, 32, 33, 2000)))
+    return mutated(payload, random) if random.random() < 0.1 else payload
 
 
 def mutated(data: bytes, random: Random) -> bytes:
@@ -224,9 +223,7 @@ class Agent:
     def __init__(self, stage: Stage, place: int) -> None:
         self.place = place
         self.stage = stage
-        ours, self._theirs = socket.socketpair()
-        self.wire = Wire(ours)
-        self.caller = stage.knock(ours, self.wire, place)
+        self.wire = Wire(stage.core, place, 29500)
         self.said: list[bytes] = []
         self.attempt = 0
         self.has_ended = False
@@ -235,12 +232,11 @@ class Agent:
     @property
     def is_lost(self) -> bool:
         """Nobody hears it any more."""
-        return self.wire.is_closed
+        return self.wire.is_lost
 
     def go_on(self, random: Random) -> None:
         """Say the next word, if there is one."""
         for payload in self.wire.heard:
-            assert isinstance(payload, bytes)
             self._hear(message_from_bytes(payload, TO_AGENT), random)
         self.wire.heard.clear()
         if self._queue:
@@ -267,21 +263,21 @@ class Agent:
         """Send a message."""
         payload = message_to_bytes(message)
         self.said.append(payload)
-        self.send(frames.frame(frames.MESSAGE, payload))
+        self.send(payload)
 
     def send(self, data: bytes) -> None:
         """Send bytes."""
-        self.wire.coming = data
-        self.stage.bring(self)
+        self.wire.say(data)
+        self.stage.head.read()
 
     def close(self) -> None:
         """Go."""
-        self._theirs.close()
-        self.wire.close()
+        self.wire.end("closed")
+        self.stage.head.read()
 
 
 class Stage:
-    """A head, its hub and its door, without threads."""
+    """A head and its hub, without threads."""
 
     def __init__(self, random: Random, *, is_elastic: bool) -> None:
         job = Job(
@@ -293,69 +289,31 @@ class Stage:
             max_restarts=random.choice((0, 3)),
             log_level="critical",
         )
-        self.now_s = 1000.0
         self.hub = Hub(15.0, show=True)
-        self.server = self.hub._server
-        self.server._epoll = Poll()  # type: ignore[assignment]
-        self.hub.listen()
-        door = self.server.door
-        assert door is not None
-        self.door: Door = door
+        self.core: Core = cast("Any", self.hub._core)
         assignment = Assignment("1", job, 0)
         self.conductor: Conductor
         if is_elastic:
             remote = Remote("pdsh", least_nodes=1, most_nodes=HOSTS, wait_s=600.0)
-            self.conductor = Conductor(reached_terms(job, remote, assignment), self.now_s)
+            self.conductor = Conductor(reached_terms(job, remote, assignment), 1000.0)
             starts = [Start(argv=("pdsh",), node_rank=rank) for rank in range(HOSTS)]
             start = kept(starts, make_agents({}))
         else:
-            self.conductor = Conductor(reached_terms(job, Remote("pdsh"), assignment), self.now_s)
+            self.conductor = Conductor(reached_terms(job, Remote("pdsh"), assignment), 1000.0)
             labels = tuple((f"n{rank}", rank) for rank in range(HOSTS))
             start = Start(argv=("pdsh",), labels=labels)
         self.starters = Starters(job, [start], range(HOSTS), {})
         self.head = Head(job, self.conductor, self.starters, self.hub)
-        self.why_lost: list[str] = []
-        drop = self.server._drop
-
-        def note(link: Link, reason: str, *, is_silent: bool = False) -> None:
-            self.why_lost.append(reason)
-            drop(link, reason, is_silent=is_silent)
-
-        self.server._drop = note  # type: ignore[method-assign]
-
-    def knock(self, sock: socket.socket, wire: Wire, place: int) -> _Caller:
-        """Connect, up to the first message behind the handshake."""
-        caller = _Caller(sock, "10.0.0.9:1", Mock(keyed=None, port=1), self.now_s)
-        caller.place, caller.stream = place, wire  # type: ignore[assignment]
-        self.door._callers[caller.fd] = self.door._answered[caller.fd] = caller
-        return caller
-
-    def bring(self, agent: Agent) -> None:
-        """Let the hub read what an agent has sent, and the head do what follows."""
-        link = next((one for one in self.server.links.values() if one.stream is agent.wire), None)
-        if link is not None:
-            self.server._ready(link, 1)
-        elif self.door._callers.get(agent.caller.fd) is agent.caller:
-            self.door._read(agent.caller, 1)
-        self.turn()
-
-    def turn(self) -> None:
-        """What all threads do when something has come."""
-        self.head.read()
-        if self.server._is_rung:
-            self.server._hear_bell(1)
-        shown = self.hub._console
-        assert shown is not None
-        for piece in list(shown._queue):
-            if len(piece) == 4:
-                self.hub._taken(piece[0], len(piece[2]))
-        shown._queue.clear()
-        shown._unshown = 0
 
     def close(self) -> None:
         """Let go of all descriptors."""
-        self.hub.disown()
         self.starters.disown()
+
+
+@pytest.fixture(autouse=True)
+def core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hubs without threads and connections."""
+    monkeypatch.setattr("dsl._core.Hub", Core)
 
 
 @pytest.fixture
@@ -393,7 +351,7 @@ def torment_a_head(random: Random, clock: SimpleNamespace, count: int, *, is_ela
                     bad = everybody[-1] = Agent(stage, random.choice((bad_place, bad_place, 9, *taken)))
                 if random.random() < 0.05:
                     clock.now_s += random.choice((0.1, 2.0, 12.0, 70.0))
-                    stage.turn()
+                    stage.head.read()
                 for one in agents:
                     # The head may have ended the job, or not wait for a host for ever.
                     assert (
@@ -401,10 +359,9 @@ def torment_a_head(random: Random, clock: SimpleNamespace, count: int, *, is_ela
                         or one.has_ended
                         or stage.conductor.code is not None
                         or (is_elastic and clock.now_s > 1060)
-                    ), stage.why_lost
+                    )
                 if stage.conductor.is_done:
                     break
-            assert not [one for one in stage.why_lost if "cannot be dealt with" in one], stage.why_lost
         finally:
             for one in everybody:
                 one.close()
@@ -421,27 +378,24 @@ def torment_an_agent(random: Random, count: int) -> None:
     meeting = Meeting(0, 1, (2, 2, 2), "10.0.0.1", 29500)
     good = [message_to_bytes(one) for one in (Assignment("1", job, 1), meeting, Stop(15, 3.0), Over())]
     hub = Hub(15.0)
-    hub._server._epoll = Poll()  # type: ignore[assignment]
+    core: Core = cast("Any", hub._core)
     talk = Talk(hub)
     left = count
     while left > 0:
-        wire = Wire()
-        link = Link(hub, wire, "the head")
-        hub._server.begin(link)
+        wire = Wire(core, -1, 0)
         orders = Orders(talk, meeting) if random.random() < 0.7 else None
-        while left > 0 and not link.is_lost:
+        while left > 0 and not wire.is_lost:
             if random.random() < 0.5:
                 left -= 1
-                wire.coming = hostile(good, TO_AGENT, random)
+                wire.say(hostile(good, TO_AGENT, random))
             else:
-                wire.coming = frames.frame(frames.MESSAGE, random.choice(good))
-            hub._server._ready(link, 1)
+                wire.say(random.choice(good))
             if orders is None:
                 orders = _begun(talk, job)
             else:
                 _go_on(orders, job)
-        lost = [message for message in talk.receive() if isinstance(message, Lost)]
-        assert not [one for one in lost if "cannot be dealt with" in one.reason], lost
+        wire.end("closed")
+        talk.receive()
 
 
 def _begun(talk: Talk, job: Job) -> Orders | None:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import socket
-import threading
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from kit.waiting import until as is_true
 from tests.support.links import KEY, Ends, hello, messages, until
 
-from dsl._core import SecureSession
-from dsl.control import door, frames
-from dsl.control.messages import Bye, Lost, Over, Refused, message_to_bytes
-from dsl.control.stream import LENGTH, MAGIC, PREAMBLE, connect
+from dsl.control.hub import connect
+from dsl.control.messages import Bye, Over, Refused
 from dsl.errors import ControlError, RefusedLinkError
 from dsl.model.job import Notice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from dsl.control.link import Link
+    from dsl.control.hub import Link
+
+
+SPARE = 64
+"""Strangers that may be connected besides one for each expected agent."""
 
 
 @pytest.fixture
@@ -45,22 +46,6 @@ def is_refused(sock: socket.socket) -> bool:
     except ConnectionResetError:
         pass
     return True
-
-
-def message(session: SecureSession, data: bytes) -> bytes:
-    sealed = session.seal(data)
-    return LENGTH.pack(len(sealed)) + sealed
-
-
-def speak(sock: socket.socket, place: int, key: bytes = KEY) -> tuple[SecureSession, bytes]:
-    """The handshake of an agent; returns the session and the first bytes that were sent."""
-    session = SecureSession(key, initiator=True)
-    first = session.handshake()
-    opening = PREAMBLE.pack(MAGIC, place) + LENGTH.pack(len(first)) + first
-    sock.sendall(opening)
-    answer = sock.recv(50, socket.MSG_WAITALL)
-    session.read_handshake(answer[2:])
-    return session, opening
 
 
 def is_unharmed(ends: Ends, on_head: Link, on_agent: Link) -> bool:
@@ -107,13 +92,16 @@ def test_one_key_may_be_for_all_places_and_that_of_a_place_comes_before_it(ends:
         assert messages(ends.head, 1) == [hello(place)]
 
 
+PREAMBLE = b"dsl\x01\0\0\0\7"
+"""What an agent of place 7 sends first."""
+
 GARBAGE: dict[str, bytes] = {
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "tls": bytes.fromhex("1603010200010001fc0303") + bytes(200),
     "zeros": bytes(1000),
     "a half preamble": b"",
-    "a wrong handshake": PREAMBLE.pack(MAGIC, 7) + LENGTH.pack(48) + b"x" * 48,
-    "a wrong length": PREAMBLE.pack(MAGIC, 7) + LENGTH.pack(65535) + b"x" * 60000,
+    "a wrong handshake": PREAMBLE + b"\0\x30" + b"x" * 48,
+    "a wrong length": PREAMBLE + b"\xff\xff" + b"x" * 60000,
 }
 
 
@@ -132,51 +120,18 @@ def test_garbage_is_refused_in_one_line_and_the_job_unharmed(ends: Ends, garbage
     assert ends.head.strangers == 2
 
 
-def test_who_replays_what_an_agent_has_sent_is_refused(ends: Ends) -> None:
-    port = ends.head.listen()
+@pytest.mark.parametrize("start", [hello(8), Bye(0)], ids=["another place", "another message"])
+def test_an_agent_says_first_who_it_is_and_no_other_than_its_key_is_for(ends: Ends, start: object) -> None:
+    on_head, on_agent = ends.by_tcp(place=1)
     ends.head.expect(7, KEY)
-    ends.head.start()
-    with knock(port) as agent, knock(port) as stranger:
-        session, recorded = speak(agent, 7)
-        recorded += message(session, frames.frame(frames.MESSAGE, message_to_bytes(hello(7))))
-        agent.sendall(recorded[58:])
-        assert messages(ends.head, 1) == [hello(7)]
-        stranger.sendall(recorded)
-        assert is_refused(stranger)
-        assert messages(ends.head, 1) == [first_warning(ends, stranger)]
-        agent.sendall(message(session, frames.frame(frames.MESSAGE, message_to_bytes(Bye(0)))))
-        assert messages(ends.head, 1) == [Bye(0)]
-        # The same message once more, on the agent's own connection.
-        agent.sendall(recorded[58:])
-        assert messages(ends.head, 1) == [
-            Lost("has sent something that was not made with the key of this job")
-        ]
-
-
-BAD_STARTS: dict[str, bytes] = {
-    "another place": frames.frame(frames.MESSAGE, message_to_bytes(hello(8))),
-    "another message": frames.frame(frames.MESSAGE, message_to_bytes(Bye(0))),
-    "a heartbeat": frames.ping(1, 2),
-    "too long": frames.frame(frames.MESSAGE, bytes(65537))[:100],
-    "no message": frames.frame(frames.MESSAGE, b"[1"),
-    "nested 700 deep": frames.frame(frames.MESSAGE, b'{"Hello":{"place":' + b"[" * 700 + b"]" * 700 + b"}}"),
-    "a place that is a text": frames.frame(
-        frames.MESSAGE, message_to_bytes(hello(7)).replace(b'"place":7', b'"place":"7"')
-    ),
-    "a place that is a truth": frames.frame(
-        frames.MESSAGE, message_to_bytes(hello(7)).replace(b'"place":7', b'"place":true')
-    ),
-}
-
-
-@pytest.mark.parametrize("start", BAD_STARTS.values(), ids=BAD_STARTS)
-def test_an_agent_says_first_who_it_is_and_no_other_than_its_key_is_for(ends: Ends, start: bytes) -> None:
-    on_head, on_agent = ends.by_tcp(place=7)
-    with knock(ends.head.listen()) as sock:
-        session, _ = speak(sock, 7)
-        sock.sendall(message(session, start))
-        assert is_refused(sock)
-        assert messages(ends.head, 1) == [first_warning(ends, sock)]
+    second = ends.another_agent().add(connect([f"127.0.0.1:{ends.head.listen()}"], KEY, 7, 10), "the head")
+    address = second.own_address
+    second.send_now(start)
+    (notice,) = messages(ends.head, 1)
+    assert notice.text.startswith(f"a stranger at {address}:")
+    with pytest.raises(ControlError, match="has closed the connection"):
+        second.receive(10)
+    assert ends.head.strangers == 1
     assert is_unharmed(ends, on_head, on_agent)
 
 
@@ -200,94 +155,13 @@ def test_a_flood_of_connections_is_bounded_and_an_agent_gets_through(ends: Ends)
         agent.send_now(hello(8))
         found = until(ends.head, lambda found: any(one == hello(8) for _, one in found))
         assert [one for _, one in found] == [first_warning(ends, flood[0]), hello(8)]
-        for sock in flood[: 300 - door.SPARE - 2]:
+        for sock in flood[: 300 - SPARE - 2]:
             assert is_refused(sock)
         held = flood[-1]
         held.settimeout(0.05)
         with pytest.raises(TimeoutError):
             held.recv(1)
     assert is_unharmed(ends, on_head, on_agent)
-
-
-def test_a_flood_does_not_push_out_who_has_begun_with_the_key(ends: Ends) -> None:
-    """Not even one from the same address."""
-    ends.by_tcp(place=7)
-    ends.head.expect(8, KEY)
-    port = ends.head.listen()
-    with ExitStack() as stack:
-        agent = stack.enter_context(knock(port))
-        session, opening = speak(agent, 8)
-        flood = [stack.enter_context(knock(port)) for _ in range(200)]
-        assert is_refused(flood[0])
-        replays = [stack.enter_context(knock(port)) for _ in range(door.SPARE)]
-        for sock in replays:
-            sock.sendall(opening)
-            assert len(sock.recv(50, socket.MSG_WAITALL)) == 50
-        agent.sendall(message(session, frames.frame(frames.MESSAGE, message_to_bytes(hello(8)))))
-        found = until(ends.head, lambda found: len(found) == 2)
-        assert [one for _, one in found] == [first_warning(ends, flood[0]), hello(8)]
-
-
-def test_a_flood_does_not_push_out_who_came_before_it(ends: Ends) -> None:
-    """What has been said while nobody listened is read first."""
-    ends.by_tcp(place=7)
-    ends.head.expect(8, KEY)
-    port = ends.head.listen()
-    is_over = threading.Event()
-    with ExitStack() as stack:
-        ends.head._server.do(is_over.wait)  # type: ignore[arg-type]
-        agent = stack.enter_context(knock(port))
-        session = SecureSession(KEY, initiator=True)
-        first = session.handshake()
-        agent.sendall(PREAMBLE.pack(MAGIC, 8) + LENGTH.pack(len(first)) + first)
-        for _ in range(200):
-            stack.enter_context(knock(port))
-        is_over.set()
-        session.read_handshake(agent.recv(50, socket.MSG_WAITALL)[2:])
-        agent.sendall(message(session, frames.frame(frames.MESSAGE, message_to_bytes(hello(8)))))
-        until(ends.head, lambda found: any(one == hello(8) for _, one in found))
-
-
-def test_who_says_nothing_is_refused_in_time(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE_S", 0.2)
-    on_head, on_agent = ends.by_tcp(place=7)
-    with knock(ends.head.listen()) as silent, knock(ends.head.listen()) as slow:
-        slow.sendall(PREAMBLE.pack(MAGIC, 7))
-        assert is_refused(silent)
-        assert is_refused(slow)
-        assert messages(ends.head, 1) == [first_warning(ends, silent)]
-    assert is_unharmed(ends, on_head, on_agent)
-
-
-def test_an_agent_may_come_before_its_key(ends: Ends) -> None:
-    port = ends.head.listen()
-    ends.head.start()
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(connect([f"127.0.0.1:{port}"], KEY, 3, 10)))
-    thread.start()
-    until_waiting(ends, 1)
-    ends.head.expect(3, KEY)
-    thread.join(10)
-    ends.agent.add(found[0], "the head").send_now(hello(3))
-    assert messages(ends.head, 1) == [hello(3)]
-
-
-def until_waiting(ends: Ends, count: int) -> None:
-    """Until so many connections have said what they have to say, and wait for their key."""
-    seen = threading.Event()
-    server = ends.head._server
-
-    def look() -> None:
-        assert server.door is not None
-        waiting = [one for one in server.door._callers.values() if len(one.data) == 58]
-        if len(waiting) == count:
-            seen.set()
-
-    for _ in range(1000):
-        server.do(look)
-        if seen.wait(0.01):
-            return
-    raise AssertionError("nobody waits")
 
 
 def closed_port() -> int:
@@ -385,24 +259,3 @@ def test_a_key_has_32_bytes(ends: Ends) -> None:
     ends.head.listen()
     with pytest.raises(ControlError, match="a key has 32 bytes, not 31"):
         ends.head.expect(0, bytes(31))
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:2] + data[3:]]
-)
-def test_bytes_that_were_changed_on_the_way_end_the_connection(
-    ends: Ends, damage: Callable[[bytes], bytes]
-) -> None:
-    port = ends.head.listen()
-    ends.head.expect(7, KEY)
-    ends.head.start()
-    with knock(port) as agent:
-        session, _ = speak(agent, 7)
-        agent.sendall(message(session, frames.frame(frames.MESSAGE, message_to_bytes(hello(7)))))
-        messages(ends.head, 1)
-        agent.sendall(
-            damage(message(session, frames.frame(frames.MESSAGE, message_to_bytes(Bye(0))))) + b"xx"
-        )
-        assert messages(ends.head, 1) == [
-            Lost("has sent something that was not made with the key of this job")
-        ]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import termios
 import threading
+from array import array
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.links import LONG_S, Ends, bytes_of, hello, messages, until
+from tests.support.links import LONG_S, MESSAGE, OUTPUT, Ends, bytes_of, frame, hello, messages, until
 
-from dsl.control import hub as hub_module
-from dsl.control.console import Console
-from dsl.control.messages import Bye, Said, Stop
-from dsl.control.relay import ITSELF, PIECE, UNFINISHED, reserve
+from dsl.control.messages import Bye, Said, Stop, message_to_bytes
 from dsl.model.job import Notice
 
 if TYPE_CHECKING:
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 
     from tests.conftest import WaitUntil
 
-    from dsl.control.hub import Hub
-    from dsl.control.link import Link
+    from dsl.control.hub import Hub, Link
+
+UNFINISHED, ITSELF = b"\x10.", b"\x10-"
+"""Signs of the engine: the line before it is not finished; it stands for the byte \x10 itself."""
+
+PIECE = 16 << 10
+"""Longer lines are sent in pieces."""
+
+OUTPUT_BYTES = 32 << 20
+"""Most bytes that are on their way to the console."""
 
 
 @pytest.fixture
@@ -32,8 +40,8 @@ def ends() -> Iterator[Ends]:
     made.close()
 
 
-def agents(ends: Ends, count: int) -> list[tuple[Hub, Link, Link, int, int]]:
-    """Agents with pipes: (hub, link of the head, link of the agent, stdout, stderr)."""
+def agents(ends: Ends, count: int, others: int = 0) -> list[tuple[Hub, Link, Link, int, int]]:
+    """Agents with pipes: (hub, link of the head, link of the agent, stdout, stderr). ``others`` speak, too."""
     made = []
     for place in range(count):
         hub = ends.agent if not place else ends.another_agent()
@@ -45,7 +53,7 @@ def agents(ends: Ends, count: int) -> list[tuple[Hub, Link, Link, int, int]]:
     ends.head.start()
     for hub, *_ in made:
         hub.start()
-    assert len(messages(ends.head, count)) == count
+    assert len(messages(ends.head, count + others)) == count + others
     return made
 
 
@@ -95,14 +103,13 @@ def test_a_line_that_is_longer_than_any_buffer_is_not_torn_by_others(ends: Ends)
 @pytest.mark.parametrize("count", [10_000, 100_000])
 def test_the_small_share_of_one_among_many_agents_tears_no_line(ends: Ends, count: int) -> None:
     ends.head.agents = count
-    (_, on_head, _, long, _), (_, _, _, short, _) = agents(ends, 2)
+    (_, _, _, long, _), (_, _, _, short, _) = agents(ends, 2)
     line = b"0 " + b"x" * 200_000 + b"\n"
     text = b"".join(b"1 %d\n" % at for at in range(20_000))
     threads = [written(long, line), written(short, text)]
     shown = bytes_of(ends.shown, len(line) + len(text))
     assert shown_of(shown, 0) == [line]
     assert b"".join(shown_of(shown, 1)) == text
-    assert on_head.outstanding <= max(hub_module.OUTPUT_BYTES // count, hub_module.LEAST_WINDOW)
     for thread in threads:
         thread.join(10)
 
@@ -195,20 +202,21 @@ def test_bytes_that_are_no_text_arrive_as_they_are(ends: Ends) -> None:
 
 
 def test_a_console_that_takes_nothing_stops_the_writer_and_nothing_else(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+    ends: Ends, wait_until: WaitUntil
 ) -> None:
-    monkeypatch.setattr(hub_module, "OUTPUT_BYTES", 1 << 20)
     ends.head.agents = 1
     ((agent, on_head, on_agent, out, _),) = agents(ends, 1)
-    text = b"".join(b"%d\n" % at for at in range(500_000))
-    assert len(text) > 2 << 20
+    text = b"".join(b"%d %s\n" % (at, b"x" * 1000) for at in range(50_000))
+    assert len(text) > OUTPUT_BYTES + (8 << 20)
     writer = written(out, text)
-    wait_until(
-        lambda: (
-            on_head.leave == on_agent.credit <= reserve(0) + len(b"499999\n")
-            and on_head.outstanding > hub_module.FIRST_WINDOW
-        )
-    )
+    sent: list[int] = []
+
+    def stands_still() -> bool:
+        """Nothing has left the pipe for a while."""
+        sent.append(unread(out))
+        return len(sent) > 30 and len(set(sent[-30:])) == 1 and sent[-1] > 0
+
+    wait_until(stands_still)
     assert not agent.drain(0.05)
     on_agent.send(Said(Notice("info", "still here")))
     assert messages(ends.head, 1) == [Said(Notice("info", "still here"))]
@@ -216,11 +224,17 @@ def test_a_console_that_takes_nothing_stops_the_writer_and_nothing_else(
     assert messages(agent, 1) == [Stop(15, 1.0)]
     assert not ends.head.drain(0.05)
     assert writer.is_alive()
-    assert on_head.outstanding <= 1 << 20
     assert bytes_of(ends.shown, len(text)) == text
     writer.join(10)
     assert agent.drain(10)
     assert ends.head.drain(10)
+
+
+def unread(fd: int) -> int:
+    """How many bytes are in a pipe."""
+    count = array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, count)
+    return count[0]
 
 
 def test_a_console_that_is_gone_is_told_once_and_holds_up_nobody(ends: Ends) -> None:
@@ -251,44 +265,14 @@ def test_workers_write_on_when_the_head_is_gone(ends: Ends) -> None:
 
 
 def test_nothing_is_held_up_by_an_agent_that_is_lost_in_the_middle_of_a_line(ends: Ends) -> None:
-    (_, on_head, on_agent, out, _), (_, _, _, other, _) = agents(ends, 2)
-    begun = threading.Event()
-    original = on_agent.queue_output
-
-    def queue(frame: bytes, count: int) -> None:
-        if not begun.is_set():
-            original(frame, count)
-        begun.set()
-
-    on_agent.queue_output = queue  # type: ignore[method-assign]
-    written(out, b"x" * 60_000)  # a piece, whose rest never comes
-    assert begun.wait(10)
+    piece = frame(OUTPUT, b"\x81" + b"x" * PIECE)  # its rest never comes
+    _, sock = ends.by_socket(frame(MESSAGE, message_to_bytes(hello(1))), piece)
+    ((_, _, _, other, _),) = agents(ends, 1, others=1)
     assert bytes_of(ends.shown, PIECE) == b"x" * PIECE
     os.write(other, b"hello\n")
-    on_head._hub._server.do(lambda: on_head._hub._server._drop(on_head, "is lost"))  # type: ignore[attr-defined]
+    assert not select.select([ends.shown], [], [], 0.3)[0]
+    sock.close()
     assert bytes_of(ends.shown, 7) == b"\nhello\n"
-
-
-def test_stdout_and_stderr_of_the_head_may_be_the_same(ends: Ends) -> None:
-
-    read, write = os.pipe()
-    told: list[object] = []
-    console = Console(write, os.dup(write), lambda _who, _count: None, told.append)
-    console.put("a", 1, b"out", unfinished=False)
-    console.put("a", 2, b"err", unfinished=False)
-    console.put("b", 2, b"other\n", unfinished=False)
-    console.put("a", 1, b"long", unfinished=True)
-    console.put("a", 2, b"after\n", unfinished=False)
-    console.put("b", 1, b"last\n", unfinished=False)
-    console.put("a", 1, b" line\n", unfinished=False)
-    console.thread.start()
-    assert console.drain(10)
-    shown = os.read(read, 1000).decode()
-    assert shown == "out\u2026\nerr\u2026\nother\noutlong line\nerrafter\nlast\n"
-    console.close()
-    console.thread.join(10)
-    assert not told
-    os.close(read)
 
 
 def test_drain_does_not_wait_for_somebody_who_writes_on_and_on(ends: Ends) -> None:
@@ -322,40 +306,3 @@ def test_drain_of_a_hub_without_output_says_so(ends: Ends) -> None:
     assert not ends.agent.drain(LONG_S)
     assert ends.head.drain(0)
     assert not select.select([ends.agent], [], [], 0)[0]
-
-
-def shown_in_turn(*pieces: tuple[str, bytes]) -> str:
-    """What a console shows of these, with the end of somebody as an empty piece."""
-    file = os.memfd_create("console")
-    console = Console(file, file, lambda _who, _count: None, lambda _notice: None)
-    for who, data in pieces:
-        if data:
-            console.put(who, 1, data, unfinished=False)
-        else:
-            console.end(who)
-    console.thread.start()
-    assert console.drain(10)
-    console.close()
-    console.thread.join(10)
-    with open(file, "rb") as shown:
-        shown.seek(0)
-        return shown.read().decode()
-
-
-def test_states_of_a_bar_are_not_repeated_and_have_no_mark() -> None:
-    found = shown_in_turn(
-        ("a", b"\r10%"), ("a", b"\r20%"), ("b", b"hello\n"), ("a", b"\r30%"), ("b", b"bye\n")
-    )
-    assert found == "\r10%\r20%\nhello\n\r30%\nbye\n"
-
-
-def test_a_line_that_ends_with_its_agent_stays_as_it_was_shown() -> None:
-    assert shown_in_turn(("a", b"half"), ("a", b""), ("b", b"hello\n")) == "half\nhello\n"
-    assert (
-        shown_in_turn(("a", b"half"), ("b", b"hello\n"), ("a", b""), ("b", b"bye\n")) == "half…\nhello\nbye\n"
-    )
-
-
-def test_a_line_that_is_too_long_to_keep_is_not_shown_again() -> None:
-    long = b"x" * 70_000
-    assert shown_in_turn(("a", long), ("b", b"hello\n"), ("a", b"end\n")) == f"{long.decode()}\nhello\nend\n"

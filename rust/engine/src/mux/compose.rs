@@ -19,7 +19,8 @@ use crate::mux::screen::{Screen, Size};
 mod clock;
 mod held;
 mod inline;
-mod relayed;
+mod passing;
+pub mod relayed;
 mod tag;
 
 use held::Held;
@@ -112,6 +113,8 @@ pub(super) struct Composer {
     partial_after: Option<Duration>,
     /// Whether another part of dsl passes the output on, among other lines.
     is_relayed: bool,
+    /// Bytes of all unfinished lines that [`Composer::pass`] keeps.
+    begun: usize,
 }
 
 impl Composer {

@@ -11,7 +11,7 @@ use rustix::stdio::{stderr, stdout};
 
 use crate::bell::Bell;
 use crate::error::Error;
-use crate::mux::writer::Writer;
+use crate::mux::writer::{Wants, Writer};
 use crate::spec::Console;
 
 /// A signal to the host program that comes between a check and the sleep is noticed after at most this time.
@@ -79,7 +79,7 @@ impl Consoles {
 
     /// Keeps a writer that still has output.
     pub(super) fn keep(&self, place: Place, writer: Writer) {
-        writer.adopt(Arc::clone(&self.bell), true);
+        writer.adopt(Arc::clone(&self.bell), Wants::End);
         self.lock().writers.push((place, writer));
     }
 

@@ -12,7 +12,7 @@ use crate::bell::Bell;
 use crate::mux::compose::Composer;
 use crate::mux::consoles::{Consoles, Place, place, stream};
 use crate::mux::terminal;
-use crate::mux::writer::{LIMIT_BYTES, Writer};
+use crate::mux::writer::{LIMIT_BYTES, Wants, Writer};
 use crate::spec::Console;
 
 /// A console that takes nothing for this long counts as stopped.
@@ -87,7 +87,7 @@ impl Side {
         };
         let writer = match left {
             Some(writer) => {
-                writer.adopt(bell, false);
+                writer.adopt(bell, Wants::Room);
                 writer
             }
             None => Writer::new(fd, bell)?,

@@ -34,6 +34,8 @@ struct State {
     /// When bytes were last written, or when the oldest waiting bytes came.
     progress: Instant,
     closed: bool,
+    /// Why the console could not be written.
+    failure: Option<Errno>,
     over: bool,
     given_up: bool,
     spare: Vec<Vec<u8>>,
@@ -43,8 +45,18 @@ struct State {
 /// The bell that is rung, and when.
 struct Owner {
     bell: Arc<Bell>,
-    /// Whether the bell is also rung when everything is written.
-    wants_end: bool,
+    wants: Wants,
+}
+
+/// When the owner's bell is rung, besides when the console closes and when there is room again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wants {
+    /// At no other time.
+    Room,
+    /// When everything is written.
+    End,
+    /// After each write.
+    Progress,
 }
 
 struct Backlog {
@@ -67,12 +79,13 @@ impl Writer {
             bytes: 0,
             progress: Instant::now(),
             closed: false,
+            failure: None,
             over: false,
             given_up: false,
             spare: Vec::new(),
             owner: Owner {
                 bell,
-                wants_end: false,
+                wants: Wants::Room,
             },
         };
         let backlog = Arc::new(Backlog {
@@ -90,9 +103,9 @@ impl Writer {
         })
     }
 
-    /// From now on rings this bell instead; with `wants_end` also when everything is written.
-    pub(super) fn adopt(&self, bell: Arc<Bell>, wants_end: bool) {
-        self.backlog.lock().owner = Owner { bell, wants_end };
+    /// From now on rings this bell instead.
+    pub(super) fn adopt(&self, bell: Arc<Bell>, wants: Wants) {
+        self.backlog.lock().owner = Owner { bell, wants };
     }
 
     /// Hands a block over and gives back an empty buffer.
@@ -130,6 +143,11 @@ impl Writer {
     /// Whether the reader has closed the console.
     pub(super) fn is_closed(&self) -> bool {
         self.backlog.lock().closed
+    }
+
+    /// Why the console could not be written, if it is closed.
+    pub(super) fn failure(&self) -> Option<Errno> {
+        self.backlog.lock().failure
     }
 
     /// Whether everything is written, or the console is closed.
@@ -241,9 +259,10 @@ impl Backlog {
                         return false;
                     }
                 }
-                Err(_) => {
+                Err(error) => {
                     let mut state = self.lock();
                     state.closed = true;
+                    state.failure = Some(error);
                     state.bytes = 0;
                     state.blocks.clear();
                     state.current = None;
@@ -272,7 +291,12 @@ impl Backlog {
         state.progress = Instant::now();
         let has_room = before >= LIMIT_BYTES / 2 && state.bytes < LIMIT_BYTES / 2;
         let is_empty = state.bytes == 0;
-        let rung = (has_room || (is_empty && state.owner.wants_end)).then(|| Arc::clone(&state.owner.bell));
+        let is_wanted = match state.owner.wants {
+            Wants::Room => has_room,
+            Wants::End => has_room || is_empty,
+            Wants::Progress => true,
+        };
+        let rung = is_wanted.then(|| Arc::clone(&state.owner.bell));
         drop(state);
         if is_empty {
             self.changed.notify_all();

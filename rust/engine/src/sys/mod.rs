@@ -20,7 +20,7 @@ mod arch;
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Whether `clone3` exists and is not refused: a size of zero is answered with EINVAL. Rustix has no clone.
 pub(crate) fn has_clone3() -> bool {
@@ -59,6 +59,27 @@ pub(crate) fn take_over(fd: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: it is open, and the caller, which was given its number, is its only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Lets the kernel hold at most so many unsent bytes of a TCP connection. Rustix does not have this option.
+///
+/// [tcp(7)](https://man7.org/linux/man-pages/man7/tcp.7.html)
+pub(crate) fn limit_unsent(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    // SAFETY: the kernel reads four bytes of `bytes`, which lives as long as the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            (&raw const bytes).cast(),
+            size_of::<u32>() as libc::socklen_t,
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Proof that this process was forked by code that expects it: it has one thread, and a copy of all descriptors

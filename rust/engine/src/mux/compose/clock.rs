@@ -152,7 +152,7 @@ impl Composer {
     }
 
     /// Shows an unfinished line as far as it has come.
-    fn show_partial(&mut self, stream: usize) {
+    pub(super) fn show_partial(&mut self, stream: usize) {
         self.show_folded(None);
         let told = self.begin_line(stream);
         let this = &mut self.streams[stream];

@@ -1,15 +1,17 @@
-//! Marks for `dsl.control.relay`, which passes the bytes of a console on. A mark says that a line is shown before it
-//! is finished. If the bytes end within a line and without a mark, the line goes on in the next bytes.
+//! Marks in the bytes of a console that another part of dsl passes on. A mark says that a line is shown before it is
+//! finished. If the bytes end within a line and without a mark, the line goes on in the next bytes.
+
+use memchr::memmem;
 
 /// Follows the shown part of an unfinished line.
-const UNFINISHED: &[u8] = b"\x10.";
+pub const UNFINISHED: &[u8] = b"\x10.";
 /// The first byte of each mark. In marked output it has no other meaning.
-const SIGN: u8 = 0x10;
+pub const SIGN: u8 = 0x10;
 /// The mark that stands for this byte itself.
-const ITSELF: &[u8] = b"\x10-";
+pub const ITSELF: &[u8] = b"\x10-";
 
 /// The bytes to write, with marks. `is_open`: their last line is not finished.
-pub(super) fn marked(bytes: Vec<u8>, is_open: bool) -> Vec<u8> {
+pub(in crate::mux) fn marked(bytes: Vec<u8>, is_open: bool) -> Vec<u8> {
     let mut out = match memchr::memchr(SIGN, &bytes) {
         None => bytes,
         Some(_) => escaped(&bytes),
@@ -30,4 +32,28 @@ fn escaped(bytes: &[u8]) -> Vec<u8> {
     }
     out.extend_from_slice(&bytes[begin..]);
     out
+}
+
+/// The bytes without their marks. No mark may be cut at the end. Other bytes stay: programs that do not mark their
+/// output may write here, too.
+pub fn unmarked(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some(at) = memchr::memchr(SIGN, rest) {
+        out.extend_from_slice(&rest[..at]);
+        rest = &rest[at..];
+        if let Some(after) = rest.strip_prefix(UNFINISHED) {
+            rest = after;
+        } else {
+            out.push(SIGN);
+            rest = rest.strip_prefix(ITSELF).unwrap_or(&rest[1..]);
+        }
+    }
+    out.extend_from_slice(rest);
+    out
+}
+
+/// Where the last mark of an unfinished line ends.
+pub fn last_unfinished(bytes: &[u8]) -> Option<usize> {
+    memmem::rfind(bytes, UNFINISHED).map(|at| at + UNFINISHED.len())
 }

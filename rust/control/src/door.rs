@@ -1,0 +1,473 @@
+//! The ports of a head: they let in only agents that know their key.
+//!
+//! A connection shows that it knows the key with its first message. Until we have that message, the connection counts
+//! as a stranger's: it may send little, it has some seconds, and the number of such connections is limited.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use dsl_engine::poller::Poller;
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::process::{Resource, getrlimit};
+
+use crate::connect::why_refused;
+use crate::frame::{Frame, LONGEST_OF_STRANGERS, Parser};
+use crate::hub::Shared;
+use crate::inbox::News;
+use crate::listener::Listener;
+use crate::loss::{Fault, words};
+use crate::server::{CALLER, LISTENER, token};
+use crate::strangers::{Strangers, most_callers};
+use crate::stream::{
+    FEW, HAS_KEY, MAGIC, MANY, OPENING_LEN, PREAMBLE_LEN, Scratch, SecureStream, Stream, TURNED_AWAY, Taken,
+    address_words, is_transient,
+};
+
+/// Seconds that a connection has to show that it knows the key.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How many different refusals the user hears of.
+const MOST_WARNINGS: usize = 8;
+/// First bytes that a client of torch's store sends.
+const TORCH_STORE: &[u8] = b"\x00\xce\xf7\x85\x3c";
+/// Connections that are accepted before others are served.
+const ACCEPTS: usize = 64;
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Where a connection has come from, and to which of our ports.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Origin {
+    from: SocketAddr,
+    pub(crate) port: u16,
+    /// Whether callers must have a job key of the user; `None`: it is not checked.
+    keyed: Option<bool>,
+}
+
+impl Origin {
+    pub(crate) fn address(&self) -> String {
+        address_words(self.from.ip(), self.from.port())
+    }
+
+    fn host(&self) -> String {
+        let address = self.address();
+        address
+            .rsplit_once(':')
+            .map_or(address.clone(), |(host, _)| host.to_owned())
+    }
+}
+
+/// A connection that has not shown yet that it knows the key.
+struct Caller {
+    origin: Origin,
+    /// Bytes in clear.
+    data: Vec<u8>,
+    place: u32,
+    state: State,
+}
+
+enum State {
+    Clear(TcpStream),
+    /// The handshake is done; with the bytes that have come since.
+    Secure(Stream, Vec<u8>),
+}
+
+impl Caller {
+    fn socket(&self) -> &TcpStream {
+        match &self.state {
+            State::Clear(socket) => socket,
+            State::Secure(Stream::Secure(stream), _) => stream.socket(),
+            State::Secure(Stream::Plain(_), _) => unreachable!("callers come by TCP"),
+        }
+    }
+}
+
+/// A caller that has shown that it knows the key.
+pub(crate) struct Admitted {
+    pub(crate) id: u64,
+    pub(crate) stream: Stream,
+    pub(crate) origin: Origin,
+    pub(crate) place: u32,
+    /// What it has sent.
+    pub(crate) data: Vec<u8>,
+}
+
+/// What to do with a caller.
+enum Next {
+    Wait,
+    /// End the connection: it does no harm.
+    Drop,
+    Refuse,
+    /// Refuse a caller with another key, for this reason.
+    TurnAway(u8),
+    Admit,
+}
+
+/// The keys, the ports and the callers.
+pub(crate) struct Door {
+    listeners: Vec<Listener>,
+    callers: HashMap<u64, Caller>,
+    strangers: Strangers,
+    keys: HashMap<Option<u32>, (Vec<u8>, usize)>,
+    warnings: HashSet<String>,
+    paused_until: Option<Instant>,
+}
+
+impl Door {
+    pub(crate) fn new() -> Self {
+        Self {
+            listeners: Vec::new(),
+            callers: HashMap::new(),
+            strangers: Strangers::new(HANDSHAKE),
+            keys: HashMap::new(),
+            warnings: HashSet::new(),
+            paused_until: None,
+        }
+    }
+
+    /// Begins to accept connections.
+    pub(crate) fn open(&mut self, listener: Listener, poller: &Poller) {
+        // Without memory for it, nobody can connect, and the agents say so.
+        let _ = poller.watch(&listener.socket, token(listener.id, LISTENER));
+        self.listeners.push(listener);
+    }
+
+    /// Closes a port, with the connections of its callers.
+    pub(crate) fn shut(&mut self, port: u16, poller: &Poller) {
+        let theirs: Vec<u64> = self
+            .callers
+            .iter()
+            .filter(|(_, caller)| caller.origin.port == port)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in theirs {
+            self.drop(id, poller);
+        }
+        self.listeners.retain(|one| {
+            if one.port == port {
+                poller.forget(&one.socket);
+            }
+            one.port != port
+        });
+    }
+
+    /// Closes all ports.
+    pub(crate) fn close(&mut self, poller: &Poller) {
+        let ports: Vec<u16> = self.listeners.iter().map(|one| one.port).collect();
+        for port in ports {
+            self.shut(port, poller);
+        }
+    }
+
+    /// Takes the key of a place, or of all, and goes on with the callers that waited for it.
+    pub(crate) fn expect(
+        &mut self,
+        place: Option<u32>,
+        key: Vec<u8>,
+        count: usize,
+        shared: &Shared,
+        poller: &Poller,
+    ) {
+        self.keys.insert(place, (key, count));
+        let waiting: Vec<u64> = self
+            .callers
+            .iter()
+            .filter(|(_, caller)| matches!(caller.state, State::Clear(_)) && caller.data.len() == OPENING_LEN)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in waiting {
+            let next = self.answer(id);
+            self.obey(id, &next, shared, poller);
+        }
+    }
+
+    /// When `expire` has something to do.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.paused_until.into_iter().chain(self.strangers.due()).min()
+    }
+
+    /// Refuses the callers that have taken too long, and accepts again after a pause.
+    pub(crate) fn expire(&mut self, now: Instant, shared: &Shared, poller: &Poller) {
+        while let Some(id) = self.strangers.expired(now) {
+            self.obey(id, &Next::Refuse, shared, poller);
+        }
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = None;
+            for one in &self.listeners {
+                let _ = poller.watch(&one.socket, token(one.id, LISTENER));
+            }
+        }
+    }
+
+    /// Accepts connections at a port; returns those that have something to say at once.
+    pub(crate) fn accept(&mut self, listener: u64, shared: &Shared, poller: &Poller) -> Vec<u64> {
+        let mut accepted = Vec::new();
+        for _ in 0..ACCEPTS {
+            let Some(one) = self.listeners.iter().find(|one| one.id == listener) else {
+                break;
+            };
+            let origin = |from| Origin {
+                from,
+                port: one.port,
+                keyed: one.keyed,
+            };
+            match one.socket.accept() {
+                Ok((socket, from)) => {
+                    let id = shared.new_id();
+                    let is_ready = socket.set_nonblocking(true).is_ok()
+                        && poller.watch(&socket, token(id, CALLER)).is_ok();
+                    if !is_ready {
+                        continue;
+                    }
+                    let caller = Caller {
+                        origin: origin(from),
+                        data: Vec::new(),
+                        place: 0,
+                        state: State::Clear(socket),
+                    };
+                    self.callers.insert(id, caller);
+                    self.strangers
+                        .arrive(id, from.ip().to_canonical(), Instant::now());
+                    accepted.push(id);
+                }
+                Err(error) => {
+                    let errno = Errno::from_io_error(&error);
+                    if let Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) = errno {
+                        self.make_room(&error, shared, poller);
+                    }
+                    break;
+                }
+            }
+        }
+        accepted
+    }
+
+    /// Refuses callers that are too many.
+    pub(crate) fn thin_out(&mut self, shared: &Shared, poller: &Poller) {
+        while let Some(id) = self.strangers.too_many(self.most()) {
+            self.obey(id, &Next::Refuse, shared, poller);
+        }
+    }
+
+    fn most(&self) -> usize {
+        let expected = self.keys.values().map(|(_, count)| count).sum();
+        most_callers(expected, getrlimit(Resource::Nofile).current)
+    }
+
+    /// Frees a descriptor for the next caller, or pauses: no descriptor is left to accept it.
+    fn make_room(&mut self, error: &std::io::Error, shared: &Shared, poller: &Poller) {
+        if let Some(id) = self.strangers.least_welcome() {
+            self.obey(id, &Next::Refuse, shared, poller);
+            return;
+        }
+        let why = words(error);
+        shared.inbox.put(News::Warning(format!(
+            "an agent that connects cannot be served ({why}): raise the limit of open files (ulimit -n)"
+        )));
+        for one in &self.listeners {
+            poller.forget(&one.socket);
+        }
+        self.paused_until = Some(Instant::now() + PAUSE);
+    }
+
+    /// Reads from a caller. Returns it if it has shown that it knows the key.
+    pub(crate) fn read(
+        &mut self,
+        id: u64,
+        scratch: &mut Scratch,
+        shared: &Shared,
+        poller: &Poller,
+    ) -> Option<Admitted> {
+        let next = match self.callers.get_mut(&id)? {
+            Caller {
+                state: State::Secure(stream, data),
+                ..
+            } => read_first(stream, data, scratch),
+            caller => match read_opening(caller) {
+                Next::Admit => self.answer(id),
+                next => next,
+            },
+        };
+        if !matches!(next, Next::Admit) {
+            self.obey(id, &next, shared, poller);
+            return None;
+        }
+        self.strangers.leave(id);
+        let caller = self.callers.remove(&id)?;
+        poller.forget(caller.socket());
+        let State::Secure(mut stream, data) = caller.state else {
+            return None;
+        };
+        if let Stream::Secure(stream) = &mut stream {
+            stream.chunk = MANY;
+        }
+        Some(Admitted {
+            id,
+            stream,
+            origin: caller.origin,
+            place: caller.place,
+            data,
+        })
+    }
+
+    /// Answers the first message of the handshake, if a key is known for the place.
+    fn answer(&mut self, id: u64) -> Next {
+        let Some(caller) = self.callers.get_mut(&id) else {
+            return Next::Wait;
+        };
+        let Some((preamble, _)) = caller.data.split_first_chunk::<PREAMBLE_LEN>() else {
+            return Next::Refuse;
+        };
+        let [.., a, b, c, d] = *preamble;
+        let place = u32::from_be_bytes([a, b, c, d]);
+        let has_key = place & HAS_KEY != 0;
+        caller.place = place & !HAS_KEY;
+        let Some((key, _)) = self
+            .keys
+            .get(&Some(caller.place))
+            .or_else(|| self.keys.get(&None))
+        else {
+            return Next::Wait;
+        };
+        if caller.origin.keyed.is_some_and(|keyed| keyed != has_key) {
+            return Next::TurnAway(if has_key { 1 } else { 2 });
+        }
+        let State::Clear(socket) = &caller.state else {
+            return Next::Wait;
+        };
+        let Ok(socket) = socket.try_clone() else {
+            return Next::Refuse;
+        };
+        match SecureStream::answer(socket, key, &caller.data) {
+            Ok(mut stream) => {
+                stream.chunk = FEW;
+                let stream = Stream::Secure(Box::new(stream));
+                let before = std::mem::replace(&mut caller.state, State::Secure(stream, Vec::new()));
+                drop(before);
+                self.strangers.answer(id);
+                Next::Wait
+            }
+            Err(Fault::Said(_)) => Next::TurnAway(3),
+            Err(Fault::Os(_)) => Next::Refuse,
+        }
+    }
+
+    fn obey(&mut self, id: u64, next: &Next, shared: &Shared, poller: &Poller) {
+        match next {
+            Next::Wait | Next::Admit => {}
+            Next::Drop => {
+                self.drop(id, poller);
+            }
+            Next::Refuse => {
+                if let Some(caller) = self.drop(id, poller) {
+                    let is_torch = caller.data.starts_with(TORCH_STORE);
+                    let (host, port) = (caller.origin.host(), caller.origin.port);
+                    let text = is_torch.then(|| {
+                        format!(
+                            "{host} was sent away from port {port}, where the nodes meet: it is a torchrun, or \
+                             a worker of torch"
+                        )
+                    });
+                    self.warn_of(&caller.origin, text, shared);
+                }
+            }
+            Next::TurnAway(reason) => {
+                let Some(caller) = self.callers.get(&id) else {
+                    return;
+                };
+                let origin = caller.origin;
+                let mut text = None;
+                if origin.keyed.is_some() {
+                    // If that fails, the caller does not learn why.
+                    let _ = caller.socket().write(&[&TURNED_AWAY[..], &[*reason]].concat());
+                    let (host, why) = (origin.host(), why_refused(*reason).0);
+                    text = Some(format!("a node at {host} was refused: {why}"));
+                }
+                self.drop(id, poller);
+                self.warn_of(&origin, text, shared);
+            }
+        }
+    }
+
+    /// Ends a connection so that the kernel keeps nothing of it: a worker may need the port soon.
+    fn drop(&mut self, id: u64, poller: &Poller) -> Option<Caller> {
+        self.strangers.leave(id);
+        let caller = self.callers.remove(&id)?;
+        poller.forget(caller.socket());
+        let _ = sockopt::set_socket_linger(caller.socket(), Some(Duration::ZERO));
+        Some(caller)
+    }
+
+    /// Counts a stranger, and warns the user, of strangers of one kind only once.
+    pub(crate) fn warn_of(&mut self, origin: &Origin, text: Option<String>, shared: &Shared) {
+        let count = shared.strangers.fetch_add(1, Ordering::SeqCst) + 1;
+        if text.is_none() && origin.keyed.is_none() && count > 1 {
+            return;
+        }
+        let text = text.unwrap_or_else(|| {
+            let (port, is_open) = (origin.port, origin.keyed.is_none());
+            let from = if is_open { origin.address() } else { origin.host() };
+            format!("a stranger at {from} connected to port {port} of this job and was refused")
+        });
+        if self.warnings.len() < MOST_WARNINGS && self.warnings.insert(text.clone()) {
+            shared.inbox.put(News::Warning(text));
+        }
+    }
+
+    /// Whether only one agent may come for a place. Where members come by themselves, the owner of the hub decides.
+    pub(crate) fn has_fixed_places(origin: &Origin) -> bool {
+        origin.keyed.is_none()
+    }
+}
+
+/// Reads the bytes in clear; `Next::Admit` when they are complete.
+fn read_opening(caller: &mut Caller) -> Next {
+    let State::Clear(socket) = &caller.state else {
+        return Next::Wait;
+    };
+    let mut buffer = [0; OPENING_LEN];
+    let is_waiting = caller.data.len() == OPENING_LEN;
+    // While its key is not known, an agent sends nothing before our answer.
+    let room = if is_waiting {
+        1
+    } else {
+        OPENING_LEN - caller.data.len()
+    };
+    let count = match (&mut &*socket).read(&mut buffer[..room]) {
+        Ok(count) => count,
+        Err(error) if is_transient(&error) => return Next::Wait,
+        Err(_) => return Next::Refuse,
+    };
+    if is_waiting {
+        return if count == 0 { Next::Drop } else { Next::Refuse };
+    }
+    caller.data.extend_from_slice(&buffer[..count]);
+    let length = caller.data.len();
+    if !MAGIC.starts_with(&caller.data[..length.min(MAGIC.len())]) {
+        return Next::Refuse;
+    }
+    match count {
+        // An agent that has also reached us at another address ends this connection after its first bytes.
+        0 if length >= PREAMBLE_LEN => Next::Drop,
+        0 => Next::Refuse,
+        _ if length == OPENING_LEN => Next::Admit,
+        _ => Next::Wait,
+    }
+}
+
+/// Reads what comes after the handshake; `Next::Admit` when the first message is complete.
+fn read_first(stream: &mut Stream, data: &mut Vec<u8>, scratch: &mut Scratch) -> Next {
+    match stream.read(scratch) {
+        Ok(Taken::Bytes) => data.extend_from_slice(&scratch.plain),
+        Ok(Taken::Nothing) => return Next::Wait,
+        Ok(Taken::End) => return Next::Drop,
+        Err(_) => return Next::Refuse,
+    }
+    match Parser::new(LONGEST_OF_STRANGERS).next(data) {
+        Ok(Some((Frame::Message(_), _))) => Next::Admit,
+        Ok(None) => Next::Wait,
+        Ok(Some(_)) | Err(_) => Next::Refuse,
+    }
+}

@@ -1,0 +1,124 @@
+//! A link as all threads see it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::door::Origin;
+use crate::frame::Pong;
+use crate::outbox::Outbox;
+
+/// Measurements that are kept until somebody takes them.
+const SAMPLES: usize = 8;
+
+/// An answered heartbeat.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// The answer.
+    pub pong: Pong,
+    /// When it came back in nanoseconds: by the clock of the day, and by a clock that never steps.
+    pub back_real: u64,
+    /// See `back_real`.
+    pub back: u64,
+}
+
+/// What all threads may know of a link and do with it.
+#[derive(Debug)]
+pub struct Face {
+    pub(crate) id: u64,
+    /// Name of the other side, as the user knows it.
+    pub name: String,
+    /// How it came in; `None`: we have made the connection, or were given it.
+    pub(crate) origin: Option<Origin>,
+    /// Our address at this end; empty: another program has made the connection.
+    pub own_address: String,
+    /// Whether both ends are known to be on one machine.
+    pub is_local: bool,
+    pub(crate) place: AtomicI64,
+    pub(crate) is_lost: AtomicBool,
+    pub(crate) is_closing: AtomicBool,
+    pub(crate) is_paused: AtomicBool,
+    /// Whether the thread was told to look at it.
+    pub(crate) is_called: AtomicBool,
+    pub(crate) unread: AtomicUsize,
+    outbox: Mutex<Outbox>,
+    samples: Mutex<VecDeque<Sample>>,
+}
+
+impl Face {
+    pub(crate) fn new(
+        id: u64,
+        name: String,
+        place: i64,
+        origin: Option<Origin>,
+        ends: (String, bool),
+    ) -> Self {
+        Self {
+            id,
+            name,
+            origin,
+            own_address: ends.0,
+            is_local: ends.1,
+            place: AtomicI64::new(place),
+            is_lost: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
+            is_paused: AtomicBool::new(false),
+            is_called: AtomicBool::new(false),
+            unread: AtomicUsize::new(0),
+            outbox: Mutex::default(),
+            samples: Mutex::default(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_test(id: u64) -> Self {
+        Self::new(id, "n".into(), -1, None, (String::new(), false))
+    }
+
+    /// Our port at which it came in; 0: it did not.
+    pub fn port(&self) -> u16 {
+        self.origin.map_or(0, |origin| origin.port)
+    }
+
+    /// Node rank or rank of the agent there; -1: not known, or the other side is the head.
+    pub fn place(&self) -> i64 {
+        self.place.load(Ordering::SeqCst)
+    }
+
+    /// Changes the place.
+    pub fn set_place(&self, place: i64) {
+        self.place.store(place, Ordering::SeqCst);
+    }
+
+    /// Whether the connection has ended.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::SeqCst)
+    }
+
+    /// Bytes of unread messages, with the cost of each.
+    pub fn unread(&self) -> usize {
+        self.unread.load(Ordering::Relaxed)
+    }
+
+    /// Takes the measurements that have come since the last call, the oldest first.
+    pub fn take_samples(&self) -> Vec<Sample> {
+        self.samples().drain(..).collect()
+    }
+
+    pub(crate) fn note(&self, sample: Sample) {
+        let mut samples = self.samples();
+        if samples.len() == SAMPLES {
+            samples.pop_front();
+        }
+        samples.push_back(sample);
+    }
+
+    fn samples(&self) -> MutexGuard<'_, VecDeque<Sample>> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn outbox(&self) -> MutexGuard<'_, Outbox> {
+        // Each statement under the lock leaves the outbox consistent, so a panic does no harm.
+        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

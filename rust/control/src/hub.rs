@@ -1,0 +1,459 @@
+//! The connections of a process: messages, heartbeats and output, served by one thread.
+//!
+//! A hub is silent until it is started. So an agent can talk to its head first ([`Hub::send_now`], [`Hub::receive`]),
+//! then fork, and start the hub in the process that goes on.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use dsl_engine::os::spawn_quiet;
+use dsl_engine::{Bell, Error};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use thiserror::Error;
+
+use crate::count::{Count, SLICE};
+use crate::face::Face;
+use crate::frame::{LONGEST, LONGEST_OF_AGENTS};
+use crate::inbox::{Inbox, News};
+use crate::link::{House, Link};
+use crate::listener::Listener;
+use crate::loss::Loss;
+use crate::relay::Relay;
+use crate::server::{Core, Settings};
+use crate::stream::Stream;
+
+/// Number of agents that share the memory for output, unless the head says another.
+const USUAL_AGENTS: usize = 16;
+/// How long another process may wait for a port that we close.
+const SHUT: Duration = Duration::from_secs(5);
+
+/// What the owner asks the thread for.
+pub(crate) enum Command {
+    Begin(Box<Link>),
+    Attend(Arc<Face>),
+    Listen(Listener),
+    Unlisten(u16, Arc<Count>),
+    Expect(Option<u32>, Vec<u8>, usize),
+    Relay(Box<Relay>),
+    Drain(Arc<Count>),
+    /// End a link at once; whether it counts as that of a stranger.
+    Drop(Arc<Face>, bool),
+    Close,
+    Stop,
+}
+
+/// What the thread and its owner share.
+pub(crate) struct Shared {
+    pub(crate) inbox: Inbox,
+    pub(crate) bell: Arc<Bell>,
+    commands: Mutex<Vec<Command>>,
+    pub(crate) strangers: AtomicUsize,
+    pub(crate) agents: AtomicUsize,
+    /// Pieces of output that have arrived and are not written.
+    pub(crate) unshown: Count,
+    /// Links that have not ended.
+    pub(crate) links: Count,
+    /// 1 while the thread runs.
+    running: Count,
+    ids: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new() -> Result<Self, Error> {
+        Ok(Self {
+            inbox: Inbox::new()?,
+            bell: Arc::new(Bell::new()?),
+            commands: Mutex::default(),
+            strangers: AtomicUsize::new(0),
+            agents: AtomicUsize::new(USUAL_AGENTS),
+            unshown: Count::default(),
+            links: Count::default(),
+            running: Count::default(),
+            ids: AtomicU64::new(1),
+        })
+    }
+
+    pub(crate) fn new_id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn commands(&self) -> MutexGuard<'_, Vec<Command>> {
+        // Each statement under the lock leaves the list consistent, so a panic does no harm.
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn take_commands(&self) -> Vec<Command> {
+        std::mem::take(&mut *self.commands())
+    }
+
+    fn order(&self, command: Command) {
+        self.commands().push(command);
+        self.bell.ring();
+    }
+}
+
+/// Why a talk before the start has failed.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum TalkError {
+    /// The connection has ended, or nothing came in time; in words for the user.
+    #[error("{0}")]
+    Ended(String),
+    /// The caller has asked for the end.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// The arguments of [`Hub::listen`].
+type Asked = (String, u16, Option<bool>);
+
+#[derive(Default)]
+struct State {
+    is_started: bool,
+    is_disowned: bool,
+    /// The links that are added before the start.
+    early: Vec<Link>,
+    /// What was asked of `listen`, and the port.
+    ports: Vec<(Asked, u16)>,
+    relayed: Option<Arc<Face>>,
+}
+
+/// The connections of this process.
+pub struct Hub {
+    settings: Settings,
+    shared: Arc<Shared>,
+    state: Mutex<State>,
+    /// The process that has the thread.
+    pid: AtomicU32,
+}
+
+impl Hub {
+    /// A hub that is not started. Makes descriptors, and no thread.
+    pub fn new(settings: Settings) -> Result<Self, Error> {
+        Ok(Self {
+            settings,
+            shared: Arc::new(Shared::new()?),
+            state: Mutex::default(),
+            pid: AtomicU32::new(0),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves a connection; `name` is the other side's name for the user.
+    pub fn add(&self, stream: Stream, name: String) -> Arc<Face> {
+        stream.tune(self.settings.heartbeat);
+        let ends = (stream.own_address(), stream.is_local());
+        let face = Arc::new(Face::new(self.shared.new_id(), name, -1, None, ends));
+        let is_head = self.settings.console.is_some();
+        let longest = if is_head { LONGEST_OF_AGENTS } else { LONGEST };
+        let link = Link::new(Arc::clone(&face), stream, longest);
+        self.shared.links.add(1);
+        let mut state = self.state();
+        if state.is_started {
+            self.shared.order(Command::Begin(Box::new(link)));
+        } else {
+            state.early.push(link);
+        }
+        face
+    }
+
+    /// Lets agents connect by TCP at a port; returns the port. The same call again changes nothing. `address`: one of
+    /// this machine; empty: every one. `port`: 0 for any free one. `keyed`: agents are refused unless they have a key
+    /// from their user (true), or have none (false); `None`: it is not checked.
+    pub fn listen(&self, address: &str, port: u16, keyed: Option<bool>) -> std::io::Result<u16> {
+        let mut state = self.state();
+        let asked = (address.to_owned(), port, keyed);
+        if let Some((_, port)) = state.ports.iter().find(|(known, _)| *known == asked) {
+            return Ok(*port);
+        }
+        let listener = Listener::new(self.shared.new_id(), address, port, keyed)?;
+        let port = listener.port;
+        state.ports.push((asked, port));
+        self.shared.order(Command::Listen(listener));
+        Ok(port)
+    }
+
+    /// Closes a port. Returns when another process can listen there; links that came in by it stay.
+    pub fn unlisten(&self, port: u16) {
+        let mut state = self.state();
+        state.ports.retain(|(_, known)| *known != port);
+        if !state.is_started {
+            let is_it = |command: &Command| matches!(command, Command::Listen(one) if one.port == port);
+            self.shared.commands().retain(|command| !is_it(command));
+            return;
+        }
+        let gate = Arc::new(Count::default());
+        gate.add(1);
+        self.shared.order(Command::Unlisten(port, Arc::clone(&gate)));
+        drop(state);
+        gate.wait(Some(SHUT), || false);
+    }
+
+    /// Lets in agents of a place that know a key; `None`: of every place. `count`: number of these agents.
+    pub fn expect(&self, place: Option<u32>, key: &[u8], count: usize) {
+        self.shared.order(Command::Expect(place, key.to_vec(), count));
+    }
+
+    /// Connections that were refused because they did not know the key.
+    pub fn strangers(&self) -> usize {
+        self.shared.strangers.load(Ordering::SeqCst)
+    }
+
+    /// A head: number of agents that share the memory for output.
+    pub fn agents(&self) -> usize {
+        self.shared.agents.load(Ordering::Relaxed)
+    }
+
+    /// Sets the number of agents.
+    pub fn set_agents(&self, count: usize) {
+        self.shared.agents.store(count, Ordering::Relaxed);
+    }
+
+    /// Takes what has arrived. `Gone` is the last news of a link.
+    pub fn read(&self) -> Vec<News> {
+        let (news, resumed) = self.shared.inbox.take();
+        for face in resumed {
+            self.call(&face);
+        }
+        news
+    }
+
+    fn call(&self, face: &Arc<Face>) {
+        if !face.is_called.swap(true, Ordering::SeqCst) {
+            self.shared.order(Command::Attend(Arc::clone(face)));
+        }
+    }
+
+    /// Queues a message, without waiting. Does nothing if the link is lost or being closed.
+    pub fn send(&self, face: &Arc<Face>, payload: &[u8]) {
+        if !face.is_closing.load(Ordering::SeqCst) {
+            face.outbox().message(payload);
+            self.call(face);
+        }
+    }
+
+    /// Sends what is queued, then ends the connection. Nothing is read any more.
+    pub fn close_link(&self, face: &Arc<Face>) {
+        face.is_closing.store(true, Ordering::SeqCst);
+        self.call(face);
+    }
+
+    /// Ends a connection at once, and forgets what it has said. `is_stranger`: it counts as one that does not know
+    /// the key.
+    pub fn drop_link(&self, face: &Arc<Face>, is_stranger: bool) {
+        face.is_closing.store(true, Ordering::SeqCst);
+        self.shared.inbox.forget(face);
+        self.shared.order(Command::Drop(Arc::clone(face), is_stranger));
+    }
+
+    /// Sends a message before the hub is started, and waits until it has gone. `pending` is called now and then; if it
+    /// returns true, the call ends.
+    pub fn send_now(
+        &self,
+        face: &Arc<Face>,
+        payload: &[u8],
+        timeout: Duration,
+        mut pending: impl FnMut() -> bool,
+    ) -> Result<(), TalkError> {
+        face.outbox().message(payload);
+        let deadline = Instant::now() + timeout;
+        let mut state = self.state();
+        if let Some(link) = state.early.iter_mut().find(|link| Arc::ptr_eq(&link.face, face)) {
+            return flush_now(link, deadline, &mut pending);
+        }
+        drop(state);
+        self.call(face);
+        Ok(())
+    }
+
+    /// Waits for a message before the hub is started. `while_heard`: the time begins anew whenever the other side
+    /// sends something.
+    pub fn receive(
+        &self,
+        face: &Arc<Face>,
+        timeout: Duration,
+        while_heard: bool,
+        mut pending: impl FnMut() -> bool,
+    ) -> Result<Vec<u8>, TalkError> {
+        let mut deadline = Instant::now() + timeout;
+        let mut state = self.state();
+        let mut house = House::new(self.settings.console.is_some(), Arc::clone(&self.shared));
+        loop {
+            if let Some(payload) = self.shared.inbox.take_first(face) {
+                return Ok(payload);
+            }
+            let Some(link) = state.early.iter_mut().find(|link| Arc::ptr_eq(&link.face, face)) else {
+                let name = &face.name;
+                return Err(TalkError::Ended(format!("{name} is heard by another thread")));
+            };
+            if while_heard {
+                deadline = link.last_heard + timeout;
+            }
+            wait(link, PollFlags::IN, deadline, &mut pending)?;
+            let taken = link.take(&mut house);
+            taken.map_err(|fault| ended(link, &fault.into()))?;
+            flush_now(link, deadline, &mut pending)?;
+        }
+    }
+
+    /// Sends what comes out of two pipes to the head, which shows it.
+    pub fn relay(&self, face: &Arc<Face>, stdout: OwnedFd, stderr: OwnedFd) -> std::io::Result<()> {
+        let relay = Relay::new(face.id, stdout, stderr)?;
+        self.state().relayed = Some(Arc::clone(face));
+        self.shared.order(Command::Relay(Box::new(relay)));
+        Ok(())
+    }
+
+    /// Waits for output; false: the time is over, `pending` has returned true, or the head is gone. An agent waits
+    /// until all that was in the pipes is written to the connection. A head waits until all that has arrived is shown.
+    pub fn drain(&self, timeout: Option<Duration>, pending: impl FnMut() -> bool) -> bool {
+        if self.settings.console.is_some() {
+            return self.shared.unshown.wait(timeout, pending);
+        }
+        let gate = Arc::new(Count::default());
+        gate.add(1);
+        self.shared.order(Command::Drain(Arc::clone(&gate)));
+        let is_done = gate.wait(timeout, pending);
+        is_done && self.state().relayed.as_ref().is_some_and(|face| !face.is_lost())
+    }
+
+    /// Begins to serve. From here on this process must not fork and go on in the child.
+    pub fn start(&self) -> std::io::Result<()> {
+        let mut state = self.state();
+        if state.is_started || state.is_disowned {
+            return Ok(());
+        }
+        let early = std::mem::take(&mut state.early);
+        let (settings, shared) = (self.settings.clone(), Arc::clone(&self.shared));
+        self.shared.running.add(1);
+        spawn_quiet("dsl-hub", move || {
+            serve(settings, &shared, early);
+            shared.running.add(-1);
+        })
+        .inspect_err(|_| self.shared.running.add(-1))?;
+        state.is_started = true;
+        self.pid.store(std::process::id(), Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Sends what is queued, ends all connections, and waits no longer than this for it.
+    pub fn close(&self, timeout: Duration, mut pending: impl FnMut() -> bool) -> std::io::Result<()> {
+        self.start()?;
+        if self.state().is_disowned {
+            return Ok(());
+        }
+        self.shared.order(Command::Close);
+        self.shared.links.wait(Some(timeout), &mut pending);
+        self.shared.order(Command::Stop);
+        let end = timeout + Duration::from_secs(1);
+        self.shared.running.wait(Some(end), pending);
+        Ok(())
+    }
+
+    /// Closes the descriptors in this process alone: a process forked from it goes on with them.
+    pub fn disown(&self) {
+        let mut state = self.state();
+        state.is_disowned = true;
+        for link in state.early.drain(..) {
+            link.stream.disown();
+        }
+        drop(self.shared.take_commands());
+    }
+}
+
+impl AsFd for Hub {
+    /// Readable while [`Hub::read`] returns something.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.inbox.bell.as_fd()
+    }
+}
+
+impl AsRawFd for Hub {
+    fn as_raw_fd(&self) -> i32 {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        // In a forked child the thread is missing, and a lock may stay locked for ever.
+        if std::process::id() == self.pid.load(Ordering::SeqCst) {
+            self.shared.order(Command::Stop);
+        }
+    }
+}
+
+fn serve(settings: Settings, shared: &Arc<Shared>, early: Vec<Link>) {
+    let failed = |why: &str| {
+        Loss::new(
+            "internal",
+            format!("cannot be heard any more: internal error: {why}"),
+        )
+    };
+    match Core::new(settings, Arc::clone(shared)) {
+        Ok(mut core) => {
+            let ran = catch_unwind(AssertUnwindSafe(|| core.run(early)));
+            let loss = ran.err().map(|_| failed("the thread of the links has failed"));
+            core.end(loss.as_ref());
+        }
+        Err(error) => {
+            for link in early {
+                let loss = failed(&error.to_string());
+                shared.inbox.put(News::Gone(link.face, Some(loss)));
+                shared.links.add(-1);
+            }
+        }
+    }
+}
+
+fn ended(link: &Link, loss: &Loss) -> TalkError {
+    TalkError::Ended(format!("{} {}", link.face.name, loss.reason))
+}
+
+fn flush_now(
+    link: &mut Link,
+    deadline: Instant,
+    pending: &mut impl FnMut() -> bool,
+) -> Result<(), TalkError> {
+    loop {
+        match link.flush() {
+            Ok(false) => return Ok(()),
+            Ok(true) => wait(link, PollFlags::OUT, deadline, pending)?,
+            Err(fault) => return Err(ended(link, &fault.into())),
+        }
+    }
+}
+
+fn wait(
+    link: &Link,
+    flags: PollFlags,
+    deadline: Instant,
+    pending: &mut impl FnMut() -> bool,
+) -> Result<(), TalkError> {
+    let fd = match link.stream.write_fd() {
+        Some(fd) if flags == PollFlags::OUT => fd,
+        _ => link.stream.read_fd(),
+    };
+    loop {
+        if pending() {
+            return Err(TalkError::Interrupted);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let slice = left.min(SLICE);
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(slice.subsec_nanos()),
+        };
+        if poll(&mut [PollFd::new(&fd, flags)], Some(&timeout)).is_ok_and(|count| count > 0) {
+            return Ok(());
+        }
+        if left.is_zero() {
+            return Err(TalkError::Ended(format!("{} does not answer", link.face.name)));
+        }
+    }
+}

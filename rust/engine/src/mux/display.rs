@@ -1,0 +1,235 @@
+//! Shows output of other hosts, each piece as the mux there has composed it.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use crate::bell::Bell;
+use crate::mux::compose::Composer;
+use crate::mux::consoles::place;
+use crate::mux::writer::{Wants, Writer};
+use crate::spec::Console;
+
+/// Pieces are composed while fewer bytes than this wait to be written. Unfinished lines may be repeated in what is
+/// composed, so this bounds it.
+const COMPOSED_BYTES: usize = 2 << 20;
+/// The stream to which the unfinished lines of sources that have ended belong.
+const NOBODY: usize = 0;
+
+/// A source and one of its streams.
+type Speaker = (u64, bool);
+
+/// Bytes of a speaker; without bytes to come (`None`), its source has ended.
+struct Piece {
+    speaker: Speaker,
+    data: Option<Vec<u8>>,
+    /// The rest of the last line follows at once.
+    goes_on: bool,
+}
+
+/// What has happened since the last turn.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// The pieces that were written or thrown away: their sources and lengths.
+    pub taken: Vec<(u64, usize)>,
+    /// The streams that cannot be written any more, and why.
+    pub failed: Vec<(Console, i32)>,
+}
+
+/// Composes the output of many sources, and writes it to two descriptors.
+pub struct Display {
+    sides: Vec<Side>,
+}
+
+/// One file, pipe or terminal.
+struct Side {
+    console: Console,
+    writer: Result<Writer, Errno>,
+    is_gone: bool,
+    composer: Composer,
+    streams: HashMap<Speaker, usize>,
+    free: Vec<usize>,
+    queue: VecDeque<Piece>,
+    /// The speaker in the middle of a line whose rest follows at once. The others wait.
+    holder: Option<Speaker>,
+    waiting: VecDeque<Piece>,
+    /// Bytes that the writer was given.
+    handed: u64,
+    /// Composed pieces: the number of bytes after which they are written, their sources and lengths.
+    composed: VecDeque<(u64, u64, usize)>,
+    spare: Vec<u8>,
+}
+
+impl Display {
+    /// Shows the streams on two descriptors, or on one if both are the same file. `bell` is rung after each write.
+    pub fn new(stdout: std::io::Result<OwnedFd>, stderr: std::io::Result<OwnedFd>, bell: &Arc<Bell>) -> Self {
+        let is_same = match (&stdout, &stderr) {
+            (Ok(one), Ok(other)) => place(one).is_some() && place(one) == place(other),
+            _ => false,
+        };
+        let mut sides = vec![Side::new(Console::Stdout, stdout, bell)];
+        if !is_same {
+            sides.push(Side::new(Console::Stderr, stderr, bell));
+        }
+        Self { sides }
+    }
+
+    /// Takes bytes of a source. `goes_on`: the rest of the last line follows at once.
+    pub fn put(&mut self, source: u64, console: Console, data: Vec<u8>, goes_on: bool) {
+        let is_error = console == Console::Stderr;
+        let last = self.sides.len() - 1;
+        self.sides[usize::from(is_error).min(last)]
+            .queue
+            .push_back(Piece {
+                speaker: (source, is_error),
+                data: Some(data),
+                goes_on,
+            });
+    }
+
+    /// Notes that a source has ended, so that its unfinished line does not hold up the others.
+    pub fn end(&mut self, source: u64) {
+        for side in &mut self.sides {
+            for is_error in [false, true] {
+                side.queue.push_back(Piece {
+                    speaker: (source, is_error),
+                    data: None,
+                    goes_on: false,
+                });
+            }
+        }
+    }
+
+    /// Hands over what the writers have room for.
+    pub fn turn(&mut self) -> Progress {
+        let mut progress = Progress::default();
+        for side in &mut self.sides {
+            side.turn(&mut progress);
+        }
+        progress
+    }
+}
+
+impl Side {
+    fn new(console: Console, fd: std::io::Result<OwnedFd>, bell: &Arc<Bell>) -> Self {
+        let writer = fd
+            .and_then(|fd| Writer::new(fd, Arc::clone(bell)))
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        if let Ok(writer) = &writer {
+            writer.adopt(Arc::clone(bell), Wants::Progress);
+        }
+        let mut composer = Composer::new(None, false);
+        composer.add_passing(None); // `NOBODY`
+        Self {
+            console,
+            writer,
+            is_gone: false,
+            composer,
+            streams: HashMap::new(),
+            free: Vec::new(),
+            queue: VecDeque::new(),
+            holder: None,
+            waiting: VecDeque::new(),
+            handed: 0,
+            composed: VecDeque::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    fn turn(&mut self, progress: &mut Progress) {
+        let waiting = self.writer.as_ref().map_or(0, |writer| writer.backlog().0);
+        while waiting + self.composer.pending() < COMPOSED_BYTES {
+            let Some(piece) = self.queue.pop_front() else {
+                break;
+            };
+            self.place(piece);
+        }
+        if self.composer.pending() > 0 {
+            let block = self
+                .composer
+                .take(std::mem::take(&mut self.spare), Instant::now());
+            self.handed += block.len() as u64;
+            self.spare = match &self.writer {
+                Ok(writer) => writer.write(block),
+                Err(_) => Vec::new(),
+            };
+        }
+        let failure = match &self.writer {
+            Ok(writer) => writer.failure(),
+            Err(error) => (self.handed > 0).then_some(*error),
+        };
+        if let Some(error) = failure
+            && !std::mem::replace(&mut self.is_gone, true)
+        {
+            progress.failed.push((self.console, error.raw_os_error()));
+        }
+        let left = self.writer.as_ref().map_or(0, |writer| writer.backlog().0) as u64;
+        while let Some((end, source, count)) = self.composed.front().copied() {
+            if end > self.handed - left {
+                break;
+            }
+            self.composed.pop_front();
+            progress.taken.push((source, count));
+        }
+    }
+
+    fn place(&mut self, piece: Piece) {
+        if self.is_held_up(piece.speaker) {
+            self.waiting.push_back(piece);
+        } else {
+            self.show(piece);
+            self.show_waiting();
+        }
+    }
+
+    fn is_held_up(&self, speaker: Speaker) -> bool {
+        self.holder.is_some_and(|holder| holder != speaker)
+    }
+
+    /// Shows the pieces that waited, until a speaker is in the middle of a line again.
+    fn show_waiting(&mut self) {
+        let mut is_stuck = self.holder.is_some();
+        while !is_stuck && !self.waiting.is_empty() {
+            is_stuck = true;
+            for piece in std::mem::take(&mut self.waiting) {
+                if self.is_held_up(piece.speaker) {
+                    self.waiting.push_back(piece);
+                } else {
+                    self.show(piece);
+                    is_stuck = false;
+                }
+            }
+        }
+    }
+
+    /// Forgets a speaker that has ended.
+    fn let_go(&mut self, speaker: Speaker) {
+        self.holder = None;
+        if let Some(stream) = self.streams.remove(&speaker) {
+            self.composer.leave(stream, NOBODY);
+            self.free.push(stream);
+        }
+    }
+
+    fn show(&mut self, piece: Piece) {
+        let Some(data) = piece.data else {
+            self.let_go(piece.speaker);
+            return;
+        };
+        if !data.is_empty() && !self.is_gone {
+            let (composer, free) = (&mut self.composer, &mut self.free);
+            let made = || composer.add_passing(free.pop());
+            let stream = *self.streams.entry(piece.speaker).or_insert_with(made);
+            self.composer.pass(stream, &data);
+        }
+        self.holder = piece.goes_on.then_some(piece.speaker);
+        let end = self.handed + self.composer.pending() as u64;
+        self.composed.push_back((end, piece.speaker.0, data.len()));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! System calls for the other crates of dsl: [`crate::sys`] is the only home of `unsafe`.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::thread::JoinHandle;
+
+use crate::sys;
+use crate::sys::signal::{self, SignalSet};
+
+const STACK_BYTES: usize = 512 * 1024;
+
+/// Starts a thread with all signals blocked, so that it takes no signal of the host program.
+pub fn spawn_quiet(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    spawn_quiet_with(name, |_| body())
+}
+
+/// As [`spawn_quiet`], and tells the thread the mask of the caller.
+pub(crate) fn spawn_quiet_with(
+    name: &str,
+    body: impl FnOnce(SignalSet) + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    // The new thread inherits this mask.
+    let mask = signal::set_mask(SignalSet::ALL);
+    let spawned = std::thread::Builder::new()
+        .name(name.into())
+        .stack_size(STACK_BYTES)
+        .spawn(move || body(mask));
+    signal::set_mask(mask);
+    spawned
+}
+
+/// Takes over a descriptor by its number. The caller must be its only owner.
+pub fn take_over(fd: RawFd) -> io::Result<OwnedFd> {
+    sys::take_over(fd)
+}
+
+/// A copy of a descriptor, known by its number, that no other program inherits.
+pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    sys::duplicate(fd)
+}
+
+/// Lets the kernel hold at most so many bytes of a TCP connection that it has not sent yet.
+pub fn limit_unsent(socket: impl AsFd, bytes: u32) -> io::Result<()> {
+    sys::limit_unsent(socket.as_fd(), bytes)
+}
