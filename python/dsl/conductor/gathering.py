@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from dsl.conductor.members import Known, Roster
     from dsl.conductor.terms import Terms
 
-TOGETHER_S = 3.0
-"""After the first member that cannot take part, others get this long to report their own problems."""
+TOGETHER_S = 4.0
+"""After the first member that cannot take part, others get this long to report their own problems. The kernel
+needs three seconds to find that a host on its network does not answer (ARP)."""
 
 LAST_CALL_S = 30.0
 """When enough hosts are there, hosts that are still starting get this long to join the attempt."""
