@@ -5,6 +5,7 @@
     DslError                        1
     |-- PidFileError                1    the pid file cannot be made
     |-- ControlError                1    head and agent of a job cannot reach each other
+    |   `-- RefusedLinkError        2    node 0 refuses this node: another key, job or place
     |-- RendezvousError             1    the nodes of a job do not meet
     |-- ProgramError
     |   |-- ProgramNotFoundError    127  (FileNotFoundError)
