@@ -82,7 +82,7 @@ def read(
     Raises:
         UsageError: an option has a bad value.
     """
-    options = _read_plain(argv, environ, local_rank_arg)
+    options = read_plain(argv, environ, local_rank_arg)
     if options is None:
         namespace = parse_args(argv, environ, program=program, local_rank_arg=local_rank_arg)
         options = Options(vars(namespace))
@@ -92,7 +92,8 @@ def read(
     return request, options
 
 
-def _read_plain(argv: Sequence[str], environ: Mapping[str, str], local_rank_arg: str) -> Options | None:
+def read_plain(argv: Sequence[str], environ: Mapping[str, str], local_rank_arg: str) -> Options | None:
+    """The values of a command line that is written out in full; None: argparse has to read it."""
     for name in environ:
         if name.startswith(ENVIRONMENT_PREFIX):
             return None
