@@ -18,7 +18,7 @@ from dsl.agent.policy import END_ACTIONS, signal_code
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.orders import Dismiss, Explain, Send, Speak
 from dsl.conductor.terms import fixed_places
-from dsl.control.hub import Hub
+from dsl.control.hub import Hub, allow_connections
 from dsl.control.messages import Bye, Hello, Lost, Moved, Refused, Said, Stop
 from dsl.errors import PortError, RendezvousError
 from dsl.lists import format_ranges
@@ -45,9 +45,6 @@ REMIND_S = 2.0
 MOST_WARNINGS = 8
 """How many refused nodes the user hears about."""
 
-FEW = 256
-"""Number of nodes for which every usual limit of descriptors is enough."""
-
 FAREWELL_S = 5.0
 FAILURE, USAGE = 1, 2
 
@@ -65,7 +62,7 @@ class FirstNode:
         self._hello, self._preempt_signal = joining.hello, job.signals.preempt
         self._hub = Hub(joining.silence_s, show=True)
         self._inner = 0
-        _allow_connections(self._hello.nodes)
+        allow_connections(self._hello.nodes)
         self._listen()
         self._hub.expect(None, joining.key, count=self._hello.nodes)
         terms = fixed_places(
@@ -330,16 +327,3 @@ def _places_of(address: str) -> tuple[str, ...]:
     if address in ("localhost", "localhost.localdomain"):
         return ("127.0.0.1", "::1")
     return (address,) if address.startswith("127.") or address == "::1" else ("",)
-
-
-def _allow_connections(count: int) -> None:
-    """Raise the limit of descriptors, if it is too low for one connection to each node."""
-    if count < FEW:
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * count + FEW
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

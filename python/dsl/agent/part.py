@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 
 FAILURE = 1
 
-LOST_GRACE_S = 30.0
-"""Most time that workers get to end when the head is lost: no user can ask for the end any more."""
-
 
 class Orders:
     """Messages of the conductor: a channel of the agent, and the meetings of its planner (a `Rendezvous`).

@@ -10,7 +10,7 @@ from dsl.agent.starters import BY_SSH, Starters
 from dsl.cli.process import Crew, HeldSignals, run_guarded
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.terms import reached_terms, seats_of
-from dsl.control.hub import Hub
+from dsl.control.hub import Hub, allow_connections
 from dsl.control.messages import Assignment
 from dsl.errors import LauncherError
 from dsl.launchers.base import Agents
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from dsl.model.remote import Remote
     from dsl.model.request import ShowRequest
     from dsl.plan.job import JobPlan
-
-FEW = 256
-"""Number of agents for which every usual limit of descriptors is enough."""
 
 AGENT_WORDS: tuple[str, ...] = ("-m", "dsl.node")
 
@@ -68,7 +65,7 @@ def _head(job: Job, remote: Remote, facts: Facts) -> Head:
     from dsl.machine.this_process import temp_dir
 
     node_ranks = [one.node_rank for one in seats_of(job, per_node=remote.per_node)]
-    _allow_connections(len(node_ranks))
+    allow_connections(len(node_ranks))
     hub = Hub(remote.heartbeat_s, show=True)
     addresses: list[str] = []
     variables: tuple[tuple[str, str], ...] = ()
@@ -102,20 +99,6 @@ def _detaches(job: Job, remote: Remote) -> bool:
 def _uses_streams(job: Job, remote: Remote) -> bool:
     """Whether the agents talk to the head over the streams of their ssh; else they connect by themselves."""
     return remote.launcher == "ssh" and not remote.is_elastic and not _detaches(job, remote)
-
-
-def _allow_connections(count: int) -> None:
-    """Raise the limit of descriptors to one for each agent, as far as allowed. The hub reports it if not."""
-    if count < FEW:
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * count + FEW
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 def _agents(

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from dsl.model.judgement import Report
 
 FAILURE = 1
-UNKNOWN_NS = 1 << 62
-"""The error of a clock that was never compared."""
 
 
 @record
@@ -141,9 +139,7 @@ def _may_be_first(
         return False
     if members[first].host == members[other].host:
         return False  # one clock
-    moments, errors = [], 0
-    for place in (first, other):
-        clock = clocks.get(place)
-        errors += UNKNOWN_NS if clock is None else clock.error_ns
-        moments.append(_moment(reports[place], clock)[1])
-    return moments[1] - moments[0] <= errors
+    from dsl.control.clock import is_earlier  # a node alone does not need it
+
+    at_ns, other_ns = reports[first].failed_ns, reports[other].failed_ns
+    return is_earlier(at_ns, clocks.get(first), other_ns, clocks.get(other)) is not True

@@ -27,9 +27,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from dsl.control.clock import Clock, Sample
 
-__all__ = ["KEY_BYTES", "FdStream", "Hub", "Link", "Stream", "connect"]
+__all__ = ["KEY_BYTES", "FdStream", "Hub", "Link", "Stream", "allow_connections", "connect"]
 
 KEY_BYTES = 32
+
+FEW = 256
+"""Number of connections for which every usual limit of descriptors is enough."""
 
 _MANY = 1 << 12
 _TAKEN = Refused("another agent of this place is connected")
@@ -266,3 +269,17 @@ def _greeting_problem(link: Link, message: object) -> str:
         return f"has said that it is that of place {message.place}, not {link.place}"
     link.is_greeted, link.place = True, message.place
     return ""
+
+
+def allow_connections(count: int) -> None:
+    """Raise the limit of descriptors for so many connections, as far as the system allows it."""
+    if count < FEW:
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * count + FEW
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
