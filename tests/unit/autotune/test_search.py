@@ -516,7 +516,9 @@ def test_no_config_runs_twice_names_differ_and_a_replay_decides_the_same(
     assert all("/" not in name and name not in {".", ".."} for name in played.ran)
     assert len(played.summary.trials) == len(every)
     bests = [space.value for space in played.summary.spaces if space.value is not None]
-    if bests:
+    # If a repeated run fails, a near-tie of another space may take the place of the best.
+    all_repeated = all(one.value is not None for one in played.summary.trials if one.experiment.repeat)
+    if bests and all_repeated:
         assert played.summary.value == (min(bests) if played.summary.is_minimised else max(bests))
     for one, after in pairwise(played.summary.ties):
         assert one.runs >= 1
