@@ -110,15 +110,14 @@ def test_a_failure_that_nobody_has_explained_gets_the_summary_of_torchrun(
     assert text.count("failed first: exit code 1") == 1
 
 
-def test_on_one_node_of_several_the_verdict_speaks_for_this_one(dslrun: Path, tmp_path: Path) -> None:
-    """Another node may have failed before."""
+def test_on_one_node_of_several_the_verdict_speaks_for_the_whole_job(dslrun: Path, tmp_path: Path) -> None:
     options = f"--nnodes 2 --master-addr 127.0.0.1 --master-port {free_port()} --nproc-per-node 2"
     other = [str(dslrun), *options.split(), "--no-python", "/bin/sleep", "1000"]
     with subprocess.Popen(other, stderr=subprocess.DEVNULL) as first:
         line = [dslrun, *options.split(), "--node-rank", "1"]
         text = said(line, tmp_path, SCRIPT.replace("rank == 1", "rank == 3"))
         assert first.wait(20) == 1
-    assert "failed first on this node: exit code 1: ValueError" in text
+    assert "failed first: exit code 1: ValueError" in text
 
 
 FULL = """

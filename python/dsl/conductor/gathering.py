@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from dsl.conductor.members import Known, Roster
     from dsl.conductor.terms import Terms
 
-TOGETHER_S = 4.0
-"""After the first member that cannot take part, others get this long to report their own problems. The kernel
-needs three seconds to find that a host on its network does not answer (ARP)."""
+TOGETHER_S = 3.0
+"""After the first member that cannot be reached, others get this long to report their own problems."""
 
 LAST_CALL_S = 30.0
 """When enough hosts are there, hosts that are still starting get this long to join the attempt."""
@@ -64,10 +63,14 @@ class Gathering:
         roster, terms = self._roster, self._terms
         if self.pause_s is not None and self.pause_s <= now_s:
             self.pause_s = None
-        if self.hopeless():
+        if bad := self.hopeless():
             self._call_s = None
-            self._refuse_s = self._refuse_s or now_s + TOGETHER_S
-            if self._refuse_s <= now_s or not roster.has("starting"):
+            # A member that has looked and found a problem is no reason to hurry the others.
+            is_unheard = any(one.checked is None for one in bad)
+            if self._refuse_s is None and (terms.is_elastic or is_unheard):
+                self._refuse_s = now_s + TOGETHER_S
+            is_due = self._refuse_s is not None and self._refuse_s <= now_s
+            if is_due or not roster.has("starting"):
                 self.refuse()
             return None, []
         self._refuse_s = None

@@ -86,6 +86,17 @@ def test_a_host_that_cannot_be_reached_waits_a_moment_for_the_problems_of_the_ot
     assert stage.conductor.code == 1
 
 
+def test_a_problem_on_a_host_does_not_hide_that_another_cannot_be_reached() -> None:
+    stage = fixed(1, 1)
+    stage.hear(0, Hello("1", 0, "h", 1))
+    stage.hear(0, Checked(("no script",)))
+    stage.later(3 * TOGETHER_S)
+    assert stage.said == []
+    stage.orders += stage.conductor.starter_ended([1], "cannot be reached: timed out", stage.now_s)
+    assert stage.said == ["error: host n0: no script", "error: host n1: cannot be reached: timed out"]
+    assert stage.conductor.code == 1
+
+
 def test_hosts_that_never_answer_are_named() -> None:
     stage = fixed(1, 1)
     stage.hear(0, Hello("1", 0, "h", 1))
