@@ -119,7 +119,7 @@ def test_an_installed_command_brings_no_module_that_a_launch_does_not_need(
     )
     names = set(re.findall(r"^import time:.*\|\s+(\S+)$", result.stderr, re.MULTILINE))
     assert result.returncode == 0, result.stderr
-    assert "dsl.cli.process" in names
+    assert "dsl.agent.session" in names
     assert names & {"re", "argparse", "enum", "gettext", "locale"} == set()
 
 

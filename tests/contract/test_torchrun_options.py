@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.golden_file import cases
 
+from dsl.cli.options_torch import command_line
 from dsl.cli.torchrun import make_parser, parse_args, to_request
 from dsl.errors import UsageError
 from dsl.output.grammar import parse_words
@@ -34,7 +35,7 @@ def _id(case: Case) -> str:
 def _quietly(argv: list[str], env: dict[str, str], **facts: str) -> Namespace | int:
     with contextlib.redirect_stderr(io.StringIO()):
         try:
-            return parse_args(argv, env, **facts)
+            return parse_args(argv, env, command_line(**facts))
         except SystemExit as stop:
             return int(stop.code or 0)
 

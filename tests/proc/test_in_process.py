@@ -207,6 +207,17 @@ def test_the_runners_main_returns_after_a_job_that_ended_well(tmp_path: Path) ->
 
 
 @pytest.mark.guarantee("G2", "G3")
+def test_two_jobs_of_a_program_in_one_second_keep_their_logs_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsl.machine.this_process.Names.stamp", lambda _names: "20260102030405")
+    path = script(tmp_path, "import sys; print(sys.argv[-1])")
+    for word in ("first", "second"):
+        dsl.runner.main(["--num_gpus", "1", "--log-dir", str(tmp_path / "logs"), path, word])
+    logs = sorted((tmp_path / "logs").glob("2026*/attempt_0/0/stdout.log"))
+    assert [log.read_text() for log in logs] == ["first\n", "second\n"]
+
+
 def test_the_runners_main_exits_with_the_code_of_a_job_that_failed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

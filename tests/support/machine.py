@@ -18,7 +18,7 @@ UNASKED = object()
 """Stands for a fact that must not be asked for."""
 
 ROOMS = {
-    "names": ("executable", "pid", "temp_dir", "host", "stamp", "random", "is_this_machine"),
+    "names": ("executable", "pid", "temp_dir", "host", "stamp", "count_run", "random", "is_this_machine"),
     "files": ("read_text", "cwd", "home", "has_program"),
     "cpus": ("allowed", "numa_nodes", "topology", "packages", "caches"),
     "devices": (
@@ -84,6 +84,7 @@ def make_facts(
         "temp_dir": "/var/folder",
         "host": "machine",
         "stamp": lambda: "20260102030405",
+        "count_run": lambda: 0,
         "random": lambda: "0123456789abcdef",
         "is_this_machine": lambda name: name == "here",
         "read_text": (files or {}).get,

@@ -15,9 +15,10 @@ _own_process.claim()  # as the commands do
 from dsl._record import replace  # noqa: E402
 from dsl.agent.planner import Planner  # noqa: E402
 from dsl.agent.policy import decide  # noqa: E402
+from dsl.agent.session import Crew, Session, listen  # noqa: E402
 from dsl.cli import deepspeed, torchrun  # noqa: E402
-from dsl.cli.process import Crew, HeldSignals, listen, run_guarded  # noqa: E402
 from dsl.facts import this_machine  # noqa: E402
+from dsl.model.node import NodePlan  # noqa: E402
 from dsl.model.outcome import AttemptEnded, Decision, History, Membership  # noqa: E402
 from dsl.plan.job import plan_job  # noqa: E402
 from dsl.report.narrator import Narrator  # noqa: E402
@@ -53,11 +54,11 @@ def main() -> int:
     read = {"dsl": deepspeed.read, "dslrun": torchrun.read}[command]
     facts = this_machine()
     planner = Planner(plan_job(read(words, os.environ)[0], facts), facts)
-    with HeldSignals() as held:
-        held.hold()
-        plan = planner.prepare(planner.plan(0))
-        crew = Crew([*listen(planner, plan, Narrator(plan)), Meter(path)], policy=hurry)
-        return run_guarded(planner, plan, crew, held, stdin_is_terminal=False)
+
+    def crew(plan: NodePlan) -> Crew:
+        return Crew([*listen(planner, plan, Narrator(plan)), Meter(path)], policy=hurry)
+
+    return Session(planner, crew).run_guarded()
 
 
 sys.exit(main())

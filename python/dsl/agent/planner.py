@@ -96,6 +96,14 @@ class Planner:
         """Plan with these meetings from now on."""
         self._rendezvous = rendezvous
 
+    def notices(self, plan: NodePlan) -> tuple[Notice, ...]:
+        """What the user should know about the first plan. Raises UsageError if no debugger could attach."""
+        if not self.job.debug.ranks:
+            return plan.notices
+        from dsl.agent.preflight import debugger_notices
+
+        return (*plan.notices, *debugger_notices(self.job, plan, self._facts))
+
     def prepare(self, plan: NodePlan) -> NodePlan:
         """Make the directories and the timers' file of an attempt, and return its plan.
 

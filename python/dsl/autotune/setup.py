@@ -33,7 +33,8 @@ START_EXPERIMENT = (
 
 START_LANE = (
     "import sys; sys.path[:1] = sys.path[:1] if sys.path[0] else []; from dsl import _own_process; "
-    "_own_process.claim(); from dsl.cli.lane import main; sys.exit(main())"
+    "_own_process.claim(); from dsl.autotune.lane import main; from dsl.cli.deepspeed import read; "
+    "sys.exit(main(read))"
 )
 """Python code of a lane."""
 
@@ -94,25 +95,35 @@ def count_lanes(hosts: Sequence[Host], nodes: int, slots_per_node: int) -> int:
 
 
 @record
-class Setup:
-    """What all experiments of a tuning have in common."""
+class UserWords:
+    """The options of the user as words of a command line."""
 
-    options: tuple[str, ...]
-    """Options of ``dsl`` as the user gave them, except hosts, slots, address and port."""
-    trial_options: tuple[str, ...]
-    """The same for an experiment, which is not restarted and has nothing to save."""
-    grace_s: float
-    """Seconds that the workers of an experiment get to end."""
-    rank_logs: bool
-    """Whether each rank has a log file of its own."""
+    given: tuple[str, ...]
+    """All of them."""
+    training: tuple[str, ...]
+    """Those of the training, except hosts, slots, address and port."""
+    trial: tuple[str, ...]
+    """The same for an experiment."""
     resources: tuple[str, ...]
-    """The options about hosts and slots, as the user gave them."""
+    """The options about hosts and slots."""
     hostfile: tuple[str, ...]
     """The option that names the hostfile, if any."""
     port: tuple[str, ...]
     """The option that names the port, if any."""
     address: tuple[str, ...]
     """The option that names the address of the first host, if any."""
+
+
+@record
+class Setup:
+    """What all experiments of a tuning have in common."""
+
+    user: UserWords
+    """The options of the user."""
+    grace_s: float
+    """Seconds that the workers of an experiment get to end."""
+    rank_logs: bool
+    """Whether each rank has a log file of its own."""
     script: str
     """What each worker runs."""
     args: tuple[str, ...]
@@ -148,18 +159,18 @@ class Setup:
     def place_words(self, place: SlotGroup) -> tuple[str, ...]:
         """The options that put a job at a place."""
         if self.is_whole:
-            return (*self.resources, *self.address)
+            return (*self.user.resources, *self.user.address)
         is_first = place.hosts[0].name == self.hosts[0].name
-        slots = () if self.visible[1] else (*self.hostfile, f"--include={place.filter}")
-        return (*slots, *(self.address if is_first else ()))
+        slots = () if self.visible[1] else (*self.user.hostfile, f"--include={place.filter}")
+        return (*slots, *(self.user.address if is_first else ()))
 
     def own_words(self) -> tuple[str, ...]:
         """The options that place the user's own job, in the size that was tuned."""
         if self.is_uniform:
-            return (*self.resources, *self.address, *self.port)
+            return (*self.user.resources, *self.user.address, *self.user.port)
         place = SlotPool(self.hosts, self.size.nodes, self.size.slots_per_node).take()
         assert place is not None  # there is one lane at least
-        return (*self.place_words(place), *self.port)
+        return (*self.place_words(place), *self.user.port)
 
 
 def dsl_words(options: Sequence[str], script: str, args: Sequence[str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ hosts by any launcher, and dies with us however we end. It costs the start of a 
 milliseconds.
 
 If the user wants fork servers, the experiments on the same slots of this host share a command, a lane
-(`dsl.cli.lane`).
+(`dsl.autotune.lane`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from json import dumps, loads
 
 from dsl import EngineError, Output, Started
 from dsl._record import record, replace
-from dsl.agent.agent import Agent
-from dsl.agent.once import Once
 from dsl.agent.policy import decide
+from dsl.agent.session import Crew, run_once
 from dsl.autotune.experiment import GRACE_S, order_to_line
 from dsl.errors import DslError
-from dsl.functions.signals import supervise
 from dsl.model.node import NodePlan, Route, WorkerPlan
 from dsl.model.outcome import Decision
 
@@ -444,9 +442,7 @@ def run_order(
         name=order.name,
     )
     try:
-        return supervise(
-            Agent(Once(plan), plan, listeners, (leash,), policy=_decide, routine=True), plan
-        ).code, ""
+        return run_once(plan, Crew(listeners, (leash,), _decide, routine=True)).code, ""
     except (DslError, EngineError, OSError) as problem:
         return 1, str(problem)
     except Exception as problem:  # noqa: BLE001  whatever it is, the tuning goes on

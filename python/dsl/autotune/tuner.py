@@ -161,7 +161,7 @@ class Tuner:
             experiment.kind,
             experiment.repeat,
             [setup.script, setup.script_digest, *words],
-            list(setup.trial_options),
+            list(setup.user.trial),
             [setup.size.nodes, setup.size.slots_per_node, setup.device],
         )
 
@@ -183,7 +183,7 @@ class Tuner:
         config_path = f"{folder}/ds_config.json"
         args = experiment_words(setup.args, setup.config, config, config_path, setup.section)
         logs = (f"--enable_each_rank_log={folder}/ranks",) if setup.rank_logs else ()
-        options = (*setup.trial_options, *logs, *self._where(experiment, place))
+        options = (*setup.user.trial, *logs, *self._where(experiment, place))
         words = dsl_words(options, setup.script, args)
         self._count += 1
         description = {
@@ -191,7 +191,7 @@ class Tuner:
             "ds_config": config,
             "num_gpus": setup.size.slots_per_node,
             "num_nodes": setup.size.nodes,
-            "hostfile": setup.hostfile[0].partition("=")[2] if setup.hostfile else "",
+            "hostfile": setup.user.hostfile[0].partition("=")[2] if setup.user.hostfile else "",
         }
         exp = {
             **description,
@@ -232,8 +232,8 @@ class Tuner:
         """The options that give an experiment its slots and its port."""
         setup = self._setup
         words = setup.place_words(place)
-        if setup.is_whole and setup.port:
-            return (*words, *setup.port)
+        if setup.is_whole and setup.user.port:
+            return (*words, *setup.user.port)
         if not setup.is_local:  # we cannot know which ports are free on another host
             return (*words, "--master_port=0")
         port = self._ports[experiment.name] = self._free_port()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dsl._record import replace
 from dsl.agent.planner import Planner
+from dsl.agent.session import Session, crew_of
 from dsl.cli.options import DEFAULT_FORWARD, DEFAULT_STOP, dashed
 from dsl.errors import DslError, OptionError
 from dsl.facts import this_machine
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any
 
-    from dsl.cli.process import HeldSignals
+    from dsl.agent.session import CrewMaker, Notices, Plans
     from dsl.cli.reader import Options
     from dsl.facts import Facts
     from dsl.model.node import NodePlan
     from dsl.model.request import Level, Request
-    from dsl.plan.job import JobPlan
 
 STRICT_VARIABLE = "DSL_STRICT"
 """With the value 1: the same as ``--strict``."""
@@ -89,61 +89,47 @@ class Command:
         facts = this_machine() if facts is None else facts
         if show.is_asked:
             request = replace(request, log_level=_with_details(request.log_level))
+        level = request.log_level
         planned = plan_job(request, facts)
+
+        def tell(notices: Sequence[Notice]) -> None:
+            self.show(notices, level)
+
+        def preview(plan: NodePlan) -> bool:
+            from dsl.cli.show import show_plan
+
+            return show_plan(show, plan, facts.environ, self.say)
+
+        def launch(source: Plans, crew: CrewMaker, notices: Notices) -> Session:
+            return Session(
+                source,
+                crew,
+                notices=notices,
+                tell=lambda _, notices: tell(notices),
+                preview=preview if show.is_asked else None,
+                stdin_is_terminal=facts.console.stdin_is_terminal,
+            )
+
         if planned.remote is not None:
-            return self.start_remote(planned, request, show, facts)
+            from dsl.cli.head import run_head
+
+            tell(planned.notices)
+            return run_head(planned, show, facts)
         if planned.job.meeting.kind == "static" and planned.job.meeting.backend:
             from dsl.cli.fixed_nodes import start_fixed
 
-            return start_fixed(self, planned, request, show, facts, argv)
+            return start_fixed(planned, request, show, facts, argv, tell, launch)
         if planned.job.meeting.backend:
             from dsl.cli.dynamic import start_elastic
 
-            return start_elastic(self, planned, request, show, facts)
+            return start_elastic(planned, request, show, facts, tell, launch)
         check_program(planned.job.program, planned.job.flavour, facts.environ)
         planner = Planner(planned, facts)
-        plan = planner.plan(0)
-        notices = (*planned.notices, *plan.notices)
-        if planned.job.debug.ranks:
-            from dsl.agent.preflight import debugger_notices
-
-            notices = (*notices, *debugger_notices(planned.job, plan, facts))
-        self.show([notice for notice in notices if not notice.is_made], request.log_level)
-        if show.is_asked:
-            from dsl.cli.show import show_plan
-
-            if show_plan(show, plan, facts.environ, self.say):
-                return 0
-        from dsl.cli.process import HeldSignals
-
-        is_terminal = facts.console.stdin_is_terminal
-        with HeldSignals() as held:
-            held.hold()
-            try:
-                plan = planner.prepare(plan)
-                self.show([notice for notice in notices if notice.is_made], request.log_level)
-                return self.run_job(planner, plan, held=held, stdin_is_terminal=is_terminal)
-            finally:
-                planner.finish(succeeded=False)  # nothing was started
-
-    def start_remote(self, planned: JobPlan, request: Request, show: ShowRequest, facts: Facts) -> int:
-        """Start a job on other hosts, or show the commands that would reach these hosts.
-
-        Raises:
-            DslError: the hosts cannot be reached in the way that the user asked for.
-        """
-        from dsl.cli.head import run_head
-
-        self.show(planned.notices, request.log_level)
-        return run_head(planned, show, facts)
-
-    @staticmethod
-    def run_job(planner: Planner, plan: NodePlan, *, held: HeldSignals, stdin_is_terminal: bool) -> int:
-        """Run the plan; see `dsl.cli.process.run_guarded`."""
-        from dsl.cli.process import crew_of, run_guarded
-
-        crew = crew_of(planner, plan)
-        return run_guarded(planner, plan, crew, held, stdin_is_terminal=stdin_is_terminal)
+        return launch(
+            planner,
+            lambda plan: crew_of(planner, plan),
+            lambda plan: (*planned.notices, *planner.notices(plan)),
+        ).run_guarded()
 
     def stray_flags(
         self,

@@ -17,7 +17,7 @@ from dsl.cli.command import (
     with_strictness,
 )
 from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.cli.reader import Options, read_words
+from dsl.cli.reader import Options, read_line
 from dsl.model.request import (
     ElasticRequest,
     MeetingRequest,
@@ -54,9 +54,9 @@ def _run(argv: Sequence[str]) -> int:
     stray = COMMAND.stray_flags(argv, program.script, program.args, COMMAND_LINE.slips)
     COMMAND.show(stray, request.log_level)
     if options.autotuning:
-        from dsl.cli.tune import tune
+        from dsl.cli.autotuning import start_tuning
 
-        return tune(COMMAND, request, options)
+        return start_tuning(COMMAND, request, options)
     return COMMAND.start(request, show_request(options))
 
 
@@ -66,7 +66,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Request, Opti
     Raises:
         UsageError: an option has a bad value.
     """
-    options = read_words(argv, COMMAND_LINE) or Options(vars(parse_args(argv)))
+    options = read_line(argv, COMMAND_LINE, environ)
     return with_strictness(to_request(options), environ), options
 
 
@@ -79,7 +79,7 @@ def make_parser() -> Parser:
     """The argparse parser of DeepSpeed's runner: every option of every version, and ours."""
     from dsl.cli.parser import Parser
 
-    return Parser(COMMAND_LINE, COMMAND.name)
+    return Parser(COMMAND_LINE)
 
 
 def to_request(options: Options | argparse.Namespace) -> Request:

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from dsl.agent.agent import Agent
 from dsl.agent.first_node import FirstNode
 from dsl.agent.joining import LONGEST_COMMAND, joining_of
 from dsl.agent.other_node import OtherNode
 from dsl.agent.part import Orders, Reporter, decide
 from dsl.agent.planner import Planner
-from dsl.agent.preflight import debugger_notices
+from dsl.agent.session import Crew, listen, timers_of
 from dsl.cli.options_torch import ENVIRONMENT_PREFIX
-from dsl.cli.process import Crew, HeldSignals, channels_of, guarded, listen
 from dsl.control.messages import Refused
 from dsl.machine.check import check_program
 from dsl.report.narrator import Narrator
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Protocol
+    from collections.abc import Callable, Mapping, Sequence
 
     from dsl import Supervisor
+    from dsl.agent.session import Launch
     from dsl.facts import Facts
     from dsl.model.job import Meeting, Notice
+    from dsl.model.node import NodePlan
     from dsl.model.request import ProgramRequest, Request, ShowRequest
     from dsl.plan.job import JobPlan
-
-    class Speaker(Protocol):
-        """What this module needs of a command: its messages start with the command's name."""
-
-        def say(self, text: str) -> None:
-            """Write one line to stderr."""
-
-        def show(self, notices: Sequence[Notice], log_level: str) -> None:
-            """Say the notices of this level or above."""
 
 
 RANK_OPTION, SHORTEST_RANK = "--node-rank", "--nod"
@@ -41,12 +31,13 @@ RANK_OPTION, SHORTEST_RANK = "--node-rank", "--nod"
 
 
 def start_fixed(
-    command: Speaker,
     planned: JobPlan,
     request: Request,
     show: ShowRequest,
     facts: Facts,
-    argv: tuple[str, ...] = (),
+    argv: tuple[str, ...],
+    tell: Callable[[Sequence[Notice]], None],
+    launch: Launch,
 ) -> int:
     """Run this node's part of a job with fixed places, or show it.
 
@@ -59,65 +50,41 @@ def start_fixed(
     job = planned.job
     check_program(job.program, job.flavour, facts.environ)
 
-    def tell(notices: Sequence[Notice]) -> None:
-        command.show(notices, request.log_level)
-
     tell(planned.notices)
-    if show.dry_run or show.dry_run_json:
-        from dsl.cli.show import show_plan
-
-        plan = Planner(planned, facts).plan(0)
-        tell(plan.notices)
-        show_plan(show, plan, facts.environ, command.say)
-        return 0
     planner = Planner(planned, facts)
+    orders: Orders | None = None
+
+    def crew(plan: NodePlan) -> Crew:
+        assert orders is not None  # the nodes have met
+        told = orders
+        narrator = Narrator(plan, judged=lambda: told.judgement)
+        listeners = [*listen(planner, plan, narrator), Reporter(plan, node.send), node]
+        return Crew(listeners, (told, *timers_of(planner)), decide)
+
+    session = launch(planner, crew, planner.notices)
+    if show.dry_run or show.dry_run_json:
+        return session.run_guarded()  # which ends with the preview
     sketch = planner.sketch()
     again = without_place(argv, request.program, facts.environ)
     joining = joining_of(planned, facts, planner.local_world_size, again)
     node: FirstNode | OtherNode
-    first: Meeting | None = None
+    first: Meeting | int | None = None
     if planned.node_rank:
         node = OtherNode(job, joining, lambda notice: tell([notice]))
-        found = node.join()  # signals end this process
-        assert not isinstance(found, int)
-        first = found
+        first = node.join()  # signals end this process
     else:
         node = FirstNode(job, joining, facts.ports, lambda notice: tell([notice]))
 
-    def run(supervisor: Supervisor) -> int:
+    def join(supervisor: Supervisor) -> int | None:
+        nonlocal orders
         met = node.join(supervisor) if first is None else first
         if isinstance(met, int):
             return met
         orders = Orders(node, met)
         planner.meet_by(orders)
-        plan = planner.plan(0)
-        notices = plan.notices
-        if job.debug.ranks:
-            notices = (*notices, *debugger_notices(job, plan, facts))
-        tell([notice for notice in notices if not notice.is_made])
-        if show.is_asked:
-            from dsl.cli.show import show_plan
+        return None
 
-            show_plan(show, plan, facts.environ, command.say)
-        plan = planner.prepare(plan)
-        tell([notice for notice in notices if notice.is_made])
-        narrator = Narrator(plan, judged=lambda: orders.judgement)
-        agent = Agent(
-            planner,
-            plan,
-            [*listen(planner, plan, narrator), Reporter(plan, node.send), node],
-            [orders, *channels_of(planner)],
-            policy=decide,
-            stdin_is_terminal=facts.console.stdin_is_terminal,
-        )
-        return agent.run(supervisor).code
-
-    with HeldSignals() as held:
-        held.hold()
-        try:
-            return guarded(planner, sketch, _NodeCrew(node), held, run)
-        finally:
-            planner.finish(succeeded=False)  # nothing was started
+    return session.run_joined(sketch, _NodeCrew(node), join)
 
 
 class _NodeCrew(Crew):

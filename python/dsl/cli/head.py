@@ -6,8 +6,8 @@ import os
 
 from dsl import __version__
 from dsl.agent.head import Head
+from dsl.agent.session import Crew, Session
 from dsl.agent.starters import BY_SSH, Starters
-from dsl.cli.process import Crew, HeldSignals, run_guarded
 from dsl.conductor.conductor import Conductor
 from dsl.conductor.terms import reached_terms, seats_of
 from dsl.control.hub import Hub, allow_connections
@@ -49,15 +49,7 @@ def run_head(planned: JobPlan, show: ShowRequest, facts: Facts) -> int:
         show_hosts(job, remote, starts, as_json=show.dry_run_json)
         return 0
     head = _head(job, remote, facts)
-    plan = head.plan(0)
-    assert plan is not None
-    with HeldSignals() as held:
-        held.hold()
-        try:
-            plan = head.prepare(plan)
-            return run_guarded(head, plan, _HeadCrew(head), held, stdin_is_terminal=False)
-        finally:
-            head.finish(succeeded=False)  # nothing was started
+    return Session(head, lambda _: _HeadCrew(head)).run_guarded()
 
 
 def _head(job: Job, remote: Remote, facts: Facts) -> Head:
@@ -157,8 +149,7 @@ class _HeadCrew(Crew):
     """The crew of a head."""
 
     def __init__(self, head: Head) -> None:
-        super().__init__([head], [head], head.decide)
-        self.routine = True
+        super().__init__([head], [head], head.decide, routine=True)
         self._head = head
 
     def stay(self) -> None:

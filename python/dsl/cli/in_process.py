@@ -10,8 +10,8 @@ from dsl._record import replace
 from dsl.cli import deepspeed, torchrun
 from dsl.cli.command import show_request, with_strictness
 from dsl.cli.options import BadValueError
-from dsl.cli.options_torch import COMMAND_LINE
-from dsl.cli.parser import Parser, inherit, read_inherited
+from dsl.cli.options_torch import COMMAND_LINE, command_line
+from dsl.cli.parser import Parser
 from dsl.cli.reader import Options
 from dsl.cli.show import show_plan
 from dsl.errors import OptionError, UnsupportedError
@@ -35,23 +35,9 @@ ALIASES = {"shutdown_timeout": "grace"}
 """Names of values in torch's namespace, and their names in ours."""
 
 
-class _ArgsParser(Parser):
-    """A parser for use outside of dsl: its values also include those from the environment."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        found, rest = super().parse_known_args(args, namespace)
-        read_inherited(self, found)
-        return found, rest
-
-
 def get_args_parser(program: str = torchrun.COMMAND.name, local_rank_arg: str = "none") -> Parser:
     """The parser of the command line; ``PET_NAME`` in the environment is the default of ``--name``."""
-    parser = _ArgsParser(COMMAND_LINE, program)
-    parser.set_defaults(local_rank_arg=local_rank_arg)
-    inherit(parser, os.environ)
-    return parser
+    return Parser(command_line(program, local_rank_arg), os.environ)
 
 
 def parse_args(

@@ -12,7 +12,7 @@ import sys
 from dsl import Supervisor, __version__
 from dsl._record import replace
 from dsl.agent.part import HeadSink, Orders, Part, Reporter, decide
-from dsl.cli.process import Crew, HeldSignals, run_guarded, stay_behind
+from dsl.agent.session import Crew, Session, stay_behind
 from dsl.control.checks import assignment_problem
 from dsl.control.hub import FdStream, Hub, connect
 from dsl.control.messages import Assignment, Bye, Hello, Lost, Over, Refused, Said
@@ -153,16 +153,13 @@ def _take_part(hub: Hub, link: Link, assignment: Assignment, environ: dict[str, 
     _enter(assignment.cwd, environ)
     orders = Orders(_Hubbub(hub, link), first)
     part = Part(JobPlan(assignment.job, assignment.node_rank), facts, assignment, orders)
-    plan = part.plan(0)
-    with HeldSignals() as held:
-        held.hold()
-        try:
-            plan = part.prepare(plan)
-            crew = _PartCrew(hub, link, plan, orders, facts.console, allocation)
-            crew.announced = announcements(plan, assignment)
-            return run_guarded(part, plan, crew, held, stdin_is_terminal=False)
-        finally:
-            part.finish(succeeded=False)  # nothing was started
+
+    def crew(plan: NodePlan) -> Crew:
+        made = _PartCrew(hub, link, plan, orders, facts.console, allocation)
+        made.announced = announcements(plan, assignment)
+        return made
+
+    return Session(part, crew).run_guarded()
 
 
 def announcements(plan: NodePlan, assignment: Assignment) -> list[Notice]:
@@ -267,6 +264,10 @@ class _PartNames(Names):
     def stamp(self) -> str:
         """The time stamp of the head."""
         return self._assignment.stamp
+
+    def count_run(self) -> int:
+        """The command of the head runs one job."""
+        return 0
 
     def random(self) -> str:
         """The token of the run."""

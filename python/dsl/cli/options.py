@@ -93,6 +93,8 @@ class Option:
 class CommandLine:
     """What one command understands: ``OPTIONS SCRIPT ARGUMENTS``."""
 
+    program: str
+    """Name of the command."""
     origin: Origin
     """The tool that the command replaces."""
     options: tuple[Option, ...]
@@ -103,6 +105,10 @@ class CommandLine:
     """Name of the value that holds the script's arguments."""
     description: str
     """First line of the help."""
+    prefix: str = ""
+    """With this before its name, a variable is the default of an option; empty: no variable is."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """More variables, each with the value whose default it is."""
 
     @property
     def slips(self) -> tuple[str, ...]:

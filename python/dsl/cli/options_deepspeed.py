@@ -152,6 +152,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 COMMAND_LINE = CommandLine(
+    "dsl",
     DEEPSPEED,
     (*_OPTIONS, *COMMON),
     "user_script",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dsl._record import replace
 from dsl.cli.options import (
     COMMON,
     DEFAULT_FORWARD,
@@ -20,9 +21,6 @@ from dsl.model.request import LOG_LEVELS
 
 ENVIRONMENT_PREFIX = "PET_"
 """``PET_NAME`` is the default of ``--name``."""
-
-SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""Variable with which torch sets the default of ``--grace``."""
 
 LOCAL_RANK_OPTIONS = {"none": "", "dash": "--local-rank", "underscore": "--local_rank"}
 """Values of ``--local-rank-arg``, and the option that passes the local rank to a script."""
@@ -122,9 +120,21 @@ _SIGNAL_OPTIONS = (
 )  # fmt: skip
 
 COMMAND_LINE = CommandLine(
+    "dslrun",
     TORCHRUN,
     (*_OPTIONS, *COMMON, *_SIGNAL_OPTIONS),
     "training_script",
     "training_script_args",
     "Run a training script in several workers, as one of the nodes of a job.",
+    ENVIRONMENT_PREFIX,
+    (("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "grace"),),
 )
+
+
+def command_line(program: str = COMMAND_LINE.program, local_rank_arg: str = "none") -> CommandLine:
+    """The command line under this name, with this default of ``--local-rank-arg``."""
+    options = [
+        replace(option, default=local_rank_arg) if option.dest == "local_rank_arg" else option
+        for option in COMMAND_LINE.options
+    ]
+    return replace(COMMAND_LINE, program=program, options=tuple(options))

@@ -9,7 +9,6 @@ import sys
 from dsl import __version__
 from dsl._record import record
 from dsl.cli.options import BadValueError, dashed, integer, is_free_text
-from dsl.cli.options_torch import ENVIRONMENT_PREFIX, SHUTDOWN_VARIABLE
 from dsl.lists import quote, shorten
 
 TYPE_CHECKING = False
@@ -107,9 +106,10 @@ class Parser(argparse.ArgumentParser):
     Plain argparse does: it refuses ``train.py --n 3`` because ``--n`` could stand for several of its options.
     """
 
-    def __init__(self, line: CommandLine, prog: str) -> None:
+    def __init__(self, line: CommandLine, environ: Mapping[str, str] | None = None) -> None:
+        """``environ`` may have defaults of options. They are read only if the command line has none."""
         super().__init__(
-            prog=prog,
+            prog=line.program,
             usage="%(prog)s [OPTIONS] SCRIPT [ARGUMENTS]",
             description=line.description,
             formatter_class=HelpFormatter,
@@ -135,7 +135,10 @@ class Parser(argparse.ArgumentParser):
         )  # fmt: skip
         self.add_argument("--help", action="help", help="show all options, and exit")
         self.add_argument(
-            "--version", action="version", version=f"{prog} {__version__}", help="show the version and exit"
+            "--version",
+            action="version",
+            version=f"%(prog)s {__version__}",
+            help="show the version and exit",
         )
         self._whole.add("--version")
         self.add_argument(line.script, metavar="SCRIPT", help="what each worker runs")
@@ -143,6 +146,9 @@ class Parser(argparse.ArgumentParser):
             line.rest, nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="passed on as they are"
         )
         action.required = False
+        self._inherited: dict[str, str] = {}
+        """Values of the last command line that are from the environment, each with its variable."""
+        self._inherit(line, environ or {})
 
     def format_brief(self) -> str:
         """Help for one screen."""
@@ -167,6 +173,61 @@ class Parser(argparse.ArgumentParser):
         """All options but those that end the command, ``--help`` and ``--version``."""
         ending = ("help", "version")
         return [action for action in self._actions if action.option_strings and action.dest not in ending]
+
+    def _inherit(self, line: CommandLine, environ: Mapping[str, str]) -> None:
+        """Take defaults from the environment, as far as the variables are set."""
+        found = {dest: name for name, dest in line.variables if name in environ}
+        for action in self.actions() if line.prefix else ():
+            for option in action.option_strings:
+                variable = line.prefix + option.lstrip("-").replace("-", "_").upper()
+                if option.startswith("--") and variable in environ:
+                    found[action.dest] = variable
+        for action in self.actions():
+            if action.dest in found:
+                action.default = _Inherited(found[action.dest], environ[found[action.dest]])
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse; values from the environment are read, too. Exits with 2 for bad values."""
+        found, rest = super().parse_known_args(args, namespace)
+        self._inherited = {}
+        for action in self.actions():
+            value = getattr(found, action.dest)
+            if isinstance(value, _Inherited):
+                self._inherited[action.dest] = value.variable
+                setattr(found, action.dest, self._read_inherited(action, value))
+                if isinstance(action, _GivenAction):
+                    action.note(found)
+        return found, rest
+
+    def name_variables(self, argv: Sequence[str], message: str) -> str:
+        """Add to a message about options the names of the variables that have set them, if any."""
+        self.parse_script_args(argv)
+        words = set(message.replace(":", " ").replace(",", " ").split())
+        found = []
+        for action in self.actions():
+            named = [name for name in action.option_strings if name in words]
+            if action.dest in self._inherited and named:
+                found.append(f"{named[0]} is from {self._inherited[action.dest]}")
+        return f"{message} ({', '.join(found)})" if found else message
+
+    def _read_inherited(self, action: argparse.Action, inherited: _Inherited) -> Any:
+        """The value of an option, checked like one on the command line."""
+        text, shown = inherited.text, f"{inherited.variable}={quote(inherited.text)}"
+        try:
+            if action.nargs == 0:
+                return bool(integer(text))
+            value = action.type(text)  # type: ignore[operator,misc]
+        except BadValueError as error:
+            self.error(
+                f"{shown}: invalid value, expected 0 or 1"
+                if action.nargs == 0
+                else f"{inherited.variable}: {error}"
+            )
+        if action.choices is not None and value not in action.choices:
+            self.error(f"{shown}: invalid choice, expected one of {', '.join(map(str, action.choices))}")
+        return value
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
@@ -320,59 +381,3 @@ class _Inherited:
 
     def __str__(self) -> str:
         return f"{self.text}, from {self.variable}"
-
-
-def inherit(parser: Parser, environ: Mapping[str, str]) -> None:
-    """Take defaults of torchrun's options from the environment, as far as the variables are set."""
-    shutdown = environ.get(SHUTDOWN_VARIABLE)
-    if shutdown is not None:
-        parser.option("--grace").default = _Inherited(SHUTDOWN_VARIABLE, shutdown)
-    for action in parser.actions():
-        for option in action.option_strings:
-            variable = ENVIRONMENT_PREFIX + option.lstrip("-").replace("-", "_").upper()
-            if option.startswith("--") and variable in environ:
-                action.default = _Inherited(variable, environ[variable])
-
-
-def read_inherited(parser: Parser, namespace: argparse.Namespace) -> None:
-    """Read the values from `inherit` of options that were not given. Exits with 2 for bad values."""
-    for action in parser.actions():
-        value = getattr(namespace, action.dest)
-        if isinstance(value, _Inherited):
-            setattr(namespace, action.dest, _read_inherited(parser, action, value))
-            if isinstance(action, _GivenAction):
-                action.note(namespace)
-
-
-def name_variables(parser: Parser, argv: Sequence[str], message: str) -> str:
-    """Add to a message about options the names of the variables that have set them, if any.
-
-    ``parser``: a parser on which `inherit` was called.
-    """
-    namespace = parser.parse_script_args(argv)
-    words = set(message.replace(":", " ").replace(",", " ").split())
-    found = []
-    for action in parser.actions():
-        value = getattr(namespace, action.dest)
-        named = [name for name in action.option_strings if name in words]
-        if isinstance(value, _Inherited) and named:
-            found.append(f"{named[0]} is from {value.variable}")
-    return f"{message} ({', '.join(found)})" if found else message
-
-
-def _read_inherited(parser: Parser, action: argparse.Action, inherited: _Inherited) -> Any:
-    """The value of an option, checked like one on the command line."""
-    text, shown = inherited.text, f"{inherited.variable}={quote(inherited.text)}"
-    try:
-        if action.nargs == 0:
-            return bool(integer(text))
-        value = action.type(text)  # type: ignore[operator,misc]
-    except BadValueError as error:
-        parser.error(
-            f"{shown}: invalid value, expected 0 or 1"
-            if action.nargs == 0
-            else f"{inherited.variable}: {error}"
-        )
-    if action.choices is not None and value not in action.choices:
-        parser.error(f"{shown}: invalid choice, expected one of {', '.join(map(str, action.choices))}")
-    return value

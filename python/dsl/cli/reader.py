@@ -27,17 +27,23 @@ class Options:
         def __getattr__(self, name: str) -> Any: ...
 
 
-def read_words(
-    argv: Sequence[str],
-    line: CommandLine,
-    defaults: Mapping[str, Any] | None = None,
-    inherited: Mapping[str, str] | None = None,
-) -> Options | None:
-    """The values of a command line; None if it is not plain.
+def read_line(argv: Sequence[str], line: CommandLine, environ: Mapping[str, str]) -> Options:
+    """The values of a command line; ``environ`` may have defaults. Exits with 2 for bad usage."""
+    options = read_words(argv, line, environ)
+    if options is not None:
+        return options
+    from dsl.cli.parser import Parser
 
-    ``defaults``: replace defaults of the table. ``inherited``: texts from the environment, which are read
-    only for options that the command line does not have.
-    """
+    return Options(vars(Parser(line, environ).parse_script_args(argv)))
+
+
+def read_words(
+    argv: Sequence[str], line: CommandLine, environ: Mapping[str, str] | None = None
+) -> Options | None:
+    """The values of a command line; None if it is not plain."""
+    environ = environ or {}
+    if line.prefix and any(name.startswith(line.prefix) for name in environ):
+        return None
     by_name = {name: option for option in line.options for name in option.names}
     given: dict[str, Any] = {}
     words = iter(argv)
@@ -65,7 +71,7 @@ def read_words(
                 _give(given, option, text)
         else:
             return None  # there is no script
-        return Options(_complete(given, list(words), line, defaults or {}, inherited or {}))
+        return Options(_complete(given, list(words), line, environ))
     except (BadValueError, ValueError, TypeError):
         return None
 
@@ -85,18 +91,15 @@ def _give(given: dict[str, Any], option: Option, text: str) -> None:
 
 
 def _complete(
-    given: dict[str, Any],
-    rest: list[str],
-    line: CommandLine,
-    defaults: Mapping[str, Any],
-    inherited: Mapping[str, str],
+    given: dict[str, Any], rest: list[str], line: CommandLine, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     values: dict[str, Any] = {line.rest: rest[1:] if rest[:1] == ["--"] else rest}
+    inherited = {dest: environ[name] for name, dest in line.variables if name in environ}
     for option in line.options:
         dest = option.dest
         if dest in inherited and dest not in given:
             _give(given, option, inherited[dest])
-        values[dest] = defaults.get(dest, option.default)
+        values[dest] = option.default
         if option.given:
             values[option.given] = False
     return {**values, **given}

@@ -7,14 +7,12 @@ import os
 import sys
 
 from dsl import __version__
-from dsl.agent.agent import Agent
-from dsl.agent.once import Once
+from dsl.agent.session import SIGINT, Crew, die_of_interrupt, run_once
 from dsl.cli.command import Command
 from dsl.cli.options import BadValueError, integer
-from dsl.cli.process import SIGINT, die_of_interrupt
 from dsl.errors import HostfileError, LauncherError, OptionError
 from dsl.facts import this_machine
-from dsl.functions.signals import HandledSignals, SignalException, supervise
+from dsl.functions.signals import HandledSignals, SignalException
 from dsl.launchers.base import Start, plan_starts
 from dsl.launchers.ssh import LONGEST_LINE, SSH_FAILED, ssh_command
 from dsl.lists import LAST_PORT
@@ -209,7 +207,7 @@ def _run_rounds(plans: Sequence[NodePlan]) -> int:
     try:
         with HandledSignals((SIGINT, *STOP_SIGNALS)):
             for plan in plans:
-                outcome = supervise(Agent(Once(plan), plan, (_Teller(plan),)), plan)
+                outcome = run_once(plan, Crew((_Teller(plan),)))
                 code = code or outcome.code
     except SignalException as ended:
         if ended.sigval == SIGINT:

@@ -16,13 +16,8 @@ from dsl.cli.command import (
     start_request,
     with_strictness,
 )
-from dsl.cli.options_torch import (
-    COMMAND_LINE,
-    ENVIRONMENT_PREFIX,
-    LOCAL_RANK_OPTIONS,
-    SHUTDOWN_VARIABLE,
-)
-from dsl.cli.reader import Options, read_words
+from dsl.cli.options_torch import COMMAND_LINE, LOCAL_RANK_OPTIONS, command_line
+from dsl.cli.reader import Options, read_line
 from dsl.errors import OptionError, UsageError
 from dsl.lists import parse_number, quote
 from dsl.model.job import Notice, refuse_fallbacks
@@ -34,6 +29,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
+    from dsl.cli.options import CommandLine
     from dsl.cli.parser import Parser
     from dsl.model.request import OutputRequest
 
@@ -50,87 +46,51 @@ def main(
     stderr; bad usage exits with 2, like argparse.
     """
     words = sys.argv[1:] if argv is None else argv
-    return COMMAND.run(lambda: _run(words, program, local_rank_arg))
+    line = command_line(program, local_rank_arg)
+    return COMMAND.run(lambda: _run(words, line))
 
 
-def _run(argv: Sequence[str], program: str, local_rank_arg: str) -> int:
+def _run(argv: Sequence[str], line: CommandLine) -> int:
     try:
-        request, options = read(argv, os.environ, program=program, local_rank_arg=local_rank_arg)
+        request, options = read(argv, os.environ, line)
         asked = request.program
-        stray = COMMAND.stray_flags(argv, asked.script, asked.args, COMMAND_LINE.slips)
+        stray = COMMAND.stray_flags(argv, asked.script, asked.args, line.slips)
         COMMAND.show([*stray, *signal_notices(options)], request.log_level)
-        return COMMAND.start(request, show_request(options), argv=(*program.split(), *argv))
+        return COMMAND.start(request, show_request(options), argv=(*line.program.split(), *argv))
     except UsageError as error:
-        from dsl.cli.parser import name_variables
-
-        parser = make_parser(program, os.environ, local_rank_arg)
-        error.args = (name_variables(parser, argv, str(error)),)
+        error.args = (make_parser(os.environ, line).name_variables(argv, str(error)),)
         raise
 
 
 def read(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    program: str = COMMAND.name,
-    local_rank_arg: str = "none",
+    argv: Sequence[str], environ: Mapping[str, str], line: CommandLine = COMMAND_LINE
 ) -> tuple[Request, Options]:
     """The request of the command line, and the values of its options. Exits with 2 for bad usage.
 
-    ``environ``: the environment, which may have defaults of options. The other arguments are those of `main`.
+    ``environ``: the environment, which may have defaults of options.
 
     Raises:
         UsageError: an option has a bad value.
     """
-    options = read_plain(argv, environ, local_rank_arg)
-    if options is None:
-        namespace = parse_args(argv, environ, program=program, local_rank_arg=local_rank_arg)
-        options = Options(vars(namespace))
+    options = read_line(argv, line, environ)
     request = with_strictness(to_request(options), environ)
     if request.is_strict:
         refuse_fallbacks(signal_notices(options))
     return request, options
 
 
-def read_plain(argv: Sequence[str], environ: Mapping[str, str], local_rank_arg: str) -> Options | None:
-    """The values of a command line that is written out in full; None: argparse has to read it."""
-    for name in environ:
-        if name.startswith(ENVIRONMENT_PREFIX):
-            return None
-    shutdown = environ.get(SHUTDOWN_VARIABLE)
-    inherited = {} if shutdown is None else {"grace": shutdown}
-    return read_words(argv, COMMAND_LINE, {"local_rank_arg": local_rank_arg}, inherited)
-
-
 def parse_args(
-    argv: Sequence[str],
-    environ: Mapping[str, str] = os.environ,
-    *,
-    program: str = COMMAND.name,
-    local_rank_arg: str = "none",
+    argv: Sequence[str], environ: Mapping[str, str] = os.environ, line: CommandLine = COMMAND_LINE
 ) -> argparse.Namespace:
-    """Parse as torchrun does; ``PET_NAME`` is the default of ``--name``. Exits with 2 for bad usage.
-
-    ``program``: name of the command in messages. ``local_rank_arg``: the default of that option.
-    """
-    from dsl.cli.parser import read_inherited
-
-    parser = make_parser(program, environ, local_rank_arg)
-    namespace = parser.parse_script_args(argv)
-    read_inherited(parser, namespace)
-    return namespace
+    """Parse as torchrun does; ``PET_NAME`` is the default of ``--name``. Exits with 2 for bad usage."""
+    return make_parser(environ, line).parse_script_args(argv)
 
 
-def make_parser(
-    program: str = COMMAND.name, environ: Mapping[str, str] | None = None, local_rank_arg: str = "none"
-) -> Parser:
+def make_parser(environ: Mapping[str, str] | None = None, line: CommandLine = COMMAND_LINE) -> Parser:
     """The argparse parser of torchrun; defaults of options may come from the environment."""
-    from dsl.cli.parser import Parser, inherit
+    from dsl.cli.parser import Parser
 
-    parser = Parser(COMMAND_LINE, program)
-    parser.set_defaults(local_rank_arg=local_rank_arg)
-    inherit(parser, environ or {})
-    return parser
+    return Parser(line, environ)
 
 
 def to_request(options: Options | argparse.Namespace) -> Request:

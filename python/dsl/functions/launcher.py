@@ -14,10 +14,8 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from dsl.agent.agent import Agent
-from dsl.agent.pid_file import PidFile
 from dsl.agent.planner import Planner
-from dsl.agent.policy import decide
+from dsl.agent.session import Crew, Session, timers_of
 from dsl.errors import RendezvousError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.functions.call import (
@@ -32,13 +30,12 @@ from dsl.functions.call import (
 from dsl.functions.config import LaunchConfig, to_request, warnings_of
 from dsl.functions.errors import ChildFailedError, ProcessFailure
 from dsl.functions.outcome import failure_of
-from dsl.functions.signals import HandledSignals, SignalException, supervise
+from dsl.functions.signals import HandledSignals, SignalException
 from dsl.machine.check import NO_PYTHON, check_program
 from dsl.model.job import Meeting
 from dsl.model.request import LEVELS, ProgramRequest
 from dsl.plan.job import plan_job
 from dsl.report.narrator import Narrator
-from dsl.report.speak import flush_output
 from dsl.report.verdict import verdict
 
 TYPE_CHECKING = False
@@ -169,7 +166,16 @@ def run_request(
                 return _without_part(over)
             source.meet_by(together)
             others = _of_torch(planned, together)
-        return _run(source, planned, sink or Logger(), preview, others, stdin_is_terminal=stdin_is_terminal)
+        sink = sink or Logger()
+        results = Session(
+            source,
+            lambda plan: _crew(source, plan, sink, others),
+            notices=lambda plan: (*planned.notices, *source.notices(plan)),
+            tell=lambda plan, notices: _tell(Narrator(plan, sink), notices),
+            preview=preview,
+            stdin_is_terminal=stdin_is_terminal,
+        ).run_here(lambda outcome: _conclude(source, outcome, others))
+    return results or {}
 
 
 class Others:
@@ -286,14 +292,6 @@ class _Source(Planner):
             self._call.write()
         return self._call.with_worker(plan)
 
-    def notices(self, plan: NodePlan) -> tuple[Notice, ...]:
-        """What the user should know about the first plan. Raises UsageError if no debugger could attach."""
-        if not self.job.debug.ranks:
-            return plan.notices
-        from dsl.agent.preflight import debugger_notices
-
-        return (*plan.notices, *debugger_notices(self.job, plan, self._facts))
-
     def results(self, plan: NodePlan) -> dict[int, Any]:
         """What the function returned, by rank; None for a program. Raises ResultError."""
         call = self._call
@@ -309,49 +307,28 @@ class _Source(Planner):
         super().finish(succeeded=succeeded)
 
 
-def _run(
-    source: _Source,
-    planned: JobPlan,
-    sink: Sink,
-    preview: Callable[[NodePlan], bool] | None,
-    others: Others | None,
-    *,
-    stdin_is_terminal: bool,
-) -> dict[int, Any]:
-    succeeded = False
-    try:
-        plan = source.plan(0)
-        notices = (*planned.notices, *source.notices(plan))
-        if preview is not None and preview(plan):
-            return {}
-        plan = source.prepare(plan)
-        judged = None if others is None else others.judged
-        narrator = Narrator(plan, sink, has_others=others is not None and judged is None, judged=judged)
-        for notice in notices:
-            narrator.note(notice)
-        flush_output()
-        with contextlib.nullcontext() if plan.pid_file is None else PidFile(plan.pid_file):
-            timers = () if source.timers is None else (source.timers,)
-            listeners: list[Listener] = [narrator, *timers]
-            channels: list[Channel] = [*timers]
-            policy: Policy = decide
-            if others is not None:
-                policy = others.policy
-                listeners += others.listeners(plan)
-                channels.append(others.channel)
-            agent = Agent(
-                source, plan, listeners, channels, policy=policy, stdin_is_terminal=stdin_is_terminal
-            )
-            outcome = supervise(agent, plan)
-        if outcome.cause is not None:
-            raise failure_of(plan.name, outcome.last) from outcome.error
-        if outcome.code and others is not None:
-            raise outcome.error or RendezvousError(_ended_elsewhere(outcome, judged))
-        results = source.results(outcome.last.plan)
-        succeeded = True
-    finally:
-        source.finish(succeeded=succeeded)
-    return results
+def _crew(source: _Source, plan: NodePlan, sink: Sink, others: Others | None) -> Crew:
+    timers = timers_of(source)
+    if others is None:
+        return Crew((Narrator(plan, sink), *timers), timers)
+    narrator = Narrator(plan, sink, has_others=others.judged is None, judged=others.judged)
+    listeners: list[Listener] = [narrator, *timers, *others.listeners(plan)]
+    return Crew(listeners, (*timers, others.channel), others.policy)
+
+
+def _tell(narrator: Narrator, notices: Sequence[Notice]) -> None:
+    for notice in notices:
+        narrator.note(notice)
+
+
+def _conclude(source: _Source, outcome: Outcome, others: Others | None) -> dict[int, Any]:
+    """The results of a job that ended well; else the error of the job."""
+    plan = outcome.last.plan
+    if outcome.cause is not None:
+        raise failure_of(plan.name, outcome.last) from outcome.error
+    if outcome.code and others is not None:
+        raise outcome.error or RendezvousError(_ended_elsewhere(outcome, others.judged))
+    return source.results(plan)
 
 
 def _ended_elsewhere(outcome: Outcome, judged: Callable[[], Judgement | None] | None) -> str:

@@ -5,19 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 
-from dsl import EngineError, Supervisor
-from dsl.agent.agent import stop_group
-from dsl.errors import DslError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
     from typing import NoReturn
-
-    from dsl.agent.agent import Agent
-    from dsl.model.node import NodePlan
-    from dsl.model.outcome import Outcome
 
 
 class SignalException(SystemExit):
@@ -63,21 +55,3 @@ class HandledSignals:
 
 def _raise(number: int, _frame: FrameType | None) -> NoReturn:
     raise SignalException(signal.Signals(number))
-
-
-def supervise(agent: Agent, plan: NodePlan) -> Outcome:
-    """Run an agent in this process. An exception, as from a signal, stops the workers and is raised again."""
-    supervisor = Supervisor()
-    try:
-        return agent.run(supervisor)
-    except (DslError, EngineError):
-        raise  # nothing runs
-    except BaseException as error:
-        # Stop the workers in order. Another exception kills them at once, in `close`.
-        signum = 2 if isinstance(error, KeyboardInterrupt) else 15
-        if isinstance(error, SignalException):
-            signum = int(error.sigval)
-        stop_group(supervisor, signum, plan.grace_s)
-        raise
-    finally:
-        supervisor.close()

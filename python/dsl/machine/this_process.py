@@ -75,6 +75,10 @@ def read_text(path: str) -> str | None:
         return file.read()
 
 
+_runs = iter(range(1 << 62))
+"""Numbers the runs of this process; taking one is atomic, so threads may launch runs at once."""
+
+
 class Names:
     """Names of this machine and process."""
 
@@ -103,6 +107,10 @@ class Names:
         from time import strftime
 
         return strftime("%Y%m%d%H%M%S")
+
+    def count_run(self) -> int:
+        """How many runs of this process were counted before: they may have the same stamp and pid."""
+        return next(_runs)
 
     def random(self) -> str:
         """16 random hexadecimal digits, new ones for each call."""

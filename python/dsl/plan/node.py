@@ -88,7 +88,8 @@ def choose_run_dir(job: Job, node_rank: int, names: Names) -> str | None:
         return None
     # Nodes that share the directory may be containers that start in the same second with the same pid.
     node = f"_node{node_rank}" if job.node_count > 1 else ""
-    run = f"{names.stamp()}_{names.pid}{node}"
+    earlier = names.count_run()  # a program may launch several runs in one second
+    run = f"{names.stamp()}_{names.pid}{node}{f'_{earlier + 1}' if earlier else ''}"
     return f"{names.temp_dir}/dsl_{run}" if asked.log_dir is None else f"{asked.log_dir}/{run}"
 
 

@@ -14,7 +14,7 @@ from dsl._record import replace
 from dsl.autotune.ds_config import find_config
 from dsl.autotune.experiment import Experiment, Order, Resources, Result, Summary
 from dsl.autotune.section import Section
-from dsl.autotune.setup import Setup
+from dsl.autotune.setup import Setup, UserWords
 from dsl.autotune.trials import Done
 from dsl.autotune.tuner import Tuner
 from dsl.autotune.tuning_folders import Folders
@@ -99,14 +99,17 @@ def config_of(order: Order) -> Any:
 
 def a_setup(**fields: Any) -> Setup:
     setup = Setup(
-        options=("--launcher=ssh",),
-        trial_options=("--launcher=ssh", "--grace=3"),
+        user=UserWords(
+            given=(),
+            training=("--launcher=ssh",),
+            trial=("--launcher=ssh", "--grace=3"),
+            resources=("--num_gpus=1", "--hostfile=hosts"),
+            hostfile=("--hostfile=hosts",),
+            port=(),
+            address=(),
+        ),
         grace_s=3.0,
         rank_logs=False,
-        resources=("--num_gpus=1", "--hostfile=hosts"),
-        hostfile=("--hostfile=hosts",),
-        port=(),
-        address=(),
         script="t.py",
         args=ARGS,
         config=find_config(ARGS),
@@ -118,7 +121,8 @@ def a_setup(**fields: Any) -> Setup:
         has_lanes=False,
         environ={"HOME": "/root"},
     )
-    return replace(setup, **fields)
+    words = {name: fields.pop(name) for name in ("trial", "hostfile", "port", "address") if name in fields}
+    return replace(setup, user=replace(setup.user, **words), **fields)
 
 
 def experiments(count: int) -> tuple[Experiment, ...]:
@@ -214,7 +218,7 @@ def test_an_experiment_that_takes_everything_has_the_words_of_the_user(folders: 
 @pytest.mark.parametrize(
     "change",
     [
-        {"trial_options": ("--grace=3",)},
+        {"trial": ("--grace=3",)},
         {"args": ("--note", "c", "--deepspeed_config", "c.json")},
         {"script_digest": "other"},
         {"device": "cuda, A100"},
@@ -228,7 +232,7 @@ def test_what_is_known_counts_for_the_same_content_alone(folders: Folders, chang
     tuned(folders, a_setup(), FakeRunners())
     runners = FakeRunners()
     _, progress = tuned(folders, a_setup(**change), runners)
-    is_same = not {"trial_options", "args", "script_digest", "device", "size"} & set(change)
+    is_same = not {"trial", "args", "script_digest", "device", "size"} & set(change)
     assert len(progress.reused) == (4 if is_same else 0)
     assert len(runners.orders) == (0 if is_same else 4)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.launches import without_engine
 
 from dsl.cli import deepspeed
 from dsl.cli.command import Command
@@ -42,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[NodePlan]:
     """Plans that were handed to the engine, which here ends each job with 7."""
     plans: list[NodePlan] = []
 
-    def run_job(_planner: object, plan: NodePlan, **_facts: object) -> int:
+    def run_job(_planner: object, plan: NodePlan) -> int:
         plans.append(plan)
         for worker in plan.workers:  # what the engine opens
             for route in (worker.stdout, worker.stderr):
@@ -50,7 +51,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[NodePlan]:
                     Path(route.path).touch()
         return 7
 
-    monkeypatch.setattr(Command, "run_job", staticmethod(run_job))
+    without_engine(monkeypatch, run_job)
     return plans
 
 

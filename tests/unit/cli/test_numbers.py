@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.launches import without_engine
 
 from dsl.cli import deepspeed, options_deepspeed, options_torch, torchrun
-from dsl.cli.command import Command
 from dsl.errors import UsageError
 from dsl.functions import LaunchConfig, elastic_launch
 from dsl.lists import MOST_WORKERS
@@ -107,11 +107,11 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[NodePlan]:
     monkeypatch.setattr("dsl.devices.slots.count_numa_nodes", lambda _nodes: 4)
     plans: list[NodePlan] = []
 
-    def run_job(_planner: object, plan: NodePlan, **_facts: object) -> int:
+    def run_job(_planner: object, plan: NodePlan) -> int:
         plans.append(plan)
         return 7
 
-    monkeypatch.setattr(Command, "run_job", staticmethod(run_job))
+    without_engine(monkeypatch, run_job)
     return plans
 
 

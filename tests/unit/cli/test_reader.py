@@ -223,7 +223,7 @@ def test_a_default_needs_no_reading() -> None:
 )
 def test_torchs_variable_for_the_grace_means_the_same_to_both(argv: list[str], text: str) -> None:
     environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": text}
-    found = torchrun.read_plain(argv, environ, "none")
+    found = read_words(argv, LINES["dslrun"], environ)
     assert found is not None
     assert _shown(vars(found)) == _shown(vars(torchrun.parse_args(argv, environ)))
 
@@ -231,22 +231,23 @@ def test_torchs_variable_for_the_grace_means_the_same_to_both(argv: list[str], t
 @pytest.mark.parametrize("text", ["soon", "", "-1", "nan"])
 def test_a_bad_value_of_that_variable_is_left_to_argparse(text: str) -> None:
     environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": text}
-    assert torchrun.read_plain(["t.py"], environ, "none") is None
+    assert read_words(["t.py"], LINES["dslrun"], environ) is None
     with contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit):
         torchrun.read(["t.py"], environ)
 
 
 def test_variables_that_stand_for_options_are_left_to_argparse() -> None:
-    assert torchrun.read_plain(["t.py"], {"PET_NNODES": "2"}, "none") is None
+    assert read_words(["t.py"], LINES["dslrun"], {"PET_NNODES": "2"}) is None
     assert torchrun.read(["t.py"], {"PET_NNODES": "2"})[0].resources.min_nodes == 2
 
 
 @pytest.mark.parametrize("local_rank_arg", ["none", "dash"])
 def test_the_default_of_a_face_is_that_of_both_readers(local_rank_arg: str) -> None:
+    line = options_torch.command_line("python -m dsl.launch", local_rank_arg)
     for argv in (["t.py"], ["--local-rank-arg=underscore", "t.py"]):
-        found = torchrun.read_plain(argv, {}, local_rank_arg)
+        found = read_words(argv, line)
         assert found is not None
-        assert vars(found) == vars(torchrun.parse_args(argv, {}, local_rank_arg=local_rank_arg))
+        assert vars(found) == vars(torchrun.parse_args(argv, {}, line))
 
 
 def _documented() -> list[tuple[str, list[str]]]:

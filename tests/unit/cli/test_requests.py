@@ -125,7 +125,7 @@ APART = {"nnodes", "run_path", "use_env", "preempt_signal"}
 OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
 
 
-def _read(command: str, *words: str, **facts: str) -> Request:
+def _read(command: str, *words: str, **facts: Any) -> Request:
     request: Request = FRONT_ENDS[command].read([*words, "t.py", "--x"], {}, **facts)[0]
     return request
 
@@ -142,7 +142,7 @@ def _fields(record: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
-def _changes(command: str, *words: str, **facts: str) -> dict[str, Any]:
+def _changes(command: str, *words: str, **facts: Any) -> dict[str, Any]:
     """What the words change in the request."""
     before, after = _fields(_read(command, **facts)), _fields(_read(command, *words, **facts))
     return {name: value for name, value in after.items() if value != before[name]}
@@ -292,7 +292,7 @@ def test_a_path_overrules_what_else_was_said_of_the_program() -> None:
 
 
 def test_a_script_is_told_its_local_rank_unless_it_uses_the_environment() -> None:
-    launch = {"local_rank_arg": "dash"}
+    launch = {"line": options_torch.command_line(local_rank_arg="dash")}
     assert _read("dslrun", **launch).program.local_rank_option == "--local-rank"
     assert _changes("dslrun", "--use-env", **launch) == {"program.local_rank_option": ""}
     assert _changes("dslrun", "--local-rank-arg", "underscore", **launch) == {

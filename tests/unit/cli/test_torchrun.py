@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.launches import without_engine
 
 from dsl.cli import deepspeed, torchrun
-from dsl.cli.command import Command
 from dsl.model.node import NodePlan
 from dsl.model.request import OutputRequest
 from dsl.signals import parse_signals
@@ -42,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What was handed to the engine, which here ends each job with 7."""
     jobs: Started = []
 
-    def run_job(planner: Planner, plan: NodePlan, **_facts: object) -> int:
+    def run_job(planner: Planner, plan: NodePlan) -> int:
         assert all(os.path.isdir(folder) for folder in plan.run_dirs)
         jobs.append((plan, planner))
         for worker in plan.workers:  # what the engine opens
@@ -51,7 +51,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
                     Path(route.path).touch()
         return 7
 
-    monkeypatch.setattr(Command, "run_job", staticmethod(run_job))
+    without_engine(monkeypatch, run_job)
     return jobs
 
 
@@ -409,10 +409,10 @@ def test_directories_that_cannot_all_be_made_are_removed(
 def test_an_interrupt_before_the_start_leaves_no_directory(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_planner: Planner, plan: NodePlan, **_facts: object) -> int:
+    def interrupted(_planner: Planner, plan: NodePlan) -> int:
         assert os.path.isdir(plan.run_dirs[-1])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Command, "run_job", staticmethod(interrupted))
+    without_engine(monkeypatch, interrupted)
     assert torchrun.main(["t.py"]) == 130
     assert _tree(machine / "tmp") == []

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.launches import without_engine
 from tests.unit.cli.test_torchrun import BAD_INPUT
 
 from dsl.cli import torchrun
-from dsl.cli.command import Command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,10 +94,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr("dsl.devices.device_facts.count_cuda_devices", lambda _root: 0)
 
-    def run_job(*_: object, **_facts: object) -> int:
+    def run_job(*_: object) -> int:
         return 7
 
-    monkeypatch.setattr(Command, "run_job", staticmethod(run_job))
+    without_engine(monkeypatch, run_job)
     return tmp_path
 
 

@@ -56,7 +56,7 @@ class Planned:
 
 
 def _node(environ: dict[str, str] | None = None, *, files: dict[str, str] | None = None, **wish: Any) -> Any:
-    given = {name: wish.pop(name) for name in ("cuda", "taken") if name in wish}
+    given = {name: wish.pop(name) for name in ("cuda", "taken", "count_run") if name in wish}
     facts = make_facts(environ=environ or {}, files=files, **given)
     planned = plan_job(_request(wish, "a b", ""), facts)
     plan = Planner(planned, facts).plan(0)
@@ -316,6 +316,14 @@ def test_nodes_that_share_a_log_directory_have_runs_of_their_own() -> None:
     plan = _node(files=TWO_HOSTS, log_dir="logs", node_rank=1, **NO_SSH)
     assert plan.run_dirs[0] == "logs/20260102030405_77_node1"
     assert plan.workers[0].log_path == f"{plan.run_dirs[0]}/attempt_0/0/stderr.log"
+
+
+@pytest.mark.parametrize("earlier, name", [(0, "20260102030405_77"), (1, "20260102030405_77_2")])
+def test_two_runs_that_a_program_launches_in_one_second_have_directories_of_their_own(
+    earlier: int, name: str
+) -> None:
+    plan = _node(count_run=lambda: earlier, log_dir="logs", redirects="1")
+    assert plan.run_dirs[0] == f"logs/{name}"
 
 
 def test_log_files_without_a_directory_lie_in_that_for_temporary_ones_which_is_said() -> None:

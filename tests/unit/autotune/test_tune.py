@@ -14,18 +14,18 @@ from tests.unit.cli.test_requests import BOTH, DEEPSPEED
 
 from dsl._record import replace
 from dsl.autotune.experiment import Experiment, Summary
-from dsl.autotune.tuning_folders import Folders
-from dsl.cli import deepspeed
-from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.cli.tune import (
+from dsl.autotune.tune import (
     device_memory,
     keep_memory,
     name_devices,
-    option_words,
     run_search,
     save_optimal,
     set_up,
 )
+from dsl.autotune.tuning_folders import Folders
+from dsl.cli import deepspeed
+from dsl.cli.autotuning import option_words, user_words
+from dsl.cli.options_deepspeed import COMMAND_LINE
 from dsl.devices.nvidia import Device, Survey
 from dsl.errors import AutotuningError, HostfileError, UsageError
 from dsl.facts import this_machine
@@ -110,7 +110,7 @@ def tuned(hosts: str, words: str = "", **environ: str) -> Setup:
     request, options = deepspeed.read(line, {})
     facts = this_machine()
     facts.environ = {"PATH": "/bin:/usr/bin", **environ}
-    setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), options, facts)
+    setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), user_words(request, options), facts)
     return setup
 
 
@@ -206,7 +206,7 @@ def test_memory_is_that_of_the_devices_that_experiments_get(
         survey=Survey(tuple(devices)), free_memory=free, cuda_count=len(free), other_name=None
     )
     facts.devices = survey
-    setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), options, facts)
+    setup, _, _ = set_up(replace(request, elastic=ElasticRequest()), user_words(request, options), facts)
     assert setup.size.memory_bytes == memory
 
 
@@ -266,9 +266,9 @@ def test_an_experiment_keeps_the_options_of_the_user_but_for_what_a_training_nee
         "--module",
         "--no_local_rank",
     ]
-    assert sorted(setup.trial_options) == sorted([*kept, "--grace=3"])
+    assert sorted(setup.user.trial) == sorted([*kept, "--grace=3"])
     training = ["--max-restarts=3", "--grace=90", "--stdin=1", "--save_pid"]
-    assert sorted(setup.options) == sorted([*kept, *training])
+    assert sorted(setup.user.training) == sorted([*kept, *training])
 
 
 @pytest.mark.usefixtures("folder")
@@ -311,7 +311,9 @@ def test_files_of_each_rank_keep_experiments_out_of_lanes(words: str, *, has_lan
 def test_what_the_user_should_know_of_the_job_is_told_by_its_tuning() -> None:
     line = shlex.split("--num_gpus 1 --preload json --autotuning tune t.py --config c.json")
     request, options = deepspeed.read(line, {})
-    _, _, notices = set_up(replace(request, elastic=ElasticRequest()), options, this_machine())
+    _, _, notices = set_up(
+        replace(request, elastic=ElasticRequest()), user_words(request, options), this_machine()
+    )
     assert "--preload has no effect without --start-method forkserver" in [one.text for one in notices]
 
 

@@ -8,6 +8,7 @@ from shlex import join
 
 from dsl import _own_process
 from dsl._record import replace
+from dsl.agent.session import become, die_of_interrupt, fill_standard_streams
 from dsl.autotune.ds_config import (
     experiment_words,
     find_config,
@@ -20,14 +21,12 @@ from dsl.autotune.experiment import GRACE_S, Resources
 from dsl.autotune.progress_bar import Progress
 from dsl.autotune.search import count_configs, search
 from dsl.autotune.section import find_slips, read_section
-from dsl.autotune.setup import START, Setup, count_lanes, digest_of, dsl_words
+from dsl.autotune.setup import START, Setup, UserWords, count_lanes, digest_of, dsl_words
 from dsl.autotune.trials import Runners
 from dsl.autotune.tuner import Tuner
 from dsl.autotune.tuning_folders import OPTIMAL_COMMAND, OPTIMAL_CONFIG, Folders
-from dsl.cli.options_deepspeed import COMMAND_LINE
-from dsl.cli.process import become, die_of_interrupt, fill_standard_streams
 from dsl.devices.accelerators import ACCELERATORS
-from dsl.errors import AutotuningError, FilterError, OptionError
+from dsl.errors import AutotuningError, FilterError
 from dsl.facts import this_machine
 from dsl.lists import shorten
 from dsl.machine.check import check_program
@@ -38,44 +37,38 @@ from dsl.plan.job import plan_job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
-    from typing import Any
+    from typing import Any, Protocol
 
     from dsl.autotune.experiment import Experiment, Summary
     from dsl.autotune.tuner import Search
-    from dsl.cli.command import Command
-    from dsl.cli.reader import Options
     from dsl.facts import Facts
     from dsl.model.job import Notice
     from dsl.model.request import Request
     from dsl.plan.hosts import ActiveHosts
 
+    class Speaker(Protocol):
+        """A command: its messages start with its name."""
+
+        name: str
+
+        def say(self, text: str) -> None:
+            """Write one line to stderr."""
+
+        def show(self, notices: Sequence[Notice], log_level: str) -> None:
+            """Say the notices of this level or above."""
+
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
-RESOURCES = ("include", "exclude", "num_nodes", "num_gpus")
-REPLACED = ("autotuning", "hostfile", *RESOURCES, "master_addr", "master_port")
-"""Options that each experiment sets by itself."""
 
-OWN = ("max_restarts", "grace", "enable_each_rank_log", "save_pid", "stdin")
-"""Options of the training that an experiment does not use, or sets in its own way."""
+def tune(command: Speaker, request: Request, user: UserWords, *, trains: bool) -> int:
+    """Find the best config, write it to a file, and train with it if ``trains``.
 
-REFUSED = {
-    "elastic_training": "the hosts of an experiment stay the same",
-    "no_ssh": "one command has to reach all hosts",
-    "debug": "an experiment is measured, not stepped through",
-    "dry_run": "what is started follows from what was measured",
-    "dry_run_json": "what is started follows from what was measured",
-}
-"""Options that make no sense here, and why."""
-
-
-def tune(command: Command, request: Request, options: Options | argparse.Namespace) -> int:
-    """Find the best config, write it to a file, and train with it if the user asked for that.
-
-    Returns the exit code: 0 if there is a best config, 1 if not, 128 + the signal that ended the tuning. With
-    ``--autotuning run`` this process becomes the training.
+    ``command`` tells the user; ``user`` has the words of the commands. Returns the exit code: 0 if there is a
+    best config, 1 if not, 128 + the signal that ended the tuning. If it trains, this process becomes the
+    training.
 
     Raises:
         DslError: something is wrong with the job, its config or a folder.
@@ -83,10 +76,8 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     fill_standard_streams()
     _own_process.restore()
     facts = this_machine()
-    trains = options.autotuning == "run"
-    _refuse(options)
     request = replace(request, elastic=ElasticRequest())
-    setup, config, notices = set_up(request, options, facts)
+    setup, config, notices = set_up(request, user, facts)
     command.show(notices, request.log_level)
     _begin(setup, config)  # raises before any folder is made if there is nothing to tune
     folders = Folders(setup.section.results_dir, setup.section.exps_dir)
@@ -107,7 +98,7 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
         progress.pause()
         folders.close()
     if signals:
-        again = join((command.name, *option_words(options), *dsl_words((), setup.script, setup.args)))
+        again = join((command.name, *user.given, *dsl_words((), setup.script, setup.args)))
         command.say(
             f"stopped; {folders.results_dir} has what is known, and the same command goes on: {again}"
         )
@@ -126,7 +117,7 @@ def tune(command: Command, request: Request, options: Options | argparse.Namespa
     return 0
 
 
-def _teller(command: Command, log_level: str) -> tuple[Callable[[str], None], bool]:
+def _teller(command: Speaker, log_level: str) -> tuple[Callable[[str], None], bool]:
     """A function that says a line if ``--log_level`` allows it, and whether it skips plain information."""
     least = LEVELS[log_level]
 
@@ -138,7 +129,7 @@ def _teller(command: Command, log_level: str) -> tuple[Callable[[str], None], bo
 
 
 def set_up(
-    request: Request, options: Options | argparse.Namespace, facts: Facts
+    request: Request, user: UserWords, facts: Facts
 ) -> tuple[Setup, dict[str, object], tuple[Notice, ...]]:
     """What all experiments have in common, the config to tune, and notices for the user.
 
@@ -167,16 +158,10 @@ def set_up(
         whole = asked  # a CPU may have more workers than it counts slots
     lanes = count_lanes(whole.hosts, nodes, slots)
     is_here = planned.remote is None and not whole.is_remote
-    grace_s = min(request.signals.grace_s, GRACE_S)
     setup = Setup(
-        options=option_words(options, REPLACED),
-        trial_options=(*option_words(options, (*REPLACED, *OWN)), f"--grace={_text(grace_s)}"),
-        grace_s=grace_s,
+        user=user,
+        grace_s=min(request.signals.grace_s, GRACE_S),
         rank_logs=request.output.each_rank_log is not None,
-        resources=(*option_words(options, but=RESOURCES), *option_words(options, but=("hostfile",))),
-        hostfile=option_words(options, but=("hostfile",)),
-        port=option_words(options, but=("master_port",)),
-        address=option_words(options, but=("master_addr",)),
         script=request.program.script,
         args=args,
         config=word,
@@ -202,43 +187,6 @@ def set_up(
         device=name_devices(whole, facts),
     )
     return setup, config, (*planned.notices, *find_slips(config))
-
-
-def option_words(
-    options: Options | argparse.Namespace, without: Collection[str] = (), but: Collection[str] = ()
-) -> tuple[str, ...]:
-    """The given options, or those that differ from their defaults, as words of a command line.
-
-    ``without``: names of values to leave out. ``but``: if not empty, take only values with these names.
-    """
-    words = []
-    for option in COMMAND_LINE.options:
-        if option.dest in without or (but and option.dest not in but):
-            continue
-        value = getattr(options, option.dest)
-        is_given = getattr(options, option.given) if option.given else value != option.default
-        if is_given:
-            name = next(name for name in option.names if name.startswith("--"))
-            words.append(name if option.is_flag else f"{name}={_text(value)}")
-    return tuple(words)
-
-
-def _text(value: object) -> str:
-    """A value as text that its option reads back as the same value."""
-    if value is None:
-        return "never"  # the only word that an option reads as None
-    if isinstance(value, float):  # without an exponent, which the options do not read
-        return f"{value:f}".rstrip("0").rstrip(".")
-    return str(value)
-
-
-def _refuse(options: Options | argparse.Namespace) -> None:
-    for option in COMMAND_LINE.options:
-        if option.dest in REFUSED and getattr(options, option.dest):
-            raise OptionError(
-                f"{option.names[0]} cannot be used with --autotuning: {REFUSED[option.dest]}, "
-                "leave one of them out"
-            )
 
 
 def _all_hosts(request: Request, facts: Facts) -> ActiveHosts:
@@ -301,7 +249,7 @@ def keep_memory(setup: Setup, config: Mapping[str, object], folders: Folders) ->
     tuning = fingerprint(
         without_tuning(config),
         [setup.script, setup.script_digest, *setup.args],
-        list(setup.trial_options),
+        list(setup.user.trial),
         [size.nodes, size.slots_per_node, size.lanes, setup.device, setup.visible],
     )
     return replace(setup, size=replace(size, memory_bytes=folders.keep_memory(tuning, size.memory_bytes)))
@@ -331,7 +279,7 @@ def save_optimal(setup: Setup, best: Experiment | None, folders: Folders) -> tup
     path = f"{folders.results_dir}/{OPTIMAL_CONFIG}"
     word = replace(setup.config, is_encoded=False)
     args = experiment_words(setup.args, word, config, path, setup.section)
-    words = dsl_words((*setup.options, *setup.own_words()), setup.script, args)
+    words = dsl_words((*setup.user.training, *setup.own_words()), setup.script, args)
     folders.save_optimal(config, join(("dsl", *words)))
     return words
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dsl._record import replace
 from dsl.autotune.experiment import Order, order_to_line
-from dsl.cli.lane import OrderChannel
+from dsl.autotune.lane import OrderChannel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,13 +39,42 @@ def test_an_order_is_read_as_it_was_given(pipes: tuple[int, int, OrderChannel]) 
     assert json.loads(os.read(read_fd, 100)) == {"begun": True}
 
 
-@pytest.mark.parametrize("words", ['{"stop": 3.0}', '{"stop": 3.0}\n{"stop": 0.0}'])
-def test_an_order_that_is_taken_back_before_it_is_read_is_not_run(
-    words: str, pipes: tuple[int, int, OrderChannel]
+STOP = b'{"stop": 3.0}\n'
+NEXT = replace(ORDER, name="b")
+
+
+@pytest.mark.parametrize(
+    "lines, first, ended",
+    [
+        (order_to_line(ORDER) + STOP + order_to_line(NEXT), NEXT, 1),
+        (order_to_line(ORDER) + STOP + STOP + order_to_line(NEXT), NEXT, 1),
+        (STOP + order_to_line(NEXT), NEXT, 0),
+        (order_to_line(ORDER) + STOP + order_to_line(ORDER) + STOP + order_to_line(NEXT), NEXT, 2),
+    ],
+)
+def test_an_order_that_is_stopped_before_it_begins_is_answered_and_only_the_next_one_runs(
+    lines: bytes, first: Order, ended: int, pipes: tuple[int, int, OrderChannel]
 ) -> None:
-    write_fd, _, orders = pipes
-    os.write(write_fd, order_to_line(ORDER) + f"{words}\n".encode())
-    assert orders.first() is None
+    """All messages may arrive at once."""
+    write_fd, read_fd, orders = pipes
+    os.write(write_fd, lines)
+    assert orders.first() == first
+    orders.begin(first)
+    orders.end(0)
+    answers = [json.loads(line) for line in os.read(read_fd, 1000).splitlines()]
+    stopped = {"code": 143, "stop": "stopped"}
+    assert answers == [*[stopped] * ended, {"begun": True}, {"code": 0, "stop": ""}]
+
+
+def test_a_lane_whose_only_order_was_stopped_ends_when_no_other_follows() -> None:
+    orders_fd, write_fd = os.pipe()
+    read_fd, answers_fd = os.pipe()
+    os.write(write_fd, order_to_line(ORDER) + STOP)
+    os.close(write_fd)
+    assert OrderChannel(orders_fd, answers_fd).first() is None
+    assert json.loads(os.read(read_fd, 100)) == {"code": 143, "stop": "stopped"}
+    for fd in (read_fd, answers_fd):
+        os.close(fd)
 
 
 def test_the_limit_of_an_experiment_stands_still_while_it_is_stopped(

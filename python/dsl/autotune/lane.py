@@ -26,9 +26,8 @@ from dsl import ForkServerLost, ForkServerReady, SignalReceived, Stopping
 from dsl._record import record, replace
 from dsl.agent.planner import Planner
 from dsl.agent.policy import decide
+from dsl.agent.session import Crew, Session
 from dsl.autotune.experiment import Order, order_of
-from dsl.cli import deepspeed
-from dsl.cli.process import Crew, HeldSignals, run_guarded
 from dsl.errors import DslError, UnsupportedError
 from dsl.facts import this_machine
 from dsl.machine.check import check_program
@@ -41,14 +40,21 @@ from dsl.report.speak import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, TypeAlias
 
     from dsl.facts import Facts
     from dsl.model.node import NodePlan, WorkerPlan
     from dsl.model.outcome import History
+    from dsl.model.request import Request
+
+    Reader: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], tuple[Request, Any]]
+    """Makes the request of the words of a command line and an environment. Raises DslError."""
 
 READ_BYTES = 65536
 SIGCONT, SIGTSTP = 18, 20  # as on all machines that we run on
+STOPPED = 143
+"""Exit code of an experiment that was stopped before it began: that of SIGTERM."""
 
 
 @record
@@ -102,11 +108,18 @@ class OrderChannel:
         return [self._order(loads(line)) for line in lines]
 
     def first(self) -> Order | None:
-        """Wait for the first experiment; None if there is none."""
-        while True:
-            if found := self.read():
-                # A message that arrives together with the order takes the order back.
-                return found[0] if len(found) == 1 and isinstance(found[0], Order) else None
+        """Wait for the first experiment; None if there is none. One that was stopped before is not run."""
+        order = None
+        while order is None:
+            for message in self.read():
+                if isinstance(message, NoMoreOrders):
+                    return None
+                if order is not None and isinstance(message, StopExperiment):
+                    self._stop = message.reason
+                    self.end(STOPPED)
+                order = message if isinstance(message, Order) else None
+        self._stop = ""
+        return order
 
     def begin(self, order: Order) -> None:
         """Start the time limit of an experiment, and tell the tuner that it has begun."""
@@ -161,8 +174,9 @@ class Jobs:
 
     max_restarts = 0
 
-    def __init__(self, facts: Facts, orders: OrderChannel) -> None:
+    def __init__(self, facts: Facts, orders: OrderChannel, read: Reader) -> None:
         self._facts = facts
+        self._read = read
         self._orders = orders
         self._planner: Planner | None = None
         self.next: Order | None = None
@@ -182,7 +196,7 @@ class Jobs:
         _show_in(order.stderr, 2)
         speak.end_path = order.end
         self._finish(succeeded=False)
-        request, _ = deepspeed.read(order.words, self._facts.environ)
+        request, _ = self._read(order.words, self._facts.environ)
         planned = plan_job(request, self._facts)
         if planned.remote is not None:
             raise UnsupportedError("a lane is for the workers of this host")
@@ -216,8 +230,7 @@ class Lane(Crew):
     """The crew of a lane: it reports the experiments, and decides what the agent does next."""
 
     def __init__(self, jobs: Jobs, orders: OrderChannel, plan: NodePlan, own_fd: int) -> None:
-        super().__init__([self], [orders], self.decide)
-        self.routine = True  # to get `ForkServerReady`
+        super().__init__([self], [orders], self.decide, routine=True)  # to get `ForkServerReady`
         self._jobs = jobs
         self._orders = orders
         self._narrator = Narrator(plan)
@@ -304,23 +317,20 @@ def _show_in(path: str, fd: int) -> None:
     os.close(file)
 
 
-def main() -> int:
-    """Follow the orders on stdin until there are no more."""
+def main(read: Reader) -> int:
+    """Follow the orders on stdin until there are no more. ``read`` makes the request of a command line."""
     orders_fd, answers_fd, own_fd = os.dup(0), os.dup(1), os.dup(2)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
     orders = OrderChannel(orders_fd, answers_fd)
-    jobs = Jobs(this_machine(), orders)
+    jobs = Jobs(this_machine(), orders, read)
     jobs.next = orders.first()
     if jobs.next is None:
         return 0
-    with HeldSignals() as held:
-        held.hold()
-        try:
-            plan = jobs.prepare(jobs.plan(0))
-        except DslError as error:
-            say("dsl", f"error: {error}")
-            return error.exit_code
-        return run_guarded(jobs, plan, Lane(jobs, orders, plan, own_fd), held, stdin_is_terminal=False)
+    try:
+        return Session(jobs, lambda plan: Lane(jobs, orders, plan, own_fd)).run_guarded()
+    except DslError as error:
+        say("dsl", f"error: {error}")
+        return error.exit_code

@@ -1,0 +1,421 @@
+"""One launch of a job, step by step; and the processes of a command.
+
+Commands, agents on other hosts, lanes and programs take the steps of `Session`. A command is two processes:
+the guard, which the shell sees, and the agent, which does the work. Only commands fork, and end their
+process; in other programs the caller gets the agent's outcome.
+"""
+
+from __future__ import annotations
+
+# The module behind `signal` is a part of the interpreter, so importing it needs no file. It has no stub.
+import _signal  # type: ignore[import-not-found]
+import os
+
+from dsl import BindingError, EngineError, Guard, SpecError, Supervisor
+from dsl.agent.agent import Agent, stop_group
+from dsl.agent.policy import decide
+from dsl.errors import DslError
+from dsl.model.outcome import Membership
+from dsl.report.narrator import Narrator
+from dsl.report.speak import complain, flush_output, say
+from dsl.report.verdict import survivor
+from dsl.signals import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from typing import NoReturn, Protocol, TypeAlias, TypeVar
+
+    from dsl import GuardOutcome
+    from dsl.agent.agent import Channel, Listener, Policy, Source
+    from dsl.agent.planner import Planner
+    from dsl.agent.timers import FileTimers
+    from dsl.model.job import Notice
+    from dsl.model.node import NodePlan
+    from dsl.model.outcome import Outcome
+
+    T = TypeVar("T")
+    Notices: TypeAlias = Callable[[NodePlan], Sequence[Notice]]
+
+    class Plans(Source, Protocol):
+        """A source of plans that cleans up after the job."""
+
+        def finish(self, *, succeeded: bool) -> None:
+            """Remove the files that were made for the job."""
+
+    CrewMaker: TypeAlias = Callable[[NodePlan], "Crew"]
+    Launch: TypeAlias = Callable[[Plans, CrewMaker, Notices], "Session"]
+    """Makes a session of its source, crew and notices. The other arguments are known."""
+
+
+SIGINT, SIGTERM = 2, 15
+INTERNAL_ERROR = 70  # sysexits.h: an error of our own
+
+
+ENDING = (1, 2, 3, 10, 12, 15)
+"""SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2 and SIGTERM: they end a process, but a job handles them."""
+
+
+class Crew:
+    """Listeners, channels and policy of an agent, and hooks for its start and end."""
+
+    def __init__(
+        self,
+        listeners: Sequence[Listener],
+        channels: Sequence[Channel] = (),
+        policy: Policy = decide,
+        *,
+        routine: bool = False,
+    ) -> None:
+        self.listeners = listeners
+        self.channels = channels
+        self.policy = policy
+        self.routine = routine
+        """Whether listeners also get starts and clean exits."""
+        self.helper: int | None = None
+        """Pid of a child that helps the job, and ends by itself."""
+
+    def stay(self) -> None:
+        """Called in the guard's process when there is an agent."""
+
+    def enter(self, supervisor: Supervisor) -> None:
+        """Called in the agent's process before anything is started."""
+
+    def refuse(self, command: str, text: str, code: int) -> None:  # noqa: ARG002  some have to pass it on
+        """Report that the job cannot be run."""
+        say(command, f"error: {text}")
+
+    def leave(self, code: int) -> int:
+        """Called in the agent's process, after everything else. Returns the exit code of that process."""
+        return code
+
+
+class Session:
+    """One launch of a job: plan, tell the user, show, prepare, run, remove the files.
+
+    ``source`` plans the attempts. ``crew`` takes the prepared first plan and returns who takes part in the
+    job beside the engine. ``notices`` takes the first plan and returns what the user should know about it;
+    an error of it ends the launch. ``tell`` gets the plan and these notices: first what is known before
+    anything is made, later where files were made. ``preview`` shows the first plan; if it returns true,
+    nothing is started. ``stdin_is_terminal``: the worker that reads our stdin gets the terminal.
+    """
+
+    def __init__(
+        self,
+        source: Plans,
+        crew: CrewMaker,
+        *,
+        notices: Notices | None = None,
+        tell: Callable[[NodePlan, Sequence[Notice]], None] | None = None,
+        preview: Callable[[NodePlan], bool] | None = None,
+        stdin_is_terminal: bool = False,
+    ) -> None:
+        self._source = source
+        self._crew = crew
+        self._notices = notices
+        self._tell = tell
+        self._preview = preview
+        self._stdin_is_terminal = stdin_is_terminal
+        self._told: Sequence[Notice] = ()
+
+    def run_guarded(self) -> int:
+        """Run the job, and end this process with the command's exit code (G2).
+
+        Forks: the caller becomes the guard, the child the agent. Returns only if nothing was started.
+        """
+        plan = self._plan()
+        if plan is None:
+            return 0
+        first = plan
+
+        def launch(mask: Collection[int]) -> int:
+            plan = self._prepare(first)
+            crew = self._crew(plan)
+            try:
+                # Made before the fork: the child's first write to a shared page costs several microseconds.
+                agent = self._agent(plan, crew)
+            except EngineError as error:
+                return _refuse(crew, plan, error)
+            return self._fork(plan, crew, mask, lambda supervisor: agent.run(supervisor).code)
+
+        return self._hold(launch)
+
+    def run_joined(self, sketch: NodePlan, hooks: Crew, join: Callable[[Supervisor], int | None]) -> int:
+        """The same for nodes that meet under the guard: all steps of the launch come after the fork.
+
+        ``sketch``: what the guard has to know of the first plan. ``hooks``: called as those of a crew.
+        ``join`` waits for the other nodes; an exit code ends the wait and the job.
+        """
+
+        def run(supervisor: Supervisor) -> int:
+            code = join(supervisor)
+            plan = self._plan() if code is None else None
+            if plan is None:
+                return code or 0
+            plan = self._prepare(plan)
+            return self._agent(plan, self._crew(plan)).run(supervisor).code
+
+        return self._hold(lambda mask: self._fork(sketch, hooks, mask, run))
+
+    def run_here(self, conclude: Callable[[Outcome], T]) -> T | None:
+        """Run the job in this process. ``conclude`` makes the result of the outcome while the files exist.
+
+        Returns None if the preview was all. If an exception is raised during the wait, such as by a signal,
+        the workers are stopped before you get it.
+        """
+        plan = self._plan()
+        if plan is None:
+            return None
+        succeeded = False
+        try:
+            plan = self._prepare(plan)
+            crew = self._crew(plan)
+            flush_output()
+            result = conclude(_run_here(self._agent(plan, crew), plan))
+            succeeded = True
+        finally:
+            self._source.finish(succeeded=succeeded)
+        return result
+
+    def _plan(self) -> NodePlan | None:
+        """The first plan, once the user knows what is known about it; None: nothing is to be started."""
+        plan = self._source.plan(0)
+        assert plan is not None
+        if self._notices is not None:
+            self._told = self._notices(plan)
+        self._say(plan, is_made=False)
+        if self._preview is not None and self._preview(plan):
+            return None
+        return plan
+
+    def _prepare(self, plan: NodePlan) -> NodePlan:
+        plan = self._source.prepare(plan)
+        self._say(plan, is_made=True)
+        return plan
+
+    def _say(self, plan: NodePlan, *, is_made: bool) -> None:
+        if self._tell is not None:
+            self._tell(plan, [notice for notice in self._told if notice.is_made == is_made])
+
+    def _agent(self, plan: NodePlan, crew: Crew) -> Agent:
+        return Agent(
+            self._source,
+            plan,
+            crew.listeners,
+            crew.channels,
+            policy=crew.policy,
+            stdin_is_terminal=self._stdin_is_terminal,
+            routine=crew.routine,
+        )
+
+    def _hold(self, launch: Callable[[Collection[int]], int]) -> int:
+        """Run ``launch``, which gets the mask to restore, while signals that would end this process wait.
+
+        They wait for the guard. Files are made meanwhile, so that no signal leaves them behind.
+        """
+        flush_output()  # while signals still end this process: stdout may block
+        mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ENDING)
+        try:
+            return launch(mask)
+        finally:
+            self._source.finish(succeeded=False)  # nothing was started
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+
+    def _fork(
+        self, plan: NodePlan, crew: Crew, mask: Collection[int], run: Callable[[Supervisor], int]
+    ) -> int:
+        """Become the guard of a child that calls ``run``. Returns only if one of them cannot be made."""
+        try:
+            guard = Guard(plan.signals, preempt_grace_s=plan.preempt_grace_s, helper=crew.helper, mask=mask)
+        except EngineError as error:
+            return _refuse(crew, plan, error)
+        if plan.pid_file is not None:
+            from dsl.agent import pid_file  # noqa: F401  both processes need it, even when the package is gone
+        try:
+            pid = os.fork()
+        except OSError as error:
+            guard.discard()
+            hint = ", raise the limit of processes (ulimit -u, pids.max of the control group)"
+            why = f"{error.strerror}{hint if isinstance(error, BlockingIOError) else ''}"
+            crew.refuse(plan.command, f"cannot start the process that watches the workers: {why}", 1)
+            return 1
+        if pid == 0:
+            code = INTERNAL_ERROR
+            try:
+                code = _run_agent(run, self._source, plan, guard, crew)
+                code = crew.leave(code)
+            finally:
+                flush_output()
+                os._exit(code)
+        crew.stay()
+        outcome = guard.supervise(pid, plan.grace_s, reopens=plan.has_log_files)
+        try:
+            if outcome.agent_signal is not None:
+                _tidy_up(self._source, plan, pid)
+            _report_agent(plan, pid, outcome)
+        except Exception as error:  # noqa: BLE001  a failing report never changes the exit code
+            complain(plan.command, error)
+        if outcome.terminal_interrupt and outcome.code == 128 + SIGINT:
+            die_of_interrupt()
+        flush_output()
+        os._exit(1 if outcome.survivors and not outcome.code else outcome.code)
+
+
+def _run_here(agent: Agent, plan: NodePlan) -> Outcome:
+    supervisor = Supervisor()
+    try:
+        return _with_pid_file(plan, lambda: agent.run(supervisor))
+    except (DslError, EngineError):
+        raise  # nothing runs
+    except BaseException as error:
+        # Stop the workers in order. Another exception kills them at once, in `close`.
+        usual = SIGINT if isinstance(error, KeyboardInterrupt) else SIGTERM
+        stop_group(supervisor, int(getattr(error, "sigval", usual)), plan.grace_s)
+        raise
+    finally:
+        supervisor.close()
+
+
+class _Once:
+    """A source of one plan, which exists already."""
+
+    max_restarts = 0
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._plan = plan
+
+    def plan(self, _attempt: int) -> NodePlan:
+        return self._plan
+
+    def prepare(self, plan: NodePlan) -> NodePlan:
+        return plan
+
+    def membership(self) -> Membership:
+        return Membership(1)
+
+    def finish(self, *, succeeded: bool) -> None:
+        pass
+
+
+def run_once(plan: NodePlan, crew: Crew) -> Outcome:
+    """Run a job of one attempt, whose plan exists already, in this process; see `Session.run_here`."""
+    outcome = Session(_Once(plan), lambda _: crew).run_here(lambda outcome: outcome)
+    assert outcome is not None  # there is no preview
+    return outcome
+
+
+def become(words: Sequence[str]) -> NoReturn:
+    """Replace this process by another program. Raises OSError if it cannot be executed."""
+    flush_output()
+    os.execv(words[0], list(words))  # noqa: S606  there is no shell, on purpose
+
+
+def fill_standard_streams() -> None:
+    """Open /dev/null for closed standard streams: else the next opened file would take the place of one."""
+    while (null := os.open(os.devnull, os.O_RDWR | os.O_NOCTTY)) <= 2:
+        os.set_inheritable(null, True)
+    os.close(null)
+
+
+def stay_behind() -> None:
+    """Go on in a child with its own session and /dev/null as streams, and end this process with 0."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+
+
+def crew_of(planner: Planner, plan: NodePlan) -> Crew:
+    """The crew of a job on this host alone."""
+    return Crew(listen(planner, plan, Narrator(plan)), timers_of(planner))
+
+
+def timers_of(planner: Planner) -> tuple[FileTimers, ...]:
+    """The workers' timers, if any: they are a channel, and listen to the start of workers."""
+    return () if planner.timers is None else (planner.timers,)
+
+
+def listen(planner: Planner, plan: NodePlan, narrator: Narrator) -> list[Listener]:
+    """The listeners of a job, in the order in which they get its events."""
+    listeners: list[Listener] = [narrator, *timers_of(planner)]
+    if plan.handed_file is not None:
+        from dsl.report.handed import HandedError
+
+        listeners.insert(0, HandedError(plan.handed_file, narrator.warn))
+    return listeners
+
+
+def _run_agent(
+    run: Callable[[Supervisor], int], source: Plans, plan: NodePlan, guard: Guard, crew: Crew
+) -> int:
+    code = INTERNAL_ERROR
+    try:
+        try:
+            guard.enter_agent()
+            supervisor = Supervisor(guard=guard)
+            crew.enter(supervisor)
+            code = _with_pid_file(plan, lambda: run(supervisor))
+        finally:
+            _finish(source, plan, succeeded=code == 0)
+    except EngineError as error:
+        return _refuse(crew, plan, error)
+    except DslError as error:
+        crew.refuse(plan.command, str(error), error.exit_code)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 -- the last resort: users never see a traceback of ours
+        complain(plan.command, error)
+        return INTERNAL_ERROR
+    return code
+
+
+def _finish(source: Plans, plan: NodePlan, *, succeeded: bool) -> None:
+    try:
+        source.finish(succeeded=succeeded)
+    except Exception as error:  # noqa: BLE001  a failing cleanup never changes the exit code
+        complain(plan.command, error)
+
+
+def _with_pid_file(plan: NodePlan, run: Callable[[], T]) -> T:
+    """Run with the file that tells others our pid, if the user wants one."""
+    if plan.pid_file is None:
+        return run()
+    from dsl.agent.pid_file import PidFile
+
+    with PidFile(plan.pid_file):
+        return run()
+
+
+def _refuse(crew: Crew, plan: NodePlan, error: EngineError) -> int:
+    code = 2 if isinstance(error, (BindingError, SpecError)) else 1
+    crew.refuse(plan.command, str(error), code)
+    return code
+
+
+def _tidy_up(source: Plans, plan: NodePlan, pid: int) -> None:
+    """Remove the files of an agent that was killed: the next job may need the same names."""
+    if plan.pid_file is not None:
+        from dsl.agent.pid_file import remove
+
+        remove(plan.pid_file, pid)
+    source.finish(succeeded=False)
+
+
+def _report_agent(plan: NodePlan, pid: int, outcome: GuardOutcome) -> None:
+    if outcome.agent_signal is not None:
+        name = signal_name(outcome.agent_signal)
+        say(plan.command, f"the agent (pid {pid}) was killed by {name}: its workers were ended")
+    # An agent that ended with a verdict has reported the survivors.
+    is_told = outcome.agent_signal is None and outcome.code not in (0, INTERNAL_ERROR)
+    for one in () if is_told else outcome.survivors:
+        say(plan.command, survivor(*one))
+
+
+def die_of_interrupt() -> None:
+    """End as Ctrl-C ends a program, so that a shell's loop stops, too. Pid 1 cannot end so, and goes on."""
+    flush_output()
+    _signal.signal(SIGINT, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {SIGINT})
+    os.kill(os.getpid(), SIGINT)

@@ -1,0 +1,93 @@
+"""The options of ``dsl --autotuning``: which make sense, and as words for the commands of experiments."""
+
+from __future__ import annotations
+
+from dsl.autotune.experiment import GRACE_S
+from dsl.autotune.setup import UserWords
+from dsl.autotune.tune import tune
+from dsl.cli.options_deepspeed import COMMAND_LINE
+from dsl.errors import OptionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Collection
+
+    from dsl.cli.command import Command
+    from dsl.cli.reader import Options
+    from dsl.model.request import Request
+
+RESOURCES = ("include", "exclude", "num_nodes", "num_gpus")
+REPLACED = ("autotuning", "hostfile", *RESOURCES, "master_addr", "master_port")
+"""Options that each experiment sets by itself."""
+
+OWN = ("max_restarts", "grace", "enable_each_rank_log", "save_pid", "stdin")
+"""Options of the training that an experiment does not use, or sets in its own way."""
+
+REFUSED = {
+    "elastic_training": "the hosts of an experiment stay the same",
+    "no_ssh": "one command has to reach all hosts",
+    "debug": "an experiment is measured, not stepped through",
+    "dry_run": "what is started follows from what was measured",
+    "dry_run_json": "what is started follows from what was measured",
+}
+"""Options that make no sense here, and why."""
+
+
+def start_tuning(command: Command, request: Request, options: Options | argparse.Namespace) -> int:
+    """Find the best config, and train with it if the user asked for that; see `dsl.autotune.tune.tune`.
+
+    Raises:
+        OptionError: an option makes no sense here.
+        DslError: something is wrong with the job, its config or a folder.
+    """
+    for option in COMMAND_LINE.options:
+        if option.dest in REFUSED and getattr(options, option.dest):
+            raise OptionError(
+                f"{option.names[0]} cannot be used with --autotuning: {REFUSED[option.dest]}, "
+                "leave one of them out"
+            )
+    return tune(command, request, user_words(request, options), trains=options.autotuning == "run")
+
+
+def user_words(request: Request, options: Options | argparse.Namespace) -> UserWords:
+    """The options of the user for the commands of a tuning."""
+    grace_s = min(request.signals.grace_s, GRACE_S)
+    hostfile = option_words(options, but=("hostfile",))
+    return UserWords(
+        given=option_words(options),
+        training=option_words(options, REPLACED),
+        trial=(*option_words(options, (*REPLACED, *OWN)), f"--grace={_text(grace_s)}"),
+        resources=(*option_words(options, but=RESOURCES), *hostfile),
+        hostfile=hostfile,
+        port=option_words(options, but=("master_port",)),
+        address=option_words(options, but=("master_addr",)),
+    )
+
+
+def option_words(
+    options: Options | argparse.Namespace, without: Collection[str] = (), but: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The given options, or those that differ from their defaults, as words of a command line.
+
+    ``without``: names of values to leave out. ``but``: if not empty, take only values with these names.
+    """
+    words = []
+    for option in COMMAND_LINE.options:
+        if option.dest in without or (but and option.dest not in but):
+            continue
+        value = getattr(options, option.dest)
+        is_given = getattr(options, option.given) if option.given else value != option.default
+        if is_given:
+            name = next(name for name in option.names if name.startswith("--"))
+            words.append(name if option.is_flag else f"{name}={_text(value)}")
+    return tuple(words)
+
+
+def _text(value: object) -> str:
+    """A value as text that its option reads back as the same value."""
+    if value is None:
+        return "never"  # the only word that an option reads as None
+    if isinstance(value, float):  # without an exponent, which the options do not read
+        return f"{value:f}".rstrip("0").rstrip(".")
+    return str(value)
