@@ -5,27 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kit import processes
+from kit.cluster.site import BOOT_S, PATH, answer
 from kit.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from kit.cluster.cluster import Cluster
+    from kit.cluster.site import Site
 
 NAMESPACES = ("net", "uts", "mount", "pid", "ipc")
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-BOOT_S = 60.0
-"""Far more than a boot takes, also on a machine that is busy."""
 
 
 class Running(NamedTuple):
@@ -87,8 +82,8 @@ class HostProcess(subprocess.Popen[Any]):
 class Host:
     """A host of a cluster, up or down."""
 
-    def __init__(self, cluster: Cluster, index: int, name: str, address: str) -> None:
-        self.cluster = cluster
+    def __init__(self, site: Site, index: int, name: str, address: str) -> None:
+        self.site = site
         self.index = index
         self.name = name
         self.address = address
@@ -100,6 +95,8 @@ class Host:
         self.daemons: set[str] = set()
         """Names of programs that may run on it whenever they were started."""
         self.is_plugged = True
+        self.listeners: list[Callable[[Host], None]] = []
+        """Called after each boot but the first: they start its further daemons again."""
 
     def __repr__(self) -> str:
         return self.name
@@ -116,6 +113,11 @@ class Host:
         return self._pid
 
     @property
+    def carrier(self) -> int | None:
+        """Pid of our child that carries the host; None while there is none."""
+        return None if self._init is None else self._init.pid
+
+    @property
     def root(self) -> Path:
         """Its file system, seen from the machine: `host.root / "etc/hosts"`."""
         return Path(f"/proc/{self.pid}/root")
@@ -125,7 +127,7 @@ class Host:
     def begin(self) -> None:
         """The first half of a boot."""
         assert not self.is_up, f"{self.name} is up"
-        folder = self.cluster.state / self.name
+        folder = self.site.state / self.name
         folder.mkdir(exist_ok=True)
         with (folder / "init.log").open("a", encoding="utf-8") as log:
             namespaces = [f"--{kind}" for kind in NAMESPACES]
@@ -139,8 +141,8 @@ class Host:
         settings = {
             "name": self.name,
             "address": self.address,
-            "state": str(self.cluster.state),
-            "packages": str(self.cluster.packages),
+            "state": str(self.site.state),
+            "packages": str(self.site.packages),
         }
         self._tell(settings)
 
@@ -150,7 +152,7 @@ class Host:
         self._hear("born")
         (self._pid,) = processes.children(self._init.pid)
         self._hear("built")
-        self.cluster.plug_in(self.index, self._pid)
+        self.site.plug_in(self.index, self._pid)
         self.is_plugged = True
         self._tell("the cable is in")
 
@@ -164,7 +166,8 @@ class Host:
         self.begin()
         self.finish()
         self.settle()
-        self.cluster.after_boot(self)
+        for listener in self.listeners:
+            listener(self)
 
     def _adopt(self) -> None:
         """Count what runs now as the host's own."""
@@ -187,12 +190,12 @@ class Host:
 
     def unplug(self) -> None:
         """Pull its cable; peers see silence."""
-        self.cluster.switch(f"link set p{self.index} down")
+        self.site.switch(f"link set p{self.index} down")
         self.is_plugged = False
 
     def plug(self) -> None:
         """Put the cable back."""
-        self.cluster.switch(f"link set p{self.index} up")
+        self.site.switch(f"link set p{self.index} up")
         self.is_plugged = True
 
     def poweroff(self) -> None:
@@ -243,7 +246,7 @@ class Host:
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """What a login of root has there, and `env` above it."""
         return {
-            "HOME": str(self.cluster.home),
+            "HOME": str(self.site.home),
             "USER": "root",
             "LOGNAME": "root",
             "SHELL": "/bin/bash",
@@ -270,7 +273,7 @@ class Host:
         """
         session = ["/usr/bin/setsid", "--ctty"] if has_terminal else ["/usr/bin/setsid"]
         into = [f"--{kind}" for kind in NAMESPACES]
-        where = f"--wdns={cwd or self.cluster.home}"
+        where = f"--wdns={cwd or self.site.home}"
         return HostProcess(
             ["/usr/bin/nsenter", f"--target={self.pid}", *into, where, "--", *session, *map(str, command)],
             env=self.environment(env),
@@ -358,26 +361,11 @@ class Host:
         """Wait for that word of pid 1."""
         assert self._init is not None
         assert self._init.stdout is not None
-        line = _line(self._init.stdout, BOOT_S)
+        line = answer(self._init.stdout)
         if line != word:
-            log = (self.cluster.state / self.name / "init.log").read_text(encoding="utf-8", errors="replace")
+            log = (self.site.state / self.name / "init.log").read_text(encoding="utf-8", errors="replace")
             self.crash()
             raise AssertionError(f"{self.name} did not come up ({line!r} instead of {word!r}): {log.strip()}")
-
-
-def _line(stream: IO[str], timeout_s: float) -> str:
-    """The next line, byte by byte, so that nothing waits in a buffer that `select` cannot see."""
-    deadline = time.monotonic() + timeout_s
-    data = b""
-    while not data.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([stream], [], [], left)[0]:
-            return data.decode() or "silence"
-        byte = os.read(stream.fileno(), 1)
-        if not byte:
-            return data.decode() or "its end"
-        data += byte
-    return data.decode().strip()
 
 
 def _read(path: str) -> bytes:
@@ -385,10 +373,3 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError:  # it has ended
         return b""
-
-
-def missing_programs() -> list[str]:
-    """What a cluster needs of the machine itself, and does not find."""
-    return [
-        name for name in ("unshare", "nsenter", "setsid", "ip", "ssh-keygen") if shutil.which(name) is None
-    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kit.cluster import packages
-from kit.cluster.host import PATH
+from kit.cluster.site import PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

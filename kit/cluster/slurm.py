@@ -79,7 +79,8 @@ class Slurm:
             host.daemons |= DAEMONS
             self._start(host)
         self._wait_until_idle()
-        self.cluster.listeners.append(self._start)
+        for host in self.cluster:
+            host.listeners.append(self._start)
 
     def clear(self) -> None:
         """End all jobs. Where that takes long, start everything anew, with all hosts."""
