@@ -140,18 +140,8 @@ impl Link {
     }
 
     #[getter]
-    fn is_local(&self) -> bool {
-        self.face.is_local
-    }
-
-    #[getter]
     fn is_lost(&self) -> bool {
         self.face.is_lost()
-    }
-
-    #[getter]
-    fn unread_bytes(&self) -> usize {
-        self.face.unread()
     }
 
     /// Queue a message.
@@ -278,11 +268,6 @@ impl Hub {
         }
         self.0.expect(place, key, count);
         Ok(())
-    }
-
-    #[getter]
-    fn strangers(&self) -> usize {
-        self.0.strangers()
     }
 
     #[getter]

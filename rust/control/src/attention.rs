@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use crate::frame::LONGEST;
 use crate::link::{House, Link};
 use crate::loss::{Fault, Loss};
-use crate::server::{LINK, WRITER, token};
+use crate::shared::{LINK, WRITER, token};
 
 /// Readings of a link that cannot be written any more.
 const LAST_READS: usize = 256;
@@ -29,7 +29,7 @@ pub(crate) fn flush(link: &mut Link, poller: &Poller) -> Result<bool, Fault> {
         return Err(Fault::Said(Loss::new("stuck", "does not read what it is sent")));
     }
     aim(link, waits, poller)?;
-    if link.is_closing() && link.is_idle() && !waits {
+    if link.face.is_closing() && link.is_idle() && !waits {
         link.is_finished = true;
         link.linger_until = Instant::now() + LINGER;
         if let Some(fd) = link.stream.write_fd() {
@@ -42,7 +42,7 @@ pub(crate) fn flush(link: &mut Link, poller: &Poller) -> Result<bool, Fault> {
 
 /// Waits for what a link needs: bytes, unless it is paused, and room if something has to be written.
 fn aim(link: &mut Link, waits: bool, poller: &Poller) -> Result<(), Fault> {
-    let is_paused = link.is_paused();
+    let is_paused = link.face.is_paused();
     if (waits, is_paused) == (link.waits_to_write, link.is_deaf) {
         return Ok(());
     }

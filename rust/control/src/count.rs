@@ -1,8 +1,9 @@
 //! A number that threads wait for.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// How often a waiting thread looks for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
@@ -10,39 +11,61 @@ pub(crate) const SLICE: Duration = Duration::from_millis(100);
 /// A number that threads wait for to become zero.
 #[derive(Debug, Default)]
 pub(crate) struct Count {
-    number: AtomicUsize,
-    lock: Mutex<()>,
-    changed: Condvar,
+    number: Mutex<usize>,
+    zero: Condvar,
 }
 
 impl Count {
-    pub(crate) fn add(&self, count: isize) {
-        let before = self.number.fetch_add(count as usize, Ordering::SeqCst);
-        if before.wrapping_add(count as usize) == 0 {
-            drop(self.lock.lock());
-            self.changed.notify_all();
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        // Each statement under the lock leaves the number true, so a panic does no harm.
+        self.number.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self) {
+        *self.lock() += 1;
+    }
+
+    pub(crate) fn take(&self) {
+        let mut number = self.lock();
+        *number -= 1;
+        if *number == 0 {
+            self.zero.notify_all();
         }
     }
 
     /// Waits until the number is zero; false: the time was over first, or `pending` has returned true.
     pub(crate) fn wait(&self, timeout: Option<Duration>, mut pending: impl FnMut() -> bool) -> bool {
         let begin = Instant::now();
-        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if self.number.load(Ordering::SeqCst) == 0 {
+            let left = timeout.map_or(SLICE, |timeout| timeout.saturating_sub(begin.elapsed()));
+            let waited = self
+                .zero
+                .wait_timeout_while(self.lock(), left.min(SLICE), |number| *number > 0);
+            let (number, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if *number == 0 {
                 return true;
             }
-            let left = timeout.map_or(SLICE, |timeout| timeout.saturating_sub(begin.elapsed()));
-            if left.is_zero() {
+            drop(number); // `pending` may call anything
+            if left.is_zero() || pending() {
                 return false;
             }
-            let waited = self.changed.wait_timeout(guard, left.min(SLICE));
-            let (again, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            drop(again);
-            if pending() {
-                return false;
-            }
-            guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// One of the things that a [`Count`] counts, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted(Arc<Count>);
+
+impl Counted {
+    pub(crate) fn new(count: &Arc<Count>) -> Self {
+        count.add();
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.take();
     }
 }

@@ -5,8 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::Ordering;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use dsl_engine::poller::Poller;
@@ -16,15 +15,14 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::connect::why_refused;
 use crate::frame::{Frame, LONGEST_OF_STRANGERS, Parser};
-use crate::hub::Shared;
 use crate::inbox::News;
-use crate::listener::Listener;
+use crate::listener::{Listener, Origin};
 use crate::loss::{Fault, words};
-use crate::server::{CALLER, LISTENER, token};
+use crate::shared::{CALLER, LISTENER, Shared, token};
 use crate::strangers::{Strangers, most_callers};
 use crate::stream::{
     FEW, HAS_KEY, MAGIC, MANY, OPENING_LEN, PREAMBLE_LEN, Scratch, SecureStream, Stream, TURNED_AWAY, Taken,
-    address_words, is_transient,
+    is_transient,
 };
 
 /// Seconds that a connection has to show that it knows the key.
@@ -36,28 +34,6 @@ const TORCH_STORE: &[u8] = b"\x00\xce\xf7\x85\x3c";
 /// Connections that are accepted before others are served.
 const ACCEPTS: usize = 64;
 const PAUSE: Duration = Duration::from_secs(1);
-
-/// Where a connection has come from, and to which of our ports.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Origin {
-    from: SocketAddr,
-    pub(crate) port: u16,
-    /// Whether callers must have a job key of the user; `None`: it is not checked.
-    keyed: Option<bool>,
-}
-
-impl Origin {
-    pub(crate) fn address(&self) -> String {
-        address_words(self.from.ip(), self.from.port())
-    }
-
-    fn host(&self) -> String {
-        let address = self.address();
-        address
-            .rsplit_once(':')
-            .map_or(address.clone(), |(host, _)| host.to_owned())
-    }
-}
 
 /// A connection that has not shown yet that it knows the key.
 struct Caller {
@@ -112,6 +88,8 @@ pub(crate) struct Door {
     strangers: Strangers,
     keys: HashMap<Option<u32>, (Vec<u8>, usize)>,
     warnings: HashSet<String>,
+    /// Whether a stranger was refused.
+    has_refused: bool,
     paused_until: Option<Instant>,
 }
 
@@ -123,6 +101,7 @@ impl Door {
             strangers: Strangers::new(HANDSHAKE),
             keys: HashMap::new(),
             warnings: HashSet::new(),
+            has_refused: false,
             paused_until: None,
         }
     }
@@ -208,28 +187,20 @@ impl Door {
             let Some(one) = self.listeners.iter().find(|one| one.id == listener) else {
                 break;
             };
-            let origin = |from| Origin {
-                from,
-                port: one.port,
-                keyed: one.keyed,
-            };
-            match one.socket.accept() {
-                Ok((socket, from)) => {
+            match one.accept() {
+                Ok((socket, origin)) => {
                     let id = shared.new_id();
-                    let is_ready = socket.set_nonblocking(true).is_ok()
-                        && poller.watch(&socket, token(id, CALLER)).is_ok();
-                    if !is_ready {
+                    if poller.watch(&socket, token(id, CALLER)).is_err() {
                         continue;
                     }
                     let caller = Caller {
-                        origin: origin(from),
+                        origin,
                         data: Vec::new(),
                         place: 0,
                         state: State::Clear(socket),
                     };
                     self.callers.insert(id, caller);
-                    self.strangers
-                        .arrive(id, from.ip().to_canonical(), Instant::now());
+                    self.strangers.arrive(id, origin.ip(), Instant::now());
                     accepted.push(id);
                 }
                 Err(error) => {
@@ -363,7 +334,7 @@ impl Door {
             Next::Refuse => {
                 if let Some(caller) = self.drop(id, poller) {
                     let is_torch = caller.data.starts_with(TORCH_STORE);
-                    let (host, port) = (caller.origin.host(), caller.origin.port);
+                    let (host, port) = (caller.origin.ip(), caller.origin.port);
                     let text = is_torch.then(|| {
                         format!(
                             "{host} was sent away from port {port}, where the nodes meet: it is a torchrun, or \
@@ -382,7 +353,7 @@ impl Door {
                 if origin.keyed.is_some() {
                     // If that fails, the caller does not learn why.
                     let _ = caller.socket().write(&[&TURNED_AWAY[..], &[*reason]].concat());
-                    let (host, why) = (origin.host(), why_refused(*reason).0);
+                    let (host, why) = (origin.ip(), why_refused(*reason).0);
                     text = Some(format!("a node at {host} was refused: {why}"));
                 }
                 self.drop(id, poller);
@@ -400,25 +371,24 @@ impl Door {
         Some(caller)
     }
 
-    /// Counts a stranger, and warns the user, of strangers of one kind only once.
+    /// Warns the user of a stranger, of strangers of one kind only once.
     pub(crate) fn warn_of(&mut self, origin: &Origin, text: Option<String>, shared: &Shared) {
-        let count = shared.strangers.fetch_add(1, Ordering::SeqCst) + 1;
-        if text.is_none() && origin.keyed.is_none() && count > 1 {
+        let is_first = !std::mem::replace(&mut self.has_refused, true);
+        if text.is_none() && origin.has_fixed_places() && !is_first {
             return;
         }
         let text = text.unwrap_or_else(|| {
-            let (port, is_open) = (origin.port, origin.keyed.is_none());
-            let from = if is_open { origin.address() } else { origin.host() };
+            let port = origin.port;
+            let from = if origin.has_fixed_places() {
+                origin.address()
+            } else {
+                origin.ip().to_string()
+            };
             format!("a stranger at {from} connected to port {port} of this job and was refused")
         });
         if self.warnings.len() < MOST_WARNINGS && self.warnings.insert(text.clone()) {
             shared.inbox.put(News::Warning(text));
         }
-    }
-
-    /// Whether only one agent may come for a place. Where members come by themselves, the owner of the hub decides.
-    pub(crate) fn has_fixed_places(origin: &Origin) -> bool {
-        origin.keyed.is_none()
     }
 }
 

@@ -1,12 +1,11 @@
 //! A link as all threads see it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::door::Origin;
 use crate::frame::Pong;
+use crate::listener::Origin;
 use crate::outbox::Outbox;
+use crate::sync::{AtomicBool, AtomicI64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError};
 
 /// Measurements that are kept until somebody takes them.
 const SAMPLES: usize = 8;
@@ -32,14 +31,14 @@ pub struct Face {
     pub(crate) origin: Option<Origin>,
     /// Our address at this end; empty: another program has made the connection.
     pub own_address: String,
-    /// Whether both ends are known to be on one machine.
-    pub is_local: bool,
     pub(crate) place: AtomicI64,
     pub(crate) is_lost: AtomicBool,
     pub(crate) is_closing: AtomicBool,
+    /// Whether we do not read because too many of its messages are unread.
     pub(crate) is_paused: AtomicBool,
     /// Whether the thread was told to look at it.
     pub(crate) is_called: AtomicBool,
+    /// Bytes of unread messages, with the cost of each.
     pub(crate) unread: AtomicUsize,
     outbox: Mutex<Outbox>,
     samples: Mutex<VecDeque<Sample>>,
@@ -51,14 +50,13 @@ impl Face {
         name: String,
         place: i64,
         origin: Option<Origin>,
-        ends: (String, bool),
+        own_address: String,
     ) -> Self {
         Self {
             id,
             name,
             origin,
-            own_address: ends.0,
-            is_local: ends.1,
+            own_address,
             place: AtomicI64::new(place),
             is_lost: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
@@ -68,11 +66,6 @@ impl Face {
             outbox: Mutex::default(),
             samples: Mutex::default(),
         }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn for_test(id: u64) -> Self {
-        Self::new(id, "n".into(), -1, None, (String::new(), false))
     }
 
     /// Our port at which it came in; 0: it did not.
@@ -95,9 +88,12 @@ impl Face {
         self.is_lost.load(Ordering::SeqCst)
     }
 
-    /// Bytes of unread messages, with the cost of each.
-    pub fn unread(&self) -> usize {
-        self.unread.load(Ordering::Relaxed)
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::SeqCst)
     }
 
     /// Takes the measurements that have come since the last call, the oldest first.

@@ -5,95 +5,30 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use dsl_engine::Error;
 use dsl_engine::os::spawn_quiet;
-use dsl_engine::{Bell, Error};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
-use crate::count::{Count, SLICE};
+use crate::count::{Count, Counted, SLICE};
 use crate::face::Face;
 use crate::frame::{LONGEST, LONGEST_OF_AGENTS};
-use crate::inbox::{Inbox, News};
+use crate::inbox::News;
 use crate::link::{House, Link};
 use crate::listener::Listener;
 use crate::loss::Loss;
+use crate::orders::Orders;
 use crate::relay::Relay;
-use crate::server::{Core, Settings};
+use crate::server::{Core, Order, Settings};
+use crate::shared::Shared;
 use crate::stream::Stream;
 
-/// Number of agents that share the memory for output, unless the head says another.
-const USUAL_AGENTS: usize = 16;
 /// How long another process may wait for a port that we close.
 const SHUT: Duration = Duration::from_secs(5);
-
-/// What the owner asks the thread for.
-pub(crate) enum Command {
-    Begin(Box<Link>),
-    Attend(Arc<Face>),
-    Listen(Listener),
-    Unlisten(u16, Arc<Count>),
-    Expect(Option<u32>, Vec<u8>, usize),
-    Relay(Box<Relay>),
-    Drain(Arc<Count>),
-    /// End a link at once; whether it counts as that of a stranger.
-    Drop(Arc<Face>, bool),
-    Close,
-    Stop,
-}
-
-/// What the thread and its owner share.
-pub(crate) struct Shared {
-    pub(crate) inbox: Inbox,
-    pub(crate) bell: Arc<Bell>,
-    commands: Mutex<Vec<Command>>,
-    pub(crate) strangers: AtomicUsize,
-    pub(crate) agents: AtomicUsize,
-    /// Pieces of output that have arrived and are not written.
-    pub(crate) unshown: Count,
-    /// Links that have not ended.
-    pub(crate) links: Count,
-    /// 1 while the thread runs.
-    running: Count,
-    ids: AtomicU64,
-}
-
-impl Shared {
-    pub(crate) fn new() -> Result<Self, Error> {
-        Ok(Self {
-            inbox: Inbox::new()?,
-            bell: Arc::new(Bell::new()?),
-            commands: Mutex::default(),
-            strangers: AtomicUsize::new(0),
-            agents: AtomicUsize::new(USUAL_AGENTS),
-            unshown: Count::default(),
-            links: Count::default(),
-            running: Count::default(),
-            ids: AtomicU64::new(1),
-        })
-    }
-
-    pub(crate) fn new_id(&self) -> u64 {
-        self.ids.fetch_add(1, Ordering::Relaxed)
-    }
-
-    fn commands(&self) -> MutexGuard<'_, Vec<Command>> {
-        // Each statement under the lock leaves the list consistent, so a panic does no harm.
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn take_commands(&self) -> Vec<Command> {
-        std::mem::take(&mut *self.commands())
-    }
-
-    fn order(&self, command: Command) {
-        self.commands().push(command);
-        self.bell.ring();
-    }
-}
 
 /// Why a talk before the start has failed.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -124,6 +59,9 @@ struct State {
 pub struct Hub {
     settings: Settings,
     shared: Arc<Shared>,
+    orders: Arc<Orders<Order>>,
+    /// 1 while the thread runs.
+    running: Arc<Count>,
     state: Mutex<State>,
     /// The process that has the thread.
     pid: AtomicU32,
@@ -132,9 +70,13 @@ pub struct Hub {
 impl Hub {
     /// A hub that is not started. Makes descriptors, and no thread.
     pub fn new(settings: Settings) -> Result<Self, Error> {
+        let shared = Arc::new(Shared::new()?);
+        let orders = Arc::new(Orders::new(Arc::clone(&shared.bell)));
         Ok(Self {
             settings,
-            shared: Arc::new(Shared::new()?),
+            shared,
+            orders,
+            running: Arc::default(),
             state: Mutex::default(),
             pid: AtomicU32::new(0),
         })
@@ -147,15 +89,14 @@ impl Hub {
     /// Serves a connection; `name` is the other side's name for the user.
     pub fn add(&self, stream: Stream, name: String) -> Arc<Face> {
         stream.tune(self.settings.heartbeat);
-        let ends = (stream.own_address(), stream.is_local());
-        let face = Arc::new(Face::new(self.shared.new_id(), name, -1, None, ends));
+        let own_address = stream.own_address();
+        let face = Arc::new(Face::new(self.shared.new_id(), name, -1, None, own_address));
         let is_head = self.settings.console.is_some();
         let longest = if is_head { LONGEST_OF_AGENTS } else { LONGEST };
-        let link = Link::new(Arc::clone(&face), stream, longest);
-        self.shared.links.add(1);
+        let link = Link::new(Arc::clone(&face), stream, longest, &self.shared.links);
         let mut state = self.state();
         if state.is_started {
-            self.shared.order(Command::Begin(Box::new(link)));
+            self.orders.give(Order::Begin(Box::new(link)));
         } else {
             state.early.push(link);
         }
@@ -174,7 +115,7 @@ impl Hub {
         let listener = Listener::new(self.shared.new_id(), address, port, keyed)?;
         let port = listener.port;
         state.ports.push((asked, port));
-        self.shared.order(Command::Listen(listener));
+        self.orders.give(Order::Listen(listener));
         Ok(port)
     }
 
@@ -183,25 +124,19 @@ impl Hub {
         let mut state = self.state();
         state.ports.retain(|(_, known)| *known != port);
         if !state.is_started {
-            let is_it = |command: &Command| matches!(command, Command::Listen(one) if one.port == port);
-            self.shared.commands().retain(|command| !is_it(command));
+            self.orders
+                .retract(|order| matches!(order, Order::Listen(one) if one.port == port));
             return;
         }
-        let gate = Arc::new(Count::default());
-        gate.add(1);
-        self.shared.order(Command::Unlisten(port, Arc::clone(&gate)));
         drop(state);
-        gate.wait(Some(SHUT), || false);
+        let open = Arc::default();
+        self.orders.give(Order::Unlisten(port, Counted::new(&open)));
+        open.wait(Some(SHUT), || false);
     }
 
     /// Lets in agents of a place that know a key; `None`: of every place. `count`: number of these agents.
     pub fn expect(&self, place: Option<u32>, key: &[u8], count: usize) {
-        self.shared.order(Command::Expect(place, key.to_vec(), count));
-    }
-
-    /// Connections that were refused because they did not know the key.
-    pub fn strangers(&self) -> usize {
-        self.shared.strangers.load(Ordering::SeqCst)
+        self.orders.give(Order::Expect(place, key.to_vec(), count));
     }
 
     /// A head: number of agents that share the memory for output.
@@ -218,29 +153,19 @@ impl Hub {
     pub fn read(&self) -> Vec<News> {
         let (news, resumed) = self.shared.inbox.take();
         for face in resumed {
-            self.call(&face);
+            self.orders.call(&face);
         }
         news
     }
 
-    fn call(&self, face: &Arc<Face>) {
-        if !face.is_called.swap(true, Ordering::SeqCst) {
-            self.shared.order(Command::Attend(Arc::clone(face)));
-        }
-    }
-
     /// Queues a message, without waiting. Does nothing if the link is lost or being closed.
     pub fn send(&self, face: &Arc<Face>, payload: &[u8]) {
-        if !face.is_closing.load(Ordering::SeqCst) {
-            face.outbox().message(payload);
-            self.call(face);
-        }
+        self.orders.send(face, payload);
     }
 
     /// Sends what is queued, then ends the connection. Nothing is read any more.
     pub fn close_link(&self, face: &Arc<Face>) {
-        face.is_closing.store(true, Ordering::SeqCst);
-        self.call(face);
+        self.orders.close(face);
     }
 
     /// Ends a connection at once, and forgets what it has said. `is_stranger`: it counts as one that does not know
@@ -248,7 +173,7 @@ impl Hub {
     pub fn drop_link(&self, face: &Arc<Face>, is_stranger: bool) {
         face.is_closing.store(true, Ordering::SeqCst);
         self.shared.inbox.forget(face);
-        self.shared.order(Command::Drop(Arc::clone(face), is_stranger));
+        self.orders.give(Order::Drop(Arc::clone(face), is_stranger));
     }
 
     /// Sends a message before the hub is started, and waits until it has gone. `pending` is called now and then; if it
@@ -267,7 +192,7 @@ impl Hub {
             return flush_now(link, deadline, &mut pending);
         }
         drop(state);
-        self.call(face);
+        self.orders.call(face);
         Ok(())
     }
 
@@ -305,7 +230,7 @@ impl Hub {
     pub fn relay(&self, face: &Arc<Face>, stdout: OwnedFd, stderr: OwnedFd) -> std::io::Result<()> {
         let relay = Relay::new(face.id, stdout, stderr)?;
         self.state().relayed = Some(Arc::clone(face));
-        self.shared.order(Command::Relay(Box::new(relay)));
+        self.orders.give(Order::Relay(Box::new(relay)));
         Ok(())
     }
 
@@ -315,10 +240,9 @@ impl Hub {
         if self.settings.console.is_some() {
             return self.shared.unshown.wait(timeout, pending);
         }
-        let gate = Arc::new(Count::default());
-        gate.add(1);
-        self.shared.order(Command::Drain(Arc::clone(&gate)));
-        let is_done = gate.wait(timeout, pending);
+        let unsent = Arc::default();
+        self.orders.give(Order::Drain(Counted::new(&unsent)));
+        let is_done = unsent.wait(timeout, pending);
         is_done && self.state().relayed.as_ref().is_some_and(|face| !face.is_lost())
     }
 
@@ -330,12 +254,12 @@ impl Hub {
         }
         let early = std::mem::take(&mut state.early);
         let (settings, shared) = (self.settings.clone(), Arc::clone(&self.shared));
-        self.shared.running.add(1);
+        let (orders, running) = (Arc::clone(&self.orders), Counted::new(&self.running));
         spawn_quiet("dsl-hub", move || {
-            serve(settings, &shared, early);
-            shared.running.add(-1);
-        })
-        .inspect_err(|_| self.shared.running.add(-1))?;
+            serve(settings, &shared, &orders, early);
+            orders.end();
+            drop(running);
+        })?;
         state.is_started = true;
         self.pid.store(std::process::id(), Ordering::SeqCst);
         Ok(())
@@ -347,11 +271,11 @@ impl Hub {
         if self.state().is_disowned {
             return Ok(());
         }
-        self.shared.order(Command::Close);
+        self.orders.give(Order::Close);
         self.shared.links.wait(Some(timeout), &mut pending);
-        self.shared.order(Command::Stop);
+        self.orders.give(Order::Stop);
         let end = timeout + Duration::from_secs(1);
-        self.shared.running.wait(Some(end), pending);
+        self.running.wait(Some(end), pending);
         Ok(())
     }
 
@@ -362,7 +286,7 @@ impl Hub {
         for link in state.early.drain(..) {
             link.stream.disown();
         }
-        drop(self.shared.take_commands());
+        self.orders.end();
     }
 }
 
@@ -383,19 +307,19 @@ impl Drop for Hub {
     fn drop(&mut self) {
         // In a forked child the thread is missing, and a lock may stay locked for ever.
         if std::process::id() == self.pid.load(Ordering::SeqCst) {
-            self.shared.order(Command::Stop);
+            self.orders.give(Order::Stop);
         }
     }
 }
 
-fn serve(settings: Settings, shared: &Arc<Shared>, early: Vec<Link>) {
+fn serve(settings: Settings, shared: &Arc<Shared>, orders: &Arc<Orders<Order>>, early: Vec<Link>) {
     let failed = |why: &str| {
         Loss::new(
             "internal",
             format!("cannot be heard any more: internal error: {why}"),
         )
     };
-    match Core::new(settings, Arc::clone(shared)) {
+    match Core::new(settings, Arc::clone(shared), Arc::clone(orders)) {
         Ok(mut core) => {
             let ran = catch_unwind(AssertUnwindSafe(|| core.run(early)));
             let loss = ran.err().map(|_| failed("the thread of the links has failed"));
@@ -404,8 +328,7 @@ fn serve(settings: Settings, shared: &Arc<Shared>, early: Vec<Link>) {
         Err(error) => {
             for link in early {
                 let loss = failed(&error.to_string());
-                shared.inbox.put(News::Gone(link.face, Some(loss)));
-                shared.links.add(-1);
+                shared.inbox.put(News::Gone(Arc::clone(&link.face), Some(loss)));
             }
         }
     }

@@ -1,14 +1,12 @@
 //! What has arrived and is unread, and a bell that is rung while there is something.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use dsl_engine::{Bell, Error};
+use std::sync::Arc;
 
 use crate::face::Face;
 use crate::frame::LONGEST_OF_AGENTS;
 use crate::loss::Loss;
+use crate::sync::{Bell, Mutex, MutexGuard, Ordering, PoisonError};
 
 /// We do not read from a link while this many bytes of its messages are unread.
 pub const UNREAD_BYTES: usize = LONGEST_OF_AGENTS;
@@ -53,11 +51,11 @@ impl State {
 }
 
 impl Inbox {
-    pub(crate) fn new() -> Result<Self, Error> {
-        Ok(Self {
-            bell: Bell::new()?,
+    pub(crate) fn new(bell: Bell) -> Self {
+        Self {
+            bell,
             state: Mutex::default(),
-        })
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -113,59 +111,5 @@ impl Inbox {
     /// Forgets the unread messages of a link.
     pub(crate) fn forget(&self, face: &Arc<Face>) {
         while self.take_first(face).is_some() {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn faces(count: usize) -> Vec<Arc<Face>> {
-        (0..count as u64).map(|id| Arc::new(Face::for_test(id))).collect()
-    }
-
-    fn message(face: &Arc<Face>, size: usize) -> News {
-        News::Message(Arc::clone(face), vec![0; size])
-    }
-
-    #[test]
-    fn messages_that_nobody_reads_are_bounded_over_all_links() {
-        let (inbox, faces) = (Inbox::new().unwrap(), faces(1000));
-        let mut kept = 0;
-        for _ in 0..1000 {
-            for face in faces.iter().filter(|face| !face.is_paused.load(Ordering::SeqCst)) {
-                inbox.put(message(face, 100_000));
-                kept += 100_000;
-            }
-        }
-        let bounds = UNREAD_BYTES_OF_ALL * 99 / 100..=UNREAD_BYTES_OF_ALL + 1000 * 200_000;
-        assert!(bounds.contains(&kept), "{kept}");
-        let (news, resumed) = inbox.take();
-        assert_eq!(news.len() * 100_000, kept);
-        assert_eq!(resumed.len(), 1000);
-    }
-
-    #[test]
-    fn a_long_first_message_does_not_leave_its_link_deaf() {
-        let (inbox, faces) = (Inbox::new().unwrap(), faces(1));
-        inbox.put(message(&faces[0], 2 * UNREAD_BYTES));
-        assert!(faces[0].is_paused.load(Ordering::SeqCst));
-        assert_eq!(
-            inbox.take_first(&faces[0]).map(|data| data.len()),
-            Some(2 * UNREAD_BYTES)
-        );
-        assert!(!faces[0].is_paused.load(Ordering::SeqCst));
-        assert!(!inbox.bell.is_rung());
-    }
-
-    #[test]
-    fn the_end_of_a_link_that_we_have_ended_wakes_nobody() {
-        let (inbox, faces) = (Inbox::new().unwrap(), faces(1));
-        inbox.put(News::Gone(Arc::clone(&faces[0]), None));
-        assert!(!inbox.bell.is_rung());
-        inbox.put(News::Warning("x".into()));
-        assert!(inbox.bell.is_rung());
-        assert_eq!(inbox.take().0.len(), 2);
-        assert!(!inbox.bell.is_rung());
     }
 }

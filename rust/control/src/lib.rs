@@ -18,12 +18,15 @@ mod inbox;
 mod link;
 mod listener;
 mod loss;
+mod orders;
 pub mod outbox;
 mod relay;
 mod secure;
 mod server;
+mod shared;
 pub mod strangers;
 mod stream;
+mod sync;
 
 pub use connect::{Caller, ConnectError, connect};
 pub use face::{Face, Sample};

@@ -7,12 +7,13 @@ use std::time::{Instant, SystemTime};
 use dsl_engine::Display;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::count::{Count, Counted};
 use crate::credit::{FIRST_WINDOW, Leave, OUTPUT_BYTES, PIECE_COST, Treasury};
 use crate::face::{Face, Sample};
 use crate::frame::{Damaged, Frame, Parser, Ping, Pong};
-use crate::hub::Shared;
 use crate::inbox::News;
 use crate::loss::{Fault, Loss};
+use crate::shared::Shared;
 use crate::stream::{Scratch, Stream, Taken};
 
 /// Heartbeats that follow one another at the beginning, to measure the clock.
@@ -71,7 +72,7 @@ impl House {
             }
             None => self.treasury.written(None, count),
         }
-        self.shared.unshown.add(-1);
+        self.shared.unshown.take();
     }
 }
 
@@ -98,10 +99,12 @@ pub(crate) struct Link {
     pub(crate) last_measured: Instant,
     pub(crate) linger_until: Instant,
     pongs: usize,
+    counted: Counted,
 }
 
 impl Link {
-    pub(crate) fn new(face: Arc<Face>, stream: Stream, longest: usize) -> Self {
+    /// `links`: see [`Shared`].
+    pub(crate) fn new(face: Arc<Face>, stream: Stream, longest: usize, links: &Arc<Count>) -> Self {
         let now = Instant::now();
         Self {
             face,
@@ -121,20 +124,18 @@ impl Link {
             last_measured: now,
             linger_until: now,
             pongs: 0,
+            counted: Counted::new(links),
         }
-    }
-
-    pub(crate) fn is_closing(&self) -> bool {
-        self.face.is_closing.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn is_paused(&self) -> bool {
-        self.face.is_paused.load(Ordering::SeqCst)
     }
 
     /// Whether nothing waits to be sent.
     pub(crate) fn is_idle(&self) -> bool {
         self.begun == self.chunk.len() && self.face.outbox().is_empty()
+    }
+
+    /// Closes the connection. The link counts until the result is dropped.
+    pub(crate) fn close(self) -> Counted {
+        self.counted
     }
 
     /// Sends a heartbeat as soon as the connection takes it.
@@ -204,7 +205,7 @@ impl Link {
     }
 
     fn hear(&mut self, frame: &Frame<'_>, house: &mut House) -> Result<(), Fault> {
-        if self.is_closing() {
+        if self.face.is_closing() {
             return Ok(());
         }
         if !std::mem::replace(&mut self.is_heard, true) && house.is_head {
@@ -238,7 +239,7 @@ impl Link {
                 if !Treasury::take(&mut self.leave, data.len()) {
                     return Err(Damaged("has sent more output than it has leave for".into()).into());
                 }
-                house.shared.unshown.add(1);
+                house.shared.unshown.add();
                 display.put(self.face.id, *console, data.to_vec(), *goes_on);
             }
         }

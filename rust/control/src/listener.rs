@@ -1,6 +1,6 @@
 //! A port at which agents connect.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -8,13 +8,38 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
 
+/// Where a connection has come from, and to which of our ports.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Origin {
+    from: SocketAddr,
+    pub(crate) port: u16,
+    /// Whether callers must have a job key of the user; `None`: it is not checked.
+    pub(crate) keyed: Option<bool>,
+}
+
+impl Origin {
+    /// The caller's address without its port.
+    pub(crate) fn ip(&self) -> IpAddr {
+        self.from.ip().to_canonical()
+    }
+
+    /// `HOST:PORT`, with an IPv6 address in brackets.
+    pub(crate) fn address(&self) -> String {
+        SocketAddr::new(self.ip(), self.from.port()).to_string()
+    }
+
+    /// Whether only one agent may come for a place. Where members come by themselves, the owner of the hub decides.
+    pub(crate) fn has_fixed_places(&self) -> bool {
+        self.keyed.is_none()
+    }
+}
+
 /// A listening socket.
 pub(crate) struct Listener {
     pub(crate) id: u64,
     pub(crate) socket: TcpListener,
     pub(crate) port: u16,
-    /// Whether callers must have a job key of the user; `None`: it is not checked.
-    pub(crate) keyed: Option<bool>,
+    keyed: Option<bool>,
 }
 
 impl Listener {
@@ -42,6 +67,17 @@ impl Listener {
             }
         }
         Err(problem.unwrap_or(Errno::INVAL).into())
+    }
+
+    pub(crate) fn accept(&self) -> std::io::Result<(TcpStream, Origin)> {
+        let (socket, from) = self.socket.accept()?;
+        socket.set_nonblocking(true)?;
+        let origin = Origin {
+            from,
+            port: self.port,
+            keyed: self.keyed,
+        };
+        Ok((socket, origin))
     }
 }
 

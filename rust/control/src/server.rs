@@ -12,30 +12,20 @@ use dsl_engine::spec::Console;
 use rustix::io::Errno;
 
 use crate::attention::{flush, is_write_end_broken, last_words};
-use crate::count::Count;
-use crate::door::{Admitted, Door, Origin};
+use crate::count::Counted;
+use crate::door::{Admitted, Door};
 use crate::face::Face;
 use crate::frame::{Frame, LONGEST_OF_AGENTS};
-use crate::hub::{Command, Shared};
 use crate::inbox::News;
 use crate::link::{House, Link};
+use crate::listener::{Listener, Origin};
 use crate::loss::{Fault, Loss, words};
-use crate::relay::Relay;
+use crate::orders::Orders;
+use crate::relay::{Pipe, Relay};
+use crate::shared::{BELL, CALLER, LINK, LISTENER, PIPE, Shared, WRITER, token};
 
 /// Readings of a pipe in one turn of a drain.
 const DRAIN_READS: usize = 64;
-
-/// What a token of the poller stands for, in its lowest bits.
-pub(crate) const CALLER: u64 = 0;
-pub(crate) const LISTENER: u64 = 1;
-pub(crate) const LINK: u64 = 2;
-pub(crate) const WRITER: u64 = 3;
-const PIPE: u64 = 4;
-const BELL: u64 = u64::MAX;
-
-pub(crate) fn token(id: u64, role: u64) -> u64 {
-    id << 3 | role
-}
 
 /// How a hub behaves.
 #[derive(Debug, Clone)]
@@ -48,15 +38,31 @@ pub struct Settings {
     pub taken: Vec<u8>,
 }
 
+/// What the owner asks the thread for. What is [`Counted`] lets the owner wait until it is done, or dropped.
+pub(crate) enum Order {
+    Begin(Box<Link>),
+    Listen(Listener),
+    Unlisten(u16, Counted),
+    Expect(Option<u32>, Vec<u8>, usize),
+    Relay(Box<Relay>),
+    Drain(Counted),
+    /// End a link at once; whether it counts as that of a stranger.
+    Drop(Arc<Face>, bool),
+    Close,
+    Stop,
+}
+
 /// Everything that the thread owns.
 pub(crate) struct Core {
     settings: Settings,
+    orders: Arc<Orders<Order>>,
     house: House,
     poller: Poller,
     links: HashMap<u64, Link>,
     door: Door,
     relay: Option<Relay>,
-    drains: Vec<Arc<Count>>,
+    /// Of those who wait until the relay is empty.
+    drains: Vec<Counted>,
     pause: Duration,
     tick: Instant,
     seen: Instant,
@@ -64,7 +70,11 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(settings: Settings, shared: Arc<Shared>) -> Result<Self, dsl_engine::Error> {
+    pub(crate) fn new(
+        settings: Settings,
+        shared: Arc<Shared>,
+        orders: Arc<Orders<Order>>,
+    ) -> Result<Self, dsl_engine::Error> {
         let is_head = settings.console.is_some();
         let mut house = House::new(is_head, shared);
         if let Some((stdout, stderr)) = settings.console {
@@ -81,6 +91,7 @@ impl Core {
         let now = Instant::now();
         Ok(Self {
             settings,
+            orders,
             house,
             poller,
             links: HashMap::new(),
@@ -156,47 +167,43 @@ impl Core {
     }
 
     fn hear_bell(&mut self) {
-        self.house.shared.bell.silence();
-        for command in self.house.shared.take_commands() {
-            self.obey(command);
+        let (orders, called) = self.orders.take();
+        for order in orders {
+            self.obey(order);
+        }
+        for face in called {
+            self.attend(face.id, false);
         }
     }
 
-    fn obey(&mut self, command: Command) {
-        match command {
-            Command::Begin(link) => self.begin(*link),
-            Command::Attend(face) => {
-                face.is_called.store(false, Ordering::SeqCst);
-                self.attend(face.id, false);
-            }
-            Command::Listen(listener) => self.door.open(listener, &self.poller),
-            Command::Unlisten(port, gate) => {
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Begin(link) => self.begin(*link),
+            Order::Listen(listener) => self.door.open(listener, &self.poller),
+            Order::Unlisten(port, waited_for) => {
                 self.door.shut(port, &self.poller);
-                gate.add(-1);
+                drop(waited_for);
             }
-            Command::Expect(place, key, count) => {
+            Order::Expect(place, key, count) => {
                 self.door
                     .expect(place, key, count, &self.house.shared, &self.poller);
                 self.door.thin_out(&self.house.shared, &self.poller);
             }
-            Command::Relay(relay) => self.relay = Some(*relay),
-            Command::Drain(gate) => {
-                match &mut self.relay {
-                    Some(relay) => relay.pipes.iter_mut().for_each(crate::relay::Pipe::owe),
-                    None => gate.add(-1),
-                }
-                if self.relay.is_some() {
-                    self.drains.push(gate);
+            Order::Relay(relay) => self.relay = Some(*relay),
+            Order::Drain(waited_for) => {
+                if let Some(relay) = &mut self.relay {
+                    relay.pipes.iter_mut().for_each(Pipe::owe);
+                    self.drains.push(waited_for);
                 }
             }
-            Command::Drop(face, is_stranger) => {
+            Order::Drop(face, is_stranger) => {
                 self.drop(face.id, None);
                 if let (true, Some(origin)) = (is_stranger, &face.origin) {
                     self.door.warn_of(origin, None, &self.house.shared);
                 }
             }
-            Command::Close => self.close_links(),
-            Command::Stop => self.is_stopped = true,
+            Order::Close => self.close_links(),
+            Order::Stop => self.is_stopped = true,
         }
     }
 
@@ -270,15 +277,15 @@ impl Core {
         if let Some(display) = &mut self.house.display {
             display.end(id);
         }
-        let is_wanted = !link.is_closing();
+        let is_wanted = !link.face.is_closing();
         let face = Arc::clone(&link.face);
         // Close it before anybody hears of its end.
-        drop(link);
+        let counted = link.close();
         self.house
             .shared
             .inbox
             .put(News::Gone(face, loss.filter(|_| is_wanted)));
-        self.house.shared.links.add(-1);
+        drop(counted);
     }
 
     fn hear_caller(&mut self, id: u64) {
@@ -300,7 +307,7 @@ impl Core {
         } = admitted;
         let place = i64::from(place);
         let is_there = self.links.values().any(|link| link.face.place() == place);
-        if is_there && Door::has_fixed_places(&origin) {
+        if is_there && origin.has_fixed_places() {
             let refusal = Frame::Message(&self.settings.taken).to_bytes();
             // If that fails, the agent does not learn why.
             let _ = stream.write(&refusal);
@@ -308,10 +315,10 @@ impl Core {
             return;
         }
         stream.tune(self.settings.heartbeat);
-        let ends = (stream.own_address(), stream.is_local());
-        let face = Arc::new(Face::new(id, origin.address(), place, Some(origin), ends));
-        self.house.shared.links.add(1);
-        self.begin(Link::new(face, stream, LONGEST_OF_AGENTS));
+        let own_address = stream.own_address();
+        let face = Arc::new(Face::new(id, origin.address(), place, Some(origin), own_address));
+        let links = &self.house.shared.links;
+        self.begin(Link::new(face, stream, LONGEST_OF_AGENTS, links));
         if let Some(link) = self.links.get_mut(&id) {
             match link.handle(&data, &mut self.house) {
                 Ok(()) => self.attend(id, false),
@@ -416,9 +423,7 @@ impl Core {
         let Some(relay) = &mut self.relay else { return };
         let link = self.links.get(&id);
         if is_draining && relay.is_done(link) {
-            for gate in self.drains.drain(..) {
-                gate.add(-1);
-            }
+            self.drains.clear();
         }
         for at in 0..2 {
             let has_work = relay.room(at, link) > 0 || relay.is_full(at, link);
@@ -487,9 +492,7 @@ impl Core {
             }
             self.drop(id, loss.cloned());
         }
-        for gate in self.drains.drain(..) {
-            gate.add(-1);
-        }
+        self.drains.clear();
         self.door.close(&self.poller);
     }
 }

@@ -6,7 +6,7 @@
 //! key can go on.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Shutdown, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -89,14 +89,6 @@ impl Stream {
         match self {
             Self::Plain(_) => String::new(),
             Self::Secure(stream) => stream.own_address.clone(),
-        }
-    }
-
-    /// Whether both ends are known to be on one machine.
-    pub(crate) fn is_local(&self) -> bool {
-        match self {
-            Self::Plain(_) => false,
-            Self::Secure(stream) => stream.is_local,
         }
     }
 
@@ -350,7 +342,6 @@ pub struct SecureStream {
     /// Bytes to read at once.
     pub(crate) chunk: usize,
     own_address: String,
-    is_local: bool,
     /// The beginning of a message.
     arrived: Vec<u8>,
     sealed: Vec<u8>,
@@ -360,14 +351,12 @@ pub struct SecureStream {
 impl SecureStream {
     pub(crate) fn new(socket: TcpStream, session: Session) -> std::io::Result<Self> {
         socket.set_nonblocking(true)?;
-        let own = socket.local_addr()?.ip().to_canonical();
-        let is_local = own == socket.peer_addr()?.ip().to_canonical();
+        let own_address = socket.local_addr()?.ip().to_canonical().to_string();
         Ok(Self {
             socket,
             session,
             chunk: MANY,
-            own_address: own.to_string(),
-            is_local,
+            own_address,
             arrived: Vec::new(),
             sealed: Vec::new(),
             sent: 0,
@@ -484,9 +473,4 @@ pub(crate) fn is_transient(error: &std::io::Error) -> bool {
         error.kind(),
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
     )
-}
-
-/// `HOST:PORT`, with an IPv6 address in brackets.
-pub(crate) fn address_words(host: IpAddr, port: u16) -> String {
-    std::net::SocketAddr::new(host.to_canonical(), port).to_string()
 }

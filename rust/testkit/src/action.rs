@@ -237,9 +237,15 @@ fn processes(word: &str, words: &mut Words) -> bool {
                 run(block);
             }
         }
-        "child" => family::child(words.block()),
-        "daemon" => family::daemon(words.block()),
-        "threadchild" => family::thread_child(words.block()),
+        "child" | "daemon" | "threadchild" => {
+            let block = words.block().to_vec();
+            let work = move || run(&block);
+            match word {
+                "child" => family::child(work),
+                "daemon" => family::daemon(work),
+                _ => family::thread_child(work),
+            }
+        }
         "hop" => family::hop(words.number("generations"), words.number("microseconds")),
         "churn" => family::churn(words.number("children"), words.number("microseconds")),
         "bloom" => family::bloom(words.number("depth"), words.number("microseconds")),

@@ -1,6 +1,6 @@
 //! Shapes of process trees that a launcher may meet, each bounded in number.
 
-use crate::{action, fail, sys};
+use crate::{fail, sys};
 use rustix::thread::{NanosleepRelativeResult, nanosleep};
 use rustix::time::Timespec;
 
@@ -26,11 +26,11 @@ fn new_session() {
     let _ = rustix::process::setsid();
 }
 
-/// Runs `words` in a child and goes on; the child ends after them.
-pub fn child(words: &[String]) {
+/// Does `work` in a child and goes on; the child ends after it.
+pub fn child(work: impl FnOnce()) {
     match sys::fork() {
         Ok(None) => {
-            action::run(words);
+            work();
             sys::exit_now(0);
         }
         Ok(Some(_)) => {}
@@ -38,12 +38,12 @@ pub fn child(words: &[String]) {
     }
 }
 
-/// Runs `words` in a daemon: a grandchild in its own session whose parent has gone.
-pub fn daemon(words: &[String]) {
+/// Does `work` in a daemon: a grandchild in its own session whose parent has gone.
+pub fn daemon(work: impl FnOnce()) {
     match sys::fork() {
         Ok(None) => {
             new_session();
-            child(words);
+            child(work);
             sys::exit_now(0);
         }
         Ok(Some(pid)) => sys::wait_for(pid),
@@ -51,12 +51,11 @@ pub fn daemon(words: &[String]) {
     }
 }
 
-/// Runs `words` in a child forked by a second thread, which then sleeps forever.
-pub fn thread_child(words: &[String]) {
-    let words = words.to_vec();
+/// Does `work` in a child forked by a second thread, which then sleeps forever.
+pub fn thread_child(work: impl FnOnce() + Send + 'static) {
     let (forked, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        child(&words);
+        child(work);
         let _ = forked.send(());
         pause()
     });
