@@ -143,6 +143,65 @@ def test_there_is_no_circle_of_imports_lazy_ones_counted(folder: Path) -> None:
     assert arrows == {}
 
 
+def rust_modules(crate: Path) -> dict[tuple[str, ...], str]:
+    """The files of a crate without tests, by their module paths, without comments."""
+    found = {}
+    for path in sorted((crate / "src").rglob("*.rs")):
+        name = tuple(part for part in path.relative_to(crate / "src").with_suffix("").parts if part != "mod")
+        if name[0] != "bin" and "tests" not in name and name != ("lib",):
+            text = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+            found[name] = re.split(r"#\[cfg\(test\)\]\s*mod \w+ \{", text)[0]
+    return found
+
+
+def rust_paths(text: str) -> list[list[str]]:
+    """What a file names: ``crate::a::{b, c::d}`` is two paths."""
+
+    def spread(use: str) -> list[str]:
+        head, brace, inner = use.partition("{")
+        if not brace:
+            return [use]
+        parts, depth = [""], 0
+        for char in inner.rpartition("}")[0]:
+            depth += (char == "{") - (char == "}")
+            if char == "," and not depth:
+                parts.append("")
+            else:
+                parts[-1] += char
+        return [head + one for part in parts for one in spread(part.strip())]
+
+    uses = [one for use in re.findall(r"\buse ([^;]+);", text) for one in spread(use)]
+    inline = re.findall(r"\b\w+(?:::\w+)+", re.sub(r"\buse [^;]+;", "", text))
+    return [one.split(" as ")[0].strip().split("::") for one in uses + inline]
+
+
+@pytest.mark.parametrize("crate", ["bindings", "control", "engine", "testkit"])
+def test_there_is_no_circle_of_modules_in_rust(crate: str) -> None:
+    """A module is a file. A file and the folder of its inner modules are one: these may name each other."""
+    texts = rust_modules(PACKAGE.parent.parent / "rust" / crate)
+    arrows: dict[tuple[str, ...], set[tuple[str, ...]]] = {name: set() for name in texts}
+    for name, text in texts.items():
+        for first, *rest in rust_paths(text):
+            base: tuple[str, ...]
+            if first == "crate":
+                base = ()
+            elif first == "super":
+                ups = next((at for at, word in enumerate(rest) if word != "super"), len(rest))
+                base, rest = name[: -1 - ups], rest[ups:]  # noqa: PLW2901  what follows the module above
+            else:
+                base, rest = name, [first, *rest]  # noqa: PLW2901  an inner module, or something else
+            target = (*base, *rest)
+            while target and target not in texts:
+                target = target[:-1]
+            common = min(len(target), len(name))
+            if target[:common] != name[:common]:
+                arrows[name].add(target)
+    assert any(arrows.values())
+    while leaves := {name for name, targets in arrows.items() if not targets & set(arrows)}:
+        arrows = {name: targets for name, targets in arrows.items() if name not in leaves}
+    assert arrows == {}
+
+
 def pure_modules() -> list[str]:
     return [name for name in modules() if name.startswith(PURE_ROOMS) or name in PURE_MODULES]
 
