@@ -1,37 +1,7 @@
 """Every error that `dsl` reports to its user, with the exit code of the command.
 
-::
-
-    DslError                        1
-    |-- PidFileError                1    the pid file cannot be made
-    |-- ControlError                1    head and agent of a job cannot reach each other
-    |   `-- RefusedLinkError        2    node 0 refuses this node: another key, job or place
-    |-- RendezvousError             1    the nodes of a job do not meet
-    |-- ProgramError
-    |   |-- ProgramNotFoundError    127  (FileNotFoundError)
-    |   `-- ProgramNotExecutableError 126  (PermissionError)
-    `-- UsageError                  2
-        |-- OptionError             2    options that exclude or need one another (ValueError)
-        |-- NumNodesError           2    --num_nodes (RuntimeError, ValueError)
-        |-- HostfileError           2    (ValueError)
-        |-- EnvFileError            2    .deepspeed_env (ValueError)
-        |-- FilterError             2    --include, --exclude, and counts that leave too little (ValueError)
-        |-- AcceleratorError        2    DS_ACCELERATOR, LOCAL_SIZE (ValueError)
-        |-- NoDevicesError          2    (RuntimeError)
-        |-- PlacementError          2    core lists and core binding (ValueError)
-        |-- PortError               2    the master port is taken
-        |-- ScriptError             2    the script or module does not exist, or is not Python
-        |   `-- ScriptSyntaxError   1    it is not correct Python: the code is Python's own
-        |-- LogDirError             2    (ValueError, OSError)
-        |   `-- LogDirIsFileError   2    (NotADirectoryError)
-        |-- LauncherError           2    --launcher: unknown, or not installed (NotImplementedError)
-        |-- HostNameError           2    a name that a launcher takes for something else (ValueError)
-        |-- JobFormatError          2    a job's description from another host (ValueError)
-        |-- ElasticityError         2    batch and world sizes of an elastic job
-        |   |-- ElasticityConfigError 2  the elasticity section (ValueError, NotImplementedError)
-        |   `-- ElasticityIncompatibleWorldSize 2  a world size that the section rules out
-        |-- AutotuningError         2    --autotuning: its section, or the config around it (ValueError)
-        `-- UnsupportedError        2    understood, but not in this version
+The command ends with 2 for a `UsageError`, and with 1 for other errors, unless ``exit_code`` of the class says
+otherwise.
 
 Where DeepSpeed or torch raises a builtin exception for the same mistake, our error is a subclass of it, so
 that their users' except clauses keep working. The text of an error is one line: what is wrong, where, and how

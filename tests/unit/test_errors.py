@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 
 from dsl import errors
-
-ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.DslError)]
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_every_error_is_drawn_with_its_exit_code(kind: type[errors.DslError]) -> None:
-    lines = [line.split() for line in (errors.__doc__ or "").splitlines()]
-    drawn = {
-        word: line[line.index(word) + 1 :][:1] for line in lines for word in line if word == kind.__name__
-    }
-    is_a_mere_parent = kind is errors.ProgramError
-    assert kind.__name__ in drawn
-    assert drawn[kind.__name__] == ([] if is_a_mere_parent else [str(kind.exit_code)])
 
 
 @pytest.mark.parametrize(

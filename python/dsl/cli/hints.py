@@ -15,72 +15,43 @@ _DEVICES = "CUDA_VISIBLE_DEVICES for the devices, and --nproc-per-node for their
 _NODES_FILE = "--hostfile, and on each host --no_ssh --node_rank RANK --master_addr ADDRESS"
 _PORT = "--master_addr and --master_port"
 
-DSLRUN_HAS = {
-    "--hostfile": _NODES,
-    "-H": _NODES,
-    "--include": _DEVICES,
-    "-i": _DEVICES,
-    "--exclude": _DEVICES,
-    "-e": _DEVICES,
-    "--num_nodes": "--nnodes",
-    "--num_gpus": "--nproc-per-node",
-    "--num_accelerators": "--nproc-per-node",
-    "--min_elastic_nodes": "--nnodes MIN:MAX",
-    "--max_elastic_nodes": "--nnodes MIN:MAX",
-    "--elastic_training": "--nnodes MIN:MAX",
-    "--autotuning": "",
-    "--no_ssh": "",
-    "--no_ssh_check": "",
-    "--force_multi": "",
-    "--launcher": _NODES,
-    "--launcher_args": _NODES,
-    "--ssh_port": _NODES,
-    "--venv_script": _NODES,
-    "--one-agent-per-node": "",
-    "--heartbeat": "",
-    "--elastic-wait": "--rdzv-conf join_timeout=SECONDS",
-    "--no_local_rank": "--local-rank-arg none, which is the default",
-    "--bind_cores_to_rank": "--bind auto or --numa-binding",
-    "--bind_core_list": "--bind auto or --numa-binding",
-    "--enable_each_rank_log": "--log-dir DIR --redirects 3",
-    "--save_pid": "",
-    "-q": "--log-level error",
-    "--quiet": "--log-level error",
+INSTEAD = {
+    DEEPSPEED: {
+        "nnodes": f"--num_nodes with {_NODES_FILE}",
+        "nproc_per_node": "--num_gpus",
+        "local_addr": "--master_addr",
+        "standalone": "nothing to say: without a hostfile it meets nobody",
+        **dict.fromkeys(("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"), _PORT),
+        "run_path": "nothing to say: a script is run by a new interpreter",
+        "numa_binding": "--bind auto or --bind_cores_to_rank",
+        "log_line_prefix_template": "the variable TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        "local_rank_arg": "--no_local_rank, else a script is told --local_rank=N",
+        "use_env": "--no_local_rank",
+    },
+    TORCHRUN: {
+        **dict.fromkeys(("hostfile", "launcher", "launcher_args", "ssh_port", "venv_script"), _NODES),
+        **dict.fromkeys(("include", "exclude"), _DEVICES),
+        "num_nodes": "--nnodes",
+        "num_gpus": "--nproc-per-node",
+        **dict.fromkeys(("min_elastic_nodes", "max_elastic_nodes", "elastic_training"), "--nnodes MIN:MAX"),
+        "elastic_wait": "--rdzv-conf join_timeout=SECONDS",
+        "no_local_rank": "--local-rank-arg none, which is the default",
+        **dict.fromkeys(("bind_cores_to_rank", "bind_core_list"), "--bind auto or --numa-binding"),
+        "enable_each_rank_log": "--log-dir DIR --redirects 3",
+        "quiet": "--log-level error",
+    },
 }
-"""Options that only ``dsl`` has, and what to use with ``dslrun``; empty: ``dslrun`` has nothing like it."""
-
-DSL_HAS = {
-    "--nnodes": f"--num_nodes with {_NODES_FILE}",
-    "--nproc-per-node": "--num_gpus",
-    "--role": "",
-    "--monitor-interval": "",
-    "--local-addr": "--master_addr",
-    "--standalone": "nothing to say: without a hostfile it meets nobody",
-    "--rdzv-backend": _PORT,
-    "--rdzv-endpoint": _PORT,
-    "--rdzv-id": _PORT,
-    "--rdzv-conf": _PORT,
-    "--run-path": "nothing to say: a script is run by a new interpreter",
-    "--virtual-local-rank": "",
-    "--numa-binding": "--bind auto or --bind_cores_to_rank",
-    "--logs-specs": "",
-    "--log-line-prefix-template": "the variable TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
-    "--event-log-handler": "",
-    "--local-rank-arg": "--no_local_rank, else a script is told --local_rank=N",
-    "--use-env": "--no_local_rank",
-    "--signals-to-handle": "",
-    "--forward-signals": "",
-}
-"""Options that only ``dslrun`` has, and what to use with ``dsl``; empty: ``dsl`` has nothing like it."""
-
-COUNTS = (
-    *("nprocs", "nproc", "np", "-n", "num_procs", "num_processes", "num_workers", "workers", "ngpus", "gpus"),
-    *("num_devices", "devices", "ntasks", "ntasks_per_node", "gpus_per_node", "nproc_per_gpu"),
-)
-"""Names of other launchers for the number of workers."""
+"""What each command has in place of options that only the other command has, by the names of their values."""
 
 OTHERS = {
-    **dict.fromkeys(COUNTS, ("--num_gpus", "--nproc-per-node")),
+    **dict.fromkeys(
+        (
+            *("nprocs", "nproc", "np", "-n", "num_procs", "num_processes", "num_workers", "workers"),
+            *("ngpus", "gpus", "num_devices", "devices", "ntasks", "ntasks_per_node", "gpus_per_node"),
+            "nproc_per_gpu",
+        ),
+        ("--num_gpus", "--nproc-per-node"),
+    ),
     **dict.fromkeys(("hosts", "machinefile", "host", "-f"), ("--hostfile", _NODES)),
     **dict.fromkeys(("num_machines", "nnode", "n_nodes"), ("--num_nodes", "--nnodes")),
     "machine_rank": ("--node_rank", "--node-rank"),
@@ -144,23 +115,28 @@ def hint(flag: str, origin: Origin, known: Iterable[str]) -> str:
 
     ``origin``: the tool that the current command replaces. ``known``: the spellings of the command's options.
     """
-    command, sister = ("dsl", "dslrun") if origin == DEEPSPEED else ("dslrun", "dsl")
-    word = _word(flag)
-    sisters = {_word(name): text for name, text in (DSL_HAS if command == "dsl" else DSLRUN_HAS).items()}
-    options = list(known)
-    spelled = {_word(name): name for name in reversed(options)}
-    if word in spelled:  # with one dash
-        return f"did you mean {spelled[word]}?"
-    if word in sisters:
-        return f"{command} has {sisters[word]}" if sisters[word] else f"only {sister} has it"
-    if word in OTHERS:
-        return f"did you mean {OTHERS[word][command == 'dslrun']}?"
     from difflib import get_close_matches
 
+    from dsl.cli import options_deepspeed, options_torch
+
+    lines = [options_deepspeed.COMMAND_LINE, options_torch.COMMAND_LINE]
+    own, sister = lines if origin == DEEPSPEED else reversed(lines)
+    options = list(known)
+    spelled = {_word(name): name for name in reversed(options)}
+    theirs = {
+        _word(name): one.dest for one in sister.options for name in one.names if _word(name) not in spelled
+    }
+    word = _word(flag)
+    if word in spelled:  # with one dash
+        return f"did you mean {spelled[word]}?"
+    if word in OTHERS:
+        return f"did you mean {OTHERS[word][origin == TORCHRUN]}?"
     close = get_close_matches(flag, options, 1, 0.8)
-    theirs = get_close_matches(word, sisters, 1, 0.8)
-    if theirs and not close:
-        return hint(f"--{theirs[0]}", origin, options)
+    if word not in theirs and not close:
+        word = next(iter(get_close_matches(word, theirs, 1, 0.8)), "")
+    if word in theirs:
+        text = INSTEAD[origin].get(theirs[word])
+        return f"{own.program} has {text}" if text else f"only {sister.program} has it"
     near = close or get_close_matches(flag, options, 1)
     return f"did you mean {near[0]}?" if near else ""
 

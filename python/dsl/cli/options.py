@@ -17,15 +17,10 @@ from dsl.model.request import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Mapping
     from typing import Any, Literal, TypeAlias
 
-    Scope: TypeAlias = Literal["job", "node", "launcher"]
     Origin: TypeAlias = Literal["deepspeed", "torchrun", "dsl"]
-
-JOB: Scope = "job"
-NODE: Scope = "node"
-LAUNCHER: Scope = "launcher"
 
 DEEPSPEED: Origin = "deepspeed"
 TORCHRUN: Origin = "torchrun"
@@ -53,14 +48,6 @@ class Option:
 
     A command accepts abbreviations only of options from the tool that it replaces.
     """
-    scope: Scope
-    """Where the value is used.
-
-    ``job``: on every node, with the same meaning. ``node``: on this machine alone. ``launcher``: only on the
-    host where the job is launched.
-    """
-    group: str
-    """Title of its group in the help."""
     names: tuple[str, ...]
     """All spellings."""
     dest: str
@@ -97,8 +84,8 @@ class CommandLine:
     """Name of the command."""
     origin: Origin
     """The tool that the command replaces."""
-    options: tuple[Option, ...]
-    """All options, in the order of the help."""
+    groups: Mapping[str, tuple[Option, ...]]
+    """All options, by the titles of their groups in the help."""
     script: str
     """Name of the value that holds the script."""
     rest: str
@@ -109,6 +96,11 @@ class CommandLine:
     """With this before its name, a variable is the default of an option; empty: no variable is."""
     variables: tuple[tuple[str, str], ...] = ()
     """More variables, each with the value whose default it is."""
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """All options, in the order of the help."""
+        return tuple([one for group in self.groups.values() for one in group])
 
     @property
     def slips(self) -> tuple[str, ...]:
@@ -131,26 +123,14 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def flag(
-    origin: Origin,
-    scope: Scope,
-    group: str,
-    names: str,
-    text: str,
-    *,
-    is_slip: bool = False,
-) -> Option:
+def flag(origin: Origin, names: str, text: str, *, is_slip: bool = False) -> Option:
     """An option without a value. ``names``: spellings, between blanks. ``text``: its line of the help."""
     words = _spellings(names)
-    return Option(
-        origin, scope, group, words, _dest(words), "", text, True, False, bool, None, (), "", is_slip
-    )
+    return Option(origin, words, _dest(words), "", text, True, False, bool, None, (), "", is_slip)
 
 
 def value(
     origin: Origin,
-    scope: Scope,
-    group: str,
     names: str,
     metavar: str,
     text: str,
@@ -168,8 +148,8 @@ def value(
     words = _spellings(names)
     # By position, which is faster: a launch makes dozens of options.
     return Option(
-        origin, scope, group, words, _dest(words), metavar, text, False, default, read, choices, own_names,
-        given, is_slip, bare, is_text,
+        origin, words, _dest(words), metavar, text, False, default, read, choices, own_names, given, is_slip,
+        bare, is_text,
     )  # fmt: skip
 
 
@@ -240,125 +220,120 @@ def rank_list(text: str) -> str:
     return text
 
 
-_START = "starting workers"
-_OUTPUT = "output"
-_CORES = "cores and memory"
-_PLAN = "showing the plan"
-_DEBUG = "debugging"
-
-COMMON = (
-    value(
-        TORCHRUN, JOB, "ending", "--grace --shutdown-timeout", "SECONDS",
-        "time between asking the workers to stop and killing them",
-        DEFAULT_GRACE_S, read=seconds, own_names=("--grace",),
+COMMON = {
+    "ending": (
+        value(
+            TORCHRUN, "--grace --shutdown-timeout", "SECONDS",
+            "time between asking the workers to stop and killing them", DEFAULT_GRACE_S, read=seconds,
+            own_names=("--grace",),
+        ),
+        value(
+            OURS, "--preempt-signal", "NAME",
+            "signal by which a scheduler announces the end: passed on, for a checkpoint",
+        ),
+        value(
+            OURS, "--preempt-grace", "SECONDS", "time for that checkpoint (default: --grace)", read=seconds
+        ),
     ),
-    value(
-        OURS, JOB, "ending", "--preempt-signal", "NAME",
-        "signal by which a scheduler announces the end: passed on, for a checkpoint",
+    "starting workers": (
+        value(
+            TORCHRUN, "--start-method", "",
+            "forkserver: import once, then fork the workers; auto: where that pays; the others: execute each",
+            "spawn", choices=("spawn", "fork", "forkserver", "auto"),
+        ),
+        value(
+            OURS, "--preload", "MODULE,...",
+            "what a fork server imports (default: what the script imports and is installed)", "",
+        ),
+        value(
+            OURS, "--fork-server-per", "",
+            "numa: a fork server for each NUMA node that workers are bound to, with its memory there", "node",
+            choices=("node", "numa"),
+        ),
+        flag(
+            OURS, "--prewarm",
+            "read the interpreter and torch's libraries into memory once, before the workers start",
+        ),
+        value(
+            OURS, "--import-throttle", "N",
+            "let N workers of a node import at a time; the next begins when one of them waits", read=integer,
+        ),
     ),
-    value(
-        OURS, JOB, "ending", "--preempt-grace", "SECONDS",
-        "time for that checkpoint (default: --grace)", read=seconds,
+    "output": (
+        value(
+            TORCHRUN, "--log-dir", "DIR",
+            "write each worker's output to files below a new directory in DIR; dslrun: with -r or -t",
+        ),
+        value(
+            TORCHRUN, "-r --redirects", "MAP",
+            "streams that go to files only: 0-3, or 0:1,2:3", read=stream_map,
+        ),
+        value(TORCHRUN, "-t --tee", "MAP", "streams that go to files and to the console", read=stream_map),
+        value(
+            TORCHRUN, "--local-ranks-filter", "RANKS", "local ranks that the console shows, such as 0,2", ""
+        ),
+        value(
+            TORCHRUN, "--duplicate-stdout-filters", "WORDS",
+            "copy lines of stdout that hold one of these words to filtered_stdout.log", "", is_text=True,
+        ),
+        value(
+            TORCHRUN, "--duplicate-stderr-filters", "WORDS",
+            "copy lines of stderr that hold one of these words to filtered_stderr.log", "", is_text=True,
+        ),
+        value(
+            OURS, "--tag-output", "",
+            "put the rank before each line; auto: on a terminal, if there are several workers", "auto",
+            choices=("auto", "always", "never"),
+        ),
+        flag(OURS, "--collapse", "show equal lines of several workers once, with a count"),
+        value(
+            OURS, "--partial-after", "SECONDS",
+            "show an unfinished line after so long without more of it, where there is no terminal; or never",
+            DEFAULT_PARTIAL_S, read=seconds_or_never,
+        ),
+        value(
+            OURS, "--stdin", "RANK",
+            "the worker that reads stdin (default: the first on this node); none: nobody", "",
+        ),
+        value(
+            OURS, "--log-max-size", "SIZE",
+            "keep the first and the last part of each log file, SIZE in all, such as 100M", read=byte_size,
+        ),
     ),
-    value(
-        TORCHRUN, JOB, _START, "--start-method", "",
-        "forkserver: import once, then fork the workers; auto: where that pays; the others: execute each",
-        "spawn", choices=("spawn", "fork", "forkserver", "auto"),
+    "cores and memory": (
+        value(
+            OURS, "--bind", "",
+            "auto: bind each worker to cores of its own, beside its device if it has one", "none",
+            choices=("auto", "none"),
+        ),
+        flag(OURS, "--bind-strict", "with --bind auto: refuse rather than let workers share"),
+        value(
+            OURS, "--mem-policy", "",
+            "memory policy of workers that are bound, on the NUMA nodes of their cores",
+            choices=("preferred", "bind", "interleave", "local", "none"),
+        ),
+        flag(OURS, "--report-bindings", "show each worker's device, cores and memory on stderr"),
     ),
-    value(
-        OURS, JOB, _START, "--preload", "MODULE,...",
-        "what a fork server imports (default: what the script imports and is installed)",
-        "",
+    "debugging": (
+        value(
+            OURS, "--debug", "RANKS",
+            "run these workers under debugpy, such as --debug=1 or --debug=0,2-3; without a value all",
+            read=rank_list, bare="all",
+        ),
+        value(
+            OURS, "--debug-port", "PORT",
+            "port of each node's first worker; the others follow", DEFAULT_DEBUG_PORT, read=integer,
+        ),
+        value(OURS, "--debug-address", "ADDRESS", "address where they listen", DEFAULT_DEBUG_ADDRESS),
+        flag(OURS, "--debug-wait", "begin when a debugger has attached"),
     ),
-    value(
-        OURS, JOB, _START, "--fork-server-per", "",
-        "numa: a fork server for each NUMA node that workers are bound to, with its memory there",
-        "node", choices=("node", "numa"),
+    "showing the plan": (
+        flag(
+            OURS, "--strict",
+            "refuse every fallback: options without effect, hosts or devices that are not there",
+        ),
+        flag(OURS, "--dry-run", "show what would be started, and start nothing"),
+        flag(OURS, "--dry-run-json", "the same as one JSON object"),
     ),
-    flag(
-        OURS, JOB, _START, "--prewarm",
-        "read the interpreter and torch's libraries into memory once, before the workers start",
-    ),
-    value(
-        OURS, JOB, _START, "--import-throttle", "N",
-        "let N workers of a node import at a time; the next begins when one of them waits", read=integer,
-    ),
-    value(
-        TORCHRUN, JOB, _OUTPUT, "--log-dir", "DIR",
-        "write each worker's output to files below a new directory in DIR; dslrun: with -r or -t",
-    ),
-    value(
-        TORCHRUN, JOB, _OUTPUT, "-r --redirects", "MAP",
-        "streams that go to files only: 0-3, or 0:1,2:3", read=stream_map,
-    ),
-    value(
-        TORCHRUN, JOB, _OUTPUT, "-t --tee", "MAP",
-        "streams that go to files and to the console", read=stream_map,
-    ),
-    value(
-        TORCHRUN, JOB, _OUTPUT, "--local-ranks-filter", "RANKS",
-        "local ranks that the console shows, such as 0,2", "",
-    ),
-    value(
-        TORCHRUN, JOB, _OUTPUT, "--duplicate-stdout-filters", "WORDS",
-        "copy lines of stdout that hold one of these words to filtered_stdout.log", "", is_text=True,
-    ),
-    value(
-        TORCHRUN, JOB, _OUTPUT, "--duplicate-stderr-filters", "WORDS",
-        "copy lines of stderr that hold one of these words to filtered_stderr.log", "", is_text=True,
-    ),
-    value(
-        OURS, JOB, _OUTPUT, "--tag-output", "",
-        "put the rank before each line; auto: on a terminal, if there are several workers",
-        "auto", choices=("auto", "always", "never"),
-    ),
-    flag(OURS, JOB, _OUTPUT, "--collapse", "show equal lines of several workers once, with a count"),
-    value(
-        OURS, JOB, _OUTPUT, "--partial-after", "SECONDS",
-        "show an unfinished line after so long without more of it, where there is no terminal; or never",
-        DEFAULT_PARTIAL_S, read=seconds_or_never,
-    ),
-    value(
-        OURS, JOB, _OUTPUT, "--stdin", "RANK",
-        "the worker that reads stdin (default: the first on this node); none: nobody", "",
-    ),
-    value(
-        OURS, JOB, _OUTPUT, "--log-max-size", "SIZE",
-        "keep the first and the last part of each log file, SIZE in all, such as 100M", read=byte_size,
-    ),
-    value(
-        OURS, JOB, _CORES, "--bind", "",
-        "auto: bind each worker to cores of its own, beside its device if it has one",
-        "none", choices=("auto", "none"),
-    ),
-    flag(OURS, JOB, _CORES, "--bind-strict", "with --bind auto: refuse rather than let workers share"),
-    value(
-        OURS, JOB, _CORES, "--mem-policy", "",
-        "memory policy of workers that are bound, on the NUMA nodes of their cores",
-        choices=("preferred", "bind", "interleave", "local", "none"),
-    ),
-    flag(
-        OURS, JOB, _CORES, "--report-bindings", "show each worker's device, cores and memory on stderr",
-    ),
-    value(
-        OURS, JOB, _DEBUG, "--debug", "RANKS",
-        "run these workers under debugpy, such as --debug=1 or --debug=0,2-3; without a value all",
-        read=rank_list, bare="all",
-    ),
-    value(
-        OURS, JOB, _DEBUG, "--debug-port", "PORT", "port of each node's first worker; the others follow",
-        DEFAULT_DEBUG_PORT, read=integer,
-    ),
-    value(
-        OURS, JOB, _DEBUG, "--debug-address", "ADDRESS", "address where they listen",
-        DEFAULT_DEBUG_ADDRESS,
-    ),
-    flag(OURS, JOB, _DEBUG, "--debug-wait", "begin when a debugger has attached"),
-    flag(
-        OURS, JOB, _PLAN, "--strict",
-        "refuse every fallback: options without effect, hosts or devices that are not there",
-    ),
-    flag(OURS, LAUNCHER, _PLAN, "--dry-run", "show what would be started, and start nothing"),
-    flag(OURS, LAUNCHER, _PLAN, "--dry-run-json", "the same as one JSON object"),
-)  # fmt: skip
+}  # fmt: skip
 """Options of dsl and torchrun that both commands have."""

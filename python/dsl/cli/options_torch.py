@@ -7,11 +7,10 @@ from dsl.cli.options import (
     COMMON,
     DEFAULT_FORWARD,
     DEFAULT_STOP,
-    JOB,
-    NODE,
     OURS,
     TORCHRUN,
     CommandLine,
+    Option,
     flag,
     integer,
     seconds,
@@ -25,104 +24,98 @@ ENVIRONMENT_PREFIX = "PET_"
 LOCAL_RANK_OPTIONS = {"none": "", "dash": "--local-rank", "underscore": "--local_rank"}
 """Values of ``--local-rank-arg``, and the option that passes the local rank to a script."""
 
-_WHERE = "where to run"
-_MEETING = "where to meet"
-_WORKERS = "workers"
-_SIGNALS = "signals"
+_OPTIONS = {
+    "where to run": (
+        value(
+            TORCHRUN, "--nnodes", "N",
+            "number of nodes, or MIN:MAX for nodes that come and go", "1:1", is_slip=True,
+        ),
+        value(
+            TORCHRUN, "--nproc-per-node", "N",
+            "workers on this node: a number, auto, cpu, gpu or the name of a device", "1", is_slip=True,
+        ),
+        value(
+            TORCHRUN, "--node-rank", "RANK",
+            "place of this node among them, from 0", 0, read=integer, is_slip=True,
+        ),
+        value(TORCHRUN, "--role", "NAME", "what the workers are called", "default"),
+        value(
+            TORCHRUN, "--max-restarts", "N",
+            "how often a group that failed is started again", 0, read=integer, is_slip=True,
+        ),
+        value(
+            TORCHRUN, "--monitor-interval", "SECONDS",
+            "has no effect: a failure is noticed at once", 0.1, read=seconds,
+        ),
+    ),
+    "where to meet": (
+        value(TORCHRUN, "--master-addr", "ADDRESS", "address of node 0", "127.0.0.1", is_slip=True),
+        value(
+            TORCHRUN, "--master-port", "PORT",
+            "port there; on one node a free one is chosen, on several it is 29500", read=integer,
+            is_slip=True,
+        ),
+        value(TORCHRUN, "--local-addr", "ADDRESS", "address of this node"),
+        flag(
+            TORCHRUN, "--standalone",
+            "one node that meets nobody: a free port and an id of its own", is_slip=True,
+        ),
+        value(
+            TORCHRUN, "--rdzv-backend", "NAME",
+            "how nodes find each other: static, c10d, etcd, etcd-v2, or one that is registered with torch",
+            "static", is_slip=True,
+        ),
+        value(
+            TORCHRUN, "--rdzv-endpoint", "HOST:PORT",
+            "where the store is; with static the same as --master-addr and --master-port", "", is_slip=True,
+        ),
+        value(TORCHRUN, "--rdzv-id", "ID", "name of the job", "none", is_slip=True),
+        value(TORCHRUN, "--rdzv-conf", "KEY=VALUE,...", "settings of the backend", ""),
+    ),
+    "workers": (
+        flag(TORCHRUN, "-m --module", "run the script as 'python -m' does"),
+        flag(TORCHRUN, "--no-python", "run the script itself, without python"),
+        flag(TORCHRUN, "--run-path", "the same as without: a new interpreter runs the script"),
+        flag(TORCHRUN, "--virtual-local-rank", "each worker sees its own device alone, as number 0"),
+        value(
+            TORCHRUN, "--numa-binding", "",
+            "bind each worker to the cores beside its device",
+            choices=("node", "socket", "exclusive", "core-complex"),
+        ),
+        value(TORCHRUN, "--logs-specs", "NAME", "plug-in of the group torchrun.logs_specs"),
+        value(
+            OURS, "--log-line-prefix-template", "TEXT",
+            "put before each line on the console: ${role_name}, ${rank}, ${local_rank}, ${hostname}", "",
+            is_text=True,
+        ),
+        value(TORCHRUN, "--event-log-handler", "NAME", "has no effect", "null"),
+        value(
+            OURS, "--local-rank-arg", "",
+            "pass --local-rank=N or --local_rank=N to the script, as torch.distributed.launch does", "none",
+            choices=tuple(LOCAL_RANK_OPTIONS),
+        ),
+        flag(OURS, "--use-env", "the same as --local-rank-arg none"),
+    ),
+}  # fmt: skip
 
-_OPTIONS = (
-    value(
-        TORCHRUN, JOB, _WHERE, "--nnodes", "N",
-        "number of nodes, or MIN:MAX for nodes that come and go", "1:1", is_slip=True,
+_SIGNAL_OPTIONS = {
+    "signals": (
+        value(
+            TORCHRUN, "--signals-to-handle", "NAMES",
+            "signals that are passed on and end the job", DEFAULT_STOP,
+        ),
+        value(OURS, "--forward-signals", "NAMES", "signals that are passed on, and no more", DEFAULT_FORWARD),
+        value(
+            OURS, "--log-level", "",
+            "how much dslrun says about what it does", "info", choices=LOG_LEVELS, given="log_level_given",
+        ),
     ),
-    value(
-        TORCHRUN, JOB, _WHERE, "--nproc-per-node", "N",
-        "workers on this node: a number, auto, cpu, gpu or the name of a device", "1", is_slip=True,
-    ),
-    value(
-        TORCHRUN, NODE, _WHERE, "--node-rank", "RANK", "place of this node among them, from 0",
-        0, read=integer, is_slip=True,
-    ),
-    value(TORCHRUN, JOB, _WHERE, "--role", "NAME", "what the workers are called", "default"),
-    value(
-        TORCHRUN, JOB, _WHERE, "--max-restarts", "N", "how often a group that failed is started again",
-        0, read=integer, is_slip=True,
-    ),
-    value(
-        TORCHRUN, JOB, _WHERE, "--monitor-interval", "SECONDS",
-        "has no effect: a failure is noticed at once", 0.1, read=seconds,
-    ),
-    value(
-        TORCHRUN, JOB, _MEETING, "--master-addr", "ADDRESS", "address of node 0", "127.0.0.1",
-        is_slip=True,
-    ),
-    value(
-        TORCHRUN, JOB, _MEETING, "--master-port", "PORT",
-        "port there; on one node a free one is chosen, on several it is 29500", read=integer, is_slip=True,
-    ),
-    value(TORCHRUN, NODE, _MEETING, "--local-addr", "ADDRESS", "address of this node"),
-    flag(
-        TORCHRUN, JOB, _MEETING, "--standalone",
-        "one node that meets nobody: a free port and an id of its own", is_slip=True,
-    ),
-    value(
-        TORCHRUN, JOB, _MEETING, "--rdzv-backend", "NAME",
-        "how nodes find each other: static, c10d, etcd, etcd-v2, or one that is registered with torch",
-        "static", is_slip=True,
-    ),
-    value(
-        TORCHRUN, JOB, _MEETING, "--rdzv-endpoint", "HOST:PORT",
-        "where the store is; with static the same as --master-addr and --master-port", "", is_slip=True,
-    ),
-    value(TORCHRUN, JOB, _MEETING, "--rdzv-id", "ID", "name of the job", "none", is_slip=True),
-    value(TORCHRUN, JOB, _MEETING, "--rdzv-conf", "KEY=VALUE,...", "settings of the backend", ""),
-    flag(TORCHRUN, JOB, _WORKERS, "-m --module", "run the script as 'python -m' does"),
-    flag(TORCHRUN, JOB, _WORKERS, "--no-python", "run the script itself, without python"),
-    flag(
-        TORCHRUN, JOB, _WORKERS, "--run-path", "the same as without: a new interpreter runs the script",
-    ),
-    flag(
-        TORCHRUN, JOB, _WORKERS, "--virtual-local-rank",
-        "each worker sees its own device alone, as number 0",
-    ),
-    value(
-        TORCHRUN, JOB, _WORKERS, "--numa-binding", "", "bind each worker to the cores beside its device",
-        choices=("node", "socket", "exclusive", "core-complex"),
-    ),
-    value(TORCHRUN, JOB, _WORKERS, "--logs-specs", "NAME", "plug-in of the group torchrun.logs_specs"),
-    value(
-        OURS, JOB, _WORKERS, "--log-line-prefix-template", "TEXT",
-        "put before each line on the console: ${role_name}, ${rank}, ${local_rank}, ${hostname}", "",
-        is_text=True,
-    ),
-    value(TORCHRUN, JOB, _WORKERS, "--event-log-handler", "NAME", "has no effect", "null"),
-    value(
-        OURS, JOB, _WORKERS, "--local-rank-arg", "",
-        "pass --local-rank=N or --local_rank=N to the script, as torch.distributed.launch does",
-        "none", choices=tuple(LOCAL_RANK_OPTIONS),
-    ),
-    flag(OURS, JOB, _WORKERS, "--use-env", "the same as --local-rank-arg none"),
-)  # fmt: skip
-
-_SIGNAL_OPTIONS = (
-    value(
-        TORCHRUN, JOB, _SIGNALS, "--signals-to-handle", "NAMES",
-        "signals that are passed on and end the job", DEFAULT_STOP,
-    ),
-    value(
-        OURS, JOB, _SIGNALS, "--forward-signals", "NAMES", "signals that are passed on, and no more",
-        DEFAULT_FORWARD,
-    ),
-    value(
-        OURS, JOB, _SIGNALS, "--log-level", "", "how much dslrun says about what it does",
-        "info", choices=LOG_LEVELS, given="log_level_given",
-    ),
-)  # fmt: skip
+}  # fmt: skip
 
 COMMAND_LINE = CommandLine(
     "dslrun",
     TORCHRUN,
-    (*_OPTIONS, *COMMON, *_SIGNAL_OPTIONS),
+    {**_OPTIONS, **COMMON, **_SIGNAL_OPTIONS},
     "training_script",
     "training_script_args",
     "Run a training script in several workers, as one of the nodes of a job.",
@@ -133,8 +126,9 @@ COMMAND_LINE = CommandLine(
 
 def command_line(program: str = COMMAND_LINE.program, local_rank_arg: str = "none") -> CommandLine:
     """The command line under this name, with this default of ``--local-rank-arg``."""
-    options = [
-        replace(option, default=local_rank_arg) if option.dest == "local_rank_arg" else option
-        for option in COMMAND_LINE.options
-    ]
-    return replace(COMMAND_LINE, program=program, options=tuple(options))
+
+    def with_default(option: Option) -> Option:
+        return replace(option, default=local_rank_arg) if option.dest == "local_rank_arg" else option
+
+    groups = {title: tuple(map(with_default, group)) for title, group in COMMAND_LINE.groups.items()}
+    return replace(COMMAND_LINE, program=program, groups=groups)

@@ -120,15 +120,14 @@ class Parser(argparse.ArgumentParser):
         self._texts = {option.dest for option in line.options if option.is_text}
         self._origin = line.origin
         self._rest = line.rest
-        groups: dict[str, Any] = {}
-        for option in line.options:
-            if option.group not in groups:
-                groups[option.group] = self.add_argument_group(option.group)
-            groups[option.group].add_argument(*option.names, **_facts(option))
-            if option.given:
-                self.set_defaults(**{option.given: False})
-            whole = option.names if option.origin != line.origin else option.own_names
-            self._whole.update([name for name in whole if name.startswith("--")])
+        for title, options in line.groups.items():
+            group = self.add_argument_group(title)
+            for option in options:
+                group.add_argument(*option.names, **_facts(option))
+                if option.given:
+                    self.set_defaults(**{option.given: False})
+                whole = option.names if option.origin != line.origin else option.own_names
+                self._whole.update([name for name in whole if name.startswith("--")])
         self.add_argument(
             "-h", action=_BriefAction, dest="help", default=argparse.SUPPRESS, nargs=0,
             help="show what most jobs need, and exit",

@@ -202,8 +202,6 @@ def test_every_option_has_its_row() -> None:
         for one in (IN_THE_JOB, CHOOSES_HOSTS, IS_TOLD_THE_LAUNCHER, IS_TOLD_THE_AGENTS, EXCEPTIONS, REFUSED)
     ]
     assert sorted(chain(*tables)) == sorted(OPTIONS)
-    unsaid = {"min_elastic_nodes", "max_elastic_nodes", "strict"}
-    assert {dest for dest, one in OPTIONS.items() if one.scope == "job"} == {*IN_THE_JOB} | unsaid
 
 
 @every_launcher

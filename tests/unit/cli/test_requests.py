@@ -190,25 +190,6 @@ def test_every_row_of_this_file_is_an_option() -> None:
         assert set(FIELDS[command]) == names - WITHOUT_EFFECT - APART
 
 
-def test_the_scope_of_each_option() -> None:
-    """The values of all others travel in the job."""
-    scopes = {
-        (command, scope): {one.dest for one in line.options if one.scope == scope}
-        for command, line in LINES.items()
-        for scope in ("node", "launcher")
-    }
-    assert scopes == {
-        ("dsl", "node"): {"node_rank"},
-        ("dslrun", "node"): {"node_rank", "local_addr"},
-        ("dslrun", "launcher"): {"dry_run", "dry_run_json"},
-        ("dsl", "launcher"): {
-            *("dry_run", "dry_run_json", "hostfile", "include", "exclude", "num_nodes", "num_gpus"),
-            *("no_ssh", "no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port"),
-            *("venv_script", "one_agent_per_node", "heartbeat", "autotuning", "elastic_wait"),
-        },
-    }
-
-
 def test_nothing_said_is_the_default_request() -> None:
     program = ProgramRequest("t.py", ("--x",), local_rank_option="--local_rank")
     expected = Request("deepspeed", program, ResourceRequest(hostfile="/job/hostfile"))

@@ -154,6 +154,19 @@ IN_THE_JOB = {
 }
 EXCEPTIONS = {**WITHOUT_EFFECT, **REFUSED, **IN_THE_JOB}
 
+NOT_IN_THE_JOB = {
+    ("dsl", "node"): {"node_rank"},
+    ("dslrun", "node"): {"node_rank", "local_addr"},
+    ("dslrun", "launcher"): {"dry_run", "dry_run_json"},
+    ("dsl", "launcher"): {
+        *("dry_run", "dry_run_json", "hostfile", "include", "exclude", "num_nodes", "num_gpus"),
+        *("no_ssh", "no_ssh_check", "force_multi", "launcher", "launcher_args", "ssh_port"),
+        *("venv_script", "one_agent_per_node", "heartbeat", "autotuning", "elastic_wait"),
+    },
+}
+"""Options that count on this node alone, or only on the host that launches; all others travel in the job."""
+SCOPES = {(command, dest): scope for (command, scope), names in NOT_IN_THE_JOB.items() for dest in names}
+
 OPTIONS = [(command, option) for command, line in LINES.items() for option in line.options]
 
 
@@ -162,7 +175,8 @@ def options(scope: str) -> pytest.MarkDecorator:
     found = []
     for command, option in OPTIONS:
         is_exception = (command, option.dest) in EXCEPTIONS
-        if is_exception if scope == "" else option.scope == scope and not is_exception:
+        its = SCOPES.get((command, option.dest), "job")
+        if is_exception if scope == "" else its == scope and not is_exception:
             found.append((command, option))
     ids = [f"{command} {option.dest}" for command, option in found]
     return pytest.mark.parametrize("command, option", found, ids=ids)

@@ -198,7 +198,7 @@ WHETHER = {"no_ssh", "node_rank", "force_multi"}
 
 
 def test_no_option_for_several_hosts_is_lost() -> None:
-    options = [one for one in options_deepspeed.COMMAND_LINE.options if one.group == "several hosts"]
+    options = options_deepspeed.COMMAND_LINE.groups["several hosts"]
     assert {one.dest for one in options} - WHETHER == set(TOLD)
     for option in options:
         if option.dest in WHETHER:
