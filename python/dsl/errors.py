@@ -1,7 +1,7 @@
 """Every error that `dsl` reports to its user, with the exit code of the command.
 
-The command ends with 2 for a `UsageError`, and with 1 for other errors, unless ``exit_code`` of the class says
-otherwise.
+The command ends with 2 for a `UsageError` and with 1 for other errors, unless the class has another
+``exit_code``.
 
 Where DeepSpeed or torch raises a builtin exception for the same mistake, our error is a subclass of it, so
 that their users' except clauses keep working. The text of an error is one line: what is wrong, where, and how

@@ -24,19 +24,14 @@ if TYPE_CHECKING:
     """Makes a value from what JSON holds. Raises `_Unfit`."""
     _T = TypeVar("_T")
 
-DEEPEST = 16
-"""How deep lists and objects may nest. Messages nest half as deep."""
-
 LONGEST_SHOWN = 2000
 """Characters of a text for the user."""
 
 LONGEST_NUMBER = 32
-"""Characters of a number."""
+"""Digits of a whole number."""
 
 BIGGEST = 2**63 - 1
 """Largest absolute value of a number."""
-
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class _Unfit(Exception):  # noqa: N818  it says what a value is
@@ -54,17 +49,22 @@ def from_json(data: bytes) -> Any:
     """The reverse of `to_json`.
 
     Raises:
-        JobFormatError: the data is no JSON, nests too deep, or has a number that is too long, infinite or
-            NaN. The text is a clause, as for all errors of the functions below.
+        JobFormatError: the data is no JSON, nests a thousand levels deep, or has a number that is too long or
+            not finite. The text is a clause, as for all errors of the functions below.
     """
     from json import loads
 
-    if _is_deep(data):
-        raise JobFormatError(f"it nests deeper than {DEEPEST}, or is not JSON")
     try:
-        return loads(data.decode("ascii"), parse_int=_integer, parse_float=_fraction, parse_constant=_refuse)
-    except ValueError:
+        # Among the constants are NaN and Infinity, which are no whole numbers.
+        return loads(data.decode("ascii"), parse_int=_integer, parse_constant=_integer)
+    except (ValueError, RecursionError):
         raise JobFormatError("it is not JSON") from None
+
+
+def _integer(text: str) -> int:
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError(text[:LONGEST_NUMBER])
+    return int(text)
 
 
 def to_plain(value: Any) -> Any:
@@ -146,9 +146,8 @@ def _reader_of(node: expr, names: Mapping[str, Any]) -> Reader:
         if node.value.id == "Annotated":
             return _between(_reader_of(inner[0], names), *map(_constant, inner[1:]))
         assert node.value.id == "tuple", node.value.id
-        if isinstance(inner[-1], Constant):
-            return _many(_reader_of(inner[0], names))
-        return _each([_reader_of(one, names) for one in inner])
+        is_open = isinstance(inner[-1], Constant)
+        return _tuple([_reader_of(one, names) for one in inner[: 1 if is_open else None]], is_open=is_open)
     assert isinstance(node, Name)
     if node.id in _PLAIN:
         return _PLAIN[node.id]
@@ -160,40 +159,22 @@ def _constant(node: Any) -> Any:
     return -node.operand.value if hasattr(node, "operand") else node.value
 
 
-def _text(value: Any) -> Any:
-    if type(value) is str:
-        return value
-    raise _Unfit(_shown(value))
+def _of_type(*kinds: type) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) in kinds and (type(value) in (str, bool) or -BIGGEST <= value <= BIGGEST):
+            return value
+        raise _Unfit(_shown(value))
+
+    return read
 
 
-def _flag(value: Any) -> Any:
-    if type(value) is bool:
-        return value
-    raise _Unfit(_shown(value))
-
-
-def _whole(value: Any) -> Any:
-    if type(value) is int and -BIGGEST <= value <= BIGGEST:
-        return value
-    raise _Unfit(_shown(value))
-
-
-def _number(value: Any) -> Any:
-    if type(value) in (int, float) and -BIGGEST <= value <= BIGGEST:
-        return value
-    raise _Unfit(_shown(value))
-
-
-def _for_the_user(value: Any) -> Any:
-    return printable(_text(value)[:LONGEST_SHOWN])
-
-
+_text = _of_type(str)
 _PLAIN: dict[str, Reader] = {
     "str": _text,
-    "Shown": _for_the_user,
-    "bool": _flag,
-    "int": _whole,
-    "float": _number,
+    "Shown": lambda value: printable(_text(value)[:LONGEST_SHOWN]),
+    "bool": _of_type(bool),
+    "int": _of_type(int),
+    "float": _of_type(int, float),
 }
 
 
@@ -226,19 +207,13 @@ def _between(reader: Reader, least: float, most: float) -> Reader:
     return read
 
 
-def _many(reader: Reader) -> Reader:
+def _tuple(readers: list[Reader], *, is_open: bool) -> Reader:
+    """``is_open``: any number of values, which the one reader reads."""
+
     def read(value: Any) -> Any:
-        if type(value) is list:
-            return tuple([reader(item) for item in value])
-        raise _Unfit(_shown(value))
-
-    return read
-
-
-def _each(readers: list[Reader]) -> Reader:
-    def read(value: Any) -> Any:
-        if type(value) is list and len(value) == len(readers):
-            return tuple([reader(item) for reader, item in zip(readers, value, strict=True)])
+        if type(value) is list and (is_open or len(value) == len(readers)):
+            each = readers * len(value) if is_open else readers
+            return tuple([reader(item) for reader, item in zip(each, value, strict=True)])
         raise _Unfit(_shown(value))
 
     return read
@@ -253,36 +228,6 @@ def _record_of(kind: type) -> Reader:
         raise _Unfit(_shown(value))
 
     return read
-
-
-# Checks of JSON that is not a value yet.
-
-
-def _is_deep(data: bytes) -> bool:
-    """Whether JSON nests deeper than `DEEPEST`, without recursion. Incomplete JSON may count as deep."""
-    outside = data.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]
-    marks = b"".join(outside).translate(None, _NOT_BRACKETS)
-    for _ in range(DEEPEST):
-        if not marks:
-            return False
-        marks = marks.replace(b"[]", b"").replace(b"{}", b"")
-    return bool(marks)
-
-
-def _integer(text: str) -> int:
-    if len(text) > LONGEST_NUMBER:
-        raise ValueError(text[:LONGEST_NUMBER])
-    return int(text)
-
-
-def _fraction(text: str) -> float:
-    if len(text) > LONGEST_NUMBER:
-        raise ValueError(text[:LONGEST_NUMBER])
-    return float(text)
-
-
-def _refuse(text: str) -> float:
-    raise ValueError(text)
 
 
 def _shown(value: Any) -> str:
